@@ -97,7 +97,7 @@ def asked(call: Callable[[], Any]) -> str:
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("route", template_routes(), ids=lambda route: f"{route.method} {route.path}")
-def test_a_policy_opens_its_routes_and_no_other(route: Any, name: str, people: People, data_centre: DataCentre) -> None:
+def test_policy_opens_only_its_routes(route: Any, name: str, people: People, data_centre: DataCentre) -> None:
     path = route.path.removeprefix("/v1").replace("{cluster}", str(data_centre.context()["name"]))
     path = path.replace("{jobId}", "job-0000000404").replace("{incidentId}", "inc-0000000404")
     path = (
@@ -122,7 +122,7 @@ def _change(client: ApiClient, method: str, path: str, body: dict[str, Any]) -> 
     return client.post(path, body) if method == "POST" else client.change(method, path, body, version=1)
 
 
-def test_a_detector_may_report_and_not_even_read(data_centre: DataCentre, people: People) -> None:
+def test_detector_may_report_but_not_read(data_centre: DataCentre, people: People) -> None:
     detector = _holder_of(data_centre, "Detector")
     node = until(lambda: people["Viewer"].get("/nodes")["items"], "nodes in the list")[0]
     nobody = {"instanceId": "i-00000000000000404", "code": "no-such-fault", "observedAt": "2026-11-03T10:15:00Z"}
@@ -136,7 +136,7 @@ def test_a_detector_may_report_and_not_even_read(data_centre: DataCentre, people
     assert asked(lambda: detector.post("/jobs", SMALL)) in {"NOT_ALLOWED", "HTTP_403"}
 
 
-def test_an_unsigned_request_is_refused(data_centre: DataCentre) -> None:
+def test_unsigned_request_is_refused(data_centre: DataCentre) -> None:
     import urllib3
 
     answer = urllib3.PoolManager().request("GET", f"{data_centre.api_url}/status", retries=False)
@@ -144,19 +144,19 @@ def test_an_unsigned_request_is_refused(data_centre: DataCentre) -> None:
     assert answer.status == 403
 
 
-def test_a_wrong_signature_is_refused(data_centre: DataCentre) -> None:
+def test_wrong_signature_is_refused(data_centre: DataCentre) -> None:
     forged = replace(data_centre.operator, secret_access_key="another-secret")
 
     assert asked(lambda: ApiClient(_context(data_centre, forged)).get("/status")) != "OK"
 
 
-def test_a_key_that_nobody_holds_is_refused(data_centre: DataCentre) -> None:
+def test_unknown_key_is_refused(data_centre: DataCentre) -> None:
     forged = replace(data_centre.operator, access_key_id="AKIANOBODY0000000000")
 
     assert asked(lambda: ApiClient(_context(data_centre, forged)).get("/status")) != "OK"
 
 
-def test_a_job_is_submitted_once_shown_and_cancelled(people: People) -> None:
+def test_job_is_submitted_once_shown_and_cancelled(people: People) -> None:
     submitter = people["Submitter"]
     key = f"key-{secrets.token_hex(4)}"
 
@@ -177,14 +177,14 @@ def test_a_job_is_submitted_once_shown_and_cancelled(people: People) -> None:
     assert "seen enough" in listed[0]["reason"]
 
 
-def test_a_malformed_job_names_its_field(people: People) -> None:
+def test_malformed_job_names_its_field(people: People) -> None:
     with pytest.raises(ApiRequestFailed) as caught:
         people["Submitter"].post("/jobs", {**SMALL, "nodes": 0})
 
     assert (caught.value.code, caught.value.text.partition(":")[0]) == ("VALIDATION_FAILED", "nodes")
 
 
-def test_a_hold_is_seen_by_everybody_and_released(people: People, data_centre: DataCentre) -> None:
+def test_hold_is_visible_to_every_role_and_released(people: People, data_centre: DataCentre) -> None:
     path = f"/clusters/{data_centre.context()['name']}/automation"
 
     people["Operator"].post(f"{path}/hold", {"reason": "a test", "forSeconds": 60})
@@ -196,7 +196,7 @@ def test_a_hold_is_seen_by_everybody_and_released(people: People, data_centre: D
     assert after["automation"]["isHeld"] is False
 
 
-def test_the_overview_knows_the_whole_fleet(people: People) -> None:
+def test_overview_shows_the_whole_fleet(people: People) -> None:
     status = until(
         lambda: (found := people["Viewer"].get("/status"))["nodes"]["total"] and found, "nodes in the overview"
     )
@@ -214,7 +214,7 @@ def test_the_overview_knows_the_whole_fleet(people: People) -> None:
         (["automation", "hold", "--reason", "x"], 6),
     ],
 )
-def test_the_command_of_a_viewer(
+def test_commands_of_a_viewer_end_with_the_expected_code(
     words: list[str], exit_code: int, people: People, data_centre: DataCentre, tmp_path: Path
 ) -> None:
     key = people["Viewer"].context.key

@@ -127,7 +127,7 @@ def bill_of(rental: Json) -> str:
 
 @pytest.mark.drills
 @pytest.mark.timeout(600)
-def test_urgent_job_bursts_and_returns_home_when_committed_capacity_frees(centre: DataCentre) -> None:
+def test_urgent_job_bursts_and_migrates_back_to_free_committed_capacity(centre: DataCentre) -> None:
     first = TrainingJob.submit(centre, "baseline", HOLDS).reach(9)
     urgent = TrainingJob.submit(centre, "urgent", LONG)
 
@@ -151,7 +151,7 @@ def test_urgent_job_bursts_and_returns_home_when_committed_capacity_frees(centre
 
 @pytest.mark.drills
 @pytest.mark.timeout(600)
-def test_reclaimed_spot_node_is_answered_on_demand(centre: DataCentre) -> None:
+def test_reclaimed_spot_node_is_replaced_on_demand(centre: DataCentre) -> None:
     first = TrainingJob.submit(centre, "baseline", HOLDS).reach(9)
     urgent = TrainingJob.submit(centre, "urgent", LONG).reach(9)
     told_at = urgent.last_step()
@@ -170,7 +170,7 @@ def test_reclaimed_spot_node_is_answered_on_demand(centre: DataCentre) -> None:
 
 @pytest.mark.drills
 @pytest.mark.timeout(600)
-def test_without_capacity_anywhere_a_job_waits_with_its_reason(centre: DataCentre) -> None:
+def test_job_without_capacity_anywhere_waits_with_its_reason(centre: DataCentre) -> None:
     for market in ("spot", "on-demand"):
         none = {"instanceType": TYPE, "zone": "us-west-2a", "capacityType": market, "machines": 0}
         centre.cluster.control("POST", "offerings", none)

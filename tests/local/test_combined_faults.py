@@ -76,7 +76,7 @@ class FaultCombination:
         return result.failures()
 
 
-def test_a_second_node_fails_during_the_recovery_and_then_one_of_the_new_ones(data_centre: DataCentre) -> None:
+def test_job_survives_three_consecutive_node_faults(data_centre: DataCentre) -> None:
     trouble = FaultCombination(data_centre, "chain", TrainingWork(paced_attempts=2))
     trouble.until_step(6)
 
@@ -88,7 +88,7 @@ def test_a_second_node_fails_during_the_recovery_and_then_one_of_the_new_ones(da
     assert trouble.job()["currentAttempt"] > 2
 
 
-def test_a_job_of_one_node_trains_on_behind_the_partition_until_its_next_save(data_centre: DataCentre) -> None:
+def test_partitioned_attempt_trains_until_its_next_save_is_fenced(data_centre: DataCentre) -> None:
     trouble = FaultCombination(data_centre, "alone", TrainingWork(nodes=1, steps=120, paced_attempts=1))
     # The reboot would end the old process: it is put off until that has ended by itself.
     trouble.call_fault(
@@ -105,7 +105,7 @@ def test_a_job_of_one_node_trains_on_behind_the_partition_until_its_next_save(da
     assert trouble.failures(may_overlap=True) == []
 
 
-def test_every_function_dies_in_the_middle_of_a_recovery_whose_repair_has_no_reply(data_centre: DataCentre) -> None:
+def test_recovery_survives_function_deaths_and_a_lost_repair_reply(data_centre: DataCentre) -> None:
     trouble = FaultCombination(data_centre, "dying", TrainingWork(paced_attempts=1))
     trouble.call_fault(effect="lost-reply", api="hyperpod", operation="BatchReplaceClusterNodes")
     trouble.until_step(6)

@@ -91,7 +91,7 @@ def test_stack_is_deployed_updated_and_built_once(
     assert deployment.stack_resources(deployer, "greet")["Greet"].startswith("greet-Greet-")
 
 
-def test_template_that_does_not_parse_is_refused_with_what_sam_said(
+def test_unparsable_template_is_refused_with_the_message_of_sam(
     engine: Engine, deployer: Credentials, tmp_path: Path
 ) -> None:
     broken = tmp_path / "template.yaml"
@@ -101,14 +101,14 @@ def test_template_that_does_not_parse_is_refused_with_what_sam_said(
         deployment.deploy(engine, deployer, {}, broken, tmp_path, stack_name="broken")
 
 
-def test_identity_that_may_not_deploy_is_refused(engine: Engine, template: Path, tmp_path: Path) -> None:
+def test_identity_without_deploy_rights_is_refused(engine: Engine, template: Path, tmp_path: Path) -> None:
     nobody = Credentials("AKIA0000000000000000", "secret", engine.endpoint_url)
 
     with pytest.raises(DeploymentError, match="sam deploy failed"):
         deployment.deploy(engine, nobody, {"Greeting": "x"}, template, tmp_path, stack_name="refused")
 
 
-def test_local_parameters_follow_samconfig_and_this_interpreter(tmp_path: Path) -> None:
+def test_local_parameters_follow_samconfig_and_the_interpreter(tmp_path: Path) -> None:
     (tmp_path / "samconfig.toml").write_text(
         '[local.deploy.parameters]\nparameter_overrides = ["Mode=act", "Expression=a=b"]\n'
     )

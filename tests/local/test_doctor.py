@@ -65,7 +65,7 @@ def bed(data_centre: DataCentre, tmp_path_factory: pytest.TempPathFactory) -> Do
     return found
 
 
-def test_data_centre_in_order_leaves_two_things_unknown(bed: DoctorBench) -> None:
+def test_healthy_data_centre_has_two_unknown_checks(bed: DoctorBench) -> None:
     code, findings = bed.run()
 
     wrong = {(one["check"], one["subject"]): one["status"] for one in findings if one["status"] != "ok"}
@@ -73,7 +73,7 @@ def test_data_centre_in_order_leaves_two_things_unknown(bed: DoctorBench) -> Non
     assert code == 2
 
 
-def test_schedule_that_is_off_is_a_warning_with_the_way_on(bed: DoctorBench) -> None:
+def test_disabled_schedule_is_a_warning_with_its_command(bed: DoctorBench) -> None:
     scheduler, name = bed.centre.deployer.client("scheduler"), f"{STACK_NAME}-sweep_fleet"
     schedule = scheduler.get_schedule(Name=name)
     kept = {key: schedule[key] for key in ("Name", "ScheduleExpression", "Target", "FlexibleTimeWindow")}
@@ -87,7 +87,7 @@ def test_schedule_that_is_off_is_a_warning_with_the_way_on(bed: DoctorBench) -> 
     assert "sweep_fleet" in found["schedules", ""]["text"]
 
 
-def test_message_in_a_dead_letter_queue_names_its_runbook(bed: DoctorBench) -> None:
+def test_dead_letter_finding_names_its_runbook(bed: DoctorBench) -> None:
     sqs, url = bed.centre.deployer.client("sqs"), bed.centre.outputs["FailedCyclesQueueUrl"]
     sqs.send_message(QueueUrl=url, MessageBody="{}", MessageGroupId="g", MessageDeduplicationId="d")
     try:
@@ -98,7 +98,7 @@ def test_message_in_a_dead_letter_queue_names_its_runbook(bed: DoctorBench) -> N
     assert found["dead-letters", "FailedCyclesQueue"]["fix"] == "docs/runbooks/failed-cycles.md"
 
 
-def test_access_entry_without_a_group_is_told_by_its_verbs(bed: DoctorBench) -> None:
+def test_access_entry_without_a_group_names_missing_verbs(bed: DoctorBench) -> None:
     role = bed.centre.roles["repair_node"]
     groups = access.groups_of("repair_node")
     bed.centre.cluster.put_access_entry(role, [group for group in groups if group != "evenkeel:retirers"])
@@ -112,7 +112,7 @@ def test_access_entry_without_a_group_is_told_by_its_verbs(bed: DoctorBench) -> 
     assert f"--principal-arn {role} --kubernetes-groups {' '.join(groups)}" in finding["fix"]
 
 
-def test_identity_that_may_do_less_gets_unknown_never_ok(bed: DoctorBench) -> None:
+def test_identity_with_fewer_rights_gets_unknown_results(bed: DoctorBench) -> None:
     less = make_user(bed.centre.deployer, "doctor-without-rights", [])
     bed.context = bed.context | {
         "credentials": {"accessKeyId": less.access_key_id, "secretAccessKey": less.secret_access_key}
@@ -127,7 +127,7 @@ def test_identity_that_may_do_less_gets_unknown_never_ok(bed: DoctorBench) -> No
     assert {one["check"] for one in findings if one["status"] == "ok"} == {"credentials", "concurrency"}
 
 
-def test_wrong_secret_is_a_failure_of_the_credentials(bed: DoctorBench) -> None:
+def test_wrong_secret_is_a_credentials_failure(bed: DoctorBench) -> None:
     key = bed.context["credentials"]["accessKeyId"]
     bed.context = bed.context | {"credentials": {"accessKeyId": key, "secretAccessKey": "wrong"}}
     try:
@@ -148,7 +148,7 @@ def dead_cluster(bed: DoctorBench) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("dead_cluster")
-def test_dead_gpu_cluster_is_found_by_the_functions(bed: DoctorBench) -> None:
+def test_doctor_finds_a_dead_gpu_cluster_through_the_functions(bed: DoctorBench) -> None:
     found = bed.wrong()
 
     assert found["kubernetes", bed.centre.cluster.eks_cluster_name]["status"] == "failed"

@@ -14,7 +14,7 @@ EACH_TIME = ("app-crash", "gpu-xid79", "no-capacity", "node-lost", "two-owners")
 @pytest.mark.parametrize(
     "name", [name if name in EACH_TIME else pytest.param(name, marks=pytest.mark.drills) for name in sorted(SHARED)]
 )
-def test_everything_that_must_hold_does_after(name: str, data_centre: DataCentre) -> None:
+def test_every_check_of_the_drill_passes(name: str, data_centre: DataCentre) -> None:
     result = run(DRILLS[name], data_centre, seed=2026)
 
     assert result.failures() == []

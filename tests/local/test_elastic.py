@@ -90,7 +90,7 @@ def at_size(job: TrainingJob, nodes: int) -> Json:
 
 @pytest.mark.drills
 @pytest.mark.timeout(900)
-def test_a_job_grows_on_idle_nodes_shrinks_for_a_higher_class_and_grows_back(centre: DataCentre) -> None:
+def test_elastic_job_grows_shrinks_for_a_higher_class_and_regrows(centre: DataCentre) -> None:
     job = TrainingJob.submit(centre, "elastic", LONG, team="red", priorityClass="low", elastic=SIZES)
     grown = at_size(job, 3)
     step = job.last_step()
@@ -117,7 +117,7 @@ def test_a_job_grows_on_idle_nodes_shrinks_for_a_higher_class_and_grows_back(cen
 
 @pytest.mark.drills
 @pytest.mark.timeout(900)
-def test_a_spike_of_serving_makes_a_job_shrink_and_it_grows_back_after(centre: DataCentre) -> None:
+def test_serving_spike_shrinks_a_job_until_it_ends(centre: DataCentre) -> None:
     work = TrainingWork(nodes=3, steps=1000, checkpoint_every=4, step_seconds=0.12)
     job = TrainingJob.submit(centre, "beside-chat", work, team="red", priorityClass="low", elastic=SIZES).reach(9)
 
@@ -135,7 +135,7 @@ def test_a_spike_of_serving_makes_a_job_shrink_and_it_grows_back_after(centre: D
 
 @pytest.mark.drills
 @pytest.mark.timeout(900)
-def test_a_job_that_loses_a_node_goes_on_with_fewer_while_that_is_repaired(centre: DataCentre) -> None:
+def test_elastic_job_trains_on_fewer_nodes_during_a_repair(centre: DataCentre) -> None:
     work = TrainingWork(nodes=3, steps=1000, checkpoint_every=4, step_seconds=0.12)
     job = TrainingJob.submit(centre, "loses-a-node", work, team="red", priorityClass="low", elastic=SIZES).reach(9)
     node = job.node(2)

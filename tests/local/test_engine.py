@@ -104,22 +104,22 @@ def listening_addresses(pids: list[int]) -> set[str]:
     return addresses
 
 
-def test_engine_listens_on_loopback_alone(engine: Engine) -> None:
+def test_engine_listens_only_on_loopback(engine: Engine) -> None:
     assert listening_addresses(group_members(engine.pid)) == {"0100007F"}
 
 
-def test_a_taken_port_is_refused_by_name(tmp_path: Path, taken_port: int) -> None:
+def test_taken_port_is_named_in_the_refusal(tmp_path: Path, taken_port: int) -> None:
     with pytest.raises(EngineError, match=f"cannot bind 127.0.0.1:{taken_port}"):
         Engine.start(tmp_path, port=taken_port)
 
 
-def test_a_free_port_is_found_while_another_engine_runs(engine: Engine, tmp_path: Path) -> None:
+def test_second_engine_finds_a_free_port(engine: Engine, tmp_path: Path) -> None:
     with Engine.start(tmp_path) as second:
         assert second.port != engine.port
         assert second.is_running()
 
 
-def test_a_stopped_engine_leaves_its_log_and_nothing_else(tmp_path: Path) -> None:
+def test_stopped_engine_leaves_only_its_log(tmp_path: Path) -> None:
     running = Engine.start(tmp_path)
     group = running.pid
     running.stop()
@@ -129,7 +129,7 @@ def test_a_stopped_engine_leaves_its_log_and_nothing_else(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["engine.log"]
 
 
-def test_an_unsigned_request_is_refused(engine: Engine) -> None:
+def test_unsigned_request_is_refused(engine: Engine) -> None:
     body = b"Action=ListUsers&Version=2010-05-08"
 
     with pytest.raises(urllib.error.HTTPError) as refused:
@@ -139,7 +139,7 @@ def test_an_unsigned_request_is_refused(engine: Engine) -> None:
         assert answer.code == 403
 
 
-def test_a_wrong_secret_is_refused(engine: Engine, deployer: Credentials) -> None:
+def test_wrong_secret_is_refused(engine: Engine, deployer: Credentials) -> None:
     forged = Credentials(deployer.access_key_id, "guessed", engine.endpoint_url)
 
     with pytest.raises(ClientError, match="SignatureDoesNotMatch"):
@@ -147,12 +147,12 @@ def test_a_wrong_secret_is_refused(engine: Engine, deployer: Credentials) -> Non
 
 
 @pytest.mark.parametrize("service", ["sagemaker", "eks"])
-def test_calls_meant_for_the_gpu_cluster_are_not_answered(deployer: Credentials, service: str) -> None:
+def test_engine_does_not_answer_calls_to_the_gpu_cluster(deployer: Credentials, service: str) -> None:
     with pytest.raises(ClientError):
         deployer.client(service).list_clusters()
 
 
-def test_a_user_may_do_what_its_policy_says_and_no_more(deployer: Credentials) -> None:
+def test_user_may_do_only_what_its_policy_allows(deployer: Credentials) -> None:
     allowed = {"Effect": "Allow", "Action": "sqs:CreateQueue", "Resource": "*"}
     user = make_user(deployer, "policy-test", [allowed])
 
@@ -163,7 +163,7 @@ def test_a_user_may_do_what_its_policy_says_and_no_more(deployer: Credentials) -
     assert user.principal_arn == user.client("sts").get_caller_identity()["Arn"]
 
 
-def test_a_policy_that_is_replaced_counts_at_once(deployer: Credentials) -> None:
+def test_replaced_policy_takes_effect_at_once(deployer: Credentials) -> None:
     user = make_user(deployer, "replaced-policy", [{"Effect": "Allow", "Action": "sns:*", "Resource": "*"}])
     user.client("sns").create_topic(Name="replaced-policy")
 
@@ -173,7 +173,7 @@ def test_a_policy_that_is_replaced_counts_at_once(deployer: Credentials) -> None
         user.client("sns").create_topic(Name="replaced-policy")
 
 
-def test_making_a_user_again_ends_its_old_key(deployer: Credentials) -> None:
+def test_recreated_user_loses_its_old_key(deployer: Credentials) -> None:
     first = make_user(deployer, "made-twice", [])
     second = make_user(deployer, "made-twice", [])
 
@@ -194,7 +194,7 @@ def test_credentials_do_not_show_their_secret(deployer: Credentials) -> None:
     assert deployer.secret_access_key not in repr(deployer)
 
 
-def test_tools_act_as_the_identity_that_the_environment_names(deployer: Credentials) -> None:
+def test_tools_use_the_identity_of_the_environment(deployer: Credentials) -> None:
     variables = deployer.environment()
 
     with pytest.MonkeyPatch.context() as patch:
@@ -205,7 +205,9 @@ def test_tools_act_as_the_identity_that_the_environment_names(deployer: Credenti
     assert identity["Arn"] == deployer.principal_arn
 
 
-def test_functions_see_nothing_of_the_callers_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_do_not_inherit_the_environment_of_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER", "http://127.0.0.1:9")
     monkeypatch.setenv("SOMETHING_PRIVATE", "yes")
     with Engine.start(tmp_path) as fresh:
@@ -216,7 +218,7 @@ def test_functions_see_nothing_of_the_callers_environment(tmp_path: Path, monkey
     assert f"HOME={tmp_path}/home" in environ
 
 
-def test_a_function_acts_as_its_role(deployer: Credentials, make_function: MakeFunction) -> None:
+def test_function_acts_as_its_role(deployer: Credentials, make_function: MakeFunction) -> None:
     name = make_function(
         "acts-as-role",
         "import boto3, os\n"
@@ -232,7 +234,7 @@ def test_a_function_acts_as_its_role(deployer: Credentials, make_function: MakeF
     ]
 
 
-def test_workflow_tasks_answer_as_mocked(engine: Engine, deployer: Credentials) -> None:
+def test_workflow_tasks_return_the_mocked_results(engine: Engine, deployer: Credentials) -> None:
     trust = {"Statement": [{"Effect": "Allow", "Principal": {"Service": "states.amazonaws.com"}, "Action": "sts:*"}]}
     role = deployer.client("iam").create_role(RoleName="mocked", AssumeRolePolicyDocument=json.dumps(trust))
     states = deployer.client("stepfunctions")
@@ -272,7 +274,7 @@ def handler(event, context):
 """
 
 
-def test_ticker_invokes_again_and_again_but_never_twice_at_once(
+def test_ticker_invokes_repeatedly_without_overlap(
     engine: Engine, deployer: Credentials, make_function: MakeFunction
 ) -> None:
     name = make_function("ticked", COUNTING)
@@ -287,7 +289,7 @@ def test_ticker_invokes_again_and_again_but_never_twice_at_once(
     assert len(seen) >= 4
 
 
-def test_ticker_may_invoke_nothing_but_its_functions(deployer: Credentials, make_function: MakeFunction) -> None:
+def test_ticker_may_invoke_only_its_functions(deployer: Credentials, make_function: MakeFunction) -> None:
     other = make_function("not-ticked", COUNTING)
     ticking = make_user(deployer, "narrow-ticker", ticker_statements(["ticked"]))
 
@@ -295,7 +297,7 @@ def test_ticker_may_invoke_nothing_but_its_functions(deployer: Credentials, make
         ticking.client("lambda").invoke(FunctionName=other)
 
 
-def test_ticker_counts_a_function_that_fails_and_goes_on(deployer: Credentials, make_function: MakeFunction) -> None:
+def test_ticker_counts_a_failed_function_and_continues(deployer: Credentials, make_function: MakeFunction) -> None:
     name = make_function("always-fails", "def handler(event, context):\n    raise ValueError('as ever')\n")
     ticking = make_user(deployer, "failing-ticker", ticker_statements([name]))
     with Ticker(ticking, [name], every_seconds=0.01) as ticker:
@@ -305,9 +307,7 @@ def test_ticker_counts_a_function_that_fails_and_goes_on(deployer: Credentials, 
     assert "as ever" in str(beat.last_error)
 
 
-def test_an_error_that_leaves_a_handler_keeps_its_name_and_its_process(
-    deployer: Credentials, make_function: MakeFunction
-) -> None:
+def test_handler_error_keeps_its_name_and_the_process(deployer: Credentials, make_function: MakeFunction) -> None:
     source = "\n".join(
         [
             "import os",

@@ -105,7 +105,7 @@ def aftermath(data_centre: DataCentre) -> IntakeResults:
 
 
 @pytest.mark.parametrize(("sample", "way"), WAYS)
-def test_a_hostile_event_is_archived_as_it_came(sample: str, way: str, aftermath: IntakeResults) -> None:
+def test_hostile_event_is_archived_unchanged(sample: str, way: str, aftermath: IntakeResults) -> None:
     envelope_id = aftermath.ids[sample, way]
 
     raw = aftermath.raw[envelope_id]
@@ -117,9 +117,7 @@ def test_a_hostile_event_is_archived_as_it_came(sample: str, way: str, aftermath
 
 
 @pytest.mark.parametrize(("sample", "way"), [(sample, way) for sample, way in WAYS if sample != UNKNOWN])
-def test_a_malformed_event_is_dead_lettered_whole_with_its_code(
-    sample: str, way: str, aftermath: IntakeResults
-) -> None:
+def test_malformed_event_is_dead_lettered_with_its_code(sample: str, way: str, aftermath: IntakeResults) -> None:
     envelope_id = aftermath.ids[sample, way]
 
     letter = aftermath.letters[envelope_id]
@@ -128,20 +126,18 @@ def test_a_malformed_event_is_dead_lettered_whole_with_its_code(
     assert letter["body"].encode() == aftermath.raw[envelope_id]
 
 
-def test_a_wrong_type_is_named_by_its_path(aftermath: IntakeResults) -> None:
+def test_value_of_a_wrong_type_is_named_by_its_path(aftermath: IntakeResults) -> None:
     letter = aftermath.letters[aftermath.ids["wrong-types", "queue"]]
 
     assert letter["reason"] == "detail.InstanceId: expected string, got number"
 
 
 @pytest.mark.parametrize("way", ["bus", "queue"])
-def test_an_event_of_an_unknown_kind_is_no_dead_letter(way: str, aftermath: IntakeResults) -> None:
+def test_event_of_an_unknown_kind_is_not_dead_lettered(way: str, aftermath: IntakeResults) -> None:
     assert aftermath.ids[UNKNOWN, way] not in aftermath.letters
 
 
-def test_what_is_logged_of_a_hostile_event_names_it_and_shows_little(
-    data_centre: DataCentre, aftermath: IntakeResults
-) -> None:
+def test_log_line_of_a_hostile_event_is_short_and_coded(data_centre: DataCentre, aftermath: IntakeResults) -> None:
     samples = {envelope_id: sample for (sample, _), envelope_id in aftermath.ids.items()}
     logged = signals.log_lines(data_centre, "EventDone", since=aftermath.began_at)
     lines = [line for line in logged if line["envelopeId"] in samples]
@@ -169,23 +165,21 @@ def test_hostile_events_change_no_incident(data_centre: DataCentre, aftermath: I
     assert others == []
 
 
-def test_the_good_event_amid_hostile_ones_is_handled(data_centre: DataCentre, aftermath: IntakeResults) -> None:
+def test_good_event_among_hostile_events_is_handled(data_centre: DataCentre, aftermath: IntakeResults) -> None:
     [incident] = signals.incidents_about(data_centre, aftermath.good_instance)
 
     assert (incident["fault"]["key"], incident["state"]) == ("hp:unknown_fault_type", "OBSERVED")
     assert incident["repairs"] == []
 
 
-def test_a_fault_that_nobody_knows_is_never_answered_by_a_guess(
-    data_centre: DataCentre, aftermath: IntakeResults
-) -> None:
+def test_unknown_fault_is_never_repaired_by_a_guess(data_centre: DataCentre, aftermath: IntakeResults) -> None:
     node = next(node for node in data_centre.cluster.nodes() if node["instanceId"] == aftermath.good_instance)
 
     assert (node["unschedulable"], node["taints"]) == (False, [])
     assert signals.accepted_calls(data_centre, aftermath.good_instance) == {}
 
 
-def test_the_dead_letter_queue_is_empty_again(data_centre: DataCentre, aftermath: IntakeResults) -> None:
+def test_dead_letter_queue_is_empty_afterwards(data_centre: DataCentre, aftermath: IntakeResults) -> None:
     assert aftermath.letters
     assert dead_letters(data_centre) == {}
 
@@ -221,13 +215,13 @@ def storm(data_centre: DataCentre) -> DuplicateStorm:
     return DuplicateStorm(event, (event["id"], *(other["id"] for other in others)), incident)
 
 
-def test_copies_of_one_event_at_once_open_one_incident(data_centre: DataCentre, storm: DuplicateStorm) -> None:
+def test_concurrent_copies_of_an_event_open_one_incident(data_centre: DataCentre, storm: DuplicateStorm) -> None:
     incidents = signals.incidents_about(data_centre, storm.instance_id)
 
     assert [incident["incidentId"] for incident in incidents] == [storm.incident["incidentId"]]
 
 
-def test_copies_of_one_event_are_one_piece_of_evidence(data_centre: DataCentre, storm: DuplicateStorm) -> None:
+def test_copies_of_an_event_are_one_evidence_entry(data_centre: DataCentre, storm: DuplicateStorm) -> None:
     shown = data_centre.client().get(f"/incidents/{storm.incident['incidentId']}")
 
     # The reboot takes the node away for a while, which its node object tells as well.
@@ -237,7 +231,7 @@ def test_copies_of_one_event_are_one_piece_of_evidence(data_centre: DataCentre, 
     assert others <= {"node:not_ready"}
 
 
-def test_copies_of_one_event_start_one_execution_and_one_repair(data_centre: DataCentre, storm: DuplicateStorm) -> None:
+def test_copies_of_an_event_start_one_execution_and_repair(data_centre: DataCentre, storm: DuplicateStorm) -> None:
     incident_id = storm.incident["incidentId"]
 
     assert signals.executions_of(data_centre, incident_id) == [f"{incident_id}-r1"]
@@ -245,7 +239,7 @@ def test_copies_of_one_event_start_one_execution_and_one_repair(data_centre: Dat
     assert (storm.incident["state"], storm.incident["repairs"]) == ("RECOVERED", ["reboot"])
 
 
-def test_a_late_copy_opens_nothing(data_centre: DataCentre, storm: DuplicateStorm) -> None:
+def test_late_copy_opens_no_incident(data_centre: DataCentre, storm: DuplicateStorm) -> None:
     before = signals.incident_rows(data_centre)
     same = storm.event
     resent = signals.health_event(storm.instance_id) | {"time": same["time"]}
@@ -260,7 +254,7 @@ def test_a_late_copy_opens_nothing(data_centre: DataCentre, storm: DuplicateStor
     assert len(signals.executions_of(data_centre, storm.incident["incidentId"])) == 1
 
 
-def test_healthy_again_without_an_incident_opens_nothing(data_centre: DataCentre, storm: DuplicateStorm) -> None:
+def test_recovery_signal_without_an_incident_opens_none(data_centre: DataCentre, storm: DuplicateStorm) -> None:
     before = signals.incident_rows(data_centre)
     healthy = signals.health_event(storm.instance_id, status="Healthy", at=datetime.now(UTC) + timedelta(seconds=1))
 
@@ -270,7 +264,7 @@ def test_healthy_again_without_an_incident_opens_nothing(data_centre: DataCentre
     assert signals.incident_rows(data_centre) == before
 
 
-def test_a_storm_of_different_faults_is_one_incident_of_the_worst(data_centre: DataCentre) -> None:
+def test_different_faults_of_a_node_open_one_worst_incident(data_centre: DataCentre) -> None:
     machine = signals.untouched_machine(data_centre)
     now = datetime.now(UTC)
     faults = ("EfaError", "NvidiaErrorReboot", "NvidiaErrorTerminate")
@@ -293,7 +287,7 @@ def test_a_storm_of_different_faults_is_one_incident_of_the_worst(data_centre: D
 # ---------------------------------------------------------------- other sources
 
 
-def test_a_detectors_report_opens_an_incident_of_its_own_witness(data_centre: DataCentre) -> None:
+def test_detector_report_opens_an_incident_with_its_source(data_centre: DataCentre) -> None:
     machine = signals.untouched_machine(data_centre)
     seen_at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     line = "NVRM: Xid (PCI:0000:b9:00): 9999, a code that nobody knows"
@@ -310,7 +304,7 @@ def test_a_detectors_report_opens_an_incident_of_its_own_witness(data_centre: Da
     assert signals.accepted_calls(data_centre, machine) == {}
 
 
-def test_a_notice_about_a_machine_of_somebody_else_leaves_nothing(data_centre: DataCentre) -> None:
+def test_notice_about_an_unmanaged_instance_opens_nothing(data_centre: DataCentre) -> None:
     before = signals.incident_rows(data_centre)
     detail = {"instance-id": "i-00000000000000404", "instance-action": "terminate"}
 
@@ -320,7 +314,7 @@ def test_a_notice_about_a_machine_of_somebody_else_leaves_nothing(data_centre: D
     assert signals.incident_rows(data_centre) == before
 
 
-def test_what_hyperpod_says_of_a_group_is_remembered(data_centre: DataCentre) -> None:
+def test_hyperpod_group_facts_are_stored(data_centre: DataCentre) -> None:
     text = (BAD_EVENTS.parent / "hyperpod-event-insufficient-capacity.json").read_text(encoding="utf-8")
     detail = json.loads(text)["detail"]
     record = detail["EventDetails"]
@@ -367,7 +361,7 @@ def _timeline_entry(centre: DataCentre, instance_id: str, kind: str) -> Json | N
     return None
 
 
-def test_healthy_from_before_the_fault_does_not_stop_its_repair(data_centre: DataCentre, held_machine: str) -> None:
+def test_older_recovery_signal_does_not_stop_the_repair(data_centre: DataCentre, held_machine: str) -> None:
     machine = held_machine
     fault_at = datetime.now(UTC) - timedelta(seconds=2)
     faulty = signals.health_event(machine, at=fault_at)
@@ -385,9 +379,7 @@ def test_healthy_from_before_the_fault_does_not_stop_its_repair(data_centre: Dat
     assert (settled["state"], settled["repairs"]) == ("RECOVERED", ["reboot"])
 
 
-def test_healthy_again_after_the_fault_gives_the_node_back_without_a_repair(
-    data_centre: DataCentre, held_machine: str
-) -> None:
+def test_recovery_signal_returns_the_node_without_a_repair(data_centre: DataCentre, held_machine: str) -> None:
     machine = held_machine
     fault_at = datetime.now(UTC) - timedelta(seconds=5)
     faulty = signals.health_event(machine, at=fault_at)

@@ -40,9 +40,7 @@ def kueue(centre: DataCentre) -> Iterator[FakeKueue]:
 
 @pytest.mark.drills
 @pytest.mark.timeout(600)
-def test_a_job_waits_is_admitted_evicted_saves_and_comes_back_with_the_right_weights(
-    centre: DataCentre, kueue: FakeKueue
-) -> None:
+def test_job_evicted_by_kueue_resumes_with_the_same_weights(centre: DataCentre, kueue: FakeKueue) -> None:
     job = TrainingJob.submit(centre, "followed", LONG)
     until(lambda: "16 more needed" in job.why()["sentence"], "Kueue's own reason to be told", 90)
     waiting = job.show()

@@ -143,14 +143,14 @@ def refused_permissions(
 
 
 @pytest.mark.parametrize("one", PROBES, ids=str)
-def test_a_probe_comes_through_with_the_whole_role(stage: PermissionBench, one: PermissionProbe) -> None:
+def test_probe_succeeds_with_the_whole_role(stage: PermissionBench, one: PermissionProbe) -> None:
     seen = one.run(stage)
 
     assert one.comes_through(seen), seen.error_text
 
 
 @pytest.mark.parametrize("owner", sorted(FUNCTIONS))
-def test_each_permission_of_a_role_is_missed(stage: PermissionBench, owner: str) -> None:
+def test_every_permission_of_a_role_is_needed(stage: PermissionBench, owner: str) -> None:
     function = FUNCTIONS[owner]
     stage.start_cold(function)  # a container remembers where the cluster is, and for a while the site's policy
 
@@ -172,12 +172,12 @@ def test_each_permission_of_a_role_is_missed(stage: PermissionBench, owner: str)
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("permission", permission_table.proved_of_roles(), ids=str)
-def test_permission_taken_away_alone_is_missed(stage: PermissionBench, permission: Permission) -> None:
+def test_single_removed_permission_is_needed(stage: PermissionBench, permission: Permission) -> None:
     assert is_missed(stage, permission), f"{permission} can go: no probe of {FUNCTIONS[permission.owner]} misses it"
 
 
 @pytest.mark.parametrize("owner", sorted(FUNCTIONS))
-def test_what_is_listed_as_unproved_goes_unnoticed(stage: PermissionBench, owner: str) -> None:
+def test_removal_of_unproved_permissions_changes_nothing(stage: PermissionBench, owner: str) -> None:
     first = probes_of(FUNCTIONS[owner])[0]
 
     with stage.without(*permission_table.unproved_of_roles(owner)):
@@ -186,7 +186,7 @@ def test_what_is_listed_as_unproved_goes_unnoticed(stage: PermissionBench, owner
     assert first.comes_through(seen), seen.error_text
 
 
-def test_a_queue_is_polled_whatever_the_role_says(stage: PermissionBench) -> None:
+def test_engine_polls_a_queue_without_the_permission(stage: PermissionBench) -> None:
     event = keeps_a_malformed_event(stage)["Records"][0]["body"]
     take = [one for one in permission_table.unproved_of_roles("ReceiveEventRole") if one.sid == "ReceiveEvents"]
 
@@ -196,7 +196,7 @@ def test_a_queue_is_polled_whatever_the_role_says(stage: PermissionBench) -> Non
 
 
 @pytest.mark.parametrize("machine", ["RecoverNode", "RunJob"])
-def test_a_workflow_calls_a_function_whatever_its_role_says(stage: PermissionBench, machine: str) -> None:
+def test_engine_calls_a_function_without_the_permission(stage: PermissionBench, machine: str) -> None:
     with stage.without(*permission_table.unproved_of_roles(f"{machine}MachineRole")):
         end = stage.call_by_workflow(f"{machine}Arn", "mark_running", {"jobId": "job-none", "attempt": 1})
 
@@ -214,7 +214,7 @@ def test_every_statement_has_a_removal_test_or_is_listed_as_unproved() -> None:
     assert permission_table.every_sid() - permission_table.sids_with_a_test() == set(permission_table.unproved())
 
 
-def test_roles_of_functions_alone_are_decided_by() -> None:
+def test_only_function_roles_have_proved_permissions() -> None:
     assert {one.owner for one in permission_table.proved_of_roles()} <= set(FUNCTIONS)
 
 
@@ -222,7 +222,7 @@ def test_roles_of_functions_alone_are_decided_by() -> None:
 
 
 @pytest.mark.parametrize("statement", CALLERS, ids=str)
-def test_a_route_is_closed_when_its_statement_is_taken_away(stage: PermissionBench, statement: Statement) -> None:
+def test_route_is_refused_without_its_statement(stage: PermissionBench, statement: Statement) -> None:
     granted = stage.granted(statement.owner)
     caller = make_user(stage.centre.deployer, f"caller-{statement.owner}", granted)
     route = ROUTES[statement.sid]
@@ -235,7 +235,7 @@ def test_a_route_is_closed_when_its_statement_is_taken_away(stage: PermissionBen
 
 
 @pytest.mark.parametrize("policy", sorted({statement.owner for statement in CALLERS}))
-def test_a_policy_opens_no_more_than_its_own_routes(stage: PermissionBench, policy: str) -> None:
+def test_policy_opens_only_its_own_routes(stage: PermissionBench, policy: str) -> None:
     caller = make_user(stage.centre.deployer, f"only-{policy}", stage.granted(policy))
 
     open_to_it = {sid for sid, route in ROUTES.items() if not stage.call(caller, route).is_refused}
@@ -271,7 +271,7 @@ def is_verb_missed(stage: PermissionBench, role: str, resource: str, verb: str) 
 
 
 @pytest.mark.parametrize("role", sorted({role for role, _, _ in verbs()}))
-def test_each_verb_of_a_role_is_missed(stage: PermissionBench, role: str) -> None:
+def test_every_verb_of_a_role_is_needed(stage: PermissionBench, role: str) -> None:
     granted = [(resource, verb) for name, resource, verb in verbs() if name == role]
 
     def run_without(one: PermissionProbe, left: list[tuple[str, str]]) -> InvocationResult:
@@ -292,7 +292,7 @@ def test_each_verb_of_a_role_is_missed(stage: PermissionBench, role: str) -> Non
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("role", "resource", "verb"), verbs(), ids=["-".join(one) for one in verbs()])
-def test_verb_taken_away_alone_is_missed(stage: PermissionBench, role: str, resource: str, verb: str) -> None:
+def test_single_removed_verb_is_needed(stage: PermissionBench, role: str, resource: str, verb: str) -> None:
     assert is_verb_missed(stage, role, resource, verb), f"{verb} {resource} can go from {role}: no probe misses it"
 
 
@@ -303,7 +303,7 @@ def is_group_missed(stage: PermissionBench, function: str, group: str) -> bool:
 
 
 @pytest.mark.parametrize("function", sorted(access_entries()))
-def test_each_group_of_an_access_entry_is_missed(stage: PermissionBench, function: str) -> None:
+def test_every_group_of_an_access_entry_is_needed(stage: PermissionBench, function: str) -> None:
     grants = {
         group: {(resource, verb) for role, resource, verb in verbs() if role == access_groups()[group]}
         for group in access_entries()[function]
@@ -325,5 +325,5 @@ def test_each_group_of_an_access_entry_is_missed(stage: PermissionBench, functio
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("function", "group"), GROUPS, ids=["-".join(one) for one in GROUPS])
-def test_group_taken_away_alone_is_missed(stage: PermissionBench, function: str, group: str) -> None:
+def test_single_removed_group_is_needed(stage: PermissionBench, function: str, group: str) -> None:
     assert is_group_missed(stage, function, group), f"{function} needs no {group}"

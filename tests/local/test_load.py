@@ -16,9 +16,7 @@ from tests import load_test
 @pytest.mark.parametrize(
     ("jobs", "submitters", "deaths"), [(60, 20, 0.03), pytest.param(200, 50, 0.01, marks=pytest.mark.exhaustive)]
 )
-def test_every_version_of_the_tree_is_within_its_limits_and_nobody_is_lost_or_started_twice(
-    jobs: int, submitters: int, deaths: float, tmp_path: Path
-) -> None:
+def test_quota_limits_hold_and_every_job_starts_once(jobs: int, submitters: int, deaths: float, tmp_path: Path) -> None:
     with Engine.start(tmp_path) as engine:  # its own: the fleet's sweeps and passes would be beside it
         ledger = load_test.ledger_of(engine)
         outcome = load_test.run(

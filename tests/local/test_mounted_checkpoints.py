@@ -18,7 +18,7 @@ from tests.local.gpu_cluster.kube_client import KubeClient, a_claim
 WORK = TrainingWork(nodes=2, steps=200, checkpoint_every=4, step_seconds=0.15, seed=11, paced_attempts=1)
 
 
-def test_a_job_with_its_checkpoints_on_a_claim_resumes_after_a_fault(data_centre: DataCentre) -> None:
+def test_job_with_checkpoints_on_a_claim_resumes_after_a_fault(data_centre: DataCentre) -> None:
     client, cluster = data_centre.client(), data_centre.cluster
     kube = KubeClient(cluster.kubernetes_url, cluster.ca_pem, cluster.admin_token)
     kube.create("/api/v1/namespaces/evenkeel-jobs/persistentvolumeclaims", a_claim("fsx"))

@@ -45,7 +45,7 @@ def node_of(centre: DataCentre, machine: str) -> Json:
     return next(dict(node) for node in centre.cluster.nodes() if node["instanceId"] == machine)
 
 
-def test_a_person_takes_our_cordon_off_under_a_hold_and_the_recovery_ends(centre: DataCentre) -> None:
+def test_uncordon_by_a_person_under_a_hold_ends_the_recovery(centre: DataCentre) -> None:
     client = centre.client()
     machine = signals.untouched_machine(centre)
     automation = f"/clusters/{client.fleet}/automation"
@@ -65,7 +65,7 @@ def test_a_person_takes_our_cordon_off_under_a_hold_and_the_recovery_ends(centre
     assert signals.accepted_calls(centre, machine) == {}
 
 
-def test_a_machine_that_is_opted_out_is_left_to_people(centre: DataCentre) -> None:
+def test_opted_out_machine_is_left_alone(centre: DataCentre) -> None:
     machine = signals.untouched_machine(centre)
     name = node_of(centre, machine)["name"]
     label(centre, name, "off")
@@ -87,7 +87,7 @@ def label(centre: DataCentre, name: str, value: str) -> None:
     centre.cluster.apply([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}])
 
 
-def test_where_it_may_only_recommend_nothing_is_touched_until_one_person_approves(centre: DataCentre) -> None:
+def test_recommend_mode_acts_only_after_one_approval(centre: DataCentre) -> None:
     machine = signals.untouched_machine(centre)
     signals.queue(centre, signals.health_event(machine, fault="EfaError"))
     incident = until(

@@ -44,7 +44,7 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def test_stopping_a_child_ends_what_it_started(tmp_path: Path) -> None:
+def test_stopped_child_ends_with_its_descendants(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with Child.start([sys.executable, "-c", FAMILY], log=log, pid_file=tmp_path / "pid") as child:
         until(lambda: log.read_text().strip() != "", "the grandchild's pid")
@@ -58,7 +58,7 @@ def test_stopping_a_child_ends_what_it_started(tmp_path: Path) -> None:
     assert not (tmp_path / "pid").exists()
 
 
-def test_a_child_that_ignores_the_request_is_killed_after_the_grace(tmp_path: Path) -> None:
+def test_child_that_ignores_the_request_is_killed_after_grace(tmp_path: Path) -> None:
     deaf = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     )
@@ -71,14 +71,14 @@ def test_a_child_that_ignores_the_request_is_killed_after_the_grace(tmp_path: Pa
     assert group_members(child.pid) == []
 
 
-def test_stopping_twice_answers_the_same(tmp_path: Path) -> None:
+def test_repeated_stop_returns_the_same(tmp_path: Path) -> None:
     child = Child.start([sys.executable, "-c", "import time; time.sleep(600)"], log=tmp_path / "log")
 
     assert child.stop() == child.stop()
 
 
 @pytest.mark.parametrize("detached", [False, True])
-def test_the_exit_code_of_the_command_is_passed_on(tmp_path: Path, detached: bool) -> None:
+def test_exit_code_of_the_command_is_returned(tmp_path: Path, detached: bool) -> None:
     command = [sys.executable, "-c", "print('said', flush=True); raise SystemExit(7)"]
     with Child.start(command, log=tmp_path / "log", detached=detached) as child:
         code = child.wait(PATIENCE_SECONDS)
@@ -88,7 +88,7 @@ def test_the_exit_code_of_the_command_is_passed_on(tmp_path: Path, detached: boo
     assert (tmp_path / "log").read_text() == "said\n"
 
 
-def test_a_command_that_does_not_exist_is_an_exit_code_and_a_line_in_the_log(tmp_path: Path) -> None:
+def test_missing_command_gives_an_exit_code_and_log_line(tmp_path: Path) -> None:
     with Child.start([tmp_path / "absent"], log=tmp_path / "log") as child:
         code = child.wait(PATIENCE_SECONDS)
 
@@ -96,7 +96,7 @@ def test_a_command_that_does_not_exist_is_an_exit_code_and_a_line_in_the_log(tmp
     assert "absent" in (tmp_path / "log").read_text()
 
 
-def test_children_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_children_end_with_a_killed_parent(tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = CARELESS_PARENT.format(family=FAMILY)
     with subprocess.Popen([sys.executable, "-c", script, str(log)], stdout=subprocess.PIPE) as parent:
@@ -111,7 +111,7 @@ def test_children_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert not is_alive(grandchild)
 
 
-def test_a_detached_child_is_found_again_by_its_pid_file(tmp_path: Path) -> None:
+def test_detached_child_is_found_by_its_pid_file(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     child = Child.start(
         [sys.executable, "-c", "import time; time.sleep(600)"], log=tmp_path / "log", pid_file=pid_file, detached=True
@@ -127,7 +127,7 @@ def test_a_detached_child_is_found_again_by_its_pid_file(tmp_path: Path) -> None
     assert not mark.stop_group()
 
 
-def test_a_pid_that_is_someone_elses_by_now_is_left_alone(stranger: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_reused_pid_is_left_alone(stranger: subprocess.Popen[bytes], tmp_path: Path) -> None:
     ProcessMark(stranger.pid, "the start time of a process that is gone").write(tmp_path / "pid")
 
     mark = ProcessMark.read(tmp_path / "pid")
@@ -139,14 +139,14 @@ def test_a_pid_that_is_someone_elses_by_now_is_left_alone(stranger: subprocess.P
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x"}', "4711"])
-def test_a_torn_pid_file_names_nobody(tmp_path: Path, text: str) -> None:
+def test_incomplete_pid_file_names_no_process(tmp_path: Path, text: str) -> None:
     (tmp_path / "pid").write_text(text)
 
     assert ProcessMark.read(tmp_path / "pid") is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_request_to_end_unwinds_like_ctrl_c(number: signal.Signals) -> None:
+def test_termination_request_unwinds_like_ctrl_c(number: signal.Signals) -> None:
     before = signal.getsignal(number)
 
     with pytest.raises(KeyboardInterrupt), interruptible():

@@ -53,7 +53,7 @@ def machine(centre: DataCentre, node: str) -> Json:
 # ---------------------------------------------------------------- who repairs
 
 
-def test_a_hold_lets_a_node_be_cordoned_and_nothing_else_until_it_is_released(data_centre: DataCentre) -> None:
+def test_hold_allows_only_the_cordon_until_its_release(data_centre: DataCentre) -> None:
     client = data_centre.client()
     automation = f"/clusters/{client.fleet}/automation"
     job = TrainingJob.submit(data_centre, "held", LONG).reach(5)
@@ -92,7 +92,7 @@ def _timeline_text(centre: DataCentre, incident: Json, kind: str) -> str:
     return " ".join(str(entry["text"]) for entry in entries if entry["kind"] == kind)
 
 
-def test_a_persons_cordon_is_left_alone_and_only_the_jobs_are_moved(data_centre: DataCentre) -> None:
+def test_cordon_of_a_person_stays_and_its_jobs_move(data_centre: DataCentre) -> None:
     job = TrainingJob.submit(data_centre, "persons", SHORT).reach(8)
     node = job.node()
     cordon(data_centre, node)
@@ -124,7 +124,7 @@ def cordon(centre: DataCentre, node: str, *, unschedulable: bool = True) -> None
 # ---------------------------------------------------------------- checkpoints
 
 
-def test_missing_corrupt_and_unreadable_checkpoints_are_walked_past_and_it_is_said(data_centre: DataCentre) -> None:
+def test_unusable_checkpoints_are_rejected_with_reasons(data_centre: DataCentre) -> None:
     work = TrainingWork(nodes=2, steps=160, checkpoint_every=4, step_seconds=0.15, paced_attempts=1)
     job = TrainingJob.submit(data_centre, "shards", work).reach(18)
     data_centre.cluster.inject("app-crash", node=job.node(1))
@@ -163,7 +163,7 @@ def _passed_over(attempt: Json, last_saved: int) -> dict[int, str]:
 # ---------------------------------------------------------------- cancel
 
 
-def test_a_cancelled_job_saves_stops_and_gives_its_capacity_back(data_centre: DataCentre) -> None:
+def test_cancelled_job_saves_stops_and_frees_its_capacity(data_centre: DataCentre) -> None:
     client = data_centre.client()
     job = TrainingJob.submit(data_centre, "cancelled", TrainingWork(nodes=1, steps=4000, checkpoint_every=4000)).reach(
         5
@@ -190,7 +190,7 @@ def node_row(centre: DataCentre, node: str) -> Json:
     return next(dict(each) for each in listed if each["name"] == node)
 
 
-def test_a_pending_job_is_cancelled_at_once_and_never_starts(data_centre: DataCentre) -> None:
+def test_cancelled_pending_job_never_starts(data_centre: DataCentre) -> None:
     client = data_centre.client()
     holder = TrainingJob.submit(data_centre, "holder", TrainingWork(nodes=5, steps=4000))
     holder.reach_state("STARTING", "RUNNING")
@@ -221,7 +221,7 @@ def test_job_that_can_never_fit_is_refused(data_centre: DataCentre) -> None:
     assert ended["state"] == "SUCCEEDED"
 
 
-def test_a_job_in_the_queue_starts_when_there_is_room(data_centre: DataCentre) -> None:
+def test_queued_job_starts_when_capacity_is_free(data_centre: DataCentre) -> None:
     first = TrainingJob.submit(data_centre, "first", TrainingWork(nodes=4, steps=4000))
     first.reach_state("STARTING", "RUNNING")
     second = TrainingJob.submit(data_centre, "second", TrainingWork(nodes=2, steps=8, step_seconds=0.05))
@@ -280,7 +280,7 @@ def observed(centre: DataCentre, node: str, fault: str, source: str = "aws.sagem
     return settled(centre, node)
 
 
-def test_where_it_may_not_act_the_same_is_decided_and_nothing_touched(careful: DataCentre) -> None:
+def test_observe_mode_decides_the_same_and_touches_nothing(careful: DataCentre) -> None:
     job = TrainingJob.submit(careful, "careful", LONG)
     job.reach_state("RUNNING")
     node = job.node()

@@ -170,14 +170,14 @@ def _names(centre: DataCentre) -> dict[str, str]:
     }
 
 
-def test_every_command_that_is_not_run_is_on_a_page() -> None:
+def test_every_exempt_command_is_on_a_runbook_page() -> None:
     text = "\n".join(page.read_text(encoding="utf-8") for page in RUNBOOKS)
 
     assert [command for command in NOT_RUN if command not in text] == []
 
 
 @pytest.mark.parametrize("typed", COMMANDS, ids=str)
-def test_command_of_a_page_runs_as_the_operator(desk: RunbookShell, typed: RunbookCommand) -> None:
+def test_runbook_command_runs_as_the_operator(desk: RunbookShell, typed: RunbookCommand) -> None:
     has_kubectl = shutil.which("kubectl", path=desk.environment["PATH"])
     if typed.text.startswith("kubectl") and not has_kubectl and platform.machine() != "x86_64":
         pytest.skip("kubectl is unpacked on x86_64 Linux only")

@@ -10,7 +10,7 @@ from evenkeel_local.drills import DRILLS, run
 
 @pytest.mark.drills
 @pytest.mark.timeout(720)  # it brings up a data centre of its own, and a busy machine takes its time
-def test_in_a_storm_nothing_is_lost_nothing_is_done_twice_and_what_is_too_much_waits(tmp_path: Path) -> None:
+def test_storm_loses_and_repeats_nothing_and_excess_repairs_wait(tmp_path: Path) -> None:
     drill = DRILLS["storm"]
 
     with DataCentre.start(tmp_path, fleet=drill.fleet) as centre:

@@ -72,11 +72,11 @@ def command_of_engine(root: Path) -> int:
     return int(children[0])
 
 
-def test_every_part_that_is_up_answers(root: Path) -> None:
+def test_every_running_part_answers(root: Path) -> None:
     assert until(lambda: not parts_down(root), "the first answer of every part", 60)
 
 
-def test_killed_gpu_cluster_comes_back_with_its_machines(root: Path) -> None:
+def test_killed_gpu_cluster_restarts_with_its_machines(root: Path) -> None:
     before = until(lambda: len(found := machines(root)) == 5 and found, "five nodes in service", _UP_SECONDS)
 
     os.kill(state(root)["pids"]["gpuCluster"], signal.SIGKILL)
@@ -89,7 +89,7 @@ def test_killed_gpu_cluster_comes_back_with_its_machines(root: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_stopped_gpu_cluster_is_started_again(root: Path) -> None:
+def test_stopped_gpu_cluster_is_restarted(root: Path) -> None:
     told = len(restarts(root, "GPU cluster"))
     before = until(lambda: len(found := machines(root)) == 5 and found, "five nodes in service", _UP_SECONDS)
 
@@ -100,7 +100,7 @@ def test_stopped_gpu_cluster_is_started_again(root: Path) -> None:
 
 
 @pytest.mark.parametrize("whom", ["the engine", pytest.param("its guard", marks=pytest.mark.exhaustive)])
-def test_killed_engine_comes_back_and_its_loss_is_told(root: Path, whom: str) -> None:
+def test_killed_engine_restarts_and_its_loss_is_reported(root: Path, whom: str) -> None:
     told = len(restarts(root, "engine"))
     pid = command_of_engine(root) if whom == "the engine" else state(root)["pids"]["engine"]
 
@@ -114,7 +114,7 @@ def test_killed_engine_comes_back_and_its_loss_is_told(root: Path, whom: str) ->
     assert until(lambda: len(machines(root)) == 5, "five nodes in service again", _UP_SECONDS)
 
 
-def test_status_of_the_command_fails_after_the_supervisor_is_killed(root: Path) -> None:
+def test_status_command_fails_after_the_supervisor_is_killed(root: Path) -> None:
     mark = ProcessMark.read(dev_data_centre.DevPaths(root).pid)
     assert mark is not None
 

@@ -91,7 +91,7 @@ def by_command(centre: DataCentre, name: str, work: TrainingWork, **changes: Any
 
 
 @pytest.mark.timeout(600)
-def test_a_job_is_preempted_by_a_higher_class_saves_and_comes_back_with_the_right_weights(centre: DataCentre) -> None:
+def test_preempted_job_saves_and_resumes_with_the_same_weights(centre: DataCentre) -> None:
     low = by_curl(centre, "low", LONG, team="red", priorityClass="low").reach(9)
     high = by_command(centre, "high", SHORT, team="red", priorityClass="high")
     other = TrainingJob.submit(centre, "other", SHORT, team="blue", priorityClass="high")
@@ -112,7 +112,7 @@ def test_a_job_is_preempted_by_a_higher_class_saves_and_comes_back_with_the_righ
     assert other.end()["state"] == "SUCCEEDED"
 
 
-def test_a_job_waits_as_long_as_its_namespace_is_kueues(centre: DataCentre) -> None:
+def test_job_waits_while_kueue_manages_its_namespace(centre: DataCentre) -> None:
     queue = {"name": "default", "namespace": "red"}
     kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue"}
     centre.cluster.apply([local_queues(), {**kind, "metadata": queue, "spec": {"clusterQueue": "research"}}])
@@ -127,7 +127,7 @@ def test_a_job_waits_as_long_as_its_namespace_is_kueues(centre: DataCentre) -> N
     assert (done["state"], done["currentAttempt"], job.digest()) == ("SUCCEEDED", 1, job.right_digest)
 
 
-def test_a_team_with_a_namespace_of_its_own_runs_there_and_resumes(centre: DataCentre) -> None:
+def test_team_with_its_own_namespace_runs_and_resumes_there(centre: DataCentre) -> None:
     centre.make_namespace("green")
     queue = {"cohort": "fleet", "groups": [{INSTANCE_TYPE: {"nvidia.com/gpu": 0}}]}
     team = {"name": "green", "queue": queue, "namespace": "green", "serviceAccount": SERVICE_ACCOUNT}

@@ -46,7 +46,7 @@ def as_trainer(trainer: Credentials, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("as_trainer")
-def test_bucket_refuses_bytes_that_do_not_match_their_checksum() -> None:
+def test_bucket_refuses_bytes_with_a_wrong_checksum() -> None:
     storage = open_storage(f"s3://{BUCKET}/refused")
 
     with pytest.raises(ClientError) as refused:
@@ -57,7 +57,7 @@ def test_bucket_refuses_bytes_that_do_not_match_their_checksum() -> None:
 
 
 @pytest.mark.usefixtures("as_trainer")
-def test_of_many_launches_one_raises_the_fence_from_where_it_stood() -> None:
+def test_one_of_many_launches_raises_the_fence() -> None:
     storage = open_storage(f"s3://{BUCKET}/fences")
     assert storage.raise_fence(Fence(Pin(1, None)), storage.read_fence())
     as_read = storage.read_fence()
@@ -70,9 +70,7 @@ def test_of_many_launches_one_raises_the_fence_from_where_it_stood() -> None:
     assert storage.read_fence().fence == fences[outcomes.index(True)]
 
 
-def test_killed_and_resumed_on_another_number_of_ranks_it_ends_with_the_same_weights(
-    trainer: Credentials, tmp_path: Path
-) -> None:
+def test_killed_job_on_other_ranks_ends_with_the_same_weights(trainer: Credentials, tmp_path: Path) -> None:
     with _Ranks(trainer, tmp_path, "undisturbed", attempt=1, world_size=1) as alone:
         undisturbed = alone.digests()
 

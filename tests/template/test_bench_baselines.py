@@ -17,14 +17,14 @@ MACHINE = RESOURCES["RecoverNodeMachine"]["Properties"]
 FUNCTIONS = {name: arn_of(arn) for name, arn in MACHINE["DefinitionSubstitutions"].items()}
 
 
-def test_each_function_of_the_workflow_has_an_empty_one() -> None:
+def test_every_workflow_function_has_an_empty_yardstick() -> None:
     text = " ".join(text for _, text in strings(workflow("recover_node")))
     wanted = {part.partition("}")[0] for part in text.split("${")[1:]}
 
     assert wanted == set(FUNCTIONS)
 
 
-def test_the_empty_answers_lead_to_the_cordon_and_to_an_end() -> None:
+def test_empty_answers_lead_to_the_cordon_and_the_end() -> None:
     loop = Loop()
     asked: list[str] = []
 

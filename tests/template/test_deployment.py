@@ -63,7 +63,7 @@ def test_every_folder_of_functions_is_deployed() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
-def test_function_is_told_only_settings_that_exist(name: str) -> None:
+def test_function_environment_has_only_existing_settings(name: str) -> None:
     common = template()["Globals"]["Function"]["Environment"]["Variables"]
     own = FUNCTIONS[name].get("Environment", {}).get("Variables", {})
     known = {field.alias for field in Settings.model_fields.values()}
@@ -73,7 +73,7 @@ def test_function_is_told_only_settings_that_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize(("variable", "parameter"), ENDPOINTS.items())
-def test_endpoint_of_an_emulator_is_absent_unless_given(variable: str, parameter: str) -> None:
+def test_emulator_endpoint_is_absent_unless_given(variable: str, parameter: str) -> None:
     whole = template()
     value = whole["Globals"]["Function"]["Environment"]["Variables"][variable]
     assert value == {"Fn::If": [f"Has{parameter}", {"Ref": parameter}, {"Ref": "AWS::NoValue"}]}
@@ -81,7 +81,7 @@ def test_endpoint_of_an_emulator_is_absent_unless_given(variable: str, parameter
     assert whole["Parameters"][parameter]["Default"] == ""
 
 
-def test_first_deployment_touches_nothing() -> None:
+def test_default_deployment_changes_nothing() -> None:
     parameters = template()["Parameters"]
     assert parameters["Mode"]["Default"] == "observe"
     assert parameters["Admission"]["Default"] == "evenkeel"
@@ -90,14 +90,14 @@ def test_first_deployment_touches_nothing() -> None:
     assert parameters["LocalEngine"]["Default"] == "false"
 
 
-def test_layer_installs_what_is_locked() -> None:
+def test_layer_installs_the_locked_versions() -> None:
     def pins(path: Path) -> list[str]:
         return [line for line in path.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")]
 
     assert pins(ROOT / "shared" / "requirements.txt") == pins(ROOT / "requirements" / "layer.txt")
 
 
-def test_the_watch_ends_before_its_function_does() -> None:
+def test_watch_ends_before_its_function() -> None:
     watch = Policy().watch
     assert FUNCTIONS["WatchCluster"]["Timeout"] > watch.watch_seconds + watch.tick_seconds
 
@@ -106,7 +106,7 @@ def test_the_watch_ends_before_its_function_does() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_rule_keeps_what_it_cannot_deliver(name: str) -> None:
+def test_rule_dead_letters_undelivered_events(name: str) -> None:
     (target,) = RULES[name]["Targets"]
     assert arn_of(target["Arn"]) == "EventsQueue"
     assert target["RetryPolicy"] == {"MaximumEventAgeInSeconds": A_DAY, "MaximumRetryAttempts": 185}
@@ -127,7 +127,7 @@ def matches(pattern: Json, event: Json) -> bool:
 
 @pytest.mark.parametrize("source", ["aws.sagemaker", "evenkeel.drill"])
 @pytest.mark.parametrize("path", sorted((ROOT / "tests" / "fixtures" / "events").rglob("*.json")), ids=lambda p: p.stem)
-def test_one_event_matches_one_rule(path: Path, source: str) -> None:
+def test_each_event_matches_at_most_one_rule(path: Path, source: str) -> None:
     event = {**json.loads(path.read_text(encoding="utf-8", errors="replace")), "source": source}
     is_ours = source == "evenkeel.drill" or event["detail-type"].startswith("SageMaker HyperPod ")
 
@@ -135,7 +135,7 @@ def test_one_event_matches_one_rule(path: Path, source: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(QUEUES) - DEAD_LETTERS))
-def test_queue_gives_up_to_a_dead_letter_queue_of_its_kind(name: str) -> None:
+def test_queue_has_a_dead_letter_queue_of_its_kind(name: str) -> None:
     queue = QUEUES[name]
     keeper = arn_of(queue["RedrivePolicy"]["deadLetterTargetArn"])
     assert keeper in DEAD_LETTERS
@@ -145,7 +145,7 @@ def test_queue_gives_up_to_a_dead_letter_queue_of_its_kind(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(DEAD_LETTERS))
-def test_dead_letter_queue_keeps_long_and_is_watched(name: str) -> None:
+def test_dead_letter_queue_has_retention_and_an_alarm(name: str) -> None:
     # A request for a pass is made good by the next pass: it is kept no longer than its alarm needs.
     assert QUEUES[name]["MessageRetentionPeriod"] == (900 if name == "FailedCyclesQueue" else 14 * A_DAY)
     assert watched("AWS/SQS", "ApproximateNumberOfMessagesVisible", "QueueName")[name]["Threshold"] == 0
@@ -158,7 +158,7 @@ def sources_of_functions() -> Iterator[tuple[str, Json]]:
                 yield name, event["Properties"]
 
 
-def test_functions_behind_queues_report_item_by_item_and_end_before_the_message_comes_back() -> None:
+def test_queue_functions_report_failed_items_and_end_before_redelivery() -> None:
     for name, source in sources_of_functions():
         queue = QUEUES[arn_of(source["Queue"])]
         timeout = FUNCTIONS[name].get("Timeout", template()["Globals"]["Function"]["Timeout"])
@@ -169,13 +169,13 @@ def test_functions_behind_queues_report_item_by_item_and_end_before_the_message_
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_schedule_is_off_until_it_is_turned_on(name: str) -> None:
+def test_schedule_is_disabled_by_default(name: str) -> None:
     assert template()["Parameters"]["Schedules"]["Default"] == "off"
     assert SCHEDULES[name]["State"] == {"Fn::If": ["SchedulesAreOn", "ENABLED", "DISABLED"]}
 
 
 @pytest.mark.parametrize("environment", ["local", "dev", "prod"])
-def test_only_the_local_data_centre_begins_with_schedules_on(environment: str) -> None:
+def test_only_the_local_data_centre_enables_schedules(environment: str) -> None:
     settings = tomllib.loads((ROOT / "samconfig.toml").read_text(encoding="utf-8"))
     said = settings[environment]["deploy"]["parameters"]["parameter_overrides"]
     assert [each for each in said if each.startswith("Schedules=")] == [
@@ -184,7 +184,7 @@ def test_only_the_local_data_centre_begins_with_schedules_on(environment: str) -
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_failed_clock_run_leaves_nothing_to_purge(name: str) -> None:
+def test_failed_scheduled_run_leaves_no_message(name: str) -> None:
     target = SCHEDULES[name]["Target"]
     function = FUNCTIONS[arn_of(target["Arn"])]
     assert "DeadLetterConfig" not in target, "an alarm on it would stay until somebody purges it"
@@ -211,12 +211,12 @@ def asynchronous() -> set[str]:
     return scheduled | invoked
 
 
-def test_asynchronous_functions_are_these() -> None:
+def test_asynchronous_functions_are_the_four_expected() -> None:
     assert asynchronous() == {"ScheduleJobs", "WatchCluster", "SweepFleet", "ResolveWait"}
 
 
 @pytest.mark.parametrize("name", sorted(asynchronous() - clocked()))
-def test_asynchronous_function_keeps_what_it_gives_up(name: str) -> None:
+def test_asynchronous_function_dead_letters_failed_events(name: str) -> None:
     config = FUNCTIONS[name]["EventInvokeConfig"]
     assert config["MaximumEventAgeInSeconds"] <= 3600
     assert config["MaximumRetryAttempts"] <= 2
@@ -232,7 +232,7 @@ def test_asynchronous_function_keeps_what_it_gives_up(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(MACHINES))
 @pytest.mark.parametrize("metric", ["ExecutionsFailed", "ExecutionsTimedOut", "ExecutionsAborted"])
-def test_machine_pages_when_an_execution_ends_badly(name: str, metric: str) -> None:
+def test_failed_execution_pages(name: str, metric: str) -> None:
     assert watched("AWS/States", metric, "StateMachineArn")[name]["Threshold"] == 0
 
 
@@ -242,7 +242,7 @@ def test_every_function_has_an_alarm_on_its_errors() -> None:
     assert watched("AWS/ApiGateway", "5XXError", "ApiName")
 
 
-def test_silence_of_a_scheduled_function_is_an_alarm() -> None:
+def test_silent_scheduled_function_raises_an_alarm() -> None:
     beats = watched("Evenkeel", "Heartbeat", "Function")
     scheduled = {arn_of(schedule["Target"]["Arn"]) for schedule in SCHEDULES.values()}
     assert {"".join(word.capitalize() for word in name.split("_")) for name in beats} == scheduled
@@ -260,7 +260,7 @@ def runbook_of(alarm: Json) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(ALARMS))
-def test_alarm_pages_or_is_a_ticket_and_names_its_runbook(name: str) -> None:
+def test_alarm_has_a_severity_and_a_runbook(name: str) -> None:
     pages = {"Alarm": [{"Ref": "PageTopic"}], "Ticket": []}
     assert ALARMS[name].get("AlarmActions", []) == pages["Ticket" if name.endswith("Ticket") else "Alarm"]
     assert name.endswith(tuple(pages))
@@ -276,13 +276,13 @@ def named_in_code() -> set[str]:
     return names
 
 
-def test_every_runbook_is_named_by_an_alarm_or_a_log_line_and_the_other_way_round() -> None:
+def test_runbooks_match_alarms_and_log_lines() -> None:
     written = {path.stem for path in RUNBOOKS.glob("*.md")} - {"README"}
     assert written == {runbook_of(alarm) for alarm in ALARMS.values()} | named_in_code()
 
 
 @pytest.mark.parametrize("path", sorted(RUNBOOKS.glob("[a-z]*.md")), ids=lambda path: path.stem)
-def test_runbook_says_what_a_person_on_call_needs(path: Path) -> None:
+def test_runbook_has_the_sections_for_a_person_on_call(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert headings == ["Run this first", "What Evenkeel has done already", "How to tell it went well", "Stop or undo"]
@@ -293,7 +293,7 @@ def test_runbook_says_what_a_person_on_call_needs(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["JobsTable", "IncidentsTable", "FleetTable", "QuotasTable"])
-def test_table_is_safe_and_shaped_like_the_others(name: str) -> None:
+def test_tables_are_protected_and_share_one_schema(name: str) -> None:
     whole = template()["Resources"][name]
     table = whole["Properties"]
     assert table == resources("AWS::DynamoDB::Table")["JobsTable"]
@@ -308,11 +308,11 @@ def test_table_is_safe_and_shaped_like_the_others(name: str) -> None:
     assert whole["UpdateReplacePolicy"] == "Retain"
 
 
-def test_tables_are_these_four() -> None:
+def test_stack_has_the_four_expected_tables() -> None:
     assert set(resources("AWS::DynamoDB::Table")) == {"JobsTable", "IncidentsTable", "FleetTable", "QuotasTable"}
 
 
-def test_archive_is_private_encrypted_and_forgets() -> None:
+def test_archive_is_private_encrypted_and_expires() -> None:
     bucket = resources("AWS::S3::Bucket")["RawEventsBucket"]
     assert set(bucket["PublicAccessBlockConfiguration"].values()) == {True}
     (rule,) = bucket["BucketEncryption"]["ServerSideEncryptionConfiguration"]
@@ -335,7 +335,7 @@ def test_queues_and_topic_are_encrypted() -> None:
     assert {"Service": "cloudwatch.amazonaws.com"} in principals
 
 
-def test_only_alarms_and_roles_that_say_so_publish_pages() -> None:
+def test_only_alarms_and_declared_roles_publish_pages() -> None:
     (policy,) = resources("AWS::SNS::TopicPolicy").values()
     assert policy["Topics"] == [{"Ref": "PageTopic"}]
     statement = policy["PolicyDocument"]["Statement"][0]
@@ -346,7 +346,7 @@ def test_only_alarms_and_roles_that_say_so_publish_pages() -> None:
     assert publishers == {s.owner for s in statements.of_roles() if s.sid == "EncryptPages"}
 
 
-def test_every_log_group_forgets_and_everything_that_logs_has_one() -> None:
+def test_every_log_source_has_a_group_with_retention() -> None:
     groups = resources("AWS::Logs::LogGroup")
     assert all(group["RetentionInDays"] == {"Ref": "LogRetentionDays"} for group in groups.values())
     for name, function in FUNCTIONS.items():
@@ -365,7 +365,7 @@ def test_task_tokens_stay_out_of_the_logs() -> None:
         assert machine["Logging"]["IncludeExecutionData"] is False
 
 
-def test_everything_is_traced() -> None:
+def test_functions_and_machines_are_traced() -> None:
     assert template()["Globals"]["Function"]["Tracing"] == "Active"
     assert all(machine["Tracing"] == {"Enabled": True} for machine in MACHINES.values())
     assert resources("AWS::Serverless::Api")["Api"]["TracingEnabled"] is True
@@ -378,7 +378,7 @@ def test_api_is_throttled() -> None:
     assert settings["DataTraceEnabled"] is False
 
 
-def test_nothing_names_an_account_a_region_or_this_machine() -> None:
+def test_template_names_no_account_region_or_local_path() -> None:
     for path, text in strings(template()["Resources"]):
         assert not re.search(r"\b\d{12}\b|us-(east|west)-\d|localhost|127\.0\.0\.1", text), path
 
@@ -389,7 +389,7 @@ def test_no_parameter_holds_a_secret() -> None:
     ]
 
 
-def test_outputs_tell_what_others_need() -> None:
+def test_outputs_hold_the_values_that_operators_need() -> None:
     outputs = set(template()["Outputs"])
     assert {"ApiId", "ApiStage", "ApiUrl", "PageTopicArn", "KubernetesRoleArns", "RawEventsBucketName"} <= outputs
     assert {f"{name}Url" for name in QUEUES} <= outputs

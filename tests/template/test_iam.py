@@ -49,7 +49,7 @@ def test_no_action_is_granted_twice_on_one_resource() -> None:
     assert [key for key, count in counts.items() if count > 1] == []
 
 
-def test_roles_of_functions_in_a_vpc_alone_attach_a_managed_policy() -> None:
+def test_only_roles_of_functions_in_a_vpc_attach_managed_policies() -> None:
     in_vpc = [f"{name}Role" for name, function in FUNCTIONS.items() if "VpcConfig" in function]
     assert sorted(statements.attachments()) == sorted((role, "VpcAccess", "HasVpc") for role in in_vpc)
     assert {
@@ -57,7 +57,7 @@ def test_roles_of_functions_in_a_vpc_alone_attach_a_managed_policy() -> None:
     } == {'"HasVpc"'}
 
 
-def test_vpc_policy_allows_network_interfaces_and_nothing_else() -> None:
+def test_vpc_policy_allows_only_network_interfaces() -> None:
     assert template()["Resources"]["VpcAccess"]["Condition"] == "HasVpc"
     (statement,) = statements.of_document(
         "VpcAccess", resources("AWS::IAM::ManagedPolicy")["VpcAccess"]["PolicyDocument"]
@@ -72,12 +72,12 @@ def test_vpc_policy_allows_network_interfaces_and_nothing_else() -> None:
     }
 
 
-def test_no_role_has_a_name_of_its_own() -> None:
+def test_no_role_has_a_fixed_name() -> None:
     named = [name for name, role in resources("AWS::IAM::Role").items() if "RoleName" in role]
     assert named == [], "a named role needs CAPABILITY_NAMED_IAM"
 
 
-def test_each_function_and_machine_has_a_role_of_its_own() -> None:
+def test_each_function_and_machine_has_its_own_role() -> None:
     users = [
         (name, spec["Role"]["Fn::GetAtt"][0] if isinstance(spec["Role"]["Fn::GetAtt"], list) else spec["Role"])
         for name, spec in (FUNCTIONS | MACHINES).items()
@@ -86,7 +86,7 @@ def test_each_function_and_machine_has_a_role_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(resources("AWS::IAM::Role")))
-def test_role_is_assumed_by_its_service_alone(name: str) -> None:
+def test_only_its_service_can_assume_a_role(name: str) -> None:
     (trust,) = resources("AWS::IAM::Role")[name]["AssumeRolePolicyDocument"]["Statement"]
     expected = "lambda"
     if name.endswith("MachineRole"):
@@ -101,7 +101,7 @@ def test_role_is_assumed_by_its_service_alone(name: str) -> None:
         assert trust["Condition"] == {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}
 
 
-def test_tables_in_a_role_are_those_in_the_function_environment() -> None:
+def test_tables_of_a_role_match_the_function_environment() -> None:
     for name, function in FUNCTIONS.items():
         granted = {
             table
@@ -130,13 +130,13 @@ def test_only_repair_node_may_reboot_or_replace_and_only_on_the_cluster() -> Non
     assert statement.condition == "HasHyperPod"
 
 
-def test_nothing_of_sagemaker_is_granted_without_a_cluster() -> None:
+def test_every_sagemaker_grant_names_the_cluster() -> None:
     of_sagemaker = [s for s in ROLES if any(action.startswith("sagemaker:") for action in s.actions)]
     assert {statement.condition for statement in of_sagemaker} == {"HasHyperPod"}
     assert {json.dumps(statement.resources) for statement in of_sagemaker} == {'[{"Ref": "HyperPodClusterArn"}]'}
 
 
-def test_only_resolve_wait_answers_tokens_and_only_of_our_machines() -> None:
+def test_only_resolve_wait_answers_tokens_of_our_machines() -> None:
     assert owners("states:SendTaskSuccess") == {"ResolveWaitRole"}
     assert owners("states:SendTaskFailure") == {"OpenWaitRole"}
     names = {spec["Name"]["Fn::Sub"].replace("${AWS::StackName}", "") for spec in MACHINES.values()}
@@ -173,7 +173,7 @@ def test_function_writes_only_its_own_log(name: str) -> None:
     assert statement.resources == ({"Fn::Sub": f"${{{name}Logs.Arn}}"},)
 
 
-def test_a_permission_can_be_taken_away_alone() -> None:
+def test_single_permission_can_be_removed() -> None:
     document = {
         "Version": "2012-10-17",
         "Statement": [
@@ -187,10 +187,10 @@ def test_a_permission_can_be_taken_away_alone() -> None:
     assert len(statements.permissions(ROLES)) == len(set(statements.permissions(ROLES)))
 
 
-def test_the_archive_is_reached_over_tls_alone() -> None:
+def test_archive_is_reached_only_over_tls() -> None:
     assert template()["Resources"]["RawEventsBucketPolicy"]["Condition"] == "UsesTls"
 
 
-def test_every_function_is_in_the_document() -> None:
+def test_iam_page_lists_every_function() -> None:
     text = (ROOT / "docs" / "iam.md").read_text(encoding="utf-8")
     assert [name for name in FUNCTIONS if f"`{FUNCTIONS[name]['CodeUri'].split('/')[1]}`" not in text] == []

@@ -33,7 +33,7 @@ def every_finding(document: Json) -> list[Finding]:
     ]
 
 
-def test_translated_template_is_clean_under_cfn_lint_and_its_serverless_rules(of_template: list[Finding]) -> None:
+def test_translated_template_passes_cfn_lint_and_its_serverless_rules(of_template: list[Finding]) -> None:
     assert unwaived(of_template) == []
 
 
@@ -42,7 +42,7 @@ def test_every_lint_waiver_is_needed(of_template: list[Finding]) -> None:
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_workflow_is_clean_under_cfn_lint(name: str) -> None:
+def test_workflow_passes_cfn_lint(name: str) -> None:
     logical = "".join(word.capitalize() for word in name.split("_")) + "Machine"
     names = resources("AWS::Serverless::StateMachine")[logical]["DefinitionSubstitutions"]
     text = json.dumps(workflow(name))
@@ -65,7 +65,7 @@ def test_workflow_is_clean_under_cfn_lint(name: str) -> None:
     assert unwaived(every_finding(wrapped)) == []
 
 
-def test_cfn_lint_does_look_inside_a_wrapped_workflow() -> None:
+def test_cfn_lint_checks_inside_a_wrapped_workflow() -> None:
     broken = {"StartAt": "A", "States": {"A": {"Type": "Nonsense", "End": True}}}
     machine = {
         "Type": "AWS::StepFunctions::StateMachine",

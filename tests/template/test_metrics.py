@@ -167,7 +167,7 @@ def test_every_metric_has_exactly_its_declared_dimensions(
 
 
 @pytest.mark.parametrize("name", sorted(ALARMS))
-def test_alarm_on_a_service_of_aws_names_its_real_dimensions(name: str) -> None:
+def test_alarm_on_an_aws_metric_has_real_dimensions(name: str) -> None:
     for series, how in watched_by(ALARMS[name]):
         if series.namespace == NAMESPACE:
             continue
@@ -192,7 +192,7 @@ def test_alarm_on_a_service_of_aws_names_its_real_dimensions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ALARMS))
-def test_alarm_evaluates_in_a_way_that_fits_its_metric(name: str) -> None:
+def test_alarm_evaluation_fits_its_metric(name: str) -> None:
     alarm = ALARMS[name]
     is_silence = alarm["MetricName"] == "Heartbeat"
     level = "Maximum" if alarm["Namespace"] == "AWS/SQS" else "Sum"
@@ -256,12 +256,12 @@ def test_every_emission_is_declared() -> None:
         assert alike, f"{each.place} emits {each.name.pattern} with {sorted(each.dimensions)}"
 
 
-def test_every_declared_metric_is_emitted_somewhere() -> None:
+def test_every_declared_metric_is_emitted() -> None:
     patterns = [each.name for each in emissions()]
     assert not [name for name in METRICS if not any(pattern.fullmatch(name) for pattern in patterns)]
 
 
-def test_the_list_of_metrics_is_the_declared_one() -> None:
+def test_documented_metrics_match_the_declared_metrics() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", LIST.read_text(encoding="utf-8"), re.MULTILINE)
     assert rows == [
         (each.name, each.unit, ", ".join(f"`{to_pascal(name)}`" for name in each.dimensions) or "–", each.meaning)
@@ -269,7 +269,7 @@ def test_the_list_of_metrics_is_the_declared_one() -> None:
     ]
 
 
-def test_the_list_of_alarms_is_the_template_s() -> None:
+def test_documented_alarms_match_the_template() -> None:
     row = r"^\| `(\w+)` \| `([\w/]+) (\w+)` \| (.*) \[([a-z-]+)\]\(\.\./runbooks/\5\.md\) \|$"
     rows = re.findall(row, LIST.read_text(encoding="utf-8"), re.MULTILINE)
     written = [
@@ -281,7 +281,7 @@ def test_the_list_of_alarms_is_the_template_s() -> None:
     ]
 
 
-def test_no_two_alarms_have_one_description() -> None:
+def test_every_alarm_has_its_own_description() -> None:
     found = Counter(each["AlarmDescription"] for each in ALARMS.values())
     assert [text for text, count in found.items() if count > 1] == []
 

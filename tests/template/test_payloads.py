@@ -67,7 +67,7 @@ def request_of(state: Json) -> Any:
 
 @pytest.mark.parametrize("is_broken", [False, True], ids=["well", "broken"])
 @pytest.mark.parametrize(("machine", "name", "state"), TASKS)
-def test_service_reads_what_the_state_sends(machine: str, name: str, state: Json, is_broken: bool) -> None:
+def test_service_reads_every_field_of_the_payload(machine: str, name: str, state: Json, is_broken: bool) -> None:
     variables = VARIABLES[machine] | (BROKEN[machine] if is_broken else {})
     payload = evaluated(state["Arguments"]["Payload"], variables)
     request = request_of(state)
@@ -81,7 +81,7 @@ def test_service_reads_what_the_state_sends(machine: str, name: str, state: Json
 
 
 @pytest.mark.parametrize("machine", WORKFLOWS)
-def test_settling_is_told_of_a_failure(machine: str) -> None:
+def test_settling_receives_the_failure(machine: str) -> None:
     settling = SETTLING[machine]
     state = dict(states(workflow(machine)))[settling]
 
@@ -97,13 +97,13 @@ def outcomes_in(machine: str, choice: str) -> set[str]:
     return set(re.findall(r"'([A-Z][A-Z_]+)'", conditions))
 
 
-def test_every_settled_incident_has_an_end_of_its_own() -> None:
+def test_every_settled_state_has_its_own_end() -> None:
     settled = {state.value for state in IncidentState if state.is_settled}
     # FAILED is also what a branch that broke answers; it ends where everything unknown ends.
     assert outcomes_in("recover_node", "HowDidItEnd") == settled
 
 
-def test_workflows_turn_on_exactly_what_the_services_answer() -> None:
+def test_choice_states_match_the_outcomes_of_the_services() -> None:
     assert outcomes_in("run_job", "HowDidItEnd") == set(SettleOutcome)
     assert outcomes_in("run_job", "HowDidLaunchGo") == set(LaunchOutcome)
     assert outcomes_in("burst_capacity", "WhichStepIsNext") == {"GO", "READY", "ENDING", "STALE"}

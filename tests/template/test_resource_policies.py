@@ -75,7 +75,7 @@ def test_only_its_senders_may_send(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), RECEIVERS)
-def test_nobody_sends_without_tls(name: str, kind: str) -> None:
+def test_sending_without_tls_is_denied(name: str, kind: str) -> None:
     (conditional,) = [each["Fn::If"] for each in denials(name, kind) if "Fn::If" in each]
 
     condition, statement, otherwise = conditional
@@ -86,7 +86,7 @@ def test_nobody_sends_without_tls(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), RECEIVERS)
-def test_a_service_sends_only_from_a_named_source(name: str, kind: str) -> None:
+def test_service_sends_only_from_a_named_source(name: str, kind: str) -> None:
     allowed = [each for each in document_of(name, kind) if each.get("Effect") == "Allow"]
 
     assert [each["Principal"] for each in allowed] == ([{"Service": SERVICES[name]}] if name in SERVICES else [])

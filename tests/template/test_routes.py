@@ -40,14 +40,14 @@ def granted_to(policy: str) -> set[Route]:
     return granted
 
 
-def test_each_policy_opens_its_own_function_and_all_before_it() -> None:
+def test_each_policy_opens_its_function_and_all_lower_functions() -> None:
     open_so_far: set[Route] = set()
     for level in LEVELS:
         open_so_far |= routes_of(FUNCTION_OF_LEVEL[level])
         assert granted_to(level) == open_so_far
 
 
-def test_a_detector_may_report_and_nothing_else() -> None:
+def test_detector_may_only_report() -> None:
     assert granted_to("EvenkeelDetector") == {("POST", "/v1/faults")}
 
 
@@ -66,7 +66,7 @@ def test_no_route_has_two_functions() -> None:
     assert [route for route, count in counts.items() if count > 1] == []
 
 
-def test_reading_changes_nothing_and_changing_is_never_a_get() -> None:
+def test_read_routes_use_get_and_changes_do_not() -> None:
     assert {method for method, _ in routes_of("ApiRead")} == {"GET"}
     for function in ("ApiSubmit", "ApiOperate"):
         assert "GET" not in {method for method, _ in routes_of(function)}
@@ -77,7 +77,7 @@ def methods_of_the_gateway() -> list[tuple[str, str, Json]]:
     return [(path, method, spec) for path, methods in body["paths"].items() for method, spec in methods.items()]
 
 
-def test_gateway_asks_for_a_signature_on_every_route() -> None:
+def test_gateway_requires_a_signature_on_every_route() -> None:
     found = methods_of_the_gateway()
     written = {route for function in FUNCTION_OF_LEVEL.values() for route in routes_of(function)}
     assert {(method.upper(), shape(path)) for path, method, _ in found} == written
@@ -87,7 +87,7 @@ def test_gateway_asks_for_a_signature_on_every_route() -> None:
         assert "credentials" not in spec["x-amazon-apigateway-integration"], f"{method} {path}"
 
 
-def test_gateway_refusals_have_the_shape_of_every_other_error() -> None:
+def test_gateway_refusals_have_the_common_error_format() -> None:
     answers = resources("AWS::Serverless::Api")["Api"]["GatewayResponses"]
     assert {"DEFAULT_4XX", "DEFAULT_5XX", "ACCESS_DENIED", "THROTTLED"} <= set(answers)
     for name, answer in answers.items():

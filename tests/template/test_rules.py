@@ -31,14 +31,14 @@ def rules_for(event: Json) -> list[str]:
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
-def test_each_sample_comes_in_by_exactly_one_rule(path: Path) -> None:
+def test_each_sample_event_matches_exactly_one_rule(path: Path) -> None:
     event = json.loads(path.read_text(encoding="utf-8"))
 
     assert len(rules_for(event)) == 1
     assert rules_for(event | {"source": fields.DRILL_SOURCE}) == ["DrillEvents"]
 
 
-def test_every_kind_that_has_a_parser_has_a_rule_and_a_detectors_report_has_none() -> None:
+def test_every_parsed_event_kind_except_reports_has_a_rule() -> None:
     detail = {"service": "EC2", "eventTypeCategory": "issue", "state": "stopping"}
     without = {
         (source, kind)
@@ -62,7 +62,7 @@ def test_every_kind_that_has_a_parser_has_a_rule_and_a_detectors_report_has_none
         ("evenkeel.api", "Evenkeel Reported Faults", {}),
     ],
 )
-def test_what_does_not_concern_machines_stays_out(source: str, kind: str, detail: Json) -> None:
+def test_events_about_other_subjects_match_no_rule(source: str, kind: str, detail: Json) -> None:
     assert rules_for({"source": source, "detail-type": kind, "detail": detail}) == []
 
 
@@ -72,7 +72,7 @@ def test_rule_for_drills_is_enabled_only_where_drills_may_act() -> None:
     assert [name for name, rule in RULES.items() if "State" in rule] == ["DrillEvents"]
 
 
-def test_something_new_of_hyperpod_is_seen() -> None:
+def test_unknown_hyperpod_event_matches_the_hyperpod_rule() -> None:
     event = json.loads((EVENTS / "bad" / "unknown-detail-type.json").read_text(encoding="utf-8"))
 
     assert rules_for(event) == ["HyperPodEvents"]

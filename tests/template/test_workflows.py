@@ -67,7 +67,7 @@ def expressions(node: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_machine_says_what_it_is_and_ends_some_day(name: str) -> None:
+def test_machine_has_a_comment_and_a_timeout(name: str) -> None:
     definition = DEFINITIONS[name]
     assert definition["QueryLanguage"] == "JSONata"
     assert definition["Comment"]
@@ -77,13 +77,13 @@ def test_machine_says_what_it_is_and_ends_some_day(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_state_names_are_unique_in_the_whole_definition(name: str) -> None:
+def test_state_names_are_unique_in_a_definition(name: str) -> None:
     names = [state_name for state_name, _ in states(DEFINITIONS[name])]
     assert sorted(set(names)) == sorted(names)
 
 
 @pytest.mark.parametrize("machine", EVERY_MACHINE)
-def test_every_arrow_leads_to_a_state_and_every_state_is_reached(machine: Json) -> None:
+def test_every_transition_target_exists_and_every_state_is_reachable(machine: Json) -> None:
     arrows = transitions(machine)
     assert {target for _, target in arrows} <= set(machine["States"])
     reached, front = set(), {machine["StartAt"]}
@@ -94,7 +94,7 @@ def test_every_arrow_leads_to_a_state_and_every_state_is_reached(machine: Json) 
 
 
 @pytest.mark.parametrize("machine", EVERY_MACHINE)
-def test_every_state_can_come_to_an_end(machine: Json) -> None:
+def test_every_state_can_reach_an_end(machine: Json) -> None:
     ends = {n for n, s in machine["States"].items() if s.get("End") or s["Type"] in ("Succeed", "Fail")}
     arrows = transitions(machine)
     while more := {source for source, target in arrows if target in ends} - ends:
@@ -103,7 +103,7 @@ def test_every_state_can_come_to_an_end(machine: Json) -> None:
 
 
 @pytest.mark.parametrize(("name", "state_name", "state"), EVERY_STATE)
-def test_state_reads_like_a_story(name: str, state_name: str, state: Json) -> None:
+def test_every_state_has_a_verb_name_and_comment(name: str, state_name: str, state: Json) -> None:
     assert re.fullmatch(r"[A-Z][a-z]+([A-Z][a-z]+)*", state_name)
     assert state.get("Comment"), "a comment says why"
     if state["Type"] == "Choice":
@@ -111,7 +111,7 @@ def test_state_reads_like_a_story(name: str, state_name: str, state: Json) -> No
 
 
 @pytest.mark.parametrize(("name", "state_name", "state"), EVERY_STATE)
-def test_every_expression_parses_and_nothing_else_looks_like_one(name: str, state_name: str, state: Json) -> None:
+def test_every_expression_parses_as_jsonata(name: str, state_name: str, state: Json) -> None:
     for path, text in strings(state):
         if "{%" in text or "%}" in text:
             found = EXPRESSION.fullmatch(text)
@@ -140,7 +140,7 @@ def assigned(machine: Json) -> set[str]:
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_every_variable_is_assigned_and_no_branch_assigns_an_outer_one(name: str) -> None:
+def test_variables_are_assigned_within_their_own_scope(name: str) -> None:
     definition = DEFINITIONS[name]
     outer = assigned(definition)
     for where, machine in machines(definition):
@@ -161,7 +161,7 @@ def test_first_state_refuses_an_unknown_input(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "state_name", "state"), EVERY_TASK)
-def test_task_calls_a_function_by_substitution_with_literal_nets(name: str, state_name: str, state: Json) -> None:
+def test_task_calls_a_substituted_function_with_a_literal_timeout(name: str, state_name: str, state: Json) -> None:
     assert state["Resource"] in (A_FUNCTION, A_WAIT)
     assert re.fullmatch(r"\$\{[A-Z][A-Za-z]+Arn\}", state["Arguments"]["FunctionName"])
     payload = state["Arguments"]["Payload"]
@@ -181,7 +181,7 @@ def timeout_of(placeholder: str) -> int:
 
 
 @pytest.mark.parametrize(("name", "state_name", "state"), EVERY_TASK)
-def test_task_is_retried_for_what_may_soon_succeed(name: str, state_name: str, state: Json) -> None:
+def test_task_retries_transient_errors(name: str, state_name: str, state: Json) -> None:
     (retrier,) = state["Retry"]
     expected = {"TransientError", *OF_LAMBDA} | (set() if state["Resource"] == A_WAIT else {"States.Timeout"})
     assert set(retrier["ErrorEquals"]) == expected
@@ -191,14 +191,14 @@ def test_task_is_retried_for_what_may_soon_succeed(name: str, state_name: str, s
 
 
 @pytest.mark.parametrize(("name", "state_name", "state"), EVERY_TASK)
-def test_task_catches_everything_else_and_says_so(name: str, state_name: str, state: Json) -> None:
+def test_task_catches_and_records_every_other_error(name: str, state_name: str, state: Json) -> None:
     (catcher,) = state["Catch"]
     assert catcher["ErrorEquals"] == ["States.ALL"]
     told = catcher.get("Assign", {}).get("failure") or catcher.get("Output", {}).get("outcome") == "FAILED"
     assert told, "a caught error is carried on as `failure`, or as the outcome FAILED"
 
 
-def test_every_parallel_catches_what_its_branches_let_through() -> None:
+def test_every_parallel_catches_the_errors_of_its_branches() -> None:
     for definition in DEFINITIONS.values():
         for state_name, state in states(definition):
             if state["Type"] in ("Parallel", "Map"):
@@ -207,7 +207,7 @@ def test_every_parallel_catches_what_its_branches_let_through() -> None:
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_after_a_failure_no_green_end_is_open(name: str) -> None:
+def test_failed_execution_never_ends_green(name: str) -> None:
     definition = DEFINITIONS[name]
     verdict = definition["States"]["HowDidItEnd"]
     first = verdict["Choices"][0]
@@ -220,7 +220,7 @@ def test_after_a_failure_no_green_end_is_open(name: str) -> None:
     assert definition["States"][caught]["Type"] == "Fail"
 
 
-def test_error_names_exist() -> None:
+def test_caught_error_names_exist() -> None:
     classes = {name for name in dir(ports) if isinstance(getattr(ports, name), type)} | set(dir(builtins))
     for definition in DEFINITIONS.values():
         for _, state in states(definition):
@@ -230,21 +230,21 @@ def test_error_names_exist() -> None:
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_failures_end_under_names_of_their_own(name: str) -> None:
+def test_each_fail_state_has_its_own_error_name(name: str) -> None:
     errors = [state["Error"] for _, state in states(DEFINITIONS[name]) if state["Type"] == "Fail"]
     assert len(set(errors)) == len(errors)
     assert all(re.fullmatch(r"[A-Z]+(_[A-Z]+)*", error) for error in errors)
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_no_arn_id_clock_or_random_number_is_in_the_definition(name: str) -> None:
+def test_definition_has_no_arn_id_clock_or_random_number(name: str) -> None:
     text = json.dumps(DEFINITIONS[name])
     assert set(re.findall(r"arn:[^\"]*", text)) <= {A_FUNCTION, A_WAIT}
     assert not re.search(r"\$(now|millis|uuid|random|hash)\(", text)
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_substitutions_are_exactly_the_placeholders(name: str) -> None:
+def test_substitutions_match_the_placeholders(name: str) -> None:
     logical = "".join(word.capitalize() for word in name.split("_")) + "Machine"
     machine = resources("AWS::Serverless::StateMachine")[logical]
     placeholders = set(re.findall(r"\$\{(\w+)\}", json.dumps(DEFINITIONS[name])))
@@ -255,7 +255,7 @@ def test_substitutions_are_exactly_the_placeholders(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_loops_have_a_cap(name: str) -> None:
+def test_every_loop_has_a_cap(name: str) -> None:
     """Every cycle passes a Choice that counts: without those Choices the graph has none."""
     for _, machine in machines(DEFINITIONS[name]):
         counted = {n for n, s in machine["States"].items() if any(re.search(r"\$\w+ < ", e) for e in expressions(s))}

@@ -123,7 +123,7 @@ def test_recorded_policies_are_read_in_full(policies: dict[str, Json]) -> None:
             check_all_read(document, Policy.model_validate(document).to_json(), name)
 
 
-def test_corpus_holds_every_kind_and_every_function(translation: Translation) -> None:
+def test_corpus_has_every_kind_and_function(translation: Translation) -> None:
     decisions = [record["decision"] for file in DECISIONS for record in read_lines(file)]
     kinds = Counter(translation.of(each["kind"], each["kind"], "kind") for each in decisions)
 
@@ -131,7 +131,7 @@ def test_corpus_holds_every_kind_and_every_function(translation: Translation) ->
     assert {record["function"] for file in CALLS for record in read_lines(file)} == FUNCTIONS.keys()
 
 
-def test_every_sentence_of_an_answer_is_in_a_listed_field(translation: Translation) -> None:
+def test_every_answer_sentence_is_in_a_listed_field(translation: Translation) -> None:
     decisions = [record["decision"] for file in DECISIONS for record in read_lines(file)]
     calls = [record for file in CALLS for record in read_lines(file)]
     answers = [translation.of(each["function"], each["answer"], "answer") for each in calls]
@@ -157,7 +157,7 @@ def test_translation_renames_keys_and_values_by_scope() -> None:
     assert Translation(table).of("REPAIR", record)["facts"] == {"jobs": [{"action": "PENDING", "slot": "PENDING"}]}
 
 
-def test_sentences_are_left_out_and_codes_are_not() -> None:
+def test_comparison_omits_sentences_and_keeps_codes() -> None:
     answer = {"action": "WAIT", "reason": "It waits.", "option": "rent 2 nodes", "alternatives": [{"option": "RENT"}]}
     rewritten = answer | {"reason": "No node fits.", "option": "2 nodes to rent"}
 
@@ -167,6 +167,6 @@ def test_sentences_are_left_out_and_codes_are_not() -> None:
             check_same(without_sentences(answer), without_sentences(answer | other))
 
 
-def test_a_field_that_is_not_read_any_more_is_found() -> None:
+def test_unread_field_is_found() -> None:
     with pytest.raises(DifferenceError, match=r"facts.oldName was recorded as 5 and is unknown now"):
         check_all_read({"oldName": 5}, {"newName": 0}, "facts")

@@ -45,7 +45,7 @@ def table_of(page: str) -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("page", ["operate/safety.md", "extend.md"])
-def test_every_proof_that_a_document_names_exists(page: str) -> None:
+def test_every_proof_named_in_a_page_exists(page: str) -> None:
     rows = list(table_of(page))
 
     missing = [(row[0], name) for row in rows for name in _CODE.findall(row[-1]) if not exists(name)]
@@ -53,26 +53,26 @@ def test_every_proof_that_a_document_names_exists(page: str) -> None:
     assert [row[0] for row in rows if not _CODE.search(row[-1]) and "its own test" not in row[-1]] == []
 
 
-def test_every_invariant_stands_for_a_promise() -> None:
+def test_every_invariant_is_linked_to_a_promise() -> None:
     shown = {name for row in table_of("operate/safety.md") for name in _CODE.findall(row[-1])}
 
     assert {invariant.name for invariant in TABLE} - shown == set()
 
 
-def test_every_file_that_the_page_on_extending_names_exists() -> None:
+def test_every_file_named_in_the_extension_guide_exists() -> None:
     named = {name for row in table_of("extend.md") for name in _CODE.findall(row[1]) if "/" in name or "." in name}
 
     assert [name for name in sorted(named) if not (PROJECT / name).exists()] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_target_exists(page: Path) -> None:
     links = _LINK.findall(page.read_text("utf-8"))
 
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-def test_every_page_can_be_found_from_the_first() -> None:
+def test_every_page_is_linked_from_the_readme() -> None:
     seen, ahead = set(), [PROJECT / "README.md"]
     while ahead:
         page = ahead.pop()
@@ -87,7 +87,7 @@ def test_every_page_can_be_found_from_the_first() -> None:
     assert [page.relative_to(PROJECT) for page in PAGES if page.name != "CHANGELOG.md" and page not in seen] == []
 
 
-def test_the_page_of_scenarios_lists_each() -> None:
+def test_scenarios_page_lists_every_scenario() -> None:
     assert [row[0].strip("`") for row in table_of("operate/scenarios.md")] == list(SCENARIOS)
 
 

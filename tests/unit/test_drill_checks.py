@@ -31,7 +31,7 @@ def a_fence(*pins: tuple[int, Point]) -> dict[str, Any]:
         [(1, None), (3, (1, 20))],
     ],
 )
-def test_what_stood_when_a_fence_was_raised_may_be_resumed_from(pins: list[tuple[int, Point]]) -> None:
+def test_checkpoint_from_before_the_fence_may_be_resumed(pins: list[tuple[int, Point]]) -> None:
     assert resumed_past_a_fence(a_fence(*pins)) == []
 
 
@@ -44,27 +44,25 @@ def test_what_stood_when_a_fence_was_raised_may_be_resumed_from(pins: list[tuple
         ([(1, None), (2, (1, 20)), (3, (1, 24)), (4, (3, 40))], 3),
     ],
 )
-def test_what_was_written_behind_a_fence_is_found_in_the_last_pin_too(
-    pins: list[tuple[int, Point]], attempt: int
-) -> None:
+def test_every_pin_of_a_checkpoint_after_its_fence_is_found(pins: list[tuple[int, Point]], attempt: int) -> None:
     [found] = resumed_past_a_fence(a_fence(*pins))
 
     assert found.startswith(f"attempt {attempt} resumed from")
 
 
-def test_every_drill_has_a_page_and_every_page_a_drill() -> None:
+def test_drills_match_their_pages() -> None:
     pages = {page.stem: page.read_text("utf-8") for page in (PROJECT / "docs" / "runbooks" / "drills").glob("*.md")}
 
     assert set(pages) == set(DRILLS)
     assert [name for name, text in pages.items() if f"evenkeel drill run {name}\n" not in text] == []
 
 
-def test_every_drill_has_a_patch_that_it_fails_with() -> None:
+def test_every_drill_has_a_mutant_that_it_detects() -> None:
     assert [mutant.drill for mutant in drill_mutants()] == sorted(DRILLS)
 
 
 @pytest.mark.parametrize("mutant", drill_mutants(), ids=lambda mutant: mutant.drill)
-def test_what_takes_the_rule_of_a_drill_fits_the_tree_and_names_a_check(mutant: DrillMutant) -> None:
+def test_drill_mutant_applies_and_names_a_check(mutant: DrillMutant) -> None:
     sources = (PROJECT / "local" / "evenkeel_local" / "drills").glob("*.py")
 
     assert why_not_applicable(mutant.path) == ""

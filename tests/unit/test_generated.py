@@ -8,17 +8,17 @@ from evenkeel.runtime.api_types import JobBody
 from tools import field_docs, generate, job_fields
 
 
-def test_generated_files_are_fresh() -> None:
+def test_generated_files_match_the_code() -> None:
     assert generate.stale() == [], "run `make generate` and commit the files"
 
 
-def test_each_field_of_a_submission_is_described() -> None:
+def test_every_submission_field_has_a_description() -> None:
     undescribed = [".".join(each.path) for each in job_fields.fields() if not each.text]
 
     assert undescribed == []
 
 
-def test_derived_body_has_the_descriptions_of_its_declaration() -> None:
+def test_derived_body_keeps_the_declared_descriptions() -> None:
     schema = JobBody.model_json_schema(schema_generator=field_docs.DescribedSchema)
 
     assert schema["properties"]["gpusPerNode"]["description"] == field_docs.field_doc(JobSpec, "accelerators_per_node")

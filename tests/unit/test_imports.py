@@ -205,7 +205,7 @@ FILES = sorted(
 
 
 @pytest.mark.parametrize("path", FILES)
-def test_file_reaches_only_the_rooms_it_may(path: str) -> None:
+def test_file_imports_only_allowed_layers(path: str) -> None:
     room = room_of(path)
     assert room is not None or path == "shared/evenkeel/__init__.py", f"{path} stands in no room"
 
@@ -251,7 +251,7 @@ def test_file_reaches_only_the_rooms_it_may(path: str) -> None:
         ("examples/trainer/evenkeel_trainer/x.py", "import numpy", "may not use numpy"),
     ],
 )
-def test_a_reach_across_the_house_is_found(place: str, source: str, why: str) -> None:
+def test_forbidden_import_is_found(place: str, source: str, why: str) -> None:
     room = room_of(place)
 
     assert room is not None
@@ -271,7 +271,7 @@ def test_a_reach_across_the_house_is_found(place: str, source: str, why: str) ->
         ("cli/evenkeel_cli/offline/plan.py", "from evenkeel.domain.recovery import resume"),
     ],
 )
-def test_what_a_room_may_reach_is_let_through(place: str, source: str) -> None:
+def test_allowed_import_is_accepted(place: str, source: str) -> None:
     room = room_of(place)
 
     assert room is not None
@@ -352,7 +352,7 @@ def test_import_of_a_higher_package_is_found(floor: str, module: str, source: st
     assert higher_imports(module, ast.parse(source), floor) == found
 
 
-def test_gpu_cluster_declares_what_it_imports() -> None:
+def test_gpu_cluster_declares_its_imports() -> None:
     """The cluster is installed alone: no dependency of Evenkeel stands in for one that it forgets."""
     rule = next(room for room in ROOMS if room.name == "GPU cluster")
     declared = tomllib.loads((PROJECT / "local" / "pyproject.toml").read_text())["project"]["dependencies"]

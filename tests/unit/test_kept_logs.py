@@ -33,7 +33,7 @@ HIDDEN = [
 
 
 @pytest.mark.parametrize(("line", "secret"), list(zip(SECRETS, HIDDEN, strict=True)))
-def test_what_looks_like_a_secret_is_masked(line: str, secret: str) -> None:
+def test_secret_patterns_are_masked(line: str, secret: str) -> None:
     kept = redacted(f"before\n{line}\nafter")
 
     assert secret not in kept
@@ -41,7 +41,7 @@ def test_what_looks_like_a_secret_is_masked(line: str, secret: str) -> None:
     assert kept.endswith("\nafter")
 
 
-def test_values_of_secret_variables_are_masked_wherever_they_stand() -> None:
+def test_values_of_secret_variables_are_masked_everywhere() -> None:
     env = {"WANDB_API_KEY": "not-a-known-form", "STEPS": "1000000", "TOKEN": "abc"}
 
     assert secrets_of(env) == ("not-a-known-form",)
@@ -54,7 +54,7 @@ def test_ordinary_training_output_is_untouched() -> None:
     assert redacted(line) == line
 
 
-def test_controls_and_bidi_marks_become_escapes() -> None:
+def test_control_and_bidi_characters_are_escaped() -> None:
     assert escaped("a\x1b[31mred\x07\u202eevil\u200b\x00\tb\r\nc\rd\n") == (
         "a\\x1b[31mred\\x07\\u202eevil\\u200b\\x00\tb\nc\nd\n"
     )
@@ -69,7 +69,7 @@ def test_kept_text_is_bounded_and_printable(text: str, secret: str) -> None:
     assert all(each in "\n\t" or each.isprintable() for each in kept)
 
 
-def test_secret_across_the_cut_leaves_no_half() -> None:
+def test_secret_across_the_cut_is_masked_whole() -> None:
     secret = "AWS_SECRET_ACCESS_KEY=" + "A1b2" * 10
     kept, is_cut = shortened(secret + " " + "x" * (KEPT_BYTES - 10), ())
 
@@ -80,7 +80,7 @@ def test_secret_across_the_cut_leaves_no_half() -> None:
 @pytest.mark.parametrize(
     "piece", ["x", "a-", "token", "token=", "://a:", "basic ", "-----BEGIN PRIVATE KEY-----", "eyJ"]
 )
-def test_masking_takes_time_in_proportion_to_the_text(piece: str) -> None:
+def test_masking_time_is_linear_in_the_text(piece: str) -> None:
     began = time.process_time()
     kept, _ = shortened(piece * (4_000_000 // len(piece)), ())
 

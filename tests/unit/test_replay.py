@@ -33,12 +33,12 @@ def a_record(node: KubernetesNode | None = None, **changes: Any) -> Decision:
     return Decision.model_validate(facts | changes)
 
 
-def test_the_same_facts_lead_to_the_same_answer() -> None:
+def test_same_facts_give_the_same_answer() -> None:
     record = a_record()
     assert replay(record, Policy()).differs_from(record) == ""
 
 
-def test_a_record_that_other_facts_would_have_led_to_is_told() -> None:
+def test_changed_answer_is_reported() -> None:
     record = a_record(a_node(accelerators=7))
     assert replay(record, Policy()).differs_from(record) == "its action was 'RELEASE' and would be 'KEEP'"
 
@@ -52,12 +52,12 @@ def test_a_record_that_other_facts_would_have_led_to_is_told() -> None:
         ({"kind": "WHIM"}, "unknown kind WHIM"),
     ],
 )
-def test_what_cannot_be_decided_here_is_refused(changes: dict[str, Any], why: str) -> None:
+def test_record_that_cannot_be_replayed_is_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(CannotReplayError, match=why):
         replay(a_record(**changes), Policy(), catalogue_hash="def")
 
 
-def test_every_kind_that_a_service_records_can_be_replayed() -> None:
+def test_every_recorded_kind_can_be_replayed() -> None:
     texts = [path.read_text() for folder in (SERVICES, RENTING) for path in folder.rglob("*.py")]
     recorded = {
         kind

@@ -37,13 +37,13 @@ def a_rental(*offers: Json, cost: str | None = None) -> Json:
     ],
     ids=["whole seconds", "a begun second", "a minute at least", "each node", "what never came is free", "nothing"],
 )
-def test_a_bill_is_price_times_begun_seconds_times_nodes(offers: list[Json], usd: str) -> None:
+def test_bill_is_price_times_started_seconds_times_nodes(offers: list[Json], usd: str) -> None:
     assert has_expected_cost(a_rental(*offers, cost=usd))
     assert f"{expected_cost_usd(a_rental(*offers)):.6f}" == usd
 
 
 @pytest.mark.parametrize("cost", ["0.495001", "0.494999", "0.00", None])
-def test_a_bill_that_is_a_micro_dollar_off_is_seen(cost: str | None) -> None:
+def test_bill_wrong_by_a_micro_dollar_is_found(cost: str | None) -> None:
     assert not has_expected_cost(a_rental(an_offer("01:21.000000"), cost=cost))
 
 
@@ -57,7 +57,7 @@ def a_claim(name: str, pool: str, *, is_launched: bool = True) -> Json:
     return {"metadata": {"name": name, "labels": labels}, "status": status}
 
 
-def test_the_meter_remembers_the_dearest_moment_and_counts_machines_only() -> None:
+def test_meter_keeps_the_highest_rate_of_launched_machines() -> None:
     meter = CostMeter()
     spot, on_demand = a_claim("one", "burst-spot"), a_claim("two", "burst-on-demand")
 

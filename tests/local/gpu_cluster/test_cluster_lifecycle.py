@@ -35,7 +35,7 @@ def start_pods(handle: ClusterHandle, kube: KubeClient, count: int) -> list[int]
     return [int(process["pid"]) for process in running]
 
 
-def test_a_cluster_starts_in_a_second_and_stops_clean(tmp_path: Path) -> None:
+def test_cluster_starts_in_a_second_and_stops_cleanly(tmp_path: Path) -> None:
     began = time.monotonic()
     handle = gpu_cluster.start(QUICK, tmp_path / "run")
     took = time.monotonic() - began
@@ -53,7 +53,7 @@ def test_a_cluster_starts_in_a_second_and_stops_clean(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "cluster.log").read_text() == ""
 
 
-def test_killing_the_cluster_leaves_no_process(tmp_path: Path) -> None:
+def test_killed_cluster_leaves_no_process(tmp_path: Path) -> None:
     handle = gpu_cluster.start(QUICK, tmp_path / "run")
     kube = KubeClient(handle.kubernetes_url, handle.ca_pem, handle.admin_token)
     spawn = "import subprocess, time; subprocess.Popen(['sleep', '601'], start_new_session=True); time.sleep(600)"
@@ -75,7 +75,7 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def test_a_configuration_that_is_wrong_is_refused_with_its_reason(tmp_path: Path) -> None:
+def test_invalid_configuration_is_refused_with_a_reason(tmp_path: Path) -> None:
     with pytest.raises(ClusterFailed, match=r"delays\.bot"):
         gpu_cluster.start({"delays": {"bot": 1}}, tmp_path / "run")
 
@@ -87,7 +87,7 @@ def as_a_program(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_a_taken_port_is_an_error_not_a_hang(running_cluster: ClusterHandle) -> None:
+def test_taken_port_is_an_error(running_cluster: ClusterHandle) -> None:
     port = running_cluster.control_url.rsplit(":", 1)[1]
 
     told = as_a_program("--control-port", port)
@@ -95,7 +95,7 @@ def test_a_taken_port_is_an_error_not_a_hang(running_cluster: ClusterHandle) -> 
     assert told == (1, f"the cluster cannot start: port {port} of 127.0.0.1: Address already in use\n")
 
 
-def test_killed_cluster_comes_back_at_its_addresses_with_its_certificates(tmp_path: Path) -> None:
+def test_restarted_cluster_keeps_addresses_and_certificates(tmp_path: Path) -> None:
     data = tmp_path / "data"
     first = gpu_cluster.start(QUICK, tmp_path / "run", data_dir=data)
     os.kill(first.pid, signal.SIGKILL)
@@ -108,7 +108,7 @@ def test_killed_cluster_comes_back_at_its_addresses_with_its_certificates(tmp_pa
         assert second.get("/api/v1/namespaces/default")["metadata"]["name"] == "default"
 
 
-def test_a_folder_serves_one_cluster_at_a_time(tmp_path: Path) -> None:
+def test_folder_serves_one_cluster_at_a_time(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with gpu_cluster.start(QUICK, tmp_path / "run", data_dir=data):
         refused = [as_a_program("--data", str(data)), as_a_program("--run-dir", str(tmp_path / "run"))]
@@ -121,7 +121,7 @@ def test_a_folder_serves_one_cluster_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["garbage", "[]"])
-def test_what_is_no_snapshot_is_not_overwritten(tmp_path: Path, content: str) -> None:
+def test_file_that_is_no_snapshot_is_not_overwritten(tmp_path: Path, content: str) -> None:
     (tmp_path / "snapshot.json").write_text(content)
 
     code, told = as_a_program("--data", str(tmp_path))
@@ -141,7 +141,7 @@ def test_what_is_no_snapshot_is_not_overwritten(tmp_path: Path, content: str) ->
         ('{"instanceGroups": [{"name": "a", "instanceType": "ml.zz.big"}]}', "has no instance type ml.zz.big"),
     ],
 )
-def test_a_wrong_configuration_is_told_in_one_line(
+def test_invalid_configuration_is_reported_on_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, told: str
 ) -> None:
     config = tmp_path / "config.json"
@@ -159,7 +159,7 @@ def test_a_wrong_configuration_is_told_in_one_line(
 # Nodes
 
 
-def test_a_node_is_what_hyperpod_makes_of_it(cluster: ClusterHandle, kube: KubeClient, sagemaker: Any) -> None:
+def test_node_has_the_shape_of_a_hyperpod_node(cluster: ClusterHandle, kube: KubeClient, sagemaker: Any) -> None:
     node = kube.items(NODES)[0]
     summary = next(
         item
@@ -187,7 +187,7 @@ def test_a_node_is_what_hyperpod_makes_of_it(cluster: ClusterHandle, kube: KubeC
     assert later["spec"]["holderIdentity"] == node["metadata"]["name"]
 
 
-def test_a_lost_nodes_pods_are_evicted_after_the_tolerated_time(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_pods_of_a_lost_node_are_evicted_after_toleration(cluster: ClusterHandle, kube: KubeClient) -> None:
     tolerations = [
         {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0},
         {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0},
@@ -208,7 +208,7 @@ def test_a_lost_nodes_pods_are_evicted_after_the_tolerated_time(cluster: Cluster
     assert condition(kube.get(f"{PODS}/patient"), "Ready") == "False"
 
 
-def test_the_out_of_service_taint_lets_terminating_pods_go(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_out_of_service_taint_removes_terminating_pods(cluster: ClusterHandle, kube: KubeClient) -> None:
     kube.create(PODS, a_pod("stuck", *SLEEPS))
     node = kube.until(f"{PODS}/stuck", lambda pod: pod["status"]["phase"] == "Running", "it to run")["spec"]["nodeName"]
     cluster.inject("node-lost", node=node)
@@ -226,7 +226,9 @@ def test_the_out_of_service_taint_lets_terminating_pods_go(cluster: ClusterHandl
     kube.until_gone(f"{PODS}/stuck")
 
 
-def test_a_reboot_keeps_the_life_and_ends_the_episode(cluster: ClusterHandle, kube: KubeClient, sagemaker: Any) -> None:
+def test_reboot_keeps_the_node_life_and_ends_the_fault(
+    cluster: ClusterHandle, kube: KubeClient, sagemaker: Any
+) -> None:
     kube.create(JOBS, a_job("train", *SLEEPS, completions=1, gpus=8))
     pod = eventually(lambda: next((p for p in kube.items(PODS) if p["status"]["phase"] == "Running"), None), "the pod")
     name = pod["spec"]["nodeName"]
@@ -248,7 +250,7 @@ def test_a_reboot_keeps_the_life_and_ends_the_episode(cluster: ClusterHandle, ku
     assert cluster.control("GET", "counters")["accepted"]["reboot"] == {instance: 1}
 
 
-def test_a_replacement_ends_the_life_and_keeps_the_slot(tmp_path: Path) -> None:
+def test_replacement_ends_the_node_life_and_keeps_the_slot(tmp_path: Path) -> None:
     config: Json = {**QUICK, "instanceGroups": [{"name": "p5-workers", "count": 1, "taints": [TAINT]}]}
     with gpu_cluster.start(config, tmp_path / "run") as handle:
         kube = KubeClient(handle.kubernetes_url, handle.ca_pem, handle.admin_token)
@@ -277,7 +279,7 @@ def test_a_replacement_ends_the_life_and_keeps_the_slot(tmp_path: Path) -> None:
     assert [item["InstanceId"] for item in gone] == [after["instanceId"]]
 
 
-def test_a_cordoned_node_carries_the_taint_of_it(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_cordoned_node_has_the_unschedulable_taint(cluster: ClusterHandle, kube: KubeClient) -> None:
     name = kube.items(NODES)[0]["metadata"]["name"]
 
     kube.patch(f"{NODES}/{name}", {"spec": {"unschedulable": True}})

@@ -19,7 +19,7 @@ def add(cluster: ClusterHandle, **rule: Any) -> str:
     return str(cluster.control("POST", "call-faults", {"api": "kubernetes", **rule})["callFaultId"])
 
 
-def test_a_kubernetes_call_fails_as_often_as_asked(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_kubernetes_call_fails_the_requested_number_of_times(cluster: ClusterHandle, kube: KubeClient) -> None:
     add(cluster, operation="patch nodes", effect="error", status=500, code="InternalError", times=1)
     add(cluster, operation="create pods*", effect="throttle", times=2)
     name = kube.items(NODES)[0]["metadata"]["name"]
@@ -36,7 +36,7 @@ def test_a_kubernetes_call_fails_as_often_as_asked(cluster: ClusterHandle, kube:
     assert created["metadata"]["uid"]
 
 
-def test_an_answer_can_be_lost_after_the_effect(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_reply_is_lost_after_the_effect(cluster: ClusterHandle, kube: KubeClient) -> None:
     add(cluster, operation="create jobs", effect="lost-reply")
 
     with pytest.raises(urllib3.exceptions.HTTPError):
@@ -45,7 +45,7 @@ def test_an_answer_can_be_lost_after_the_effect(cluster: ClusterHandle, kube: Ku
     assert kube.get(f"{JOBS}/train")["metadata"]["name"] == "train"
 
 
-def test_a_call_can_be_slow_and_a_rule_taken_back(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_slow_call_rule_can_be_removed(cluster: ClusterHandle, kube: KubeClient) -> None:
     add(cluster, operation="list pods", effect="latency", seconds=0.3)
     rule = add(cluster, operation="list nodes", effect="latency", seconds=5, times=None)
 
@@ -61,7 +61,7 @@ def test_a_call_can_be_slow_and_a_rule_taken_back(cluster: ClusterHandle, kube: 
     assert cluster.control("GET", "counters")["calls"]["kubernetes list nodes"] >= 1
 
 
-def test_a_dropped_watch_ends_without_a_word(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_dropped_watch_ends_without_a_status_event(cluster: ClusterHandle, kube: KubeClient) -> None:
     version = kube.get(NODES)["metadata"]["resourceVersion"]
     add(cluster, operation="watch nodes", effect="drop-watch")
 
@@ -69,7 +69,7 @@ def test_a_dropped_watch_ends_without_a_word(cluster: ClusterHandle, kube: KubeC
         list(kube.watch(f"{NODES}?resourceVersion={version}", seconds=20))
 
 
-def test_a_watch_dropped_in_mid_work_is_taken_up_again_without_loss(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_reopened_watch_loses_no_event_after_a_drop(cluster: ClusterHandle, kube: KubeClient) -> None:
     version = kube.get(PODS)["metadata"]["resourceVersion"]
     seen: list[str] = []
     kube.create(PODS, a_pod("before", schedulerName="nobody"))
@@ -87,7 +87,7 @@ def test_a_watch_dropped_in_mid_work_is_taken_up_again_without_loss(cluster: Clu
     assert seen == ["before", "meanwhile"]
 
 
-def test_a_position_from_before_a_reset_is_gone(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_version_from_before_a_reset_is_expired(cluster: ClusterHandle, kube: KubeClient) -> None:
     kube.create(PODS, a_pod("one", schedulerName="nobody"))
     version = kube.get(PODS)["metadata"]["resourceVersion"]
 
@@ -98,7 +98,7 @@ def test_a_position_from_before_a_reset_is_gone(cluster: ClusterHandle, kube: Ku
     assert int(kube.get(PODS)["metadata"]["resourceVersion"]) > int(version)
 
 
-def test_a_position_before_the_compaction_is_gone(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_version_before_the_compaction_is_expired(cluster: ClusterHandle, kube: KubeClient) -> None:
     first = kube.get(f"{NODES}?limit=1")
     cluster.control("POST", "compact")
 
@@ -109,7 +109,7 @@ def test_a_position_before_the_compaction_is_gone(cluster: ClusterHandle, kube: 
     assert (refused.code, refused.reason) == (410, "Expired")
 
 
-def test_events_come_two_or_three_times(tmp_path: Path) -> None:
+def test_events_are_delivered_two_or_three_times(tmp_path: Path) -> None:
     with gpu_cluster.start({**QUICK, "duplicateEvents": True, "clusterEvents": True}, tmp_path / "run") as handle:
         eventually(lambda: all(node["ready"] == "True" for node in handle.nodes()), "the nodes")
         handle.inject("gpu-xid79", node=handle.nodes()[0]["instanceId"])
@@ -123,7 +123,7 @@ def test_events_come_two_or_three_times(tmp_path: Path) -> None:
     assert len({str(event["detail"]) for event in events}) == 1
 
 
-def test_events_can_overtake_each_other(tmp_path: Path) -> None:
+def test_events_can_arrive_out_of_order(tmp_path: Path) -> None:
     config = {**QUICK, "reorderEvents": True, "instanceGroups": [{"name": "none", "count": 0}]}
     with gpu_cluster.start(config, tmp_path / "run") as handle:
         for number in range(20):
@@ -140,7 +140,7 @@ def test_events_can_overtake_each_other(tmp_path: Path) -> None:
     assert order != list(range(20))
 
 
-def test_a_reset_begins_anew_at_the_same_addresses(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_reset_cluster_keeps_its_addresses(cluster: ClusterHandle, kube: KubeClient) -> None:
     kube.create(PODS, a_pod("one", *SLEEPS))
     pid = eventually(lambda: next(iter(cluster.processes()), None), "the process")["pid"]
     before = {node["instanceId"] for node in cluster.nodes()}
@@ -185,14 +185,14 @@ def test_a_reset_begins_anew_at_the_same_addresses(cluster: ClusterHandle, kube:
         ("POST", "apply", {"kind": "Nothing", "apiVersion": "v9"}, "no matches for kind"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_a_sentence(
+def test_invalid_control_call_is_refused_with_a_reason(
     cluster: ClusterHandle, method: str, path: str, body: Json | None, told: str
 ) -> None:
     with pytest.raises(ClusterFailed, match=told):
         cluster.control(method, path, body)
 
 
-def test_a_hidden_node_is_missing_from_the_list_only(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_hidden_node_is_missing_from_the_list_only(cluster: ClusterHandle, sagemaker: Any) -> None:
     instance = cluster.nodes()[0]["instanceId"]
 
     cluster.control("POST", "hidden-nodes", {"instanceId": instance})

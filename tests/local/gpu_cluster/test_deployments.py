@@ -104,7 +104,7 @@ def is_serving(pod: Json) -> bool:
     return is_standing(pod) and condition(pod, "Ready") == "True"
 
 
-def test_a_deployment_runs_its_pods_by_way_of_a_replica_set(kube: KubeClient) -> None:
+def test_deployment_runs_its_pods_through_a_replica_set(kube: KubeClient) -> None:
     kube.create(DEPLOYMENTS, a_deployment())
 
     deployment = rolled_out(kube)
@@ -130,7 +130,7 @@ def test_a_deployment_runs_its_pods_by_way_of_a_replica_set(kube: KubeClient) ->
     assert (condition(deployment, "Available"), condition(deployment, "Progressing")) == ("True", "True")
 
 
-def test_a_pod_that_goes_is_replaced_and_one_that_is_relabelled_is_let_go(kube: KubeClient) -> None:
+def test_deleted_pod_is_replaced_and_relabelled_pod_released(kube: KubeClient) -> None:
     kube.create(DEPLOYMENTS, a_deployment(replicas=2))
     rolled_out(kube)
     lost, stray = sorted(names(kube, PODS + OF_WEB))
@@ -145,7 +145,7 @@ def test_a_pod_that_goes_is_replaced_and_one_that_is_relabelled_is_let_go(kube: 
     assert "ownerReferences" not in kube.get(f"{PODS}/{stray}")["metadata"]
 
 
-def test_a_rolling_update_keeps_within_its_bounds(kube: KubeClient) -> None:
+def test_rolling_update_stays_within_its_bounds(kube: KubeClient) -> None:
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}}
     kube.create(DEPLOYMENTS, a_deployment(replicas=4, strategy=strategy))
     rolled_out(kube)
@@ -164,7 +164,7 @@ def test_a_rolling_update_keeps_within_its_bounds(kube: KubeClient) -> None:
     assert deployment["metadata"]["annotations"]["deployment.kubernetes.io/revision"] == "2"
 
 
-def test_recreate_starts_nothing_before_the_last_old_pod_has_ended(kube: KubeClient) -> None:
+def test_recreate_waits_for_the_end_of_every_old_pod(kube: KubeClient) -> None:
     # A process that takes its time to end: that it is terminating is not enough.
     command = ["python", "-c", "import signal, time; signal.signal(15, lambda *_: 0); time.sleep(9); time.sleep(9)"]
     slow = {"containers": [{"name": "main", "image": "registry.invalid/main:1", "command": command}]}
@@ -181,7 +181,7 @@ def test_recreate_starts_nothing_before_the_last_old_pod_has_ended(kube: KubeCli
     assert images[-1] == {"registry.invalid/main:2"}
 
 
-def test_going_back_makes_the_old_revision_the_latest(kube: KubeClient) -> None:
+def test_undo_makes_the_old_revision_the_latest(kube: KubeClient) -> None:
     kube.create(DEPLOYMENTS, a_deployment(replicas=1, revisionHistoryLimit=1))
     first = rolled_out(kube)["spec"]["template"]
     for image in ("registry.invalid/main:2", "registry.invalid/main:3"):
@@ -208,7 +208,7 @@ def test_going_back_makes_the_old_revision_the_latest(kube: KubeClient) -> None:
     )
 
 
-def test_a_paused_deployment_scales_and_rolls_nothing_out(kube: KubeClient) -> None:
+def test_paused_deployment_scales_but_does_not_roll_out(kube: KubeClient) -> None:
     kube.create(DEPLOYMENTS, a_deployment(replicas=1))
     rolled_out(kube)
 
@@ -226,7 +226,7 @@ def test_a_paused_deployment_scales_and_rolls_nothing_out(kube: KubeClient) -> N
     assert {pod["spec"]["containers"][0]["image"] for pod in kube.items(PODS + OF_WEB)} == {"registry.invalid/main:2"}
 
 
-def test_what_cannot_be_created_is_told_and_in_time_counts_as_stuck(kube: KubeClient) -> None:
+def test_deployment_that_cannot_create_pods_exceeds_its_deadline(kube: KubeClient) -> None:
     kube.create(DEPLOYMENTS, a_deployment(pod={"priorityClassName": "unheard-of"}, progressDeadlineSeconds=1))
 
     def stuck(deployment: Json) -> bool:
@@ -242,7 +242,7 @@ def test_what_cannot_be_created_is_told_and_in_time_counts_as_stuck(kube: KubeCl
     }
 
 
-def test_pods_of_a_lost_node_are_replaced_and_stay_terminating(kube: KubeClient, cluster: ClusterHandle) -> None:
+def test_pods_of_a_lost_node_are_replaced_while_terminating(kube: KubeClient, cluster: ClusterHandle) -> None:
     quick = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0}
         for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
@@ -262,7 +262,7 @@ def test_pods_of_a_lost_node_are_replaced_and_stay_terminating(kube: KubeClient,
 
 
 @pytest.mark.parametrize("policy", ["Foreground", "Background"])
-def test_a_deleted_deployment_takes_its_pods_along(kube: KubeClient, policy: str) -> None:
+def test_deleted_deployment_deletes_its_pods(kube: KubeClient, policy: str) -> None:
     kube.create(DEPLOYMENTS, a_deployment())
     rolled_out(kube)
 
@@ -274,7 +274,7 @@ def test_a_deleted_deployment_takes_its_pods_along(kube: KubeClient, policy: str
     eventually(lambda: not names(kube, PODS + OF_WEB) | names(kube, REPLICA_SETS + OF_WEB), "all of it to be gone")
 
 
-def test_orphans_are_adopted_by_a_successor(kube: KubeClient) -> None:
+def test_successor_adopts_orphaned_pods(kube: KubeClient) -> None:
     kube.create(DEPLOYMENTS, a_deployment())
     rolled_out(kube)
     before = names(kube, PODS + OF_WEB)
@@ -292,7 +292,7 @@ def test_orphans_are_adopted_by_a_successor(kube: KubeClient) -> None:
 # Services
 
 
-def test_a_service_says_where_its_pods_are(kube: KubeClient) -> None:
+def test_service_lists_the_addresses_of_its_pods(kube: KubeClient) -> None:
     ports = [{"name": "http", "containerPort": 8000}]
     containers = [{"name": "main", "image": "registry.invalid/main:1", "ports": ports}]
     kube.create(DEPLOYMENTS, a_deployment(replicas=2, pod={"containers": containers}))
@@ -317,7 +317,7 @@ def test_a_service_says_where_its_pods_are(kube: KubeClient) -> None:
     assert [subset["ports"] for subset in first] == [[{"port": 8000, "protocol": "TCP"}]]
 
 
-def test_a_pod_that_is_not_ready_is_listed_apart_unless_that_is_not_wanted() -> None:
+def test_unready_pod_is_listed_separately_unless_published() -> None:
     apart = Apart()
     apart.registry.create(catalogue.DEPLOYMENTS, "default", a_deployment(replicas=1))
     apart.settle()
@@ -389,7 +389,7 @@ def apart() -> Apart:
     return Apart()
 
 
-def test_a_second_look_changes_nothing(apart: Apart) -> None:
+def test_second_reconciliation_changes_nothing(apart: Apart) -> None:
     apart.registry.create(catalogue.DEPLOYMENTS, "default", a_deployment())
     apart.settle()
     apart.make_ready()
@@ -402,7 +402,7 @@ def test_a_second_look_changes_nothing(apart: Apart) -> None:
     assert len(apart.store.all(catalogue.PODS.key)) == 3
 
 
-def test_an_object_that_breaks_a_controller_takes_no_other_with_it() -> None:
+def test_failing_object_stops_no_other_reconciliation() -> None:
     looked: list[str] = []
 
     def look(_namespace: str, name: str) -> None:
@@ -424,7 +424,7 @@ def test_an_object_that_breaks_a_controller_takes_no_other_with_it() -> None:
     assert looked == ["first", "broken", "last"]
 
 
-def test_a_name_that_somebody_else_has_is_passed_over(apart: Apart) -> None:
+def test_replica_set_with_another_owner_gets_a_new_name(apart: Apart) -> None:
     apart.registry.create(catalogue.DEPLOYMENTS, "default", a_deployment())
     apart.look()
     (taken,) = apart.store.all(catalogue.REPLICA_SETS.key)
@@ -442,7 +442,7 @@ def test_a_name_that_somebody_else_has_is_passed_over(apart: Apart) -> None:
     assert len(apart.store.all(catalogue.REPLICA_SETS.key)) == 2
 
 
-def test_a_broken_template_stops_the_rollout_at_its_bounds(apart: Apart) -> None:
+def test_broken_template_stops_the_rollout_at_its_bounds(apart: Apart) -> None:
     apart.registry.create(catalogue.DEPLOYMENTS, "default", a_deployment(replicas=8))
     apart.settle()
     apart.make_ready()
@@ -454,7 +454,7 @@ def test_a_broken_template_stops_the_rollout_at_its_bounds(apart: Apart) -> None
     assert apart.images() == ["1"] * 6 + ["2"] * 4  # a quarter may be missing, a quarter may be too many
 
 
-def test_scaling_in_mid_rollout_gives_each_its_share(apart: Apart) -> None:
+def test_scaling_during_a_rollout_is_proportional(apart: Apart) -> None:
     apart.registry.create(catalogue.DEPLOYMENTS, "default", a_deployment(replicas=8))
     apart.settle()
     apart.make_ready()

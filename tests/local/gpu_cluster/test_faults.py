@@ -43,7 +43,7 @@ def node_of(cluster: ClusterHandle, **wanted: Any) -> Json | None:
     return None
 
 
-def test_xid_79_ends_the_gpu_processes_and_marks_the_node(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_xid_79_ends_gpu_processes_and_marks_the_node(cluster: ClusterHandle, kube: KubeClient) -> None:
     victim = run_job(kube)[0]
     name = victim["spec"]["nodeName"]
 
@@ -68,7 +68,7 @@ def test_xid_79_ends_the_gpu_processes_and_marks_the_node(cluster: ClusterHandle
     assert sent[0]["detail"]["HealthSummary"]["HealthStatus"] == "Unhealthy"
 
 
-def test_a_reboot_cures_a_fault_that_asks_for_one(cluster: ClusterHandle, kube: KubeClient, sagemaker: Any) -> None:
+def test_reboot_clears_a_rebootable_fault(cluster: ClusterHandle, kube: KubeClient, sagemaker: Any) -> None:
     name = run_job(kube)[0]["spec"]["nodeName"]
     injected = cluster.inject("gpu-xid79", node=name, faultType="NvidiaErrorReboot")
     before = kube.until(f"{NODES}/{name}", lambda node: condition(node, "NvidiaErrorReboot") == "True", "the mark")
@@ -87,7 +87,7 @@ def test_a_reboot_cures_a_fault_that_asks_for_one(cluster: ClusterHandle, kube: 
     ]
 
 
-def test_a_lost_node_keeps_its_processes_until_the_machine_goes(
+def test_processes_of_a_lost_node_run_until_the_machine_ends(
     cluster: ClusterHandle, kube: KubeClient, sagemaker: Any
 ) -> None:
     victim = run_job(kube)[0]
@@ -113,7 +113,7 @@ def test_a_lost_node_keeps_its_processes_until_the_machine_goes(
     assert node["status"]["conditions"][-1]["reason"] == "NodeStatusUnknown"
 
 
-def test_a_terminating_pod_of_a_lost_node_goes_with_the_node(
+def test_terminating_pod_of_a_lost_node_is_removed_with_it(
     cluster: ClusterHandle, kube: KubeClient, sagemaker: Any
 ) -> None:
     victim = run_job(kube)[0]
@@ -127,7 +127,7 @@ def test_a_terminating_pod_of_a_lost_node_goes_with_the_node(
     kube.until_gone(f"{JOBS}/train")
 
 
-def test_a_healed_partition_ends_what_was_deleted_meanwhile(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_healed_partition_ends_pods_deleted_during_it(cluster: ClusterHandle, kube: KubeClient) -> None:
     victim = run_job(kube)[0]
     pid = next(process["pid"] for process in cluster.processes() if process["pod"] == victim["metadata"]["name"])
     injected = cluster.inject("node-lost", node=victim["spec"]["nodeName"])
@@ -142,7 +142,7 @@ def test_a_healed_partition_ends_what_was_deleted_meanwhile(cluster: ClusterHand
     )
 
 
-def test_an_application_crash_leaves_the_node_alone(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_application_crash_leaves_the_node_healthy(cluster: ClusterHandle, kube: KubeClient) -> None:
     run_job(kube)
 
     injected = cluster.inject("app-crash", job="default/train")
@@ -158,7 +158,7 @@ def test_an_application_crash_leaves_the_node_alone(cluster: ClusterHandle, kube
     assert all(node["ready"] == "True" for node in cluster.nodes())
 
 
-def test_a_stuck_replacement_stays_pending_until_cleared(
+def test_stuck_replacement_stays_pending_until_cleared(
     cluster: ClusterHandle, kube: KubeClient, sagemaker: Any
 ) -> None:
     run_job(kube)
@@ -181,7 +181,7 @@ def test_a_stuck_replacement_stays_pending_until_cleared(
     ("code", "ends", "fault_type"),
     [(79, True, "NvidiaErrorTerminate"), (95, True, "NvidiaErrorReboot"), (13, True, ""), (63, False, "")],
 )
-def test_an_xid_ends_work_and_marks_the_node_as_its_code_says(
+def test_xid_has_the_effect_of_its_code(
     cluster: ClusterHandle, kube: KubeClient, code: int, ends: bool, fault_type: str
 ) -> None:
     name = run_job(kube)[0]["spec"]["nodeName"]
@@ -206,7 +206,7 @@ def test_an_xid_ends_work_and_marks_the_node_as_its_code_says(
     assert injected["processesHit"] == int(ends)
 
 
-def test_a_second_fault_is_told_beside_the_first(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_second_fault_is_reported_beside_the_first(cluster: ClusterHandle, kube: KubeClient) -> None:
     name = cluster.nodes()[0]["name"]
     for code in (48, 79):
         cluster.inject("gpu-xid", node=name, code=code)
@@ -219,9 +219,7 @@ def test_a_second_fault_is_told_beside_the_first(cluster: ClusterHandle, kube: K
     assert eventually(both, "both faults") == ["NvidiaErrorReboot", "NvidiaErrorTerminate"]
 
 
-def test_a_silent_agent_says_nothing_until_the_node_is_rebooted(
-    cluster: ClusterHandle, kube: KubeClient, sagemaker: Any
-) -> None:
+def test_silent_agent_reports_nothing_until_a_reboot(cluster: ClusterHandle, kube: KubeClient, sagemaker: Any) -> None:
     first, second, _ = cluster.nodes()
     cluster.inject("health-silent", node=first["name"])
     for node in (first, second):
@@ -238,7 +236,7 @@ def test_a_silent_agent_says_nothing_until_the_node_is_rebooted(
     eventually(lambda: (node_of(cluster, name=first["name"]) or {})["unhealthy"], "the agent to speak again")
 
 
-def test_a_flapping_node_is_lost_and_ready_in_turns(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_flapping_node_alternates_between_lost_and_ready(cluster: ClusterHandle, kube: KubeClient) -> None:
     victim = run_job(kube)[0]
     path = f"{NODES}/{victim['spec']['nodeName']}"
     pid = next(process["pid"] for process in cluster.processes() if process["pod"] == victim["metadata"]["name"])
@@ -254,7 +252,7 @@ def test_a_flapping_node_is_lost_and_ready_in_turns(cluster: ClusterHandle, kube
     assert node_of(cluster, name=victim["spec"]["nodeName"], connected=True)
 
 
-def test_an_outage_takes_the_nodes_and_the_capacity_of_its_zone_alone(tmp_path: Path) -> None:
+def test_zone_outage_affects_only_its_zone(tmp_path: Path) -> None:
     there = {"name": "there", "count": 2, "availabilityZone": "us-west-2b", "availabilityZoneId": "usw2-az2"}
     config = {**QUICK, "instanceGroups": [{"name": "here", "count": 1}, there]}
     with gpu_cluster.start(config, tmp_path / "run") as handle:
@@ -280,7 +278,7 @@ def test_an_outage_takes_the_nodes_and_the_capacity_of_its_zone_alone(tmp_path: 
 
 
 @pytest.mark.parametrize(("retires", "what"), [(False, "SYSTEM_REBOOT_MAINTENANCE"), (True, "INSTANCE_RETIREMENT")])
-def test_maintenance_is_announced_and_then_done(cluster: ClusterHandle, retires: bool, what: str) -> None:
+def test_maintenance_is_announced_and_then_carried_out(cluster: ClusterHandle, retires: bool, what: str) -> None:
     node = cluster.nodes()[0]
 
     injected = cluster.inject("maintenance", node=node["name"], startsInSeconds=0.2, retires=retires)
@@ -297,7 +295,7 @@ def test_maintenance_is_announced_and_then_done(cluster: ClusterHandle, retires:
     assert (node["instanceId"] in alive) is not retires
 
 
-def test_maintenance_that_is_withdrawn_does_not_happen(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_withdrawn_maintenance_does_not_happen(cluster: ClusterHandle, kube: KubeClient) -> None:
     first, second, _ = cluster.nodes()
     withdrawn = cluster.inject("maintenance", node=first["name"], startsInSeconds=0.2)
     cluster.inject("maintenance", node=second["name"], startsInSeconds=0.3)
@@ -312,7 +310,7 @@ def test_maintenance_that_is_withdrawn_does_not_happen(cluster: ClusterHandle, k
     assert mine == ["upcoming", "closed"]
 
 
-def test_every_fault_and_its_options_are_in_the_page(cluster: ClusterHandle) -> None:
+def test_every_fault_and_option_is_documented(cluster: ClusterHandle) -> None:
     page = (Path(__file__).parents[3] / "docs" / "local-gpu-cluster.md").read_text()
     faults = page[page.index("The faults:") : page.index("## Who may do what")]
 
@@ -322,7 +320,7 @@ def test_every_fault_and_its_options_are_in_the_page(cluster: ClusterHandle) -> 
     assert {option for row in ROWS.values() for option in row.options} <= named
 
 
-def test_an_unknown_fault_is_refused_with_a_sentence(cluster: ClusterHandle) -> None:
+def test_unknown_fault_is_refused_with_a_reason(cluster: ClusterHandle) -> None:
     with pytest.raises(ClusterFailed, match="there is no fault 'quake'"):
         cluster.inject("quake")
     with pytest.raises(ClusterFailed, match="no node runs a pod of any job"):

@@ -36,7 +36,7 @@ def classic(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("by", ["cluster_name", "cluster_arn"])
-def test_the_cluster_is_found_by_name_and_arn(cluster: ClusterHandle, sagemaker: Any, by: str) -> None:
+def test_cluster_is_found_by_name_and_arn(cluster: ClusterHandle, sagemaker: Any, by: str) -> None:
     described = sagemaker.describe_cluster(ClusterName=getattr(cluster, by))
 
     assert (described["ClusterName"], described["ClusterArn"]) == (cluster.cluster_name, cluster.cluster_arn)
@@ -45,7 +45,7 @@ def test_the_cluster_is_found_by_name_and_arn(cluster: ClusterHandle, sagemaker:
     assert [(g["CurrentCount"], g["TargetCount"]) for g in described["InstanceGroups"]] == [(3, 3)]
 
 
-def test_the_eks_cluster_says_where_kubernetes_is(cluster: ClusterHandle) -> None:
+def test_eks_cluster_shows_the_kubernetes_endpoint(cluster: ClusterHandle) -> None:
     eks = aws_client("eks", cluster.eks_url)
 
     described = eks.describe_cluster(name=cluster.eks_cluster_name)["cluster"]
@@ -56,7 +56,7 @@ def test_the_eks_cluster_says_where_kubernetes_is(cluster: ClusterHandle) -> Non
     assert code_of(refused) == "ResourceNotFoundException"
 
 
-def test_a_cluster_that_is_not_there_is_not_found(sagemaker: Any) -> None:
+def test_unknown_cluster_is_not_found(sagemaker: Any) -> None:
     with pytest.raises(ClientError) as refused:
         sagemaker.describe_cluster(ClusterName="nobodys")
 
@@ -78,7 +78,7 @@ def test_a_cluster_that_is_not_there_is_not_found(sagemaker: Any) -> None:
         ("list_cluster_nodes", {"SortBy": "COLOUR"}),
     ],
 )
-def test_what_botocore_lets_through_the_service_refuses(
+def test_service_refuses_invalid_values_that_botocore_accepts(
     cluster: ClusterHandle, sagemaker: Any, operation: str, arguments: Json
 ) -> None:
     with pytest.raises(ClientError) as refused:
@@ -106,7 +106,7 @@ def test_nodes_are_listed_in_pages_and_by_group(cluster: ClusterHandle, sagemake
     assert [n["InstanceId"] for n in by_name] == sorted((n["InstanceId"] for n in everything), reverse=True)
 
 
-def test_a_node_is_described_by_id_and_by_slot(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_node_is_described_by_id_and_by_slot(cluster: ClusterHandle, sagemaker: Any) -> None:
     node = nodes(sagemaker, cluster)[0]
 
     by_id = sagemaker.describe_cluster_node(ClusterName=cluster.cluster_name, NodeId=node["InstanceId"])["NodeDetails"]
@@ -124,7 +124,7 @@ def test_a_node_is_described_by_id_and_by_slot(cluster: ClusterHandle, sagemaker
 
 
 @pytest.mark.parametrize("operation", ["batch_reboot_cluster_nodes", "batch_replace_cluster_nodes"])
-def test_a_batch_succeeds_and_fails_node_by_node(cluster: ClusterHandle, sagemaker: Any, operation: str) -> None:
+def test_batch_succeeds_and_fails_node_by_node(cluster: ClusterHandle, sagemaker: Any, operation: str) -> None:
     call = getattr(sagemaker, operation)
     fine, busy, broken = (node["InstanceId"] for node in nodes(sagemaker, cluster))
     call(ClusterName=cluster.cluster_name, NodeIds=[busy])
@@ -140,7 +140,7 @@ def test_a_batch_succeeds_and_fails_node_by_node(cluster: ClusterHandle, sagemak
     assert "SuccessfulNodeLogicalIds" not in answer
 
 
-def test_a_pending_instance_has_the_wrong_status(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_repair_of_a_pending_instance_is_refused(cluster: ClusterHandle, sagemaker: Any) -> None:
     cluster.control("POST", "capacity", {"instanceGroup": "p5-workers", "machines": 3})
     added = sagemaker.batch_add_cluster_nodes(
         ClusterName=cluster.cluster_name,
@@ -154,7 +154,7 @@ def test_a_pending_instance_has_the_wrong_status(cluster: ClusterHandle, sagemak
     assert answer["FailedNodeLogicalIds"][0]["ErrorCode"] == "InvalidInstanceStatus"
 
 
-def test_a_replacement_is_told_in_events_newest_first(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_replacement_is_recorded_in_events_newest_first(cluster: ClusterHandle, sagemaker: Any) -> None:
     node = nodes(sagemaker, cluster)[0]
     sagemaker.batch_replace_cluster_nodes(ClusterName=cluster.cluster_name, NodeIds=[node["InstanceId"]])
 
@@ -175,7 +175,7 @@ def test_a_replacement_is_told_in_events_newest_first(cluster: ClusterHandle, sa
     assert ascending == events[::-1]
 
 
-def test_a_repair_recovers_by_itself_with_automatic(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_automatic_recovery_repairs_a_faulty_node(cluster: ClusterHandle, sagemaker: Any) -> None:
     sagemaker.update_cluster(ClusterName=cluster.cluster_name, NodeRecovery="Automatic")
     node = nodes(sagemaker, cluster)[0]
     before = node["InstanceId"]
@@ -200,7 +200,7 @@ def test_a_repair_recovers_by_itself_with_automatic(cluster: ClusterHandle, sage
 # Capacity
 
 
-def test_adding_nodes_twice_with_one_token_adds_them_once(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_repeated_client_token_adds_nodes_once(cluster: ClusterHandle, sagemaker: Any) -> None:
     wish = {"InstanceGroupName": "p5-workers", "IncrementTargetCountBy": 2}
     arguments = {"ClusterName": cluster.cluster_name, "ClientToken": "grow", "NodesToAdd": [wish]}
 
@@ -226,7 +226,7 @@ def test_adding_nodes_twice_with_one_token_adds_them_once(cluster: ClusterHandle
         ({"InstanceTypes": ["ml.g5.8xlarge"]}, "IncompatibleInstanceTypes"),
     ],
 )
-def test_nodes_that_cannot_be_added_say_why(cluster: ClusterHandle, sagemaker: Any, wish: Json, code: str) -> None:
+def test_refused_node_additions_have_a_reason(cluster: ClusterHandle, sagemaker: Any, wish: Json, code: str) -> None:
     asked = {"InstanceGroupName": "p5-workers", "IncrementTargetCountBy": 1, **wish}
 
     answer = sagemaker.batch_add_cluster_nodes(ClusterName=cluster.cluster_name, NodesToAdd=[asked])
@@ -235,7 +235,7 @@ def test_nodes_that_cannot_be_added_say_why(cluster: ClusterHandle, sagemaker: A
     assert answer["Successful"] == []
 
 
-def test_nodes_are_deleted_with_their_slots(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_deleted_nodes_lose_their_slots(cluster: ClusterHandle, sagemaker: Any) -> None:
     first, second, _ = nodes(sagemaker, cluster)
 
     answer = sagemaker.batch_delete_cluster_nodes(
@@ -254,7 +254,7 @@ def test_nodes_are_deleted_with_their_slots(cluster: ClusterHandle, sagemaker: A
     assert (group["CurrentCount"], group["TargetCount"]) == (1, 1)
 
 
-def test_a_full_provider_leaves_a_node_pending_and_says_so(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_node_without_capacity_stays_pending_with_a_reason(cluster: ClusterHandle, sagemaker: Any) -> None:
     cluster.control("POST", "capacity", {"instanceGroup": "p5-workers", "machines": 2})
     node = nodes(sagemaker, cluster)[0]
     sagemaker.batch_replace_cluster_nodes(ClusterName=cluster.cluster_name, NodeIds=[node["InstanceId"]])
@@ -275,7 +275,7 @@ def test_a_full_provider_leaves_a_node_pending_and_says_so(cluster: ClusterHandl
 # The other mode
 
 
-def test_without_continuous_mode_there_are_no_slots_and_no_events(classic: Any) -> None:
+def test_cluster_without_continuous_mode_has_no_slots_or_events(classic: Any) -> None:
     assert "NodeProvisioningMode" not in classic.describe_cluster(ClusterName="research-train")
     listed = classic.list_cluster_nodes(ClusterName="research-train")["ClusterNodeSummaries"]
     described = classic.describe_cluster_node(ClusterName="research-train", NodeId=listed[0]["InstanceId"])
@@ -298,7 +298,7 @@ def test_without_continuous_mode_there_are_no_slots_and_no_events(classic: Any) 
 # Faults of calls
 
 
-def test_a_call_can_be_made_to_fail_to_throttle_and_to_lose_its_answer(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_injected_call_faults_fail_throttle_and_lose_replies(cluster: ClusterHandle, sagemaker: Any) -> None:
     from botocore.exceptions import ConnectionClosedError
 
     rule = {"api": "hyperpod", "operation": "Batch*"}
@@ -322,7 +322,7 @@ def test_a_call_can_be_made_to_fail_to_throttle_and_to_lose_its_answer(cluster: 
     assert nodes(sagemaker, cluster)
 
 
-def test_a_budget_of_calls_throttles(tmp_path: Path) -> None:
+def test_call_budget_throttles_further_calls(tmp_path: Path) -> None:
     with gpu_cluster.start({**QUICK, "readsPerSecond": 2}, tmp_path / "run") as handle:
         sagemaker = aws_client("sagemaker", handle.sagemaker_url)
 

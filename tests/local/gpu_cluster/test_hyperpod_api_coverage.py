@@ -668,7 +668,7 @@ def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_scenario_reaches_what_it_names(theatre: ClusterHandle, name: str) -> None:
+def test_scenario_covers_its_declared_facts(theatre: ClusterHandle, name: str) -> None:
     theatre.control("POST", "reset")
     stage = ApiCoverage(theatre)
     stage.idle()
@@ -681,14 +681,14 @@ def test_a_scenario_reaches_what_it_names(theatre: ClusterHandle, name: str) -> 
     assert stage.problems == []
 
 
-def test_the_scenarios_reach_everything() -> None:
+def test_scenarios_cover_every_value_and_error() -> None:
     reached = {fact for _, facts in SCENARIOS.values() for fact in facts}
 
     assert EVERYTHING - reached == set()
     assert reached - EVERYTHING == set()
 
 
-def test_the_table_agrees_with_botocore() -> None:
+def test_table_matches_the_botocore_model() -> None:
     model = botocore.session.get_session().get_service_model("sagemaker")
     known: dict[str, set[str]] = {}
     errors: set[str] = set()
@@ -715,7 +715,7 @@ def test_the_table_agrees_with_botocore() -> None:
     assert errors <= set(ERRORS)
 
 
-def test_the_cluster_has_these_operations_and_no_other(theatre: ClusterHandle, tmp_path: Path) -> None:
+def test_cluster_refuses_an_unsupported_operation(theatre: ClusterHandle, tmp_path: Path) -> None:
     sagemaker = aws_client("sagemaker", theatre.sagemaker_url)
 
     with pytest.raises(ClientError) as refused:

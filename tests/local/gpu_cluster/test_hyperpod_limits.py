@@ -110,14 +110,14 @@ REFUSED: list[tuple[str, Json]] = [
 
 
 @pytest.mark.parametrize(("operation", "arguments"), TAKEN, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_is_at_the_limit_is_taken(
+def test_value_at_the_limit_is_accepted(
     running_cluster: ClusterHandle, unchecked: Any, operation: str, arguments: Json
 ) -> None:
     assert outcome(unchecked, operation, {"ClusterName": running_cluster.cluster_name, **arguments}) == ""
 
 
 @pytest.mark.parametrize(("operation", "arguments"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_is_beyond_a_limit_or_a_pattern_is_refused_without_effect(
+def test_value_beyond_a_limit_or_pattern_is_refused_without_effect(
     running_cluster: ClusterHandle, unchecked: Any, operation: str, arguments: Json
 ) -> None:
     before = running_cluster.control("GET", "provider-calls")["calls"]
@@ -130,7 +130,7 @@ def test_what_is_beyond_a_limit_or_a_pattern_is_refused_without_effect(
 
 @pytest.mark.parametrize("name", ["nobodys", OTHER_CLUSTER, OTHER_ACCOUNT])
 @pytest.mark.parametrize("operation", [*REPAIRS, "batch_delete_cluster_nodes", "list_cluster_nodes", "update_cluster"])
-def test_another_cluster_is_not_found(
+def test_unknown_cluster_is_not_found(
     running_cluster: ClusterHandle, unchecked: Any, operation: str, name: str
 ) -> None:
     arguments = {"NodeIds": [running_cluster.nodes()[0]["instanceId"]]} if operation.startswith("batch") else {}
@@ -138,14 +138,14 @@ def test_another_cluster_is_not_found(
     assert outcome(unchecked, operation, {"ClusterName": name, **arguments}) == "ResourceNotFound"
 
 
-def test_botocore_itself_refuses_an_empty_list(running_cluster: ClusterHandle) -> None:
+def test_botocore_refuses_an_empty_list(running_cluster: ClusterHandle) -> None:
     sagemaker = aws_client("sagemaker", running_cluster.sagemaker_url)
 
     with pytest.raises(ParamValidationError):
         sagemaker.batch_replace_cluster_nodes(ClusterName=running_cluster.cluster_name, NodeIds=[])
 
 
-def test_a_node_named_twice_is_repaired_once(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_node_named_twice_is_repaired_once(cluster: ClusterHandle, sagemaker: Any) -> None:
     node = cluster.nodes()[0]
 
     answer = sagemaker.batch_reboot_cluster_nodes(
@@ -181,7 +181,7 @@ def test_twenty_five_nodes_are_replaced_in_one_call(tmp_path: Path) -> None:
 # Pages
 
 
-def test_a_token_holds_for_its_own_question_alone(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_page_token_is_valid_only_for_its_own_query(cluster: ClusterHandle, sagemaker: Any) -> None:
     token = sagemaker.list_cluster_nodes(ClusterName=cluster.cluster_name, MaxResults=1)["NextToken"]
     asked: list[tuple[str, Json]] = [
         ("list_cluster_nodes", {"MaxResults": 2}),
@@ -198,7 +198,7 @@ def test_a_token_holds_for_its_own_question_alone(cluster: ClusterHandle, sagema
     assert got == ["", *["ValidationException"] * 4]
 
 
-def test_a_token_that_has_outlived_its_list_gives_an_empty_page(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_page_token_past_the_end_gives_an_empty_page(cluster: ClusterHandle, sagemaker: Any) -> None:
     token = sagemaker.list_cluster_nodes(ClusterName=cluster.cluster_name, MaxResults=2)["NextToken"]
     every = [node["instanceId"] for node in cluster.nodes()]
     sagemaker.batch_delete_cluster_nodes(ClusterName=cluster.cluster_name, NodeIds=every[:2])

@@ -41,7 +41,7 @@ def operations(cluster: ClusterHandle, sagemaker: Any, **wanted: str) -> list[Js
 # Deep health checks
 
 
-def test_a_deep_health_check_marks_its_node_and_gives_it_back(
+def test_deep_health_check_marks_and_releases_its_node(
     cluster: ClusterHandle, kube: KubeClient, sagemaker: Any
 ) -> None:
     node = first_node(cluster)
@@ -66,7 +66,7 @@ def test_a_deep_health_check_marks_its_node_and_gives_it_back(
     assert detail["DeepHealthCheckDetails"][0]["InstanceIds"] == [node["instanceId"]]
 
 
-def test_a_node_that_fails_its_check_is_replaced_by_hyperpod(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_hyperpod_replaces_a_node_that_fails_its_check(cluster: ClusterHandle, sagemaker: Any) -> None:
     node = first_node(cluster)
     cluster.control("POST", "failing-checks", {"instanceId": node["instanceId"]})
 
@@ -84,7 +84,7 @@ def test_a_node_that_fails_its_check_is_replaced_by_hyperpod(cluster: ClusterHan
     assert cluster.control("GET", "counters")["accepted"]["replace"] == {}
 
 
-def test_a_check_of_what_is_not_there_is_refused(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_check_of_an_unknown_target_is_refused(cluster: ClusterHandle, sagemaker: Any) -> None:
     for group, instance in ((GROUP, "i-0aaaaaaaaaaaaaaaa"), ("none", first_node(cluster)["instanceId"])):
         wish = {"InstanceGroupName": group, "InstanceIds": [instance], "DeepHealthChecks": ["InstanceStress"]}
         with pytest.raises(ClientError) as refused:
@@ -92,7 +92,7 @@ def test_a_check_of_what_is_not_there_is_refused(cluster: ClusterHandle, sagemak
         assert code_of(refused) == "ValidationException"
 
 
-def test_a_node_that_fails_its_check_may_be_rebooted_instead(
+def test_hyperpod_may_reboot_a_node_that_fails_its_check(
     cluster: ClusterHandle, kube: KubeClient, sagemaker: Any
 ) -> None:
     node = first_node(cluster)
@@ -121,7 +121,9 @@ def marked(cluster: ClusterHandle, kube: KubeClient, label: str) -> tuple[Json, 
     return node, path
 
 
-def test_a_label_is_a_repair_command_with_automatic(cluster: ClusterHandle, kube: KubeClient, sagemaker: Any) -> None:
+def test_health_label_triggers_a_repair_under_automatic_recovery(
+    cluster: ClusterHandle, kube: KubeClient, sagemaker: Any
+) -> None:
     sagemaker.update_cluster(ClusterName=cluster.cluster_name, NodeRecovery="Automatic")
 
     node, path = marked(cluster, kube, "UnschedulablePendingReboot")
@@ -132,7 +134,9 @@ def test_a_label_is_a_repair_command_with_automatic(cluster: ClusterHandle, kube
     kube.until_gone(path)
 
 
-def test_a_label_is_a_label_without_automatic(cluster: ClusterHandle, kube: KubeClient, sagemaker: Any) -> None:
+def test_health_label_triggers_nothing_without_automatic_recovery(
+    cluster: ClusterHandle, kube: KubeClient, sagemaker: Any
+) -> None:
     node, path = marked(cluster, kube, "UnschedulablePendingReplacement")
     other = cluster.nodes()[1]["instanceId"]
 
@@ -144,9 +148,7 @@ def test_a_label_is_a_label_without_automatic(cluster: ClusterHandle, kube: Kube
     assert first_node(cluster)["instanceId"] == node["instanceId"]
 
 
-def test_a_reboot_in_vain_is_followed_by_a_replacement(
-    cluster: ClusterHandle, kube: KubeClient, sagemaker: Any
-) -> None:
+def test_failed_reboot_is_followed_by_a_replacement(cluster: ClusterHandle, kube: KubeClient, sagemaker: Any) -> None:
     sagemaker.update_cluster(ClusterName=cluster.cluster_name, NodeRecovery="Automatic")
     node = first_node(cluster)
 
@@ -183,9 +185,7 @@ def test_cpu_nodes_are_not_replaced_by_hyperpod(tmp_path: Path) -> None:
 # Launches that fail
 
 
-def test_each_attempt_is_another_instance_and_the_slot_is_missing_in_between(
-    cluster: ClusterHandle, sagemaker: Any
-) -> None:
+def test_failed_launch_attempts_change_instances_and_hide_the_slot(cluster: ClusterHandle, sagemaker: Any) -> None:
     node = first_node(cluster)
     slot = {"ClusterName": cluster.cluster_name, "NodeLogicalId": node["nodeLogicalId"]}
     fault = cluster.inject("boot-failing", instanceGroup=GROUP)
@@ -213,7 +213,7 @@ def test_each_attempt_is_another_instance_and_the_slot_is_missing_in_between(
     assert status == {"Status": "Running", "Message": "Lifecycle scripts did not run successfully."}
 
 
-def test_a_node_deleted_on_its_way_never_comes(cluster: ClusterHandle, kube: KubeClient, sagemaker: Any) -> None:
+def test_node_deleted_during_its_launch_never_joins(cluster: ClusterHandle, kube: KubeClient, sagemaker: Any) -> None:
     cluster.control("POST", "capacity", {"instanceGroup": GROUP, "machines": 3})
     wish = {"InstanceGroupName": GROUP, "IncrementTargetCountBy": 1}
     added = sagemaker.batch_add_cluster_nodes(ClusterName=cluster.cluster_name, ClientToken="t", NodesToAdd=[wish])
@@ -232,7 +232,7 @@ def test_a_node_deleted_on_its_way_never_comes(cluster: ClusterHandle, kube: Kub
 # Scaling and updates
 
 
-def test_with_an_autoscaler_a_replacement_only_terminates(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_replacement_under_an_autoscaler_only_terminates(cluster: ClusterHandle, sagemaker: Any) -> None:
     scaler = {"Mode": "Enable", "AutoScalerType": "Karpenter"}
     sagemaker.update_cluster(ClusterName=cluster.cluster_name, AutoScaling=scaler)
     instance = first_node(cluster)["instanceId"]
@@ -247,7 +247,7 @@ def test_with_an_autoscaler_a_replacement_only_terminates(cluster: ClusterHandle
     assert not any("starting as part" in text for text in descriptions(cluster, sagemaker))
 
 
-def test_what_update_cluster_cannot_change_here_it_refuses(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_update_cluster_refuses_unsupported_changes(cluster: ClusterHandle, sagemaker: Any) -> None:
     with pytest.raises(ClientError) as refused:
         sagemaker.update_cluster(
             ClusterName=cluster.cluster_name, NodeRecovery="Automatic", TieredStorageConfig={"Mode": "Enable"}
@@ -257,9 +257,7 @@ def test_what_update_cluster_cannot_change_here_it_refuses(cluster: ClusterHandl
     assert sagemaker.describe_cluster(ClusterName=cluster.cluster_name)["NodeRecovery"] == "None"
 
 
-def test_a_group_is_deleted_with_its_nodes_and_deleting_it_again_is_refused(
-    cluster: ClusterHandle, sagemaker: Any
-) -> None:
+def test_group_is_deleted_once_with_its_nodes(cluster: ClusterHandle, sagemaker: Any) -> None:
     for _ in range(2):
         sagemaker.update_cluster(ClusterName=cluster.cluster_name, InstanceGroupsToDelete=[GROUP])
     eventually(
@@ -272,7 +270,7 @@ def test_a_group_is_deleted_with_its_nodes_and_deleting_it_again_is_refused(
     assert code_of(refused) == "ValidationException"
 
 
-def test_scaling_is_recorded_and_superseded_by_the_next(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_scaling_is_superseded_by_the_next_scaling(cluster: ClusterHandle, sagemaker: Any) -> None:
     cluster.control("POST", "capacity", {"instanceGroup": GROUP, "machines": 3})
     wish = {"InstanceGroupName": GROUP, "IncrementTargetCountBy": 1}
     for token in ("one", "two"):
@@ -293,7 +291,7 @@ def test_scaling_is_recorded_and_superseded_by_the_next(cluster: ClusterHandle, 
     assert code_of(refused) == "ResourceNotFound"
 
 
-def test_a_count_in_an_update_grows_and_shrinks_the_group(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_updated_count_grows_and_shrinks_the_group(cluster: ClusterHandle, sagemaker: Any) -> None:
     group = {
         "InstanceGroupName": GROUP,
         "InstanceType": "ml.p5.48xlarge",
@@ -311,7 +309,7 @@ def test_a_count_in_an_update_grows_and_shrinks_the_group(cluster: ClusterHandle
         )
 
 
-def test_a_software_update_goes_from_node_to_node(cluster: ClusterHandle, kube: KubeClient, sagemaker: Any) -> None:
+def test_software_update_updates_node_by_node(cluster: ClusterHandle, kube: KubeClient, sagemaker: Any) -> None:
     boots = {node["name"]: node["bootId"] for node in cluster.nodes()}
 
     sagemaker.update_cluster_software(ClusterName=cluster.cluster_name)
@@ -335,7 +333,7 @@ def test_a_software_update_goes_from_node_to_node(cluster: ClusterHandle, kube: 
 # Statuses
 
 
-def test_a_cluster_status_that_is_pretended_is_announced_too(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_injected_cluster_status_sends_an_event(cluster: ClusterHandle, sagemaker: Any) -> None:
     cluster.control("POST", "status", {"status": "RollingBack"})
 
     described = sagemaker.describe_cluster(ClusterName=cluster.cluster_name)
@@ -354,7 +352,7 @@ def descriptions(cluster: ClusterHandle, sagemaker: Any) -> list[str]:
     return [event["Description"] for event in events]
 
 
-def test_a_reboot_and_its_refusal_are_told(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_reboot_and_its_refusal_are_recorded_as_events(cluster: ClusterHandle, sagemaker: Any) -> None:
     first, second, _ = (node["instanceId"] for node in cluster.nodes())
     cluster.control("POST", "failing-nodes", {"instanceId": second})
 
@@ -365,7 +363,7 @@ def test_a_reboot_and_its_refusal_are_told(cluster: ClusterHandle, sagemaker: An
     assert f"Failed to submit reboot request for EC2 Instance {second}" in told
 
 
-def test_an_update_passes_by_a_node_that_a_budget_guards(
+def test_software_update_skips_a_node_under_a_disruption_budget(
     cluster: ClusterHandle, kube: KubeClient, sagemaker: Any
 ) -> None:
     node = first_node(cluster)
@@ -382,7 +380,7 @@ def test_an_update_passes_by_a_node_that_a_budget_guards(
     assert next(n for n in cluster.nodes() if n["name"] == node["name"])["bootId"] == node["bootId"]
 
 
-def test_the_list_keeps_the_newest_five_hundred(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_event_list_keeps_the_newest_five_hundred(cluster: ClusterHandle, sagemaker: Any) -> None:
     for number in range(505):
         body = {"resourceType": "Cluster", "description": f"event {number}"}
         cluster.control("POST", "cluster-events", body)
@@ -399,7 +397,7 @@ def test_the_list_keeps_the_newest_five_hundred(cluster: ClusterHandle, sagemake
     assert listed == [f"event {number}" for number in range(504, 4, -1)]
 
 
-def test_events_of_an_operation_are_found_by_it(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_events_are_filtered_by_operation(cluster: ClusterHandle, sagemaker: Any) -> None:
     wish = {"InstanceGroupName": GROUP, "IncrementTargetCountBy": 1}
     sagemaker.batch_add_cluster_nodes(ClusterName=cluster.cluster_name, ClientToken="t", NodesToAdd=[wish])
     operation = operations(cluster, sagemaker)[0]["OperationId"]
@@ -433,7 +431,7 @@ def until_quota(sagemaker: Any, quota_id: str, status: str) -> Json:
     return eventually(settled, f"the quota to be {status}")
 
 
-def test_a_quotas_version_is_a_lock(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_stale_quota_version_is_refused(cluster: ClusterHandle, sagemaker: Any) -> None:
     created = sagemaker.create_compute_quota(ClusterArn=cluster.cluster_arn, **QUOTA)
     quota_id = created["ComputeQuotaId"]
     with pytest.raises(ClientError) as taken:
@@ -470,7 +468,7 @@ def test_a_quotas_version_is_a_lock(cluster: ClusterHandle, sagemaker: Any) -> N
     assert deleting == "Deleting"
 
 
-def test_a_quota_that_failed_says_why(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_failed_quota_has_a_reason(cluster: ClusterHandle, sagemaker: Any) -> None:
     quota_id = sagemaker.create_compute_quota(ClusterArn=cluster.cluster_arn, **QUOTA)["ComputeQuotaId"]
 
     cluster.control("POST", "status", {"id": quota_id, "status": "CreateFailed", "failure": "It was told to."})
@@ -479,7 +477,7 @@ def test_a_quota_that_failed_says_why(cluster: ClusterHandle, sagemaker: Any) ->
     assert (described["Status"], described["FailureReason"]) == ("CreateFailed", "It was told to.")
 
 
-def test_a_cluster_has_one_scheduler_configuration(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_cluster_has_one_scheduler_configuration(cluster: ClusterHandle, sagemaker: Any) -> None:
     config: Json = {"PriorityClasses": [{"Name": "high", "Weight": 90}], "FairShare": "Enabled"}
     created = sagemaker.create_cluster_scheduler_config(
         Name="policy", ClusterArn=cluster.cluster_arn, SchedulerConfig=config
@@ -522,7 +520,7 @@ def planned(tmp_path: Path) -> Iterator[ClusterHandle]:
         yield handle
 
 
-def test_a_training_plan_counts_what_is_free_spare_and_sick(planned: ClusterHandle) -> None:
+def test_training_plan_counts_available_spare_and_unhealthy_instances(planned: ClusterHandle) -> None:
     sagemaker = aws_client("sagemaker", planned.sagemaker_url)
     before = sagemaker.describe_training_plan(TrainingPlanName="research-q4")
     planned.inject("gpu-xid79", node=planned.nodes()[0]["instanceId"])
@@ -547,7 +545,7 @@ def test_a_training_plan_counts_what_is_free_spare_and_sick(planned: ClusterHand
     assert code_of(missing) == "ResourceNotFound"
 
 
-def test_offerings_are_for_what_was_asked(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_offerings_match_the_request(cluster: ClusterHandle, sagemaker: Any) -> None:
     asked = {"InstanceType": "ml.p5.48xlarge", "InstanceCount": 4, "TargetResources": ["hyperpod-cluster"]}
 
     day = sagemaker.search_training_plan_offerings(DurationHours=24, **asked)["TrainingPlanOfferings"]

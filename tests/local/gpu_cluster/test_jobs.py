@@ -51,7 +51,7 @@ def job_pods(kube: KubeClient, name: str) -> list[Json]:
 # Processes
 
 
-def test_a_pod_runs_its_command_and_ends_well(kube: KubeClient) -> None:
+def test_pod_runs_its_command_and_succeeds(kube: KubeClient) -> None:
     kube.create(PODS, a_pod("one", "python", "-c", "print('hello')"))
 
     pod = until_over(kube, "one")
@@ -70,7 +70,7 @@ def test_a_pod_runs_its_command_and_ends_well(kube: KubeClient) -> None:
         ("import os; os.abort()", (134, "Error")),
     ],
 )
-def test_an_exit_code_is_reported(kube: KubeClient, code: str, expected: tuple[int, str]) -> None:
+def test_exit_code_is_reported(kube: KubeClient, code: str, expected: tuple[int, str]) -> None:
     kube.create(PODS, a_pod("one", "python", "-c", code))
 
     pod = until_over(kube, "one")
@@ -78,13 +78,13 @@ def test_an_exit_code_is_reported(kube: KubeClient, code: str, expected: tuple[i
     assert (phase(pod), ended(pod)) == ("Failed", expected)
 
 
-def test_a_command_that_is_not_there_is_a_start_error(kube: KubeClient) -> None:
+def test_missing_command_is_a_start_error(kube: KubeClient) -> None:
     kube.create(PODS, a_pod("one", "no-such-command"))
 
     assert ended(until_over(kube, "one")) == (128, "StartError")
 
 
-def test_deleting_a_pod_asks_then_kills(kube: KubeClient, cluster: ClusterHandle) -> None:
+def test_deleted_pod_is_terminated_and_then_killed(kube: KubeClient, cluster: ClusterHandle) -> None:
     deaf = (
         "import signal, time\n"
         "signal.signal(signal.SIGTERM, lambda *a: print('asked', flush=True))\n"
@@ -108,7 +108,7 @@ def test_deleting_a_pod_asks_then_kills(kube: KubeClient, cluster: ClusterHandle
         os.kill(pid, 0)
 
 
-def test_a_pods_children_end_with_it(kube: KubeClient, cluster: ClusterHandle) -> None:
+def test_child_processes_end_with_their_pod(kube: KubeClient, cluster: ClusterHandle) -> None:
     spawn = (
         "import subprocess, time\n"
         "inner = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
@@ -130,7 +130,7 @@ def test_a_pods_children_end_with_it(kube: KubeClient, cluster: ClusterHandle) -
     eventually(gone, "the process that left its group to be killed")
 
 
-def test_a_pod_without_a_command_runs_until_deleted(kube: KubeClient, cluster: ClusterHandle) -> None:
+def test_pod_without_a_command_runs_until_deleted(kube: KubeClient, cluster: ClusterHandle) -> None:
     kube.create(PODS, a_pod("pause"))
 
     until_running(kube, "pause")
@@ -140,7 +140,7 @@ def test_a_pod_without_a_command_runs_until_deleted(kube: KubeClient, cluster: C
     kube.until_gone(f"{PODS}/pause")
 
 
-def test_a_failing_container_is_started_again_where_the_policy_says_so(kube: KubeClient) -> None:
+def test_failing_container_restarts_under_its_policy(kube: KubeClient) -> None:
     kube.create(PODS, a_pod("loop", "python", "-c", "raise SystemExit(1)", restartPolicy="Always"))
 
     pod = kube.until(
@@ -159,7 +159,7 @@ def test_a_failing_container_is_started_again_where_the_policy_says_so(kube: Kub
     kube.delete(f"{PODS}/loop", {"gracePeriodSeconds": 0})
 
 
-def test_init_containers_come_first(kube: KubeClient) -> None:
+def test_init_containers_run_first(kube: KubeClient) -> None:
     init = {"name": "first", "image": "a:1", "command": ["python", "-c", "open('made', 'w').write('x')"]}
     kube.create(PODS, a_pod("two", "python", "-c", "print(open('made').read())", initContainers=[init]))
 
@@ -168,7 +168,7 @@ def test_init_containers_come_first(kube: KubeClient) -> None:
     assert (phase(pod), kube.get(f"{PODS}/two/log")) == ("Succeeded", "x\n")
 
 
-def test_the_environment_is_what_the_spec_says(kube: KubeClient) -> None:
+def test_environment_follows_the_spec(kube: KubeClient) -> None:
     kube.create("/api/v1/namespaces/default/configmaps", {"metadata": {"name": "settings"}, "data": {"LEVEL": "7"}})
     kube.create(
         "/api/v1/namespaces/default/secrets",
@@ -200,7 +200,7 @@ def test_the_environment_is_what_the_spec_says(kube: KubeClient) -> None:
     assert "AWS_ACCESS_KEY_ID" not in env
 
 
-def test_a_pod_waits_for_a_config_map_it_needs(kube: KubeClient) -> None:
+def test_pod_waits_for_its_config_map(kube: KubeClient) -> None:
     pod = a_pod("needy", "python", "-c", "import os; print(os.environ['A'])")
     pod["spec"]["containers"][0]["envFrom"] = [{"configMapRef": {"name": "late"}}]
     kube.create(PODS, pod)
@@ -247,7 +247,7 @@ def test_logs_follow_until_the_end(kube: KubeClient) -> None:
 # Scheduling
 
 
-def test_a_pod_that_fits_nowhere_says_why(kube: KubeClient) -> None:
+def test_unschedulable_pod_shows_its_reason(kube: KubeClient) -> None:
     kube.create(PODS, a_pod("big", *SLEEPS, gpus=9))
 
     pod = kube.until(f"{PODS}/big", lambda pod: condition(pod, "PodScheduled") == "False", "the reason")
@@ -258,7 +258,7 @@ def test_a_pod_that_fits_nowhere_says_why(kube: KubeClient) -> None:
     kube.delete(f"{PODS}/big")
 
 
-def test_gpus_are_given_once(kube: KubeClient) -> None:
+def test_gpu_is_allocated_to_one_pod(kube: KubeClient) -> None:
     for number in range(4):
         kube.create(PODS, a_pod(f"p{number}", *SLEEPS, gpus=8))
 
@@ -275,7 +275,7 @@ def test_gpus_are_given_once(kube: KubeClient) -> None:
     until_running(kube, waiting["metadata"]["name"])
 
 
-def test_a_third_job_finds_no_efa_interfaces(kube: KubeClient) -> None:
+def test_third_job_has_no_free_efa_interfaces(kube: KubeClient) -> None:
     def submit(name: str) -> list[str]:
         names = [f"{name}-{rank}" for rank in range(3)]
         for each in names:
@@ -296,7 +296,7 @@ def test_a_third_job_finds_no_efa_interfaces(kube: KubeClient) -> None:
     until_running(kube, third)
 
 
-def test_taints_cordons_selectors_and_affinity_are_obeyed(kube: KubeClient) -> None:
+def test_scheduler_respects_taints_cordons_selectors_and_affinity(kube: KubeClient) -> None:
     first, second, third = (node["metadata"]["name"] for node in kube.items(NODES))
     taint = {"key": "team", "value": "a", "effect": "NoSchedule"}
     kube.patch(f"{NODES}/{first}", {"spec": {"taints": [taint]}}, STRATEGIC)
@@ -318,7 +318,7 @@ def test_taints_cordons_selectors_and_affinity_are_obeyed(kube: KubeClient) -> N
     assert until_running(kube, "by-label")["spec"]["nodeName"] == second
 
 
-def test_a_higher_priority_takes_the_place_of_a_lower(kube: KubeClient) -> None:
+def test_pod_of_higher_priority_preempts_a_lower(kube: KubeClient) -> None:
     kube.create("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "high"}, "value": 1000})
     for number in range(3):
         kube.create(PODS, a_pod(f"low{number}", *SLEEPS, gpus=8))
@@ -333,7 +333,7 @@ def test_a_higher_priority_takes_the_place_of_a_lower(kube: KubeClient) -> None:
 # Jobs
 
 
-def test_an_indexed_job_gives_each_rank_its_number_name_and_peers(kube: KubeClient) -> None:
+def test_indexed_job_gives_each_rank_index_hostname_and_peers(kube: KubeClient) -> None:
     kube.create(SERVICES, {"metadata": {"name": "train"}, "spec": {"clusterIP": "None", "selector": {"app": "train"}}})
     code = "import os; print(os.environ['JOB_COMPLETION_INDEX'], os.environ['MASTER_ADDR'], os.environ['HOSTNAME'])"
     body = a_job("train", "python", "-c", code, completions=3, gpus=8, subdomain="train")
@@ -358,7 +358,7 @@ def test_an_indexed_job_gives_each_rank_its_number_name_and_peers(kube: KubeClie
     assert "finalizers" not in pods["0"]["metadata"]
 
 
-def test_one_failure_fails_a_job_without_retries_and_stops_the_others(kube: KubeClient) -> None:
+def test_first_failure_ends_a_job_without_retries(kube: KubeClient) -> None:
     code = "import os, time\nif os.environ['JOB_COMPLETION_INDEX'] == '1': raise SystemExit(9)\ntime.sleep(600)"
     kube.create(JOBS, a_job("train", "python", "-c", code, completions=2))
 
@@ -370,7 +370,7 @@ def test_one_failure_fails_a_job_without_retries_and_stops_the_others(kube: Kube
     assert all(phase(pod) == "Failed" for pod in job_pods(kube, "train"))
 
 
-def test_a_retried_job_makes_new_pods_until_its_limit(kube: KubeClient) -> None:
+def test_job_retries_pods_up_to_its_limit(kube: KubeClient) -> None:
     kube.create(JOBS, a_job("train", "python", "-c", "raise SystemExit(1)", spec={"backoffLimit": 2}))
 
     job = kube.until(f"{JOBS}/train", lambda job: condition(job, "Failed"), "the job to fail")
@@ -378,7 +378,7 @@ def test_a_retried_job_makes_new_pods_until_its_limit(kube: KubeClient) -> None:
     assert job["status"]["failed"] == 3
 
 
-def test_a_policy_can_fail_a_job_at_once(kube: KubeClient) -> None:
+def test_failure_policy_can_fail_a_job_at_once(kube: KubeClient) -> None:
     rules = [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}]
     spec = {"backoffLimit": 5, "podFailurePolicy": {"rules": rules}}
     kube.create(JOBS, a_job("train", "python", "-c", "raise SystemExit(42)", spec=spec))
@@ -389,7 +389,7 @@ def test_a_policy_can_fail_a_job_at_once(kube: KubeClient) -> None:
     assert job["status"]["failed"] == 1
 
 
-def test_a_suspended_job_stops_its_pods_and_resumes(kube: KubeClient) -> None:
+def test_suspended_job_stops_its_pods_and_resumes(kube: KubeClient) -> None:
     kube.create(JOBS, a_job("train", *SLEEPS))
     kube.until(f"{JOBS}/train", lambda job: job["status"].get("ready") == 1, "the pod to be ready")
 
@@ -403,7 +403,7 @@ def test_a_suspended_job_stops_its_pods_and_resumes(kube: KubeClient) -> None:
     assert condition(resumed, "Suspended") == "False"
 
 
-def test_a_deadline_ends_a_job(kube: KubeClient) -> None:
+def test_deadline_ends_a_job(kube: KubeClient) -> None:
     kube.create(JOBS, a_job("train", *SLEEPS, spec={"activeDeadlineSeconds": 1}))
 
     job = kube.until(f"{JOBS}/train", lambda job: condition(job, "Failed"), "the deadline")
@@ -411,7 +411,7 @@ def test_a_deadline_ends_a_job(kube: KubeClient) -> None:
     assert job["status"]["conditions"][-1]["reason"] == "DeadlineExceeded"
 
 
-def test_a_job_deleted_in_the_foreground_outlives_its_pods(kube: KubeClient) -> None:
+def test_job_deleted_in_the_foreground_outlives_its_pods(kube: KubeClient) -> None:
     kube.create(JOBS, a_job("train", *SLEEPS, completions=2))
     kube.until(f"{JOBS}/train", lambda job: job["status"].get("ready") == 2, "the pods to be ready")
 
@@ -423,7 +423,7 @@ def test_a_job_deleted_in_the_foreground_outlives_its_pods(kube: KubeClient) -> 
 
 
 @pytest.mark.parametrize(("policy", "left"), [("Background", 0), ("Orphan", 1)])
-def test_what_becomes_of_the_pods_is_the_policys_choice(kube: KubeClient, policy: str, left: int) -> None:
+def test_propagation_policy_decides_about_the_pods(kube: KubeClient, policy: str, left: int) -> None:
     kube.create(JOBS, a_job("train", *SLEEPS))
     kube.until(f"{JOBS}/train", lambda job: job["status"].get("ready") == 1, "the pod to be ready")
 
@@ -438,7 +438,7 @@ def test_what_becomes_of_the_pods_is_the_policys_choice(kube: KubeClient, policy
     eventually(lambda: not job_pods(kube, "train"), "the pods to go")
 
 
-def test_a_terminating_rank_is_replaced_only_when_it_has_ended(kube: KubeClient) -> None:
+def test_terminating_rank_is_replaced_only_after_its_end(kube: KubeClient) -> None:
     deaf = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\ntime.sleep(600)"
     )
@@ -460,7 +460,7 @@ def test_a_terminating_rank_is_replaced_only_when_it_has_ended(kube: KubeClient)
     assert names_during == [pod["metadata"]["name"]]
 
 
-def test_a_deleted_namespace_takes_all_with_it(kube: KubeClient) -> None:
+def test_deleted_namespace_deletes_its_objects(kube: KubeClient) -> None:
     kube.create("/api/v1/namespaces", {"metadata": {"name": "team"}})
     kube.create("/apis/batch/v1/namespaces/team/jobs", a_job("train", *SLEEPS))
     eventually(lambda: kube.items("/api/v1/namespaces/team/pods"), "the pod")
@@ -480,7 +480,7 @@ def test_a_deleted_namespace_takes_all_with_it(kube: KubeClient) -> None:
 # Volumes, last words, company
 
 
-def test_a_claims_folder_is_shared_and_reached_by_its_mount_path(kube: KubeClient) -> None:
+def test_claim_is_shared_at_its_mount_path(kube: KubeClient) -> None:
     def with_volume(name: str, code: str, *words: str) -> Json:
         pod = a_pod(name, "python", "-c", code, *words)
         pod["spec"]["volumes"] = [
@@ -508,7 +508,7 @@ def test_a_claims_folder_is_shared_and_reached_by_its_mount_path(kube: KubeClien
     assert 'persistentvolumeclaim "fsx" not found' in str(waiting["status"]["conditions"])
 
 
-def test_a_failed_containers_last_words_are_kept_where_asked(kube: KubeClient) -> None:
+def test_failed_container_keeps_its_termination_message(kube: KubeClient) -> None:
     pod = a_pod("talker", "python", "-c", "print('first'); raise SystemExit('the disk is full')")
     pod["spec"]["containers"][0]["terminationMessagePolicy"] = "FallbackToLogsOnError"
     kube.create(PODS, pod)
@@ -519,7 +519,7 @@ def test_a_failed_containers_last_words_are_kept_where_asked(kube: KubeClient) -
     assert terminated["message"].splitlines()[-1] == "the disk is full"
 
 
-def test_pods_that_keep_apart_share_no_node(kube: KubeClient) -> None:
+def test_pods_with_anti_affinity_share_no_node(kube: KubeClient) -> None:
     rule = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "apart"}}}
     affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [rule]}}
     kube.create(JOBS, a_job("apart", completions=4, affinity=affinity))

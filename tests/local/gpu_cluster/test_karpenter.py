@@ -92,7 +92,7 @@ def await_beats(kube: KubeClient, node: str, count: int = 3) -> None:
         kube.until(path, lambda lease, last=last: lease["spec"]["renewTime"] != last, "a heartbeat")  # type: ignore[misc]
 
 
-def test_a_pod_that_fits_nowhere_gets_the_cheapest_node_that_fits(burst: ClusterHandle, kube: KubeClient) -> None:
+def test_unschedulable_pod_gets_the_cheapest_fitting_node(burst: ClusterHandle, kube: KubeClient) -> None:
     kube.create(POOLS, a_pool(capacity=("on-demand", "spot")))
     kube.create(PODS, a_pod("small", *SLEEPS, gpus=1))
     small = running(kube, "small")
@@ -117,7 +117,7 @@ def test_a_pod_that_fits_nowhere_gets_the_cheapest_node_that_fits(burst: Cluster
 
 
 @pytest.mark.parametrize(("asked", "offered"), [("16", "32"), ("", None)])
-def test_a_machine_has_efa_if_its_pod_asks(kube: KubeClient, asked: str, offered: str | None) -> None:
+def test_node_has_efa_if_its_pod_requests_it(kube: KubeClient, asked: str, offered: str | None) -> None:
     kube.create(POOLS, a_pool())
     pod = a_pod("large", *SLEEPS, gpus=8)
     if asked:
@@ -129,7 +129,7 @@ def test_a_machine_has_efa_if_its_pod_asks(kube: KubeClient, asked: str, offered
     assert node["status"]["allocatable"].get("vpc.amazonaws.com/efa") == offered
 
 
-def test_pods_share_a_node_that_is_on_its_way(kube: KubeClient) -> None:
+def test_pods_share_a_launching_node(kube: KubeClient) -> None:
     kube.create(POOLS, a_pool())
     for number in range(4):
         kube.create(PODS, a_pod(f"p{number}", *SLEEPS, gpus=2))
@@ -140,7 +140,7 @@ def test_pods_share_a_node_that_is_on_its_way(kube: KubeClient) -> None:
     assert len(kube.items(CLAIMS)) == 1
 
 
-def test_a_heavier_pool_comes_first_and_limits_hold(kube: KubeClient) -> None:
+def test_pool_of_higher_weight_is_used_up_to_its_limit(kube: KubeClient) -> None:
     kube.create(POOLS, a_pool("light"))
     kube.create(POOLS, a_pool("heavy", weight=10, limits={"nvidia.com/gpu": "8"}))
     for name in ("one", "two"):
@@ -155,9 +155,7 @@ def test_a_heavier_pool_comes_first_and_limits_hold(kube: KubeClient) -> None:
     assert used["status"]["resources"]["nvidia.com/gpu"] == "8"
 
 
-def test_an_offering_without_capacity_is_remembered_and_another_is_taken(
-    burst: ClusterHandle, kube: KubeClient
-) -> None:
+def test_refused_offering_is_remembered_and_another_is_used(burst: ClusterHandle, kube: KubeClient) -> None:
     kube.create(POOLS, a_pool(capacity=("on-demand", "spot")))
     none_left = {"instanceType": "p5.48xlarge", "zone": "us-west-2a", "capacityType": "spot", "machines": 0}
     burst.control("POST", "offerings", none_left)
@@ -171,7 +169,7 @@ def test_an_offering_without_capacity_is_remembered_and_another_is_taken(
     assert "InsufficientCapacityError" in reasons
 
 
-def test_start_up_taints_hold_a_node_back_until_they_are_taken_off(kube: KubeClient) -> None:
+def test_node_with_startup_taints_is_not_initialized(kube: KubeClient) -> None:
     kube.create(POOLS, a_pool(template={"startupTaints": [STARTUP]}))
     kube.create(PODS, a_pod("large", *SLEEPS, gpus=8))
 
@@ -190,7 +188,7 @@ def test_start_up_taints_hold_a_node_back_until_they_are_taken_off(kube: KubeCli
     assert len(kube.items(CLAIMS)) == 1
 
 
-def test_an_empty_node_goes_after_a_while(kube: KubeClient) -> None:
+def test_empty_node_is_removed_after_its_delay(kube: KubeClient) -> None:
     disruption = {"consolidationPolicy": "WhenEmpty", "consolidateAfter": "500ms", "budgets": [{"nodes": "100%"}]}
     kube.create(POOLS, a_pool(disruption=disruption))
     kube.create(PODS, a_pod("large", *SLEEPS, gpus=8))
@@ -203,7 +201,7 @@ def test_an_empty_node_goes_after_a_while(kube: KubeClient) -> None:
     assert kube.items(CLAIMS) == []
 
 
-def test_a_budget_of_none_keeps_every_node(kube: KubeClient) -> None:
+def test_budget_of_zero_keeps_every_node(kube: KubeClient) -> None:
     disruption = {"consolidationPolicy": "WhenEmpty", "consolidateAfter": "0s", "budgets": [{"nodes": "0"}]}
     kube.create(POOLS, a_pool(disruption=disruption))
     kube.create(PODS, a_pod("large", *SLEEPS, gpus=8))
@@ -218,7 +216,7 @@ def test_a_budget_of_none_keeps_every_node(kube: KubeClient) -> None:
     assert len(kube.items(CLAIMS)) == 1
 
 
-def test_a_deleted_claim_drains_its_node(kube: KubeClient) -> None:
+def test_deleted_claim_drains_its_node(kube: KubeClient) -> None:
     kube.create(POOLS, a_pool())
     kube.create(PODS, a_pod("large", *SLEEPS, gpus=8))
     node = running(kube, "large")["spec"]["nodeName"]
@@ -233,7 +231,7 @@ def test_a_deleted_claim_drains_its_node(kube: KubeClient) -> None:
         kube.get(f"{PODS}/large")
 
 
-def test_a_deleted_node_takes_its_claim_along(kube: KubeClient) -> None:
+def test_deleted_node_removes_its_claim(kube: KubeClient) -> None:
     kube.create(POOLS, a_pool())
     kube.create(PODS, a_pod("large", *SLEEPS, gpus=8))
     node = running(kube, "large")["spec"]["nodeName"]
@@ -244,7 +242,7 @@ def test_a_deleted_node_takes_its_claim_along(kube: KubeClient) -> None:
     eventually(lambda: not kube.items(CLAIMS), "the claim to go")
 
 
-def test_a_spot_notice_is_sent_and_the_node_drained(burst: ClusterHandle, kube: KubeClient) -> None:
+def test_spot_notice_is_sent_and_its_node_drained(burst: ClusterHandle, kube: KubeClient) -> None:
     kube.create(POOLS, a_pool(capacity=("spot",)))
     kube.create(PODS, a_pod("large", *SLEEPS, gpus=8))
     node = running(kube, "large")["spec"]["nodeName"]
@@ -259,7 +257,7 @@ def test_a_spot_notice_is_sent_and_the_node_drained(burst: ClusterHandle, kube: 
         burst.inject("spot-reclaim", node=node)
 
 
-def test_an_offering_is_tried_again_when_its_memory_has_passed(burst: ClusterHandle, kube: KubeClient) -> None:
+def test_refused_offering_is_tried_again_after_its_expiry(burst: ClusterHandle, kube: KubeClient) -> None:
     kube.create(POOLS, a_pool(capacity=("spot",)))
     offering = {"instanceType": "p5.48xlarge", "zone": "us-west-2a", "capacityType": "spot"}
     burst.control("POST", "offerings", {**offering, "machines": 0})
@@ -280,7 +278,7 @@ def test_an_offering_is_tried_again_when_its_memory_has_passed(burst: ClusterHan
     assert waited > 1.0
 
 
-def test_no_pool_within_its_limits_means_no_node(kube: KubeClient) -> None:
+def test_pools_at_their_limits_create_no_node(kube: KubeClient) -> None:
     kube.create(POOLS, a_pool(limits={"nvidia.com/gpu": "7"}))
     kube.create(PODS, a_pod("large", *SLEEPS, gpus=8))
 
@@ -292,7 +290,7 @@ def test_no_pool_within_its_limits_means_no_node(kube: KubeClient) -> None:
 
 
 @pytest.mark.parametrize(("budget", "left"), [("50%", 1), ("1", 1), ("0%", 2)])
-def test_a_budget_bounds_how_many_nodes_go_at_once(kube: KubeClient, budget: str, left: int) -> None:
+def test_budget_bounds_concurrent_node_removals(kube: KubeClient, budget: str, left: int) -> None:
     never = {"consolidationPolicy": "WhenEmpty", "consolidateAfter": "Never"}
     kube.create(POOLS, a_pool(disruption=never))
     for name in ("one", "two"):
@@ -324,7 +322,7 @@ def test_a_budget_bounds_how_many_nodes_go_at_once(kube: KubeClient, budget: str
 # What EC2 does
 
 
-def test_a_rebalance_recommendation_is_only_told(burst: ClusterHandle, kube: KubeClient) -> None:
+def test_rebalance_recommendation_is_sent_and_removes_no_node(burst: ClusterHandle, kube: KubeClient) -> None:
     kube.create(POOLS, a_pool(capacity=("spot",)))
     kube.create(PODS, a_pod("large", *SLEEPS, gpus=8))
     node = running(kube, "large")["spec"]["nodeName"]
@@ -338,9 +336,7 @@ def test_a_rebalance_recommendation_is_only_told(burst: ClusterHandle, kube: Kub
 
 
 @pytest.mark.parametrize("fault", ["spot-reclaim", "capacity-reservation-interruption"])
-def test_a_machine_that_is_taken_back_goes_when_its_notice_ends(
-    burst: ClusterHandle, kube: KubeClient, fault: str
-) -> None:
+def test_reclaimed_node_ends_with_its_notice(burst: ClusterHandle, kube: KubeClient, fault: str) -> None:
     kube.create(POOLS, a_pool(capacity=("spot",)))
     stubborn = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -359,7 +355,7 @@ def test_a_machine_that_is_taken_back_goes_when_its_notice_ends(
     assert ("instance-termination-time" in detail) is (fault != "spot-reclaim")
 
 
-def test_an_outage_takes_burst_nodes_and_offerings_too(burst: ClusterHandle, kube: KubeClient) -> None:
+def test_zone_outage_ends_burst_nodes_and_offerings(burst: ClusterHandle, kube: KubeClient) -> None:
     kube.create(POOLS, a_pool())
     kube.create(PODS, a_pod("one", *SLEEPS, gpus=8))
     node = running(kube, "one")["spec"]["nodeName"]
@@ -378,7 +374,7 @@ def test_an_outage_takes_burst_nodes_and_offerings_too(burst: ClusterHandle, kub
     kube.until(f"{NODES}/{node}", lambda obj: condition(obj, "Ready") == "True", "the node to be back")
 
 
-def test_an_on_demand_node_gets_no_spot_notice(burst: ClusterHandle, kube: KubeClient) -> None:
+def test_on_demand_node_gets_no_spot_notice(burst: ClusterHandle, kube: KubeClient) -> None:
     kube.create(POOLS, a_pool())
     kube.create(PODS, a_pod("large", *SLEEPS, gpus=8))
     node = running(kube, "large")["spec"]["nodeName"]
@@ -420,7 +416,7 @@ def repaired(repairing: ClusterHandle) -> Iterator[KubeClient]:
 
 
 @pytest.mark.parametrize("fault", ["gpu-xid79", "node-lost"])
-def test_an_unhealthy_node_is_ended_after_its_time_whatever_guards_it(
+def test_unhealthy_node_is_terminated_despite_disruption_guards(
     repairing: ClusterHandle, repaired: KubeClient, fault: str
 ) -> None:
     repaired.create(POOLS, a_pool())
@@ -445,7 +441,7 @@ def test_an_unhealthy_node_is_ended_after_its_time_whatever_guards_it(
     assert repairing.control("GET", "events")["events"] == []
 
 
-def test_a_node_that_recovers_in_time_stays(repairing: ClusterHandle, repaired: KubeClient) -> None:
+def test_node_that_recovers_in_time_is_kept(repairing: ClusterHandle, repaired: KubeClient) -> None:
     repaired.create(POOLS, a_pool())
     for name in ("one", "two"):
         repaired.create(PODS, a_pod(name, *SLEEPS, gpus=8))
@@ -462,9 +458,7 @@ def test_a_node_that_recovers_in_time_stays(repairing: ClusterHandle, repaired: 
     assert condition(repaired.get(f"{NODES}/{kept}"), "AcceleratedHardwareReady") == "True"
 
 
-def test_where_more_than_a_fifth_are_unhealthy_nothing_is_repaired(
-    repairing: ClusterHandle, repaired: KubeClient
-) -> None:
+def test_no_node_is_repaired_if_over_a_fifth_are_unhealthy(repairing: ClusterHandle, repaired: KubeClient) -> None:
     repaired.create(POOLS, a_pool())
     for number in range(3):
         repaired.create(PODS, a_pod(f"p{number}", *SLEEPS, gpus=8))

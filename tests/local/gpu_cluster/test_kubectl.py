@@ -124,7 +124,7 @@ def column(text: str, name: str) -> list[str]:
     return [row[start:].split()[0] for row in rows]
 
 
-def test_nodes_are_shown_described_cordoned_and_drained(kubectl: Run, cluster: ClusterHandle) -> None:
+def test_kubectl_gets_describes_cordons_and_drains_nodes(kubectl: Run, cluster: ClusterHandle) -> None:
     kubectl("apply", "-f", "-", stdin=JOB)
     kubectl("wait", "--for=condition=Ready", "pod", "-l", "app=train", "--timeout=20s")
     name = kubectl("get", "pods", "-l", "app=train", "-o", "jsonpath={.items[0].spec.nodeName}")
@@ -159,7 +159,7 @@ def watching_pods(told: Path, environment: dict[str, str]) -> Iterator[Path]:
             watching.terminate()
 
 
-def test_a_job_is_applied_watched_read_patched_and_deleted(
+def test_kubectl_applies_watches_patches_and_deletes_a_job(
     kubectl: Run, environment: dict[str, str], tmp_path: Path
 ) -> None:
     with watching_pods(tmp_path / "watched", environment) as told:
@@ -206,7 +206,7 @@ def test_a_job_is_applied_watched_read_patched_and_deleted(
     assert "No resources found" not in kubectl("get", "events")
 
 
-def test_server_side_apply_names_the_manager_it_conflicts_with(kubectl: Run) -> None:
+def test_server_side_apply_names_the_conflicting_manager(kubectl: Run) -> None:
     kubectl("apply", "--server-side", "--field-manager=first", "-f", "-", stdin=JOB)
 
     refused = kubectl(
@@ -227,7 +227,7 @@ def test_server_side_apply_names_the_manager_it_conflicts_with(kubectl: Run) -> 
     assert 'level: "2"' in kubectl("get", "cm", "settings", "-o", "yaml")
 
 
-def test_what_kubectl_makes_itself(kubectl: Run) -> None:
+def test_kubectl_creates_objects_without_a_manifest(kubectl: Run) -> None:
     kubectl("create", "namespace", "team")
     kubectl("-n", "team", "create", "configmap", "settings", "--from-literal=a=b")
     kubectl("-n", "team", "create", "role", "reader", "--verb=get", "--resource=pods")
@@ -248,7 +248,7 @@ def test_what_kubectl_makes_itself(kubectl: Run) -> None:
     assert "NotFound" in kubectl("get", "namespace", "team", fails=True)
 
 
-def test_a_deployment_is_created_rolled_out_taken_back_and_scaled(kubectl: Run) -> None:
+def test_kubectl_rolls_out_undoes_and_scales_a_deployment(kubectl: Run) -> None:
     kubectl("create", "deployment", "web", "--image=web:1", "--replicas=2")
     kubectl("rollout", "status", "deployment/web", "--timeout=20s")
     kubectl("set", "image", "deployment/web", "web=web:2")
@@ -280,7 +280,7 @@ def test_a_deployment_is_created_rolled_out_taken_back_and_scaled(kubectl: Run) 
     assert "pod/web" not in kubectl("get", "pods", "-o", "name")
 
 
-def test_commands_run_inside_a_pod(kubectl: Run, kubeconfig: Path, environment: dict[str, str]) -> None:
+def test_kubectl_exec_runs_commands_in_a_pod(kubectl: Run, kubeconfig: Path, environment: dict[str, str]) -> None:
     kubectl("run", "one", "--image=x", "--env=COLOUR=blue", "--command", "--", "sleep", "100")
     kubectl("wait", "--for=condition=Ready", "pod/one", "--timeout=20s")
     program = binary("kubectl")
@@ -323,7 +323,7 @@ def in_a_terminal(command: list[str], environment: dict[str, str]) -> str:
     return shown
 
 
-def test_a_command_in_a_pod_ends_with_it(kubectl: Run, environment: dict[str, str], tmp_path: Path) -> None:
+def test_command_in_a_pod_ends_with_the_pod(kubectl: Run, environment: dict[str, str], tmp_path: Path) -> None:
     kubectl("run", "one", "--image=x", "--grace-period=1", "--command", "--", "sleep", "100")
     kubectl("wait", "--for=condition=Ready", "pod/one", "--timeout=20s")
     mark = tmp_path / "pid"
@@ -336,7 +336,7 @@ def test_a_command_in_a_pod_ends_with_it(kubectl: Run, environment: dict[str, st
         assert running.wait(20) != 0
 
 
-def test_what_people_type_in_the_first_hour(kubectl: Run) -> None:
+def test_common_kubectl_commands_work(kubectl: Run) -> None:
     kubectl("create", "job", "one", "--image=x", "--", "python", "-c", "print('ran')")
     kubectl("wait", "--for=condition=Complete", "job/one", "--timeout=20s")
     kubectl("create", "configmap", "settings", "--from-literal=level=1")
@@ -379,7 +379,7 @@ def kubectl_diff(kubectl: Run, manifest: str) -> str:
     return kubectl("diff", "-f", "-", stdin=manifest, fails=True, output="stdout")
 
 
-def test_the_command_line_prints_a_kubeconfig_that_kubectl_takes(cluster: ClusterHandle, tmp_path: Path) -> None:
+def test_printed_kubeconfig_works_with_kubectl(cluster: ClusterHandle, tmp_path: Path) -> None:
     # What `evenkeel dev up` leaves in a project while its data centre is up.
     (tmp_path / "local").mkdir()
     (tmp_path / "template.yaml").touch()

@@ -113,7 +113,7 @@ def a_map(name: str, **data: str) -> Json:
 # Reading and writing
 
 
-def test_a_created_object_has_what_the_server_gives_it(api: KubeClient, maps: str) -> None:
+def test_created_object_has_the_fields_of_the_server(api: KubeClient, maps: str) -> None:
     created = api.create(maps, a_map("one", a="1"))
 
     metadata = created["metadata"]
@@ -122,7 +122,7 @@ def test_a_created_object_has_what_the_server_gives_it(api: KubeClient, maps: st
     assert api.get(f"{maps}/one") == created
 
 
-def test_a_name_is_taken_once(api: KubeClient, maps: str) -> None:
+def test_duplicate_name_is_a_conflict(api: KubeClient, maps: str) -> None:
     api.create(maps, a_map("one"))
 
     refused = api.status_of("POST", maps, a_map("one"))
@@ -131,7 +131,7 @@ def test_a_name_is_taken_once(api: KubeClient, maps: str) -> None:
     assert refused.status["details"] == {"name": "one", "kind": "configmaps"}
 
 
-def test_generate_name_makes_a_new_one(api: KubeClient, maps: str) -> None:
+def test_generate_name_makes_a_unique_name(api: KubeClient, maps: str) -> None:
     body = {"metadata": {"generateName": "made-"}}
 
     names = {api.create(maps, body)["metadata"]["name"] for _ in range(2)}
@@ -140,7 +140,7 @@ def test_generate_name_makes_a_new_one(api: KubeClient, maps: str) -> None:
     assert all(name.startswith("made-") and len(name) == len("made-") + 5 for name in names)
 
 
-def test_what_is_not_there_is_a_status_404(api: KubeClient, maps: str) -> None:
+def test_missing_object_is_a_status_404(api: KubeClient, maps: str) -> None:
     refused = api.status_of("GET", f"{maps}/none")
 
     assert (refused.code, refused.reason) == (404, "NotFound")
@@ -148,26 +148,26 @@ def test_what_is_not_there_is_a_status_404(api: KubeClient, maps: str) -> None:
     assert refused.status["message"] == 'configmaps "none" not found'
 
 
-def test_a_namespace_that_is_not_there_takes_nothing(api: KubeClient) -> None:
+def test_create_in_a_missing_namespace_is_404(api: KubeClient) -> None:
     refused = api.status_of("POST", "/api/v1/namespaces/nowhere-at-all/configmaps", a_map("one"))
 
     assert (refused.code, refused.reason) == (404, "NotFound")
 
 
-def test_a_body_of_another_kind_is_refused(api: KubeClient, maps: str) -> None:
+def test_body_of_another_kind_is_refused(api: KubeClient, maps: str) -> None:
     assert api.status_of("POST", maps, {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "x"}}).code == 400
     assert api.status_of("POST", maps, "{not json").code == 400
 
 
 @pytest.mark.parametrize("name", ["Upper", "under_score", "-first", "a" * 254])
-def test_a_name_that_is_none_is_invalid(api: KubeClient, maps: str, name: str) -> None:
+def test_invalid_name_is_refused(api: KubeClient, maps: str, name: str) -> None:
     refused = api.status_of("POST", maps, a_map(name))
 
     assert (refused.code, refused.reason) == (422, "Invalid")
     assert refused.status["details"]["causes"][0]["field"] == "metadata.name"
 
 
-def test_an_update_of_an_old_version_is_a_conflict(api: KubeClient, maps: str) -> None:
+def test_update_of_an_old_version_is_a_conflict(api: KubeClient, maps: str) -> None:
     first = api.create(maps, a_map("one", a="1"))
     api.call("PUT", f"{maps}/one", {**first, "data": {"a": "2"}})
 
@@ -177,7 +177,7 @@ def test_an_update_of_an_old_version_is_a_conflict(api: KubeClient, maps: str) -
     assert api.get(f"{maps}/one")["data"] == {"a": "2"}
 
 
-def test_a_write_that_changes_nothing_keeps_the_version(api: KubeClient, maps: str) -> None:
+def test_unchanged_write_keeps_the_version(api: KubeClient, maps: str) -> None:
     first = api.create(maps, a_map("one", a="1"))
 
     again = api.patch(f"{maps}/one", {"data": {"a": "1"}})
@@ -185,14 +185,14 @@ def test_a_write_that_changes_nothing_keeps_the_version(api: KubeClient, maps: s
     assert again["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
 
 
-def test_a_dry_run_leaves_nothing(api: KubeClient, maps: str) -> None:
+def test_dry_run_stores_nothing(api: KubeClient, maps: str) -> None:
     created = api.create(f"{maps}?dryRun=All", a_map("one", a="1"))
 
     assert created["data"] == {"a": "1"}
     assert api.status_of("GET", f"{maps}/one").code == 404
 
 
-def test_a_dry_run_of_a_change_tells_what_it_would_make(api: KubeClient, maps: str) -> None:
+def test_dry_run_of_a_change_returns_its_result(api: KubeClient, maps: str) -> None:
     before = api.create(maps, a_map("one", a="1"))
 
     patched = api.patch(f"{maps}/one?dryRun=All", {"data": {"a": "2"}})
@@ -235,13 +235,13 @@ def test_parallel_writers_lose_no_update(api: KubeClient, maps: str) -> None:
 # Patches
 
 
-def test_a_merge_patch_removes_with_null(api: KubeClient, maps: str) -> None:
+def test_merge_patch_removes_with_null(api: KubeClient, maps: str) -> None:
     api.create(maps, a_map("one", a="1", b="2"))
 
     assert api.patch(f"{maps}/one", {"data": {"a": None, "c": "3"}})["data"] == {"b": "2", "c": "3"}
 
 
-def test_a_patch_with_a_stale_version_is_a_conflict(api: KubeClient, maps: str) -> None:
+def test_patch_with_a_stale_version_is_a_conflict(api: KubeClient, maps: str) -> None:
     first = api.create(maps, a_map("one", a="1"))
     api.patch(f"{maps}/one", {"data": {"a": "2"}})
 
@@ -252,7 +252,7 @@ def test_a_patch_with_a_stale_version_is_a_conflict(api: KubeClient, maps: str) 
 
 
 @pytest.mark.parametrize("kind", [MERGE, STRATEGIC])
-def test_a_patch_may_not_change_the_uid(api: KubeClient, maps: str, kind: str) -> None:
+def test_patch_cannot_change_the_uid(api: KubeClient, maps: str, kind: str) -> None:
     api.create(maps, a_map("one", a="1"))
 
     refused = api.status_of("PATCH", f"{maps}/one", {"metadata": {"uid": str(uuid.uuid4())}}, kind)
@@ -263,7 +263,7 @@ def test_a_patch_may_not_change_the_uid(api: KubeClient, maps: str, kind: str) -
     assert cause["message"].endswith("field is immutable")
 
 
-def test_a_replacement_states_the_uid_as_a_precondition(api: KubeClient, maps: str) -> None:
+def test_replacement_uses_the_uid_as_a_precondition(api: KubeClient, maps: str) -> None:
     first = api.create(maps, a_map("one", a="1"))
     body = {**first, "metadata": {**first["metadata"], "uid": str(uuid.uuid4())}}
 
@@ -274,7 +274,7 @@ def test_a_replacement_states_the_uid_as_a_precondition(api: KubeClient, maps: s
 
 
 @pytest.mark.parametrize("kind", [MERGE, STRATEGIC])
-def test_a_node_is_cordoned_and_tainted_by_patch(api: KubeClient, node: str, kind: str) -> None:
+def test_node_is_cordoned_and_tainted_by_patch(api: KubeClient, node: str, kind: str) -> None:
     taint = {"key": "evenkeel.io/suspect", "value": "inc-1", "effect": "NoSchedule"}
 
     patched = api.patch(node, {"spec": {"unschedulable": True, "taints": [taint]}}, kind)
@@ -283,7 +283,7 @@ def test_a_node_is_cordoned_and_tainted_by_patch(api: KubeClient, node: str, kin
     assert taint in patched["spec"]["taints"]
 
 
-def test_a_strategic_patch_replaces_taints_and_merges_conditions(api: KubeClient, node: str) -> None:
+def test_strategic_patch_replaces_taints_and_merges_conditions(api: KubeClient, node: str) -> None:
     two = [{"key": "a", "effect": "NoSchedule"}, {"key": "b", "effect": "NoSchedule"}]
     api.patch(node, {"spec": {"taints": two}}, STRATEGIC)
     conditions = [{"type": "A", "status": "True"}, {"type": "B", "status": "True"}]
@@ -297,7 +297,7 @@ def test_a_strategic_patch_replaces_taints_and_merges_conditions(api: KubeClient
     assert (values["A"], values["B"]) == ("True", "False")
 
 
-def test_a_json_patch_guards_with_test(api: KubeClient, node: str) -> None:
+def test_json_patch_test_guards_the_change(api: KubeClient, node: str) -> None:
     failing = [
         {"op": "test", "path": "/metadata/labels/a", "value": "2"},
         {"op": "add", "path": "/spec/unschedulable", "value": True},
@@ -314,7 +314,7 @@ def test_a_json_patch_guards_with_test(api: KubeClient, node: str) -> None:
     assert patched["spec"]["unschedulable"] is True
 
 
-def test_a_json_patch_of_a_missing_path_is_invalid(api: KubeClient, maps: str) -> None:
+def test_json_patch_of_a_missing_path_is_invalid(api: KubeClient, maps: str) -> None:
     api.create(maps, a_map("one", a="1"))
 
     refused = api.status_of("PATCH", f"{maps}/one", [{"op": "remove", "path": "/data/none"}], JSON_PATCH)
@@ -322,19 +322,19 @@ def test_a_json_patch_of_a_missing_path_is_invalid(api: KubeClient, maps: str) -
     assert (refused.code, refused.reason) == (422, "Invalid")
 
 
-def test_a_patch_of_an_unknown_type_is_415(api: KubeClient, maps: str) -> None:
+def test_patch_of_an_unknown_type_is_415(api: KubeClient, maps: str) -> None:
     api.create(maps, a_map("one", a="1"))
 
     assert api.status_of("PATCH", f"{maps}/one", {"data": {}}, "application/json").code == 415
 
 
-def test_an_invalid_taint_is_refused(api: KubeClient, node: str) -> None:
+def test_invalid_taint_is_refused(api: KubeClient, node: str) -> None:
     refused = api.status_of("PATCH", node, {"spec": {"taints": [{"key": "a", "effect": "Never"}]}}, MERGE)
 
     assert (refused.code, refused.reason) == (422, "Invalid")
 
 
-def test_a_node_is_not_renamed_or_given_another_provider(api: KubeClient, node: str) -> None:
+def test_name_and_provider_of_a_node_are_immutable(api: KubeClient, node: str) -> None:
     api.patch(node, {"spec": {"providerID": "aws:///usw2-az1/i-0123456789abcdef0"}})
 
     refused = api.status_of("PATCH", node, {"spec": {"providerID": "aws:///usw2-az1/i-0aaaaaaaaaaaaaaaa"}}, MERGE)
@@ -345,7 +345,7 @@ def test_a_node_is_not_renamed_or_given_another_provider(api: KubeClient, node: 
 # Status
 
 
-def test_the_status_is_written_by_its_own_path_alone(api: KubeClient, node: str) -> None:
+def test_status_is_written_only_through_its_subresource(api: KubeClient, node: str) -> None:
     condition = {"type": "Odd", "status": "True"}
 
     whole = api.patch(node, {"status": {"conditions": [condition]}})
@@ -359,7 +359,7 @@ def test_the_status_is_written_by_its_own_path_alone(api: KubeClient, node: str)
 # Lists
 
 
-def test_label_and_field_selectors_choose(api: KubeClient, maps: str) -> None:
+def test_label_and_field_selectors_filter(api: KubeClient, maps: str) -> None:
     for name, tier in (("one", "gold"), ("two", "gold"), ("three", "lead")):
         api.create(maps, {"metadata": {"name": name, "labels": {"tier": tier, name: "yes"}}})
 
@@ -376,7 +376,7 @@ def test_label_and_field_selectors_choose(api: KubeClient, maps: str) -> None:
     assert api.status_of("GET", f"{maps}?labelSelector=a%20in").code == 400
 
 
-def test_pages_are_of_one_moment(api: KubeClient, maps: str) -> None:
+def test_pages_show_one_version(api: KubeClient, maps: str) -> None:
     for number in range(5):
         api.create(maps, {"metadata": {"name": f"m{number}", "labels": {"page": "1"}}})
 
@@ -394,7 +394,7 @@ def test_pages_are_of_one_moment(api: KubeClient, maps: str) -> None:
 # Watches
 
 
-def test_a_watch_tells_what_happens_after_a_version(api: KubeClient, maps: str) -> None:
+def test_watch_shows_events_after_a_version(api: KubeClient, maps: str) -> None:
     start = api.get(maps)["metadata"]["resourceVersion"]
     api.create(maps, a_map("one", a="1"))
     api.patch(f"{maps}/one", {"data": {"a": "2"}})
@@ -411,7 +411,7 @@ def test_a_watch_tells_what_happens_after_a_version(api: KubeClient, maps: str) 
     assert versions == sorted(set(versions))
 
 
-def test_an_object_that_leaves_the_selection_is_deleted_for_the_watch(api: KubeClient, maps: str) -> None:
+def test_object_that_leaves_the_selection_is_reported_deleted(api: KubeClient, maps: str) -> None:
     start = api.get(maps)["metadata"]["resourceVersion"]
     api.create(maps, {"metadata": {"name": "one", "labels": {"in": "yes"}}})
     api.patch(f"{maps}/one", {"metadata": {"labels": {"in": None}}})
@@ -426,7 +426,7 @@ def test_an_object_that_leaves_the_selection_is_deleted_for_the_watch(api: KubeC
     assert kinds == ["ADDED", "DELETED", "ADDED"]
 
 
-def test_a_watch_without_a_version_begins_with_what_is_there(api: KubeClient, maps: str) -> None:
+def test_watch_without_a_version_begins_with_existing_objects(api: KubeClient, maps: str) -> None:
     api.create(maps, {"metadata": {"name": "one", "labels": {"seen": "yes"}}})
 
     first = next(api.watch(f"{maps}?labelSelector=seen"))
@@ -442,7 +442,7 @@ def aged(api: KubeClient, request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.usefixtures("aged")
-def test_a_watch_from_a_forgotten_version_says_so_once_and_ends(api: KubeClient, maps: str) -> None:
+def test_watch_from_an_expired_version_reports_it_and_ends(api: KubeClient, maps: str) -> None:
     (only,) = api.watch(f"{maps}?resourceVersion=1", seconds=2)
 
     assert only["type"] == "ERROR"
@@ -450,7 +450,7 @@ def test_a_watch_from_a_forgotten_version_says_so_once_and_ends(api: KubeClient,
 
 
 @pytest.mark.usefixtures("aged")
-def test_a_page_of_a_forgotten_version_is_410(api: KubeClient, maps: str) -> None:
+def test_page_of_an_expired_version_is_410(api: KubeClient, maps: str) -> None:
     old = base64.urlsafe_b64encode(b'{"v":"meta.k8s.io/v1","rv":1,"start":"a\\u0000"}').decode().rstrip("=")
     try:
         api.get(f"{maps}?limit=1&continue={old}")
@@ -463,7 +463,7 @@ def test_a_page_of_a_forgotten_version_is_410(api: KubeClient, maps: str) -> Non
     assert api.status_of("GET", f"{maps}?limit=1&continue=nonsense").code == 400
 
 
-def test_a_watch_ends_in_time(api: KubeClient, maps: str) -> None:
+def test_watch_ends_after_its_timeout(api: KubeClient, maps: str) -> None:
     start = api.get(maps)["metadata"]["resourceVersion"]
 
     assert list(api.watch(f"{maps}?resourceVersion={start}&labelSelector=none", seconds=1)) == []
@@ -495,7 +495,7 @@ def test_initial_events_end_with_a_bookmark(api: KubeClient, maps: str) -> None:
 # Deletion
 
 
-def test_a_deleted_config_map_is_told_as_a_status(api: KubeClient, maps: str) -> None:
+def test_deletion_of_a_config_map_returns_a_status(api: KubeClient, maps: str) -> None:
     created = api.create(maps, a_map("one"))
 
     answer = api.delete(f"{maps}/one")
@@ -504,7 +504,7 @@ def test_a_deleted_config_map_is_told_as_a_status(api: KubeClient, maps: str) ->
     assert answer["details"] == {"name": "one", "kind": "configmaps", "uid": created["metadata"]["uid"]}
 
 
-def test_a_precondition_guards_a_deletion(api: KubeClient, maps: str) -> None:
+def test_precondition_guards_a_deletion(api: KubeClient, maps: str) -> None:
     api.create(maps, a_map("one"))
 
     refused = api.status_of("DELETE", f"{maps}/one", {"preconditions": {"uid": str(uuid.uuid4())}})
@@ -513,7 +513,7 @@ def test_a_precondition_guards_a_deletion(api: KubeClient, maps: str) -> None:
     assert api.get(f"{maps}/one")
 
 
-def test_a_finalizer_holds_an_object_until_it_is_taken_off(api: KubeClient, maps: str) -> None:
+def test_object_exists_until_its_finalizer_is_removed(api: KubeClient, maps: str) -> None:
     body = a_map("held")
     body["metadata"]["finalizers"] = ["evenkeel.io/held"]
     api.create(maps, body)
@@ -528,7 +528,7 @@ def test_a_finalizer_holds_an_object_until_it_is_taken_off(api: KubeClient, maps
     assert api.status_of("GET", f"{maps}/held").code == 404
 
 
-def test_a_collection_is_deleted_by_selector(api: KubeClient, maps: str) -> None:
+def test_collection_is_deleted_by_selector(api: KubeClient, maps: str) -> None:
     for name in ("one", "two"):
         api.create(maps, {"metadata": {"name": name, "labels": {"go": name}}})
 
@@ -541,7 +541,7 @@ def test_a_collection_is_deleted_by_selector(api: KubeClient, maps: str) -> None
 # Jobs and pods
 
 
-def test_a_job_gets_its_selector_and_defaults(api: KubeClient, space: str) -> None:
+def test_job_gets_its_selector_and_defaults(api: KubeClient, space: str) -> None:
     job = api.create(jobs_of(space), a_job("one", "true", spec={"suspend": True}))
 
     uid = job["metadata"]["uid"]
@@ -561,7 +561,7 @@ def test_a_job_gets_its_selector_and_defaults(api: KubeClient, space: str) -> No
         ({"podReplacementPolicy": "Sometimes"}, "spec.podReplacementPolicy"),
     ],
 )
-def test_a_job_that_cannot_be_is_invalid(api: KubeClient, space: str, change: Json, field: str) -> None:
+def test_invalid_job_is_refused(api: KubeClient, space: str, change: Json, field: str) -> None:
     body = a_job("one", "true")
     body["spec"].update(change)
     body["spec"] = {key: value for key, value in body["spec"].items() if value is not None}
@@ -572,7 +572,7 @@ def test_a_job_that_cannot_be_is_invalid(api: KubeClient, space: str, change: Js
     assert field in {cause["field"] for cause in refused.status["details"]["causes"]}
 
 
-def test_a_jobs_template_and_completions_do_not_change(api: KubeClient, space: str) -> None:
+def test_template_and_completions_of_a_job_are_immutable(api: KubeClient, space: str) -> None:
     api.create(jobs_of(space), a_job("one", "true", spec={"suspend": True}))
 
     refused = api.status_of("PATCH", f"{jobs_of(space)}/one", {"spec": {"completions": 7}}, MERGE)
@@ -580,7 +580,7 @@ def test_a_jobs_template_and_completions_do_not_change(api: KubeClient, space: s
     assert (refused.code, refused.reason) == (422, "Invalid")
 
 
-def test_a_job_deleted_in_the_foreground_waits_for_its_finalizer(api: KubeClient, space: str) -> None:
+def test_job_deleted_in_the_foreground_waits_for_its_finalizer(api: KubeClient, space: str) -> None:
     # A finalizer of another's holds it: where a garbage collector runs, its own would be gone at once.
     body = a_job("one", "true", spec={"suspend": True})
     body["metadata"]["finalizers"] = ["evenkeel.io/held"]
@@ -597,7 +597,7 @@ def test_a_job_deleted_in_the_foreground_waits_for_its_finalizer(api: KubeClient
 
 
 @needs_controllers
-def test_a_job_deleted_in_the_foreground_is_collected(api: KubeClient, space: str) -> None:
+def test_job_deleted_in_the_foreground_is_collected(api: KubeClient, space: str) -> None:
     api.create(jobs_of(space), a_job("one", "true", spec={"suspend": True}))
 
     api.delete(f"{jobs_of(space)}/one", {"propagationPolicy": "Foreground"})
@@ -622,7 +622,7 @@ def a_deployment(name: str, **spec: Any) -> Json:
     }
 
 
-def test_a_deployment_gets_its_defaults(api: KubeClient, space: str) -> None:
+def test_deployment_gets_its_defaults(api: KubeClient, space: str) -> None:
     created = api.create(deployments_of(space), a_deployment("one"))
 
     spec = created["spec"]
@@ -646,14 +646,14 @@ def test_a_deployment_gets_its_defaults(api: KubeClient, space: str) -> None:
         ({"strategy": {"type": "Recreate", "rollingUpdate": {"maxSurge": 1}}}, "spec.strategy.rollingUpdate"),
     ],
 )
-def test_a_deployment_that_cannot_be_is_invalid(api: KubeClient, space: str, change: Json, field: str) -> None:
+def test_invalid_deployment_is_refused(api: KubeClient, space: str, change: Json, field: str) -> None:
     refused = api.status_of("POST", deployments_of(space), a_deployment("one", **change))
 
     assert (refused.code, refused.reason) == (422, "Invalid")
     assert field in {cause["field"] for cause in refused.status["details"]["causes"]}
 
 
-def test_a_deployments_selector_does_not_change(api: KubeClient, space: str) -> None:
+def test_selector_of_a_deployment_is_immutable(api: KubeClient, space: str) -> None:
     api.create(deployments_of(space), a_deployment("one"))
     labels = {"app": "one", "tier": "gold"}
     change = {"spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}}}}
@@ -663,7 +663,7 @@ def test_a_deployments_selector_does_not_change(api: KubeClient, space: str) -> 
     assert (refused.code, refused.reason) == (422, "Invalid")
 
 
-def test_the_scale_of_a_deployment_is_a_resource_of_its_own(api: KubeClient, space: str) -> None:
+def test_scale_of_a_deployment_is_a_subresource(api: KubeClient, space: str) -> None:
     path = f"{deployments_of(space)}/one/scale"
     api.create(deployments_of(space), a_deployment("one", paused=True))
 
@@ -681,7 +681,7 @@ def test_the_scale_of_a_deployment_is_a_resource_of_its_own(api: KubeClient, spa
     assert (whole["spec"]["replicas"], whole["metadata"]["generation"]) == (2, 2)
 
 
-def test_gpus_are_limited_not_only_requested(api: KubeClient, space: str) -> None:
+def test_gpus_need_a_limit(api: KubeClient, space: str) -> None:
     body = a_pod("greedy")
     body["spec"]["containers"][0]["resources"] = {"requests": {"nvidia.com/gpu": "1"}}
 
@@ -690,7 +690,7 @@ def test_gpus_are_limited_not_only_requested(api: KubeClient, space: str) -> Non
     assert (refused.code, refused.reason) == (422, "Invalid")
 
 
-def test_a_pods_containers_do_not_change(api: KubeClient, space: str) -> None:
+def test_containers_of_a_pod_are_immutable(api: KubeClient, space: str) -> None:
     api.create(f"{space}/pods", a_pod("one", schedulerName="nobody"))
 
     change = {"spec": {"containers": [{"name": "main", "command": ["other"]}]}}
@@ -701,7 +701,7 @@ def test_a_pods_containers_do_not_change(api: KubeClient, space: str) -> None:
     assert image["spec"]["containers"][0]["image"] == "new:2"
 
 
-def test_a_waiting_pod_is_deleted_at_once(api: KubeClient, space: str) -> None:
+def test_pending_pod_is_deleted_at_once(api: KubeClient, space: str) -> None:
     api.create(f"{space}/pods", a_pod("one", schedulerName="nobody"))
 
     api.delete(f"{space}/pods/one")
@@ -726,7 +726,7 @@ def priority(api: KubeClient) -> Iterator[str]:
     api.delete(f"/apis/scheduling.k8s.io/v1/priorityclasses/{name}")
 
 
-def test_priority_comes_from_the_class(api: KubeClient, space: str, priority: str) -> None:
+def test_priority_is_that_of_the_class(api: KubeClient, space: str, priority: str) -> None:
     body = a_pod("one", schedulerName="nobody", priorityClassName=priority)
 
     def created() -> Json | None:  # the admission plugin hears of a new class a moment later
@@ -754,7 +754,7 @@ def bound(api: KubeClient, space: str, node: str) -> Iterator[str]:
         api.delete(f"{space}/pods/one", {"gracePeriodSeconds": 0})
 
 
-def test_a_bound_pod_is_deleted_with_grace_and_at_once_without(api: KubeClient, bound: str) -> None:
+def test_bound_pod_is_deleted_with_or_without_grace(api: KubeClient, bound: str) -> None:
     graceful = api.delete(bound)
     shorter = api.delete(bound, {"gracePeriodSeconds": 3})
     held = api.get(bound)
@@ -767,7 +767,7 @@ def test_a_bound_pod_is_deleted_with_grace_and_at_once_without(api: KubeClient, 
     assert api.status_of("GET", bound).code == 404
 
 
-def test_pods_are_found_by_their_node(api: KubeClient, space: str, bound: str, node: str) -> None:
+def test_pods_are_selected_by_node(api: KubeClient, space: str, bound: str, node: str) -> None:
     api.create(f"{space}/pods", a_pod("two", schedulerName="nobody"))
     name = node.rsplit("/", 1)[1]
 
@@ -778,7 +778,7 @@ def test_pods_are_found_by_their_node(api: KubeClient, space: str, bound: str, n
     assert [pod["metadata"]["name"] for pod in others] == ["two"]
 
 
-def test_a_pod_is_bound_once(api: KubeClient, space: str, node: str) -> None:
+def test_pod_is_bound_once(api: KubeClient, space: str, node: str) -> None:
     api.create(f"{space}/pods", a_pod("one", schedulerName="nobody"))
     binding: Json = {
         "apiVersion": "v1",
@@ -800,7 +800,7 @@ def test_a_pod_is_bound_once(api: KubeClient, space: str, node: str) -> None:
 # Nodes and namespaces
 
 
-def test_a_new_node_keeps_the_status_it_brings_and_is_tainted_until_it_is_ready(api: KubeClient) -> None:
+def test_new_node_keeps_its_status_and_is_tainted_until_ready(api: KubeClient) -> None:
     name = f"contract-{uuid.uuid4().hex[:8]}"
     body = {"metadata": {"name": name}, "status": {"capacity": {"nvidia.com/gpu": "8"}}}
 
@@ -811,7 +811,7 @@ def test_a_new_node_keeps_the_status_it_brings_and_is_tainted_until_it_is_ready(
     assert created["spec"]["taints"] == [{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}]
 
 
-def test_a_namespace_that_ends_takes_nothing_new(api: KubeClient, space: str, maps: str) -> None:
+def test_terminating_namespace_refuses_new_objects(api: KubeClient, space: str, maps: str) -> None:
     body = a_map("held")
     body["metadata"]["finalizers"] = ["evenkeel.io/held"]
     api.create(maps, body)
@@ -825,7 +825,7 @@ def test_a_namespace_that_ends_takes_nothing_new(api: KubeClient, space: str, ma
     assert refused.status["details"]["causes"][0]["reason"] == "NamespaceTerminating"
 
 
-def test_a_namespace_goes_with_the_last_of_its_finalizers(api: KubeClient, space: str) -> None:
+def test_namespace_is_removed_with_its_last_finalizer(api: KubeClient, space: str) -> None:
     api.patch(space, {"metadata": {"finalizers": ["evenkeel.io/held"]}})
     before = api.get(space)
     api.delete(space)
@@ -844,7 +844,7 @@ def test_a_namespace_goes_with_the_last_of_its_finalizers(api: KubeClient, space
 
 
 @needs_controllers
-def test_a_namespace_is_emptied_and_ends(api: KubeClient, space: str, maps: str) -> None:
+def test_deleted_namespace_is_emptied_and_removed(api: KubeClient, space: str, maps: str) -> None:
     api.create(maps, a_map("one"))
 
     api.delete(space)
@@ -856,7 +856,7 @@ def test_a_namespace_is_emptied_and_ends(api: KubeClient, space: str, maps: str)
 # Eviction
 
 
-def test_a_pod_is_evicted_and_a_missing_one_is_404(api: KubeClient, space: str) -> None:
+def test_eviction_of_a_missing_pod_is_404(api: KubeClient, space: str) -> None:
     api.create(f"{space}/pods", a_pod("one", schedulerName="nobody"))
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "one"}}
 
@@ -877,7 +877,7 @@ def test_eviction_of_another_kind_is_refused(api: KubeClient, space: str) -> Non
     assert 'no kind "Evict" is registered for version "policy/v1"' in str(refused)
 
 
-def test_an_eviction_names_the_pod_of_its_path(api: KubeClient, space: str) -> None:
+def test_eviction_must_name_the_pod_of_its_path(api: KubeClient, space: str) -> None:
     api.create(f"{space}/pods", a_pod("one", schedulerName="nobody"))
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "two"}}
 
@@ -907,7 +907,7 @@ def evict(name: str, **options: Any) -> Json:
     return {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}, "deleteOptions": options}
 
 
-def test_a_blocked_eviction_is_429_without_retry_after(api: KubeClient, guarded: str) -> None:
+def test_blocked_eviction_is_429_without_retry_after(api: KubeClient, guarded: str) -> None:
     refused = api.status_of("POST", f"{guarded}/eviction", evict("one"))
     dry = api.status_of("POST", f"{guarded}/eviction", evict("one", dryRun=["All"]))
 
@@ -918,7 +918,7 @@ def test_a_blocked_eviction_is_429_without_retry_after(api: KubeClient, guarded:
     assert api.get(guarded)["status"]["phase"] == "Running"
 
 
-def test_a_pending_pod_is_always_evictable(api: KubeClient, guarded: str) -> None:
+def test_pending_pod_is_always_evictable(api: KubeClient, guarded: str) -> None:
     api.patch(f"{guarded}/status", {"status": {"phase": "Pending"}})
 
     answer = api.create(f"{guarded}/eviction", evict("one"))
@@ -927,7 +927,7 @@ def test_a_pending_pod_is_always_evictable(api: KubeClient, guarded: str) -> Non
     assert api.status_of("GET", guarded).code == 404
 
 
-def test_a_pod_under_two_budgets_is_evicted_by_nobody(api: KubeClient, space: str, guarded: str) -> None:
+def test_pod_under_two_budgets_cannot_be_evicted(api: KubeClient, space: str, guarded: str) -> None:
     second = {"metadata": {"name": "too"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "one"}}}}
     api.create(budgets_of(space), second)
 
@@ -938,7 +938,7 @@ def test_a_pod_under_two_budgets_is_evicted_by_nobody(api: KubeClient, space: st
 
 
 @needs_controllers
-def test_the_budget_follows_the_pods(api: KubeClient, space: str, guarded: str) -> None:
+def test_budget_status_follows_its_pods(api: KubeClient, space: str, guarded: str) -> None:
     api.create(f"{space}/pods", {**a_pod("two", schedulerName="nobody"), "metadata": {"name": "two"}})
     api.patch(f"{space}/pods/two", {"metadata": {"labels": {"app": "one"}}})
     ready = {"type": "Ready", "status": "True"}
@@ -955,7 +955,7 @@ def test_the_budget_follows_the_pods(api: KubeClient, space: str, guarded: str) 
 # Custom resources
 
 
-def test_a_custom_object_is_held_to_its_schema(api: KubeClient, space: str, widgets: str) -> None:
+def test_custom_object_is_validated_by_its_schema(api: KubeClient, space: str, widgets: str) -> None:
     path = of_widgets(space)
 
     created = api.create(
@@ -979,7 +979,7 @@ def test_a_custom_object_is_held_to_its_schema(api: KubeClient, space: str, widg
     assert created["metadata"]["generation"] == 1
 
 
-def test_a_custom_object_takes_no_strategic_patch(api: KubeClient, space: str, widgets: str) -> None:
+def test_custom_object_refuses_a_strategic_patch(api: KubeClient, space: str, widgets: str) -> None:
     path = of_widgets(space)
     api.create(
         path,
@@ -997,9 +997,7 @@ def test_a_custom_object_takes_no_strategic_patch(api: KubeClient, space: str, w
     assert (deleted["kind"], deleted["status"]) == ("Status", "Success")
 
 
-def test_the_scale_of_a_custom_object_stands_where_its_definition_says(
-    api: KubeClient, space: str, widgets: str
-) -> None:
+def test_scale_of_a_custom_object_follows_its_definition(api: KubeClient, space: str, widgets: str) -> None:
     path = f"{of_widgets(space)}/one"
     body = {"apiVersion": f"{GROUP}/v1", "kind": "Widget", "metadata": {"name": "one"}, "spec": {"size": 2}}
     api.create(of_widgets(space), body)
@@ -1013,7 +1011,7 @@ def test_the_scale_of_a_custom_object_stands_where_its_definition_says(
 # Server-side apply
 
 
-def test_apply_owns_what_it_applied(api: KubeClient, maps: str) -> None:
+def test_apply_owns_its_fields(api: KubeClient, maps: str) -> None:
     def apply(manager: str, data: dict[str, str], force: bool = False) -> Any:
         query = f"fieldManager={manager}{'&force=true' if force else ''}"
         return api.patch(f"{maps}/one?{query}", a_map("one", **data), APPLY)
@@ -1063,7 +1061,7 @@ def test_apply_merges_containers_by_name(api: KubeClient, space: str) -> None:
 # Who may
 
 
-def test_a_bad_token_is_401(api: KubeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_token_is_401(api: KubeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "token", "nonsense")
 
     refused = api.status_of("GET", "/api/v1/nodes")
@@ -1082,7 +1080,7 @@ def nobody(api: KubeClient) -> str:
     return name
 
 
-def test_a_user_without_permissions_is_told_what_is_missing(api: KubeClient, nobody: str) -> None:
+def test_refused_user_learns_the_missing_permission(api: KubeClient, nobody: str) -> None:
     with api.acting_as(nobody):
         refused = api.status_of("GET", "/api/v1/nodes")
         about_one = api.status_of("DELETE", "/api/v1/nodes/some")
@@ -1095,7 +1093,7 @@ def test_a_user_without_permissions_is_told_what_is_missing(api: KubeClient, nob
     assert about_one.status["details"] == {"name": "some", "kind": "nodes"}
 
 
-def test_who_acts_as_another_is_that_user(api: KubeClient, nobody: str) -> None:
+def test_impersonated_user_is_the_acting_user(api: KubeClient, nobody: str) -> None:
     with api.acting_as(nobody):
         review = api.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", {})
 
@@ -1103,7 +1101,7 @@ def test_who_acts_as_another_is_that_user(api: KubeClient, nobody: str) -> None:
     assert "system:masters" not in review["status"]["userInfo"]["groups"]
 
 
-def test_a_role_and_its_binding_are_what_a_user_may(api: KubeClient, space: str, maps: str, nobody: str) -> None:
+def test_role_binding_grants_the_role(api: KubeClient, space: str, maps: str, nobody: str) -> None:
     roles = space.replace("/api/v1", "/apis/rbac.authorization.k8s.io/v1")
     rules = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"]}]
     subject = {"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": nobody}
@@ -1124,7 +1122,7 @@ def test_a_role_and_its_binding_are_what_a_user_may(api: KubeClient, space: str,
     assert ["configmaps"] in [rule["resources"] for rule in may["status"]["resourceRules"]]
 
 
-def test_discovery_names_the_kinds(api: KubeClient, widgets: str) -> None:
+def test_discovery_lists_the_kinds(api: KubeClient, widgets: str) -> None:
     core = api.get("/api/v1")
     groups = {group["name"] for group in api.get("/apis")["groups"]}
     custom = api.get(f"/apis/{GROUP}/v1")
@@ -1146,7 +1144,7 @@ def test_discovery_names_the_kinds(api: KubeClient, widgets: str) -> None:
         {"metadata": {"name": "x"}, "data": {"a": {}}},
     ],
 )
-def test_a_body_that_does_not_decode_is_400(api: KubeClient, maps: str, body: Json) -> None:
+def test_undecodable_body_is_400(api: KubeClient, maps: str, body: Json) -> None:
     refused = api.status_of("POST", maps, body)
 
     assert (refused.code, refused.reason) == (400, "BadRequest")
@@ -1159,7 +1157,7 @@ def a_misspelt_job(name: str) -> Json:
     return body
 
 
-def test_an_unknown_field_is_dropped_and_refused_where_that_is_asked(api: KubeClient, space: str) -> None:
+def test_strict_validation_refuses_an_unknown_field(api: KubeClient, space: str) -> None:
     path = jobs_of(space)
 
     refused = api.status_of("POST", f"{path}?fieldValidation=Strict", a_misspelt_job("one"))
@@ -1177,9 +1175,7 @@ def test_an_unknown_field_is_dropped_and_refused_where_that_is_asked(api: KubeCl
     assert unsupported.code == 422
 
 
-def test_an_unknown_field_of_a_custom_object_is_refused_where_that_is_asked(
-    api: KubeClient, space: str, widgets: str
-) -> None:
+def test_strict_validation_refuses_an_unknown_custom_field(api: KubeClient, space: str, widgets: str) -> None:
     body = {"apiVersion": f"{GROUP}/v1", "kind": "Widget", "metadata": {"name": "one"}, "spec": {"size": 1, "sice": 2}}
 
     refused = api.status_of("POST", f"{of_widgets(space)}?fieldValidation=Strict", body)
@@ -1188,7 +1184,7 @@ def test_an_unknown_field_of_a_custom_object_is_refused_where_that_is_asked(
     assert 'unknown field "spec.sice"' in str(refused.status["message"])
 
 
-def test_an_unknown_field_is_not_applied(api: KubeClient, space: str) -> None:
+def test_unknown_field_is_not_applied(api: KubeClient, space: str) -> None:
     path = f"{jobs_of(space)}/one?fieldManager=first"
 
     refused = api.status_of("PATCH", path, a_misspelt_job("one"), APPLY)
@@ -1209,7 +1205,7 @@ def test_an_unknown_field_is_not_applied(api: KubeClient, space: str) -> None:
         ("template.spec.nodeSelector", {"a": True}),
     ],
 )
-def test_a_value_of_another_type_is_400(api: KubeClient, space: str, at: str, value: Any) -> None:
+def test_value_of_another_type_is_400(api: KubeClient, space: str, at: str, value: Any) -> None:
     body = a_job("one", "true")
     *parents, last = at.split(".")
     part: Any = body["spec"]
@@ -1222,13 +1218,13 @@ def test_a_value_of_another_type_is_400(api: KubeClient, space: str, at: str, va
     assert (refused.code, refused.reason) == (400, "BadRequest")
 
 
-def test_a_secret_of_no_base64_is_400(api: KubeClient, space: str) -> None:
+def test_secret_with_invalid_base64_is_400(api: KubeClient, space: str) -> None:
     refused = api.status_of("POST", f"{space}/secrets", {"metadata": {"name": "one"}, "data": {"a": "no base64!"}})
 
     assert (refused.code, refused.reason) == (400, "BadRequest")
 
 
-def test_a_zero_that_its_type_leaves_out_is_nothing(api: KubeClient, node: str, maps: str) -> None:
+def test_omitted_zero_value_is_absent(api: KubeClient, node: str, maps: str) -> None:
     patched = api.patch(node, {"spec": {"unschedulable": False}})
     created = api.create(maps, {"metadata": {"name": "one", "annotations": {}}, "data": {}})
 
@@ -1237,7 +1233,7 @@ def test_a_zero_that_its_type_leaves_out_is_nothing(api: KubeClient, node: str, 
     assert "data" not in created
 
 
-def test_null_is_nothing(api: KubeClient, maps: str) -> None:
+def test_null_field_is_absent(api: KubeClient, maps: str) -> None:
     created = api.create(maps, {"metadata": {"name": "one", "labels": None}, "data": None})
 
     assert "labels" not in created["metadata"]

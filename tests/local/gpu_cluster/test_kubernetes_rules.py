@@ -88,7 +88,7 @@ def test_quantities_are_stored_in_canonical_form(api: KubeClient, space: str, wr
 
 
 @pytest.mark.parametrize("kind", [MERGE, STRATEGIC, JSON_PATCH])
-def test_a_patched_quantity_is_canonical(api: KubeClient, node: str, kind: str) -> None:
+def test_patched_quantity_is_canonical(api: KubeClient, node: str, kind: str) -> None:
     value = {"memory": "1024Mi", "nvidia.com/gpu": 8}
     body: Any = {"status": {"capacity": value}}
     if kind == JSON_PATCH:
@@ -99,7 +99,7 @@ def test_a_patched_quantity_is_canonical(api: KubeClient, node: str, kind: str) 
     assert patched["status"]["capacity"] == {"memory": "1Gi", "nvidia.com/gpu": "8"}
 
 
-def test_requests_follow_limits_in_pods_alone(api: KubeClient, space: str) -> None:
+def test_requests_default_to_limits_in_pods_only(api: KubeClient, space: str) -> None:
     job = api.create(jobs_of(space), a_job("one", "true", gpus=8, spec={"suspend": True}))
     pod = api.create(f"{space}/pods", a_pod("one", gpus=8, schedulerName="nobody"))
 
@@ -111,7 +111,7 @@ def test_requests_follow_limits_in_pods_alone(api: KubeClient, space: str) -> No
 # Defaults
 
 
-def test_a_pod_is_filled_up(api: KubeClient, space: str) -> None:
+def test_pod_gets_its_defaults(api: KubeClient, space: str) -> None:
     body = a_pod("one", schedulerName="nobody", volumes=[{"name": "scratch"}])
     del body["spec"]["restartPolicy"]
     container = body["spec"]["containers"][0]
@@ -132,7 +132,7 @@ def test_a_pod_is_filled_up(api: KubeClient, space: str) -> None:
     assert made["readinessProbe"] == {"httpGet": {"path": "/", "port": 80, "scheme": "HTTP"}, **probe}
 
 
-def test_a_replaced_deployment_is_filled_up_again(api: KubeClient, space: str) -> None:
+def test_replaced_deployment_gets_its_defaults_again(api: KubeClient, space: str) -> None:
     path = space.replace("/api/v1", "/apis/apps/v1") + "/deployments"
     labels = {"app": "one"}
     template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "main", "image": "x:1"}]}}
@@ -144,7 +144,7 @@ def test_a_replaced_deployment_is_filled_up_again(api: KubeClient, space: str) -
     assert again["spec"] == first["spec"]
 
 
-def test_text_of_a_secret_becomes_data(api: KubeClient, space: str) -> None:
+def test_string_data_of_a_secret_becomes_data(api: KubeClient, space: str) -> None:
     body = {"metadata": {"name": "one"}, "data": {"a": "MQ==", "b": "MQ=="}, "stringData": {"b": "two"}}
 
     created = api.create(f"{space}/secrets", body)
@@ -155,7 +155,7 @@ def test_text_of_a_secret_becomes_data(api: KubeClient, space: str) -> None:
     assert patched["data"]["c"] == base64.b64encode(b"three").decode()
 
 
-def test_items_of_a_built_in_list_leave_out_their_kind(api: KubeClient, space: str) -> None:
+def test_items_of_a_built_in_list_have_no_kind(api: KubeClient, space: str) -> None:
     api.create(f"{space}/configmaps", {"metadata": {"name": "one"}})
 
     listed = api.get(f"{space}/configmaps")
@@ -166,7 +166,7 @@ def test_items_of_a_built_in_list_leave_out_their_kind(api: KubeClient, space: s
     assert (watched["object"]["kind"], watched["object"]["apiVersion"]) == ("ConfigMap", "v1")
 
 
-def test_a_long_prefix_makes_a_name_of_63(api: KubeClient, space: str) -> None:
+def test_long_name_prefix_makes_a_name_of_63_characters(api: KubeClient, space: str) -> None:
     created = api.create(f"{space}/configmaps", {"metadata": {"generateName": "a" * 80}})
 
     assert created["metadata"]["name"].startswith("a" * 58)
@@ -176,7 +176,7 @@ def test_a_long_prefix_makes_a_name_of_63(api: KubeClient, space: str) -> None:
 # Admission
 
 
-def test_a_pod_of_an_unknown_service_account_is_forbidden(api: KubeClient, space: str) -> None:
+def test_pod_with_an_unknown_service_account_is_forbidden(api: KubeClient, space: str) -> None:
     refused = api.status_of("POST", f"{space}/pods", a_pod("one", serviceAccountName="nobody"))
 
     namespace = space.rsplit("/", 1)[1]
@@ -187,7 +187,7 @@ def test_a_pod_of_an_unknown_service_account_is_forbidden(api: KubeClient, space
 
 
 @needs_controllers
-def test_a_job_of_an_unknown_service_account_says_so_in_an_event(api: KubeClient, space: str) -> None:
+def test_job_with_an_unknown_service_account_gets_an_event(api: KubeClient, space: str) -> None:
     api.create(jobs_of(space), a_job("one", "true", serviceAccountName="nobody"))
 
     def told() -> list[str]:
@@ -199,7 +199,7 @@ def test_a_job_of_an_unknown_service_account_says_so_in_an_event(api: KubeClient
     assert api.items(f"{space}/pods") == []
 
 
-def test_priority_is_not_given_by_hand(api: KubeClient, space: str) -> None:
+def test_pod_with_a_numeric_priority_is_refused(api: KubeClient, space: str) -> None:
     refused = api.status_of("POST", f"{space}/pods", a_pod("one", priority=5))
 
     assert (refused.code, refused.reason) == (403, "Forbidden")
@@ -298,7 +298,7 @@ POD_RULES: list[tuple[str, Any, tuple[str, str]]] = [
 
 
 @pytest.mark.parametrize(("path", "value", "cause"), POD_RULES)
-def test_an_invalid_pod_is_refused(api: KubeClient, space: str, path: str, value: Any, cause: tuple[str, str]) -> None:
+def test_invalid_pod_is_refused(api: KubeClient, space: str, path: str, value: Any, cause: tuple[str, str]) -> None:
     refused = api.status_of("POST", f"{space}/pods", put_at(a_pod("one", schedulerName="nobody"), path, value))
 
     assert cause in causes_of(refused)
@@ -307,13 +307,13 @@ def test_an_invalid_pod_is_refused(api: KubeClient, space: str, path: str, value
 
 
 @pytest.mark.parametrize("name", ["A_B", "my.name", "with-hyphen", "1digit", "a b"])
-def test_relaxed_environment_names_are_taken(api: KubeClient, space: str, name: str) -> None:
+def test_relaxed_environment_names_are_accepted(api: KubeClient, space: str, name: str) -> None:
     pod = put_at(a_pod("one", schedulerName="nobody"), "spec.containers.0.env", [{"name": name, "value": "x"}])
 
     assert api.create(f"{space}/pods", pod)["spec"]["containers"][0]["env"] == [{"name": name, "value": "x"}]
 
 
-def test_only_additions_to_tolerations_change_a_pod(api: KubeClient, space: str) -> None:
+def test_pod_update_accepts_only_added_tolerations(api: KubeClient, space: str) -> None:
     first = api.create(f"{space}/pods", a_pod("one", schedulerName="nobody", tolerations=[{"key": "a"}]))
     more = [*first["spec"]["tolerations"], {"key": "b", "operator": "Exists"}]
 
@@ -408,7 +408,7 @@ JOB_RULES: list[tuple[str, Any, tuple[str, str]]] = [
 
 
 @pytest.mark.parametrize(("path", "value", "cause"), JOB_RULES)
-def test_an_invalid_job_is_refused(api: KubeClient, space: str, path: str, value: Any, cause: tuple[str, str]) -> None:
+def test_invalid_job_is_refused(api: KubeClient, space: str, path: str, value: Any, cause: tuple[str, str]) -> None:
     body = put_at(a_job("one", "true", spec={"suspend": True}), path, value)
 
     refused = api.status_of("POST", jobs_of(space), body)
@@ -419,7 +419,7 @@ def test_an_invalid_job_is_refused(api: KubeClient, space: str, path: str, value
     assert refused.status["details"]["group"] == "batch"
 
 
-def test_a_failure_policy_allows_replacement_of_failed_pods_alone(api: KubeClient, space: str) -> None:
+def test_failure_policy_requires_replacement_of_failed_pods_only(api: KubeClient, space: str) -> None:
     body = a_job("one", "true", spec={"suspend": True, "podFailurePolicy": a_policy(onPodConditions=[{"type": "A"}])})
 
     refused = api.status_of("POST", jobs_of(space), put_at(body, "spec.podReplacementPolicy", "TerminatingOrFailed"))
@@ -438,7 +438,7 @@ DIRECTIVES: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("path", "value"), DIRECTIVES)
-def test_a_job_that_never_started_may_be_sent_elsewhere(api: KubeClient, space: str, path: str, value: Any) -> None:
+def test_unstarted_suspended_job_may_change_its_placement(api: KubeClient, space: str, path: str, value: Any) -> None:
     body = put_at(a_suspended_job(api, space), f"spec.template.{path}", value)
 
     changed = api.call("PUT", f"{jobs_of(space)}/one", body)
@@ -458,7 +458,9 @@ FIXED: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("path", "value", "field"), FIXED)
-def test_the_rest_of_a_suspended_job_is_fixed(api: KubeClient, space: str, path: str, value: Any, field: str) -> None:
+def test_other_fields_of_a_suspended_job_are_immutable(
+    api: KubeClient, space: str, path: str, value: Any, field: str
+) -> None:
     first = a_suspended_job(api, space)
 
     refused = api.status_of("PUT", f"{jobs_of(space)}/one", put_at(first, path, value))
@@ -466,7 +468,7 @@ def test_the_rest_of_a_suspended_job_is_fixed(api: KubeClient, space: str, path:
     assert (INVALID, field) in causes_of(refused)
 
 
-def test_an_indexed_job_is_resized_in_tandem(api: KubeClient, space: str) -> None:
+def test_indexed_job_changes_completions_and_parallelism_together(api: KubeClient, space: str) -> None:
     api.create(jobs_of(space), a_job("one", "true", completions=2, spec={"suspend": True}))
 
     alone = api.status_of("PATCH", f"{jobs_of(space)}/one", {"spec": {"completions": 3}}, MERGE)
@@ -480,7 +482,7 @@ def test_an_indexed_job_is_resized_in_tandem(api: KubeClient, space: str) -> Non
 # Deletion
 
 
-def test_a_job_deleted_without_a_word_orphans_its_pods(api: KubeClient, space: str) -> None:
+def test_job_deleted_without_a_policy_gets_the_orphan_finalizer(api: KubeClient, space: str) -> None:
     body = put_at(a_job("one", "true", spec={"suspend": True}), "metadata.finalizers", ["evenkeel.io/held"])
     api.create(jobs_of(space), body)
 
@@ -491,7 +493,7 @@ def test_a_job_deleted_without_a_word_orphans_its_pods(api: KubeClient, space: s
 
 
 @needs_controllers
-def test_pods_outlive_a_job_deleted_without_a_word(api: KubeClient, space: str) -> None:
+def test_pods_survive_a_job_deleted_without_a_policy(api: KubeClient, space: str) -> None:
     api.create(jobs_of(space), a_job("one", schedulerName="nobody"))
     (pod,) = eventually(lambda: api.items(f"{space}/pods"), "the pod")
     path = f"{space}/pods/{pod['metadata']['name']}"
@@ -505,7 +507,7 @@ def test_pods_outlive_a_job_deleted_without_a_word(api: KubeClient, space: str) 
 
 @needs_controllers
 @pytest.mark.parametrize("policy", ["Background", "Foreground"])
-def test_pods_go_with_a_job_deleted_by_policy(api: KubeClient, space: str, policy: str) -> None:
+def test_pods_are_deleted_with_a_job_by_policy(api: KubeClient, space: str, policy: str) -> None:
     api.create(jobs_of(space), a_job("one", schedulerName="nobody"))
     (pod,) = eventually(lambda: api.items(f"{space}/pods"), "the pod")
 
@@ -515,7 +517,7 @@ def test_pods_go_with_a_job_deleted_by_policy(api: KubeClient, space: str, polic
     api.until_gone(f"{jobs_of(space)}/one")
 
 
-def test_a_namespace_keeps_finalizers_that_finalize_states(api: KubeClient, space: str) -> None:
+def test_finalize_keeps_the_stated_finalizers_of_a_namespace(api: KubeClient, space: str) -> None:
     api.patch(space, {"metadata": {"finalizers": ["evenkeel.io/held"]}})
     name = space.rsplit("/", 1)[1]
     metadata = {"name": name, "finalizers": ["evenkeel.io/held", "evenkeel.io/more"]}
@@ -551,14 +553,14 @@ BUDGET_RULES: list[tuple[Json, tuple[str, str]]] = [
 
 
 @pytest.mark.parametrize(("spec", "cause"), BUDGET_RULES)
-def test_an_invalid_budget_is_refused(api: KubeClient, space: str, spec: Json, cause: tuple[str, str]) -> None:
+def test_invalid_budget_is_refused(api: KubeClient, space: str, spec: Json, cause: tuple[str, str]) -> None:
     refused = api.status_of("POST", budgets_of(space), {"metadata": {"name": "one"}, "spec": spec})
 
     assert cause in causes_of(refused)
 
 
 @needs_controllers
-def test_a_budget_without_a_bound_allows_nothing(api: KubeClient, space: str) -> None:
+def test_budget_without_a_bound_allows_no_disruption(api: KubeClient, space: str) -> None:
     api.create(budgets_of(space), {"metadata": {"name": "one"}, "spec": {"selector": {"matchLabels": {"a": "b"}}}})
 
     counted = api.until(f"{budgets_of(space)}/one", lambda obj: obj["status"].get("observedGeneration"), "the count")
@@ -577,7 +579,9 @@ TAINT_RULES: list[tuple[list[Json], tuple[str, str]]] = [
 
 
 @pytest.mark.parametrize(("taints", "cause"), TAINT_RULES)
-def test_an_invalid_taint_is_told(api: KubeClient, node: str, taints: list[Json], cause: tuple[str, str]) -> None:
+def test_invalid_taint_is_refused_with_its_cause(
+    api: KubeClient, node: str, taints: list[Json], cause: tuple[str, str]
+) -> None:
     assert cause in causes_of(api.status_of("PATCH", node, {"spec": {"taints": taints}}, MERGE))
 
 
@@ -602,7 +606,7 @@ def test_invalid_content_is_refused(
 
 
 @pytest.mark.parametrize("plural", ["configmaps", "secrets"])
-def test_what_is_immutable_does_not_change(api: KubeClient, space: str, plural: str) -> None:
+def test_immutable_field_is_not_changed(api: KubeClient, space: str, plural: str) -> None:
     api.create(f"{space}/{plural}", {"metadata": {"name": "one"}, "data": {"a": "eA=="}, "immutable": True})
 
     changed = api.status_of("PATCH", f"{space}/{plural}/one", {"data": {"a": "eQ=="}}, MERGE)
@@ -614,7 +618,7 @@ def test_what_is_immutable_does_not_change(api: KubeClient, space: str, plural: 
     assert labelled["metadata"]["labels"] == {"a": "b"}
 
 
-def test_apply_is_held_to_the_same_rules(api: KubeClient, space: str) -> None:
+def test_apply_is_validated_like_other_writes(api: KubeClient, space: str) -> None:
     body = put_at(a_job("one", "true", spec={"suspend": True}), "spec.parallelism", 100_001)
 
     refused = api.status_of("PATCH", f"{jobs_of(space)}/one?fieldManager=me", body, APPLY)
@@ -642,7 +646,7 @@ OPTION_RULES: list[tuple[str, str, str, Json | None, tuple[str, str]]] = [
 
 
 @pytest.mark.parametrize(("method", "query", "kind", "body", "cause"), OPTION_RULES)
-def test_parameters_that_do_not_fit_are_refused(
+def test_invalid_query_parameters_are_refused(
     api: KubeClient, space: str, method: str, query: str, kind: str, body: Json | None, cause: tuple[str, str]
 ) -> None:
     api.create(f"{space}/configmaps", {"metadata": {"name": "one"}})
@@ -664,11 +668,13 @@ LIST_RULES = [
 
 
 @pytest.mark.parametrize(("query", "cause"), LIST_RULES)
-def test_list_parameters_go_together(api: KubeClient, space: str, query: str, cause: tuple[str, str]) -> None:
+def test_inconsistent_list_parameters_are_refused(
+    api: KubeClient, space: str, query: str, cause: tuple[str, str]
+) -> None:
     assert cause in causes_of(api.status_of("GET", f"{space}/configmaps?{query}"))
 
 
-def test_a_deletion_tells_which_precondition_failed(api: KubeClient, space: str) -> None:
+def test_deletion_names_the_failed_precondition(api: KubeClient, space: str) -> None:
     created = api.create(f"{space}/configmaps", {"metadata": {"name": "one"}})
 
     refused = api.status_of("DELETE", f"{space}/configmaps/one", {"preconditions": {"uid": "other"}})
@@ -682,7 +688,7 @@ def test_a_deletion_tells_which_precondition_failed(api: KubeClient, space: str)
 # Nulls
 
 
-def test_null_in_a_map_or_list_is_the_zero_of_its_type(api: KubeClient, space: str) -> None:
+def test_null_in_a_map_or_list_is_a_zero_value(api: KubeClient, space: str) -> None:
     created = api.create(
         f"{space}/configmaps", {"metadata": {"name": "one", "labels": {"a": None}}, "data": {"b": None}}
     )
@@ -697,7 +703,9 @@ def test_null_in_a_map_or_list_is_the_zero_of_its_type(api: KubeClient, space: s
 
 @pytest.mark.parametrize(("field", "value"), [("name", "two"), ("namespace", "elsewhere")])
 @pytest.mark.parametrize("method", ["PUT", "PATCH"])
-def test_a_body_names_the_object_of_its_path(api: KubeClient, space: str, method: str, field: str, value: str) -> None:
+def test_body_must_name_the_object_of_its_path(
+    api: KubeClient, space: str, method: str, field: str, value: str
+) -> None:
     created = api.create(f"{space}/configmaps", {"metadata": {"name": "one"}})
     body = {"metadata": {field: value}} if method == "PATCH" else put_at(created, f"metadata.{field}", value)
 
@@ -710,14 +718,14 @@ def test_a_body_names_the_object_of_its_path(api: KubeClient, space: str, method
 
 
 @pytest.mark.parametrize("name", ["default", "kube-system", "kube-public"])
-def test_some_namespaces_are_not_deleted(api: KubeClient, name: str) -> None:
+def test_protected_namespaces_are_not_deleted(api: KubeClient, name: str) -> None:
     refused = api.status_of("DELETE", f"/api/v1/namespaces/{name}?dryRun=All")
 
     assert (refused.code, refused.reason) == (403, "Forbidden")
     assert refused.status["message"] == f'namespaces "{name}" is forbidden: this namespace may not be deleted'
 
 
-def test_an_answer_is_written_as_the_client_accepts_it(api: KubeClient, space: str) -> None:
+def test_response_has_the_format_that_the_client_accepts(api: KubeClient, space: str) -> None:
     api.create(f"{space}/configmaps", {"metadata": {"name": "one"}, "data": {"a": "1"}})
 
     with api.accepting("application/yaml"):
@@ -753,7 +761,9 @@ TYPE_RULES: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("path", "value", "told"), TYPE_RULES)
-def test_a_value_of_another_type_is_told(api: KubeClient, space: str, path: str, value: Any, told: str) -> None:
+def test_value_of_another_type_is_refused_with_its_cause(
+    api: KubeClient, space: str, path: str, value: Any, told: str
+) -> None:
     body = put_at(a_job("one", "true", spec={"suspend": True}), path, value)
 
     refused = api.status_of("POST", jobs_of(space), body)
@@ -766,13 +776,13 @@ def test_a_value_of_another_type_is_told(api: KubeClient, space: str, path: str,
 # Status, claims and roles
 
 
-def test_the_status_of_a_node_is_validated(api: KubeClient, node: str) -> None:
+def test_status_of_a_node_is_validated(api: KubeClient, node: str) -> None:
     refused = api.status_of("PATCH", f"{node}/status", {"status": {"capacity": {"cpu": "-1"}}}, MERGE)
 
     assert causes_of(refused) == {(INVALID, "status.capacity.cpu")}
 
 
-def test_the_status_of_a_budget_is_validated(api: KubeClient, space: str) -> None:
+def test_status_of_a_budget_is_validated(api: KubeClient, space: str) -> None:
     api.create(budgets_of(space), {"metadata": {"name": "one"}, "spec": {"minAvailable": 1}})
 
     refused = api.status_of("PATCH", f"{budgets_of(space)}/one/status", {"status": {"disruptionsAllowed": -1}}, MERGE)
@@ -780,7 +790,7 @@ def test_the_status_of_a_budget_is_validated(api: KubeClient, space: str) -> Non
     assert causes_of(refused) == {(INVALID, "status.disruptionsAllowed")}
 
 
-def test_a_claim_states_its_size_and_modes(api: KubeClient, space: str) -> None:
+def test_claim_needs_a_size_and_access_modes(api: KubeClient, space: str) -> None:
     path = f"{space}/persistentvolumeclaims"
 
     refused = api.status_of("POST", path, {"metadata": {"name": "one"}, "spec": {}})
@@ -801,7 +811,7 @@ def test_a_claim_states_its_size_and_modes(api: KubeClient, space: str) -> None:
         ({"verbs": ["get"], "nonResourceURLs": ["/metrics"]}, (INVALID, "rules[0].nonResourceURLs")),
     ],
 )
-def test_an_invalid_role_is_refused(api: KubeClient, space: str, rule: Json, cause: tuple[str, str]) -> None:
+def test_invalid_role_is_refused(api: KubeClient, space: str, rule: Json, cause: tuple[str, str]) -> None:
     path = space.replace("/api/v1", "/apis/rbac.authorization.k8s.io/v1") + "/roles"
 
     assert cause in causes_of(api.status_of("POST", path, {"metadata": {"name": "one"}, "rules": [rule]}))

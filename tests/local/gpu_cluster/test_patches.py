@@ -31,7 +31,7 @@ def env_of(container: Json) -> dict[str, str]:
 
 
 @given(ENTRIES, NAMES, VALUES)
-def test_an_added_member_is_there_and_its_removal_undoes_it(before: dict[str, str], name: str, value: str) -> None:
+def test_removal_undoes_an_added_member(before: dict[str, str], name: str, value: str) -> None:
     document = {"data": dict(before)}
 
     added = patches.json_patch(document, [{"op": "add", "path": f"/data/{name}", "value": value}])
@@ -43,7 +43,7 @@ def test_an_added_member_is_there_and_its_removal_undoes_it(before: dict[str, st
 
 
 @given(ENTRIES, NAMES)
-def test_a_member_that_is_not_there_tests_as_null(before: dict[str, str], name: str) -> None:
+def test_missing_member_tests_as_null(before: dict[str, str], name: str) -> None:
     tested = [{"op": "test", "path": f"/data/{name}", "value": None}]
 
     if name in before:
@@ -64,12 +64,12 @@ def test_a_member_that_is_not_there_tests_as_null(before: dict[str, str], name: 
         {"op": "add", "path": "/list/3", "value": 1},
     ],
 )
-def test_an_operation_that_does_not_apply_fails_the_patch(operation: Json) -> None:
+def test_inapplicable_operation_fails_the_patch(operation: Json) -> None:
     with pytest.raises(patches.PatchFailed):
         patches.json_patch({"data": {}, "list": [1, 2]}, [operation])
 
 
-def test_a_patch_of_too_many_operations_is_413() -> None:
+def test_patch_of_too_many_operations_is_413() -> None:
     with pytest.raises(ApiError) as refused:
         patches.json_patch({}, [{"op": "test", "path": "/a", "value": None}] * 10_001)
 
@@ -80,7 +80,7 @@ def test_a_patch_of_too_many_operations_is_413() -> None:
 
 
 @given(ENTRIES, ENTRIES)
-def test_a_strategic_merge_keeps_items_that_it_does_not_name(before: dict[str, str], change: dict[str, str]) -> None:
+def test_strategic_merge_keeps_unnamed_items(before: dict[str, str], change: dict[str, str]) -> None:
     container = {"env": variables(before)}
 
     merged = patches.strategic_patch(container, {"env": variables(change)})
@@ -90,21 +90,21 @@ def test_a_strategic_merge_keeps_items_that_it_does_not_name(before: dict[str, s
 
 
 @given(ENTRIES, NAMES)
-def test_a_strategic_merge_deletes_one_item(before: dict[str, str], name: str) -> None:
+def test_strategic_merge_deletes_one_item(before: dict[str, str], name: str) -> None:
     merged = patches.strategic_patch({"env": variables(before)}, {"env": [{"name": name, "$patch": "delete"}]})
 
     assert env_of(merged) == {key: value for key, value in before.items() if key != name}
 
 
 @given(ENTRIES, ENTRIES)
-def test_a_strategic_merge_replaces_a_list_by_directive(before: dict[str, str], after: dict[str, str]) -> None:
+def test_strategic_merge_replaces_a_list_by_directive(before: dict[str, str], after: dict[str, str]) -> None:
     patch = {"env": [{"$patch": "replace"}, *variables(after)]}
 
     assert env_of(patches.strategic_patch({"env": variables(before)}, patch)) == after
 
 
 @given(st.permutations("abcd"), st.permutations("abcd"), st.integers(0, 4))
-def test_a_stated_order_holds_and_the_rest_keeps_its_own(stored: list[str], wanted: list[str], count: int) -> None:
+def test_patch_orders_listed_items_and_keeps_the_other_order(stored: list[str], wanted: list[str], count: int) -> None:
     order = wanted[:count]
     patch = {"$setElementOrder/env": [{"name": name} for name in order], "env": variables({"a": "new"})}
 
@@ -115,7 +115,7 @@ def test_a_stated_order_holds_and_the_rest_keeps_its_own(stored: list[str], want
     assert [name for name in merged if name not in order] == [name for name in stored if name not in order]
 
 
-def test_an_item_that_the_patch_does_not_order_stays_in_front() -> None:
+def test_item_without_a_stated_order_stays_in_front() -> None:
     patch = {"$setElementOrder/env": [{"name": "a"}, {"name": "b"}], "env": variables({"b": "2"})}
 
     merged = patches.strategic_patch({"env": variables({"injected": "0", "a": "1"})}, patch)
@@ -123,7 +123,7 @@ def test_an_item_that_the_patch_does_not_order_stays_in_front() -> None:
     assert list(env_of(merged)) == ["injected", "a", "b"]
 
 
-def test_an_item_without_its_key_is_an_internal_error() -> None:
+def test_item_without_its_key_is_an_internal_error() -> None:
     with pytest.raises(ApiError) as refused:
         patches.strategic_patch({"env": []}, {"env": [{"value": "x"}]})
 
@@ -147,7 +147,7 @@ def applied(stored: Json | None, manager: str, config: Json, *, force: bool = Fa
 
 
 @given(ENTRIES, ENTRIES)
-def test_apply_conflicts_exactly_where_two_managers_differ(first: dict[str, str], second: dict[str, str]) -> None:
+def test_apply_conflicts_exactly_on_differing_fields(first: dict[str, str], second: dict[str, str]) -> None:
     stored = applied(None, "first", a_map(first))
     differing = sorted(name for name in first.keys() & second.keys() if first[name] != second[name])
 
@@ -165,7 +165,7 @@ def test_apply_conflicts_exactly_where_two_managers_differ(first: dict[str, str]
 
 
 @given(ENTRIES, ENTRIES, ENTRIES)
-def test_what_a_manager_no_longer_applies_goes_unless_another_owns_it(
+def test_unapplied_field_is_removed_unless_another_manager_owns_it(
     first: dict[str, str], second: dict[str, str], later: dict[str, str]
 ) -> None:
     stored = applied(None, "first", a_map(first))
@@ -176,7 +176,7 @@ def test_what_a_manager_no_longer_applies_goes_unless_another_owns_it(
     assert stored.get("data", {}) == {**second, **later}
 
 
-def test_a_conflict_is_worded_as_the_server_does() -> None:
+def test_conflict_message_matches_the_real_server() -> None:
     stored = applied(None, "first", a_map({"a": "1", "b": "1"}))
     with pytest.raises(ApiError) as one:
         applied(stored, "second", a_map({"a": "2"}))

@@ -22,7 +22,7 @@ def texts(draw: st.DrawFn) -> str:
 
 
 @given(texts())
-def test_the_canonical_form_keeps_the_amount(text: str) -> None:
+def test_canonical_form_keeps_the_amount(text: str) -> None:
     amount = quantities.quantity(text)
 
     stored = quantities.quantity(quantities.canonical(text))
@@ -32,14 +32,14 @@ def test_the_canonical_form_keeps_the_amount(text: str) -> None:
 
 
 @given(texts())
-def test_the_canonical_form_is_final(text: str) -> None:
+def test_canonical_form_is_idempotent(text: str) -> None:
     once = quantities.canonical(text)
 
     assert quantities.canonical(once) == once
 
 
 @given(st.integers(1, 2**50), st.booleans())
-def test_a_written_amount_has_no_larger_suffix(amount: int, binary: bool) -> None:
+def test_written_amount_uses_the_largest_suffix(amount: int, binary: bool) -> None:
     text = quantities.written(Decimal(amount), binary=binary)
 
     number = int(text.rstrip("kKMGTPEi"))
@@ -49,7 +49,7 @@ def test_a_written_amount_has_no_larger_suffix(amount: int, binary: bool) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "-", ".", "1KiB", "1 Gi", "0x8", "--1", "1e", "1mm", "Gi", "NaN", "1e3k"])
-def test_what_is_no_quantity_is_refused(text: str) -> None:
+def test_invalid_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="quantit"):
         quantities.canonical(text)
 
@@ -58,5 +58,5 @@ def test_what_is_no_quantity_is_refused(text: str) -> None:
     ("text", "stored"),
     [("1.500", "1.500"), ("+8", "+8"), ("08", "08"), ("1.0", "1"), ("1500u", "2m"), ("-1000m", "-1"), ("1e-3", "1e-3")],
 )
-def test_what_the_fast_path_takes_for_canonical_is_kept(text: str, stored: str) -> None:
+def test_fast_path_keeps_canonical_quantities(text: str, stored: str) -> None:
     assert quantities.canonical(text) == stored

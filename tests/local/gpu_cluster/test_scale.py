@@ -43,7 +43,7 @@ def a_pod_like(like: Json, number: int) -> Json:
     return {**like, "metadata": {**like["metadata"], "name": f"p{number}", "uid": str(uuid.uuid4())}}
 
 
-def test_a_large_cluster_is_listed_in_one_page_loop(tmp_path: Path) -> None:
+def test_large_cluster_is_listed_in_one_page_loop(tmp_path: Path) -> None:
     # Nothing recurs within the loops: the longer they wait for a processor, the more of it would be counted in.
     delays = {**QUICK["delays"], "heartbeat": 600.0, "nodeMonitorGrace": 1800.0, "podGc": 600.0}
     config = {"instanceGroups": [{"name": "p5-workers", "count": NODE_COUNT}], "delays": delays}

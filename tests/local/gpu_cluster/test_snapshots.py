@@ -36,7 +36,7 @@ def identity(nodes: list[Json]) -> set[tuple[Any, ...]]:
     return {(node["instanceId"], node["nodeLogicalId"], node["launchTime"]) for node in nodes}
 
 
-def test_a_restart_keeps_objects_and_lives_and_says_what_was_lost(tmp_path: Path) -> None:
+def test_restart_keeps_objects_and_node_lives_and_reports_losses(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with gpu_cluster.start(QUICK, tmp_path / "one", data_dir=data) as first:
         kube = client(first)
@@ -68,7 +68,7 @@ def test_a_restart_keeps_objects_and_lives_and_says_what_was_lost(tmp_path: Path
     assert condition(waiting, "PodScheduled") == "False"
 
 
-def test_a_replacement_under_way_goes_on_after_a_restart(tmp_path: Path) -> None:
+def test_replacement_continues_after_a_restart(tmp_path: Path) -> None:
     slow = {**QUICK, "delays": {**QUICK["delays"], "replace": 30.0}}
     data = tmp_path / "data"
     with gpu_cluster.start(slow, tmp_path / "one", data_dir=data) as first:
@@ -92,7 +92,7 @@ def test_a_replacement_under_way_goes_on_after_a_restart(tmp_path: Path) -> None
     assert sum(counted.values()) == 1
 
 
-def test_a_slot_between_two_attempts_is_filled_after_a_restart(tmp_path: Path) -> None:
+def test_slot_between_launch_attempts_is_filled_after_a_restart(tmp_path: Path) -> None:
     slow = {**QUICK, "delays": {**QUICK["delays"], "terminate": 30.0}}
     data = tmp_path / "data"
     with gpu_cluster.start(slow, tmp_path / "one", data_dir=data) as first:
@@ -117,7 +117,7 @@ def test_a_slot_between_two_attempts_is_filled_after_a_restart(tmp_path: Path) -
     assert scaler == "Karpenter"
 
 
-def test_a_cluster_killed_in_mid_work_comes_back_to_its_last_snapshot(tmp_path: Path) -> None:
+def test_killed_cluster_returns_to_its_last_snapshot(tmp_path: Path) -> None:
     data = tmp_path / "data"
     labels = {"app": "web"}
     template = {"metadata": {"labels": labels}, "spec": a_pod("web", *SLEEPS, restartPolicy="Always")["spec"]}
@@ -154,7 +154,7 @@ def is_available(deployment: Json) -> bool:
     return bool(deployment.get("status", {}).get("availableReplicas") == 3)
 
 
-def test_a_snapshot_is_put_back(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_snapshot_is_restored(cluster: ClusterHandle, kube: KubeClient) -> None:
     kube.create(MAPS, {"metadata": {"name": "kept"}, "data": {"a": "1"}})
     names = {node["metadata"]["name"] for node in kube.items(NODES)}
     snapshot = cluster.control("GET", "snapshot")
@@ -173,7 +173,7 @@ def test_a_snapshot_is_put_back(cluster: ClusterHandle, kube: KubeClient) -> Non
     ("change", "told"),
     [({"schemaVersion": 9}, "schema version 9"), ({"clusterArn": "arn:other"}, "is of arn:other")],
 )
-def test_a_snapshot_of_something_else_is_refused(cluster: ClusterHandle, change: Json, told: str) -> None:
+def test_snapshot_of_another_format_is_refused(cluster: ClusterHandle, change: Json, told: str) -> None:
     snapshot = cluster.control("GET", "snapshot")
 
     with pytest.raises(ClusterFailed, match=told):

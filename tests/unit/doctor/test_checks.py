@@ -698,7 +698,7 @@ def test_no_finding_is_ok_when_nothing_can_be_read() -> None:
     assert all(one.fix for one in found)
 
 
-def test_check_that_breaks_stops_no_other() -> None:
+def test_failing_check_stops_no_other() -> None:
     def breaks(_site: Site, _now: Any) -> list[DoctorFinding]:
         raise ZeroDivisionError("bug")
 
@@ -801,7 +801,7 @@ def test_functions_that_answered_are_judged_beside_silent_ones(silent: Silent, m
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_aws_without_answer_is_said_plainly(error: Exception, expected: str) -> None:
+def test_unreachable_aws_is_reported(error: Exception, expected: str) -> None:
     class Client:
         def describe_cluster(self) -> Json:
             raise error
@@ -816,7 +816,7 @@ def test_aws_without_answer_is_said_plainly(error: Exception, expected: str) -> 
     assert "ConnectionPool" not in caught.value.reason
 
 
-def test_every_call_reads_but_the_self_test() -> None:
+def test_every_call_except_the_self_test_only_reads() -> None:
     bed = FakeSite()
     bed.run()
 
@@ -843,7 +843,7 @@ def split(bed: FakeSite) -> set[tuple[str, str]]:
     return {(name.split(":")[0], name.split(":")[1]) for name, _ in bed.aws.calls}
 
 
-def test_rights_are_asked_for_in_each_teams_namespace() -> None:
+def test_rights_are_checked_in_every_team_namespace() -> None:
     bed = FakeSite()
     bed.api.teams = [{"team": "nlp", "weight": 1.0}, {"team": "unset", "weight": None}]
 
@@ -877,11 +877,11 @@ OFF = DoctorFinding(Status.WARNING, "off", "on", check="schedules")
         ("unknown", "Investigate the unknown checks. If they are in order, turn the schedules on: HOW"),
     ],
 )
-def test_schedules_are_turned_on_when_all_else_is_well(others: str, expected: str) -> None:
+def test_next_step_enables_schedules_if_other_checks_pass(others: str, expected: str) -> None:
     assert findings.next_step([OFF, DoctorFinding(Status(others), "", check="api")], "HOW") == expected
 
 
-def test_new_stack_in_order_is_told_to_turn_schedules_on() -> None:
+def test_healthy_new_stack_suggests_enabling_schedules() -> None:
     bed = FakeSite()
     bed.aws.planted["scheduler:get_schedule"] = {"State": "DISABLED"}
     bed.api.status |= {
@@ -895,7 +895,7 @@ def test_new_stack_in_order_is_told_to_turn_schedules_on() -> None:
     assert findings.next_step(found, checks.ENABLE).startswith("All other checks passed. Turn the schedules on: ")
 
 
-def test_nothing_is_next_while_schedules_are_on() -> None:
+def test_enabled_schedules_need_no_next_step() -> None:
     assert findings.next_step([DoctorFinding(Status.OK, "", check="schedules")], "HOW") == ""
 
 
@@ -912,13 +912,13 @@ def test_json_follows_its_schema() -> None:
     assert document["summary"]["warning"] == 1
 
 
-def test_the_page_describes_every_check() -> None:
+def test_page_describes_every_check() -> None:
     page = (ROOT / "docs" / "operate" / "doctor.md").read_text(encoding="utf-8")
 
     assert [one.name for one in CHECKS if f"| `{one.name}` |" not in page] == []
 
 
-def test_rights_come_from_the_manifests_that_are_applied() -> None:
+def test_rights_come_from_the_applied_manifests() -> None:
     rights = access.rights_of("cordon_node", ["evenkeel-jobs"])
 
     assert [str(right) for right in rights] == ["get nodes", "patch nodes"]
@@ -929,13 +929,13 @@ def test_rights_come_from_the_manifests_that_are_applied() -> None:
     assert "list events in default" in map(str, access.rights_of("open_wait", ["a"]))
 
 
-def test_import_of_the_command_stays_light() -> None:
+def test_command_import_loads_few_modules() -> None:
     code = "import sys; from evenkeel_cli.main import main; main(['doctor', '-h']); sys.exit('botocore' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 
 
-def test_every_line_fits_80_columns_but_for_long_names() -> None:
+def test_every_line_without_long_names_fits_80_columns() -> None:
     out = io.StringIO()
     found = [one for fault in FAULTS for one in planted(fault)]
 

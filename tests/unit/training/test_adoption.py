@@ -31,7 +31,7 @@ def attempt_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     signal.signal(signal.SIGTERM, before)
 
 
-def test_script_on_the_page_saves_and_comes_back(attempt_1: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_script_saves_and_resumes(attempt_1: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = attempt_1 / "train.py"
     script.write_text(PAGE.read_text().split("```python\n")[1].split("```")[0])
     loaded: list[bytes] = []
@@ -72,7 +72,7 @@ SIGNAL_HANDLER = "signal.signal(signal.SIGTERM, lambda *_: end(143)); print('rea
         (SIGNAL_HANDLER, True, 143),
     ],
 )
-def test_command_on_the_page_ends_with_the_code_that_torchrun_swallows(
+def test_documented_command_keeps_the_exit_code_behind_torchrun(
     worker: str, is_stopped: bool, code: int, tmp_path: Path
 ) -> None:
     torchrun = tmp_path / "torchrun"
@@ -100,7 +100,7 @@ def test_command_on_the_page_ends_with_the_code_that_torchrun_swallows(
     assert pod.returncode == code
 
 
-def test_bare_interpreter_can_prove_a_folder(tmp_path: Path) -> None:
+def test_interpreter_without_packages_can_prove_a_folder(tmp_path: Path) -> None:
     Run(open_storage(str(tmp_path)), job_id="job-rings", attempt=1).save(10, b"weights")
 
     # -I -S: no site-packages, no environment, so nothing but the standard library can be found.

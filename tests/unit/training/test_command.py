@@ -23,7 +23,7 @@ def saved(uri: str) -> str:
     return uri
 
 
-def test_prove_says_what_holds_and_why_newer_ones_do_not(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prove_shows_the_proved_checkpoint_and_rejections(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", saved]) == 0
 
     told = capsys.readouterr().out.splitlines()
@@ -51,21 +51,19 @@ def test_prove_changes_nothing(saved: str) -> None:
     assert open_storage(saved).read_fence().fence is None
 
 
-def test_prove_of_nothing_fails(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prove_without_checkpoints_fails(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", uri]) == 1
 
     assert capsys.readouterr().out == "The job has no checkpoint yet, so training starts at step 0.\n"
 
 
-def test_prove_heeds_distrust(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prove_respects_distrust(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", saved, "--distrust-after", "2020-01-01T00:00:00Z"]) == 1
 
     assert "step 10 of attempt 1  DISTRUSTED" in capsys.readouterr().out
 
 
-def test_resume_point_prints_the_key_alone_and_the_same_one_twice(
-    saved: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_point_prints_the_same_key_twice(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resume-point", saved, "--attempt", "2"]) == 0
     first = capsys.readouterr()
     assert main(["resume-point", saved, "--attempt", "2"]) == 0
@@ -75,13 +73,13 @@ def test_resume_point_prints_the_key_alone_and_the_same_one_twice(
     assert "SHARD_SIZE" in first.err
 
 
-def test_resume_point_of_nothing_is_an_empty_line(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_point_without_checkpoints_is_an_empty_line(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resume-point", uri, "--attempt", "1"]) == 0
 
     assert capsys.readouterr().out == "\n"
 
 
-def test_resume_point_where_nothing_holds_pins_nothing_unless_told_to(
+def test_resume_point_without_proof_pins_only_with_the_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     open_storage(str(tmp_path)).put_new("attempt=1/step=000000010/manifest.json", b"{")
@@ -101,27 +99,25 @@ def test_resume_point_behind_the_fence_is_refused(saved: str, capsys: pytest.Cap
     assert "attempt 2 is fenced" in capsys.readouterr().err
 
 
-def test_fence_that_cannot_be_read_is_an_error_and_not_a_clean_start(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_fence_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     open_storage(str(tmp_path)).put_new("_fence.d/1.json", b"not JSON")
 
     assert main(["resume-point", str(tmp_path), "--attempt", "2"]) == 2
     assert "cannot be read" in capsys.readouterr().err
 
 
-def test_address_that_names_no_store_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_address_without_a_store_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", "gs://bucket/prefix"]) == 2
     assert "is not a checkpoint URI" in capsys.readouterr().err
 
 
-def test_instant_without_zone_is_an_error(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_instant_without_time_zone_is_an_error(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["prove", uri, "--distrust-after", "2026-11-03T10:00:00"])
     assert "no time zone" in capsys.readouterr().err
 
 
-def test_bucket_without_boto3_says_what_to_install(
+def test_bucket_without_boto3_names_the_package_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)

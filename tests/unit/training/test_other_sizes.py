@@ -63,7 +63,7 @@ class ElasticAttempt:
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 1), (3, 1, 2), (1, 5, 4)])
-def test_a_stop_and_another_size_change_no_bit_of_the_weights(tmp_path: Path, sizes: tuple[int, int, int]) -> None:
+def test_weights_are_equal_after_stops_and_other_sizes(tmp_path: Path, sizes: tuple[int, int, int]) -> None:
     first = ElasticAttempt(tmp_path, 1, sizes[0], "", "--step-seconds", "0.03")
     codes = first.stopped_at(8)
     second = ElasticAttempt(tmp_path, 2, sizes[1], first.newest(), "--step-seconds", "0.03")
@@ -77,5 +77,5 @@ def test_a_stop_and_another_size_change_no_bit_of_the_weights(tmp_path: Path, si
     assert result["digest"] == reference_digest(2, STEPS, SEED)
 
 
-def test_the_twin_of_a_long_job_comes_to_its_end_however_much_its_ranks_say() -> None:
+def test_reference_run_ends_despite_long_output() -> None:
     assert reference_digest(2, 1200, SEED) == reference_digest(1, 1200, SEED)

@@ -59,7 +59,7 @@ class _RecordingStorage:
         return self._real.examine(checkpoint, checksums=checksums)
 
 
-def test_only_what_a_manifest_leaves_open_is_read(uri: str) -> None:
+def test_proof_reads_only_objects_outside_the_manifest(uri: str) -> None:
     run = a_run(uri)
     run.save(10, b"before the fault")
     after = datetime.now(UTC)
@@ -85,7 +85,7 @@ def test_only_what_a_manifest_leaves_open_is_read(uri: str) -> None:
     assert (reads.listed, reads.hashed) == ([50, 40], [10])
 
 
-def test_checkpoint_of_another_job_is_not_resumed_from(uri: str) -> None:
+def test_checkpoint_of_another_job_is_rejected(uri: str) -> None:
     a_run(uri, job_id="job-rings").save(10, b"state")
     a_run(uri, 2, job_id="job-moons").save(20, b"another's")
 
@@ -101,7 +101,7 @@ def test_checkpoint_of_another_job_is_not_resumed_from(uri: str) -> None:
     assert passed_over == "The manifest cannot be used: it belongs to job job-moons, not to job job-rings."
 
 
-def test_checkpoint_is_resumed_from_where_either_job_is_unknown(uri: str) -> None:
+def test_checkpoint_is_accepted_if_either_job_is_unknown(uri: str) -> None:
     a_run(uri, job_id="").save(10, b"state")
 
     named = a_run(uri, 2, job_id="job-rings").resume()
@@ -110,7 +110,7 @@ def test_checkpoint_is_resumed_from_where_either_job_is_unknown(uri: str) -> Non
     assert [found and found.step for found in (named, nameless)] == [10, 10]
 
 
-def test_step_that_another_job_saved_here_is_not_taken_for_saved(uri: str) -> None:
+def test_step_of_another_job_does_not_count_as_saved(uri: str) -> None:
     a_run(uri, job_id="job-moons").save(10, b"another's")
 
     with pytest.raises(
@@ -123,7 +123,7 @@ def test_first_attempt_starts_from_the_beginning(uri: str) -> None:
     assert a_run(uri).resume() is None
 
 
-def test_next_attempt_resumes_from_what_was_saved(uri: str) -> None:
+def test_next_attempt_resumes_from_the_saved_step(uri: str) -> None:
     first = a_run(uri)
     first.resume()
     first.save(10, b"older")
@@ -138,7 +138,7 @@ def test_next_attempt_resumes_from_what_was_saved(uri: str) -> None:
     assert resume.uri == f"{uri}/attempt=1/step=000000020"
 
 
-def test_attempt_that_asks_twice_resumes_from_the_same_point(uri: str) -> None:
+def test_repeated_resume_returns_the_same_point(uri: str) -> None:
     a_run(uri).save(10, b"state")
     first = a_run(uri, 2).resume()
     a_run(uri, 2).save(20, b"further")
@@ -150,7 +150,7 @@ def test_attempt_that_asks_twice_resumes_from_the_same_point(uri: str) -> None:
     assert (first.step, again.step) == (10, 10)
 
 
-def test_step_saved_twice_is_left_as_it_was(uri: str) -> None:
+def test_step_saved_twice_is_unchanged(uri: str) -> None:
     run = a_run(uri)
     first = run.save(10, b"state")
     manifest = open_storage(uri).get(first.manifest)
@@ -172,7 +172,7 @@ def test_steps_are_saved_in_rising_order(uri: str) -> None:
         run.save(10, b"state")
 
 
-def test_rank_0_waits_for_every_ranks_receipt(uri: str) -> None:
+def test_rank_0_waits_for_the_receipt_of_every_rank(uri: str) -> None:
     ranks = [a_run(uri, rank=rank, world_size=3) for rank in range(3)]
 
     outcomes = together(ranks, lambda run: run.save(10, f"rank {run.rank}".encode()))
@@ -183,7 +183,7 @@ def test_rank_0_waits_for_every_ranks_receipt(uri: str) -> None:
     assert list(resume.shards()) == [b"rank 0", b"rank 1", b"rank 2"]
 
 
-def test_ranks_may_gather_their_records_themselves(uri: str) -> None:
+def test_ranks_may_gather_their_own_records(uri: str) -> None:
     barrier = threading.Barrier(2)
     heard: dict[int, Any] = {}
 
@@ -204,7 +204,7 @@ def test_ranks_may_gather_their_records_themselves(uri: str) -> None:
     assert not any("receipt" in key for key in open_storage(uri).examine(open_storage(uri).checkpoints()[0]))
 
 
-def test_checkpoint_that_one_rank_never_saved_is_not_complete(uri: str) -> None:
+def test_checkpoint_without_a_shard_of_a_rank_is_incomplete(uri: str) -> None:
     a_run(uri).save(10, b"whole")
     lonely = a_run(uri, rank=0, world_size=2, timeout_seconds=0)
 
@@ -214,7 +214,7 @@ def test_checkpoint_that_one_rank_never_saved_is_not_complete(uri: str) -> None:
     assert chosen_step(uri, 2) == 10
 
 
-def test_gather_that_loses_a_rank_makes_nothing_complete(uri: str) -> None:
+def test_gather_without_a_rank_completes_no_checkpoint(uri: str) -> None:
     with pytest.raises(ValueError, match="1 of 2 ranks"):
         a_run(uri, rank=0, world_size=2).save(10, b"half", gather=lambda mine: [mine])
 
@@ -240,9 +240,7 @@ def a_record(step: int, rank: int, world_size: int) -> dict[str, Any]:
         (a_record(10, 1, 8), "rank 0 expects 3 ranks, but a rank reported .*shard-1-of-8.bin"),
     ],
 )
-def test_records_that_do_not_make_one_checkpoint_make_nothing_complete(
-    uri: str, other: dict[str, Any], message: str
-) -> None:
+def test_inconsistent_records_complete_no_checkpoint(uri: str, other: dict[str, Any], message: str) -> None:
     run = a_run(uri, rank=0, world_size=3)
 
     with pytest.raises(ValueError, match=message):
@@ -251,7 +249,7 @@ def test_records_that_do_not_make_one_checkpoint_make_nothing_complete(
     assert open_storage(uri).get("attempt=1/step=000000010/manifest.json") is None
 
 
-def test_extra_that_would_make_the_manifest_too_large_is_refused_before_anything_is_put(uri: str) -> None:
+def test_oversized_extra_is_refused_before_any_write(uri: str) -> None:
     run = a_run(uri)
 
     with pytest.raises(ValueError, match=r"manifest of step 10 would have \d+ bytes; the limit is 16777216"):
@@ -260,7 +258,7 @@ def test_extra_that_would_make_the_manifest_too_large_is_refused_before_anything
     assert open_storage(uri).checkpoints() == []
 
 
-def test_records_that_would_make_the_manifest_too_large_make_nothing_complete(tmp_path: Path) -> None:
+def test_oversized_manifest_completes_no_checkpoint(tmp_path: Path) -> None:
     run = a_run(str(tmp_path))
     entry = a_record(10, 0, 1)["shards"][0]
     names = (f"attempt=1/step=000000010/shard-0-of-1.p{number:05d}.bin" for number in range(100_000))
@@ -308,7 +306,7 @@ class _SlowToShowManifests:
         return None if key.endswith("manifest.json") else self._real.get(key)
 
 
-def test_step_saved_twice_with_gather_hangs_nobody_whatever_each_rank_sees_of_it(uri: str) -> None:
+def test_step_saved_twice_with_gather_hangs_no_rank(uri: str) -> None:
     collective = _Collective()
     unseeing: Storage = _SlowToShowManifests(uri)
     zero = a_run(uri, rank=0, world_size=2)
@@ -324,7 +322,7 @@ def test_step_saved_twice_with_gather_hangs_nobody_whatever_each_rank_sees_of_it
     assert chosen_step(uri, 2) == 10
 
 
-def test_manifest_that_could_not_be_written_is_written_when_the_step_is_saved_again(uri: str) -> None:
+def test_repeated_save_writes_a_failed_manifest(uri: str) -> None:
     collective = _Collective()
     failing = _SlowToShowManifests(uri)
     failing.failures = 1
@@ -346,7 +344,7 @@ def test_manifest_that_could_not_be_written_is_written_when_the_step_is_saved_ag
     assert chosen_step(uri, 2) == 10
 
 
-def test_manifest_that_could_not_be_written_is_not_written_as_another_steps(uri: str) -> None:
+def test_failed_manifest_is_not_written_for_another_step(uri: str) -> None:
     failing = _SlowToShowManifests(uri)
     failing.failures = 1
     store: Storage = failing
@@ -361,7 +359,7 @@ def test_manifest_that_could_not_be_written_is_not_written_as_another_steps(uri:
     assert open_storage(uri).get("attempt=1/step=000000020/manifest.json") is None
 
 
-def test_step_that_was_resumed_from_is_not_taken_for_saved(uri: str) -> None:
+def test_resumed_step_does_not_count_as_saved(uri: str) -> None:
     a_run(uri, 1).save(10, b"state")
     second = a_run(uri, 2)
     second.resume()
@@ -386,7 +384,7 @@ def test_older_attempt_ends_at_its_next_save(uri: str) -> None:
     assert chosen_step(uri, 3) == 15
 
 
-def test_fence_raised_while_shards_were_written_stops_the_manifest(uri: str) -> None:
+def test_fence_raised_during_a_save_prevents_the_manifest(uri: str) -> None:
     old = a_run(uri)
 
     def overtaken(mine: dict[str, Any]) -> list[dict[str, Any]]:
@@ -413,7 +411,7 @@ class _OvertakenAtTheLastMoment:
         return self._real.put_new(key, content)
 
 
-def test_manifest_that_slips_in_behind_a_raised_fence_never_counts(uri: str) -> None:
+def test_manifest_written_after_the_fence_never_counts(uri: str) -> None:
     late: Storage = _OvertakenAtTheLastMoment(uri)
     Run(late, job_id="job-rings", attempt=1).save(10, b"late")
 
@@ -421,7 +419,7 @@ def test_manifest_that_slips_in_behind_a_raised_fence_never_counts(uri: str) -> 
     assert chosen_step(uri, 3) is None
 
 
-def test_attempt_behind_the_fence_does_not_even_start(uri: str) -> None:
+def test_fenced_attempt_does_not_start(uri: str) -> None:
     pin(open_storage(uri), 2)
 
     with pytest.raises(training.Fenced):
@@ -432,7 +430,7 @@ def test_attempt_behind_the_fence_does_not_even_start(uri: str) -> None:
         a_run(uri, 1, rank=1, world_size=2).resume()
 
 
-def test_attempt_that_is_told_where_to_resume_does_not_choose(uri: str) -> None:
+def test_attempt_with_a_given_resume_point_uses_it(uri: str) -> None:
     first = a_run(uri)
     first.save(10, b"older")
     first.save(20, b"newer")
@@ -443,13 +441,13 @@ def test_attempt_that_is_told_where_to_resume_does_not_choose(uri: str) -> None:
     assert (resume.step, resume.shard(0)) == (10, b"older")
 
 
-def test_attempt_that_is_told_to_begin_begins(uri: str) -> None:
+def test_attempt_with_an_empty_resume_point_starts_new(uri: str) -> None:
     a_run(uri).save(10, b"state")
 
     assert a_run(uri, 2, resume_from="").resume() is None
 
 
-def test_attempt_that_was_told_still_fences_those_before_it(uri: str) -> None:
+def test_attempt_with_a_given_point_fences_older_attempts(uri: str) -> None:
     old = a_run(uri)
     old.save(10, b"state")
 
@@ -460,17 +458,17 @@ def test_attempt_that_was_told_still_fences_those_before_it(uri: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["somewhere", "../attempt=1/step=000000010/manifest.json", "attempt=1/step=10/x"])
-def test_key_that_names_no_checkpoint_is_refused(uri: str, key: str) -> None:
+def test_invalid_checkpoint_key_is_refused(uri: str, key: str) -> None:
     with pytest.raises(training.NotInAnAttemptError, match="names no checkpoint"):
         a_run(uri, 2, resume_from=key).resume()
 
 
-def test_checkpoint_that_is_gone_is_said_so(uri: str) -> None:
+def test_missing_checkpoint_is_reported_as_missing(uri: str) -> None:
     with pytest.raises(training.DamagedError, match="not in the store"):
         a_run(uri, 2, resume_from="attempt=1/step=000000010/manifest.json").resume()
 
 
-def test_every_rank_hears_what_rank_0_pinned(uri: str) -> None:
+def test_every_rank_resumes_from_the_pin_of_rank_0(uri: str) -> None:
     a_run(uri).save(10, b"state")
     ranks = [a_run(uri, 2, rank=rank, world_size=3) for rank in range(3)]
 
@@ -479,7 +477,7 @@ def test_every_rank_hears_what_rank_0_pinned(uri: str) -> None:
     assert [resume.step for resume in resumes] == [10, 10, 10]
 
 
-def test_rank_gives_up_when_rank_0_pins_nothing(uri: str) -> None:
+def test_rank_times_out_if_rank_0_pins_nothing(uri: str) -> None:
     with pytest.raises(TimeoutError, match="rank 0 to pin"):
         a_run(uri, rank=1, world_size=2, timeout_seconds=0).resume()
 
@@ -498,7 +496,7 @@ def test_large_shard_is_written_in_parts_and_read_as_one(uri: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", bytearray(b"state"), memoryview(b"state")])
-def test_any_bytes_will_do(uri: str, content: bytes) -> None:
+def test_shard_may_hold_any_bytes(uri: str, content: bytes) -> None:
     a_run(uri).save(10, content)
 
     resume = a_run(uri, 2).resume()
@@ -507,7 +505,7 @@ def test_any_bytes_will_do(uri: str, content: bytes) -> None:
     assert resume.shard(0) == bytes(content)
 
 
-def test_shard_damaged_after_the_proof_is_noticed_when_read(uri: str) -> None:
+def test_read_detects_a_shard_damaged_after_the_proof(uri: str) -> None:
     a_run(uri).save(10, b"state")
     resume = a_run(uri, 2).resume()
     assert resume is not None
@@ -518,7 +516,7 @@ def test_shard_damaged_after_the_proof_is_noticed_when_read(uri: str) -> None:
         resume.shard(0)
 
 
-def test_rank_that_the_checkpoint_never_had_is_no_damage(uri: str) -> None:
+def test_rank_outside_the_checkpoint_is_not_reported_as_damage(uri: str) -> None:
     ranks = [a_run(uri, rank=rank, world_size=2) for rank in range(2)]
     together(ranks, lambda run: run.save(10, f"rank {run.rank}".encode()))
     resume = a_run(uri, 2, rank=0, world_size=4).resume()
@@ -534,7 +532,7 @@ def test_rank_that_the_checkpoint_never_had_is_no_damage(uri: str) -> None:
     assert list(resume.shards()) == [b"rank 0", b"rank 1"]
 
 
-def test_files_that_are_not_named_by_rank_are_no_damage(uri: str) -> None:
+def test_files_without_rank_names_are_not_reported_as_damage(uri: str) -> None:
     record = a_record(10, 0, 1)
     record["shards"][0]["key"] = "attempt=1/step=000000010/weights.safetensors"
     open_storage(uri).put(record["shards"][0]["key"], b"state", _sha256(b"state"))
@@ -548,7 +546,7 @@ def test_files_that_are_not_named_by_rank_are_no_damage(uri: str) -> None:
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
-def test_diverged_checkpoint_is_saved_and_never_resumed_from(uri: str, loss: float) -> None:
+def test_diverged_checkpoint_is_saved_but_never_resumed(uri: str, loss: float) -> None:
     run = a_run(uri)
     run.save(10, b"good", metrics={"loss": 1.0})
     run.save(20, b"diverged", metrics={"loss": loss})
@@ -573,7 +571,7 @@ def test_fenced_attempt_publishes_no_result(uri: str) -> None:
     assert open_storage(uri).get("result/attempt=1.json") is None
 
 
-def test_rank_0_tells_what_it_pinned_where_nobody_else_can_look(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rank_0_logs_its_pin(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     a_run(uri, 1).save(10, b"state", metrics={"loss": 0.5})
 
     for attempt, told in ((2, None), (3, "attempt=1/step=000000010/manifest.json")):
@@ -586,7 +584,7 @@ def test_rank_0_tells_what_it_pinned_where_nobody_else_can_look(uri: str, capsys
 
 
 @pytest.mark.usefixtures("sigterm")
-def test_rank_0_passes_over_what_could_not_be_read_back_before(tmp_path: Path) -> None:
+def test_rank_0_skips_checkpoints_known_as_damaged(tmp_path: Path) -> None:
     for step in (10, 20):
         a_run(str(tmp_path), 1).save(step, b"state")
     given = {"EVENKEEL_JOB_ID": "job-rings", "EVENKEEL_CHECKPOINT_URI": str(tmp_path)}
@@ -601,7 +599,7 @@ def test_rank_0_passes_over_what_could_not_be_read_back_before(tmp_path: Path) -
         training.attach({**given, "EVENKEEL_ATTEMPT": "2", "EVENKEEL_DAMAGED_CHECKPOINTS": "1"})
 
 
-def test_checkpoint_by_convention_is_handed_over_as_a_folder(uri: str) -> None:
+def test_checkpoint_by_convention_is_returned_as_a_folder(uri: str) -> None:
     storage = open_storage(uri)
     for name in (".metadata", "__0_0.distcp"):
         storage.put(f"attempt=1/step=000000010/{name}", b"dcp", _sha256(b"dcp"))
@@ -628,7 +626,7 @@ def sigterm() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("sigterm")
-def test_sigterm_asks_to_stop(tmp_path: Path) -> None:
+def test_sigterm_requests_a_stop(tmp_path: Path) -> None:
     run = training.attach({"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"})
     assert not run.should_stop()
 
@@ -670,7 +668,7 @@ print("asked", run.should_stop())
 """
 
 
-def test_sigterm_ends_forked_children_and_asks_only_the_rank_itself(tmp_path: Path) -> None:
+def test_sigterm_ends_forked_children_and_requests_a_stop(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORKS, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
     )
@@ -686,7 +684,7 @@ def test_sigterm_ends_forked_children_and_asks_only_the_rank_itself(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("sigterm")
-def test_environment_says_everything(tmp_path: Path) -> None:
+def test_environment_configures_the_whole_run(tmp_path: Path) -> None:
     run = training.attach(
         {
             "EVENKEEL_JOB_ID": "job-rings",
@@ -733,7 +731,7 @@ ELASTIC = {"LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", 
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("sigterm")
-def test_rank_is_the_launchers_where_one_started_the_process(
+def test_rank_is_that_of_the_launcher_if_present(
     environ: dict[str, str], place: tuple[int, int], tmp_path: Path
 ) -> None:
     run = training.attach({"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"} | environ)
@@ -742,7 +740,7 @@ def test_rank_is_the_launchers_where_one_started_the_process(
 
 
 @pytest.mark.usefixtures("sigterm")
-def test_workers_of_two_pods_make_one_checkpoint_with_a_shard_each(tmp_path: Path) -> None:
+def test_workers_of_two_pods_write_one_checkpoint(tmp_path: Path) -> None:
     given = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1", "EVENKEEL_TIMEOUT_SECONDS": "5"}
     workers = [
         training.attach(
@@ -774,7 +772,7 @@ def test_attach_works_outside_the_main_thread(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("said", "environ", "waited"), [(None, "1", "1 s"), (0.5, "600", "0 s"), (0, None, "0 s")])
 @pytest.mark.usefixtures("sigterm")
-def test_ranks_wait_for_rank_0_as_long_as_the_code_or_else_the_environment_says(
+def test_timeout_of_code_overrides_that_of_the_environment(
     said: float | None, environ: str | None, waited: str, tmp_path: Path
 ) -> None:
     given = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"} | POD
@@ -803,7 +801,7 @@ def test_ranks_wait_for_rank_0_as_long_as_the_code_or_else_the_environment_says(
         ({"EVENKEEL_DISTRUST_AFTER": "yesterday"}, "'yesterday' is not an RFC 3339 time"),
     ],
 )
-def test_environment_that_makes_no_sense_is_refused(changes: dict[str, str], message: str, tmp_path: Path) -> None:
+def test_invalid_environment_is_refused(changes: dict[str, str], message: str, tmp_path: Path) -> None:
     given = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"}
 
     with pytest.raises(training.NotInAnAttemptError, match=message):

@@ -26,7 +26,7 @@ def _put(storage: Storage, key: str, content: bytes) -> None:
     storage.put(key, content, hashlib.sha256(content).hexdigest())
 
 
-def test_what_was_put_is_got(uri: str) -> None:
+def test_stored_bytes_are_read_back(uri: str) -> None:
     storage = open_storage(uri)
 
     _put(storage, "attempt=1/step=000000010/shard-0-of-1.bin", b"first")
@@ -37,7 +37,7 @@ def test_what_was_put_is_got(uri: str) -> None:
     assert storage.get("attempt=1/step=000000010/shard-0-of-1.bin/under-a-file") is None
 
 
-def test_what_must_be_new_is_written_once(uri: str) -> None:
+def test_create_only_object_is_written_once(uri: str) -> None:
     storage = open_storage(uri)
 
     first, second = storage.put_new("manifest.json", b"first"), storage.put_new("manifest.json", b"second")
@@ -46,7 +46,7 @@ def test_what_must_be_new_is_written_once(uri: str) -> None:
     assert storage.get("manifest.json") == b"first"
 
 
-def test_of_many_first_comers_one_wins(uri: str) -> None:
+def test_one_of_many_concurrent_creates_wins(uri: str) -> None:
     storage = open_storage(uri)
     storage.get("warm")  # one client for all threads
     contents = [f"writer {number}".encode() for number in range(8)]
@@ -58,7 +58,7 @@ def test_of_many_first_comers_one_wins(uri: str) -> None:
     assert storage.get("manifest.json") == contents[outcomes.index(True)]
 
 
-def test_only_folders_of_checkpoints_are_listed(uri: str) -> None:
+def test_only_checkpoint_folders_are_listed(uri: str) -> None:
     storage = open_storage(uri)
     for key in (
         "attempt=1/step=000000010/shard-0-of-1.bin",
@@ -84,7 +84,7 @@ def test_empty_store_has_no_checkpoints_and_no_fence(uri: str) -> None:
     assert storage.read_fence() == VersionedFence(None)
 
 
-def test_store_tells_size_and_checksum(uri: str) -> None:
+def test_store_returns_size_and_checksum(uri: str) -> None:
     storage = open_storage(uri)
     _put(storage, f"{SAVED.folder}/shard-0-of-1.bin", b"weights")
     _put(storage, "attempt=1/step=000000100/shard-0-of-1.bin", b"another checkpoint")
@@ -96,7 +96,7 @@ def test_store_tells_size_and_checksum(uri: str) -> None:
     assert all(stored.modified_at is not None and stored.modified_at.tzinfo is not None for stored in seen.values())
 
 
-def test_names_and_sizes_alone_are_told_without_reading(uri: str) -> None:
+def test_names_and_sizes_are_listed_without_reading(uri: str) -> None:
     storage = open_storage(uri)
     _put(storage, f"{SAVED.folder}/shard-0-of-1.bin", b"weights")
 
@@ -106,7 +106,7 @@ def test_names_and_sizes_alone_are_told_without_reading(uri: str) -> None:
     assert seen.modified_at is not None
 
 
-def test_fence_rises_from_what_was_read_and_carries_its_history(uri: str) -> None:
+def test_fence_rises_from_the_read_version_with_its_history(uri: str) -> None:
     storage = open_storage(uri)
     first = Fence(Pin(1, None))
     pinned = Fence(Pin(2, ResumePoint(1, 10, SAVED.manifest_key)), history=(first.pin,), reason="It holds.")
@@ -117,7 +117,7 @@ def test_fence_rises_from_what_was_read_and_carries_its_history(uri: str) -> Non
     assert storage.read_fence().fence == pinned
 
 
-def test_fence_that_moved_since_it_was_read_is_not_raised(uri: str) -> None:
+def test_changed_fence_is_not_raised(uri: str) -> None:
     storage = open_storage(uri)
     as_read = storage.read_fence()
     assert storage.raise_fence(Fence(Pin(2, None)), as_read)
@@ -128,7 +128,7 @@ def test_fence_that_moved_since_it_was_read_is_not_raised(uri: str) -> None:
     assert storage.read_fence().fence == Fence(Pin(2, None))
 
 
-def test_of_many_launches_of_one_attempt_one_raises_the_fence(uri: str) -> None:
+def test_one_of_many_launches_of_an_attempt_raises_the_fence(uri: str) -> None:
     storage = open_storage(uri)
     as_read = storage.read_fence()
     fences = [Fence(Pin(1, None), reason=f"launch {number}") for number in range(8)]
@@ -140,7 +140,7 @@ def test_of_many_launches_of_one_attempt_one_raises_the_fence(uri: str) -> None:
     assert storage.read_fence().fence == fences[outcomes.index(True)]
 
 
-def test_folder_keeps_no_temporary_files_and_lists_none(tmp_path: Path) -> None:
+def test_folder_keeps_and_lists_no_temporary_files(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path))
     _put(storage, f"{SAVED.folder}/shard-0-of-1.bin", b"weights")
     storage.put_new(SAVED.manifest_key, b"{}")
@@ -153,7 +153,7 @@ def test_folder_keeps_no_temporary_files_and_lists_none(tmp_path: Path) -> None:
     assert len(list((tmp_path / SAVED.folder).iterdir())) == 3
 
 
-def test_folder_fences_of_two_attempts_raised_at_once_leave_the_higher_one(tmp_path: Path) -> None:
+def test_higher_of_two_concurrent_folder_fences_remains(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path))
     as_read = storage.read_fence()
 
@@ -172,7 +172,7 @@ def test_folder_fence_under_a_wrong_name_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["", "attempt=1", SAVED.folder])
-def test_folder_that_cannot_be_listed_is_an_error_and_not_an_empty_one(tmp_path: Path, broken: str) -> None:
+def test_unlistable_folder_is_an_error(tmp_path: Path, broken: str) -> None:
     folder = tmp_path / "checkpoints" / broken
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.symlink_to(folder)  # as a broken mount, and for root, too, it can be neither listed nor looked at
@@ -182,7 +182,7 @@ def test_folder_that_cannot_be_listed_is_an_error_and_not_an_empty_one(tmp_path:
         storage.checkpoints()
 
 
-def test_files_that_cannot_be_looked_at_are_an_error(tmp_path: Path) -> None:
+def test_files_without_readable_metadata_are_an_error(tmp_path: Path) -> None:
     folder = tmp_path / SAVED.folder
     folder.parent.mkdir(parents=True)
     folder.symlink_to(folder)
@@ -199,7 +199,7 @@ def test_files_that_cannot_be_looked_at_are_an_error(tmp_path: Path) -> None:
         storage.examine(SAVED)
 
 
-def test_fence_that_cannot_be_listed_is_an_error_and_no_start_from_nothing(tmp_path: Path) -> None:
+def test_unlistable_fence_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "_fence.d").symlink_to(tmp_path / "_fence.d")
 
     with pytest.raises(OSError, match="symbolic links"):
@@ -226,9 +226,7 @@ def unreadable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("forbidden", ["", "attempt=1", SAVED.folder, "_fence.d"])
-def test_folder_that_may_not_be_read_is_an_error(
-    tmp_path: Path, forbidden: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_folder_is_an_error(tmp_path: Path, forbidden: str, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = open_storage(str(tmp_path / "checkpoints"))
     _put(storage, SAVED.manifest_key, b"{}")
     storage.raise_fence(Fence(Pin(1, None)), storage.read_fence())
@@ -237,7 +235,7 @@ def test_folder_that_may_not_be_read_is_an_error(
         (storage.read_fence(), storage.checkpoints(), storage.examine(SAVED))
 
 
-def test_what_is_no_folder_holds_no_checkpoints(tmp_path: Path) -> None:
+def test_path_that_is_no_folder_has_no_checkpoints(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path))
     (tmp_path / "attempt=1").mkdir()
     (tmp_path / "attempt=1" / "step=000000010").write_bytes(b"a file")
@@ -250,7 +248,7 @@ def test_what_is_no_folder_holds_no_checkpoints(tmp_path: Path) -> None:
 
 
 @mock_aws
-def test_object_whose_checksum_the_bucket_does_not_keep_is_seen_without() -> None:
+def test_object_without_a_stored_checksum_is_listed_without_it() -> None:
     client = boto3.client("s3", region_name="us-east-1")
     client.create_bucket(Bucket="checkpoints")
     client.put_object(Bucket="checkpoints", Key=f"{SAVED.folder}/shard-0-of-1.bin", Body=b"by another tool")
@@ -296,7 +294,7 @@ def shaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_BreaksOff]]:
         serving.join()
 
 
-def test_object_whose_bytes_break_off_is_read_again(shaky: type[_BreaksOff]) -> None:
+def test_truncated_read_is_repeated(shaky: type[_BreaksOff]) -> None:
     shaky.breaks.extend(["off", "off"])
     storage = BucketStorage("s3://checkpoints/job", "checkpoints", "job", read_pauses_seconds=(0, 0))
 
@@ -304,7 +302,7 @@ def test_object_whose_bytes_break_off_is_read_again(shaky: type[_BreaksOff]) -> 
     assert shaky.asked == ["/checkpoints/job/shard"] * 3
 
 
-def test_object_whose_bytes_keep_breaking_off_is_given_up(shaky: type[_BreaksOff]) -> None:
+def test_repeatedly_truncated_read_is_an_error(shaky: type[_BreaksOff]) -> None:
     shaky.breaks.extend(["off"] * 9)
     storage = BucketStorage("s3://checkpoints/job", "checkpoints", "job", read_pauses_seconds=(0, 0))
 
@@ -314,7 +312,7 @@ def test_object_whose_bytes_keep_breaking_off_is_given_up(shaky: type[_BreaksOff
 
 
 @mock_aws
-def test_listing_of_many_checkpoints_is_read_to_its_end() -> None:
+def test_listing_of_many_checkpoints_is_read_completely() -> None:
     boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="checkpoints")
     storage = open_storage("s3://checkpoints/many")
     for step in range(1005):
@@ -324,6 +322,6 @@ def test_listing_of_many_checkpoints_is_read_to_its_end() -> None:
 
 
 @pytest.mark.parametrize("uri", ["", "s3://", "gs://bucket/prefix", "file://elsewhere/folder"])
-def test_address_that_names_no_store_is_refused(uri: str) -> None:
+def test_address_without_a_store_is_refused(uri: str) -> None:
     with pytest.raises(ValueError, match=r"not a checkpoint URI|no bucket|must not contain a host"):
         open_storage(uri)

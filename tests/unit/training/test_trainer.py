@@ -118,7 +118,7 @@ def test_weights_do_not_depend_on_the_number_of_ranks(tmp_path: Path, undisturbe
     assert (result["digest"], result["steps"]) == (undisturbed, STEPS)
 
 
-def test_it_really_learns(tmp_path: Path) -> None:
+def test_trainer_learns_to_classify(tmp_path: Path) -> None:
     with TrainerAttempt(tmp_path, 1, 2, "--steps", "150") as attempt:
         attempt.digests()
 
@@ -128,7 +128,7 @@ def test_it_really_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("world_size", "next_world_size"), [(2, 2), (3, 2), (1, 4)])
-def test_killed_at_a_random_step_it_comes_back_to_the_same_weights(
+def test_killed_trainer_resumes_to_the_same_weights(
     tmp_path: Path, undisturbed: str, world_size: int, next_world_size: int
 ) -> None:
     moment = random.randint(6, STEPS - 10)
@@ -146,7 +146,7 @@ def test_killed_at_a_random_step_it_comes_back_to_the_same_weights(
     assert resumed["step"] >= moment - moment % 5 - 5, f"killed at step {moment}"
 
 
-def test_one_rank_told_to_stop_stops_all_at_one_saved_step(tmp_path: Path, undisturbed: str) -> None:
+def test_stop_request_of_one_rank_stops_all_after_a_save(tmp_path: Path, undisturbed: str) -> None:
     with TrainerAttempt(tmp_path, 1, 3, "--checkpoint-every", "1000", "--step-seconds", "0.1") as first:
         first.until_step(5)
         first.ranks[2].terminate()
@@ -159,7 +159,7 @@ def test_one_rank_told_to_stop_stops_all_at_one_saved_step(tmp_path: Path, undis
     assert second.events(kind="resumed")[0]["step"] == stopped[0]["step"]
 
 
-def test_of_two_attempts_the_older_ends_at_its_next_save(tmp_path: Path, undisturbed: str) -> None:
+def test_older_of_two_attempts_ends_at_its_next_save(tmp_path: Path, undisturbed: str) -> None:
     with TrainerAttempt(tmp_path, 1, 2, *ENDLESS, "--checkpoint-every", "5") as older:
         older.until_step(6)
         with TrainerAttempt(tmp_path, 2, 2, "--checkpoint-every", "5", "--step-seconds", "0.05") as newer:
@@ -173,7 +173,7 @@ def test_of_two_attempts_the_older_ends_at_its_next_save(tmp_path: Path, undistu
     assert open_storage(f"{tmp_path}/checkpoints").get(late.manifest_key) is None
 
 
-def test_attempt_behind_the_fence_ends_before_it_trains(tmp_path: Path) -> None:
+def test_fenced_attempt_ends_before_it_trains(tmp_path: Path) -> None:
     pin(open_storage(f"{tmp_path}/checkpoints"), 2)
 
     with TrainerAttempt(tmp_path, 1, 1) as attempt:
@@ -182,7 +182,7 @@ def test_attempt_behind_the_fence_ends_before_it_trains(tmp_path: Path) -> None:
     assert attempt.events(kind="step") == []
 
 
-def test_attempt_whose_checkpoint_is_damaged_ends_before_it_trains(tmp_path: Path) -> None:
+def test_attempt_with_a_damaged_checkpoint_ends_before_it_trains(tmp_path: Path) -> None:
     with TrainerAttempt(tmp_path, 1, 1, "--checkpoint-every", "4") as attempt:
         attempt.exit_codes()
     choice = pin(open_storage(f"{tmp_path}/checkpoints"), 2)
@@ -197,7 +197,7 @@ def test_attempt_whose_checkpoint_is_damaged_ends_before_it_trains(tmp_path: Pat
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_rank_whose_peer_dies_ends_at_once(tmp_path: Path, lost: int) -> None:
+def test_rank_with_a_dead_peer_ends_at_once(tmp_path: Path, lost: int) -> None:
     with TrainerAttempt(tmp_path, 1, 3, *ENDLESS) as attempt:
         attempt.until_step(3)
         attempt.ranks[lost].kill()
@@ -206,7 +206,7 @@ def test_rank_whose_peer_dies_ends_at_once(tmp_path: Path, lost: int) -> None:
     assert codes == [-signal.SIGKILL if rank == lost else 76 for rank in range(3)]
 
 
-def test_rank_whose_peer_falls_silent_ends_when_its_patience_does(tmp_path: Path) -> None:
+def test_rank_with_a_silent_peer_ends_after_its_timeout(tmp_path: Path) -> None:
     with TrainerAttempt(tmp_path, 1, 2, *ENDLESS, "--peer-seconds", "0.5") as attempt:
         attempt.until_step(3)
         attempt.ranks[1].send_signal(signal.SIGSTOP)
@@ -215,7 +215,7 @@ def test_rank_whose_peer_falls_silent_ends_when_its_patience_does(tmp_path: Path
     assert "silent" in attempt.events(kind="peerLost")[0]["reason"]
 
 
-def test_rank_told_to_stop_after_its_peer_died_counts_as_stopped(tmp_path: Path) -> None:
+def test_stop_request_after_a_peer_death_counts_as_stopped(tmp_path: Path) -> None:
     with TrainerAttempt(tmp_path, 1, 2, *ENDLESS) as attempt:
         attempt.until_step(3)
         attempt.ranks[0].send_signal(signal.SIGSTOP)
@@ -226,21 +226,21 @@ def test_rank_told_to_stop_after_its_peer_died_counts_as_stopped(tmp_path: Path)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_rank_whose_peers_never_come_gives_up(tmp_path: Path, rank: int) -> None:
+def test_rank_without_peers_times_out(tmp_path: Path, rank: int) -> None:
     lonely = {"JOB_COMPLETION_INDEX": str(rank), "WORLD_SIZE": "2"}
 
     with TrainerAttempt(tmp_path, 1, 1, "--rendezvous-seconds", "0.3", **lonely) as attempt:
         assert attempt.exit_codes() == [76]
 
 
-def test_rank_told_to_stop_while_it_waits_for_its_peers_stops(tmp_path: Path) -> None:
+def test_stop_request_ends_the_wait_for_peers(tmp_path: Path) -> None:
     with TrainerAttempt(tmp_path, 1, 1, WORLD_SIZE="2") as attempt:
         until("the rank to start", lambda: bool(attempt.events(kind="started")))
         attempt.ranks[0].terminate()
         assert attempt.exit_codes() == [143]
 
 
-def test_options_come_from_the_environment_too(tmp_path: Path) -> None:
+def test_options_are_read_from_the_environment(tmp_path: Path) -> None:
     with TrainerAttempt(tmp_path, 1, 1, TRAINER_CHECKPOINT_EVERY="20") as attempt:
         attempt.digests()
 
@@ -270,7 +270,7 @@ def joined() -> Iterator[Callable[..., RankGroup]]:
         group.close()
 
 
-def test_rank_of_another_attempt_is_turned_away(joined: Callable[..., RankGroup]) -> None:
+def test_rank_of_another_attempt_is_refused(joined: Callable[..., RankGroup]) -> None:
     with ThreadPoolExecutor(3) as pool:
         stranger = pool.submit(joined, "job-rings/1", 1, rendezvous_seconds=1)
         time_to_knock = pool.submit(joined, "job-rings/2", 0)
@@ -283,7 +283,7 @@ def test_rank_of_another_attempt_is_turned_away(joined: Callable[..., RankGroup]
     assert zero.gather(b"from zero") == [b"from zero", b"from one"]
 
 
-def test_what_rank_0_spreads_everyone_has(joined: Callable[..., RankGroup]) -> None:
+def test_broadcast_of_rank_0_reaches_every_rank(joined: Callable[..., RankGroup]) -> None:
     with ThreadPoolExecutor(3) as pool:
         groups = list(pool.map(lambda rank: joined("job-rings/1", rank, 3), range(3)))
         heard = list(pool.map(lambda group: group.spread(b"x" * 100_000 if group.rank == 0 else b""), groups))
@@ -291,7 +291,7 @@ def test_what_rank_0_spreads_everyone_has(joined: Callable[..., RankGroup]) -> N
     assert heard == [b"x" * 100_000] * 3
 
 
-def test_momentum_is_part_of_the_state() -> None:
+def test_momentum_is_saved_with_the_weights() -> None:
     state = ModelState.fresh(1)
     for step in range(3):
         state.learn([piece_of(state.weights, 1, step, number) for number in range(MICRO_SHARDS)])
@@ -302,7 +302,7 @@ def test_momentum_is_part_of_the_state() -> None:
     assert len(again.weights) == PARAMETERS
 
 
-def test_stop_is_heard_while_connecting() -> None:
+def test_stop_request_ends_connecting() -> None:
     with pytest.raises(StoppedError):
         join(
             1,
