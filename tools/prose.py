@@ -184,7 +184,8 @@ def judge(path: str, source: str) -> list[Finding]:
 
 def checked_files() -> list[str]:
     """Return the checked files of the project."""
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
+    command = ["git", "ls-files", "-co", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     names = listed.stdout.decode().splitlines()
     return [name for name in names if name.endswith(_CHECKED) and not name.startswith(_LEFT_OUT)]
 

@@ -159,7 +159,6 @@ class ApiServer:
             answer = await self._answer(http)
             for warning in _warnings.get():
                 answer.headers.add("Warning", f"299 - {json.dumps(warning)}")
-            return answer
         except ApiError as refused:
             return web.json_response(refused.status(), status=refused.code, headers=refused.headers)
         except ReplyLost:
@@ -170,6 +169,8 @@ class ApiServer:
             _log.exception("a request could not be answered")
             broken = ApiError(500, "InternalError", f"Internal error occurred: {bug!r}")
             return web.json_response(broken.status(), status=500)
+        else:
+            return answer
 
     async def _answer(self, http: web.Request) -> web.StreamResponse:
         user = await self._authenticator.authenticate(http.headers.get("Authorization", ""))

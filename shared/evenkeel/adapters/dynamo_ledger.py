@@ -175,12 +175,13 @@ class DynamoLedger:
         for tries_left in reversed(range(_CONFLICT_TRIES)):
             try:
                 self._send(request, keys)
-                return
             except _InConflict as conflict:
                 # Another transaction writes one of the items at this moment. AWS asks to repeat the same request.
                 if not tries_left:
                     raise Throttled(str(conflict)) from conflict
                 self._pause(random.uniform(0.02, 0.1) * (_CONFLICT_TRIES - tries_left))  # noqa: S311 - jitter
+            else:
+                return
 
     def _send(self, request: Mapping[str, Any], keys: list[Key]) -> None:
         named = ", ".join(f"{key.table} {key.pk} {key.sk}" for key in keys)

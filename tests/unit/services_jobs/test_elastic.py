@@ -125,7 +125,7 @@ def test_job_grows_after_idle_nodes_cost_more_than_a_resize() -> None:
     scenario.run_pass()
     assert scenario.job(job.job_id).resize is None
 
-    scenario.world.clock.advance(2)  # two nodes for 21 seconds: 42 node-seconds, and the resize costs 4 × 10
+    scenario.world.clock.advance(2)  # two nodes for 21 seconds: 42 node-seconds, and the resize costs 40
     scenario.run_pass()
 
     asked = scenario.job(job.job_id)
