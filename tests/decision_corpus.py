@@ -39,7 +39,10 @@ from evenkeel.domain.elastic import grow_shrink
 from evenkeel.domain.external import kueue_status, serving, unmanaged_workloads
 from evenkeel.domain.fault_preview import Preview, preview
 from evenkeel.domain.health import assessment, intake
+from evenkeel.domain.health.classification import ClassifiedFact, IncidentFault
 from evenkeel.domain.health.faults import Fault, FaultCatalogue, default_catalogue
+from evenkeel.domain.health.incidents import AffectedNode, Incident, NodeFact, Signal
+from evenkeel.domain.health.recurrence import FaultHistory
 from evenkeel.domain.jobs import attempt_end, lifecycle, settlement
 from evenkeel.domain.jobs import awaiting as attempt_waits
 from evenkeel.domain.jobs.job import Job
@@ -139,6 +142,38 @@ def _admission_request(job: Job, policy: Policy, now: datetime) -> AdmissionRequ
     return request_facts.admission_request(job, _NamedAmounts(()), policy, now)
 
 
+def join_or_open(  # noqa: PLR0913 - the arguments that the corpus recorded
+    fact: NodeFact,
+    affected: AffectedNode,
+    *,
+    known_incident_id: str,
+    last: intake.LastIncident | None,
+    current: Incident | None,
+    new_id: str,
+    now: datetime,
+    histories: Mapping[str, FaultHistory] | None = None,
+    catalogue: FaultCatalogue | None = None,
+) -> intake.IntakeDecision:
+    """Return the effect of a fact."""
+    known = catalogue or default_catalogue()
+    records = intake.IntakeRecords(
+        known_incident_id=known_incident_id, last=last, current=current, histories=dict(histories or {})
+    )
+    report = ClassifiedFact.of(fact, affected, known)
+    return intake.join_or_open(report, records, known, new_id=new_id, now=now)
+
+
+def independent_sources_of(signals: tuple[Signal, ...], catalogue: FaultCatalogue) -> tuple[str, ...]:
+    """Return the independent source families of the signals."""
+    faults = {each.fault_key: catalogue.look_up(each.fault_key) for each in signals}
+    return assessment.independent_sources_of(signals, faults)
+
+
+def ladder_of(incident: Incident, catalogue: FaultCatalogue | None = None) -> tuple[str, ...]:
+    """Return the rungs of an incident that act on the node itself."""
+    return IncidentFault.of(incident, catalogue or default_catalogue()).node_rungs
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "admission.admit": fifo.admit,
     "admission.decide": decide.decide,
@@ -186,10 +221,10 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "health.assess": assessment.assess,
     "health.cured_at": assessment.cleared_at,
     "health.trust": assessment.checkpoint_trust,
-    "health.witnesses": assessment.independent_sources_of,
-    "intake.doubt_of": intake.checkpoint_trust_of,
-    "intake.join_or_open": intake.join_or_open,
-    "intake.ladder_of": intake.ladder_of,
+    "health.witnesses": independent_sources_of,
+    "intake.doubt_of": assessment.checkpoint_trust_of,
+    "intake.join_or_open": join_or_open,
+    "intake.ladder_of": ladder_of,
     "kueue.eviction_of": kueue_status.eviction_of,
     "kueue.said_of": kueue_status.describe_status,
     "leases.is_lemon": leases.is_lemon,

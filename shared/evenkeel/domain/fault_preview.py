@@ -5,16 +5,12 @@ fault, policy ─▶ an incident with one signal ─▶ the plan ─▶ rung, it
 
 from datetime import UTC, datetime
 
+from evenkeel.domain.health.assessment import checkpoint_trust_of
+from evenkeel.domain.health.classification import ClassifiedFact, IncidentFault
 from evenkeel.domain.health.faults import Fault, RecurKey, default_catalogue
+from evenkeel.domain.health.incident_updates import with_fact
 from evenkeel.domain.health.incidents import AffectedNode, FactKind, Incident, NodeFact
-from evenkeel.domain.health.intake import (
-    IntakeAction,
-    checkpoint_trust_of,
-    join_or_open,
-    ladder_of,
-    rungs_of,
-    with_fact,
-)
+from evenkeel.domain.health.intake import IntakeAction, IntakeRecords, join_or_open
 from evenkeel.domain.health.recurrence import FaultHistory, with_occurrence
 from evenkeel.domain.jobs.job import CheckpointRequirement
 from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderNode
@@ -87,7 +83,7 @@ def preview(fault: Fault, policy: Policy) -> Preview:
     with_two_sources = None
     if incident and not fault.acts_alone:
         second = _signal(fault).but(source="another.witness", envelope_id="another")
-        incident = with_fact(incident, second, affected=_NODE, catalogue=policy.catalogue)
+        incident = with_fact(incident, ClassifiedFact(second, _NODE, fault), {}, policy.catalogue)
         with_two_sources = _plan(incident, policy)
     plan = with_two_sources or alone
     trust, since = checkpoint_trust_of(incident, policy.catalogue) if incident else (fault.checkpoint_trust, _AT)
@@ -120,25 +116,22 @@ def _signal(fault: Fault) -> NodeFact:
 
 def _incident(fault: Fault, policy: Policy, history: FaultHistory) -> Incident | None:
     decided = join_or_open(
-        _signal(fault),
-        _NODE,
-        known_incident_id="",
-        last=None,
-        current=None,
+        ClassifiedFact(_signal(fault), _NODE, fault),
+        IntakeRecords(histories={"seat/eks/seat": history}),
+        policy.catalogue,
         new_id="inc-preview",
         now=_AT,
-        histories={"seat/eks/seat": history},
-        catalogue=policy.catalogue,
     )
     return decided.incident if decided.action is IntakeAction.OPEN else None
 
 
 def _plan(incident: Incident, policy: Policy) -> RecoveryPlan:
+    assessed = IncidentFault.of(incident, policy.catalogue)
     facts = PlanFacts(
         fault_key=incident.fault_key,
-        fault=FaultTerms.of(policy.catalogue.look_up(incident.fault_key)),
-        ladder=ladder_of(incident, policy.catalogue),
-        rungs=rungs_of(incident, policy.catalogue),
+        fault=FaultTerms.of(assessed.fault),
+        ladder=assessed.node_rungs,
+        rungs=assessed.rungs,
         min_rung_reason=incident.min_rung_reason,
         sources=incident.independent_sources or incident.sources,
         has_recovered=False,
@@ -158,6 +151,7 @@ def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
         instance_id=_LIFE.instance_id, instance_group="pool", instance_type="", launched_at=_AT, status="Running"
     )
     node = KubernetesNode(cluster="eks", name="node", instance_id=_LIFE.instance_id, is_ready=True)
+    assessed = IncidentFault.of(incident, policy.catalogue)
     requests: tuple[RepairRequest, ...] = ()
     steps: list[RungPreview] = []
     now = _AT
@@ -166,8 +160,8 @@ def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
             incident_id=incident.incident_id,
             life=_LIFE,
             fault_key=incident.fault_key,
-            fault=FaultTerms.of(policy.catalogue.look_up(incident.fault_key)),
-            ladder=ladder_of(incident, policy.catalogue),
+            fault=FaultTerms.of(assessed.fault),
+            ladder=assessed.node_rungs,
             opened_at=_AT,
             boot_id_at_opening="",
             owner="EVENKEEL",

@@ -7,22 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenkeel.domain.health import incident_updates
+from evenkeel.domain.health.classification import ClassifiedFact, IncidentFault
 from evenkeel.domain.health.faults import Rung, Severity, default_catalogue
 from evenkeel.domain.health.incidents import AffectedNode, FactKind, Incident, IncidentState, NodeFact
-from evenkeel.domain.health.intake import (
-    IntakeAction,
-    IntakeDecision,
-    LastIncident,
-    join_or_open,
-    ladder_of,
-    rungs_of,
-    with_fact,
-)
+from evenkeel.domain.health.intake import IntakeAction, IntakeDecision, IntakeRecords, LastIncident, join_or_open
 from evenkeel.domain.nodes import NodeLife
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
 
 LIFE = NodeLife(cluster=CLUSTER, instance_id=instance_id(1), launched_at=A_MOMENT - timedelta(days=1))
+CATALOGUE = default_catalogue()
 AFFECTED = AffectedNode(life=LIFE, slot=f"{CLUSTER}/seat-1", node_name="node-1", pool="p5-workers")
 
 
@@ -39,8 +34,21 @@ def a_fact(seconds: float = 0, **changes: Any) -> NodeFact:
 
 
 def decide(fact: NodeFact, **changes: Any) -> IntakeDecision:
-    facts: dict[str, Any] = {"known_incident_id": "", "last": None, "current": None}
-    return join_or_open(fact, AFFECTED, **{**facts, **changes}, new_id="inc-new", now=A_MOMENT + timedelta(seconds=1))
+    report = ClassifiedFact.of(fact, AFFECTED, CATALOGUE)
+    now = A_MOMENT + timedelta(seconds=1)
+    return join_or_open(report, IntakeRecords(**changes), CATALOGUE, new_id="inc-new", now=now)
+
+
+def with_fact(incident: Incident, fact: NodeFact) -> Incident:
+    return incident_updates.with_fact(incident, ClassifiedFact.of(fact, AFFECTED, CATALOGUE), {}, CATALOGUE)
+
+
+def rungs_of(incident: Incident) -> tuple[Rung, ...]:
+    return IncidentFault.of(incident, CATALOGUE).rungs
+
+
+def ladder_of(incident: Incident) -> tuple[Rung, ...]:
+    return IncidentFault.of(incident, CATALOGUE).node_rungs
 
 
 def an_incident(fact: NodeFact | None = None) -> Incident:

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenkeel.domain.health.classification import ClassifiedFact, IncidentFault
 from evenkeel.domain.health.faults import RecurKey, Rung, Severity, default_catalogue
-from evenkeel.domain.health.incidents import AffectedNode, FactKind, NodeFact, Recurrence
-from evenkeel.domain.health.intake import IntakeAction, IntakeDecision, join_or_open, rungs_of, with_fact
+from evenkeel.domain.health.incident_updates import with_fact
+from evenkeel.domain.health.incidents import AffectedNode, FactKind, Incident, NodeFact, Recurrence
+from evenkeel.domain.health.intake import IntakeAction, IntakeDecision, IntakeRecords, join_or_open
 from evenkeel.domain.health.recurrence import FaultHistory, find_recurrence, history_keys, with_occurrence
 from evenkeel.domain.nodes import NodeLife
 from tests.fakes.cluster import CLUSTER, instance_id
@@ -17,6 +19,7 @@ from tests.fakes.system import A_MOMENT
 
 LIFE = NodeLife(cluster=CLUSTER, instance_id=instance_id(1), launched_at=A_MOMENT - timedelta(days=90))
 NEXT = NodeLife(cluster=CLUSTER, instance_id=instance_id(2), launched_at=A_MOMENT - timedelta(days=1))
+CATALOGUE = default_catalogue()
 AFFECTED = AffectedNode(life=LIFE, slot=f"{CLUSTER}/seat-1", pool="p5-workers")
 PLACE = f"seat/{AFFECTED.slot}"
 
@@ -44,8 +47,21 @@ def a_history(*hours: float, affected: AffectedNode = AFFECTED, **changes: Any) 
 def repeated(
     fact: NodeFact, history: FaultHistory, affected: AffectedNode = AFFECTED, incident_id: str = "inc-new"
 ) -> Recurrence | None:
-    fault = default_catalogue().look_up(fact.fault_key)
-    return find_recurrence(fault, fact, affected, [history], incident_id=incident_id)
+    return find_recurrence(ClassifiedFact.of(fact, affected, CATALOGUE), [history], incident_id=incident_id)
+
+
+def decide(
+    fact: NodeFact, history: FaultHistory | None = None, affected: AffectedNode = AFFECTED, **records: Any
+) -> IntakeDecision:
+    histories = {PLACE: history} if history else {}
+    report = ClassifiedFact.of(fact, affected, CATALOGUE)
+    return join_or_open(
+        report, IntakeRecords(histories=histories, **records), CATALOGUE, new_id="inc-new", now=A_MOMENT
+    )
+
+
+def rungs_of(incident: Incident) -> tuple[Rung, ...]:
+    return IncidentFault.of(incident, CATALOGUE).rungs
 
 
 # ---------------------------------------------------------------- counting
@@ -181,16 +197,7 @@ def test_overheating_in_two_jobs_is_a_fault_of_the_node() -> None:
 
 
 def test_new_incident_starts_on_the_last_rung() -> None:
-    decision = join_or_open(
-        a_fact(24),
-        AFFECTED,
-        known_incident_id="",
-        last=None,
-        current=None,
-        new_id="inc-new",
-        now=A_MOMENT,
-        histories={PLACE: a_history(0)},
-    )
+    decision = decide(a_fact(24), a_history(0))
 
     assert decision.incident
     assert rungs_of(decision.incident) == ("replace",)
@@ -199,19 +206,12 @@ def test_new_incident_starts_on_the_last_rung() -> None:
 
 
 def test_repeated_minor_fault_does_not_block_a_major_repair() -> None:
-    incident = join_or_open(
-        a_fact(1, fault_key="xid:64"),
-        AFFECTED,
-        known_incident_id="",
-        last=None,
-        current=None,
-        new_id="inc-new",
-        now=A_MOMENT,
-    ).incident
+    incident = decide(a_fact(1, fault_key="xid:64")).incident
     assert incident
     unknown = a_history(*range(-5, 0), fault_key="xid:4711")
 
-    after = with_fact(incident, a_fact(1, fault_key="xid:4711"), affected=AFFECTED, histories={PLACE: unknown})
+    report = ClassifiedFact.of(a_fact(1, fault_key="xid:4711"), AFFECTED, CATALOGUE)
+    after = with_fact(incident, report, {PLACE: unknown}, CATALOGUE)
 
     assert after.recurrences
     assert rungs_of(after) == ("replace",)
@@ -220,16 +220,8 @@ def test_repeated_minor_fault_does_not_block_a_major_repair() -> None:
 def test_repetition_confirms_only_watched_faults() -> None:
     for key, proves in (("thermal:slowdown", True), ("gpu:driver_hang", False)):
         seats = [AFFECTED.but(job_ids=(f"job-{number}",)) for number in range(2)]
-        incident = join_or_open(
-            a_fact(9, fault_key=key),
-            seats[1],
-            known_incident_id="",
-            last=None,
-            current=None,
-            new_id="inc-new",
-            now=A_MOMENT,
-            histories={PLACE: a_history(0, fault_key=key, affected=seats[0])},
-        ).incident
+        history = a_history(0, fault_key=key, affected=seats[0])
+        incident = decide(a_fact(9, fault_key=key), history, seats[1]).incident
         assert incident
         assert incident.recurrences
         assert (len(incident.independent_sources) > 1) == proves
@@ -241,8 +233,7 @@ def test_repetition_confirms_only_watched_faults() -> None:
 def with_signals(
     fact: NodeFact, history: FaultHistory, affected: AffectedNode = AFFECTED, **more: Any
 ) -> IntakeDecision:
-    given: dict[str, Any] = {"known_incident_id": "", "last": None, "current": None, **more}
-    return join_or_open(fact, affected, **given, new_id="inc-new", now=A_MOMENT, histories={PLACE: history})
+    return decide(fact, history, affected, **more)
 
 
 def test_a_sticky_code_is_one_incident_and_one_occurrence() -> None:

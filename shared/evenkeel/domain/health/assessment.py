@@ -6,7 +6,7 @@ signals ─▶ most specific signals ─▶ the most severe one names the fault
    └────▶ all signals ─▶ highest severity, gentlest allowed rung, strictest checkpoint trust
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from evenkeel.domain.health.faults import CheckpointTrust, Fault, FaultCatalogue, Rung, Severity
@@ -105,23 +105,13 @@ def source_family(source: str) -> str:
     return source.partition(".")[0]
 
 
-def independent_sources_of(signals: Iterable[Signal], catalogue: FaultCatalogue) -> tuple[str, ...]:
-    """Return the independent source families of the signals, sorted. Signals that call for no action do not count."""
-    return tuple(
-        sorted({source_family(each.source) for each in signals if _counts_as_source(catalogue.look_up(each.fault_key))})
-    )
+def independent_sources_of(signals: Iterable[Signal], faults: Mapping[str, Fault]) -> tuple[str, ...]:
+    """Return the independent source families of the signals, sorted. Signals that call for no action do not count.
 
-
-def is_evidence(fault: Fault) -> bool:
-    """Whether a fault says something about the node by itself.
-
-    A fault that only follows another fault, or planned work, does not.
+    `faults` contains the fault of each signal, by its fault key.
     """
-    return fault.ladder[0] not in (Rung.IGNORE, Rung.FOLLOW_PRIMARY)
-
-
-def _counts_as_source(fault: Fault) -> bool:
-    return is_evidence(fault) and fault.severity is not Severity.INFO
+    counting = {key for key, fault in faults.items() if fault.is_evidence and fault.severity is not Severity.INFO}
+    return tuple(sorted({source_family(each.source) for each in signals if each.fault_key in counting}))
 
 
 # ---------------------------------------------------------------- the assessment
@@ -141,8 +131,9 @@ def assess(signals: Sequence[Signal], recurrences: Sequence[Recurrence], catalog
         recurrences: Faults of the incident that recurred.
         catalogue: The faults that the site knows.
     """
-    faults = {each.fault_key: catalogue.look_up(each.fault_key) for each in signals}
-    independent_sources = independent_sources_of(signals, catalogue)
+    known = _look_up_all((*signals, *recurrences), catalogue)
+    faults = {each.fault_key: known[each.fault_key] for each in signals}
+    independent_sources = independent_sources_of(signals, faults)
     counting = [row for row in faults.values() if row.acts_alone or len(independent_sources) > 1]
     fault = max(_most_specific(counting or tuple(faults.values())), key=_severity_key)
     required = [
@@ -156,7 +147,7 @@ def assess(signals: Sequence[Signal], recurrences: Sequence[Recurrence], catalog
     strength, rung, reason = max(required, default=(0, fault.ladder[0], ""))
     is_stronger = strength > fault.ladder[0].strength
     # A fault that is only watched at first is confirmed by its repetition, so repetition counts as a source.
-    repeated = {each.fault_key for each in recurrences if catalogue.look_up(each.fault_key).ladder[0] is Rung.WATCH}
+    repeated = {each.fault_key for each in recurrences if known[each.fault_key].ladder[0] is Rung.WATCH}
     return Assessment(
         fault_key=_key_of(fault, faults),
         severity=max((row.severity for row in faults.values()), key=lambda each: each.rank),
@@ -166,6 +157,11 @@ def assess(signals: Sequence[Signal], recurrences: Sequence[Recurrence], catalog
         independent_sources=(*independent_sources, *(["repetition"] if repeated else [])),
         first_signal_at=min(each.first_at for each in signals),
     )
+
+
+def _look_up_all(reports: Iterable[Signal | Recurrence], catalogue: FaultCatalogue) -> dict[str, Fault]:
+    """Return each fault that the signals or recurrences name, by the key that they report."""
+    return {key: catalogue.look_up(key) for key in dict.fromkeys(each.fault_key for each in reports)}
 
 
 _PERSON_STRENGTH = max(rung.strength for rung in Rung) + 1
@@ -235,15 +231,21 @@ def checkpoint_trust(signals: Sequence[Signal], catalogue: FaultCatalogue) -> tu
     The strictest fault decides the trust. The time is the first signal of the first burst with a fault that distrusts
     checkpoints.
     """
-    exact = {row.key for row in _most_specific(tuple(catalogue.look_up(each.fault_key) for each in signals))}
+    known = _look_up_all(signals, catalogue)
+    exact = {row.key for row in _most_specific(tuple(known[each.fault_key] for each in signals))}
     strictest, since = CheckpointTrust.TRUSTED, min(each.first_at for each in signals)
     for burst in reversed(bursts(signals)):
-        faults = [row for row in (catalogue.look_up(each.fault_key) for each in burst) if row.key in exact]
+        faults = [row for row in (known[each.fault_key] for each in burst) if row.key in exact]
         worst = max((row.checkpoint_trust for row in faults), key=lambda each: each.strictness, default=strictest)
         if worst is not CheckpointTrust.TRUSTED:
             since = min(each.first_at for each in burst)
         strictest = max(strictest, worst, key=lambda each: each.strictness)
     return strictest, since
+
+
+def checkpoint_trust_of(incident: Incident, catalogue: FaultCatalogue) -> tuple[CheckpointTrust, datetime]:
+    """Return how far checkpoints are trusted after an incident, and the time from which they are not."""
+    return checkpoint_trust(signals_of(incident), catalogue)
 
 
 # ---------------------------------------------------------------- cleared faults

@@ -213,6 +213,14 @@ class Fault(Value):
         return any(rung in NODE_RUNGS for rung in self.ladder)
 
     @property
+    def is_evidence(self) -> bool:
+        """Whether the fault says something about the node by itself.
+
+        A fault that only follows another fault, or planned work, does not.
+        """
+        return self.ladder[0] not in (Rung.IGNORE, Rung.FOLLOW_PRIMARY)
+
+    @property
     def drain_class(self) -> str:
         """The class of the drain: `none`, `now`, `notice`, `short`, `standard`, `long` or `job_end`."""
         return next(name for name, longest in _DRAIN_CLASSES.items() if self.drain_seconds <= longest)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import assert_never
 
+from evenkeel.domain.health.classification import ClassifiedFact
 from evenkeel.domain.health.faults import Fault, RecurKey, Rung, Severity
 from evenkeel.domain.health.incidents import AffectedNode, NodeFact, Recurrence
 from evenkeel.domain.values import Instant, Value
@@ -97,7 +98,7 @@ def _is_same(one: FaultOccurrence, other: FaultOccurrence) -> bool:
 
 
 def find_recurrence(
-    fault: Fault, fact: NodeFact, affected: AffectedNode, histories: Iterable[FaultHistory], *, incident_id: str
+    report: ClassifiedFact, histories: Iterable[FaultHistory], *, incident_id: str
 ) -> Recurrence | None:
     """Return the rung on which a recurring fault begins; None if it begins on its first rung.
 
@@ -106,12 +107,11 @@ def find_recurrence(
     except at severity info.
 
     Args:
-        fault: The fault, with the site's overrides.
-        fact: The new signal.
-        affected: The affected node.
+        report: The new signal, with its node and its fault.
         histories: The histories of all keys of the fault.
         incident_id: The incident of the signal. It counts as one occurrence.
     """
+    fact, affected, fault = report
     at = fact.observed_at
     if fault.recur_count == 0:
         return None

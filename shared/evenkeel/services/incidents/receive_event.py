@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
-from evenkeel.domain.health.faults import FaultCatalogue
+from evenkeel.domain.health.classification import ClassifiedFact
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import (
     AffectedNode,
@@ -27,7 +27,7 @@ from evenkeel.domain.health.incidents import (
     IncidentState,
     NodeFact,
 )
-from evenkeel.domain.health.intake import IntakeAction, IntakeDecision, LastIncident, join_or_open
+from evenkeel.domain.health.intake import IntakeAction, IntakeDecision, IntakeRecords, LastIncident, join_or_open
 from evenkeel.domain.health.recurrence import FaultHistory, history_keys
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode, with_cleared_fault
@@ -266,11 +266,8 @@ def _record_once(fact: NodeFact, affected: AffectedNode, context: Context) -> In
     now, is_drill = context.clock.now(), fact.is_drill
     if fact.job_id:
         affected = affected.but(job_ids=(fact.job_id,))
-    remembered_at = (
-        history_keys(context.policy.catalogue.look_up(fact.fault_key), affected)
-        if fact.kind is FactKind.SICKENED
-        else ()
-    )
+    report = ClassifiedFact.of(fact, affected, context.policy.catalogue)
+    remembered_at = history_keys(report.fault, affected) if fact.kind is FactKind.SICKENED else ()
     known, last_row, pointer, forgotten, in_seat, *history_rows = context.ledger.batch_get(
         rows.fact_key(fact.fact_key),
         rows.last_key(affected.life, is_drill=is_drill),
@@ -282,15 +279,16 @@ def _record_once(fact: NodeFact, affected: AffectedNode, context: Context) -> In
     histories = dict(zip(remembered_at, history_rows, strict=True))
     current_row = context.ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
     decision = join_or_open(
-        fact,
-        affected,
-        known_incident_id=known.doc["incidentId"] if known else "",
-        last=rows.read(last_row, LastIncident) if last_row else None,
-        current=rows.read(current_row, Incident) if current_row else None,
+        report,
+        IntakeRecords(
+            known_incident_id=known.doc["incidentId"] if known else "",
+            last=rows.read(last_row, LastIncident) if last_row else None,
+            current=rows.read(current_row, Incident) if current_row else None,
+            histories={place: rows.read(row, FaultHistory) for place, row in histories.items() if row},
+        ),
+        context.policy.catalogue,
         new_id=context.ids.new("inc"),
         now=now,
-        histories={place: rows.read(row, FaultHistory) for place, row in histories.items() if row},
-        catalogue=context.policy.catalogue,
     )
     writes: list[Write] = []
     if decision.action is IntakeAction.EXPECTED and decision.incident:
@@ -301,7 +299,7 @@ def _record_once(fact: NodeFact, affected: AffectedNode, context: Context) -> In
     if decision.action in (IntakeAction.OPEN, IntakeAction.JOIN):
         assert decision.incident
         writes = _incident_writes(
-            decision.incident, fact, known, pointer, current_row, decision.action, context.but(now=now)
+            decision.incident, report, known, pointer, current_row, opens=decision.action is IntakeAction.OPEN, now=now
         )
     if decision.action is IntakeAction.OPEN:
         # The rows are not of one instant: an incident that was settled between two reads would seem not to have been.
@@ -337,22 +335,20 @@ def _clear_unhealthy_node(fact: NodeFact, affected: AffectedNode, ledger: Ledger
 
 def _incident_writes(
     incident: Incident,
-    fact: NodeFact,
+    report: ClassifiedFact,
     known: Row | None,
     pointer: Row | None,
     current: Row | None,
-    action: IntakeAction,
-    context: Context,
+    *,
+    opens: bool,
+    now: datetime,
 ) -> list[Write]:
-    now = context.now
-    opens = action is IntakeAction.OPEN
+    fact = report.fact
     subject = incident.incident_id
     evidence = Evidence(incident_id=subject, fact=fact, joined_at=now, opened=opens)
     kind = _TIMELINE_KINDS[fact.kind]
     event_id = rows.evidence_row(evidence).key.sk.removeprefix("EVIDENCE#")
-    entry = incident_record.timeline_row_of(
-        subject, kind, _timeline_text(fact, context.policy.catalogue, opens=opens), at=now, writer=WRITER
-    )
+    entry = incident_record.timeline_row_of(subject, kind, _timeline_text(report, opens=opens), at=now, writer=WRITER)
     keyed = Row(
         type(entry.key)(entry.key.table, entry.key.pk, f"EVENT#{event_id}"), entry.doc, 0, None, entry.expires_at
     )
@@ -382,13 +378,13 @@ _SOURCE_TEXT = {
 }
 
 
-def _timeline_text(fact: NodeFact, catalogue: FaultCatalogue, *, opens: bool) -> str:
+def _timeline_text(report: ClassifiedFact, *, opens: bool) -> str:
+    fact, fault = report.fact, report.fault
     source = _SOURCE_TEXT.get(fact.source, fact.source)
     if fact.kind is FactKind.RECOVERED:
         return f"Healthy again, reported by {source}."
     if fact.kind is FactKind.PROGRESS:
         return f"{fact.instance_id}: {fact.code.replace('_', ' ')}, reported by {source}."
-    fault = catalogue.look_up(fact.fault_key)
     code = f", {fact.code}" if fact.code and fact.code not in fault.key else ""
     first = "" if opens else "Also: "
     drill = " This is a drill." if fact.is_drill and opens else ""

@@ -6,9 +6,10 @@ one commit: incident settled, OPEN#life gone, lease released, what is old news f
 
 from typing import Any
 
+from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import Incident, IncidentState
-from evenkeel.domain.health.intake import LastIncident, ladder_of, rungs_of
+from evenkeel.domain.health.intake import LastIncident
 from evenkeel.domain.recovery.leases import RepairLease
 from evenkeel.domain.recovery.leases import released_lease as lease_after
 from evenkeel.domain.recovery.settling import (
@@ -61,7 +62,7 @@ def run(request: Request, context: Context) -> Outcome:
             break
         if incident.failed_at is not None and request.run == incident.run:
             return Outcome(outcome=IncidentState.FAILED, reason=incident.outcome)
-        rungs = rungs_of(incident, context.policy.catalogue)
+        rungs = IncidentFault.of(incident, context.policy.catalogue).rungs
         decided = choose_incident_end(rungs, request.plan, request.node, request.jobs, _failure(request.failure))
         plan_ended = request.plan.outcome if request.plan else ""
         more = (
@@ -172,7 +173,7 @@ def _settlement_writes(incident: Incident, request: Request, decided: IncidentEn
 def _unhealthy_node_writes(incident: Incident, context: Context, *, is_well: bool) -> list[Write]:
     """Remember the node that is left unhealthy; forget it once it is repaired."""
     row = context.ledger.get(rows.unhealthy_key(incident.life))
-    left = unhealthy_after(incident, ladder_of(incident, context.policy.catalogue))
+    left = unhealthy_after(incident, IncidentFault.of(incident, context.policy.catalogue).node_rungs)
     if left is not None:
         before = rows.read(row, UnhealthyNode) if row else None
         if before and before.trusted_at and before.trusted_at >= incident.opened_at:

@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.incidents import Block, Incident, IncidentState
-from evenkeel.domain.health.intake import ladder_of
 from evenkeel.domain.jobs.attempt_end import is_lost
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.guardrails import (
@@ -77,7 +77,7 @@ class GuardrailInputs:
             incident
             for state in _FAULT_STATES
             for incident in self._counted(state)
-            if ladder_of(incident, self.context.policy.catalogue)
+            if IncidentFault.of(incident, self.context.policy.catalogue).node_rungs
         )
 
     @cached_property

@@ -3,10 +3,9 @@
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
+from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.incidents import Incident, IncidentState, StoredRecoveryPlan
-from evenkeel.domain.health.intake import ladder_of, rungs_of
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderCluster
-from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.approval import beyond_approval, is_approved, why_superseded
 from evenkeel.domain.recovery.modes import mode_for
@@ -71,10 +70,12 @@ def run(request: Request, context: Context) -> Outcome:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if _outcome_in_force(current, request, slot_state):
             return None
-        mode = _mode(current, slot_state, context.policy, context.mode)
+        fault = IncidentFault.of(current, context.policy.catalogue)
+        mode = _mode(current, fault, slot_state, context)
         may_act = incident_record.drill_may_act(current, context)
         facts = _facts(
             current,
+            fault,
             slot_state,
             nodes.result(),
             settings,
@@ -130,14 +131,15 @@ def preview_plan(
     context: Context,
 ) -> RecoveryPlan:
     """Return what would be planned now for a real incident. Records nothing."""
-    mode = _mode(incident, slot_state, context.policy, context.mode)
-    facts = _facts(incident, slot_state, nodes, settings, context.but(mode=mode), drills_may_act=False)
+    fault = IncidentFault.of(incident, context.policy.catalogue)
+    mode = _mode(incident, fault, slot_state, context)
+    facts = _facts(incident, fault, slot_state, nodes, settings, context.but(mode=mode), drills_may_act=False)
     return plan_recovery(facts, context.policy.repair)
 
 
-def _mode(incident: Incident, slot_state: SlotState, policy: Policy, stack_mode: Mode) -> Mode:
-    fault_class = policy.catalogue.look_up(incident.fault_key).fault_class
-    return mode_for(stack_mode, policy.modes, fault_class, _pool(incident, slot_state.original.node))
+def _mode(incident: Incident, fault: IncidentFault, slot_state: SlotState, context: Context) -> Mode:
+    pool = _pool(incident, slot_state.original.node)
+    return mode_for(context.mode, context.policy.modes, fault.fault.fault_class, pool)
 
 
 def _outcome_in_force(incident: Incident, request: Request, slot_state: SlotState | None = None) -> Outcome | None:
@@ -200,6 +202,7 @@ def settings_of(provider: Provider) -> ProviderCluster | None:
 
 def _facts(
     incident: Incident,
+    fault: IncidentFault,
     slot_state: SlotState,
     nodes: tuple[KubernetesNode, ...],
     settings: ProviderCluster | None,
@@ -207,18 +210,16 @@ def _facts(
     *,
     drills_may_act: bool,
 ) -> PlanFacts:
-    catalogue = context.policy.catalogue
     node = slot_state.original.node
-    fault = catalogue.look_up(incident.fault_key)
     recovered = incident.recovered_at
     # Only a fault that can wait for its node's work asks whether there is any: it costs a list of all pods.
-    can_wait = fault.drain_seconds >= CAN_WAIT_SECONDS and node is not None
+    can_wait = fault.fault.drain_seconds >= CAN_WAIT_SECONDS and node is not None
     in_use = context.cluster.resources_in_use(incident.life.cluster) if can_wait else {}
     return PlanFacts(
         fault_key=incident.fault_key,
-        fault=FaultTerms.of(fault),
-        ladder=ladder_of(incident, catalogue),
-        rungs=rungs_of(incident, catalogue),
+        fault=FaultTerms.of(fault.fault),
+        ladder=fault.node_rungs,
+        rungs=fault.rungs,
         min_rung_reason=incident.min_rung_reason,
         sources=incident.independent_sources or incident.sources,
         has_recovered=recovered is not None and recovered > (incident.last_signal_at or incident.first_signal_at),

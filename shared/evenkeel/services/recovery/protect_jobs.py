@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 from typing import assert_never
 
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
-from evenkeel.domain.health.faults import FaultClass
+from evenkeel.domain.health.assessment import checkpoint_trust_of
+from evenkeel.domain.health.faults import Fault, FaultClass
 from evenkeel.domain.health.incidents import AffectedJob, Incident, JobAction
-from evenkeel.domain.health.intake import checkpoint_trust_of
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, StopRequest
 from evenkeel.domain.jobs.spec import OnNodeFault
@@ -274,9 +274,8 @@ def job_action(incident: Incident) -> JobAction:
     return incident.plan.jobs if incident.plan else JobAction.MOVE
 
 
-def _drain(incident: Incident, job: Job, policy: Policy, now: datetime) -> Drain:
+def _drain(incident: Incident, fault: Fault, job: Job, policy: Policy, now: datetime) -> Drain:
     """Decide how long an attempt gets to save."""
-    fault = policy.catalogue.look_up(incident.fault_key)
     facts = DrainFacts(
         can_save=fault.can_save,
         drain_seconds=fault.drain_seconds,
@@ -288,9 +287,9 @@ def _drain(incident: Incident, job: Job, policy: Policy, now: datetime) -> Drain
     return plan_drain(facts, policy)
 
 
-def _request(incident: Incident, affected: AffectedJob, drain: Drain, policy: Policy, now: datetime) -> StopRequest:
+def _request(incident: Incident, fault: Fault, affected: AffectedJob, drain: Drain, now: datetime) -> StopRequest:
     """Return the request to stop an attempt."""
-    fault, act = policy.catalogue.look_up(incident.fault_key), job_action(incident)
+    act = job_action(incident)
     where = incident.node_name or incident.life.instance_id
     moves = act in (JobAction.MOVE, JobAction.LEAVE)
     reason = f"{where} is unhealthy: {fault.name}" if moves else f"{fault.name} on {where}"
@@ -339,8 +338,9 @@ def _request_stop(incident: Incident, affected: AffectedJob, context: Context) -
     asked = job.stop_of(affected.attempt)
     if asked is not None:
         return attempt, asked
-    drain = _drain(incident, job, context.policy, context.now)
-    asked = _request(incident, affected, drain, context.policy, context.now)
+    fault = context.policy.catalogue.look_up(incident.fault_key)
+    drain = _drain(incident, fault, job, context.policy, context.now)
+    asked = _request(incident, fault, affected, drain, context.now)
     record = decision_of(
         "DRAIN", incident.incident_id, drain.action, drain, drain.facts, context.but(mode=incident.mode)
     )

@@ -9,10 +9,9 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.incidents import Incident, JobAction
-from evenkeel.domain.health.intake import ladder_of
 from evenkeel.domain.jobs.job import Job
-from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.approval import beyond_approval, is_approved
 from evenkeel.domain.recovery.guardrails import GuardedAction, GuardFacts, check_guardrails
@@ -202,19 +201,20 @@ def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> R
         and context.cluster.resources_in_use(incident.life.cluster).get(own_node.name, NONE).accelerators
     )
     window = timedelta(hours=context.policy.repair.flap_window_hours)
+    fault = IncidentFault.of(incident, context.policy.catalogue)
     return RepairFacts(
         incident_id=incident.incident_id,
         life=incident.life,
         fault_key=incident.fault_key,
-        fault=FaultTerms.of(context.policy.catalogue.look_up(incident.fault_key)),
-        ladder=ladder_of(incident, context.policy.catalogue),
+        fault=FaultTerms.of(fault.fault),
+        ladder=fault.node_rungs,
         owner=Owner(incident.plan.owner) if incident.plan and incident.plan.owner else Owner.EVENKEEL,
         opened_at=incident.opened_at,
         boot_id_at_opening=incident.boot_id,
         has_recovered=recovered is not None and recovered > (incident.last_signal_at or incident.first_signal_at),
         not_allowed=_not_allowed(
             incident,
-            context.policy,
+            fault,
             context.mode,
             drills_may_act=incident_record.drill_may_act(incident, context),
         ),
@@ -238,9 +238,9 @@ def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> R
     )
 
 
-def _not_allowed(incident: Incident, policy: Policy, mode: Mode, *, drills_may_act: bool) -> str:
+def _not_allowed(incident: Incident, fault: IncidentFault, mode: Mode, *, drills_may_act: bool) -> str:
     """Say why nothing may be done; empty where it may. An approval goes as far as the plan that it names."""
-    more = beyond_approval(incident, ladder_of(incident, policy.catalogue))
+    more = beyond_approval(incident, fault.node_rungs)
     allowed = mode_now(mode, incident.mode, is_approved=is_approved(incident) and not more)
     barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=drills_may_act)
     return more if more and allowed is Mode.RECOMMEND else barred

@@ -14,8 +14,9 @@ from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.economics.forecasts import forecast, launch_durations, repair_durations
 from evenkeel.domain.elastic.grow_shrink import NodeLossFacts
 from evenkeel.domain.elastic.sizes import ElasticJob
+from evenkeel.domain.health.assessment import checkpoint_trust_of
+from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.incidents import AffectedJob, Incident, IncidentState
-from evenkeel.domain.health.intake import checkpoint_trust_of, ladder_of
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import CheckpointRequirement, Job, ResumeOption, ResumePlan, StopRequest
 from evenkeel.domain.nodes import KubernetesNode
@@ -359,7 +360,7 @@ def _delays(
     incident: Incident, past: tuple[Incident, ...], attempts: tuple[Attempt, ...], policy: Policy
 ) -> ResumeDelays:
     economy, jobs = policy.economy, policy.jobs
-    rung = next(iter(ladder_of(incident, policy.catalogue)), "")
+    rung = next(iter(IncidentFault.of(incident, policy.catalogue).node_rungs), "")
     repair_seconds = jobs.expected_replace_seconds if rung == REPLACE else economy.expected_reboot_seconds
     least = economy.least_samples
     return ResumeDelays(
@@ -395,7 +396,7 @@ def _facts(
     context: Context,
 ) -> ResumeFacts:
     policy, now = context.policy, context.now
-    rungs = ladder_of(incident, policy.catalogue)
+    fault = IncidentFault.of(incident, policy.catalogue)
     trust, since = checkpoint_trust_of(incident, policy.catalogue)
     ended_at = attempt.ended_at or now
     poisoned_from = distrust_after(trust, since, policy.jobs) or ended_at
@@ -419,11 +420,11 @@ def _facts(
         ),
         usd_per_accelerator_hour=policy.economy.price_of(incident.instance_type),
         fault_key=incident.fault_key,
-        fault_class=policy.catalogue.look_up(incident.fault_key).fault_class,
+        fault_class=fault.fault.fault_class,
         trust=trust,
         first_signal_at=since,
         faulty_life=incident.life.key,
-        will_be_replaced=rungs[:1] == (REPLACE,) and not _stays_in_service(incident),
+        will_be_replaced=fault.node_rungs[:1] == (REPLACE,) and not _stays_in_service(incident),
         is_repaired=bool(incident.plan and incident.plan.repairs_node),
     )
 

@@ -1,0 +1,58 @@
+"""Look a fault up in the site's catalogue once, and carry it with the fact or with the incident.
+
+fact, node ─▶ ClassifiedFact ─▶ intake ─▶ incident ─▶ IncidentFault ─▶ plan, repair, resume
+"""
+
+from typing import NamedTuple, Self
+
+from evenkeel.domain.health.faults import NODE_RUNGS, Fault, FaultCatalogue, Rung
+from evenkeel.domain.health.incidents import AffectedNode, FactKind, Incident, NodeFact
+
+
+class ClassifiedFact(NamedTuple):
+    """A fact about a node of the fleet, with the fault that it reports."""
+
+    fact: NodeFact
+    affected: AffectedNode
+    fault: Fault
+    """The fault with the site's overrides. Without meaning unless the fact is `SICKENED`."""
+
+    @classmethod
+    def of(cls, fact: NodeFact, affected: AffectedNode, catalogue: FaultCatalogue) -> Self:
+        """Return a fact with its fault."""
+        return cls(fact, affected, catalogue.look_up(fact.fault_key))
+
+    @property
+    def is_evidence(self) -> bool:
+        """Whether the fact reports a fault that says something about the node by itself."""
+        return self.fact.kind is FactKind.SICKENED and self.fault.is_evidence
+
+
+class IncidentFault(NamedTuple):
+    """The fault of an incident, with the rungs that the assessment of its signals leaves."""
+
+    fault: Fault
+    """The fault with the site's overrides."""
+    rungs: tuple[Rung, ...]
+    """The rungs of the fault in order, without the rungs below the incident's `min_rung`."""
+
+    @classmethod
+    def of(cls, incident: Incident, catalogue: FaultCatalogue) -> Self:
+        """Return the fault of an incident."""
+        fault = catalogue.look_up(incident.fault_key)
+        return cls(fault, _rungs_from(incident.min_rung, fault.ladder))
+
+    @property
+    def node_rungs(self) -> tuple[Rung, ...]:
+        """The rungs that act on the node itself, in order."""
+        return tuple(rung for rung in self.rungs if rung in NODE_RUNGS)
+
+
+def _rungs_from(min_rung: str, ladder: tuple[Rung, ...]) -> tuple[Rung, ...]:
+    if not min_rung:
+        return ladder
+    first = Rung(min_rung)
+    if first is Rung.PAGE_HUMAN:
+        return (first,)
+    stronger = tuple(rung for rung in ladder if rung.strength > first.strength)
+    return ladder[ladder.index(first) :] if first in ladder else (first, *stronger)

@@ -1,0 +1,168 @@
+"""Put facts into incidents: open an incident with its first fact, or add one more fact to an open incident.
+
+The order of the facts does not matter: each fact leads to a new assessment of all signals.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from evenkeel.domain.health.assessment import (
+    CORROBORATION,
+    add_cleared_fault,
+    assess,
+    cleared_at,
+    merge_signal,
+    signals_of,
+)
+from evenkeel.domain.health.classification import ClassifiedFact
+from evenkeel.domain.health.faults import FaultCatalogue
+from evenkeel.domain.health.incidents import (
+    AffectedNode,
+    ClearedFault,
+    FactKind,
+    Incident,
+    IncidentState,
+    NodeFact,
+    Recurrence,
+    RepairProgress,
+    Signal,
+    StageTimes,
+)
+from evenkeel.domain.health.recurrence import FaultHistory, find_recurrence, slot_history_key
+
+_MAX_PROGRESS = 10
+
+
+def open_incident(
+    report: ClassifiedFact,
+    histories: Mapping[str, FaultHistory],
+    catalogue: FaultCatalogue,
+    *,
+    incident_id: str,
+    now: datetime,
+    returned_at: datetime | None,
+) -> Incident:
+    """Return a new incident with its first signal, and with recent signals that may still corroborate it."""
+    fact, affected, fault = report
+    incident = Incident(
+        incident_id=incident_id,
+        life=affected.life,
+        slot=affected.slot,
+        node_name=affected.node_name,
+        pool=affected.pool,
+        instance_type=affected.instance_type,
+        boot_id=affected.boot_id,
+        state=IncidentState.OPEN,
+        severity=fault.severity,
+        fault_key=fact.fault_key,
+        first_signal_at=fact.observed_at,
+        last_signal_at=fact.observed_at,
+        deadline_at=fact.deadline_at,
+        opened_at=now,
+        is_drill=fact.is_drill,
+        stages=StageTimes(detected_at=now),
+    )
+    signals: tuple[Signal, ...] = ()
+    for each in _recent_signals(fact, affected, returned_at, histories):
+        signals = merge_signal(signals, each)
+    recurrences = _updated_recurrences((), report, incident_id, histories)
+    return _reassess(incident, merge_signal(signals, _signal(fact)), recurrences, catalogue)
+
+
+def _recent_signals(
+    fact: NodeFact, affected: AffectedNode, returned_at: datetime | None, histories: Mapping[str, FaultHistory]
+) -> list[Signal]:
+    """Return the signals of settled incidents of this node life that may still corroborate the fact.
+
+    They are within `CORROBORATION` of the fact and newer than the node's last return to service.
+    """
+    history = histories.get(slot_history_key(affected.slot), FaultHistory())
+    return [
+        Signal(
+            fault_key=each.fault_key,
+            source=source,
+            gpu=each.gpu,
+            link=each.link,
+            first_at=each.first_at,
+            last_at=each.last_at,
+        )
+        for each in history.occurrences
+        for source in each.sources
+        if each.life == affected.life.key
+        and abs(fact.observed_at - each.last_at) <= CORROBORATION
+        and (returned_at is None or each.last_at > returned_at)
+    ]
+
+
+def with_fact(
+    incident: Incident, report: ClassifiedFact, histories: Mapping[str, FaultHistory], catalogue: FaultCatalogue
+) -> Incident:
+    """Return an incident with one more fact, assessed again. The order of the facts does not matter.
+
+    A drill's fact never changes a real incident, nor a real fact a drill's incident.
+    """
+    fact = report.fact
+    if fact.is_drill is not incident.is_drill:
+        return incident
+    counted = incident.but(evidence_count=incident.evidence_count + 1)
+    if fact.kind is FactKind.PROGRESS:
+        latest = RepairProgress(code=fact.code, at=fact.observed_at, instance_id=fact.instance_id, message=fact.detail)
+        return counted.but(progress=sorted((*incident.progress, latest), key=lambda each: each.at)[-_MAX_PROGRESS:])
+    if fact.kind is FactKind.RECOVERED:
+        cleared = add_cleared_fault(
+            incident.cleared_faults, ClearedFault(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
+        )
+        return counted.but(cleared_faults=cleared, recovered_at=cleared_at(signals_of(incident), cleared))
+    if not report.is_evidence:
+        return counted
+    recurrences = _updated_recurrences(incident.recurrences, report, incident.incident_id, histories)
+    deadlines = [at for at in (incident.deadline_at, fact.deadline_at) if at]
+    after = counted.but(
+        deadline_at=min(deadlines, default=None),
+        last_signal_at=max(incident.last_signal_at or fact.observed_at, fact.observed_at),
+    )
+    return _reassess(after, merge_signal(signals_of(incident), _signal(fact)), recurrences, catalogue)
+
+
+def _reassess(
+    incident: Incident, signals: tuple[Signal, ...], recurrences: Sequence[Recurrence], catalogue: FaultCatalogue
+) -> Incident:
+    assessment = assess(signals, recurrences, catalogue)
+    return incident.but(
+        signals=signals,
+        recurrences=tuple(recurrences),
+        fault_key=assessment.fault_key,
+        severity=max(incident.severity, assessment.severity, key=lambda each: each.rank),
+        min_rung=assessment.min_rung,
+        min_rung_reason=assessment.min_rung_reason,
+        sources=assessment.sources,
+        independent_sources=assessment.independent_sources,
+        first_signal_at=assessment.first_signal_at,
+        recovered_at=cleared_at(signals, incident.cleared_faults),
+    )
+
+
+def _updated_recurrences(
+    before: Sequence[Recurrence],
+    report: ClassifiedFact,
+    incident_id: str,
+    histories: Mapping[str, FaultHistory],
+) -> tuple[Recurrence, ...]:
+    """Return the known recurrences and that of this fact. For each fault, keep the highest count."""
+    ordered = [each for history_key, each in sorted(histories.items())]
+    found = find_recurrence(report, ordered, incident_id=incident_id)
+    if found is None:
+        return tuple(before)
+    highest = {each.fault_key: each for each in sorted((*before, found), key=lambda each: each.count)}
+    return tuple(highest[key] for key in sorted(highest))
+
+
+def _signal(fact: NodeFact) -> Signal:
+    return Signal(
+        fault_key=fact.fault_key,
+        source=fact.source,
+        gpu=fact.gpu,
+        link=fact.link,
+        first_at=fact.observed_at,
+        last_at=fact.observed_at,
+    )
