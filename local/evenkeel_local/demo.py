@@ -79,18 +79,18 @@ class DemoOutput:
 
 
 class TimelinePrinter:
-    """The timeline entries already printed, and the time of the fault."""
+    """Prints the new entries of timelines, with seconds since the fault."""
 
     def __init__(self, output: DemoOutput, client: ApiClient) -> None:
         self._output, self._client = output, client
         self._seen: set[str] = set()
-        self.struck_at: datetime | None = None
+        self.injected_at: datetime | None = None
 
     def skip(self, path: str) -> None:
         """Mark the present entries of a timeline as printed."""
         self._seen.update(_name(path, entry) for entry in self._client.get(path)["entries"])
 
-    def tell(self, *paths: str) -> None:
+    def print_new(self, *paths: str) -> None:
         """Print the new entries of these timelines in order of time."""
         fresh = []
         for path in paths:
@@ -100,7 +100,7 @@ class TimelinePrinter:
                     self._seen.add(_name(path, entry))
                     fresh.append((str(entry["at"]), lane, entry))
         for at, lane, entry in sorted(fresh, key=lambda item: item[:2]):
-            since = (_time(at) - (self.struck_at or _time(at))).total_seconds()
+            since = (_time(at) - (self.injected_at or _time(at))).total_seconds()
             glyph = GLYPHS.get(entry["kind"], "●")
             self._output.line(f"  {since:+7.2f}s  {lane:<4} {glyph} {entry['kind']:<9} {_short(entry['text'])}")
 
@@ -123,16 +123,16 @@ def main() -> int:
 def _play(output: DemoOutput) -> int:
     output.chapter("Start a data centre on this machine")
     with ThreadPoolExecutor(1) as background:
-        twin: Future[str] = background.submit(reference_digest, WORK.nodes, WORK.steps, WORK.seed)
+        reference: Future[str] = background.submit(reference_digest, WORK.nodes, WORK.steps, WORK.seed)
         run_dir = PROJECT / ".evenkeel" / "demo"
         with DataCentre.start(run_dir, fleet=FleetShape(nodes=5), say=output.step) as centre:
             client = centre.client()
             await_all_nodes_ready(client, centre)
             output.step(f"{centre.node_count} nodes are validated and in service")
-            return _inject_and_recover(output, centre, client, twin)
+            return _inject_and_recover(output, centre, client, reference)
 
 
-def _inject_and_recover(output: DemoOutput, centre: DataCentre, client: ApiClient, twin: Future[str]) -> int:
+def _inject_and_recover(output: DemoOutput, centre: DataCentre, client: ApiClient, reference: Future[str]) -> int:
     output.chapter(
         f"Run a training job: {WORK.nodes} nodes, {WORK.steps} steps, a checkpoint every {WORK.checkpoint_every} steps"
     )
@@ -140,30 +140,35 @@ def _inject_and_recover(output: DemoOutput, centre: DataCentre, client: ApiClien
     job_id = client.post("/jobs", WORK.submission("demo", uri))["jobId"]
     path = f"/jobs/{job_id}"
     output.step(f"submitted {job_id}, which saves checkpoints to {uri}")
-    strike_at = random.SystemRandom().randint(*INJECT_BETWEEN_STEPS)
+    fault_step = random.SystemRandom().randint(*INJECT_BETWEEN_STEPS)
 
     def reached() -> bool:
         step = last_step(client, job_id)
         output.live(_progress(step))
-        return step >= strike_at
+        return step >= fault_step
 
-    wait_for(f"step {strike_at}", INJECT_TIMEOUT_SECONDS, reached)
+    wait_for(f"step {fault_step}", INJECT_TIMEOUT_SECONDS, reached)
     job = client.get(path)
     for attempt in job["attempts"][:1]:
         names = ", ".join("…" + node["name"][-6:] for node in attempt["nodes"])
         output.step(f"attempt {attempt['attempt']} runs on {names}")
-    return _recover(output, centre, client, job, strike_at, twin)
+    return _recover(output, centre, client, job, fault_step, reference)
 
 
 def _recover(
-    output: DemoOutput, centre: DataCentre, client: ApiClient, job: dict[str, Any], strike_at: int, twin: Future[str]
+    output: DemoOutput,
+    centre: DataCentre,
+    client: ApiClient,
+    job: dict[str, Any],
+    fault_step: int,
+    reference: Future[str],
 ) -> int:
     job_id, path = job["jobId"], f"/jobs/{job['jobId']}"
-    told = TimelinePrinter(output, client)
-    told.skip(f"{path}/timeline")
+    timelines = TimelinePrinter(output, client)
+    timelines.skip(f"{path}/timeline")
     node = node_of_rank(centre, job, random.SystemRandom().randrange(WORK.nodes))
-    output.chapter(f"Step {strike_at}: break a GPU of {node}")
-    told.struck_at = datetime.now(UTC)
+    output.chapter(f"Step {fault_step}: break a GPU of {node}")
+    timelines.injected_at = datetime.now(UTC)
     centre.cluster.control("POST", "faults", {"fault": "gpu-xid79", "node": node})
     output.line(f"  {0:+7.2f}s  node ✖ fault     Xid 79: a GPU has fallen off the bus; the rank on it died")
     incident: dict[str, Any] = {}
@@ -173,26 +178,28 @@ def _recover(
         found = [item for item in client.get("/incidents")["items"] if item["node"]["name"] == node]
         incident = found[0] if found else {}
         job = client.get(path)
-        told.tell(f"{path}/timeline", *([f"/incidents/{incident['incidentId']}/timeline"] if incident else []))
+        timelines.print_new(
+            f"{path}/timeline", *([f"/incidents/{incident['incidentId']}/timeline"] if incident else [])
+        )
         output.live(f"{job['state'].lower()}, attempt {job['currentAttempt']}  {_progress(last_step(client, job_id))}")
         return job["state"] in ENDED and incident.get("state") in SETTLED
 
     wait_for("the job to end and the incident to settle", RECOVERY_SECONDS, over)
     incident = client.get(f"/incidents/{incident['incidentId']}")
-    checks = _check_result(output, centre, job, incident, twin)
-    _print_durations(output, told.struck_at, job, incident)
+    checks = _check_result(output, centre, job, incident, reference)
+    _print_durations(output, timelines.injected_at, job, incident)
     _print_shortened_timings(output)
     _print_next_commands(output)
     return 0 if all(checks) else 1
 
 
 def _check_result(
-    output: DemoOutput, centre: DataCentre, job: dict[str, Any], incident: dict[str, Any], twin: Future[str]
+    output: DemoOutput, centre: DataCentre, job: dict[str, Any], incident: dict[str, Any], reference: Future[str]
 ) -> list[bool]:
     output.chapter("Check the result")
     document = read_object(centre, f"s3://{CHECKPOINTS_BUCKET}/demo", f"result/attempt={job['currentAttempt']}.json")
     disturbed = str(json.loads(document)["digest"]) if document else "no result"
-    undisturbed = twin.result(timeout=60)
+    undisturbed = reference.result(timeout=60)
     output.line(f"  weights, this run                    {disturbed}")
     output.line(f"  weights, same run without the fault  {undisturbed}")
     waiting = dead_letters(centre)
@@ -208,7 +215,7 @@ def _check_result(
     return [ok for ok, _ in checks]
 
 
-def _print_durations(output: DemoOutput, struck_at: datetime, job: dict[str, Any], incident: dict[str, Any]) -> None:
+def _print_durations(output: DemoOutput, injected_at: datetime, job: dict[str, Any], incident: dict[str, Any]) -> None:
     output.chapter("Time of each stage (seconds after the fault, on this machine)")
     stages = incident["stages"]
     attempt, lost = job["attempts"][0], job["attempts"][-1]
@@ -230,7 +237,7 @@ def _print_durations(output: DemoOutput, struck_at: datetime, job: dict[str, Any
     ]
     for name, at, note in rows:
         if at:
-            output.line(f"  {name:<16} {(_time(at) - struck_at).total_seconds():7.2f}   {note}".rstrip())
+            output.line(f"  {name:<16} {(_time(at) - injected_at).total_seconds():7.2f}   {note}".rstrip())
 
 
 def _resumed_from(attempt: dict[str, Any]) -> str:

@@ -185,9 +185,9 @@ def _run_sam(command: list[str | Path], log: Path, cwd: Path, variables: Mapping
             check=False,
         )
     if done.returncode != 0:
-        said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-15:]
+        last_lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-15:]
         verb = command[1]
-        raise DeploymentError(f"sam {verb} failed (exit {done.returncode}), see {log}:\n  " + "\n  ".join(said))
+        raise DeploymentError(f"sam {verb} failed (exit {done.returncode}), see {log}:\n  " + "\n  ".join(last_lines))
 
 
 def _overrides(parameters: Mapping[str, str]) -> list[str]:

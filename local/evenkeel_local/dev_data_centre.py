@@ -74,12 +74,12 @@ def up(root: Path, foreground: bool = False) -> int:
     child = Child.start(
         [sys.executable, "-m", "evenkeel_local.dev_data_centre", str(root)], log=log, detached=True, cwd=root
     )
-    deadline, told = time.monotonic() + UP_SECONDS, 0
+    deadline, printed = time.monotonic() + UP_SECONDS, 0
     while time.monotonic() < deadline:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-        for line in lines[told:]:
+        for line in lines[printed:]:
             print(line, file=sys.stderr)
-        told = len(lines)
+        printed = len(lines)
         if is_up(root):
             return 0
         if not child.is_running():

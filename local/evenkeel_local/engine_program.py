@@ -119,20 +119,20 @@ def limit_processes() -> None:
     execute, lock = lambda_svc._execute_function_warm, threading.Lock()
     lines: dict[str, threading.Semaphore] = {}
 
-    def execute_in_turn(func: Document, event: Any, request_id: str) -> Document:
+    def execute_serially(func: Document, event: Any, request_id: str) -> Document:
         with lock:
             line = lines.setdefault((func.get("config") or func)["FunctionName"], threading.Semaphore(MAX_PARALLEL))
         with line:
             result: Document = execute(func, event, request_id)
         return result
 
-    lambda_svc._execute_function_warm = execute_in_turn
+    lambda_svc._execute_function_warm = execute_serially
 
 
 def _has_died(body: Document) -> bool:
     """Whether the function's process ended during a call or during its start."""
-    told = str(body.get("errorMessage"))
-    return body.get("errorType") == "Runtime.HandlerError" or told.startswith("Worker process exited immediately")
+    message = str(body.get("errorMessage"))
+    return body.get("errorType") == "Runtime.HandlerError" or message.startswith("Worker process exited immediately")
 
 
 def fail_waits_with_function() -> None:
@@ -147,7 +147,7 @@ def fail_waits_with_function() -> None:
         finally:
             under.token = None
 
-    def call_and_tell(function: str, event: Any) -> Any:
+    def call_with_error_details(function: str, event: Any) -> Any:
         try:
             return call(function, event)
         except stepfunctions._ExecutionError as failed:
@@ -158,7 +158,7 @@ def fail_waits_with_function() -> None:
             raise
 
     stepfunctions._invoke_with_callback = wait_or_fail
-    stepfunctions._call_lambda = call_and_tell
+    stepfunctions._call_lambda = call_with_error_details
 
 
 class SharedLayer(zipfile.ZipFile):

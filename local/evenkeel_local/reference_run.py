@@ -53,8 +53,8 @@ def reference_digest(ranks: int, steps: int, seed: int) -> str:
             process.wait(timeout=TWIN_SECONDS)
         for rank, process in enumerate(running):
             if process.returncode != 0:
-                said = logs[rank].read_text(encoding="utf-8")[-800:]
-                raise RuntimeError(f"rank {rank} of the twin ended with {process.returncode}: {said}")
+                last_output = logs[rank].read_text(encoding="utf-8")[-800:]
+                raise RuntimeError(f"rank {rank} of the reference run ended with {process.returncode}: {last_output}")
         result = json.loads((folder / "result" / "attempt=1.json").read_text(encoding="utf-8"))
         return str(result["digest"])
     finally:

@@ -152,9 +152,10 @@ class ScenarioRun:
         fresh = []
         for act in self.jobs:
             for entry in self.client.get(f"/jobs/{act.job_id}/timeline")["entries"]:
-                place = (act.job_id, f"{entry['at']} {entry['text']}")
-                if place not in self._seen_entries and entry["kind"] != "submitted":  # that was told already
-                    self._seen_entries.add(place)
+                entry_key = (act.job_id, f"{entry['at']} {entry['text']}")
+                # The submission is printed already.
+                if entry_key not in self._seen_entries and entry["kind"] != "submitted":
+                    self._seen_entries.add(entry_key)
                     fresh.append((str(entry["at"]), act.name, str(entry["text"])))
         for at, name, text in sorted(fresh):
             self.note(name, self._by_name(text), at[11:19])
@@ -204,7 +205,7 @@ class ScenarioRun:
         """Check each bill and the cap against the price table and the observed nodes."""
         rentals = [rental for act in self.jobs for rental in act.show()["rentals"]] + self.rented_for_serving()
         wrong = [
-            f"{rental['costUsd']} in place of {expected_cost_usd(rental)}"
+            f"{rental['costUsd']} instead of {expected_cost_usd(rental)}"
             for rental in rentals
             if not has_expected_cost(rental)
         ]
@@ -443,7 +444,7 @@ def preempted_for_interrupted(run: ScenarioRun) -> None:
     high = run.submit("high", work, team="red", priorityClass="high", graceSeconds=20).reach(9)
     work = TrainingWork(nodes=1, steps=300, checkpoint_every=4, step_seconds=0.15)
     low = run.submit("low", work, team="red", priorityClass="low", graceSeconds=20).reach(9)
-    node, place = high.node(1), low.node(0)
+    node, preempted_node = high.node(1), low.node(0)
     run.centre.cluster.inject("gpu-xid79", node=node)
     run.note("world", f"A GPU of {node} falls off the bus (Xid 79).")
     high.until("to run again", lambda job: (job["state"], job["currentAttempt"]) == ("RUNNING", 2))
@@ -453,7 +454,7 @@ def preempted_for_interrupted(run: ScenarioRun) -> None:
     high.ends_well(attempts=2)
     low.ends_well(attempts=2)
     taken = [each["name"] for each in high.attempt(2)["nodes"]]
-    run.check("high runs where low ran", place in taken and node not in taken, taken)
+    run.check("high runs where low ran", preempted_node in taken and node not in taken, taken)
     stopped, resumed = low.attempt(1), low.attempt(2)
     run.check("the reason of low names the job that preempts it", high.job_id in stopped["reason"], stopped["reason"])
     run.check(
@@ -581,9 +582,9 @@ def spot_reclaimed(run: ScenarioRun) -> None:
     _add_node_pools(run)
     first = run.submit("baseline", HOLDING_JOB).reach(9)
     urgent = run.submit("urgent", URGENT).reach(9)
-    told_at = urgent.step()
+    notice_step = urgent.step()
     run.centre.cluster.inject("spot-reclaim", node=urgent.node(0))
-    run.note("world", f"The spot node of urgent gets its interruption notice at step {told_at}.")
+    run.note("world", f"The spot node of urgent gets its interruption notice at step {notice_step}.")
     urgent.until("to start again", lambda job: job["currentAttempt"] > 1)
     run.client.post(f"/jobs/{first.job_id}/cancel", {"reason": "seen enough"})
     ended = urgent.end()
@@ -591,7 +592,7 @@ def spot_reclaimed(run: ScenarioRun) -> None:
     urgent.ends_well(attempts=ended["currentAttempt"])
     run.check("urgent moved from spot to on-demand", pools[:2] == ["burst-spot", "burst-on-demand"], pools)
     resumed = urgent.attempt(2)["resumeFrom"]
-    run.check("urgent saved a checkpoint before the deadline of the notice", resumed["step"] >= told_at, resumed)
+    run.check("urgent saved a checkpoint before the deadline of the notice", resumed["step"] >= notice_step, resumed)
     run.check("Evenkeel rented for urgent exactly twice", len(urgent.show()["rentals"]) == 2, urgent.show()["rentals"])
 
 
@@ -638,7 +639,7 @@ def plan_ends(run: ScenarioRun) -> None:
         "the job starts on the training plan", job.attempt(1)["pool"] == FleetShape().group, job.attempt(1)["pool"]
     )
     job.until("to receive the request to leave", lambda seen: seen["currentAttempt"] > 1 or "leaves" in seen["reason"])
-    told_at = job.step()
+    notice_step = job.step()
     job.until("to run on rented nodes", lambda seen: seen["currentAttempt"] > 1 and seen["state"] == "RUNNING")
     first, second = job.attempt(1), job.attempt(2)
     run.check("the job left in time", datetime.fromisoformat(first["endedAt"]) < left_by, first["endedAt"])
@@ -646,7 +647,7 @@ def plan_ends(run: ScenarioRun) -> None:
     run.check("the job continues on rented nodes", second["pool"] in _NODE_POOLS, second["pool"])
     run.check(
         "the job resumes from the checkpoint that it saved before it left",
-        second["resumeFrom"]["step"] >= told_at,
+        second["resumeFrom"]["step"] >= notice_step,
         second["resumeFrom"],
     )
     job.ends_well(attempts=2)

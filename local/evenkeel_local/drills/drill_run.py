@@ -43,7 +43,7 @@ class DrillRun:
         self.uri = ""
         self._faults: list[str] = []
         self._beside: list[str] = []
-        self._struck_at = time.monotonic()
+        self._injected_at = time.monotonic()
         await_all_nodes_ready(self.client, centre)
         self._before = RepairCounters.read(centre)
         self._earlier = {incident["incidentId"] for incident in self.incidents()}
@@ -117,7 +117,7 @@ class DrillRun:
             return job if job["state"] in ENDED else {}
 
         ended: Json = wait_for("the job to end", JOB_SECONDS, look)
-        self.result.seconds["jobEnded"] = time.monotonic() - self._struck_at
+        self.result.seconds["jobEnded"] = time.monotonic() - self._injected_at
         return ended
 
     # ------------------------------------------------------------ the machines
@@ -133,7 +133,7 @@ class DrillRun:
 
     def inject_fault(self, fault: str, node: Json, **options: Any) -> str:
         """Inject a fault into a node. `finish` and `leave` clear it."""
-        self._struck_at = time.monotonic()
+        self._injected_at = time.monotonic()
         fault_id = str(self.cluster.inject(fault, node=node["name"], **options)["faultId"])
         self._faults.append(fault_id)
         self.say(f"{fault} on {node['name']}")
@@ -189,7 +189,7 @@ class DrillRun:
     def settled(self, node: Json, state: str = "RECOVERED") -> Json:
         """Wait until the incident of a machine is settled, and check its state."""
         incident = self.await_incident("the incident to settle", node, lambda each: each["state"] in SETTLED)
-        self.result.seconds["incidentSettled"] = time.monotonic() - self._struck_at
+        self.result.seconds["incidentSettled"] = time.monotonic() - self._injected_at
         self.check("the incident ends in the expected state", incident["state"] == state, incident)
         return incident
 

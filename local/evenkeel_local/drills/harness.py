@@ -132,19 +132,19 @@ class DrillTimeoutError(AssertionError):
     """An awaited state did not come in time."""
 
 
-def wait_for(what: str, seconds: float, look: Callable[[], Any]) -> Any:
-    """Call `look` every 0.2 s until it returns a true value; return that value.
+def wait_for(state: str, seconds: float, probe: Callable[[], Any]) -> Any:
+    """Call `probe` every 0.2 s until it returns a true value; return that value.
 
     Raises:
         DrillTimeoutError: the wait timed out.
     """
     deadline = time.monotonic() + seconds
     while True:
-        seen = look()
+        seen = probe()
         if seen:
             return seen
         if time.monotonic() > deadline:
-            raise DrillTimeoutError(f"waited {seconds:.0f} s for {what}")
+            raise DrillTimeoutError(f"waited {seconds:.0f} s for {state}")
         time.sleep(POLL_SECONDS)
 
 
@@ -173,14 +173,14 @@ def await_all_nodes_ready(client: ApiClient, centre: DataCentre) -> None:
     """Wait until every node is schedulable."""
     wanted = centre.node_count
 
-    def whole() -> bool:
+    def all_schedulable() -> bool:
         nodes = client.get("/nodes", pageSize=200)["items"]
-        return sum(1 for node in nodes if _takes_work(node)) >= wanted
+        return sum(1 for node in nodes if _is_schedulable(node)) >= wanted
 
-    wait_for(f"{wanted} schedulable nodes", FLEET_SECONDS, whole)
+    wait_for(f"{wanted} schedulable nodes", FLEET_SECONDS, all_schedulable)
 
 
-def _takes_work(node: dict[str, Any]) -> bool:
+def _is_schedulable(node: dict[str, Any]) -> bool:
     return bool(node["isReady"] and not node["isCordoned"] and not node["isAwaitingValidation"])
 
 

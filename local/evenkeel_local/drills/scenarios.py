@@ -251,14 +251,14 @@ def poisoned_checkpoint(drill: DrillRun) -> None:
     drill.check("the job resumes from a checkpoint before both", 0 < start < torn, f"step {start} of {out}")
 
 
-def _report(drill: DrillRun, node: Json, said: str, seen_at: datetime) -> None:
+def _report(drill: DrillRun, node: Json, driver_line: str, seen_at: datetime) -> None:
     """Report an Xid, as a site's own detector does."""
-    told = {
+    fault = {
         "instanceId": node["instanceId"],
-        "line": f"NVRM: Xid (PCI:0000:b9:00): {said}",
+        "line": f"NVRM: Xid (PCI:0000:b9:00): {driver_line}",
         "observedAt": rfc3339(seen_at),
     }
-    drill.client.post("/faults", {"faults": [told]})
+    drill.client.post("/faults", {"faults": [fault]})
 
 
 def _corrupt_shard(drill: DrillRun, step: int) -> None:
@@ -287,12 +287,13 @@ def spot_reclaim(drill: DrillRun) -> None:
         drill.finish()
         incident = next(iter(drill.new_incidents(node["instanceId"])), {})
         start = (drill.attempt(2).get("resumeFrom") or {}).get("step", -1)
-        said = [each["faultKey"] for each in drill.detail(incident)["evidence"] if each["opened"]] if incident else []
+        evidence = drill.detail(incident)["evidence"] if incident else []
+        opened = [each["faultKey"] for each in evidence if each["opened"]]
         drill.check(
-            "the interruption notice opened an incident", said == ["ec2:spot_interruption"], f"{said} {incident}"
+            "the interruption notice opened an incident", opened == ["ec2:spot_interruption"], f"{opened} {incident}"
         )
         drill.check(
-            "the job saved after the notice and resumes from that checkpoint", start >= at, f"{start}, told at {at}"
+            "the job saved after the notice and resumes from that checkpoint", start >= at, f"{start}, noticed at {at}"
         )
         drill.check("the job runs on another node", elsewhere["name"] != node["name"], f"{node} then {elsewhere}")
         drill.check("Evenkeel repairs no node that is going away", not incident.get("repairs"), incident)
@@ -445,9 +446,9 @@ def shared_cause(drill: DrillRun) -> None:
         drill.say("the wave is over")
         for node in nodes:
             drill.settled(node)
-        told = [page for page in pages() if "failed at once" in page]
+        paged = [page for page in pages() if "failed at once" in page]
     drill.finish()
-    drill.check("people are paged once for the wave", len(told) == 1, told)
+    drill.check("people are paged once for the wave", len(paged) == 1, paged)
 
 
 @contextmanager

@@ -80,8 +80,8 @@ def _storm(drill: DrillRun) -> None:
 def _events_of(drill: DrillRun, machine: str) -> Iterator[Json]:
     """Yield the events of one machine: the same fault several times, each event with its own id."""
     now = datetime.now(UTC)
-    said = "HyperPod Health Monitoring Agent (HMA) has detected fault type NvidiaErrorTerminate on this node."
-    summary = {"HealthStatus": "Unhealthy", "HealthStatusReason": said}
+    reason = "HyperPod Health Monitoring Agent (HMA) has detected fault type NvidiaErrorTerminate on this node."
+    summary = {"HealthStatus": "Unhealthy", "HealthStatusReason": reason}
     for number in range(EVENTS_PER_MACHINE):
         yield {
             "version": "0",
@@ -207,8 +207,8 @@ def _check_each(drill: DrillRun, machines: Sequence[str]) -> None:
     ended = Counter(incident["state"] for incident in incidents)
     drill.result.figures["states"] = _counted(ended)
     drill.result.figures["blocked by"] = _counted(rules) or "nothing"
-    is_said = bool(blocked) and "no rule" not in rules
-    drill.check("each waiting recovery names its rule", is_said, f"{_counted(ended)}; {_counted(rules)}")
+    is_named = bool(blocked) and "no rule" not in rules
+    drill.check("each waiting recovery names its rule", is_named, f"{_counted(ended)}; {_counted(rules)}")
     lost = [incident for incident in incidents if incident["state"] in ("FAILED", "JOB_NOT_RESUMED")]
     drill.check("no recovery failed", not lost, lost)
 

@@ -56,8 +56,8 @@ def _find_account(obj: Obj, store: Store) -> None:
     spec, namespace = obj["spec"], namespace_of(obj)
     name = spec.get("serviceAccountName") or "default"
     if store.find(catalogue.SERVICE_ACCOUNTS.key, namespace, name) is None:
-        told = f'error looking up service account {namespace}/{name}: serviceaccount "{name}" not found'
-        raise errors.forbidden("", "pods", obj["metadata"]["name"], told)
+        message = f'error looking up service account {namespace}/{name}: serviceaccount "{name}" not found'
+        raise errors.forbidden("", "pods", obj["metadata"]["name"], message)
     spec["serviceAccountName"] = spec["serviceAccount"] = name
 
 
@@ -83,10 +83,10 @@ def _resolve_priority(obj: Obj, store: Store) -> None:
         "priority": chosen["value"] if chosen is not None else 0,
         "preemptionPolicy": (chosen or {}).get("preemptionPolicy") or "PreemptLowerPriority",
     }
-    for field, told in (("priority", "integer value of priority"), ("preemptionPolicy", "string value of")):
+    for field, shown in (("priority", "integer value of priority"), ("preemptionPolicy", "string value of")):
         stated = spec.get(field, computed[field])
         if stated != computed[field]:
-            what = told if field == "priority" else f"{told} PreemptionPolicy"
+            what = shown if field == "priority" else f"{shown} PreemptionPolicy"
             why = (
                 f"the {what} ({stated}) must not be provided in pod spec; priority admission controller computed "
                 f"{computed[field]} from the given PriorityClass name"

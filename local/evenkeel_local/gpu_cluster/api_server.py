@@ -199,8 +199,8 @@ class ApiServer:
         except CallFailed as failed:
             fault = failed.fault
             if fault.effect == "throttle":
-                told = "The server has received too many requests and has asked us to try again later"
-                raise errors.too_many_requests(told, None, 1) from None
+                message = "The server has received too many requests and has asked us to try again later"
+                raise errors.too_many_requests(message, None, 1) from None
             raise ApiError(fault.status, fault.code, fault.message) from None
         form = request_options.form(http, request.subresource)
         answer = await self._dispatch(http, rt, request, user, call)
@@ -223,14 +223,14 @@ class ApiServer:
             return user
         account = name.split(":") if name.startswith(ACCOUNT_PREFIX) else []
         if len(account) == 4:
-            asked = [("serviceaccounts", account[2], account[3])]
+            subjects = [("serviceaccounts", account[2], account[3])]
             groups = groups or ["system:serviceaccounts", f"system:serviceaccounts:{account[2]}"]
         else:
-            asked = [("users", "", name)]
-        for plural, namespace, who in [*asked, *(("groups", "", group) for group in groups if not account)]:
-            wanted = RequestInfo("impersonate", "", "v1", plural, namespace, who, "", http.path)
+            subjects = [("users", "", name)]
+        for plural, namespace, subject in [*subjects, *(("groups", "", group) for group in groups if not account)]:
+            wanted = RequestInfo("impersonate", "", "v1", plural, namespace, subject, "", http.path)
             if (refusal := self._authorizer.refusal(user, wanted)) is not None:
-                raise errors.forbidden("", plural, who, refusal)
+                raise errors.forbidden("", plural, subject, refusal)
         return User(name, tuple(dict.fromkeys([*groups, "system:authenticated"])))
 
     def _metrics_response(self, request: RequestInfo) -> web.Response:
@@ -315,15 +315,15 @@ class ApiServer:
         return body
 
     def _handle_unknown_fields(self, http: web.Request, rt: ResourceType, unknown: list[str]) -> None:
-        told = [f'unknown field "{path}"' for path in unknown]
+        message = [f'unknown field "{path}"' for path in unknown]
         directive = request_options.directive(http)
-        if told and directive == "Strict":
-            strict = f"strict decoding error: {', '.join(told)}"
+        if message and directive == "Strict":
+            strict = f"strict decoding error: {', '.join(message)}"
             if http.method == "PATCH":
                 raise errors.invalid("", "", "", [("FieldValueInvalid", "patch", f"Invalid value: {strict}")])
             raise errors.bad_request(_decode_error(rt, strict))
-        if told and directive == "Warn":
-            _warnings.get().extend(told)
+        if message and directive == "Warn":
+            _warnings.get().extend(message)
 
     # Verbs
 
@@ -393,10 +393,10 @@ class ApiServer:
         stored = self._registry.update(rt, new, subresource=subresource, dry_run=dry_run)
         return self._object_response(http, rt, stored)
 
-    def _patch_type(self, http: web.Request, taken: tuple[str, ...]) -> str:
+    def _patch_type(self, http: web.Request, accepted: tuple[str, ...]) -> str:
         kind = PATCH_TYPES.get(http.content_type, "")
-        if kind not in taken:
-            raise _unknown_format(*(name for name, known in PATCH_TYPES.items() if known in taken))
+        if kind not in accepted:
+            raise _unknown_format(*(name for name, known in PATCH_TYPES.items() if known in accepted))
         return kind
 
     def _patched(self, rt: ResourceType, old: Obj, raw: bytes, kind: str, request: RequestInfo) -> Obj:
@@ -414,8 +414,8 @@ class ApiServer:
             else:
                 new = patches.strategic_patch(old, patch, rt.kind)
         except patches.PatchFailed as failed:
-            told = "the server rejected our request due to an error in our request"
-            raise ApiError(422, "Invalid", told, {}) from failed
+            message = "the server rejected our request due to an error in our request"
+            raise ApiError(422, "Invalid", message, {}) from failed
         if not isinstance(new, dict) or not isinstance(new.get("metadata"), dict):
             raise errors.bad_request("the patch leaves no object")
         return new
@@ -435,8 +435,8 @@ class ApiServer:
             raise errors.bad_request("the applied configuration must be an object")
         config = self._check_applied_fields(rt, request, config)
         if config.get("apiVersion") != rt.api_version or config.get("kind") != rt.kind:
-            told = f"the applied configuration must be of apiVersion {rt.api_version} and kind {rt.kind}"
-            raise errors.bad_request(told)
+            message = f"the applied configuration must be of apiVersion {rt.api_version} and kind {rt.kind}"
+            raise errors.bad_request(message)
         if config["metadata"].get("managedFields"):
             raise errors.bad_request("metadata.managedFields must be nil")
         force = _flag(http, "force")
@@ -464,9 +464,9 @@ class ApiServer:
                 unknown.append(str(failed))
         if unknown:
             where = "/".join(filter(None, (request.namespace, request.name)))
-            told = f".{unknown[0]}: field not declared in schema"
+            text = f".{unknown[0]}: field not declared in schema"
             kind = f"{rt.group}/{rt.version}, Kind={rt.kind}"
-            raise ApiError(500, "", f"failed to create typed patch object ({where}; {kind}): {told}")
+            raise ApiError(500, "", f"failed to create typed patch object ({where}; {kind}): {text}")
         config.setdefault("metadata", {})
         object_schemas.check(rt, config)
         return config
@@ -554,8 +554,8 @@ class ApiServer:
         if not node:
             raise errors.invalid("", "Binding", request.name, [causes.required("target.name")])
         if taken := pod["spec"].get("nodeName"):
-            told = f'pod {request.name} is already assigned to node "{taken}"'
-            raise errors.conflict("", "pods/binding", request.name, told)
+            message = f'pod {request.name} is already assigned to node "{taken}"'
+            raise errors.conflict("", "pods/binding", request.name, message)
         self._registry.change(pod, lambda obj: obj["spec"].update(nodeName=node))
         return web.json_response(errors.success(code=201), status=201)
 
@@ -593,8 +593,8 @@ class ApiServer:
         container = http.query.get("container") or ""
         if not container:
             if len(containers) > 1:
-                told = f"a container name must be specified for pod {name_of(pod)}, choose one of: {containers}"
-                raise errors.bad_request(told)
+                message = f"a container name must be specified for pod {name_of(pod)}, choose one of: {containers}"
+                raise errors.bad_request(message)
             return str(containers[0])
         if container not in [*containers, *(c["name"] for c in pod["spec"].get("initContainers") or ())]:
             raise errors.bad_request(f"container {container} is not valid for pod {name_of(pod)}")
@@ -903,8 +903,8 @@ def _check_names(request: RequestInfo, metadata: Obj) -> None:
     for field, on_url in (("name", request.name), ("namespace", request.namespace)):
         stated = metadata.get(field) or ""
         if stated != on_url and (field == "name" or (stated and on_url)):
-            told = f"the {field} of the object ({stated}) does not match the {field} on the URL ({on_url})"
-            raise errors.bad_request(told)
+            message = f"the {field} of the object ({stated}) does not match the {field} on the URL ({on_url})"
+            raise errors.bad_request(message)
 
 
 def _flag(http: web.Request, name: str) -> bool:
@@ -912,8 +912,8 @@ def _flag(http: web.Request, name: str) -> bool:
 
 
 def _unknown_format(*supported: str) -> ApiError:
-    told = "the body of the request was in an unknown format - accepted media types include: "
-    return errors.unsupported_media_type(told + ", ".join(supported))
+    message = "the body of the request was in an unknown format - accepted media types include: "
+    return errors.unsupported_media_type(message + ", ".join(supported))
 
 
 def _read_json(raw: bytes) -> Any:

@@ -129,8 +129,8 @@ class AwsApi:
     async def _eks(self, http: web.Request, incoming: Incoming) -> Json:
         parts = [part for part in http.path.split("/") if part]
         if http.method != "GET" or len(parts) > 2:
-            told = "The local cluster has ListClusters and DescribeCluster only."
-            raise AwsError("InvalidRequestException", told, 501)
+            message = "The local cluster has ListClusters and DescribeCluster only."
+            raise AwsError("InvalidRequestException", message, 501)
         action = "ListClusters" if len(parts) == 1 else "DescribeCluster"
         caller = await self._auth.check(incoming, f"eks:{action}", self._config.eks_arn)
         call = ApiCall("eks", action, parts[-1], caller)

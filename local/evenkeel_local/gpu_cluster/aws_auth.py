@@ -112,9 +112,9 @@ class EngineAuth:
             else:
                 await self._learn_functions()
         if access_key not in self._principals:
-            told = f"The principal of access key {access_key} is not known to the local cluster. It is not the key of "
-            told += "a user or a function, and it has not signed a Kubernetes token yet."
-            raise AwsError("UnrecognizedClientException", told, 403)
+            text = f"The principal of access key {access_key} is not known to the local cluster. It is not the key of "
+            text += "a user or a function, and it has not signed a Kubernetes token yet."
+            raise AwsError("UnrecognizedClientException", text, 403)
         return self._principals[access_key]
 
     async def _learn_functions(self) -> None:
@@ -163,8 +163,8 @@ class EngineAuth:
         why = "with an explicit deny in an identity-based policy"
         if known[1] != "explicitDeny":
             why = f"because no identity-based policy allows the {action} action"
-        told = f"User: {principal} is not authorized to perform: {action} on resource: {resource} {why}"
-        raise AwsError("AccessDeniedException", told)
+        message = f"User: {principal} is not authorized to perform: {action} on resource: {resource} {why}"
+        raise AwsError("AccessDeniedException", message)
 
 
 def policy_source(arn: str) -> str:

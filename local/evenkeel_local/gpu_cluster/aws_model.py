@@ -204,8 +204,8 @@ def paged(items: list[T], body: Json, operation_name: str) -> tuple[list[T], str
     digest = hashlib.sha256(json.dumps([operation_name, question], sort_keys=True).encode()).hexdigest()[:32]
     start = 0
     if token := body.get("NextToken"):
-        position, _, asked = token.partition(".")
-        if not position.isdecimal() or asked != digest:
+        position, _, stated_digest = token.partition(".")
+        if not position.isdecimal() or stated_digest != digest:
             raise AwsError("ValidationException", "The provided NextToken is invalid.")
         start = int(position)
     page = items[start : start + size]

@@ -197,10 +197,10 @@ class GpuCluster:
         while True:
             self._next_address = self._next_address % 64_000 + 1
             address = f"127.{second}.{self._next_address // 250}.{self._next_address % 250 + 1}"
-            if self.store.count(catalogue.PODS.key) < 32_000 or not self._is_taken(address):
+            if self.store.count(catalogue.PODS.key) < 32_000 or not self._is_in_use(address):
                 return address
 
-    def _is_taken(self, address: str) -> bool:
+    def _is_in_use(self, address: str) -> bool:
         return any(pod["status"].get("podIP") == address for pod in self.store.each(catalogue.PODS.key))
 
     def _new_kubelet(self, node: str) -> Kubelet:

@@ -46,9 +46,9 @@ class ClusterEvents:
 
     def lost_readiness(self, nodes: int) -> None:
         """Record the warning of each change of the node count. Its message misleads, as on AWS."""
-        told = f"{nodes} node(s) lost orchestration-ready status"
+        message = f"{nodes} node(s) lost orchestration-ready status"
         misleading = "Request to service failed. If failure persists after retry, contact customer support."
-        self.record("Cluster", told, "Warn", {"Cluster": {"FailureMessage": misleading}})
+        self.record("Cluster", message, "Warn", {"Cluster": {"FailureMessage": misleading}})
 
     def record(
         self,

@@ -248,7 +248,7 @@ class Control:
         if machines is not None and (not isinstance(machines, int) or machines < 0):
             raise InvalidFault("machines must be a number from 0 on, or null for no limit")
         self._cluster.fleet.capacity[group] = machines
-        self._cluster.fleet.let_go()
+        self._cluster.fleet.recheck_pending()
         return web.json_response({"instanceGroup": group, "machines": machines})
 
     async def _hidden_nodes(self, http: web.Request) -> web.Response:
@@ -394,8 +394,8 @@ async def _plain_errors(request: web.Request, handler: Any) -> web.StreamRespons
     except ValidationError as wrong:
         return web.json_response({"error": sentence(wrong)}, status=400)
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
-        told = f"the control address has no {request.method} {request.path}"
-        return web.json_response({"error": f"{told}; docs/local-gpu-cluster.md lists what it has"}, status=404)
+        message = f"the control address has no {request.method} {request.path}"
+        return web.json_response({"error": f"{message}; docs/local-gpu-cluster.md lists what it has"}, status=404)
     except (ValueError, TypeError) as wrong:
         return web.json_response({"error": str(wrong)}, status=400)
     return response

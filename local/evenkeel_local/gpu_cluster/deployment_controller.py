@@ -84,7 +84,7 @@ class _Rollout:
         return dict(self.deployment["spec"]["strategy"]["rollingUpdate"])
 
 
-def _asked(replica_sets: list[Obj]) -> int:
+def _total_replicas(replica_sets: list[Obj]) -> int:
     return sum(map(_size, replica_sets))
 
 
@@ -142,9 +142,9 @@ class DeploymentController(Controller):
             try:
                 self._step(rollout)
             except ApiError as refused:
-                told = f'Failed to create new replica set "{_name(rollout)}": {refused.message}'
-                _set(rollout.status, "Progressing", "False", "ReplicaSetCreateError", told)
-                self._registry.record(deployment, "ReplicaSetCreateError", told, "Warning", SOURCE)
+                message = f'Failed to create new replica set "{_name(rollout)}": {refused.message}'
+                _set(rollout.status, "Progressing", "False", "ReplicaSetCreateError", message)
+                self._registry.record(deployment, "ReplicaSetCreateError", message, "Warning", SOURCE)
                 self._queue.add_later(deployment, RETRY_SECONDS)
         self._report(rollout)
 
@@ -192,8 +192,8 @@ class DeploymentController(Controller):
 
     def _was_scaled(self, rollout: _Rollout) -> bool:
         for replica_set in rollout.all:
-            noted = annotations_of(replica_set).get(DESIRED)
-            if _size(replica_set) and noted is not None and noted != str(rollout.wanted):
+            recorded = annotations_of(replica_set).get(DESIRED)
+            if _size(replica_set) and recorded is not None and recorded != str(rollout.wanted):
                 return True
         return False
 
@@ -206,7 +206,7 @@ class DeploymentController(Controller):
         older = [each for each in rollout.old if _size(each)]
         least = rollout.wanted - rollout.unavailable
         not_up_yet = _size(rollout.new) - _counted([rollout.new], "availableReplicas")
-        spare = _asked(rollout.all) - least - not_up_yet
+        spare = _total_replicas(rollout.all) - least - not_up_yet
         for replica_set in older:  # first the pods that are not available
             idle = _size(replica_set) - _counted([replica_set], "availableReplicas")
             going = min(spare, idle)
@@ -227,7 +227,7 @@ class DeploymentController(Controller):
         present = _size(new) if new is not None else 0
         if present >= rollout.wanted:
             return rollout.wanted
-        capacity = rollout.wanted + rollout.surge - _asked(rollout.all)
+        capacity = rollout.wanted + rollout.surge - _total_replicas(rollout.all)
         return present + max(min(capacity, rollout.wanted - present), 0)
 
     def _recreate(self, rollout: _Rollout) -> None:
@@ -281,9 +281,9 @@ class DeploymentController(Controller):
             rollout.old = [stored if each is replica_set else each for each in rollout.old]
         if before == size:
             return False
-        way = "up" if size > before else "down"
-        told = f"Scaled {way} replica set {name_of(replica_set)} from {before} to {size}"
-        self._registry.record(rollout.deployment, "ScalingReplicaSet", told, source=SOURCE)
+        direction = "up" if size > before else "down"
+        message = f"Scaled {direction} replica set {name_of(replica_set)} from {before} to {size}"
+        self._registry.record(rollout.deployment, "ScalingReplicaSet", message, source=SOURCE)
         return True
 
     # Revisions
@@ -325,11 +325,11 @@ class DeploymentController(Controller):
             return
         self._note_revision(deployment, revision)
         if size:
-            told = f"Scaled up replica set {name_of(rollout.new)} from 0 to {size}"
-            self._registry.record(deployment, "ScalingReplicaSet", told, source=SOURCE)
+            message = f"Scaled up replica set {name_of(rollout.new)} from 0 to {size}"
+            self._registry.record(deployment, "ScalingReplicaSet", message, source=SOURCE)
         if "progressDeadlineSeconds" in deployment["spec"]:
-            told = f'Created new replica set "{name_of(rollout.new)}"'
-            _set(rollout.status, "Progressing", "True", "NewReplicaSetCreated", told)
+            message = f'Created new replica set "{name_of(rollout.new)}"'
+            _set(rollout.status, "Progressing", "True", "NewReplicaSetCreated", message)
 
     def _keep_revision(self, rollout: _Rollout, new: Obj) -> None:
         """Give the current ReplicaSet the highest revision; after a rollback an older one is the latest again."""
@@ -346,8 +346,8 @@ class DeploymentController(Controller):
         if "progressDeadlineSeconds" in rollout.deployment["spec"] and (
             condition_of({"status": rollout.status}, "Progressing") is None
         ):
-            told = f'Found new replica set "{name_of(new)}"'
-            _set(rollout.status, "Progressing", "True", "FoundNewReplicaSet", told)
+            message = f'Found new replica set "{name_of(new)}"'
+            _set(rollout.status, "Progressing", "True", "FoundNewReplicaSet", message)
 
     def _note_revision(self, deployment: Obj, revision: int) -> None:
         note = {REVISION: str(revision)}
@@ -373,7 +373,7 @@ class DeploymentController(Controller):
             "updatedReplicas": _counted([rollout.new] if rollout.new is not None else [], "replicas"),
             "readyReplicas": _counted(rollout.all, "readyReplicas"),
             "availableReplicas": available,
-            "unavailableReplicas": max(_asked(rollout.all) - available, 0),
+            "unavailableReplicas": max(_total_replicas(rollout.all) - available, 0),
             "collisionCount": rollout.status.get("collisionCount"),
             "conditions": rollout.status.get("conditions") or [],
         }
@@ -381,8 +381,8 @@ class DeploymentController(Controller):
         if available >= rollout.wanted - rollout.unavailable:
             _set(status, "Available", "True", "MinimumReplicasAvailable", "Deployment has minimum availability.")
         else:
-            told = "Deployment does not have minimum availability."
-            _set(status, "Available", "False", "MinimumReplicasUnavailable", told)
+            message = "Deployment does not have minimum availability."
+            _set(status, "Available", "False", "MinimumReplicasUnavailable", message)
         self._judge_progress(rollout, status, before)
         failure = next((found for each in rollout.all if (found := condition_of(each, "ReplicaFailure"))), None)
         status["conditions"] = [each for each in status["conditions"] if each["type"] != "ReplicaFailure"]
@@ -403,8 +403,8 @@ class DeploymentController(Controller):
             return
         subject = f'ReplicaSet "{name_of(rollout.new)}"' if rollout.new is not None else "Deployment"
         if _is_complete(rollout, status):
-            told = f"{subject} has successfully progressed."
-            _set(status, "Progressing", "True", "NewReplicaSetAvailable", told)
+            message = f"{subject} has successfully progressed."
+            _set(status, "Progressing", "True", "NewReplicaSetAvailable", message)
         elif _has_progressed(status, before):
             _set(status, "Progressing", "True", "ReplicaSetUpdated", f"{subject} is progressing.", touch=True)
             self._queue.add_later(rollout.deployment, deadline + 1)
@@ -443,7 +443,7 @@ def _has_progressed(status: Obj, before: Obj) -> bool:
 
 def _proportional_shares(active: list[Obj], allowed: int, rollout: _Rollout) -> dict[str, tuple[Obj, int]]:
     """Return the size of each ReplicaSet: pods are added or removed in proportion to the sizes before."""
-    total = allowed - _asked(active)
+    total = allowed - _total_replicas(active)
     newer = sorted(active, key=_age, reverse=total > 0)
     ordered = sorted(newer, key=_size, reverse=True)
     sizes: dict[str, tuple[Obj, int]] = {}

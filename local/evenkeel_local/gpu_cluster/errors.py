@@ -78,16 +78,16 @@ def already_exists(group: str, plural: str, name: str) -> ApiError:
 
 def conflict(group: str, plural: str, name: str, why: str | None = None) -> ApiError:
     """409 for a write to an older version of the object."""
-    told = why or "the object has been modified; please apply your changes to the latest version and try again"
-    message = f'Operation cannot be fulfilled on {qualified(group, plural)} "{name}": {told}'
+    reason = why or "the object has been modified; please apply your changes to the latest version and try again"
+    message = f'Operation cannot be fulfilled on {qualified(group, plural)} "{name}": {reason}'
     return ApiError(409, "Conflict", message, _details(group, plural, name))
 
 
 def invalid(group: str, kind: str, name: str, causes: Iterable[tuple[str, str, str]]) -> ApiError:
     """422 with one cause per (reason, field, message)."""
     listed = [{"reason": reason, "message": message, "field": field} for reason, field, message in causes]
-    told = [f"{cause['field']}: {cause['message']}" for cause in listed]
-    text = told[0] if len(told) == 1 else f"[{', '.join(told)}]"
+    texts = [f"{cause['field']}: {cause['message']}" for cause in listed]
+    text = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
     details = _details(group, kind, name)
     details["causes"] = listed
     return ApiError(422, "Invalid", f'{qualified(group, kind)} "{name}" is invalid: {text}', details)

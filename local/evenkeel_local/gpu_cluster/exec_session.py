@@ -66,7 +66,7 @@ class Session:
     def end(self) -> None:
         """Kill the process group."""
         processes.kill_group(self.process.pid, signal.SIGKILL)
-        self.guard.tell("-", self.process.pid)
+        self.guard.send("-", self.process.pid)
 
 
 async def start(
@@ -84,14 +84,14 @@ async def start(
     Raises:
         OSError: the command cannot be started.
     """
-    pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    pipe, devnull = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     marked = {**env, MARK: container_id}
     run = functools.partial(asyncio.create_subprocess_exec, *argv, cwd=folder, start_new_session=True)
     if not tty:
         process = await run(
-            stdin=pipe if stdin else nothing, stdout=pipe, stderr=pipe, env=marked, preexec_fn=die_with_parent
+            stdin=pipe if stdin else devnull, stdout=pipe, stderr=pipe, env=marked, preexec_fn=die_with_parent
         )
-        guard.tell("+", process.pid)
+        guard.send("+", process.pid)
         streams = {STDOUT: process.stdout, STDERR: process.stderr}
         return Session(process, {channel: each for channel, each in streams.items() if each is not None}, guard)
     terminal, other_end = os.openpty()
@@ -103,7 +103,7 @@ async def start(
         raise
     finally:
         os.close(other_end)
-    guard.tell("+", process.pid)
+    guard.send("+", process.pid)
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(terminal), "rb", buffering=0)

@@ -307,7 +307,7 @@ def _stuck_replace(table: FaultInjector, node: Node, options: Json, injected: In
 
     def clear() -> None:
         table.fleet.stuck_slots.pop(node.logical_id, None)
-        table.fleet.let_go()
+        table.fleet.recheck_pending()
 
     injected.clear = clear
 
@@ -381,7 +381,7 @@ def _zone_outage(table: FaultInjector, node: Node, options: Json, injected: Inje
 def _close_zone(table: FaultInjector, zone: str, *, closed: bool) -> None:
     for zones in (table.fleet.zones_out, *((table.karpenter.zones_out,) if table.karpenter is not None else ())):
         zones.append(zone) if closed else zones.remove(zone)
-    table.fleet.let_go()
+    table.fleet.recheck_pending()
 
 
 def _boot_failing(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:

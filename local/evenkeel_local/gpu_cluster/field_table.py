@@ -152,14 +152,14 @@ def _members(message: str, value: Obj, path: str, unknown: list[str]) -> Obj:
     found: Obj = {}
     for name, item in value.items():
         at = f"{path}.{name}" if path else name
-        told = known.get(name)
-        if told is None:
+        field_type = known.get(name)
+        if field_type is None:
             unknown.append(at)
             continue
         if item is None:
             continue
-        fitting = _coerce(told.kind, item, _At(struct, at), unknown)
-        if fitting or not told.left_out_when_zero:
+        fitting = _coerce(field_type.kind, item, _At(struct, at), unknown)
+        if fitting or not field_type.left_out_when_zero:
             found[name] = fitting
     for name in REQUIRED.get(message, ("type", "status") if message.endswith("Condition") else ()):
         if name not in value:

@@ -51,9 +51,9 @@ class HealthAgent:
             set_condition(node["status"], fault.type, "True", fault.reason, fault.message)
 
         if self._registry.mutate(catalogue.NODES, "", machine.node_name, mark) is not None:
-            told = f"HyperPod Health Monitoring Agent (HMA) has detected fault type {fault.type} on this node "
+            message = f"HyperPod Health Monitoring Agent (HMA) has detected fault type {fault.type} on this node "
             advice = "Please Reboot the Node." if may_reboot else "Please Replace the Faulty Node."
-            self._send(machine, "Unhealthy", told + "and is unhealthy.", advice)
+            self._send(machine, "Unhealthy", message + "and is unhealthy.", advice)
 
     def notice(self, change: StoreChange) -> None:
         """Repair a node that gets a Pending label, with NodeRecovery=Automatic. Any client may set the label."""

@@ -95,8 +95,8 @@ class HyperPod:
 
     def _need_continuous(self, what: str) -> None:
         if self._config.node_provisioning_mode != "Continuous":
-            told = f"{what} is supported only for clusters with NodeProvisioningMode set to Continuous."
-            raise AwsError("ValidationException", told)
+            message = f"{what} is supported only for clusters with NodeProvisioningMode set to Continuous."
+            raise AwsError("ValidationException", message)
 
     def _describe_cluster(self, body: Json, caller: str) -> Json:
         self._check_name(body["ClusterName"])
@@ -247,8 +247,8 @@ class HyperPod:
             self._need_continuous("NodeLogicalId")
         machine = self._fleet.by_instance(instance_id) if instance_id else self._fleet.by_slot(str(slot))
         if machine is None or not machine.is_visible:
-            told = f"Could not find node {instance_id or slot} in cluster {body['ClusterName']}."
-            raise AwsError("ResourceNotFound", told)
+            message = f"Could not find node {instance_id or slot} in cluster {body['ClusterName']}."
+            raise AwsError("ResourceNotFound", message)
         group = self._fleet.groups[machine.group]
         details: Json = {
             **self._summary(machine, self._config.node_provisioning_mode == "Continuous"),
@@ -299,8 +299,8 @@ class HyperPod:
                     failed = {field: name, code_field: code, "Message": refused[1]}
                     answer.setdefault(f"Failed{suffix}", []).append(failed)
                 if action == "Reboot" and code == "InternalServerError" and machine is not None:
-                    told = f"Failed to submit reboot request for EC2 Instance {machine.instance_id}"
-                    self._events.instance_event(machine, told, "Error")
+                    message = f"Failed to submit reboot request for EC2 Instance {machine.instance_id}"
+                    self._events.instance_event(machine, message, "Error")
         return answer
 
     def _repair_refusal(self, machine: Machine | None) -> Refusal | None:
@@ -311,8 +311,8 @@ class HyperPod:
         if machine.operation is None and machine.status in ("Running", "Failure"):
             return None
         if machine.operation in (None, *UPKEEP):
-            told = f"The instance is in status {machine.status}; the operation needs it to be Running."
-            return "InvalidInstanceStatus", told
+            message = f"The instance is in status {machine.status}; the operation needs it to be Running."
+            return "InvalidInstanceStatus", message
         return "InstanceIdInUse", "Another operation is already in progress for this instance."
 
     def _delete_refusal(self, machine: Machine | None) -> Refusal | None:
@@ -364,17 +364,20 @@ class HyperPod:
         name = requested["InstanceGroupName"]
         group = self._fleet.groups.get(name)
         if group is None:
-            code, told = "InstanceGroupNotFound", f"Instance group {name} was not found."
+            code, text = "InstanceGroupNotFound", f"Instance group {name} was not found."
         elif (status := self._group_status(name)) not in ("InService", "Updating", "Degraded"):
-            code, told = "InvalidInstanceGroupStatus", f"Instance group {name} is in status {status}."
+            code, text = "InvalidInstanceGroupStatus", f"Instance group {name} is in status {status}."
         elif (zones := requested.get("AvailabilityZones")) and group.availability_zone not in zones:
-            code, told = "IncompatibleAvailabilityZones", f"Instance group {name} has no subnet in {', '.join(zones)}."
+            code, text = (
+                "IncompatibleAvailabilityZones",
+                f"Instance group {name} has no subnet in {', '.join(zones)}.",
+            )
         elif (types := requested.get("InstanceTypes")) and group.instance_type not in types:
-            code, told = "IncompatibleInstanceTypes", f"Instance group {name} does not use {', '.join(types)}."
+            code, text = "IncompatibleInstanceTypes", f"Instance group {name} does not use {', '.join(types)}."
         else:
             return None
         count = int(requested["IncrementTargetCountBy"])
-        return {"InstanceGroupName": name, "ErrorCode": code, "FailedCount": count, "Message": told}
+        return {"InstanceGroupName": name, "ErrorCode": code, "FailedCount": count, "Message": text}
 
     def _added_status(self, slot: str) -> Json:
         machine = self._fleet.by_slot(slot)
@@ -389,8 +392,8 @@ class HyperPod:
     def _check_limit(self, more: int) -> None:
         limit = self._config.instance_limit
         if limit is not None and sum(self._fleet.targets.values()) + more > limit:
-            told = f"The account-level service limit for cluster instances is {limit}; {more} more would exceed it."
-            raise AwsError("ResourceLimitExceeded", told)
+            message = f"The account-level service limit for cluster instances is {limit}; {more} more would exceed it."
+            raise AwsError("ResourceLimitExceeded", message)
 
     def _update_cluster(self, body: Json, caller: str) -> Json:
         self._check_name(body["ClusterName"])

@@ -63,8 +63,8 @@ class Operations:
         operation = ClusterOperation("Scaling", [detail])
         self.recorded.append(operation)
         metadata = {"InstanceGroupScaling": {"InstanceCount": current, "TargetCount": desired, "MinCount": 0}}
-        told = f"Scaling of IG {group} from {original} to {desired} instances has started"
-        self._events.record("InstanceGroup", told, "Info", metadata, group, operation_id=operation.id)
+        message = f"Scaling of IG {group} from {original} to {desired} instances has started"
+        self._events.record("InstanceGroup", message, "Info", metadata, group, operation_id=operation.id)
         self._fleet.begin(self._await_scaling(operation, group, desired))
 
     async def _await_scaling(self, operation: ClusterOperation, group: str, desired: int) -> None:
@@ -111,19 +111,19 @@ class Operations:
         """Answer StartClusterHealthCheck; as on AWS, the answer has no id."""
         chosen: list[Machine] = []
         details: list[Json] = []
-        for wish in body["DeepHealthCheckConfigurations"]:
-            group = wish["InstanceGroupName"]
+        for check in body["DeepHealthCheckConfigurations"]:
+            group = check["InstanceGroupName"]
             if group not in self._fleet.groups:
                 raise AwsError("ValidationException", f"Instance group {group} was not found in the cluster.")
-            asked = wish.get("InstanceIds") or [machine.instance_id for machine in self._fleet.of_group(group)]
-            for instance_id in asked:
+            instance_ids = check.get("InstanceIds") or [machine.instance_id for machine in self._fleet.of_group(group)]
+            for instance_id in instance_ids:
                 machine = self._fleet.by_instance(instance_id)
                 if machine is None or machine.group != group:
                     raise AwsError("ValidationException", f"Instance {instance_id} is not in instance group {group}.")
                 if machine.operation is not None or machine.status != "Running":
                     raise AwsError("ValidationException", f"Instance {instance_id} is not in status Running.")
                 chosen.append(machine)
-            details.append({**wish, "InstanceIds": list(asked)})
+            details.append({**check, "InstanceIds": list(instance_ids)})
         operation = ClusterOperation("DeepHealthCheck", details)
         self.recorded.append(operation)
         for machine in chosen:
@@ -168,7 +168,7 @@ class Operations:
         """Answer UpdateClusterSoftware: nodes are patched one after another."""
         if self.software_updating:
             raise AwsError("ConflictException", "A software update is already in progress.")
-        groups = [wish["InstanceGroupName"] for wish in body.get("InstanceGroups") or ()] or list(self._fleet.groups)
+        groups = [each["InstanceGroupName"] for each in body.get("InstanceGroups") or ()] or list(self._fleet.groups)
         for group in groups:
             if group not in self._fleet.groups:
                 raise AwsError("ValidationException", f"Instance group {group} was not found in the cluster.")

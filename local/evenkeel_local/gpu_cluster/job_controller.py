@@ -185,11 +185,11 @@ class JobController(Controller):
     def _policy(self, job: Obj, pod: Obj) -> tuple[str, str]:
         for number, rule in enumerate((job["spec"].get("podFailurePolicy") or {}).get("rules") or ()):
             if _rule_meets(rule, pod):
-                told = (
+                message = (
                     f"Container {_failed_container(pod)} for pod {namespace_of(pod)}/{name_of(pod)} failed "
                     f"matching {rule['action']} rule at index {number}"
                 )
-                return str(rule["action"]), told
+                return str(rule["action"]), message
         return "Count", ""
 
     # Deciding
@@ -229,9 +229,9 @@ class JobController(Controller):
         status["uncountedTerminatedPods"] = {}
 
     def _failure(self, job: Obj, status: Obj, decided: tuple[str, str] | None) -> tuple[str, str] | None:
-        standing = condition_of({"status": status}, "FailureTarget")
-        if standing is not None:
-            return str(standing["reason"]), str(standing["message"])
+        present = condition_of({"status": status}, "FailureTarget")
+        if present is not None:
+            return str(present["reason"]), str(present["message"])
         if decided is not None:
             return decided
         if int(status.get("failed") or 0) > int(job["spec"]["backoffLimit"]):

@@ -315,8 +315,8 @@ class Karpenter:
         more = {**offering.resources, "nodes": "1"}
         for name, limit in (pool["spec"].get("limits") or {}).items():
             if used.get(name, Decimal(0)) + quantity(more.get(name, "0")) > quantity(limit):
-                told = f"{name} limit of {limit} would be exceeded"
-                self._registry.record(pool, "LimitExceeded", told, "Warning", "karpenter")
+                message = f"{name} limit of {limit} would be exceeded"
+                self._registry.record(pool, "LimitExceeded", message, "Warning", "karpenter")
                 return False
         return True
 
@@ -377,8 +377,8 @@ class Karpenter:
         limit = 0 if offering.zone in self.zones_out else self.machines_left.get(key, offering.machines)
         if limit is not None and running >= limit:
             self._out_of_capacity[key] = time.monotonic() + self.settings.capacity_memory
-            told = f"creating instance, insufficient capacity, with fleet error(s), InsufficientInstanceCapacity: {key}"
-            self._registry.record(claim, "InsufficientCapacityError", told, "Warning", "karpenter")
+            text = f"creating instance, insufficient capacity, with fleet error(s), InsufficientInstanceCapacity: {key}"
+            self._registry.record(claim, "InsufficientCapacityError", text, "Warning", "karpenter")
             self._abandon_claim(instance)
             return
         self._count += 1
@@ -509,8 +509,8 @@ class Karpenter:
             if len(faulty) > math.ceil(len(nodes) * REPAIR_SHARE):
                 if name_of(pool) not in self._paused:
                     self._paused.add(name_of(pool))
-                    told = f"more than {REPAIR_SHARE:.0%} nodes are unhealthy in the nodepool"
-                    self._registry.record(pool, "NodeRepairBlocked", told, "Warning", "karpenter")
+                    message = f"more than {REPAIR_SHARE:.0%} nodes are unhealthy in the nodepool"
+                    self._registry.record(pool, "NodeRepairBlocked", message, "Warning", "karpenter")
                 continue
             self._paused.discard(name_of(pool))
             for claim, (began, wait) in faulty:

@@ -285,7 +285,7 @@ class Kubelet:
         """Record a process that was started."""
         self.started.append(StartedContainer(worker.pod, container.name, container.uses_gpu, running))
 
-    def tell(self, worker: PodWorker, reason: str, message: str, kind: str = "Normal") -> None:
+    def record_event(self, worker: PodWorker, reason: str, message: str, kind: str = "Normal") -> None:
         """Record an event about a pod, if the API is reachable."""
         if self.is_connected:
             self._registry.record(worker.pod, reason, message, kind, "kubelet")
@@ -349,17 +349,17 @@ class LogReader:
         kubelet = self._kubelet_of(pod)
         if kubelet is not None and not kubelet.is_connected:
             host = f"{kubelet.host_ip}:10250"
-            told = f'Get "https://{host}/containerLogs/": dial tcp {host}: i/o timeout'
-            raise ApiError(500, "InternalError", told)
+            message = f'Get "https://{host}/containerLogs/": dial tcp {host}: i/o timeout'
+            raise ApiError(500, "InternalError", message)
         worker = kubelet.workers.get(pod["metadata"]["uid"]) if kubelet is not None else None
         folder = self._pods_dir / str(pod["metadata"]["uid"]) / "logs"
         files = sorted(folder.glob(f"{container}.*.log"), key=lambda path: int(path.suffixes[-2][1:]))
         if not files and (worker is None or not pod["status"].get("containerStatuses")):
-            told = f'container "{container}" in pod "{name_of(pod)}" is waiting to start: ContainerCreating'
-            raise errors.bad_request(told)
+            message = f'container "{container}" in pod "{name_of(pod)}" is waiting to start: ContainerCreating'
+            raise errors.bad_request(message)
         if previous and len(files) < 2:
-            told = f'previous terminated container "{container}" in pod "{name_of(pod)}" not found'
-            raise errors.bad_request(told)
+            message = f'previous terminated container "{container}" in pod "{name_of(pod)}" not found'
+            raise errors.bad_request(message)
         if not files:
             yield b""
             return
@@ -406,8 +406,8 @@ class ExecRunner:
             try:
                 return await running.execute(at, command, tty=tty, stdin=stdin)
             except (OSError, MissingReference) as failed:
-                told = f'exec failed: unable to start container process: exec: "{command[0]}": {failed}'
-                raise ApiError(500, "InternalError", f"Internal error occurred: {told}") from failed
+                message = f'exec failed: unable to start container process: exec: "{command[0]}": {failed}'
+                raise ApiError(500, "InternalError", f"Internal error occurred: {message}") from failed
 
         return begin
 

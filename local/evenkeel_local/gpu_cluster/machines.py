@@ -429,8 +429,8 @@ class MachineFleet:
         self._power_on(machine)
         self._report_provisioned(machine)
         if is_replacement:
-            told = "Instance {id} creation completed successfully as part of instance replacement"
-            self._event(machine, told + " in Cluster {cluster} and IG {group}")
+            message = "Instance {id} creation completed successfully as part of instance replacement"
+            self._event(machine, message + " in Cluster {cluster} and IG {group}")
 
     async def _fill(self, slot: EmptySlot) -> Machine:
         """Put a new machine into an empty slot; until then no list shows the slot."""
@@ -454,8 +454,8 @@ class MachineFleet:
                 del self.failing_boots[machine.group]
         self._report_reservation(machine)
         if is_replacement and (failing is None or failing.stage != "start"):
-            told = "Instance {id} is starting as part of instance replacement in Cluster {cluster} and IG {group}"
-            self._event(machine, told)
+            message = "Instance {id} is starting as part of instance replacement in Cluster {cluster} and IG {group}"
+            self._event(machine, message)
         await self._await_capacity(machine)
         await asyncio.sleep(self.config.delays.replace if is_replacement else self.config.delays.boot)
         await self._await_capacity(machine)
@@ -463,18 +463,18 @@ class MachineFleet:
             return None
         if failing.stage == "lifecycle":
             self._run_lifecycle_script(machine, "Failed")
-        told = "Failed to provision EC2 Instance in Cluster {cluster} and IG {group}"
+        message = "Failed to provision EC2 Instance in Cluster {cluster} and IG {group}"
         if is_replacement:
             step = "failed to start" if failing.stage == "start" else "creation failed"
-            told = f"Instance {{id}} {step} as part of instance replacement in Cluster {{cluster}} and IG {{group}}"
-        self._event(machine, told, {"FailureMessage": BOOT_FAILURES[failing.stage]}, "Error")
+            message = f"Instance {{id}} {step} as part of instance replacement in Cluster {{cluster}} and IG {{group}}"
+        self._event(machine, message, {"FailureMessage": BOOT_FAILURES[failing.stage]}, "Error")
         return failing.stage
 
     async def _await_capacity(self, machine: Machine) -> None:
-        told = False
+        is_recorded = False
         while machine.status == "Pending" and (missing := self._missing_capacity(machine)) is not None:
-            if not told:
-                told = True
+            if not is_recorded:
+                is_recorded = True
                 machine.message = missing
                 failed = "Instance creation in Cluster {cluster} and InstanceGroup {group} failed"
                 self._event(machine, failed, {"FailureMessage": missing}, "Error")
@@ -493,7 +493,7 @@ class MachineFleet:
             return NO_CAPACITY["type"].format(type=group.instance_type)
         return None
 
-    def let_go(self) -> None:
+    def recheck_pending(self) -> None:
         """Check again whether machines that wait for capacity can start."""
         self._unstuck.set()
 
@@ -512,7 +512,7 @@ class MachineFleet:
             self.machines.remove(machine)
             self._by_node.pop(machine.node_name, None)
         self.retired.append(machine)
-        self.let_go()
+        self.recheck_pending()
 
     # Growing and shrinking
 
@@ -534,23 +534,23 @@ class MachineFleet:
         if self.groups[machine.group].training_plan is not None:
             found = f"cr-{machine.logical_id.replace('-', '')[:17]}"
             arn = self.config.arn(f"capacity-reservation/{found}", "ec2")
-            told = f"Found CapacityReservation ID {found} for IG {{group}} in Cluster {{cluster}}"
-            self._event(machine, told, {"CapacityReservation": {"Arn": arn, "Type": "ODCR"}})
+            message = f"Found CapacityReservation ID {found} for IG {{group}} in Cluster {{cluster}}"
+            self._event(machine, message, {"CapacityReservation": {"Arn": arn, "Type": "ODCR"}})
         else:
-            told = "No CapacityReservation found for IG {group} in Cluster {cluster}, using on-demand pool"
-            self._event(machine, told)
+            message = "No CapacityReservation found for IG {group} in Cluster {cluster}, using on-demand pool"
+            self._event(machine, message)
 
     def _run_lifecycle_script(self, machine: Machine, end: str = "Succeeded") -> None:
         """Record the events of the lifecycle script, which runs on every new machine but not after a reboot."""
         for state in ("Started", end):
-            told = "Instance lifecycle script execution for EC2 Instance {id} has " + state.lower()
+            message = "Instance lifecycle script execution for EC2 Instance {id} has " + state.lower()
             level = "Error" if state == "Failed" else "Info"
-            self._event(machine, told + " in Cluster {cluster} and IG {group}", {"LcsExecutionState": state}, level)
+            self._event(machine, message + " in Cluster {cluster} and IG {group}", {"LcsExecutionState": state}, level)
 
     def _report_provisioned(self, machine: Machine) -> None:
         number = machine.instance_id.removeprefix("i-")
-        told = "EC2 Instance {id} successfully provisioned in Cluster {cluster} and IG {group}"
-        self._event(machine, told, {"CustomerEni": f"eni-{number}"})
+        message = "EC2 Instance {id} successfully provisioned in Cluster {cluster} and IG {group}"
+        self._event(machine, message, {"CustomerEni": f"eni-{number}"})
 
     def remove(self, machine: Machine) -> None:
         """Terminate a machine and give up its slot."""
@@ -563,10 +563,10 @@ class MachineFleet:
         self._destroy(machine)
 
     def _report_termination(self, machine: Machine) -> None:
-        told = "Termination of EC2 Instance {id} is currently in progress on Cluster {cluster} and IG {group}"
-        self._event(machine, told)
+        message = "Termination of EC2 Instance {id} is currently in progress on Cluster {cluster} and IG {group}"
+        self._event(machine, message)
 
     def _event(self, machine: Machine, template: str, metadata: Obj | None = None, level: str = "Info") -> None:
         if self.events is not None:
-            told = template.format(id=machine.instance_id, cluster=self.config.cluster_name, group=machine.group)
-            self.events.instance_event(machine, told, level, metadata)
+            message = template.format(id=machine.instance_id, cluster=self.config.cluster_name, group=machine.group)
+            self.events.instance_event(machine, message, level, metadata)

@@ -62,14 +62,14 @@ class NodeController:
             return
 
         def lose(obj: Obj) -> None:
-            status, told = obj.setdefault("status", {}), "Kubelet stopped posting node status."
+            status, message = obj.setdefault("status", {}), "Kubelet stopped posting node status."
             for kind in LOST_CONDITIONS:
-                set_condition(status, kind, "Unknown", "NodeStatusUnknown", told)
+                set_condition(status, kind, "Unknown", "NodeStatusUnknown", message)
 
         lost = self._registry.change(node, lose)
         if lost is not None:
-            told = f"Node {name_of(node)} status is now: NodeNotReady"
-            self._registry.record(lost, "NodeNotReady", told, source=SOURCE)
+            message = f"Node {name_of(node)} status is now: NodeNotReady"
+            self._registry.record(lost, "NodeNotReady", message, source=SOURCE)
             for pod in self._store.pods_on(name_of(node)):
                 self._mark_unready(pod)
 
@@ -137,8 +137,8 @@ class NodeController:
         return False
 
     def _evict_one(self, pod: Obj, taints: list[Obj]) -> None:
-        told = ", ".join(f"{taint['key']}:{taint['effect']}" for taint in taints)
-        why = f"Taint manager: deleting due to NoExecute taint {told}"
+        message = ", ".join(f"{taint['key']}:{taint['effect']}" for taint in taints)
+        why = f"Taint manager: deleting due to NoExecute taint {message}"
         self._registry.change(pod, lambda obj: mark_disrupted(obj, "DeletionByTaintManager", why))
         marked = f"Marking for deletion Pod {namespace_of(pod)}/{name_of(pod)}"
         self._registry.record(pod, "TaintManagerEviction", marked, source=SOURCE)

@@ -71,8 +71,8 @@ def check(rt: ResourceType, obj: Obj) -> None:
     try:
         _decode(rt, obj)
     except field_table.Undecodable as failed:
-        told = f'{rt.kind} in version "{rt.version}" cannot be handled as a {rt.kind}: {failed}'
-        raise errors.bad_request(told) from failed
+        message = f'{rt.kind} in version "{rt.version}" cannot be handled as a {rt.kind}: {failed}'
+        raise errors.bad_request(message) from failed
 
 
 def _decode(rt: ResourceType, obj: Obj) -> None:

@@ -58,8 +58,8 @@ def json_patch(target: Any, operations: Any) -> Any:
     if not isinstance(operations, list):
         raise errors.bad_request("json: cannot unmarshal object into Go value of type jsonpatch.Patch")
     if len(operations) > MOST_OPERATIONS:
-        told = f"The allowed maximum operations in a JSON patch is {MOST_OPERATIONS}, got {len(operations)}"
-        raise errors.ApiError(413, "RequestEntityTooLarge", told)
+        message = f"The allowed maximum operations in a JSON patch is {MOST_OPERATIONS}, got {len(operations)}"
+        raise errors.ApiError(413, "RequestEntityTooLarge", message)
     if not all(isinstance(operation, dict) for operation in operations):
         raise errors.bad_request("json: cannot unmarshal value into Go value of type jsonpatch.Operation")
     try:
@@ -151,6 +151,6 @@ def _ordered(items: list[Any], order: list[Any], stored: list[Any], key: str) ->
     result: list[Any] = []
     while named and others:
         left, right = others[0].get(key), named[0].get(key)
-        goes_first = left in stored and right in stored and stored.index(left) < stored.index(right)
-        result.append(others.pop(0) if goes_first else named.pop(0))
+        is_unordered_first = left in stored and right in stored and stored.index(left) < stored.index(right)
+        result.append(others.pop(0) if is_unordered_first else named.pop(0))
     return result + others + named

@@ -93,7 +93,7 @@ def _same_domain(term: Obj, owner: Obj, other: Obj) -> bool:
 class PodAffinityRules:
     """The effect of the placed pods on a pending pod, computed once for all nodes."""
 
-    def __init__(self, pod: Obj, capacities: Iterable[NodeCapacityView], may_go_to: Callable[[Obj], bool]) -> None:
+    def __init__(self, pod: Obj, capacities: Iterable[NodeCapacityView], is_candidate: Callable[[Obj], bool]) -> None:
         capacities = list(capacities)
         self._kept_from = {
             found
@@ -107,7 +107,7 @@ class PodAffinityRules:
         # The first pod of a group with affinity to itself may start anywhere.
         begins = not any(found for _, found in wanted) and all(_term_matches(term, pod, pod) for term, _ in wanted)
         self._wanted = [(term["topologyKey"], None if begins else found) for term, found in wanted]
-        self._spread = [_Spread(each, pod, capacities, may_go_to) for each in constraints(pod)]
+        self._spread = [_Spread(each, pod, capacities, is_candidate) for each in constraints(pod)]
 
     def refusal(self, capacity: NodeCapacityView) -> str | None:
         """Return why a node cannot take the pod; None if it can."""
@@ -136,7 +136,7 @@ class _Spread:
     """A topology spread constraint, with the number of matching pods in each domain."""
 
     def __init__(
-        self, constraint: Obj, pod: Obj, capacities: list[NodeCapacityView], may_go_to: Callable[[Obj], bool]
+        self, constraint: Obj, pod: Obj, capacities: list[NodeCapacityView], is_candidate: Callable[[Obj], bool]
     ) -> None:
         self._key = str(constraint["topologyKey"])
         self._most = int(constraint.get("maxSkew") or 1)
@@ -145,7 +145,7 @@ class _Spread:
         self._counts: Counter[Domain] = Counter()
         for capacity in capacities:
             domain = capacity.domain(self._key)
-            if domain is None or not may_go_to(capacity.node):
+            if domain is None or not is_candidate(capacity.node):
                 continue
             self._counts[domain] += sum(
                 1

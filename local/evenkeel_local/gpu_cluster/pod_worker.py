@@ -53,7 +53,7 @@ class PodHost(Protocol):
     def note(self, worker: PodWorker, container: ContainerRun, running: RunningProcess) -> None:
         """Record a process that was started."""
 
-    def tell(self, worker: PodWorker, reason: str, message: str, kind: str = "Normal") -> None:
+    def record_event(self, worker: PodWorker, reason: str, message: str, kind: str = "Normal") -> None:
         """Record an event about the pod."""
 
 
@@ -156,8 +156,8 @@ class PodWorker:
         self._ended.set()
         for container in [*self.init_containers, *self.containers]:
             if "waiting" in container.state or "running" in container.state:
-                told = "the container was never started"
-                container.state = terminated(137, "ContainerStatusUnknown", timestamp(), told)
+                message = "the container was never started"
+                container.state = terminated(137, "ContainerStatusUnknown", timestamp(), message)
         ended_well = all(container.exit_code == 0 for container in [*self.init_containers, *self.containers])
         self.phase = "Succeeded" if ended_well else "Failed"
         self._node.report(self)
@@ -186,9 +186,11 @@ class PodWorker:
         container.last_state = container.state
         delay = 0.0 if container.restarts == 0 else self._restart_backoff * min(2 ** (container.restarts - 1), 30)
         if delay:
-            self._node.tell(self, "BackOff", f"Back-off restarting failed container {container.name}", "Warning")
-            told = f"back-off {delay:g}s restarting failed container={container.name} pod={name_of(self.pod)}"
-            container.state = {"waiting": {"reason": "CrashLoopBackOff", "message": told}}
+            self._node.record_event(
+                self, "BackOff", f"Back-off restarting failed container {container.name}", "Warning"
+            )
+            message = f"back-off {delay:g}s restarting failed container={container.name} pod={name_of(self.pod)}"
+            container.state = {"waiting": {"reason": "CrashLoopBackOff", "message": message}}
             self._node.report(self)
             await asyncio.sleep(delay)
         container.restarts += 1
@@ -212,9 +214,9 @@ class PodWorker:
                 argv, env, root, self.log_file(container), container.container_id, self._node.guard
             )
         except OSError as failed:
-            told = f"failed to start container: {failed.strerror}: {failed.filename}"
-            self._node.tell(self, "Failed", told, "Warning")
-            container.state = terminated(128, "StartError", began, told)
+            text = f"failed to start container: {failed.strerror}: {failed.filename}"
+            self._node.record_event(self, "Failed", text, "Warning")
+            container.state = terminated(128, "StartError", began, text)
             self._node.report(self)
             return
         except MissingReference as missing:
@@ -226,7 +228,7 @@ class PodWorker:
             return
         container.running = running
         self._node.note(self, container, running)
-        self._node.tell(self, "Started", f"Started container {container.name}")
+        self._node.record_event(self, "Started", f"Started container {container.name}")
         container.state = {"running": {"startedAt": timestamp()}}
         self._node.report(self)
         if self._must_stop():
@@ -305,7 +307,7 @@ class PodWorker:
             if container.pause_ended is not None:
                 container.pause_ended.set()
         for container, running in self.processes:
-            self._node.tell(self, "Killing", f"Stopping container {container.name}")
+            self._node.record_event(self, "Killing", f"Stopping container {container.name}")
             running.terminate()
         loop = asyncio.get_running_loop()
         while not self._ended.is_set() and self._deadline is not None and (left := self._deadline - loop.time()) > 0:
@@ -362,11 +364,11 @@ class PodWorker:
         initialized = all(container.exit_code == 0 for container in self.init_containers)
         names = [container.name for container in self.containers if "running" not in container.state]
         unready = "PodCompleted" if self.phase == "Succeeded" else "PodFailed" if over else "ContainersNotReady"
-        told = "" if over else f"containers with unready status: [{' '.join(names)}]"
+        message = "" if over else f"containers with unready status: [{' '.join(names)}]"
         _set_condition(status, "PodReadyToStartContainers", not over, "", "")
         _set_condition(status, "Initialized", initialized, "" if initialized else "ContainersNotInitialized", "")
-        _set_condition(status, "Ready", ready, "" if ready else unready, "" if ready else told)
-        _set_condition(status, "ContainersReady", ready, "" if ready else unready, "" if ready else told)
+        _set_condition(status, "Ready", ready, "" if ready else unready, "" if ready else message)
+        _set_condition(status, "ContainersReady", ready, "" if ready else unready, "" if ready else message)
 
     # Environment
 

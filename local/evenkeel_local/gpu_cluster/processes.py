@@ -2,7 +2,7 @@
 
 Each container's command runs in a session and process group of its own. Two mechanisms end every process with the
 cluster. The kernel kills a direct child when its parent dies. A guard process holds a pipe from the cluster. When the
-pipe closes, it kills every group that it was told of, and every process with a container's mark.
+pipe closes, it kills every group that it received, and every process with a container's mark.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ProcessGuard:
             close_fds=True,
         )
 
-    def tell(self, sign: str, group: int) -> None:
+    def send(self, sign: str, group: int) -> None:
         """Tell the guard that a group starts (`+`) or ended (`-`)."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -137,7 +137,7 @@ class RunningProcess:
         code = await self.process.wait()
         kill_group(self.group, signal.SIGKILL)
         kill_marked(self.container_id)
-        self.guard.tell("-", self.group)
+        self.guard.send("-", self.group)
         self.ended_at = datetime.now(UTC)
         if self.forced_exit_code is not None:
             return self.forced_exit_code
@@ -169,5 +169,5 @@ async def start(
             start_new_session=True,
             preexec_fn=before_exec,
         )
-    guard.tell("+", process.pid)
+    guard.send("+", process.pid)
     return RunningProcess(process, container_id, guard)

@@ -97,20 +97,20 @@ def _message(name: str, data: bytes, depth: int = 0) -> Obj:
     known = table().messages[name]
     found: Obj = {}
     for number, raw in _fields(data):
-        told = known.get(number)
-        if told is None:
+        field = known.get(number)
+        if field is None:
             continue
-        if told.kind.startswith("[]"):
-            found.setdefault(told.name, []).append(_value(told.kind[2:], raw, depth))
-        elif told.kind.startswith("{}"):
-            key, item = _entry(told.kind[2:], _bytes(raw), depth)
-            found.setdefault(told.name, {})[key] = item
+        if field.kind.startswith("[]"):
+            found.setdefault(field.name, []).append(_value(field.kind[2:], raw, depth))
+        elif field.kind.startswith("{}"):
+            key, item = _entry(field.kind[2:], _bytes(raw), depth)
+            found.setdefault(field.name, {})[key] = item
         else:
-            value = _value(told.kind, raw, depth)
-            if told.inline:
+            value = _value(field.kind, raw, depth)
+            if field.inline:
                 found.update(value)
-            elif value is not None and (value or not told.left_out_when_zero):
-                found[told.name] = value
+            elif value is not None and (value or not field.left_out_when_zero):
+                found[field.name] = value
     return found
 
 

@@ -36,8 +36,8 @@ class RbacAuthorizer:
             return None
         if any(allows(rule, request) for rule in self.rules(user, request.namespace)):
             return None
-        told = f'User "{user.name}" cannot {request.verb} resource "{request.resource}" in API group "{request.group}" '
-        return told + (f'in the namespace "{request.namespace}"' if request.namespace else "at the cluster scope")
+        text = f'User "{user.name}" cannot {request.verb} resource "{request.resource}" in API group "{request.group}" '
+        return text + (f'in the namespace "{request.namespace}"' if request.namespace else "at the cluster scope")
 
     def rules(self, user: User, namespace: str) -> Iterator[Obj]:
         """Yield the rules of a user in a namespace, or at the cluster scope."""

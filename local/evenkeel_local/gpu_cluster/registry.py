@@ -274,14 +274,14 @@ class Registry:
         stated, stored = obj["metadata"], old["metadata"]
         if stated.get("uid") and stated["uid"] != stored["uid"]:
             key = "/".join(filter(None, ("/registry", rt.plural, namespace_of(old), name_of(old))))
-            told = (
+            message = (
                 f"StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, AdditionalErrorMsg: "
                 f"Precondition failed: UID in precondition: {stated['uid']}, UID in object meta: {stored['uid']}"
             )
-            raise errors.conflict(rt.group, rt.plural, name_of(old), told)
+            raise errors.conflict(rt.group, rt.plural, name_of(old), message)
         if not stated.get("resourceVersion") and (rt.custom or rt.key in admission.NEEDS_VERSION):
-            told = "Invalid value: 0x0: must be specified for an update"
-            causes = [("FieldValueInvalid", "metadata.resourceVersion", told)]
+            message = "Invalid value: 0x0: must be specified for an update"
+            causes = [("FieldValueInvalid", "metadata.resourceVersion", message)]
             raise errors.invalid(rt.group, rt.plural, name_of(old), causes)
 
     def apply(self, config: Obj, manager: str, *, force: bool = True) -> Obj:
@@ -426,14 +426,14 @@ class Registry:
         metadata = obj["metadata"]
         wanted = preconditions.get("uid")
         if wanted and wanted != metadata["uid"]:
-            told = f"the UID in the precondition ({wanted}) does not match the UID in record ({metadata['uid']}). "
-            told += "The object might have been deleted and then recreated"
-            raise errors.conflict(rt.group, rt.plural, name_of(obj), told)
+            text = f"the UID in the precondition ({wanted}) does not match the UID in record ({metadata['uid']}). "
+            text += "The object might have been deleted and then recreated"
+            raise errors.conflict(rt.group, rt.plural, name_of(obj), text)
         version = preconditions.get("resourceVersion")
         if version and version != metadata["resourceVersion"]:
-            told = f"the ResourceVersion in the precondition ({version}) does not match the ResourceVersion in record "
-            told += f"({metadata['resourceVersion']}). The object might have been modified"
-            raise errors.conflict(rt.group, rt.plural, name_of(obj), told)
+            text = f"the ResourceVersion in the precondition ({version}) does not match the ResourceVersion in record "
+            text += f"({metadata['resourceVersion']}). The object might have been modified"
+            raise errors.conflict(rt.group, rt.plural, name_of(obj), text)
 
     # Evict
 
@@ -472,8 +472,8 @@ class Registry:
         if not covering:
             return
         if len(covering) > 1:
-            told = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
-            raise ApiError(500, "", told)
+            message = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
+            raise ApiError(500, "", message)
         budget = covering[0]
         status = budget.get("status") or {}
         healthy, desired = int(status.get("currentHealthy") or 0), int(status.get("desiredHealthy") or 0)
@@ -482,8 +482,8 @@ class Registry:
         ):
             return  # a pod that is not ready does not count against the budget
         if int(status.get("observedGeneration") or 0) < int(budget["metadata"].get("generation") or 0):
-            told = f"The disruption budget {name_of(budget)} is still being processed by the server."
-            raise _disruption_budget_error(told, retry_after=10)
+            message = f"The disruption budget {name_of(budget)} is still being processed by the server."
+            raise _disruption_budget_error(message, retry_after=10)
         if int(status.get("disruptionsAllowed") or 0) <= 0:
             raise _disruption_budget_error(
                 f"The disruption budget {name_of(budget)} needs {desired} healthy pods and has {healthy} currently"
@@ -564,8 +564,8 @@ def _disruption_budget_error(why: str, retry_after: int | None = None) -> ApiErr
     details: Obj = {"causes": [{"reason": "DisruptionBudget", "message": why}]}
     if retry_after is not None:
         details["retryAfterSeconds"] = retry_after
-    told = "Cannot evict pod as it would violate the pod's disruption budget."
-    return errors.too_many_requests(told, details, retry_after)
+    message = "Cannot evict pod as it would violate the pod's disruption budget."
+    return errors.too_many_requests(message, details, retry_after)
 
 
 def mark_disrupted(pod: Obj, reason: str, message: str) -> None:

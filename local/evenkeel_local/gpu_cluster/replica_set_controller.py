@@ -90,8 +90,8 @@ class ReplicaSetController(Controller):
                 else:
                     self._registry.change(pod, lambda obj: remove_owner(obj, uid))
             elif owner is None and matches and is_active(pod) and not is_deleting(replica_set):
-                taken = self._registry.change(pod, lambda obj: add_owner(obj, reference))
-                claimed += [taken] if taken is not None else []
+                adopted = self._registry.change(pod, lambda obj: add_owner(obj, reference))
+                claimed += [adopted] if adopted is not None else []
         return claimed
 
     def _balance(self, replica_set: Obj, pods: list[Obj]) -> tuple[list[Obj], ApiError | None]:
@@ -100,8 +100,8 @@ class ReplicaSetController(Controller):
             try:
                 created = self._registry.create(catalogue.PODS, namespace_of(replica_set), pod_of(replica_set))
             except ApiError as refused:
-                told = f"Error creating: {refused.message}"
-                self._registry.record(replica_set, "FailedCreate", told, "Warning", SOURCE)
+                message = f"Error creating: {refused.message}"
+                self._registry.record(replica_set, "FailedCreate", message, "Warning", SOURCE)
                 self._queue.add_later(replica_set, RETRY_SECONDS)
                 return pods, refused
             self._registry.record(replica_set, "SuccessfulCreate", f"Created pod: {name_of(created)}", source=SOURCE)

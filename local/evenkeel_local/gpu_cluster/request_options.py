@@ -84,8 +84,8 @@ def deletion(http: web.Request, body: Obj) -> Obj:
         options["orphanDependents"] = http.query["orphanDependents"] in ("true", "1")
     policy, found = options.get("propagationPolicy"), []
     if policy and options.get("orphanDependents") is not None:
-        told = "orphanDependents and deletionPropagation cannot be both set"
-        found.append(causes.invalid("propagationPolicy", policy, told))
+        message = "orphanDependents and deletionPropagation cannot be both set"
+        found.append(causes.invalid("propagationPolicy", policy, message))
     if policy and policy not in POLICIES:
         found.append(causes.not_supported("propagationPolicy", policy, (*POLICIES, "nil")))
     if found:
@@ -105,21 +105,21 @@ def check_list(http: web.Request) -> None:
     if initial is not None and not is_watch:
         found.append(causes.forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list"))
     if initial is not None and match != "NotOlderThan":
-        told = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
-        found.append(causes.forbidden(field, told))
+        message = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
+        found.append(causes.forbidden(field, message))
     elif match and initial is None:
         if is_watch:
             found.append(causes.forbidden(field, "resourceVersionMatch is forbidden for watch"))
         if not version:
-            told = "resourceVersionMatch is forbidden unless resourceVersion is provided"
-            found.append(causes.forbidden(field, told))
+            message = "resourceVersionMatch is forbidden unless resourceVersion is provided"
+            found.append(causes.forbidden(field, message))
         if following:
             found.append(causes.forbidden(field, "resourceVersionMatch is forbidden when continue is provided"))
         if match not in ("Exact", "NotOlderThan"):
             found.append(causes.not_supported(field, match, ("Exact", "NotOlderThan", "")))
         if match == "Exact" and version == "0":
-            told = 'resourceVersionMatch "exact" is forbidden for resourceVersion "0"'
-            found.append(causes.forbidden(field, told))
+            message = 'resourceVersionMatch "exact" is forbidden for resourceVersion "0"'
+            found.append(causes.forbidden(field, message))
     if found:
         raise errors.invalid(GROUP, "ListOptions", "", found)
     if following and version not in ("", "0"):

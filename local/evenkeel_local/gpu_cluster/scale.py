@@ -34,8 +34,8 @@ def scaled_to(paths: ScalePaths, obj: Obj, scale: Obj) -> Obj:
     """
     replicas = (scale.get("spec") or {}).get("replicas", 0)
     if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 0:
-        told = f"Invalid value: {replicas}: must be greater than or equal to 0"
-        raise errors.invalid("autoscaling", "Scale", name_of(obj), [("FieldValueInvalid", "spec.replicas", told)])
+        message = f"Invalid value: {replicas}: must be greater than or equal to 0"
+        raise errors.invalid("autoscaling", "Scale", name_of(obj), [("FieldValueInvalid", "spec.replicas", message)])
     new: Obj = clone(obj)
     if version := (scale.get("metadata") or {}).get("resourceVersion"):
         new["metadata"]["resourceVersion"] = version

@@ -227,8 +227,8 @@ class PodScheduler:
         reasons: Counter[str] = Counter()
         fitting: list[NodeCapacityView] = []
         if (claim := missing_claim(pod, self._store)) is not None:
-            told = f'0/{len(capacities)} nodes are available: persistentvolumeclaim "{claim}" not found.'
-            self._set_condition(pod, told, None)
+            text = f'0/{len(capacities)} nodes are available: persistentvolumeclaim "{claim}" not found.'
+            self._set_condition(pod, text, None)
             return False
         neighbours = PodAffinityRules(pod, capacities.values(), lambda node: matches_node(pod["spec"], node))
         names = list(capacities)
@@ -247,9 +247,9 @@ class PodScheduler:
             best = max(fitting, key=lambda capacity: self._score(pod, capacity))
             self._bind(pod, best, wanted)
             return True
-        told = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
+        text = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
         message = (
-            f"0/{len(capacities)} nodes are available: {told}." if capacities else "no nodes available to schedule pods"
+            f"0/{len(capacities)} nodes are available: {text}." if capacities else "no nodes available to schedule pods"
         )
         nominated = self._preempt(pod, wanted, capacities)
         suffix = "" if nominated else f" preemption: 0/{len(capacities)} nodes are available: no victims found."
@@ -289,8 +289,8 @@ class PodScheduler:
         # The write above dropped the node's cached capacity. This copy counts the pod, for the rest of the cycle.
         if bound is not None:
             capacity.add(bound)
-            told = f"Successfully assigned {namespace_of(pod)}/{name_of(pod)} to {node}"
-            self._registry.record(bound, "Scheduled", told, source=NAME)
+            message = f"Successfully assigned {namespace_of(pod)}/{name_of(pod)} to {node}"
+            self._registry.record(bound, "Scheduled", message, source=NAME)
 
     def _set_condition(self, pod: Obj, message: str, nominated: str | None) -> None:
         changed: list[bool] = []
@@ -313,9 +313,9 @@ class PodScheduler:
         priority = int(pod["spec"].get("priority") or 0)
         if priority <= 0 or pod["spec"].get("preemptionPolicy") == "Never":
             return None
-        standing = pod["status"].get("nominatedNodeName")
-        if standing in capacities and any(is_deleting(victim) for victim in capacities[standing].pods):
-            return str(standing)
+        nominated = pod["status"].get("nominatedNodeName")
+        if nominated in capacities and any(is_deleting(victim) for victim in capacities[nominated].pods):
+            return str(nominated)
         best: tuple[tuple[int, int, str], NodeCapacityView, list[Obj]] | None = None
         for capacity in capacities.values():
             victims = self._victims(pod, wanted, capacity, priority)
@@ -330,9 +330,9 @@ class PodScheduler:
         _, capacity, victims = best
         why = f"{NAME}: preempting to accommodate a higher priority pod"
         for victim in victims:
-            told = f"Preempted by pod {pod['metadata']['uid']} on node {name_of(capacity.node)}"
+            message = f"Preempted by pod {pod['metadata']['uid']} on node {name_of(capacity.node)}"
             self._registry.change(victim, lambda obj: mark_disrupted(obj, "PreemptionByScheduler", why))
-            self._registry.record(victim, "Preempted", told, source=NAME)
+            self._registry.record(victim, "Preempted", message, source=NAME)
             self._registry.remove(victim)
             capacity.remove(victim)
         return name_of(capacity.node)

@@ -335,13 +335,13 @@ def _conflict(rt: ResourceType, conflicts: dict[Writer, set[Path]]) -> errors.Ap
         for manager, field in clashes
     ]
     if len(clashes) == 1:
-        told = f"Apply failed with 1 conflict: conflict with {clashes[0][0]}: {clashes[0][1]}"
+        message = f"Apply failed with 1 conflict: conflict with {clashes[0][0]}: {clashes[0][1]}"
     else:
         lines = []
         for manager in sorted({manager for manager, _ in clashes}):
             lines += [f"conflicts with {manager}:", *(f"- {field}" for by, field in clashes if by == manager)]
-        told = f"Apply failed with {len(clashes)} conflicts: " + "\n".join(lines)
-    return errors.ApiError(409, "Conflict", told, {"causes": causes})
+        message = f"Apply failed with {len(clashes)} conflicts: " + "\n".join(lines)
+    return errors.ApiError(409, "Conflict", message, {"causes": causes})
 
 
 def _format_manager(writer: Writer) -> str:

@@ -31,7 +31,7 @@ def check_share(value: Any, field: str, *, above_all: bool = False) -> Iterator[
     if not isinstance(value, str):
         yield from at_least_zero(field, value)
         return
-    told = names.percent(value)
-    yield from names.causes(field, value, told)
-    if not told and not above_all and int(value[:-1]) > 100:
+    reasons = names.percent(value)
+    yield from names.causes(field, value, reasons)
+    if not reasons and not above_all and int(value[:-1]) > 100:
         yield invalid(field, value, "must not be greater than 100%")

@@ -138,8 +138,8 @@ def _check_field(path: str, at: str) -> Iterator[Cause]:
     elif path in OTHER_FIELDS:
         yield not_supported(f"{at}.fieldPath", path, ENV_FIELDS)
     elif path not in ENV_FIELDS:
-        told = f"error converting fieldPath: field label not supported: {path}"
-        yield invalid(f"{at}.fieldPath", path, told)
+        message = f"error converting fieldPath: field label not supported: {path}"
+        yield invalid(f"{at}.fieldPath", path, message)
 
 
 def _check_resource_field(resource: str, at: str) -> Iterator[Cause]:
@@ -185,9 +185,9 @@ def _check_ports(ports: Any, path: str, on_host: bool) -> Iterator[Cause]:
     for number, port in enumerate(ports):
         at, name, value = f"{path}[{number}]", port.get("name") or "", port.get("containerPort") or 0
         if name:
-            told = names.port_name(name)
-            yield from names.causes(f"{at}.name", name, told)
-            if not told and name in seen:
+            reasons = names.port_name(name)
+            yield from names.causes(f"{at}.name", name, reasons)
+            if not reasons and name in seen:
                 yield duplicate(f"{at}.name", name)
             seen.add(name)
         yield from names.check_required(f"{at}.containerPort", value, names.port_number)
@@ -241,9 +241,9 @@ def check_resources(resources: Obj, at: str) -> Iterator[Cause]:
 
 def check_resource_name(name: str, field: str) -> Iterator[Cause]:
     """Yield what is wrong with the name of a resource."""
-    told = names.qualified_name(name)
-    yield from names.causes(field, name, told)
-    if not told and "/" not in name and name not in STANDARD_RESOURCES and not name.startswith(HUGE_PAGES):
+    reasons = names.qualified_name(name)
+    yield from names.causes(field, name, reasons)
+    if not reasons and "/" not in name and name not in STANDARD_RESOURCES and not name.startswith(HUGE_PAGES):
         yield invalid(field, name, "must be a standard resource type or fully qualified")
 
 

@@ -59,8 +59,8 @@ def check_job(obj: Obj) -> Iterator[Cause]:
     if spec.get("completionMode") == "Indexed" and isinstance(completions, int) and completions > 0:
         hostname = f"{name_of(obj)}-{completions - 1}"
         if names.label(hostname):
-            told = f"will not able to create pod with invalid DNS label: {hostname}"
-            yield invalid("metadata.name", name_of(obj), told)
+            message = f"will not able to create pod with invalid DNS label: {hostname}"
+            yield invalid("metadata.name", name_of(obj), message)
 
 
 def _check_generated(obj: Obj) -> Iterator[Cause]:
@@ -128,21 +128,21 @@ def _check_indexed(spec: Obj) -> Iterator[Cause]:
     if completions is None:
         yield required("spec.completions", "when completion mode is Indexed")
     if parallelism > MOST_INDEXED:
-        told = f"must be less than or equal to {MOST_INDEXED} when completion mode is Indexed"
-        yield invalid("spec.parallelism", parallelism, told)
+        message = f"must be less than or equal to {MOST_INDEXED} when completion mode is Indexed"
+        yield invalid("spec.parallelism", parallelism, message)
     if failed_indexes is not None:
         if completions is not None and failed_indexes > completions:
             yield invalid("spec.maxFailedIndexes", failed_indexes, "must be less than or equal to completions")
         if failed_indexes > MOST_INDEXED:
             yield invalid("spec.maxFailedIndexes", failed_indexes, f"must be less than or equal to {MOST_INDEXED}")
     if (completions or 0) > MANY_COMPLETIONS and spec.get("backoffLimitPerIndex") is not None:
-        told = f"must be less than or equal to {MOST_WITH_MANY} when completions are above {MANY_COMPLETIONS} and used"
+        text = f"must be less than or equal to {MOST_WITH_MANY} when completions are above {MANY_COMPLETIONS} and used"
         if failed_indexes is None:
             yield required("spec.maxFailedIndexes", f"must be specified when completions is above {MANY_COMPLETIONS}")
         if parallelism > MOST_WITH_MANY:
-            yield invalid("spec.parallelism", parallelism, f"{told} with backoff limit per index")
+            yield invalid("spec.parallelism", parallelism, f"{text} with backoff limit per index")
         if failed_indexes is not None and failed_indexes > MOST_WITH_MANY:
-            yield invalid("spec.maxFailedIndexes", failed_indexes, f"{told} with backoff limit per index")
+            yield invalid("spec.maxFailedIndexes", failed_indexes, f"{text} with backoff limit per index")
 
 
 def _check_restart_policy(spec: Obj) -> Iterator[Cause]:
@@ -190,8 +190,8 @@ def _check_exit_codes(codes: Obj, known: set[str], at: str) -> Iterator[Cause]:
     else:
         yield from one_of(f"{at}.operator", operator, ("In", "NotIn"))
     if codes.get("containerName") is not None and codes["containerName"] not in known:
-        told = "must be one of the container or initContainer names in the pod template"
-        yield invalid(f"{at}.containerName", codes["containerName"], told)
+        message = "must be one of the container or initContainer names in the pod template"
+        yield invalid(f"{at}.containerName", codes["containerName"], message)
     if not values:
         yield invalid(f"{at}.values", values, "at least one value is required")
     elif len(values) > MOST_VALUES:
@@ -231,8 +231,8 @@ def _check_success_policy(spec: Obj) -> Iterator[Cause]:
         if count is not None:
             yield from at_least_zero(f"{at}.succeededCount", count)
             if count > completions:
-                told = f"must be less than or equal to {completions} (the number of specified completions)"
-                yield invalid(f"{at}.succeededCount", count, told)
+                message = f"must be less than or equal to {completions} (the number of specified completions)"
+                yield invalid(f"{at}.succeededCount", count, message)
 
 
 def _listed(choices: tuple[str, ...]) -> str:

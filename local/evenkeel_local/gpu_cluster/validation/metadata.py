@@ -65,8 +65,8 @@ def _check_owners(references: list[Obj]) -> Iterator[Cause]:
         if reference.get("controller"):
             this = f"{reference.get('kind')}/{reference.get('name')}"
             if controller:
-                told = 'Only one reference can have Controller set to true. Found "true" in references for'
-                yield invalid(field, references, f"{told} {controller} and {this}")
+                message = 'Only one reference can have Controller set to true. Found "true" in references for'
+                yield invalid(field, references, f"{message} {controller} and {this}")
             controller = controller or this
 
 
@@ -75,8 +75,8 @@ def _check_finalizers(rt: ResourceType, finalizers: list[str]) -> Iterator[Cause
     for number, finalizer in enumerate(finalizers):
         yield from names.causes(field, finalizer, names.qualified_name(finalizer))
         if not rt.custom and "/" not in finalizer and finalizer not in STANDARD_FINALIZERS:
-            told = "name is neither a standard finalizer name nor is it fully qualified"
-            yield invalid(f"{field}[{number}]", finalizer, told)
+            message = "name is neither a standard finalizer name nor is it fully qualified"
+            yield invalid(f"{field}[{number}]", finalizer, message)
     if all(name in finalizers for name in PROPAGATING):
         yield invalid(field, finalizers, "finalizer orphan and foregroundDeletion cannot be both set")
 
@@ -90,8 +90,8 @@ def check_metadata_update(stated: Obj, stored: Obj) -> Iterator[Cause]:
         added = sorted(set(stated.get("finalizers") or ()) - set(stored.get("finalizers") or ()))
         if added:
             listed = ", ".join(map(json.dumps, added))
-            told = "no new finalizers can be added if the object is being deleted, found new finalizers []string"
-            yield forbidden("metadata.finalizers", f"{told}{{{listed}}}")
+            message = "no new finalizers can be added if the object is being deleted, found new finalizers []string"
+            yield forbidden("metadata.finalizers", f"{message}{{{listed}}}")
     if stated.get("uid") and stated["uid"] != stored["uid"]:
         yield immutable("metadata.uid", stated["uid"])
     elif stated.get("deletionTimestamp") and not stored.get("deletionTimestamp"):

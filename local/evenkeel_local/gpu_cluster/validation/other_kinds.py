@@ -72,8 +72,8 @@ def check_service(obj: Obj) -> Iterator[Cause]:
 def check_priority(obj: Obj) -> Iterator[Cause]:
     """Yield what is wrong with a priority class."""
     if name_of(obj).startswith(RESERVED):
-        told = f"priority class names with '{RESERVED}' prefix are reserved for system use only"
-        yield forbidden("metadata.name", told)
+        message = f"priority class names with '{RESERVED}' prefix are reserved for system use only"
+        yield forbidden("metadata.name", message)
     if (obj.get("value") or 0) > HIGHEST_PRIORITY:
         yield forbidden("value", f"maximum allowed value of a user defined priority is {HIGHEST_PRIORITY}")
     yield from one_of("preemptionPolicy", obj.get("preemptionPolicy"), ("Never", "PreemptLowerPriority"))
@@ -156,11 +156,11 @@ def check_role(obj: Obj) -> Iterator[Cause]:
             yield required(f"{at}.verbs", "verbs must contain at least one value")
         if rule.get("nonResourceURLs"):
             if obj["metadata"].get("namespace"):
-                told = "namespaced rules cannot apply to non-resource URLs"
-                yield invalid(f"{at}.nonResourceURLs", rule["nonResourceURLs"], told)
+                message = "namespaced rules cannot apply to non-resource URLs"
+                yield invalid(f"{at}.nonResourceURLs", rule["nonResourceURLs"], message)
             if any(rule.get(part) for part in ("apiGroups", "resources", "resourceNames")):
-                told = "rules cannot apply to both regular resources and non-resource URLs"
-                yield invalid(f"{at}.nonResourceURLs", rule["nonResourceURLs"], told)
+                message = "rules cannot apply to both regular resources and non-resource URLs"
+                yield invalid(f"{at}.nonResourceURLs", rule["nonResourceURLs"], message)
             continue
         if not rule.get("apiGroups"):
             yield required(f"{at}.apiGroups", "resource rules must supply at least one api group")
@@ -189,8 +189,8 @@ def check_claim_update(obj: Obj, old: Obj) -> Iterator[Cause]:
         (spec.get("resources") or {}).pop("requests", None)
         spec.pop("volumeAttributesClassName", None)
     if new_spec != old_spec:
-        told = "resources.requests and volumeAttributesClassName for bound claims"
-        yield forbidden("spec", f"spec is immutable after creation except {told}")
+        message = "resources.requests and volumeAttributesClassName for bound claims"
+        yield forbidden("spec", f"spec is immutable after creation except {message}")
 
 
 # Status

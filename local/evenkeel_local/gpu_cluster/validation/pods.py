@@ -137,7 +137,7 @@ def check_tolerations(tolerations: Iterable[Obj], path: str) -> Iterator[Cause]:
             yield invalid(f"{at}.effect", effect, "effect must be 'NoExecute' when `tolerationSeconds` is set")
         if operator in ("Equal", ""):
             yield from names.causes(
-                f"{at}.operator", value, [";".join(told)] if (told := names.label_value(value)) else ()
+                f"{at}.operator", value, [";".join(reasons)] if (reasons := names.label_value(value)) else ()
             )
         elif operator != "Exists":
             yield not_supported(f"{at}.operator", operator, ("Equal", "Exists"))
@@ -153,8 +153,8 @@ def check_taints(taints: Iterable[Obj], path: str) -> Iterator[Cause]:
     for number, taint in enumerate(taints):
         at, key, effect = f"{path}[{number}]", taint.get("key") or "", taint.get("effect") or ""
         yield from names.causes(f"{at}.key", key, names.qualified_name(key))
-        if told := names.label_value(taint.get("value") or ""):
-            yield invalid(f"{at}.value", taint["value"], ";".join(told))
+        if reasons := names.label_value(taint.get("value") or ""):
+            yield invalid(f"{at}.value", taint["value"], ";".join(reasons))
         if not effect:
             yield required(f"{at}.effect")
         else:
@@ -166,22 +166,23 @@ def check_taints(taints: Iterable[Obj], path: str) -> Iterator[Cause]:
 
 def _check_affinity(affinity: Obj, path: str) -> Iterator[Cause]:
     node = affinity.get("nodeAffinity") or {}
-    needed, wished = "requiredDuringSchedulingIgnoredDuringExecution", "preferredDuringSchedulingIgnoredDuringExecution"
+    needed = "requiredDuringSchedulingIgnoredDuringExecution"
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
     if (terms := node.get(needed)) is not None:
         at = f"{path}.nodeAffinity.{needed}.nodeSelectorTerms"
         if not terms.get("nodeSelectorTerms"):
             yield required(at, "must have at least one node selector term")
         for number, term in enumerate(terms.get("nodeSelectorTerms") or ()):
             yield from _check_node_term(term, f"{at}[{number}]")
-    for number, choice in enumerate(node.get(wished) or ()):
-        at = f"{path}.nodeAffinity.{wished}[{number}]"
+    for number, choice in enumerate(node.get(preferred) or ()):
+        at = f"{path}.nodeAffinity.{preferred}[{number}]"
         yield from _check_weight(choice, at)
         yield from _check_node_term(choice.get("preference") or {}, f"{at}.preference")
     for part in ("podAffinity", "podAntiAffinity"):
         for number, term in enumerate((affinity.get(part) or {}).get(needed) or ()):
             yield from _check_pod_term(term, f"{path}.{part}.{needed}[{number}]")
-        for number, choice in enumerate((affinity.get(part) or {}).get(wished) or ()):
-            at = f"{path}.{part}.{wished}[{number}]"
+        for number, choice in enumerate((affinity.get(part) or {}).get(preferred) or ()):
+            at = f"{path}.{part}.{preferred}[{number}]"
             yield from _check_weight(choice, at)
             yield from _check_pod_term(choice.get("podAffinityTerm") or {}, f"{at}.podAffinityTerm")
 
@@ -242,19 +243,19 @@ def check_pod_update(obj: Obj, old: Obj) -> Iterator[Cause]:
     yield from check_tolerations(new_spec.get("tolerations") or (), "spec.tolerations")
     before, after = old_spec.get("activeDeadlineSeconds"), new_spec.get("activeDeadlineSeconds")
     if before is not None and after is None:
-        told = "must not update from a positive integer to nil value"
-        yield invalid("spec.activeDeadlineSeconds", None, told)
+        message = "must not update from a positive integer to nil value"
+        yield invalid("spec.activeDeadlineSeconds", None, message)
     elif before is not None and after > before:
         yield invalid("spec.activeDeadlineSeconds", after, "must be less than or equal to previous value")
     tolerated = [_without_seconds(item) for item in new_spec.get("tolerations") or ()]
     if any(_without_seconds(item) not in tolerated for item in old_spec.get("tolerations") or ()):
-        told = "existing toleration can not be modified except its tolerationSeconds"
-        yield forbidden("spec.tolerations", told)
+        message = "existing toleration can not be modified except its tolerationSeconds"
+        yield forbidden("spec.tolerations", message)
     gates = {gate.get("name") for gate in old_spec.get("schedulingGates") or ()}
     added = {gate.get("name") for gate in new_spec.get("schedulingGates") or ()} - gates
     if added:
-        told = f"only deletion is allowed, but found new scheduling gates '{','.join(sorted(map(str, added)))}'"
-        yield forbidden("spec.schedulingGates", told)
+        message = f"only deletion is allowed, but found new scheduling gates '{','.join(sorted(map(str, added)))}'"
+        yield forbidden("spec.schedulingGates", message)
     if _fixed_part(new_spec, gated=bool(gates)) != _fixed_part(old_spec, gated=bool(gates)):
         yield forbidden("spec", CHANGEABLE)
 

@@ -45,8 +45,8 @@ def check_replicas(obj: Obj) -> Iterator[Cause]:
     if policy != "Always":
         yield not_supported("spec.template.spec.restartPolicy", policy, ("Always",))
     if (template.get("spec") or {}).get("activeDeadlineSeconds") is not None:
-        told = "activeDeadlineSeconds in ReplicaSet is not Supported"
-        yield forbidden("spec.template.spec.activeDeadlineSeconds", told)
+        message = "activeDeadlineSeconds in ReplicaSet is not Supported"
+        yield forbidden("spec.template.spec.activeDeadlineSeconds", message)
 
 
 def check_deployment(obj: Obj) -> Iterator[Cause]:
@@ -69,8 +69,8 @@ def check_deployment(obj: Obj) -> Iterator[Cause]:
             if bounds.get(field) is not None:
                 yield from check_share(bounds[field], f"{at}.rollingUpdate.{field}", above_all=field == "maxSurge")
         if all(bounds.get(field) in (0, "0%") for field in ("maxSurge", "maxUnavailable")):
-            told = "may not be 0 when `maxSurge` is 0"
-            yield invalid(f"{at}.rollingUpdate.maxUnavailable", bounds["maxUnavailable"], told)
+            message = "may not be 0 when `maxSurge` is 0"
+            yield invalid(f"{at}.rollingUpdate.maxUnavailable", bounds["maxUnavailable"], message)
 
 
 def check_selector_update(obj: Obj, old: Obj) -> Iterator[Cause]:
