@@ -69,6 +69,7 @@ _MESSAGE_LIMIT = 500
 """Maximum characters of a condition's message, because decision records contain it."""
 _POOL_LABELS = (f"{_SAGEMAKER}/instance-group-name", KARPENTER_LABEL, "eks.amazonaws.com/nodegroup")
 _HOSTNAME = "kubernetes.io/hostname"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _TYPE_LABEL = "node.kubernetes.io/instance-type"
 _USER = 1000
 _MIRROR = "kubernetes.io/config.mirror"
@@ -156,7 +157,7 @@ def job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json:
 def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
     attempt = spec.attempt
     own_labels = {JOB_LABEL: attempt.job_id, ATTEMPT_LABEL: str(attempt.attempt)}
-    node_terms = _placement(spec)
+    node_terms = [{"matchExpressions": terms}] if (terms := _placement(spec)) else []
     is_kueue_job = bool(attempt.local_queue)
     return {
         "restartPolicy": "Never",
@@ -168,23 +169,9 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
         **({"priorityClassName": spec.job.priority_class} if spec.job.priority_class and not is_kueue_job else {}),
         **({"tolerations": [each.to_pod() for each in spec.job.tolerations]} if spec.job.tolerations else {}),
         "affinity": {
-            **(
-                {
-                    "nodeAffinity": {
-                        "requiredDuringSchedulingIgnoredDuringExecution": {
-                            "nodeSelectorTerms": [{"matchExpressions": node_terms}]
-                        }
-                    }
-                }
-                if node_terms
-                else {}
-            ),
+            **({"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": node_terms}}} if node_terms else {}),
             # One pod per node, even if a pod needs less than a whole node.
-            "podAntiAffinity": {
-                "requiredDuringSchedulingIgnoredDuringExecution": [
-                    {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": own_labels}}
-                ]
-            },
+            "podAntiAffinity": _one_per_node(own_labels),
         },
         # The whole pod security standard "restricted". With EFA also IPC_LOCK, which only "privileged" allows.
         "securityContext": {
@@ -199,28 +186,36 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
             {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
             *({"name": name, "persistentVolumeClaim": {"claimName": claim}} for name, claim, _ in _claims(spec)),
         ],
-        "containers": [
-            {
-                "name": "trainer",
-                "image": spec.job.image,
-                "command": list(spec.job.command),
-                **({"args": list(spec.job.args)} if spec.job.args else {}),
-                "env": _environment(spec),
-                "ports": [{"name": "rendezvous", "containerPort": RENDEZVOUS_PORT}],
-                "resources": _resources(spec, accelerator_resource),
-                "securityContext": {
-                    "allowPrivilegeEscalation": False,
-                    # EFA locks the memory that it reads and writes.
-                    "capabilities": {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if spec.network.interfaces else {})},
-                },
-                "volumeMounts": [
-                    {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - inside the pod
-                    *({"name": name, "mountPath": path} for name, _, path in _claims(spec)),
-                ],
-                # After an error, Kubernetes stores the last log lines with the pod.
-                "terminationMessagePolicy": "FallbackToLogsOnError",
-            }
+        "containers": [_trainer(spec, accelerator_resource)],
+    }
+
+
+def _one_per_node(own_labels: Mapping[str, str]) -> Json:
+    """Return the rule that keeps two pods with these labels off one node."""
+    return {_REQUIRED: [{"topologyKey": _HOSTNAME, "labelSelector": {"matchLabels": dict(own_labels)}}]}
+
+
+def _trainer(spec: LaunchSpec, accelerator_resource: str) -> Json:
+    """Return the container of a rank."""
+    return {
+        "name": "trainer",
+        "image": spec.job.image,
+        "command": list(spec.job.command),
+        **({"args": list(spec.job.args)} if spec.job.args else {}),
+        "env": _environment(spec),
+        "ports": [{"name": "rendezvous", "containerPort": RENDEZVOUS_PORT}],
+        "resources": _resources(spec, accelerator_resource),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            # EFA locks the memory that it reads and writes.
+            "capabilities": {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if spec.network.interfaces else {})},
+        },
+        "volumeMounts": [
+            {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - inside the pod
+            *({"name": name, "mountPath": path} for name, _, path in _claims(spec)),
         ],
+        # After an error, Kubernetes stores the last log lines with the pod.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 
@@ -337,16 +332,7 @@ def capacity_job(spec: CapacitySpec, fleet: str, taints: Iterable[Mapping[str, A
         "terminationGracePeriodSeconds": 1,
         "nodeSelector": {KARPENTER_LABEL: spec.pool},
         "tolerations": [{"key": key, "operator": "Exists", "effect": effect} for key, effect in tolerated],
-        "affinity": {
-            "podAntiAffinity": {
-                "requiredDuringSchedulingIgnoredDuringExecution": [
-                    {
-                        "topologyKey": "kubernetes.io/hostname",
-                        "labelSelector": {"matchLabels": {RENTAL_LABEL: spec.name}},
-                    }
-                ]
-            }
-        },
+        "affinity": {"podAntiAffinity": _one_per_node({RENTAL_LABEL: spec.name})},
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": _USER,

@@ -118,23 +118,9 @@ def event(
             world.raw_events.keep(envelope_id, body)
             parsed = parse(body)
             if isinstance(parsed, malformed):
-                world.dead_letters.put(body.decode(), parsed.code, parsed.reason)
-                world.telemetry.count("EventsFailed", code=parsed.code)
-                beginning = body[:_SHOWN_BYTES].decode("utf-8", "replace")
-                return {
-                    "outcome": "DEAD_LETTERED",
-                    "code": parsed.code,
-                    "reason": parsed.reason,
-                    "beginning": beginning,
-                }
+                return _put_aside(body, parsed, world)
             if isinstance(parsed, passed_over):
-                kind = type(parsed).__name__
-                world.telemetry.count(f"Events{kind}")
-                return {
-                    "outcome": kind.upper(),
-                    "code": getattr(parsed, "code", ""),
-                    "reason": getattr(parsed, "reason", ""),
-                }
+                return _pass_over(parsed, world)
             world.telemetry.count("EventsReceived")
             return handler(parsed, context)
 
@@ -160,6 +146,21 @@ def event(
         return wrapped
 
     return decorate
+
+
+def _put_aside(body: bytes, parsed: MalformedEvent, world: wiring.World) -> Json:
+    """Put a malformed event on the dead-letter queue, and return its outcome."""
+    world.dead_letters.put(body.decode(), parsed.code, parsed.reason)
+    world.telemetry.count("EventsFailed", code=parsed.code)
+    beginning = body[:_SHOWN_BYTES].decode("utf-8", "replace")
+    return {"outcome": "DEAD_LETTERED", "code": parsed.code, "reason": parsed.reason, "beginning": beginning}
+
+
+def _pass_over(parsed: object, world: wiring.World) -> Json:
+    """Count an event that needs no action, and return its outcome."""
+    kind = type(parsed).__name__
+    world.telemetry.count(f"Events{kind}")
+    return {"outcome": kind.upper(), "code": getattr(parsed, "code", ""), "reason": getattr(parsed, "reason", "")}
 
 
 def _redeliver_soon(record: Mapping[str, Any]) -> None:

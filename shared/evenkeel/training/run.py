@@ -296,19 +296,26 @@ class Run:
         saved = self._remember(checkpoint, is_complete=False)
         if self.rank != 0:
             return saved
-        all_records = list(records or ())
-        if len(all_records) != self.world_size:
-            raise ValueError(f"rank 0 got the records of {len(all_records)} of {self.world_size} ranks")
-        manifest = replace(
-            manifest,
-            started_at=min(read_instant(each["startedAt"]) for each in all_records),
-            created_at=datetime.now(UTC),
-            shards=tuple(Shard.from_json(entry) for each in all_records for entry in each["shards"]),
-        )
-        _require_all_shards(manifest)
-        _require_readable_size(manifest)
-        self._unwritten = manifest
+        self._unwritten = self._with_shards(manifest, list(records or ()))
         return self._completed(checkpoint)
+
+    def _with_shards(self, manifest: Manifest, records: Sequence[JsonObject]) -> Manifest:
+        """Return the manifest with the shards of all ranks.
+
+        Raises:
+            ValueError: The records do not form one checkpoint, or the manifest would be too large.
+        """
+        if len(records) != self.world_size:
+            raise ValueError(f"rank 0 got the records of {len(records)} of {self.world_size} ranks")
+        complete = replace(
+            manifest,
+            started_at=min(read_instant(each["startedAt"]) for each in records),
+            created_at=datetime.now(UTC),
+            shards=tuple(Shard.from_json(entry) for each in records for entry in each["shards"]),
+        )
+        _require_all_shards(complete)
+        _require_readable_size(complete)
+        return complete
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the result of the attempt to `result/attempt=<n>.json`. Only rank 0 writes; the first result stays.

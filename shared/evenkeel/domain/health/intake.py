@@ -95,24 +95,9 @@ def join_or_open(
     fact, last, current = report.fact, records.last, records.current
     if current is not None and current.is_drill is not fact.is_drill:
         current = None
-    if last and last.is_replaced:
-        return IntakeDecision(action=IntakeAction.STALE, reason=f"{last.incident_id} replaced the node.")
-    returned_at = last.returned_at if last else None
-    happened_after = returned_at is None or fact.observed_at + _SOURCE_RESOLUTION > returned_at
-    # A fact key covers a minute. A fact with a known key is still new if it happened after that incident returned the
-    # node to service. While a person owns the node, it has not returned, so every recorded fact is a duplicate.
-    returned_by = (last.returned_by or last.incident_id) if last else ""
-    known_id = records.known_incident_id
-    if known_id and not (known_id == returned_by and returned_at and fact.observed_at > returned_at):
-        is_current = current is not None and current.incident_id == known_id
-        reason = f"{known_id} already recorded this signal."
-        return IntakeDecision(action=IntakeAction.DUPLICATE, reason=reason, incident=current if is_current else None)
-    if not happened_after:
-        assert last
-        return IntakeDecision(
-            action=IntakeAction.STALE,
-            reason=f"The signal is older than the node's return to service after {last.incident_id}.",
-        )
+    outdated = _duplicate_or_stale(fact, records.known_incident_id, last, current)
+    if outdated is not None:
+        return outdated
     if current is not None and _is_caused_by_repair(fact, current):
         reason = f"The repair by {current.incident_id} takes the node down, so this is expected."
         return IntakeDecision(action=IntakeAction.EXPECTED, reason=reason, incident=current)
@@ -123,6 +108,38 @@ def join_or_open(
             incident=with_fact(current, report, records.histories, catalogue),
             histories=_updated_histories(report, current.incident_id, records.histories),
         )
+    return _without_incident(report, records, catalogue, new_id=new_id, now=now)
+
+
+def _duplicate_or_stale(
+    fact: NodeFact, known_id: str, last: LastIncident | None, current: Incident | None
+) -> IntakeDecision | None:
+    """Return the decision on a recorded fact, or on a fact from before the node's return; None for all others."""
+    if last and last.is_replaced:
+        return IntakeDecision(action=IntakeAction.STALE, reason=f"{last.incident_id} replaced the node.")
+    returned_at = last.returned_at if last else None
+    happened_after = returned_at is None or fact.observed_at + _SOURCE_RESOLUTION > returned_at
+    # A fact key covers a minute. A fact with a known key is still new if it happened after that incident returned the
+    # node to service. While a person owns the node, it has not returned, so every recorded fact is a duplicate.
+    returned_by = (last.returned_by or last.incident_id) if last else ""
+    if known_id and not (known_id == returned_by and returned_at and fact.observed_at > returned_at):
+        is_current = current is not None and current.incident_id == known_id
+        reason = f"{known_id} already recorded this signal."
+        return IntakeDecision(action=IntakeAction.DUPLICATE, reason=reason, incident=current if is_current else None)
+    if not happened_after:
+        assert last
+        return IntakeDecision(
+            action=IntakeAction.STALE,
+            reason=f"The signal is older than the node's return to service after {last.incident_id}.",
+        )
+    return None
+
+
+def _without_incident(
+    report: ClassifiedFact, records: IntakeRecords, catalogue: FaultCatalogue, *, new_id: str, now: datetime
+) -> IntakeDecision:
+    """Decide the effect of a new fact about a node without an open incident."""
+    fact, returned_at = report.fact, records.last.returned_at if records.last else None
     if fact.kind is FactKind.RECOVERED:
         return IntakeDecision(action=IntakeAction.IGNORED, reason="The node is healthy and has no open incident.")
     if fact.kind is FactKind.PROGRESS:

@@ -9,6 +9,7 @@ from evenkeel.domain.admission.decide import Action, AdmissionDecision, delegate
 from evenkeel.domain.admission.fifo import AdmissionAuthority
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, stored_capacity
 from evenkeel.domain.capacity.pod_shares import MachineShares
@@ -149,15 +150,8 @@ def plan(spec: JobSpec, requester: check_authority.Requester, context: Context) 
     job = submit_job.job_of(spec, requester, setup, context, job_id=_PLANNED)
     if context.site.admission is AdmissionAuthority.KUEUE:
         decided = delegate_to_kueue(AdmissionRequest.of(job), setup.local_queue_of(job.spec.team), context.now)
-        return {
-            "team": job.spec.team,
-            "jobType": job.spec.job_type or None,
-            "namespace": job.namespace,
-            "position": 1,
-            "decision": _shown(decided),
-            # Where it starts, Kueue decides: there are no places of ours to weigh.
-            "placement": None,
-        }
+        # Kueue decides where the job starts, so Evenkeel compares no pools.
+        return _plan_document(job, position=1, decided=decided, placement=None)
     submit_job.refuse_beside_kueue(job, context.ledger)
     submit_job.refuse_unfit(job, setup, context)
     charges = read_charges.held(context.ledger)
@@ -170,12 +164,7 @@ def plan(spec: JobSpec, requester: check_authority.Requester, context: Context) 
     pending = tuple(
         request_facts.admission_request(each, shares, context.policy, context.now) for each in (*others, job)
     )
-    tree = (
-        context.ledger.partition(rows.tree_key().table, rows.tree_key().pk, rows.tree_key().sk)
-        if setup.has_teams
-        else ()
-    )
-    memory = stored_state(tree[0] if tree else None)
+    memory = _scheduler_state(setup, context.ledger)
     own = setup.but(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
     rented = rentals.load(context.ledger).rentals if own.teams else ()
     spent = rentals.spent_by_period(own, context, rented)
@@ -196,15 +185,25 @@ def plan(spec: JobSpec, requester: check_authority.Requester, context: Context) 
         unread = "No sweep has read the fleet yet, so Evenkeel does not know where the job could start."
         decided = decided.model_copy(update={"action": Action.WAIT, "reason": unread, "alternatives": ()})
     ahead = sorted((each for each in others if rows.queue_order(each) < rows.queue_order(job)), key=rows.queue_order)
+    position = sum(each.queue == job.queue for each in ahead) + 1
+    placement = plan_placement.run(job, decided, capacities, charges, ahead, left, context) if capacities else None
+    return _plan_document(job, position=position, decided=decided, placement=placement)
+
+
+def _scheduler_state(setup: TeamSetup, ledger: Ledger) -> SchedulerState:
+    key = rows.tree_key()
+    tree = ledger.partition(key.table, key.pk, key.sk) if setup.has_teams else ()
+    return stored_state(tree[0] if tree else None)
+
+
+def _plan_document(job: Job, *, position: int, decided: AdmissionDecision, placement: Json | None) -> Json:
     return {
         "team": job.spec.team,
         "jobType": job.spec.job_type or None,
         "namespace": job.namespace,
-        "position": sum(each.queue == job.queue for each in ahead) + 1,
+        "position": position,
         "decision": _shown(decided),
-        "placement": plan_placement.run(job, decided, capacities, charges, ahead, left, context)
-        if capacities
-        else None,
+        "placement": placement,
     }
 
 

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import NamedTuple
 
 from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.incidents import Incident, IncidentState, StoredRecoveryPlan
@@ -51,7 +52,47 @@ def run(request: Request, context: Context) -> Outcome:
     stored = _outcome_in_force(incident, request)
     if stored and stored.outcome is not PlanOutcome.ASK:
         return stored
-    # Side by side: until the cordon, each of these round trips is time in which new pods land on a faulty node.
+    seen = _observe(incident, context)
+    decision_id = context.ids.new("dec")
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        if _outcome_in_force(current, request, seen.slot_state):
+            return None
+        made = _decide(current, seen, context, drills_may_act=incident_record.drill_may_act(current, context))
+        if _is_still_later(current, made.plan, request):
+            return None
+        approved = _approved_decision_id(current, made.facts, made.plan, request)
+        planned = _planned(current, made, seen.slot_state.original.node, request.run, approved or decision_id, context)
+        return planned, _records(current, made, request, decision_id, approved, context)
+
+    after = incident_record.update(context.ledger, request.incident_id, change, known=(incident, version))
+    outcome = _stored_outcome(after, request)
+    assert outcome
+    context.telemetry.count("RecoveriesPlanned", outcome=outcome.outcome)
+    context.telemetry.info(
+        "RecoveryPlanned", decisionId=outcome.decision_id, outcome=outcome.outcome, reason=outcome.reason
+    )
+    return outcome
+
+
+class _Observed(NamedTuple):
+    """What the control planes show about the node."""
+
+    slot_state: SlotState
+    nodes: tuple[KubernetesNode, ...]
+    settings: ProviderCluster | None
+
+
+class _Decided(NamedTuple):
+    """A plan with its facts and the mode in which it was made."""
+
+    facts: PlanFacts
+    plan: RecoveryPlan
+    mode: Mode
+
+
+def _observe(incident: Incident, context: Context) -> _Observed:
+    # At the same time: until the cordon, each of these round trips is time in which new pods land on a faulty node.
     with ThreadPoolExecutor(max_workers=3) as readers:
         nodes = readers.submit(context.cluster.nodes, incident.life.cluster)
         records = readers.submit(context.provider.nodes)
@@ -64,63 +105,33 @@ def run(request: Request, context: Context) -> Outcome:
         nodes=nodes.result(),
         since=incident.opened_at,
     )
-    settings = described.result()
-    decision_id = context.ids.new("dec")
+    return _Observed(slot_state, nodes.result(), described.result())
 
-    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        if _outcome_in_force(current, request, slot_state):
-            return None
-        fault = IncidentFault.of(current, context.policy.catalogue)
-        mode = _mode(current, fault, slot_state, context)
-        may_act = incident_record.drill_may_act(current, context)
-        facts = _facts(
-            current,
-            fault,
-            slot_state,
-            nodes.result(),
-            settings,
-            context.but(mode=mode),
-            drills_may_act=may_act,
-        )
-        plan = plan_recovery(facts, context.policy.repair)
-        if _is_still_later(current, plan, request):
-            return None
-        approved = _approved_decision_id(current, facts, plan, request)
-        planned = _planned(
-            current,
-            facts,
-            plan,
-            slot_state.original.node,
-            request.run,
-            approved or decision_id,
-            context.but(mode=mode),
-        )
-        if plan.outcome is PlanOutcome.ASK and planned.plan:
-            answer_by = context.now + timedelta(seconds=context.policy.repair.approval_deadline_seconds)
-            planned = planned.but(plan=planned.plan.but(answer_by=answer_by))
-        if approved:
-            text = f"Run {request.run} continues with the approved plan."
-            return planned, [
-                incident_record.timeline_put(
-                    current.incident_id, "decided", text, at=context.now, writer=WRITER, decision_id=approved
-                )
-            ]
-        decision = decision_of(
-            "RECOVERY", current.incident_id, plan.intent, plan, facts, context, decision_id=decision_id
-        ).but(mode=mode, simulated=plan.outcome is PlanOutcome.OBSERVE)
-        line = incident_record.timeline_put(
-            current.incident_id, "decided", plan.reason, at=context.now, writer=WRITER, decision_id=decision_id
-        )
-        return planned, [Put(rows.decision_row(decision)), line]
 
-    after = incident_record.update(context.ledger, request.incident_id, change, known=(incident, version))
-    outcome = _stored_outcome(after, request)
-    assert outcome
-    context.telemetry.count("RecoveriesPlanned", outcome=outcome.outcome)
-    context.telemetry.info(
-        "RecoveryPlanned", decisionId=outcome.decision_id, outcome=outcome.outcome, reason=outcome.reason
+def _decide(incident: Incident, seen: _Observed, context: Context, *, drills_may_act: bool) -> _Decided:
+    fault = IncidentFault.of(incident, context.policy.catalogue)
+    mode = _mode(incident, fault, seen.slot_state, context)
+    facts = _facts(incident, fault, seen, context.but(mode=mode), drills_may_act=drills_may_act)
+    return _Decided(facts, plan_recovery(facts, context.policy.repair), mode)
+
+
+def _records(
+    incident: Incident, made: _Decided, request: Request, decision_id: str, approved: str, context: Context
+) -> list[Write]:
+    """Return the decision and its line in the timeline. A plan that a person approved before needs no new decision."""
+    if approved:
+        text = f"Run {request.run} continues with the approved plan."
+        return [_timeline_line(incident, text, approved, context)]
+    decision = decision_of(
+        "RECOVERY", incident.incident_id, made.plan.intent, made.plan, made.facts, context, decision_id=decision_id
+    ).but(mode=made.mode, simulated=made.plan.outcome is PlanOutcome.OBSERVE)
+    return [Put(rows.decision_row(decision)), _timeline_line(incident, made.plan.reason, decision_id, context)]
+
+
+def _timeline_line(incident: Incident, text: str, decision_id: str, context: Context) -> Put:
+    return incident_record.timeline_put(
+        incident.incident_id, "decided", text, at=context.now, writer=WRITER, decision_id=decision_id
     )
-    return outcome
 
 
 def preview_plan(
@@ -131,10 +142,7 @@ def preview_plan(
     context: Context,
 ) -> RecoveryPlan:
     """Return what would be planned now for a real incident. Records nothing."""
-    fault = IncidentFault.of(incident, context.policy.catalogue)
-    mode = _mode(incident, fault, slot_state, context)
-    facts = _facts(incident, fault, slot_state, nodes, settings, context.but(mode=mode), drills_may_act=False)
-    return plan_recovery(facts, context.policy.repair)
+    return _decide(incident, _Observed(slot_state, nodes, settings), context, drills_may_act=False).plan
 
 
 def _mode(incident: Incident, fault: IncidentFault, slot_state: SlotState, context: Context) -> Mode:
@@ -203,13 +211,12 @@ def settings_of(provider: Provider) -> ProviderCluster | None:
 def _facts(
     incident: Incident,
     fault: IncidentFault,
-    slot_state: SlotState,
-    nodes: tuple[KubernetesNode, ...],
-    settings: ProviderCluster | None,
+    seen: _Observed,
     context: Context,
     *,
     drills_may_act: bool,
 ) -> PlanFacts:
+    slot_state, nodes, settings = seen
     node = slot_state.original.node
     recovered = incident.recovered_at
     # Only a fault that can wait for its node's work asks whether there is any: it costs a list of all pods.
@@ -249,13 +256,14 @@ def _is_node_gone(slot_state: SlotState) -> bool:
 
 def _planned(
     incident: Incident,
-    facts: PlanFacts,
-    plan: RecoveryPlan,
+    made: _Decided,
     node: KubernetesNode | None,
     run_number: int,
     decision_id: str,
     context: Context,
 ) -> Incident:
+    facts, plan, mode = made
+    approval_wait = timedelta(seconds=context.policy.repair.approval_deadline_seconds)
     brief = StoredRecoveryPlan(
         run=run_number,
         outcome=plan.outcome,
@@ -272,17 +280,18 @@ def _planned(
         rungs=facts.rungs,
         independent_source_count=len(facts.sources),
         had_recovered=facts.has_recovered,
+        answer_by=context.now + approval_wait if plan.outcome is PlanOutcome.ASK else None,
     )
     return incident.but(
         state=IncidentState.RECOVERING,
         run=run_number,
-        mode=context.mode,
+        mode=mode,
         plan=brief,
         block=None,
         # The cordon of an earlier run is no witness for this one: that run may have taken it off itself.
         cordon_marked_at=None,
         node_branch="NOT_NEEDED" if brief.is_carried_out and not plan.repairs_node else "",
-        # What the event could not say is filled in from the node itself.
+        # The node object completes what the event did not name.
         node_name=incident.node_name or (node.name if node else ""),
         boot_id=incident.boot_id or (node.boot_id if node else ""),
         pool=_pool(incident, node),
