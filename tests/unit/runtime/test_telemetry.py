@@ -57,7 +57,7 @@ def test_reserved_log_keys_are_kept_under_another_name(
     telemetry.info("X", name="n", level="l", module="m", service="s")
 
     (line,) = lines(capsys)
-    assert line["location"].startswith("test_keys_that")
+    assert line["location"].startswith("test_reserved_log_keys")
     assert (line["name_"], line["level_"], line["module_"], line["service_"]) == ("n", "l", "m", "s")
     assert line["level"] == "INFO"
 
