@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import boto3
 
-from evenkeel.adapters import workloads
+from evenkeel.adapters import kueue_workloads, manifests, object_fields
 from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.adapters.kubernetes import KubernetesApi
@@ -224,7 +224,7 @@ class FakeClusterUnderTest:
         found = self.cluster.launched(spec.attempt.job_id, spec.attempt.attempt)
         name = f"job-{spec.attempt.workload_name}-12345"
         made = {"metadata": {"name": name}, "spec": {"queueName": spec.attempt.local_queue, **more}, "status": status}
-        found.kueue = workloads.read_kueue(made)
+        found.kueue = kueue_workloads.read_kueue(made)
 
     def installs_kueue(self, *, queue: str = "", labels: bool = False) -> None:
         if labels:
@@ -348,7 +348,7 @@ class LocalClusterUnderTest:
         self.admin.delete(f"/api/v1/namespaces/{space}")
 
     def forges_job(self, spec: LaunchSpec, namespace: str) -> None:
-        job = workloads.job(replace(spec, attempt=spec.attempt.but(namespace=namespace)), FLEET, workloads.NVIDIA)
+        job = manifests.job(replace(spec, attempt=spec.attempt.but(namespace=namespace)), FLEET, object_fields.NVIDIA)
         pod = job["spec"]["template"]["spec"]
         pod["serviceAccountName"] = "default"
         pod["containers"][0] |= {"command": ["sh", "-c", "exit 0"], "resources": {}}
@@ -357,8 +357,8 @@ class LocalClusterUnderTest:
     def forges_pod(self, spec: LaunchSpec, node_name: str) -> None:
         metadata = {
             "name": f"{spec.attempt.workload_name}-0",
-            "labels": {**workloads.labels(spec, FLEET), workloads.INDEX_LABEL: "0"},
-            "annotations": {workloads.DECISION_NOTE: spec.attempt.decision_id},
+            "labels": {**manifests.labels(spec, FLEET), object_fields.INDEX_LABEL: "0"},
+            "annotations": {object_fields.DECISION_NOTE: spec.attempt.decision_id},
         }
         container = {
             "name": "trainer",
@@ -395,7 +395,7 @@ class LocalClusterUnderTest:
             self.admin.create(_QUEUES, {**kind, "metadata": {"name": queue}, "spec": {"clusterQueue": "research"}})
 
     def suspends(self, spec: LaunchSpec) -> None:
-        job = workloads.job(spec, FLEET, workloads.NVIDIA)
+        job = manifests.job(spec, FLEET, object_fields.NVIDIA)
         job["spec"]["suspend"] = True
         self.admin.create(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs", job)
 

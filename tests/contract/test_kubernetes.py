@@ -21,7 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from evenkeel.adapters import workloads
+from evenkeel.adapters import manifests
 from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.kubernetes import (
     AlreadyExists,
@@ -468,7 +468,7 @@ def test_capacity_pods_tolerate_only_the_taints_of_their_pool(script: Script, ap
 def test_refused_job_leaves_no_service(script: Script, api: KubernetesApi) -> None:
     spec = a_spec()
     space, name = f"namespaces/{spec.attempt.namespace}", spec.attempt.workload_name
-    mine = workloads.service(spec, "f")
+    mine = manifests.service(spec, "f")
     mine["metadata"]["uid"] = "uid-1"
     script.on("POST", f"/api/v1/{space}/services", (201, mine))
     script.on("POST", f"/apis/batch/v1/{space}/jobs", (403, status(403, "Forbidden")))

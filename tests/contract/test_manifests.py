@@ -6,7 +6,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from evenkeel.adapters import operators, workloads
+from evenkeel.adapters import manifests, node_objects, operators, workloads
 from evenkeel.domain.capacity.efa import EfaRequest
 from evenkeel.domain.checkpoints import CheckpointRequirement, Distrust
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ResumePoint
@@ -52,8 +52,8 @@ def pod_of(job: Any) -> Any:
 @pytest.mark.parametrize("changes", [{}, {"accelerators_per_node": 0, "args": (), "priority_class": "", "labels": {}}])
 def test_the_manifests_are_valid_for_the_real_api(changes: dict[str, Any]) -> None:
     for manifest in (
-        workloads.job(a_spec(**changes), "research", "nvidia.com/gpu"),
-        workloads.service(a_spec(**changes), "research"),
+        manifests.job(a_spec(**changes), "research", "nvidia.com/gpu"),
+        manifests.service(a_spec(**changes), "research"),
     ):
         kubernetes_validate.validate(manifest, "1.33", strict=True)
 
@@ -64,7 +64,7 @@ def on_a_claim(terms: ProofTerms) -> LaunchSpec:
 
 
 def test_checkpoint_claim_is_mounted_at_its_address() -> None:
-    manifest = workloads.job(on_a_claim(ProofTerms(None, False, False)), "research", "nvidia.com/gpu")
+    manifest = manifests.job(on_a_claim(ProofTerms(None, False, False)), "research", "nvidia.com/gpu")
 
     kubernetes_validate.validate(manifest, "1.33", strict=True)
     pod = pod_of(manifest)
@@ -96,7 +96,7 @@ def test_checkpoint_claim_is_mounted_at_its_address() -> None:
     ],
 )
 def test_rank_0_gets_the_terms_to_choose_a_checkpoint(terms: ProofTerms, told: dict[str, str]) -> None:
-    (container,) = pod_of(workloads.job(on_a_claim(terms), "research", "nvidia.com/gpu"))["containers"]
+    (container,) = pod_of(manifests.job(on_a_claim(terms), "research", "nvidia.com/gpu"))["containers"]
 
     known = ("EVENKEEL_JOB_ID", "EVENKEEL_ATTEMPT", "EVENKEEL_CHECKPOINT_URI")
     seen = {entry["name"]: entry["value"] for entry in container["env"] if entry["name"].startswith("EVENKEEL_")}
@@ -104,7 +104,7 @@ def test_rank_0_gets_the_terms_to_choose_a_checkpoint(terms: ProofTerms, told: d
 
 
 def test_kubernetes_never_restarts_the_pods() -> None:
-    job = workloads.job(a_spec(), "research", "nvidia.com/gpu")
+    job = manifests.job(a_spec(), "research", "nvidia.com/gpu")
 
     spec = job["spec"]
     assert (spec["backoffLimit"], spec["podReplacementPolicy"], spec["completionMode"]) == (0, "Failed", "Indexed")
@@ -115,7 +115,7 @@ def test_kubernetes_never_restarts_the_pods() -> None:
 
 
 def test_pods_are_bound_to_the_attempts_nodes_one_each() -> None:
-    affinity = pod_of(workloads.job(a_spec(), "research", "nvidia.com/gpu"))["affinity"]
+    affinity = pod_of(manifests.job(a_spec(), "research", "nvidia.com/gpu"))["affinity"]
 
     terms = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert terms == [
@@ -130,7 +130,7 @@ def test_pods_are_bound_to_the_attempts_nodes_one_each() -> None:
 
 
 def test_pods_meet_the_restricted_security_standard() -> None:
-    pod = pod_of(workloads.job(a_spec(), "research", "nvidia.com/gpu"))
+    pod = pod_of(manifests.job(a_spec(), "research", "nvidia.com/gpu"))
 
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] > 0
@@ -149,7 +149,7 @@ def test_pods_meet_the_restricted_security_standard() -> None:
 def test_pods_ask_for_efa_and_its_memory(resource: str, accelerators: int, interfaces: int) -> None:
     spec = replace(a_spec(accelerators_per_node=accelerators), network=EfaRequest(interfaces, 5120))
 
-    manifest = workloads.job(spec, "research", resource)
+    manifest = manifests.job(spec, "research", resource)
 
     kubernetes_validate.validate(manifest, "1.33", strict=True)
     pod = pod_of(manifest)
@@ -169,7 +169,7 @@ def test_pods_ask_for_efa_and_its_memory(resource: str, accelerators: int, inter
 def test_pods_without_huge_pages_request_nothing_else() -> None:
     spec = replace(a_spec(), network=EfaRequest(16))
 
-    (container,) = pod_of(workloads.job(spec, "research", "nvidia.com/gpu"))["containers"]
+    (container,) = pod_of(manifests.job(spec, "research", "nvidia.com/gpu"))["containers"]
 
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "16"}}
 
@@ -187,8 +187,8 @@ def test_training_operators_get_the_same_network() -> None:
 def test_capacity_pods_ask_for_their_nodes_interfaces() -> None:
     spec = CapacitySpec("c", "a", "job-a-b1", "burst", 2, 8, "nvidia.com/gpu", "pause", efa=32)
 
-    (container,) = pod_of(workloads.capacity_job(spec, "f"))["containers"]
-    (without,) = pod_of(workloads.capacity_job(replace(spec, efa=0), "f"))["containers"]
+    (container,) = pod_of(manifests.capacity_job(spec, "f"))["containers"]
+    (without,) = pod_of(manifests.capacity_job(replace(spec, efa=0), "f"))["containers"]
 
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32"}}
     assert without["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
@@ -198,15 +198,15 @@ def test_a_node_is_read_with_its_network() -> None:
     offers = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32", "hugepages-2Mi": "10256Mi"}
     item = {"metadata": {"name": "n"}, "status": {"allocatable": offers}}
 
-    node = workloads.read_node("c", item)
+    node = node_objects.read_node("c", item)
 
     assert (node.efa, node.huge_pages_mib) == (32, 10_256)
-    bare = workloads.read_node("c", {"metadata": {"name": "n"}})
+    bare = node_objects.read_node("c", {"metadata": {"name": "n"}})
     assert (bare.efa, bare.huge_pages_mib) == (0, 0)
 
 
 def test_job_gets_the_training_contract_and_cannot_change_it() -> None:
-    (container,) = pod_of(workloads.job(a_spec(), "research", "nvidia.com/gpu"))["containers"]
+    (container,) = pod_of(manifests.job(a_spec(), "research", "nvidia.com/gpu"))["containers"]
 
     told = {entry["name"]: entry.get("value") or entry["valueFrom"] for entry in container["env"]}
     assert told == {
@@ -225,7 +225,7 @@ def test_job_gets_the_training_contract_and_cannot_change_it() -> None:
 
 
 def test_our_labels_override_those_of_the_job() -> None:
-    labels = workloads.job(a_spec(), "research", "nvidia.com/gpu")["spec"]["template"]["metadata"]["labels"]
+    labels = manifests.job(a_spec(), "research", "nvidia.com/gpu")["spec"]["template"]["metadata"]["labels"]
 
     assert labels == {
         "project": "x",
@@ -237,10 +237,10 @@ def test_our_labels_override_those_of_the_job() -> None:
 
 
 def test_each_rank_has_a_name_before_it_is_ready() -> None:
-    service = workloads.service(a_spec(), "research")
+    service = manifests.service(a_spec(), "research")
 
     assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
-    assert service["metadata"]["name"] == pod_of(workloads.job(a_spec(), "r", "nvidia.com/gpu"))["subdomain"]
+    assert service["metadata"]["name"] == pod_of(manifests.job(a_spec(), "r", "nvidia.com/gpu"))["subdomain"]
 
 
 # ---------------------------------------------------------------- reading
@@ -300,7 +300,7 @@ def test_eviction_of_a_pod_is_read_from_its_job(kind: str, reason: str, said: bo
 
 
 def test_a_bare_node_object_can_be_read() -> None:
-    node = workloads.read_node(
+    node = node_objects.read_node(
         "research-eks", {"metadata": {"name": "n", "creationTimestamp": "2026-11-03T10:15:02Z"}, "spec": None}
     )
 
@@ -311,8 +311,8 @@ def test_a_bare_node_object_can_be_read() -> None:
 def test_cordon_mark_counts_only_on_a_cordoned_node() -> None:
     item = {"metadata": {"name": "n", "annotations": {"evenkeel.io/incident": "inc-1"}}, "spec": {}, "status": {}}
 
-    assert workloads.read_node("c", item).incident_id is None
-    assert workloads.read_node("c", {**item, "spec": {"unschedulable": True}}).incident_id == "inc-1"
+    assert node_objects.read_node("c", item).incident_id is None
+    assert node_objects.read_node("c", {**item, "spec": {"unschedulable": True}}).incident_id == "inc-1"
 
 
 def test_a_burst_node_is_read_with_its_pool_and_neuron_devices() -> None:
@@ -326,7 +326,7 @@ def test_a_burst_node_is_read_with_its_pool_and_neuron_devices() -> None:
         "status": {"allocatable": {"aws.amazon.com/neuron": "16", "cpu": "190"}},
     }
 
-    node = workloads.read_node("burst-eks", item)
+    node = node_objects.read_node("burst-eks", item)
 
     assert (node.pool, node.instance_id, node.hyperpod_cluster_id) == ("burst", "i-0123456789abcdef0", None)
     assert (node.accelerators, node.accelerator_resource) == (16, "aws.amazon.com/neuron")
@@ -345,7 +345,7 @@ def test_secret_is_referenced_and_overrides_no_contract_variable() -> None:
         "WANDB_API_KEY": SecretKey(secret="wandb", key="api-key"),
         "WORLD_SIZE": SecretKey(secret="wandb", key="size"),
     }
-    job = workloads.job(replace(spec, job=spec.job.but(secret_env=secrets)), "research", "nvidia.com/gpu")
+    job = manifests.job(replace(spec, job=spec.job.but(secret_env=secrets)), "research", "nvidia.com/gpu")
 
     (container,) = pod_of(job)["containers"]
     told = {entry["name"]: entry for entry in container["env"]}
@@ -358,7 +358,7 @@ def test_secret_is_referenced_and_overrides_no_contract_variable() -> None:
 
 def test_pods_tolerate_the_taints_of_their_job_type() -> None:
     borne = ({"key": "dedicated", "value": "hyperpod", "effect": "NoSchedule"}, {"key": "spot", "operator": "Exists"})
-    manifest = workloads.job(a_spec(tolerations=borne), "research", "nvidia.com/gpu")
+    manifest = manifests.job(a_spec(tolerations=borne), "research", "nvidia.com/gpu")
 
     kubernetes_validate.validate(manifest, "1.33", strict=True)
     assert pod_of(manifest)["tolerations"] == [

@@ -6,7 +6,9 @@ from datetime import datetime
 from typing import Any
 
 from evenkeel.adapters.kubernetes import AlreadyExists, KubernetesApi
-from evenkeel.adapters.workloads import FLEET_LABEL, NEURON, NVIDIA, RENTAL_LABEL, Json, capacity_job, controlling_job
+from evenkeel.adapters.manifests import capacity_job
+from evenkeel.adapters.object_fields import FLEET_LABEL, NEURON, NVIDIA, RENTAL_LABEL, Json
+from evenkeel.adapters.workloads import controlling_job
 from evenkeel.domain.nodes import KARPENTER_LABEL
 from evenkeel.ports import CapacitySpec, Conflict, LimitResult, NodeClaim
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from evenkeel.adapters import workloads
+from evenkeel.adapters import kueue_workloads, manifests, node_objects, object_fields, unmanaged_pods, workloads
 from evenkeel.adapters.capacity import KubernetesCapacity
 from evenkeel.adapters.kubernetes import (
     JSON_PATCH,
@@ -19,7 +19,7 @@ from evenkeel.adapters.kubernetes import (
     ServerFailed,
     Watch,
 )
-from evenkeel.adapters.workloads import ATTEMPT_LABEL, FLEET_LABEL, INDEX_LABEL, JOB_LABEL, Json
+from evenkeel.adapters.object_fields import ATTEMPT_LABEL, FLEET_LABEL, INDEX_LABEL, JOB_LABEL, Json
 from evenkeel.domain.external.kueue_status import KueueStatus
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
@@ -97,18 +97,18 @@ class KubernetesCluster(KubernetesCapacity):
         return tuple(right for right in rights if not self._has_right(cluster, right))
 
     def _has_right(self, cluster: str, right: KubernetesPermission) -> bool:
-        answer = self._api(cluster).create(_ACCESS_REVIEWS, workloads.access_review(right))
+        answer = self._api(cluster).create(_ACCESS_REVIEWS, manifests.access_review(right))
         return (answer.get("status") or {}).get("allowed") is True
 
     # ------------------------------------------------------------ nodes
 
     def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
         found = self._all(cluster, _NODES)
-        return tuple(sorted((workloads.read_node(cluster, node) for node in found), key=lambda node: node.name))
+        return tuple(sorted((node_objects.read_node(cluster, node) for node in found), key=lambda node: node.name))
 
     def node(self, cluster: str, name: str) -> KubernetesNode | None:
         found = self._api(cluster).get(f"{_NODES}/{name}")
-        return None if found is None else workloads.read_node(cluster, found)
+        return None if found is None else node_objects.read_node(cluster, found)
 
     def cordon(self, cluster: str, name: str, incident_id: str | None) -> CordonResult:
         def once() -> CordonResult:
@@ -137,7 +137,7 @@ class KubernetesCluster(KubernetesCapacity):
             item = self._api(cluster).get(f"{_NODES}/{name}")
             if item is None:
                 return ReleaseResult.GONE
-            node = workloads.read_node(cluster, item)
+            node = node_objects.read_node(cluster, item)
             if node.is_cordoned and (incident_id is None or node.incident_id != incident_id):
                 return ReleaseResult.NOT_OURS
             changes = list(_release_patch(item, is_cordoned=node.is_cordoned))
@@ -172,13 +172,15 @@ class KubernetesCluster(KubernetesCapacity):
         return _retry_on_conflict(once)
 
     def resources_in_use(self, cluster: str) -> Mapping[str, Resources]:
-        pods = self._list_trimmed(cluster, _PODS, workloads.trim_placed_pod, {"fieldSelector": _LIVE_PODS_SELECTOR})
-        return sum_by_place((pod["spec"]["nodeName"], workloads.resources_requested(pod)) for pod in pods)
+        pods = self._list_trimmed(
+            cluster, _PODS, unmanaged_pods.trim_placed_pod, {"fieldSelector": _LIVE_PODS_SELECTOR}
+        )
+        return sum_by_place((pod["spec"]["nodeName"], unmanaged_pods.resources_requested(pod)) for pod in pods)
 
     def delete_node(self, cluster: str, name: str, instance_id: str) -> RepairAnswer:
         api = self._api(cluster)
         item = api.get(f"{_NODES}/{name}")
-        if item is None or workloads.read_node(cluster, item).instance_id != instance_id:
+        if item is None or node_objects.read_node(cluster, item).instance_id != instance_id:
             return RepairAnswer.NO_SUCH_NODE
         if KARPENTER_LABEL not in item["metadata"].get("labels", {}):
             raise Refused(
@@ -191,11 +193,11 @@ class KubernetesCluster(KubernetesCapacity):
     def start_check(self, spec: CheckSpec) -> None:
         path = f"/apis/batch/v1/namespaces/{spec.namespace}/jobs"
         with contextlib.suppress(AlreadyExists):
-            self._api(spec.cluster).create(path, workloads.check_job(spec, self._fleet))
+            self._api(spec.cluster).create(path, manifests.check_job(spec, self._fleet))
 
     def check_result(self, cluster: str, namespace: str, name: str) -> CheckResult:
         job = self._api(cluster).get(f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}") or {}
-        if workloads.has_condition(job, "Complete"):
+        if object_fields.has_condition(job, "Complete"):
             return CheckResult.PASSED
         return CheckResult.FAILED if workloads.has_failed(job) else CheckResult.PENDING
 
@@ -205,15 +207,15 @@ class KubernetesCluster(KubernetesCapacity):
         attempt = spec.attempt
         api = self._api(attempt.cluster)
         first = self.node(attempt.cluster, attempt.node_names[0]) if attempt.node_names else None
-        resource = spec.accelerator_resource or (first.accelerator_resource if first else "") or workloads.NVIDIA
+        resource = spec.accelerator_resource or (first.accelerator_resource if first else "") or object_fields.NVIDIA
         try:
-            api.create(f"/api/v1/namespaces/{attempt.namespace}/services", workloads.service(spec, self._fleet))
+            api.create(f"/api/v1/namespaces/{attempt.namespace}/services", manifests.service(spec, self._fleet))
         except AlreadyExists:
             self._require_own_job(attempt, f"/api/v1/namespaces/{attempt.namespace}/services/{attempt.workload_name}")
         path = f"/apis/batch/v1/namespaces/{attempt.namespace}/jobs"
         result = LaunchResult.CREATED
         try:
-            job = api.create(path, workloads.job(spec, self._fleet, resource))
+            job = api.create(path, manifests.job(spec, self._fleet, resource))
         except AlreadyExists:
             result, job = LaunchResult.ALREADY_THERE, self._require_own_job(attempt, f"{path}/{attempt.workload_name}")
         except PermanentError:
@@ -230,9 +232,9 @@ class KubernetesCluster(KubernetesCapacity):
     def workload(self, attempt: Attempt) -> ObservedWorkload:
         job, pods = self._objects(attempt)
         kueue: Mapping[tuple[str, str], KueueStatus] = {}
-        if job is not None and workloads.is_queued_in_kueue(job):
+        if job is not None and kueue_workloads.is_queued_in_kueue(job):
             # For the queue position of a waiting Job, all Workloads of the namespace are needed.
-            selector = "" if job["spec"].get("suspend") else f"{workloads.KUEUE_JOB_LABEL}={job['metadata']['uid']}"
+            selector = "" if job["spec"].get("suspend") else f"{object_fields.KUEUE_JOB_LABEL}={job['metadata']['uid']}"
             kueue = self._kueue_workloads(attempt.cluster, attempt.namespace, selector)
         return attempt.own(workloads.read_workloads([job] if job else [], pods, kueue))
 
@@ -240,7 +242,7 @@ class KubernetesCluster(KubernetesCapacity):
         selector = f"{JOB_LABEL},{FLEET_LABEL}={self._fleet}"
         jobs = self._all(cluster, _JOBS, labelSelector=selector)
         pods = self._all(cluster, _PODS, labelSelector=selector)
-        kueue = self._kueue_workloads(cluster) if any(map(workloads.is_queued_in_kueue, jobs)) else {}
+        kueue = self._kueue_workloads(cluster) if any(map(kueue_workloads.is_queued_in_kueue, jobs)) else {}
         return workloads.read_workloads(jobs, pods, kueue)
 
     def _kueue_workloads(
@@ -254,18 +256,18 @@ class KubernetesCluster(KubernetesCapacity):
         path = f"{_KUEUE}/{group['preferredVersion']['version']}{within}/workloads"
         with contextlib.suppress(NotFound):  # this definition of Kueue may not be installed yet
             query = {"labelSelector": labels} if labels else {}
-            return workloads.read_queue(self._all(cluster, path, **query))
+            return kueue_workloads.read_queue(self._all(cluster, path, **query))
         return {}
 
     def pods(self, cluster: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:
         where = "" if on is None else f",spec.nodeName={on}"
         pods = self._list_trimmed(
-            cluster, _PODS, workloads.trim_unmanaged_pod, {"fieldSelector": f"{_LIVE_PODS_SELECTOR}{where}"}
+            cluster, _PODS, unmanaged_pods.trim_unmanaged_pod, {"fieldSelector": f"{_LIVE_PODS_SELECTOR}{where}"}
         )
         jobs: dict[tuple[str, str], Json] = {}
-        if any(workloads.owner_of(pod)[0] == "Job" for pod in pods):
+        if any(object_fields.owner_of(pod)[0] == "Job" for pod in pods):
             jobs = {_namespaced_name(job): job for job in self._all(cluster, _JOBS)}
-        return tuple(workloads.read_unmanaged_pod(pod, jobs, self._fleet) for pod in pods)
+        return tuple(unmanaged_pods.read_unmanaged_pod(pod, jobs, self._fleet) for pod in pods)
 
     def kueue_namespaces(self, cluster: str) -> Mapping[str, str]:
         """Return the namespaces with Kueue's label or with a LocalQueue, each with the reason.

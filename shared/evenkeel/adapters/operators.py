@@ -14,7 +14,7 @@ Sources of the fields: kubeflow/training-operator, branch release-1.9,
 import copy
 from typing import Any, TypeAlias
 
-from evenkeel.adapters import workloads
+from evenkeel.adapters import manifests
 from evenkeel.domain.elastic.sizes import ElasticTerms
 from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.ports import LaunchSpec
@@ -105,7 +105,7 @@ def _metadata(spec: LaunchSpec, fleet: str) -> Json:
     return {
         "name": spec.attempt.workload_name,
         "namespace": spec.attempt.namespace,
-        "labels": workloads.labels(spec, fleet),
+        "labels": manifests.labels(spec, fleet),
     }
 
 
@@ -116,7 +116,7 @@ def _replica_bounds(spec: LaunchSpec) -> Json:
 
 def _template(spec: LaunchSpec, fleet: str, accelerator_resource: str, *, container: str) -> Json:
     """Return the pod template of the Indexed Job, without the fields that fix its nodes and ranks."""
-    template: Json = copy.deepcopy(workloads.job(spec, fleet, accelerator_resource)["spec"]["template"])
+    template: Json = copy.deepcopy(manifests.job(spec, fleet, accelerator_resource)["spec"]["template"])
     pod = template["spec"]
     pod.pop("subdomain", None)
     pod.get("affinity", {}).pop("nodeAffinity", None)

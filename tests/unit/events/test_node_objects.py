@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from evenkeel.adapters.workloads import read_node
+from evenkeel.adapters.node_objects import read_node
 from evenkeel.domain.health.policy import WatchPolicy
 from evenkeel.domain.nodes import INCIDENT_ANNOTATION
 from evenkeel.events.kubernetes_node import facts_of

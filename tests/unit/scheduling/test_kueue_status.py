@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from evenkeel.adapters.workloads import job, read_queue
+from evenkeel.adapters.kueue_workloads import read_queue
+from evenkeel.adapters.manifests import job
 from evenkeel.domain.external.kueue_status import (
     KueueCheck,
     KueueCondition,

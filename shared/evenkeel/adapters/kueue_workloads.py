@@ -1,0 +1,79 @@
+"""Read the Workloads of Kueue. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from evenkeel.adapters.object_fields import MESSAGE_LIMIT, QUEUE_LABEL, parse_instant
+from evenkeel.adapters.workloads import controlling_job
+from evenkeel.domain.external.kueue_status import KueueCheck, KueueCondition, KueueStatus
+from evenkeel.domain.values import rfc3339
+
+
+def is_queued_in_kueue(job: Mapping[str, Any]) -> bool:
+    """Whether Kueue admits a Job."""
+    return QUEUE_LABEL in (job["metadata"].get("labels") or {})
+
+
+def owner_of_workload(workload: Mapping[str, Any]) -> tuple[str, str]:
+    """Return namespace and UID of the Job that controls a Workload of Kueue; the UID is empty if no Job does."""
+    return (str(workload["metadata"].get("namespace", "")), controlling_job(workload)[1])
+
+
+def read_kueue(workload: Mapping[str, Any], position: int | None = None) -> KueueStatus:
+    """Parse the status of a Workload of Kueue.
+
+    Source: `apis/kueue/v1beta2/workload_types.go`. v1beta1 misspells the field of the past execution time.
+    """
+    spec, status = workload.get("spec") or {}, workload.get("status") or {}
+    admission = status.get("admission") or {}
+    assigned = admission.get("podSetAssignments") or ()
+    flavors = (str(flavor) for each in assigned for flavor in (each.get("flavors") or {}).values())
+    past = ("accumulatedPastExecutionTimeSeconds", "accumulatedPastExexcutionTimeSeconds")
+    return KueueStatus(
+        name=workload["metadata"]["name"],
+        queue=spec.get("queueName") or "",
+        cluster_queue=admission.get("clusterQueue") or "",
+        flavors=tuple(dict.fromkeys(flavors)),
+        is_active=spec.get("active", True) is not False,
+        conditions=tuple(
+            KueueCondition(
+                type=item["type"],
+                is_true=item["status"] == "True",
+                reason=item.get("reason") or "",
+                message=(item.get("message") or "")[:MESSAGE_LIMIT],
+                changed_at=parse_instant(item.get("lastTransitionTime")),
+            )
+            for item in status.get("conditions") or ()
+        ),
+        checks=tuple(
+            KueueCheck(name=item["name"], state=item["state"], message=(item.get("message") or "")[:MESSAGE_LIMIT])
+            for item in status.get("admissionChecks") or ()
+        ),
+        was_admitted=any(status.get(name) is not None for name in past),
+        requeue_at=parse_instant((status.get("requeueState") or {}).get("requeueAt")),
+        position=position,
+    )
+
+
+def read_queue(listed: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], KueueStatus]:
+    """Return the status of Kueue's Workloads, by namespace and UID of their Jobs. A waiting one has its position."""
+    found = {job: (each, read_kueue(each)) for each in listed if (job := owner_of_workload(each))[1]}
+    lengths: Counter[tuple[str, str]] = Counter()
+    positions: dict[tuple[str, str], int] = {}
+    for uid, (each, status) in sorted(found.items(), key=lambda item: _queue_order(*item[1])):
+        if status.is_pending and status.is_active:
+            queue = (each["metadata"]["namespace"], status.queue)
+            lengths[queue] += 1
+            positions[uid] = lengths[queue]
+    return {uid: status.but(position=positions.get(uid)) for uid, (_, status) in found.items()}
+
+
+def _queue_order(workload: Mapping[str, Any], kueue: KueueStatus) -> tuple[int, str, str]:
+    """Return the sort key of Kueue's queues: priority, then age. Some evictions count as a new start of the age."""
+    priority = int((workload.get("spec") or {}).get("priority") or 0)
+    evicted = kueue.condition("Evicted")
+    since = str(workload["metadata"].get("creationTimestamp") or "")
+    if evicted and evicted.is_true and evicted.reason in ("PodsReadyTimeout", "AdmissionCheck") and evicted.changed_at:
+        since = rfc3339(evicted.changed_at)
+    return (-priority, since, str(workload["metadata"]["name"]))

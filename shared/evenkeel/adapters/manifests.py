@@ -1,0 +1,379 @@
+"""Build the Kubernetes objects of an attempt, a health check and a rental. Pure."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from evenkeel.adapters.object_fields import (
+    ATTEMPT_LABEL,
+    CHECK_LABEL,
+    DECISION_NOTE,
+    FLEET_LABEL,
+    HUGE_PAGES,
+    JOB_LABEL,
+    KUEUE_PRIORITY_LABEL,
+    QUEUE_LABEL,
+    RENTAL_LABEL,
+    Json,
+)
+from evenkeel.domain.capacity.instance_types import EFA
+from evenkeel.domain.jobs.job import CheckpointRequirement
+from evenkeel.domain.jobs.validation import RESERVED_ENV
+from evenkeel.domain.kueue.quantities import text as quantity_text
+from evenkeel.domain.nodes import (
+    AWAITING_VALIDATION_TAINT,
+    KARPENTER_LABEL,
+)
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import CapacitySpec, CheckSpec, KubernetesPermission, LaunchSpec
+
+RENDEZVOUS_PORT = 29500
+_DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
+"""Condition that Kubernetes sets on a pod that ends because of its node or of another pod."""
+_DO_NOT_DISRUPT = {"karpenter.sh/do-not-disrupt": "true"}
+"""Karpenter does not terminate the node of such a pod to save cost, or because of the node's age."""
+_HOSTNAME = "kubernetes.io/hostname"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_TYPE_LABEL = "node.kubernetes.io/instance-type"
+_USER = 1000
+
+
+def labels(spec: LaunchSpec, fleet: str) -> dict[str, str]:
+    """Return the labels of an attempt's objects. Evenkeel's labels override those of the submission."""
+    return {
+        **spec.job.labels,
+        "app.kubernetes.io/managed-by": "evenkeel",
+        JOB_LABEL: spec.attempt.job_id,
+        ATTEMPT_LABEL: str(spec.attempt.attempt),
+        FLEET_LABEL: fleet,
+    }
+
+
+def service(spec: LaunchSpec, fleet: str) -> Json:
+    """Return the headless Service of an attempt, which gives each rank a DNS name.
+
+    Names of pods that are not ready are published too, because ranks contact rank 0 before they are ready.
+    """
+    name = spec.attempt.workload_name
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": name,
+            "namespace": spec.attempt.namespace,
+            "labels": labels(spec, fleet),
+            "annotations": {DECISION_NOTE: spec.attempt.decision_id},
+        },
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {JOB_LABEL: spec.attempt.job_id, ATTEMPT_LABEL: str(spec.attempt.attempt)},
+            "ports": [{"name": "rendezvous", "port": RENDEZVOUS_PORT}],
+        },
+    }
+
+
+def job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json:
+    """Return the Indexed Job of an attempt.
+
+    `backoffLimit: 0`, `restartPolicy: Never` and `podReplacementPolicy: Failed` prevent restarts by the Job controller.
+    The Job has no TTL, so that Evenkeel can read its end before it deletes the Job. A Job for Kueue is created
+    suspended, so that no pod runs before Kueue admits it.
+    """
+    attempt = spec.attempt
+    kueue_labels = {QUEUE_LABEL: attempt.local_queue} if attempt.local_queue else {}
+    if kueue_labels and spec.job.priority_class:
+        kueue_labels[KUEUE_PRIORITY_LABEL] = spec.job.priority_class
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": attempt.workload_name,
+            "namespace": attempt.namespace,
+            "labels": {**labels(spec, fleet), **kueue_labels},
+            "annotations": {DECISION_NOTE: attempt.decision_id},
+        },
+        "spec": {
+            **({"suspend": True} if attempt.local_queue else {}),
+            "completionMode": "Indexed",
+            "completions": spec.attempt.ranks,
+            "parallelism": spec.attempt.ranks,
+            "backoffLimit": 0,
+            "podReplacementPolicy": "Failed",
+            # An evicted pod disappears once its Job has counted it, and the other ranks then fail. With this rule, the
+            # condition of the Job still shows the disruption as the cause.
+            "podFailurePolicy": {"rules": [{"action": "FailJob", "onPodConditions": [_DISRUPTED]}]},
+            "template": {
+                "metadata": {
+                    "labels": labels(spec, fleet),
+                    "annotations": {**_DO_NOT_DISRUPT, DECISION_NOTE: attempt.decision_id},
+                },
+                "spec": _pod(spec, accelerator_resource),
+            },
+        },
+    }
+
+
+def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
+    attempt = spec.attempt
+    own_labels = {JOB_LABEL: attempt.job_id, ATTEMPT_LABEL: str(attempt.attempt)}
+    node_terms = [{"matchExpressions": terms}] if (terms := _placement(spec)) else []
+    is_kueue_job = bool(attempt.local_queue)
+    return {
+        "restartPolicy": "Never",
+        "serviceAccountName": spec.service_account,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "subdomain": attempt.workload_name,
+        "terminationGracePeriodSeconds": spec.job.grace_seconds,
+        **({"priorityClassName": spec.job.priority_class} if spec.job.priority_class and not is_kueue_job else {}),
+        **({"tolerations": [each.to_pod() for each in spec.job.tolerations]} if spec.job.tolerations else {}),
+        "affinity": {
+            **({"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": node_terms}}} if node_terms else {}),
+            # One pod per node, even if a pod needs less than a whole node.
+            "podAntiAffinity": _one_per_node(own_labels),
+        },
+        # The whole pod security standard "restricted". With EFA also IPC_LOCK, which only "privileged" allows.
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumes": [
+            # Collectives and data loaders share memory between processes. The default of 64 MiB is too small.
+            {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
+            *({"name": name, "persistentVolumeClaim": {"claimName": claim}} for name, claim, _ in _claims(spec)),
+        ],
+        "containers": [_trainer(spec, accelerator_resource)],
+    }
+
+
+def _one_per_node(own_labels: Mapping[str, str]) -> Json:
+    """Return the rule that keeps two pods with these labels off one node."""
+    return {_REQUIRED: [{"topologyKey": _HOSTNAME, "labelSelector": {"matchLabels": dict(own_labels)}}]}
+
+
+def _trainer(spec: LaunchSpec, accelerator_resource: str) -> Json:
+    """Return the container of a rank."""
+    return {
+        "name": "trainer",
+        "image": spec.job.image,
+        "command": list(spec.job.command),
+        **({"args": list(spec.job.args)} if spec.job.args else {}),
+        "env": _environment(spec),
+        "ports": [{"name": "rendezvous", "containerPort": RENDEZVOUS_PORT}],
+        "resources": _resources(spec, accelerator_resource),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            # EFA locks the memory that it reads and writes.
+            "capabilities": {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if spec.network.interfaces else {})},
+        },
+        "volumeMounts": [
+            {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - inside the pod
+            *({"name": name, "mountPath": path} for name, _, path in _claims(spec)),
+        ],
+        # After an error, Kubernetes stores the last log lines with the pod.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def _resources(spec: LaunchSpec, accelerator_resource: str) -> Json:
+    """Return the resources of one pod: accelerators, CPU and memory, and with EFA also interfaces and huge pages.
+
+    CPU and memory are requests without limits: a pod may use what is idle on its node.
+    """
+    wanted, network = spec.attempt.per_node, spec.network
+    count = spec.job.accelerators_per_node
+    limits = {
+        **({accelerator_resource: str(count)} if count else {}),
+        **({EFA: str(network.interfaces)} if network.interfaces else {}),
+        **({HUGE_PAGES: f"{network.huge_pages_mib}Mi"} if network.huge_pages_mib else {}),
+    }
+    requests = {
+        **({"cpu": quantity_text("cpu", wanted.cpu_millis)} if wanted.cpu_millis else {}),
+        **({"memory": f"{wanted.memory_mib}Mi"} if wanted.memory_mib else {}),
+    }
+    if network.huge_pages_mib and not requests:
+        # Kubernetes accepts huge pages only for a container that also requests memory or CPU.
+        requests = {"cpu": "1"}
+    return {**({"limits": limits} if limits else {}), **({"requests": requests} if requests else {})}
+
+
+def _placement(spec: LaunchSpec) -> list[Json]:
+    """Return the node affinity terms of the pods: the attempt's nodes; for Kueue the allowed types and avoided nodes.
+
+    Kueue's flavors add their labels as node selectors. Of these terms, Kueue considers only keys of its flavors.
+    """
+    if not spec.attempt.local_queue:
+        return [{"key": _HOSTNAME, "operator": "In", "values": list(spec.attempt.node_names)}]
+    types = {"key": _TYPE_LABEL, "operator": "In", "values": list(spec.job.instance_types)}
+    avoided = {"key": _HOSTNAME, "operator": "NotIn", "values": list(spec.avoid)}
+    return [*([types] if spec.job.instance_types else []), *([avoided] if spec.avoid else [])]
+
+
+def check_job(spec: CheckSpec, fleet: str) -> Json:
+    """Return the test job of one node. It tolerates every taint, because it tests a node that is out of service.
+
+    Evenkeel reads its end while it waits for the validation. Kubernetes deletes the job after an hour.
+    """
+    own_labels = {"app.kubernetes.io/managed-by": "evenkeel", FLEET_LABEL: fleet, CHECK_LABEL: spec.name}
+    node_term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [spec.node_name]}]}
+    limits = {spec.accelerator_resource: str(spec.accelerators)} if spec.accelerators else {}
+    pod = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "tolerations": [{"operator": "Exists"}],
+        "affinity": {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [node_term]}}
+        },
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": "check",
+                "image": spec.image,
+                **({"command": list(spec.command)} if spec.command else {}),
+                "resources": {"limits": limits} if limits else {},
+                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+            }
+        ],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": spec.name, "namespace": spec.namespace, "labels": own_labels},
+        "spec": {
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": spec.deadline_seconds,
+            "ttlSecondsAfterFinished": 3600,
+            "template": {"metadata": {"labels": own_labels}, "spec": pod},
+        },
+    }
+
+
+def access_review(right: KubernetesPermission) -> Json:
+    """Return a review of one of the caller's own rights. The API server answers it and does not store it."""
+    resource, _, subresource = right.resource.partition("/")
+    attributes = {"verb": right.verb, "group": right.group, "resource": resource, "namespace": right.namespace}
+    return {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {**attributes, **({"subresource": subresource} if subresource else {})}},
+    }
+
+
+def capacity_job(spec: CapacitySpec, fleet: str, taints: Iterable[Mapping[str, Any]] = ()) -> Json:
+    """Return the Job of a rental's capacity pods. Each pod takes all accelerators of one node and does nothing.
+
+    Karpenter launches a node for each pod, and does not terminate the node while the pod exists.
+
+    Args:
+        spec: The rental.
+        fleet: Its fleet.
+        taints: Taints of the pool's nodes. The pods tolerate no others. Otherwise they could start on cordoned nodes,
+            or on nodes of another rental that ends, and Karpenter would launch no new node.
+    """
+    tolerated = dict.fromkeys(
+        [(AWAITING_VALIDATION_TAINT, "NoSchedule"), *((each["key"], each["effect"]) for each in taints)]
+    )
+    own_labels = {"app.kubernetes.io/managed-by": "evenkeel", FLEET_LABEL: fleet, RENTAL_LABEL: spec.name}
+    pod = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 1,
+        "nodeSelector": {KARPENTER_LABEL: spec.pool},
+        "tolerations": [{"key": key, "operator": "Exists", "effect": effect} for key, effect in tolerated],
+        "affinity": {"podAntiAffinity": _one_per_node({RENTAL_LABEL: spec.name})},
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": "capacity",
+                "image": spec.image,
+                "resources": {
+                    "limits": {
+                        spec.accelerator_resource: str(spec.accelerators),
+                        **({EFA: str(spec.efa)} if spec.efa else {}),
+                    }
+                },
+                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            }
+        ],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": spec.name, "namespace": spec.namespace, "labels": own_labels},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": spec.nodes,
+            "parallelism": spec.nodes,
+            "backoffLimit": 6,
+            # If a node ends, its pod ends too. Such ends do not count, so the Job always creates another pod.
+            "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [_DISRUPTED]}]},
+            "template": {"metadata": {"labels": own_labels, "annotations": _DO_NOT_DISRUPT}, "spec": pod},
+        },
+    }
+
+
+def _claims(spec: LaunchSpec) -> list[tuple[str, str, str]]:
+    """Return volume, claim and mount path of the storage of checkpoints: `file:///fsx/llama/7b` is on `/fsx`."""
+    claim = spec.job.checkpoint_claim
+    first = spec.job.checkpoint_uri.removeprefix("file:///").partition("/")[0]
+    return [("checkpoints", claim, f"/{first}")] if claim else []
+
+
+def _environment(spec: LaunchSpec) -> list[Json]:
+    """Return the environment of the training contract. Kubernetes itself adds the rank as JOB_COMPLETION_INDEX."""
+    attempt, name = spec.attempt, spec.attempt.workload_name
+    own = {
+        "EVENKEEL_JOB_ID": attempt.job_id,
+        "EVENKEEL_ATTEMPT": str(attempt.attempt),
+        "EVENKEEL_CHECKPOINT_URI": spec.job.checkpoint_uri,
+        **_resume(spec),
+        "WORLD_SIZE": str(spec.attempt.ranks),
+        "MASTER_ADDR": f"{name}-0.{name}",
+        "MASTER_PORT": str(RENDEZVOUS_PORT),
+    }
+    submitted = {key: value for key, value in spec.job.env.items() if key not in RESERVED_ENV}
+    return [
+        *({"name": key, "value": value} for key, value in {**submitted, **own}.items()),
+        *(
+            {"name": name, "valueFrom": {"secretKeyRef": {"name": source.secret, "key": source.key}}}
+            for name, source in spec.job.secret_env.items()
+            if name not in RESERVED_ENV
+        ),
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+    ]
+
+
+def _resume(spec: LaunchSpec) -> dict[str, str]:
+    """Return the variables for the resume point, or those for rank 0 to choose it."""
+    terms = spec.terms
+    if terms is None:
+        return {"EVENKEEL_RESUME_FROM": spec.resume_from}
+    distrust, damaged = terms.distrust, ",".join(f"{each.attempt}/{each.step}" for each in terms.damaged)
+    return {
+        **({"EVENKEEL_DISTRUST_AFTER": rfc3339(distrust.after)} if distrust and distrust.after else {}),
+        **({"EVENKEEL_DISTRUST_THROUGH": str(distrust.through_attempt)} if distrust else {}),
+        **(
+            {"EVENKEEL_DISTRUST_DEMAND": distrust.demand}
+            if distrust and distrust.demand is not CheckpointRequirement.CONVENTION
+            else {}
+        ),
+        **({"EVENKEEL_ACCEPT_CONVENTION": "1"} if terms.accepts_convention else {}),
+        **({"EVENKEEL_START_OVER": "1"} if terms.may_start_over else {}),
+        **({"EVENKEEL_DAMAGED_CHECKPOINTS": damaged} if damaged else {}),
+    }

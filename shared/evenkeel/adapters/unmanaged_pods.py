@@ -1,0 +1,188 @@
+"""Read the pods that Evenkeel does not launch, and the resources that they request. Pure."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from evenkeel.adapters.object_fields import (
+    CHECK_LABEL,
+    FLEET_LABEL,
+    MIB,
+    RENTAL_LABEL,
+    SAGEMAKER,
+    Json,
+    accelerators_in,
+    owner_of,
+    parse_instant,
+    parse_quantity,
+)
+from evenkeel.adapters.workloads import attempt_of, controlling_job, decision_of, workload_name
+from evenkeel.domain.capacity.pool_choices import Effect, Operator, Toleration
+from evenkeel.domain.external.unmanaged_workloads import (
+    RESUME_ALLOWED,
+    RESUME_LABEL,
+    ManagedKind,
+    OwnershipClaim,
+    PodRecreation,
+    UnmanagedPod,
+)
+from evenkeel.domain.resources import NONE, Resources
+
+_MIRROR = "kubernetes.io/config.mirror"
+_JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+_BACKOFF_LIMIT = 6
+"""Default of Kubernetes."""
+
+
+def is_movable_kind(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod belongs to a workload. Pods of a DaemonSet and static pods belong to their node instead.
+
+    A static pod is recognised by its mirror annotation, which only a kubelet may set. Any user can write a Node into
+    `ownerReferences`.
+    """
+    kind = owner_of(pod)[0]
+    return kind != "DaemonSet" and not (kind == "Node" and _MIRROR in (pod["metadata"].get("annotations") or {}))
+
+
+def claim_of(pod: Mapping[str, Any], fleet: str) -> OwnershipClaim | None:
+    """Return the owner within Evenkeel that a pod's labels claim; None if they claim none."""
+    found = pod["metadata"].get("labels") or {}
+    if found.get(FLEET_LABEL) != fleet:
+        return None
+    controller, uid = controlling_job(pod)
+    claim: Json = {"controller": controller, "controller_uid": uid, "decision_id": decision_of(pod)}
+    if name := attempt_of(pod):
+        job_id, attempt = name
+        return OwnershipClaim(
+            kind=ManagedKind.ATTEMPT, name=workload_name(*name), job_id=job_id, attempt=attempt, **claim
+        )
+    for label, kind in ((RENTAL_LABEL, ManagedKind.RENTAL), (CHECK_LABEL, ManagedKind.CHECK)):
+        if found.get(label):
+            return OwnershipClaim(kind=kind, name=found[label], **claim)
+    return None
+
+
+def trim_unmanaged_pod(pod: Json) -> Json | None:
+    """Reduce a pod to the fields that `read_unmanaged_pod` needs; None if it belongs to no workload."""
+    if not is_movable_kind(pod):
+        return None
+    source_metadata, spec = pod["metadata"], pod.get("spec") or {}
+    metadata = ("namespace", "name", "uid", "labels", "annotations", "ownerReferences", "creationTimestamp")
+    return {
+        "metadata": {name: source_metadata[name] for name in metadata if name in source_metadata},
+        "spec": {
+            **{name: spec[name] for name in ("nodeName", "tolerations", "nodeSelector") if name in spec},
+            **_pod_requests(spec),
+        },
+    }
+
+
+def trim_placed_pod(pod: Json) -> Json | None:
+    """Reduce a pod to its node and its resources; None if it is on no node."""
+    spec = pod.get("spec") or {}
+    if not spec.get("nodeName"):
+        return None
+    metadata = {name: pod["metadata"][name] for name in ("namespace", "name")}
+    return {"metadata": metadata, "spec": {"nodeName": spec["nodeName"], **_pod_requests(spec)}}
+
+
+def _pod_requests(spec: Mapping[str, Any]) -> Json:
+    containers = {
+        kind: [{name: each[name] for name in ("resources", "restartPolicy") if name in each} for each in spec[kind]]
+        for kind in ("containers", "initContainers")
+        if spec.get(kind)
+    }
+    return {**containers, **({"overhead": spec["overhead"]} if spec.get("overhead") else {})}
+
+
+def read_unmanaged_pod(
+    pod: Mapping[str, Any], jobs: Mapping[tuple[str, str], Mapping[str, Any]], fleet: str
+) -> UnmanagedPod:
+    """Parse a pod that may be outside Evenkeel.
+
+    Source: pods of a JobSet, and so of Kubeflow's TrainJob, have a Job as controller and name the JobSet in a label.
+
+    Args:
+        pod: The pod.
+        jobs: The Jobs of its cluster, by namespace and name.
+        fleet: Name of this fleet. Labels of other fleets are ignored.
+    """
+    metadata = pod["metadata"]
+    found, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    kind, name = owner_of(pod)
+    restarts = kind not in ("", "Job") or _job_restarts(jobs.get((metadata["namespace"], name)))
+    if _JOBSET_LABEL in found:
+        kind, name, restarts = "JobSet", found[_JOBSET_LABEL], True
+    recreation = PodRecreation.BY_OWNER if restarts else PodRecreation.NEVER
+    if kind == "HyperPodPyTorchJob" or annotations.get(f"{SAGEMAKER}/enable-job-auto-resume") == "true":
+        recreation = PodRecreation.BY_HYPERPOD
+    return UnmanagedPod(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        node_name=(pod.get("spec") or {}).get("nodeName") or "",
+        accelerators=resources_requested(pod).accelerators,
+        kind=kind,
+        workload=name or metadata["name"],
+        recreation=recreation,
+        may_move=found.get(RESUME_LABEL) == RESUME_ALLOWED,
+        created_at=parse_instant(metadata.get("creationTimestamp")),
+        tolerations=_tolerations((pod.get("spec") or {}).get("tolerations") or ()),
+        selector=(pod.get("spec") or {}).get("nodeSelector") or {},
+        claim=claim_of(pod, fleet),
+    )
+
+
+def _tolerations(tolerations: Iterable[Mapping[str, Any]]) -> tuple[Toleration, ...]:
+    """Parse a pod's tolerations. A toleration with an unknown operator or effect is left out."""
+    return tuple(
+        Toleration(
+            key=each.get("key") or "",
+            operator=Operator(each.get("operator") or Operator.EQUAL),
+            value=each.get("value") or "",
+            effect=Effect(each["effect"]) if each.get("effect") else None,
+        )
+        for each in tolerations
+        if (each.get("operator") or Operator.EQUAL) in set(Operator) and (each.get("effect") or None) in {None, *Effect}
+    )
+
+
+def _job_restarts(job: Mapping[str, Any] | None) -> bool:
+    """Whether a Job creates another pod after an eviction. Each eviction counts as a failure up to its limit."""
+    if job is None:
+        return False
+    limit = (job.get("spec") or {}).get("backoffLimit", _BACKOFF_LIMIT)
+    return int((job.get("status") or {}).get("failed") or 0) < int(limit)
+
+
+def resources_requested(pod: Mapping[str, Any]) -> Resources:
+    """Return what the scheduler reserves for a pod.
+
+    Source: https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers.
+    Containers and sidecars run side by side; other init containers run alone, one after the other, before them.
+    """
+    spec = pod.get("spec") or {}
+    sidecars, largest = NONE, NONE
+    for container in spec.get("initContainers") or ():
+        amounts = _amounts_requested(container)
+        if container.get("restartPolicy") == "Always":
+            sidecars += amounts
+        else:
+            largest = largest.at_least(sidecars + amounts)
+    total = sidecars
+    for container in spec.get("containers") or ():
+        total += _amounts_requested(container)
+    return total.at_least(largest) + _amounts(spec.get("overhead") or {})
+
+
+def _amounts_requested(container: Mapping[str, Any]) -> Resources:
+    """Return the requests of a container. A resource with a limit alone is requested up to that limit."""
+    resources = container.get("resources") or {}
+    return _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+
+
+def _amounts(quantities: Mapping[str, Any]) -> Resources:
+    return Resources(
+        accelerators=accelerators_in(quantities)[1],
+        cpu_millis=parse_quantity("cpu", quantities.get("cpu", 0)),
+        memory_mib=-(-parse_quantity("memory", quantities.get("memory", 0)) // MIB),
+    )
