@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 from evenkeel.domain.kueue.quantities import amount
 
 Json: TypeAlias = dict[str, Any]
+
 JOB_LABEL = "evenkeel.io/job"
 ATTEMPT_LABEL = "evenkeel.io/attempt"
 FLEET_LABEL = "evenkeel.io/fleet"
@@ -21,10 +22,12 @@ RENTAL_LABEL = "evenkeel.io/rental"
 DECISION_NOTE = "evenkeel.io/decision"
 """Annotation: the decision that admitted the attempt. It identifies a Job until the Job's UID is recorded."""
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+
 NVIDIA, NEURON = "nvidia.com/gpu", "aws.amazon.com/neuron"
 HUGE_PAGES = "hugepages-2Mi"
 MIB = 2**20
 SAGEMAKER = "sagemaker.amazonaws.com"
+
 NAME_LIMIT = 128
 """Maximum characters of a name from a kubelet, an agent or an annotation. The API server does not limit these."""
 MESSAGE_LIMIT = 500

@@ -19,7 +19,8 @@ from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.plan import FaultTerms, PlanFacts, RecoveryPlan, plan_recovery
-from evenkeel.domain.recovery.repair import ACCEPTED, Repair, RepairFacts, choose_repair, deadline_of
+from evenkeel.domain.recovery.repair import Repair, RepairFacts, choose_repair
+from evenkeel.domain.recovery.repair_requests import ACCEPTED, deadline_of
 from evenkeel.domain.recovery.resume import demand_after, distrust_after
 from evenkeel.domain.recovery.validation import Validity
 from evenkeel.domain.values import Value

@@ -9,7 +9,7 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.plan import Owner
-from evenkeel.domain.recovery.repair import KARPENTER, OWNERS, REPLACE, failure_since
+from evenkeel.domain.recovery.repair_requests import KARPENTER, OWNERS, REPLACE, failure_since
 from evenkeel.domain.recovery.validation import CheckResult, Validity
 from evenkeel.domain.values import Value
 from evenkeel.domain.waiting import WaitAnswer

@@ -19,36 +19,33 @@ from evenkeel.domain.health.incidents import RepairProgress
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.recovery.guardrails import ALLOWED, REPAIRS, GuardedAction, GuardFacts, Rule, check_guardrails
 from evenkeel.domain.recovery.leases import Hold, RepairRequest
-from evenkeel.domain.recovery.node_slot import DEEP_CHECK_RUNNING, RUNNING_STATUS, SlotState
+from evenkeel.domain.recovery.node_slot import SlotState
 from evenkeel.domain.recovery.plan import QUARANTINE_RUNGS, FaultTerms, Owner
 from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.recovery.repair_requests import (
+    ACCEPTED,
+    ACCEPTED_ANSWERS,
+    DIAGNOSE,
+    FAILED,
+    FAILURES,
+    KARPENTER,
+    NO_CAPACITY,
+    NOT_NOW,
+    OWNER,
+    OWNERS,
+    REBOOT,
+    REPLACE,
+    UNKNOWN,
+    deadline_of,
+    failure_since,
+    is_under_way,
+    owner_acted,
+    took_effect,
+)
 from evenkeel.domain.recovery.validation import Validity
 from evenkeel.domain.values import Instant, Value
 
-DIAGNOSE, REBOOT, REPLACE = "diagnose", "reboot", "replace"
-OWNER, KARPENTER = "owner", "karpenter"
-"""Rungs without a request by Evenkeel: HyperPod (`owner`) or Karpenter repairs. The recorded request only marks the
-time from which Evenkeel waits."""
-OWNERS = (OWNER, KARPENTER)
-
-ACCEPTED, IN_USE, NOT_NOW, NO_SUCH_NODE, FAILED, UNKNOWN = (
-    "ACCEPTED",
-    "IN_USE",
-    "NOT_NOW",
-    "NO_SUCH_NODE",
-    "FAILED",
-    "UNKNOWN",
-)
-"""The provider's answers, as `ports.RepairAnswer` spells them."""
-_ACCEPTED_ANSWERS = (ACCEPTED, IN_USE, NO_SUCH_NODE)
 _MAX_REFUSALS = 10
-
-NO_CAPACITY = "insufficient_capacity"
-_FAILURES = ("reboot_failed", "replacement_failed", NO_CAPACITY)
-_PROGRESS_CODES = ("reboot_in_progress", "replacement_started", "terminating", "provisioned")
-"""Codes of reported failures, and codes of reported progress."""
-_IDLE_STATUSES = (RUNNING_STATUS, DEEP_CHECK_RUNNING, "Failure", "")
-"""Provider statuses in which HyperPod does not repair a node."""
 
 
 class Repair(StrEnum):
@@ -221,71 +218,6 @@ def _leave_to_owner(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision 
     return None
 
 
-def deadline_of(
-    request: RepairRequest,
-    policy: RepairPolicy,
-    slot_state: SlotState | None = None,
-    progress: tuple[RepairProgress, ...] = (),
-) -> datetime:
-    """Return until when Evenkeel waits for the node after a repair request.
-
-    After a request without a reply, the wait is shorter. If another owner repairs, the wait is short while that owner
-    does nothing, and long once it has acted.
-
-    Args:
-        request: The request, or the mark from which Evenkeel waits for another owner.
-        policy: The deadlines.
-        slot_state: The node slot now; used only for another owner.
-        progress: Repair steps that the provider reported, oldest first.
-    """
-    if request.rung == KARPENTER:
-        return request.requested_at + timedelta(seconds=policy.karpenter_deadline_seconds)
-    if request.rung == OWNER:
-        if slot_state is None or not _owner_acted(request, slot_state, progress):
-            return request.requested_at + timedelta(seconds=policy.takeover_seconds)
-        since = max([request.requested_at, *(each.at for each in progress[-1:])])
-        return since + timedelta(seconds=policy.owner_deadline_seconds)
-    if request.answer in ("", UNKNOWN):
-        return request.requested_at + timedelta(seconds=policy.reconcile_after_seconds)
-    seconds = policy.replace_deadline_seconds if request.rung == REPLACE else policy.reboot_deadline_seconds
-    return request.requested_at + timedelta(seconds=seconds)
-
-
-def took_effect(request: RepairRequest, slot_state: SlotState, progress: tuple[RepairProgress, ...] = ()) -> str:
-    """Return the evidence that a request took effect, as a clause; empty if there is none."""
-    if slot_state.replacement is not None:
-        return "another node holds the slot"
-    node, record = slot_state.original.node, slot_state.original.record
-    if node and request.boot_id and node.boot_id and node.boot_id != request.boot_id:
-        return "the node rebooted since"
-    if record and record.status not in (RUNNING_STATUS, request.status_before):
-        return f"HyperPod reports {record.status}"
-    if not slot_state.original.is_there:
-        return "no control plane lists the node any more"
-    evidence = next(
-        (each for each in progress if each.at >= request.requested_at and each.code in (*_PROGRESS_CODES, *_FAILURES)),
-        None,
-    )
-    return f"HyperPod reported {evidence.code}" if evidence else ""
-
-
-def failure_since(progress: tuple[RepairProgress, ...], since: datetime) -> RepairProgress | None:
-    """Return the failure that the provider reported since a time; None if it reported none, or later progress."""
-    later = [each for each in progress if each.at >= since and each.code in (*_FAILURES, *_PROGRESS_CODES)]
-    return later[-1] if later and later[-1].code in _FAILURES else None
-
-
-def _owner_acted(request: RepairRequest, slot_state: SlotState, progress: tuple[RepairProgress, ...]) -> bool:
-    """Whether anything shows that the other owner has started a repair."""
-    return bool(progress) or _is_under_way(slot_state, progress) or bool(took_effect(request, slot_state))
-
-
-def _is_under_way(slot_state: SlotState, progress: tuple[RepairProgress, ...]) -> bool:
-    record = slot_state.original.record
-    is_changing = record is not None and record.status not in _IDLE_STATUSES
-    return is_changing or (bool(progress) and progress[-1].code in _PROGRESS_CODES)
-
-
 def _with_replacement(facts: RepairFacts, last: RepairRequest | None, policy: RepairPolicy) -> RepairDecision:
     """Decide when the slot already has a replacement node."""
     assert facts.slot_state.replacement
@@ -321,7 +253,7 @@ def _after_request(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy
         return _after_reboot(facts, last, policy)
     if last.answer in ("", UNKNOWN):
         return _without_reply(facts, last, policy)
-    if last.answer in _ACCEPTED_ANSWERS:
+    if last.answer in ACCEPTED_ANSWERS:
         if facts.now < deadline_of(last, policy):
             return _decided(Repair.AWAIT, f"The {last.rung} is in progress.")
         return _next_rung(
@@ -358,7 +290,7 @@ def _without_reply(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy
 def _pending_request(facts: RepairFacts, policy: RepairPolicy) -> RepairRequest | None:
     """Return the request of an earlier incident that may still take effect; None if there is none."""
     requests = [
-        each for each in facts.requests if each.rung not in OWNERS and each.answer in (*_ACCEPTED_ANSWERS, UNKNOWN, "")
+        each for each in facts.requests if each.rung not in OWNERS and each.answer in (*ACCEPTED_ANSWERS, UNKNOWN, "")
     ]
     last = requests[-1] if requests else None
     if last is None or facts.now >= deadline_of(last, policy) or _has_rebooted(facts, last):
@@ -399,16 +331,16 @@ def _after_owner(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) 
     deadline = deadline_of(last, policy, facts.slot_state, facts.progress)
     if facts.now < deadline:
         return _decided(Repair.AWAIT, f"{owner} repairs this node itself: Evenkeel waits.")
-    if facts.owner is not Owner.KARPENTER and _is_under_way(facts.slot_state, facts.progress):
+    if facts.owner is not Owner.KARPENTER and is_under_way(facts.slot_state, facts.progress):
         reason = "HyperPod's repair of this node takes longer than expected."
         return _decided(
             Repair.ASK_PERSON, reason, ("replace", "HyperPod is still repairing, and two repairs would conflict")
         )
-    failure = facts.progress[-1] if facts.progress and facts.progress[-1].code in _FAILURES else None
+    failure = facts.progress[-1] if facts.progress and facts.progress[-1].code in FAILURES else None
     if failure is not None and failure.code == NO_CAPACITY:
         return _after_failure(facts, failure, policy)
     minutes = round((deadline - (facts.progress[-1].at if facts.progress else last.requested_at)).total_seconds() / 60)
-    inaction = "did nothing" if not _owner_acted(last, facts.slot_state, facts.progress) else "made no new attempt"
+    inaction = "did nothing" if not owner_acted(last, facts.slot_state, facts.progress) else "made no new attempt"
     return _next_rung(facts, policy, failed=f"{owner} {inaction} for {minutes} min, so Evenkeel takes over the repair.")
 
 
@@ -480,7 +412,7 @@ def _end_of_ladder(facts: RepairFacts, policy: RepairPolicy, prefix: str) -> Rep
     ours = [each for each in facts.requests if each.requested_at >= facts.opened_at and each.rung not in OWNERS]
     calls = [each for each in ours if each.answer != NOT_NOW]
     if any(
-        each.rung == REPLACE and each.answer in (*_ACCEPTED_ANSWERS, UNKNOWN, "") for each in facts.requests
+        each.rung == REPLACE and each.answer in (*ACCEPTED_ANSWERS, UNKNOWN, "") for each in facts.requests
     ) and not _may_repeat(facts, REPLACE):
         reason = f"{prefix}Evenkeel already requested its replacement, which it does only once per node."
         return _decided(Repair.ASK_PERSON, reason, ("replace", "the earlier replacement may still succeed"))
@@ -542,7 +474,7 @@ def _is_used(facts: RepairFacts, rung: str) -> bool:
     """Whether this incident has used up a rung: one request took effect, or two failed or showed no effect."""
     requests = [each for each in facts.requests if each.rung == rung and each.requested_at >= facts.opened_at]
     if any(
-        each.answer in _ACCEPTED_ANSWERS
+        each.answer in ACCEPTED_ANSWERS
         or (each.answer in ("", UNKNOWN) and took_effect(each, facts.slot_state, facts.progress))
         for each in requests
     ):
@@ -570,7 +502,7 @@ def _reboots_are_used(facts: RepairFacts) -> bool:
     earlier = [
         each
         for each in facts.requests
-        if each.rung == REBOOT and each.answer in _ACCEPTED_ANSWERS and each.requested_at >= since
+        if each.rung == REBOOT and each.answer in ACCEPTED_ANSWERS and each.requested_at >= since
     ]
     return 0 < fault.recur_count <= len(earlier) + 1
 

@@ -20,19 +20,8 @@ from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.node_slot import find_slot_state
 from evenkeel.domain.recovery.opt_out import opt_out_reason
 from evenkeel.domain.recovery.plan import FaultTerms, Owner, not_allowed, provider_busy_reason
-from evenkeel.domain.recovery.repair import (
-    ACCEPTED,
-    FAILED,
-    NOT_NOW,
-    OWNERS,
-    REPLACE,
-    UNKNOWN,
-    Repair,
-    RepairDecision,
-    RepairFacts,
-    choose_repair,
-    took_effect,
-)
+from evenkeel.domain.recovery.repair import Repair, RepairDecision, RepairFacts, choose_repair
+from evenkeel.domain.recovery.repair_requests import ACCEPTED, FAILED, NOT_NOW, OWNERS, REPLACE, UNKNOWN, took_effect
 from evenkeel.domain.recovery.validation import CheckKind, expected_accelerators, judge_node
 from evenkeel.domain.resources import NONE
 from evenkeel.domain.values import Value

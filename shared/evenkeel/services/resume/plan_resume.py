@@ -24,7 +24,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import not_allowed
-from evenkeel.domain.recovery.repair import REPLACE
+from evenkeel.domain.recovery.repair_requests import REPLACE
 from evenkeel.domain.recovery.resume import (
     PoolCapacity,
     ResumeDecision,

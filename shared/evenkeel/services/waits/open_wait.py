@@ -7,7 +7,7 @@ from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.node_slot import find_slot_state
 from evenkeel.domain.recovery.policy import RepairPolicy
-from evenkeel.domain.recovery.repair import deadline_of
+from evenkeel.domain.recovery.repair_requests import deadline_of
 from evenkeel.domain.recovery.validation import CheckKind, margin_seconds
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import Value, milliseconds, rfc3339

@@ -1,0 +1,97 @@
+"""Judge what came of a repair request: its deadline, its effects and its failure."""
+
+from datetime import datetime, timedelta
+
+from evenkeel.domain.health.incidents import RepairProgress
+from evenkeel.domain.recovery.leases import RepairRequest
+from evenkeel.domain.recovery.node_slot import DEEP_CHECK_RUNNING, RUNNING_STATUS, SlotState
+from evenkeel.domain.recovery.policy import RepairPolicy
+
+DIAGNOSE, REBOOT, REPLACE = "diagnose", "reboot", "replace"
+OWNER, KARPENTER = "owner", "karpenter"
+"""Rungs without a request by Evenkeel: HyperPod (`owner`) or Karpenter repairs. The recorded request only marks the
+time from which Evenkeel waits."""
+OWNERS = (OWNER, KARPENTER)
+
+ACCEPTED, IN_USE, NOT_NOW, NO_SUCH_NODE, FAILED, UNKNOWN = (
+    "ACCEPTED",
+    "IN_USE",
+    "NOT_NOW",
+    "NO_SUCH_NODE",
+    "FAILED",
+    "UNKNOWN",
+)
+"""The provider's answers, as `ports.RepairAnswer` spells them."""
+ACCEPTED_ANSWERS = (ACCEPTED, IN_USE, NO_SUCH_NODE)
+
+NO_CAPACITY = "insufficient_capacity"
+FAILURES = ("reboot_failed", "replacement_failed", NO_CAPACITY)
+_PROGRESS_CODES = ("reboot_in_progress", "replacement_started", "terminating", "provisioned")
+"""Codes of reported failures, and codes of reported progress."""
+_IDLE_STATUSES = (RUNNING_STATUS, DEEP_CHECK_RUNNING, "Failure", "")
+"""Provider statuses in which HyperPod does not repair a node."""
+
+
+def deadline_of(
+    request: RepairRequest,
+    policy: RepairPolicy,
+    slot_state: SlotState | None = None,
+    progress: tuple[RepairProgress, ...] = (),
+) -> datetime:
+    """Return until when Evenkeel waits for the node after a repair request.
+
+    After a request without a reply, the wait is shorter. If another owner repairs, the wait is short while that owner
+    does nothing, and long once it has acted.
+
+    Args:
+        request: The request, or the mark from which Evenkeel waits for another owner.
+        policy: The deadlines.
+        slot_state: The node slot now; used only for another owner.
+        progress: Repair steps that the provider reported, oldest first.
+    """
+    if request.rung == KARPENTER:
+        return request.requested_at + timedelta(seconds=policy.karpenter_deadline_seconds)
+    if request.rung == OWNER:
+        if slot_state is None or not owner_acted(request, slot_state, progress):
+            return request.requested_at + timedelta(seconds=policy.takeover_seconds)
+        since = max([request.requested_at, *(each.at for each in progress[-1:])])
+        return since + timedelta(seconds=policy.owner_deadline_seconds)
+    if request.answer in ("", UNKNOWN):
+        return request.requested_at + timedelta(seconds=policy.reconcile_after_seconds)
+    seconds = policy.replace_deadline_seconds if request.rung == REPLACE else policy.reboot_deadline_seconds
+    return request.requested_at + timedelta(seconds=seconds)
+
+
+def took_effect(request: RepairRequest, slot_state: SlotState, progress: tuple[RepairProgress, ...] = ()) -> str:
+    """Return the evidence that a request took effect, as a clause; empty if there is none."""
+    if slot_state.replacement is not None:
+        return "another node holds the slot"
+    node, record = slot_state.original.node, slot_state.original.record
+    if node and request.boot_id and node.boot_id and node.boot_id != request.boot_id:
+        return "the node rebooted since"
+    if record and record.status not in (RUNNING_STATUS, request.status_before):
+        return f"HyperPod reports {record.status}"
+    if not slot_state.original.is_there:
+        return "no control plane lists the node any more"
+    evidence = next(
+        (each for each in progress if each.at >= request.requested_at and each.code in (*_PROGRESS_CODES, *FAILURES)),
+        None,
+    )
+    return f"HyperPod reported {evidence.code}" if evidence else ""
+
+
+def failure_since(progress: tuple[RepairProgress, ...], since: datetime) -> RepairProgress | None:
+    """Return the failure that the provider reported since a time; None if it reported none, or later progress."""
+    later = [each for each in progress if each.at >= since and each.code in (*FAILURES, *_PROGRESS_CODES)]
+    return later[-1] if later and later[-1].code in FAILURES else None
+
+
+def owner_acted(request: RepairRequest, slot_state: SlotState, progress: tuple[RepairProgress, ...]) -> bool:
+    """Whether anything shows that the other owner has started a repair."""
+    return bool(progress) or is_under_way(slot_state, progress) or bool(took_effect(request, slot_state))
+
+
+def is_under_way(slot_state: SlotState, progress: tuple[RepairProgress, ...]) -> bool:
+    record = slot_state.original.record
+    is_changing = record is not None and record.status not in _IDLE_STATUSES
+    return is_changing or (bool(progress) and progress[-1].code in _PROGRESS_CODES)
