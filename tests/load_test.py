@@ -234,7 +234,7 @@ class _LoadTest:
         dice = random.Random(number)
         while not self.is_over:
             began = time.monotonic()
-            _once(self.scenario.run_pass)
+            _once(self.scenario.run_scheduling_cycle)
             # They share one interpreter with everybody: half of the time is for those whom they admit.
             time.sleep(max(dice.random() * self.load.pace_seconds * 4, time.monotonic() - began))
 

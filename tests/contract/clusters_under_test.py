@@ -228,12 +228,12 @@ class FakeClusterUnderTest:
 
     def installs_kueue(self, *, queue: str = "", labels: bool = False) -> None:
         if labels:
-            self.cluster.of_kueue[NAMESPACE] = "its label kueue.x-k8s.io/managed-namespace=true"
+            self.cluster.kueue_managed[NAMESPACE] = "its label kueue.x-k8s.io/managed-namespace=true"
         if queue:
-            self.cluster.of_kueue[NAMESPACE] = f"its LocalQueue {queue}"
+            self.cluster.kueue_managed[NAMESPACE] = f"its LocalQueue {queue}"
 
     def suspends(self, spec: LaunchSpec) -> None:
-        self.cluster.of_kueue[spec.attempt.namespace] = ""
+        self.cluster.kueue_managed[spec.attempt.namespace] = ""
 
     def loses(self, name: str) -> None:
         self.cluster.lose_node(name)
@@ -451,30 +451,30 @@ class LocalClusterUnderTest:
         self.admin.patch(f"/api/v1/namespaces/{NAMESPACE}", {"metadata": mark})
 
 
-def free_nodes(bed: ClusterUnderTest, count: int = 1) -> list[KubernetesNode]:
+def free_nodes(bench: ClusterUnderTest, count: int = 1) -> list[KubernetesNode]:
     """Wait for schedulable nodes of the plain group and return some."""
 
     def enough() -> list[KubernetesNode]:
-        found = [node for node in bed.cluster.nodes(CLUSTER) if node.pool == "p5-workers" and node.is_schedulable]
+        found = [node for node in bench.cluster.nodes(CLUSTER) if node.pool == "p5-workers" and node.is_schedulable]
         return found[:count] if len(found) >= count else []
 
-    nodes: list[KubernetesNode] = bed.eventually(enough, f"{count} free nodes")
+    nodes: list[KubernetesNode] = bench.eventually(enough, f"{count} free nodes")
     return nodes
 
 
-def tainted_machine(bed: ClusterUnderTest) -> ProviderNode:
+def tainted_machine(bench: ClusterUnderTest) -> ProviderNode:
     """Return a running machine of the group whose nodes come up tainted."""
 
     def running() -> ProviderNode | None:
-        ours = [node for node in bed.provider.nodes() if node.instance_group == "p5-tainted"]
+        ours = [node for node in bench.provider.nodes() if node.instance_group == "p5-tainted"]
         return next((node for node in ours if node.status == "Running"), None)
 
-    machine: ProviderNode = bed.eventually(running, "a running machine")
+    machine: ProviderNode = bench.eventually(running, "a running machine")
     return machine
 
 
 def a_launch(
-    bed: ClusterUnderTest,
+    bench: ClusterUnderTest,
     nodes: list[KubernetesNode],
     script: str = "exec sleep 60",
     local_queue: str = "",
@@ -493,7 +493,7 @@ def a_launch(
         }
     )
     attempt = Attempt(
-        job_id=bed.new_job(),
+        job_id=bench.new_job(),
         attempt=1,
         state=AttemptState.STARTING,
         cluster=CLUSTER,
@@ -510,19 +510,19 @@ def a_launch(
     return LaunchSpec(job, attempt, "", "trainer")
 
 
-def seen(bed: ClusterUnderTest, spec: LaunchSpec) -> ObservedWorkload:
+def seen(bench: ClusterUnderTest, spec: LaunchSpec) -> ObservedWorkload:
     """Read the workload of a launch."""
-    return bed.cluster.workload(spec.attempt)
+    return bench.cluster.workload(spec.attempt)
 
 
 def on_both(local: ClusterHandle, kind: str) -> Iterator[ClusterUnderTest]:
-    """Yield the bed of this kind and tidy it up."""
+    """Yield the bench of this kind and tidy it up."""
     if kind == "twin":
         yield FakeClusterUnderTest()
         return
-    bed = LocalClusterUnderTest(local)
-    yield bed
-    bed.restore()
+    bench = LocalClusterUnderTest(local)
+    yield bench
+    bench.restore()
 
 
 def _log(api: KubernetesApi, path: str) -> str:

@@ -183,14 +183,14 @@ def test_rental_runs_from_request_to_bill_on_real_pods(untouched: ClusterHandle)
 
     job = market.scenario.submit("rented", instance_types=(TYPE,), command=("sleep", "600"), grace_seconds=1)
 
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.advance()
     until(lambda: is_now(RentalState.READY), "the nodes to be ready")
     held = until(
         lambda: found if len(found := cluster.resources_in_use(CLUSTER)) == 2 else None,
         "the capacity pods to be bound to the ready nodes",
     )
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     attempt = market.scenario.attempt(job.job_id)
     market.scenario.launch(job.job_id)
     running = until(
@@ -257,7 +257,7 @@ def test_deployment_spike_rents_and_returns_nodes_on_real_pods(untouched: Cluste
 
     def turn() -> None:
         market.scenario.world.clock.set(datetime.now(UTC))
-        market.scenario.run_pass()
+        market.scenario.run_scheduling_cycle()
         market.advance()
 
     def states() -> list[RentalState]:

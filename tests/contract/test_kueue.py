@@ -15,79 +15,79 @@ from tests.waiting import until
 
 
 @pytest.fixture
-def bed(gpu_cluster: ClusterHandle) -> Iterator[LocalClusterUnderTest]:
-    bed = LocalClusterUnderTest(gpu_cluster)
-    yield bed
-    bed.restore()
+def bench(gpu_cluster: ClusterHandle) -> Iterator[LocalClusterUnderTest]:
+    bench = LocalClusterUnderTest(gpu_cluster)
+    yield bench
+    bench.restore()
 
 
 @pytest.fixture
-def kueue(bed: LocalClusterUnderTest) -> Iterator[FakeKueue]:
-    with FakeKueue(bed.admin, NAMESPACE, room=0, priorities={"high": 9}) as stand_in:
+def kueue(bench: LocalClusterUnderTest) -> Iterator[FakeKueue]:
+    with FakeKueue(bench.admin, NAMESPACE, room=0, priorities={"high": 9}) as stand_in:
         yield stand_in
     assert stand_in.faults == []
 
 
-def seen(bed: LocalClusterUnderTest, spec: LaunchSpec) -> ObservedWorkload:
-    return bed.cluster.workload(spec.attempt)
+def seen(bench: LocalClusterUnderTest, spec: LaunchSpec) -> ObservedWorkload:
+    return bench.cluster.workload(spec.attempt)
 
 
-def messages(bed: LocalClusterUnderTest, spec: LaunchSpec) -> str:
-    return describe_status(seen(bed, spec).kueue, "research", A_MOMENT)
+def messages(bench: LocalClusterUnderTest, spec: LaunchSpec) -> str:
+    return describe_status(seen(bench, spec).kueue, "research", A_MOMENT)
 
 
-def taken_back(bed: LocalClusterUnderTest, spec: LaunchSpec) -> KueueEviction | None:
-    found = seen(bed, spec).kueue
+def taken_back(bench: LocalClusterUnderTest, spec: LaunchSpec) -> KueueEviction | None:
+    found = seen(bench, spec).kueue
     assert found
     return eviction_of(found)
 
 
-def test_job_is_admitted_evicted_and_admitted_again(bed: LocalClusterUnderTest, kueue: FakeKueue) -> None:
-    spec = a_launch(bed, free_nodes(bed, 2), local_queue="research")
-    bed.cluster.launch(spec)
-    until(lambda: "16 more needed" in messages(bed, spec), "Kueue's reason")
-    assert (seen(bed, spec).is_suspended, seen(bed, spec).pods) == (True, ())
+def test_job_is_admitted_evicted_and_admitted_again(bench: LocalClusterUnderTest, kueue: FakeKueue) -> None:
+    spec = a_launch(bench, free_nodes(bench, 2), local_queue="research")
+    bench.cluster.launch(spec)
+    until(lambda: "16 more needed" in messages(bench, spec), "Kueue's reason")
+    assert (seen(bench, spec).is_suspended, seen(bench, spec).pods) == (True, ())
 
     kueue.room = 16
-    until(lambda: [pod.phase for pod in seen(bed, spec).pods] == [PodPhase.RUNNING] * 2, "its pods to run")
-    assert not seen(bed, spec).is_suspended
-    assert messages(bed, spec) == "Kueue admitted the job by quota of ml.p5.48xlarge in ClusterQueue research-queue."
-    assert len({pod.node_name for pod in seen(bed, spec).pods}) == 2
+    until(lambda: [pod.phase for pod in seen(bench, spec).pods] == [PodPhase.RUNNING] * 2, "its pods to run")
+    assert not seen(bench, spec).is_suspended
+    assert messages(bench, spec) == "Kueue admitted the job by quota of ml.p5.48xlarge in ClusterQueue research-queue."
+    assert len({pod.node_name for pod in seen(bench, spec).pods}) == 2
 
     kueue.evict(spec.attempt.workload_name, "Preempted", "for another", room=0)
-    until(lambda: seen(bed, spec).is_suspended and not seen(bed, spec).pods, "its pods to go")
-    assert not seen(bed, spec).has_failed
-    until(lambda: (one := seen(bed, spec).kueue) and one.was_admitted, "its quota to go")
-    evicted = taken_back(bed, spec)
+    until(lambda: seen(bench, spec).is_suspended and not seen(bench, spec).pods, "its pods to go")
+    assert not seen(bench, spec).has_failed
+    until(lambda: (one := seen(bench, spec).kueue) and one.was_admitted, "its quota to go")
+    evicted = taken_back(bench, spec)
     assert evicted
     assert (evicted.reason, evicted.was_preempted) == ("Kueue preempted the job: for another.", True)
 
     kueue.room = 16
-    until(lambda: [pod.phase for pod in seen(bed, spec).pods] == [PodPhase.RUNNING] * 2, "its pods to run again")
-    assert taken_back(bed, spec)
+    until(lambda: [pod.phase for pod in seen(bench, spec).pods] == [PodPhase.RUNNING] * 2, "its pods to run again")
+    assert taken_back(bench, spec)
 
 
-def test_pending_job_shows_its_position_by_priority_then_age(bed: LocalClusterUnderTest, kueue: FakeKueue) -> None:
-    nodes = free_nodes(bed)
-    specs = [a_launch(bed, nodes, local_queue="research", priority_class=each) for each in ("", "", "high")]
+def test_pending_job_shows_its_position_by_priority_then_age(bench: LocalClusterUnderTest, kueue: FakeKueue) -> None:
+    nodes = free_nodes(bench)
+    specs = [a_launch(bench, nodes, local_queue="research", priority_class=each) for each in ("", "", "high")]
     for spec in specs:
-        bed.cluster.launch(spec)
-        until(lambda spec=spec: seen(bed, spec).kueue, "its Workload")  # type: ignore[misc]  # bound now
+        bench.cluster.launch(spec)
+        until(lambda spec=spec: seen(bench, spec).kueue, "its Workload")  # type: ignore[misc]  # bound now
 
     def places() -> list[int | None]:
-        found = {one.job_id: one.kueue.position if one.kueue else None for one in bed.cluster.workloads(CLUSTER)}
+        found = {one.job_id: one.kueue.position if one.kueue else None for one in bench.cluster.workloads(CLUSTER)}
         return [found[spec.attempt.job_id] for spec in specs]
 
     assert until(lambda: (found := places()) == [2, 3, 1] and found, "the places")
-    assert [one.kueue.position for spec in specs if (one := seen(bed, spec)).kueue] == [2, 3, 1]
+    assert [one.kueue.position for spec in specs if (one := seen(bench, spec)).kueue] == [2, 3, 1]
 
 
-def test_normal_end_is_reported_to_kueue_as_finished(bed: LocalClusterUnderTest, kueue: FakeKueue) -> None:
+def test_normal_end_is_reported_to_kueue_as_finished(bench: LocalClusterUnderTest, kueue: FakeKueue) -> None:
     kueue.room = 8
-    spec = a_launch(bed, free_nodes(bed), "exit 0", local_queue="research")
-    bed.cluster.launch(spec)
+    spec = a_launch(bench, free_nodes(bench), "exit 0", local_queue="research")
+    bench.cluster.launch(spec)
 
-    until(lambda: seen(bed, spec).has_completed, "its end")
-    until(lambda: (one := seen(bed, spec).kueue) and one.holds("Finished"), "Kueue to know")
+    until(lambda: seen(bench, spec).has_completed, "its end")
+    until(lambda: (one := seen(bench, spec).kueue) and one.holds("Finished"), "Kueue to know")
 
-    assert taken_back(bed, spec) is None
+    assert taken_back(bench, spec) is None

@@ -18,104 +18,104 @@ MACHINE = "i-0123456789abcdef0"
 
 
 @pytest.fixture(params=["twin", "local"])
-def bed(request: pytest.FixtureRequest) -> Iterator[ClusterUnderTest]:
+def bench(request: pytest.FixtureRequest) -> Iterator[ClusterUnderTest]:
     if request.param == "twin":
         yield FakeClusterUnderTest()
     else:
         yield from on_both(request.getfixturevalue("gpu_cluster"), request.param)
 
 
-def test_cluster_shows_whether_hyperpod_repairs(bed: ClusterUnderTest) -> None:
-    cluster = bed.provider.cluster()
+def test_cluster_shows_whether_hyperpod_repairs(bench: ClusterUnderTest) -> None:
+    cluster = bench.provider.cluster()
 
     assert (cluster.name, cluster.status) == ("research-train", "InService")
     assert not cluster.repairs_by_itself
 
 
-def test_listed_and_described_nodes_are_equal(bed: ClusterUnderTest) -> None:
-    nodes = bed.provider.nodes()
+def test_listed_and_described_nodes_are_equal(bench: ClusterUnderTest) -> None:
+    nodes = bench.provider.nodes()
 
     assert len(nodes) == 6
     assert len({node.logical_id for node in nodes if node.logical_id}) == 6
-    assert bed.provider.node(nodes[0].instance_id) == nodes[0]
+    assert bench.provider.node(nodes[0].instance_id) == nodes[0]
 
 
-def test_missing_instance_is_none(bed: ClusterUnderTest) -> None:
-    assert bed.provider.node("i-0aaaaaaaaaaaaaaaa") is None
+def test_missing_instance_is_none(bench: ClusterUnderTest) -> None:
+    assert bench.provider.node("i-0aaaaaaaaaaaaaaaa") is None
 
 
-def test_repair_of_a_missing_instance_is_stale(bed: ClusterUnderTest) -> None:
-    assert bed.provider.reboot("i-0aaaaaaaaaaaaaaaa") is RepairAnswer.NO_SUCH_NODE
-    assert bed.provider.replace("i-0aaaaaaaaaaaaaaaa") is RepairAnswer.NO_SUCH_NODE
+def test_repair_of_a_missing_instance_is_stale(bench: ClusterUnderTest) -> None:
+    assert bench.provider.reboot("i-0aaaaaaaaaaaaaaaa") is RepairAnswer.NO_SUCH_NODE
+    assert bench.provider.replace("i-0aaaaaaaaaaaaaaaa") is RepairAnswer.NO_SUCH_NODE
 
 
-def test_a_reboot_keeps_the_machine_and_changes_the_boot(bed: ClusterUnderTest) -> None:
-    machine = tainted_machine(bed)
+def test_a_reboot_keeps_the_machine_and_changes_the_boot(bench: ClusterUnderTest) -> None:
+    machine = tainted_machine(bench)
     name = f"hyperpod-{machine.instance_id}"
-    node = bed.eventually(lambda: bed.cluster.node(CLUSTER, name), "its node")
+    node = bench.eventually(lambda: bench.cluster.node(CLUSTER, name), "its node")
 
-    first = bed.provider.reboot(machine.instance_id)
-    second = bed.provider.reboot(machine.instance_id)
+    first = bench.provider.reboot(machine.instance_id)
+    second = bench.provider.reboot(machine.instance_id)
 
     assert (first, second) == (RepairAnswer.ACCEPTED, RepairAnswer.IN_USE)
-    bed.repaired(machine.instance_id)
+    bench.repaired(machine.instance_id)
 
     def back() -> bool:
-        now = bed.cluster.node(CLUSTER, name)
+        now = bench.cluster.node(CLUSTER, name)
         return now is not None and now.is_ready and now.boot_id != node.boot_id
 
-    bed.eventually(back, "the machine to be back from its reboot")
-    after = bed.eventually(lambda: running(bed, machine.instance_id), "a running machine")
+    bench.eventually(back, "the machine to be back from its reboot")
+    after = bench.eventually(lambda: running(bench, machine.instance_id), "a running machine")
     assert (after.instance_id, after.logical_id) == (machine.instance_id, machine.logical_id)
 
 
-def test_deep_health_check_of_one_node_shows_on_the_node(bed: ClusterUnderTest) -> None:
-    machine = tainted_machine(bed)
-    others = {node.instance_id for node in bed.provider.nodes() if node.status != "Running"}
+def test_deep_health_check_of_one_node_shows_on_the_node(bench: ClusterUnderTest) -> None:
+    machine = tainted_machine(bench)
+    others = {node.instance_id for node in bench.provider.nodes() if node.status != "Running"}
 
-    first = bed.provider.check_health(machine.instance_group, machine.instance_id)
-    second = bed.provider.check_health(machine.instance_group, machine.instance_id)
-    examined = {node.instance_id for node in bed.provider.nodes() if node.status == "DeepHealthCheckInProgress"}
-    bed.examined(machine.instance_id)
+    first = bench.provider.check_health(machine.instance_group, machine.instance_id)
+    second = bench.provider.check_health(machine.instance_group, machine.instance_id)
+    examined = {node.instance_id for node in bench.provider.nodes() if node.status == "DeepHealthCheckInProgress"}
+    bench.examined(machine.instance_id)
 
     assert (first, second) == (RepairAnswer.ACCEPTED, RepairAnswer.NOT_NOW)
     assert examined - others == {machine.instance_id}
 
     def passed() -> bool:
-        node = bed.cluster.node(CLUSTER, f"hyperpod-{machine.instance_id}")
+        node = bench.cluster.node(CLUSTER, f"hyperpod-{machine.instance_id}")
         return node is not None and node.labels.get(DEEP_CHECK_STATUS) == "Passed"
 
-    bed.eventually(passed, "the check to pass")
+    bench.eventually(passed, "the check to pass")
 
 
-def test_replacement_keeps_the_slot_and_starts_tainted(bed: ClusterUnderTest) -> None:
-    machine = tainted_machine(bed)
+def test_replacement_keeps_the_slot_and_starts_tainted(bench: ClusterUnderTest) -> None:
+    machine = tainted_machine(bench)
 
-    first = bed.provider.replace(machine.instance_id)
-    second = bed.provider.replace(machine.instance_id)
+    first = bench.provider.replace(machine.instance_id)
+    second = bench.provider.replace(machine.instance_id)
 
     assert (first, second) == (RepairAnswer.ACCEPTED, RepairAnswer.IN_USE)
-    bed.repaired(machine.instance_id)
+    bench.repaired(machine.instance_id)
 
-    def newcomer() -> ProviderNode | None:
-        in_seat = [node for node in bed.provider.nodes() if node.logical_id == machine.logical_id]
+    def new_node() -> ProviderNode | None:
+        in_seat = [node for node in bench.provider.nodes() if node.logical_id == machine.logical_id]
         return next((n for n in in_seat if n.instance_id != machine.instance_id and n.status == "Running"), None)
 
-    after: ProviderNode = bed.eventually(newcomer, "the new machine")
+    after: ProviderNode = bench.eventually(new_node, "the new machine")
     assert after.launched_at > machine.launched_at
-    assert bed.provider.node(machine.instance_id) is None
-    assert bed.provider.replace(machine.instance_id) is RepairAnswer.NO_SUCH_NODE
+    assert bench.provider.node(machine.instance_id) is None
+    assert bench.provider.replace(machine.instance_id) is RepairAnswer.NO_SUCH_NODE
 
-    node = bed.eventually(
-        lambda: (found := bed.cluster.node(CLUSTER, f"hyperpod-{after.instance_id}")) and found.is_ready and found,
+    node = bench.eventually(
+        lambda: (found := bench.cluster.node(CLUSTER, f"hyperpod-{after.instance_id}")) and found.is_ready and found,
         "its node",
     )
     assert (node.is_awaiting_validation, node.is_schedulable) == (True, False)
-    assert bed.cluster.node(CLUSTER, f"hyperpod-{machine.instance_id}") is None
+    assert bench.cluster.node(CLUSTER, f"hyperpod-{machine.instance_id}") is None
 
 
-def running(bed: ClusterUnderTest, instance_id: str) -> ProviderNode | None:
-    node = bed.provider.node(instance_id)
+def running(bench: ClusterUnderTest, instance_id: str) -> ProviderNode | None:
+    node = bench.provider.node(instance_id)
     return node if node and node.status == "Running" else None
 
 

@@ -36,11 +36,11 @@ def a_fleet(ledger: Ledger, run: str, *, teams: bool, size: int) -> JobScenario:
 def alpha_and_beta(scenario: JobScenario, team: str) -> tuple[Job, Job]:
     """Run `alpha` on one node; `beta`, which is younger, waits for two."""
     alpha = scenario.submit("alpha", team=team, nodes=1)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     scenario.run_attempt(alpha.job_id, 1)
     scenario.world.clock.advance(1)
     beta = scenario.submit("beta", team=team, nodes=2)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     assert (scenario.job(alpha.job_id).state, scenario.job(beta.job_id).state) == (JobState.RUNNING, JobState.PENDING)
     return alpha, beta
 
@@ -59,7 +59,7 @@ def run_cycle(scenario: JobScenario, at: int, act: Callable[[], Any], *, lags: b
     interleaved = InterleavedLedger(real, at, act, lags=lags)
     scenario.ledger = interleaved  # type: ignore[assignment]
     try:
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
     finally:
         scenario.ledger = real
     return interleaved.calls
@@ -96,7 +96,7 @@ def test_interrupted_job_keeps_quota_from_younger_job(
 
         calls = run_cycle(scenario, at, lambda: scenario.settle(alpha.job_id), lags=lags)
         scenario.settle(alpha.job_id)
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
 
         assert (scenario.job(alpha.job_id).state, scenario.job(beta.job_id).state) == (
             JobState.STARTING,
@@ -135,7 +135,7 @@ def test_cycle_deletes_released_charge_of_cancelled_job() -> None:
     scenario.settle(alpha.job_id)
     scenario.cancel(alpha.job_id)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     charges = read_charges.run(scenario.world.ledger)
     assert [charge.job_id for charge in charges.held] == [beta.job_id]
@@ -151,7 +151,7 @@ def test_cycle_reads_again_if_a_settlement_is_partly_visible() -> None:
     torn = HalfVisible(scenario.world.ledger, running)
     scenario.ledger = torn  # type: ignore[assignment]
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert torn.shown == 1
     assert (scenario.job(alpha.job_id).state, scenario.job(beta.job_id).state) == (JobState.STARTING, JobState.PENDING)

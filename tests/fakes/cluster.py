@@ -105,7 +105,7 @@ class FakeCluster(FakeCapacity):
         """How the server answers the eviction of a pod, by its name."""
         self.ended_at_once: set[str] = set()
         """Names of our pods that were stopped without any grace."""
-        self.of_kueue: dict[str, str] = {}
+        self.kueue_managed: dict[str, str] = {}
         """Namespaces in which Kueue admits, and what says so. It suspends every Job there."""
         self.refused_rights: set[KubernetesPermission] = set()
         """What the caller's role lacks."""
@@ -213,7 +213,7 @@ class FakeCluster(FakeCapacity):
             if there[name].spec.attempt.decision_id != attempt.decision_id:
                 raise Refused(f"{attempt.workload_name} was not created by this launch")
             return LaunchResult.ALREADY_THERE, there[name].uid
-        if attempt.namespace in self.of_kueue and not attempt.local_queue:
+        if attempt.namespace in self.kueue_managed and not attempt.local_queue:
             raise Refused(f"{attempt.workload_name} was suspended at its creation")
         workload = FakeWorkload(spec, f"uid-{next(self._uids)}")
         workload.is_suspended = bool(attempt.local_queue)
@@ -278,7 +278,7 @@ class FakeCluster(FakeCapacity):
 
     def kueue_namespaces(self, cluster: str) -> Mapping[str, str]:
         self._answer(cluster, "kueue_namespaces")
-        return dict(self.of_kueue)
+        return dict(self.kueue_managed)
 
     def evict(self, cluster: str, pod: UnmanagedPod) -> EvictionAnswer:
         there = next((one for one in self.unmanaged_pods(cluster) if one.uid == pod.uid), None)

@@ -105,17 +105,17 @@ class FakeProvider:
                 self.kubernetes.ready_node(seen.name, seen.cluster, boot_id=f"{seen.boot_id}+", fault_details="")
             return instance_id
         number = next(self._numbers)
-        newcomer = a_node(number, is_awaiting_validation=True, taints=(TAINT_TEXT,))
-        assert newcomer.instance_id
+        new_node = a_node(number, is_awaiting_validation=True, taints=(TAINT_TEXT,))
+        assert new_node.instance_id
         del self.by_id[instance_id]
-        self.by_id[newcomer.instance_id] = node.but(
-            instance_id=newcomer.instance_id, launched_at=self.clock.now(), status="Running"
+        self.by_id[new_node.instance_id] = node.but(
+            instance_id=new_node.instance_id, launched_at=self.clock.now(), status="Running"
         )
         if self.kubernetes:
             if seen := self._seen(instance_id):
                 self.kubernetes.remove_node(seen.name, seen.cluster)
-            self.kubernetes.add_node(newcomer.but(pool=node.instance_group, instance_type=node.instance_type))
-        return newcomer.instance_id
+            self.kubernetes.add_node(new_node.but(pool=node.instance_group, instance_type=node.instance_type))
+        return new_node.instance_id
 
     def finish_all(self) -> None:
         for machine in list(self.running):

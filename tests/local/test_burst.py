@@ -79,7 +79,7 @@ def centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(centre: DataCentre) -> Iterator[None]:
+def has_ended(centre: DataCentre) -> Iterator[None]:
     yield
     until(lambda: not left_of(centre), "everything rented to be given back", 60)
     assert left_of(centre) == []

@@ -54,7 +54,7 @@ class DoctorBench:
 
 
 @pytest.fixture(scope="module")
-def bed(data_centre: DataCentre, tmp_path_factory: pytest.TempPathFactory) -> DoctorBench:
+def bench(data_centre: DataCentre, tmp_path_factory: pytest.TempPathFactory) -> DoctorBench:
     await_all_nodes_ready(data_centre.client(), data_centre)
     found = DoctorBench(data_centre, tmp_path_factory.mktemp("doctor"))
     until(
@@ -65,21 +65,21 @@ def bed(data_centre: DataCentre, tmp_path_factory: pytest.TempPathFactory) -> Do
     return found
 
 
-def test_healthy_data_centre_has_two_unknown_checks(bed: DoctorBench) -> None:
-    code, findings = bed.run()
+def test_healthy_data_centre_has_two_unknown_checks(bench: DoctorBench) -> None:
+    code, findings = bench.run()
 
     wrong = {(one["check"], one["subject"]): one["status"] for one in findings if one["status"] != "ok"}
     assert wrong == dict.fromkeys(UNKNOWN_HERE, "unknown")
     assert code == 2
 
 
-def test_disabled_schedule_is_a_warning_with_its_command(bed: DoctorBench) -> None:
-    scheduler, name = bed.centre.deployer.client("scheduler"), f"{STACK_NAME}-sweep_fleet"
+def test_disabled_schedule_is_a_warning_with_its_command(bench: DoctorBench) -> None:
+    scheduler, name = bench.centre.deployer.client("scheduler"), f"{STACK_NAME}-sweep_fleet"
     schedule = scheduler.get_schedule(Name=name)
     kept = {key: schedule[key] for key in ("Name", "ScheduleExpression", "Target", "FlexibleTimeWindow")}
     scheduler.update_schedule(**kept, State="DISABLED")
     try:
-        found = bed.wrong()
+        found = bench.wrong()
     finally:
         scheduler.update_schedule(**kept, State="ENABLED")
 
@@ -87,70 +87,70 @@ def test_disabled_schedule_is_a_warning_with_its_command(bed: DoctorBench) -> No
     assert "sweep_fleet" in found["schedules", ""]["text"]
 
 
-def test_dead_letter_finding_names_its_runbook(bed: DoctorBench) -> None:
-    sqs, url = bed.centre.deployer.client("sqs"), bed.centre.outputs["FailedCyclesQueueUrl"]
+def test_dead_letter_finding_names_its_runbook(bench: DoctorBench) -> None:
+    sqs, url = bench.centre.deployer.client("sqs"), bench.centre.outputs["FailedCyclesQueueUrl"]
     sqs.send_message(QueueUrl=url, MessageBody="{}", MessageGroupId="g", MessageDeduplicationId="d")
     try:
-        found = bed.wrong()
+        found = bench.wrong()
     finally:
         sqs.purge_queue(QueueUrl=url)
 
     assert found["dead-letters", "FailedCyclesQueue"]["fix"] == "docs/runbooks/failed-cycles.md"
 
 
-def test_access_entry_without_a_group_names_missing_verbs(bed: DoctorBench) -> None:
-    role = bed.centre.roles["repair_node"]
+def test_access_entry_without_a_group_names_missing_verbs(bench: DoctorBench) -> None:
+    role = bench.centre.roles["repair_node"]
     groups = access.groups_of("repair_node")
-    bed.centre.cluster.put_access_entry(role, [group for group in groups if group != "evenkeel:retirers"])
+    bench.centre.cluster.put_access_entry(role, [group for group in groups if group != "evenkeel:retirers"])
     try:
-        found = bed.wrong()
+        found = bench.wrong()
     finally:
-        bed.centre.cluster.put_access_entry(role, groups)
+        bench.centre.cluster.put_access_entry(role, groups)
 
     finding = found["access", "repair_node"]
     assert (finding["status"], "lacks: delete nodes." in finding["text"]) == ("failed", True)
     assert f"--principal-arn {role} --kubernetes-groups {' '.join(groups)}" in finding["fix"]
 
 
-def test_identity_with_fewer_rights_gets_unknown_results(bed: DoctorBench) -> None:
-    less = make_user(bed.centre.deployer, "doctor-without-rights", [])
-    bed.context = bed.context | {
+def test_identity_with_fewer_rights_gets_unknown_results(bench: DoctorBench) -> None:
+    less = make_user(bench.centre.deployer, "doctor-without-rights", [])
+    bench.context = bench.context | {
         "credentials": {"accessKeyId": less.access_key_id, "secretAccessKey": less.secret_access_key}
     }
     try:
-        code, findings = bed.run()
+        code, findings = bench.run()
     finally:
-        bed.context = bed.centre.context()
+        bench.context = bench.centre.context()
 
     assert code == 1  # the API refuses it
     # The engine lets everybody read the account's limits.
     assert {one["check"] for one in findings if one["status"] == "ok"} == {"credentials", "concurrency"}
 
 
-def test_wrong_secret_is_a_credentials_failure(bed: DoctorBench) -> None:
-    key = bed.context["credentials"]["accessKeyId"]
-    bed.context = bed.context | {"credentials": {"accessKeyId": key, "secretAccessKey": "wrong"}}
+def test_wrong_secret_is_a_credentials_failure(bench: DoctorBench) -> None:
+    key = bench.context["credentials"]["accessKeyId"]
+    bench.context = bench.context | {"credentials": {"accessKeyId": key, "secretAccessKey": "wrong"}}
     try:
-        found = bed.wrong()
+        found = bench.wrong()
     finally:
-        bed.context = bed.centre.context()
+        bench.context = bench.centre.context()
 
     assert found["credentials", ""]["status"] == "failed"
 
 
 @pytest.fixture
-def dead_cluster(bed: DoctorBench) -> Iterator[None]:
+def dead_cluster(bench: DoctorBench) -> Iterator[None]:
     """Kill the GPU cluster; start it again afterwards, with the machines that it had."""
-    os.kill(bed.centre.cluster.pid, signal.SIGKILL)
+    os.kill(bench.centre.cluster.pid, signal.SIGKILL)
     yield
-    bed.centre.restart_cluster()
-    await_all_nodes_ready(bed.centre.client(), bed.centre)
+    bench.centre.restart_cluster()
+    await_all_nodes_ready(bench.centre.client(), bench.centre)
 
 
 @pytest.mark.usefixtures("dead_cluster")
-def test_doctor_finds_a_dead_gpu_cluster_through_the_functions(bed: DoctorBench) -> None:
-    found = bed.wrong()
+def test_doctor_finds_a_dead_gpu_cluster_through_the_functions(bench: DoctorBench) -> None:
+    found = bench.wrong()
 
-    assert found["kubernetes", bed.centre.cluster.eks_cluster_name]["status"] == "failed"
-    assert found["kueue", bed.centre.cluster.eks_cluster_name]["status"] == "unknown"
+    assert found["kubernetes", bench.centre.cluster.eks_cluster_name]["status"] == "failed"
+    assert found["kueue", bench.centre.cluster.eks_cluster_name]["status"] == "unknown"
     assert found["hyperpod", ""]["status"] == "unknown"

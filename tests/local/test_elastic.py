@@ -10,7 +10,7 @@ from evenkeel_local.data_centre import DataCentre, FleetShape
 from evenkeel_local.drills import TrainingWork
 from evenkeel_local.drills.decision_replay import replay_mismatches
 from tests.local import signals
-from tests.local.training import TrainingJob, with_a_whole_fleet
+from tests.local.training import TrainingJob, with_all_nodes_in_service
 from tests.waiting import until
 
 Json = dict[str, Any]
@@ -52,8 +52,8 @@ def centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
 
 
 @pytest.fixture(autouse=True)
-def _fleet_is_whole(centre: DataCentre) -> Iterator[None]:
-    yield from with_a_whole_fleet(centre)
+def _all_nodes_in_service(centre: DataCentre) -> Iterator[None]:
+    yield from with_all_nodes_in_service(centre)
 
 
 def serve(centre: DataCentre, replicas: int) -> None:

@@ -35,7 +35,7 @@ RECOVERY_SECONDS = 90.0
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _fleet_stays_whole(data_centre: DataCentre) -> Iterator[None]:
+def _all_nodes_stay_in_service(data_centre: DataCentre) -> Iterator[None]:
     await_all_nodes_ready(data_centre.client(), data_centre)
     yield
     await_all_nodes_ready(data_centre.client(), data_centre)
@@ -71,7 +71,7 @@ WAYS = [
 
 
 @pytest.fixture(scope="module")
-def aftermath(data_centre: DataCentre) -> IntakeResults:
+def intake_results(data_centre: DataCentre) -> IntakeResults:
     """Send every hostile sample by every way it can take, and a good event amid them."""
     found = IntakeResults(good_instance=signals.untouched_machine(data_centre), began_at=datetime.now(UTC))
     signals.take_dead_letters(data_centre)
@@ -105,82 +105,82 @@ def aftermath(data_centre: DataCentre) -> IntakeResults:
 
 
 @pytest.mark.parametrize(("sample", "way"), WAYS)
-def test_hostile_event_is_archived_unchanged(sample: str, way: str, aftermath: IntakeResults) -> None:
-    envelope_id = aftermath.ids[sample, way]
+def test_hostile_event_is_archived_unchanged(sample: str, way: str, intake_results: IntakeResults) -> None:
+    envelope_id = intake_results.ids[sample, way]
 
-    raw = aftermath.raw[envelope_id]
+    raw = intake_results.raw[envelope_id]
 
     assert raw is not None
     assert json.loads(raw)["id"] == envelope_id
     if way == "queue":
-        assert raw.decode() == aftermath.sent[envelope_id]
+        assert raw.decode() == intake_results.sent[envelope_id]
 
 
 @pytest.mark.parametrize(("sample", "way"), [(sample, way) for sample, way in WAYS if sample != UNKNOWN])
-def test_malformed_event_is_dead_lettered_with_its_code(sample: str, way: str, aftermath: IntakeResults) -> None:
-    envelope_id = aftermath.ids[sample, way]
+def test_malformed_event_is_dead_lettered_with_its_code(sample: str, way: str, intake_results: IntakeResults) -> None:
+    envelope_id = intake_results.ids[sample, way]
 
-    letter = aftermath.letters[envelope_id]
+    letter = intake_results.letters[envelope_id]
 
     assert letter["code"] == CODES[sample]
-    assert letter["body"].encode() == aftermath.raw[envelope_id]
+    assert letter["body"].encode() == intake_results.raw[envelope_id]
 
 
-def test_value_of_a_wrong_type_is_named_by_its_path(aftermath: IntakeResults) -> None:
-    letter = aftermath.letters[aftermath.ids["wrong-types", "queue"]]
+def test_value_of_a_wrong_type_is_named_by_its_path(intake_results: IntakeResults) -> None:
+    letter = intake_results.letters[intake_results.ids["wrong-types", "queue"]]
 
     assert letter["reason"] == "detail.InstanceId: expected string, got number"
 
 
 @pytest.mark.parametrize("way", ["bus", "queue"])
-def test_event_of_an_unknown_kind_is_not_dead_lettered(way: str, aftermath: IntakeResults) -> None:
-    assert aftermath.ids[UNKNOWN, way] not in aftermath.letters
+def test_event_of_an_unknown_kind_is_not_dead_lettered(way: str, intake_results: IntakeResults) -> None:
+    assert intake_results.ids[UNKNOWN, way] not in intake_results.letters
 
 
-def test_log_line_of_a_hostile_event_is_short_and_coded(data_centre: DataCentre, aftermath: IntakeResults) -> None:
-    samples = {envelope_id: sample for (sample, _), envelope_id in aftermath.ids.items()}
-    logged = signals.log_lines(data_centre, "EventDone", since=aftermath.began_at)
+def test_log_line_of_a_hostile_event_is_short_and_coded(data_centre: DataCentre, intake_results: IntakeResults) -> None:
+    samples = {envelope_id: sample for (sample, _), envelope_id in intake_results.ids.items()}
+    logged = signals.log_lines(data_centre, "EventDone", since=intake_results.began_at)
     lines = [line for line in logged if line["envelopeId"] in samples]
 
     codes = CODES | {UNKNOWN: "EVENT_UNKNOWN_TYPE"}
     assert lines, "nothing was logged"
     for line in lines:
         assert line["code"] == codes[samples[line["envelopeId"]]]
-        assert line["sizeBytes"] == len(aftermath.raw[line["envelopeId"]] or b"")
+        assert line["sizeBytes"] == len(intake_results.raw[line["envelopeId"]] or b"")
         assert len(line.get("beginning", "")) <= 200
 
 
-def test_hostile_events_are_counted_by_their_code(data_centre: DataCentre, aftermath: IntakeResults) -> None:
-    failed = signals.log_lines(data_centre, "EventsFailed", since=aftermath.began_at)
+def test_hostile_events_are_counted_by_their_code(data_centre: DataCentre, intake_results: IntakeResults) -> None:
+    failed = signals.log_lines(data_centre, "EventsFailed", since=intake_results.began_at)
 
     assert failed, "nothing was counted"
     assert {line["Code"] for line in failed} <= set(CODES.values())
 
 
-def test_hostile_events_change_no_incident(data_centre: DataCentre, aftermath: IntakeResults) -> None:
-    good = signals.incidents_about(data_centre, aftermath.good_instance)[0]["incidentId"]
+def test_hostile_events_change_no_incident(data_centre: DataCentre, intake_results: IntakeResults) -> None:
+    good = signals.incidents_about(data_centre, intake_results.good_instance)[0]["incidentId"]
 
-    others = [key for key, row in aftermath.changed.items() if good not in json.dumps(row)]
+    others = [key for key, row in intake_results.changed.items() if good not in json.dumps(row)]
 
     assert others == []
 
 
-def test_good_event_among_hostile_events_is_handled(data_centre: DataCentre, aftermath: IntakeResults) -> None:
-    [incident] = signals.incidents_about(data_centre, aftermath.good_instance)
+def test_good_event_among_hostile_events_is_handled(data_centre: DataCentre, intake_results: IntakeResults) -> None:
+    [incident] = signals.incidents_about(data_centre, intake_results.good_instance)
 
     assert (incident["fault"]["key"], incident["state"]) == ("hp:unknown_fault_type", "OBSERVED")
     assert incident["repairs"] == []
 
 
-def test_unknown_fault_is_never_repaired_by_a_guess(data_centre: DataCentre, aftermath: IntakeResults) -> None:
-    node = next(node for node in data_centre.cluster.nodes() if node["instanceId"] == aftermath.good_instance)
+def test_unknown_fault_is_never_repaired_by_a_guess(data_centre: DataCentre, intake_results: IntakeResults) -> None:
+    node = next(node for node in data_centre.cluster.nodes() if node["instanceId"] == intake_results.good_instance)
 
     assert (node["unschedulable"], node["taints"]) == (False, [])
-    assert signals.accepted_calls(data_centre, aftermath.good_instance) == {}
+    assert signals.accepted_calls(data_centre, intake_results.good_instance) == {}
 
 
-def test_dead_letter_queue_is_empty_afterwards(data_centre: DataCentre, aftermath: IntakeResults) -> None:
-    assert aftermath.letters
+def test_dead_letter_queue_is_empty_afterwards(data_centre: DataCentre, intake_results: IntakeResults) -> None:
+    assert intake_results.letters
     assert dead_letters(data_centre) == {}
 
 

@@ -146,7 +146,7 @@ def refused_permissions(
 def test_probe_succeeds_with_the_whole_role(stage: PermissionBench, one: PermissionProbe) -> None:
     seen = one.run(stage)
 
-    assert one.comes_through(seen), seen.error_text
+    assert one.succeeds(seen), seen.error_text
 
 
 @pytest.mark.parametrize("owner", sorted(FUNCTIONS))
@@ -165,9 +165,9 @@ def test_every_permission_of_a_role_is_needed(stage: PermissionBench, owner: str
         run_without,
         lambda seen, left: refused_permissions(stage, seen, left),
     )
-    can_go = [str(one) for one in left if not is_missed(stage, one)]
+    unneeded = [str(one) for one in left if not is_missed(stage, one)]
 
-    assert can_go == [], f"no probe of {function} misses these: take them out of the template, or add a probe"
+    assert unneeded == [], f"no probe of {function} misses these: take them out of the template, or add a probe"
 
 
 @pytest.mark.exhaustive
@@ -183,7 +183,7 @@ def test_removal_of_unproved_permissions_changes_nothing(stage: PermissionBench,
     with stage.without(*permission_table.unproved_of_roles(owner)):
         seen = first.run(stage)
 
-    assert first.comes_through(seen), seen.error_text
+    assert first.succeeds(seen), seen.error_text
 
 
 def test_engine_polls_a_queue_without_the_permission(stage: PermissionBench) -> None:
@@ -285,9 +285,9 @@ def test_every_verb_of_a_role_is_needed(stage: PermissionBench, role: str) -> No
         return [{one} for one in seen.refused_verbs() if one in left]
 
     left = never_refused(stage, granted, probes, run_without, refusals)
-    can_go = [f"{verb} {resource}" for resource, verb in left if not is_verb_missed(stage, role, resource, verb)]
+    unneeded = [f"{verb} {resource}" for resource, verb in left if not is_verb_missed(stage, role, resource, verb)]
 
-    assert can_go == [], f"no probe of {', '.join(members)} misses these verbs of {role}"
+    assert unneeded == [], f"no probe of {', '.join(members)} misses these verbs of {role}"
 
 
 @pytest.mark.exhaustive
@@ -318,9 +318,9 @@ def test_every_group_of_an_access_entry_is_needed(stage: PermissionBench, functi
         return [explaining for explaining in met if explaining]
 
     left = never_refused(stage, grants, probes_of(function), run_without, refusals)
-    can_go = [group for group in left if not is_group_missed(stage, function, group)]
+    unneeded = [group for group in left if not is_group_missed(stage, function, group)]
 
-    assert can_go == [], f"{function} does not need these groups: take them out of its access entry"
+    assert unneeded == [], f"{function} does not need these groups: take them out of its access entry"
 
 
 @pytest.mark.exhaustive

@@ -10,7 +10,7 @@ from evenkeel_local.data_centre import DataCentre, FleetShape, StackSettings
 from evenkeel_local.deployment import STACK_NAME, deploy
 from evenkeel_local.drills import TrainingWork, await_all_nodes_ready
 from tests.local import signals
-from tests.local.training import TrainingJob, with_a_whole_fleet
+from tests.local.training import TrainingJob, with_all_nodes_in_service
 from tests.waiting import until
 
 Json = dict[str, Any]
@@ -22,8 +22,8 @@ SECONDS = 60.0
 
 
 @pytest.fixture(autouse=True)
-def _fleet_is_whole(data_centre: DataCentre) -> Iterator[None]:
-    yield from with_a_whole_fleet(data_centre)
+def _all_nodes_in_service(data_centre: DataCentre) -> Iterator[None]:
+    yield from with_all_nodes_in_service(data_centre)
 
 
 def incident_of(centre: DataCentre, node: str) -> Json:

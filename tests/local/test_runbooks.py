@@ -109,7 +109,7 @@ class RunbookShell:
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunbookShell]:
+def runbook_shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunbookShell]:
     root = tmp_path_factory.mktemp("runbooks")
     with DataCentre.start(root / ".evenkeel" / "dev", stack=StackSettings(mode="observe"), ticks=False) as centre:
         # A command of a runbook invokes the watch, which takes as long as the policy says.
@@ -177,12 +177,12 @@ def test_every_exempt_command_is_on_a_runbook_page() -> None:
 
 
 @pytest.mark.parametrize("typed", COMMANDS, ids=str)
-def test_runbook_command_runs_as_the_operator(desk: RunbookShell, typed: RunbookCommand) -> None:
-    has_kubectl = shutil.which("kubectl", path=desk.environment["PATH"])
+def test_runbook_command_runs_as_the_operator(runbook_shell: RunbookShell, typed: RunbookCommand) -> None:
+    has_kubectl = shutil.which("kubectl", path=runbook_shell.environment["PATH"])
     if typed.text.startswith("kubectl") and not has_kubectl and platform.machine() != "x86_64":
         pytest.skip("kubectl is unpacked on x86_64 Linux only")
 
-    said = desk.run(typed.text)
+    said = runbook_shell.run(typed.text)
 
     # The doctor's own 1 and 2 are its findings.
     bad = {code: why for code, why in _BAD_EXITS.items() if code > 2 or not typed.text.startswith("evenkeel doctor")}

@@ -128,7 +128,7 @@ class TrainingJob:
         return self.reach_state(*ENDED)
 
 
-def with_a_whole_fleet(centre: DataCentre) -> Iterator[None]:
+def with_all_nodes_in_service(centre: DataCentre) -> Iterator[None]:
     """Begin with every machine in service, and leave it so: whatever still trains is cancelled."""
     client = centre.client()
     await_all_nodes_ready(client, centre)

@@ -1,1 +1,1 @@
-"""The real services and workflows in a hostile world of virtual time, and what must hold there whatever happens."""
+"""The real services and workflows in a simulated environment with faults and virtual time, and their invariants."""

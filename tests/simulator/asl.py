@@ -36,13 +36,14 @@ class Failure:
 
 
 Reply = Callable[[Any], None]
-"""Takes what a function answered, or a Failure."""
+"""Receives the result of a function, or a Failure."""
 Invoke = Callable[[str, str, Json, Reply], None]
-"""Calls the function behind a state: the state, the function's placeholder, the payload, where the answer goes."""
+"""Calls the function of a state. Arguments: the state, the function's placeholder, the payload, and the reply callback.
+"""
 
 
 class QueryError(Exception):
-    """An expression, or what it came to, cannot be used: States.QueryEvaluationError."""
+    """An expression cannot be evaluated, or its result cannot be used: States.QueryEvaluationError."""
 
 
 @functools.cache
@@ -55,7 +56,8 @@ def _compiled(text: str) -> Callable[[Mapping[str, Any]], Any]:
     known: dict[Any, Any] = {}
 
     def evaluated(bindings: Mapping[str, Any]) -> Any:
-        # An expression depends on nothing but what its paths lead to: what it came to is remembered for the same text.
+        # # The result of an expression depends only on the values of its paths, so results are cached by text and
+        # values.
         seen = [functools.reduce(_looked_up, names, bindings) for names in paths]
         key = repr(seen)
         if key in known:
@@ -78,7 +80,7 @@ def _step(value: Any, name: str) -> Any:
 
 
 def ways(machine: str) -> Iterator[str]:
-    """Yield every way from state to state of a machine, branches included, as they are counted."""
+    """Yield every transition of a machine, branches included, under the name that counts it."""
     for _, part in machines(_definition(machine)):
         for name, state in part["States"].items():
             rules = [state, *state.get("Choices", ()), *state.get("Catch", ()), {"Next": state.get("Default")}]
@@ -119,7 +121,7 @@ def _definition(machine: str) -> Json:
 
 @dataclass
 class Execution:
-    """One run of a machine."""
+    """A run of a machine."""
 
     machine: str
     name: str
@@ -131,7 +133,7 @@ class Execution:
 
 
 class WorkflowEngine:
-    """All executions. Functions are called through `invoke`; a token is told by `succeed` and `fail`."""
+    """All executions. Functions are called through `invoke`; `succeed` and `fail` answer a token."""
 
     def __init__(self, loop: Loop, invoke: Invoke, chance: random.Random) -> None:
         self.loop = loop
@@ -140,7 +142,7 @@ class WorkflowEngine:
         self.executions: dict[tuple[str, str], Execution] = {}
         self.on_end: Callable[[Execution], None] = lambda _: None
         self.taken: Counter[str] = Counter()
-        """Ways that were walked: `<machine>: <state> -> <state>`."""
+        """Transitions that were taken: `<machine>: <state> -> <state>`."""
         self._waiting: dict[str, Reply] = {}
         self._numbers = itertools.count(1)
 
@@ -154,7 +156,7 @@ class WorkflowEngine:
         return True
 
     def abort(self, execution: Execution) -> None:
-        """End an execution as a person does who stops it, or a limit that no Catch sees."""
+        """End an execution, as a stop by a person or a limit that no Catch handles."""
         execution.status = ExecutionState.FAILED
         execution.error = "ABORTED"
         self.on_end(execution)
@@ -197,7 +199,7 @@ class WorkflowEngine:
 
 
 class StateRun:
-    """One machine or branch as it is walked, with its own variables over those of its parent."""
+    """A running machine or branch, with its own variables and access to those of its parent."""
 
     def __init__(
         self,
@@ -276,7 +278,9 @@ class StateRun:
             branch.enter(definition["StartAt"], given)
 
     def _task(self, name: str, state: Json, given: Any, tries: int = 0) -> None:
-        """Call the function, once; what comes first counts: its answer or failure, the token's, or the timeout."""
+        """Call the function once. The first of these counts: its result or failure, the answer to its token, or the
+        timeout.
+        """
         is_open = True
         token = ""
 

@@ -1,4 +1,4 @@
-"""What may go wrong at every call of every port, drawn from the seed: nothing of it is the service's fault."""
+"""Faults at the calls of every port, drawn from the seed. None of them is a fault of the service."""
 
 import random
 from collections import Counter
@@ -24,7 +24,7 @@ PORTS: dict[str, type] = {
     "inbox": ports.Inbox,
     "dead_letters": ports.DeadLetters,
 }
-"""What services reach the world through."""
+"""The ports through which services act."""
 READS = {
     "ledger": {"get", "batch_get", "partition", "by_state"},
     "cluster": {
@@ -39,11 +39,11 @@ READS = {
 READ_FAULTS = ("throttled", "unreachable", "crash", "pause", "pause")
 EFFECT_FAULTS = ("throttled", "unreachable", "lost", "lost", "before", "after", "after", "pause")
 _LONGEST_STACK = 3
-"""How many paused processes may wait for each other's events at once."""
+"""Number of paused processes that may wait for each other's events at the same time."""
 
 
 class Chaos:
-    """Decides at each call whether it goes wrong, and how. Quiet until `rate` is set."""
+    """Decides for each call whether it fails, and how. Makes no faults until `rate` is set."""
 
     def __init__(self, chance: random.Random, loop: Loop, tell: Callable[[str], None], seen: Counter[str]) -> None:
         self.chance = chance
@@ -51,16 +51,16 @@ class Chaos:
         self.tell = tell
         self.seen = seen
         self.away: set[str] = set()
-        """Ports behind which nobody answers for a while."""
+        """Ports that do not answer for a while."""
         self.rate = 0.0
         """Share of calls that go wrong."""
         self.injected_failures = 0
-        """Faults so far: who compares two counts knows whether one fell between."""
+        """Number of faults so far: two equal counts mean no fault in between."""
         self._paused = 0
         self._around: list[FaultyPort] = []
 
     def around(self, name: str, port: Any) -> Any:
-        """Return a port whose calls may go wrong."""
+        """Return a port whose calls may fail."""
         hostile = FaultyPort(self, name, port)
         self._around.append(hostile)
         return hostile
@@ -73,7 +73,7 @@ class Chaos:
             hostile.stop_faults()
 
     def hits(self, scale: float = 1.0) -> bool:
-        """Whether something goes wrong here."""
+        """Return whether this call fails."""
         return self.rate > 0 and self.chance.random() < self.rate * scale
 
     def read(self, what: str, call: Callable[[], Any]) -> Any:
@@ -120,7 +120,7 @@ class Chaos:
                 return call()
 
     def pause(self, what: str, seconds: float = 0.0) -> None:
-        """Let the world go on while this process stands still, for so long or for some time."""
+        """Run other events while this process is paused, for a given or a random time."""
         if self._paused >= _LONGEST_STACK:
             return
         seconds = seconds or self.chance.choice((0.2, 1.0, 3.0, 12.0))
@@ -132,7 +132,7 @@ class Chaos:
             self._paused -= 1
 
     def silence(self, what: str) -> None:
-        """Have nobody answer."""
+        """Let a port not answer for a while."""
         self.seen["call while away"] += 1
         self._record_injury(f"{what} gets no answer, as for a while")
         raise Unreachable(what)
@@ -143,7 +143,7 @@ class Chaos:
 
 
 class FaultyPort:
-    """A port between a service and its twin. What is no call of the port passes through."""
+    """A port between a service and its fake. Attributes that are no calls of the port pass through."""
 
     def __init__(self, chaos: Chaos, name: str, port: Any) -> None:
         self._port = port
@@ -156,7 +156,7 @@ class FaultyPort:
         return getattr(self._port, name)
 
     def stop_faults(self) -> None:
-        """Pass every call through: nothing is between a service and its port any more."""
+        """Disable the faults: every call goes straight to its port."""
         for method in [one for one in vars(self) if not one.startswith("_")]:
             setattr(self, method, getattr(self._port, method))
 

@@ -1,4 +1,4 @@
-"""What the seeds have tried: how often each kind of trouble, each way through the workflows and each guardrail came."""
+"""Coverage of the seeds: the number of each kind of fault, workflow transition and guardrail."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -48,11 +48,11 @@ def all_events() -> Iterator[str]:
 
 
 def never_seen(seen: Counter[str]) -> list[str]:
-    """Return what could have been tried, and was not."""
+    """Return the possible items that no seed covered."""
     return [one for one in dict.fromkeys(all_events()) if not seen[one]]
 
 
 def table(seen: Counter[str]) -> str:
-    """Tell how often each thing came: what is known of beforehand, and what came of it."""
+    """Count each item, and print known items with their counts."""
     known = list(dict.fromkeys([*all_events(), *sorted(seen)]))
     return "\n".join(f"{seen[one]:8}  {one}" for one in known)

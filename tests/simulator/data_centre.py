@@ -24,7 +24,7 @@ SPOT_POOL = "spot"
 
 
 class LoopClock(FixedClock):
-    """The loop's time, as the twins read it."""
+    """The loop's time, as the fakes read it."""
 
     def __init__(self, loop: Loop) -> None:
         super().__init__()
@@ -46,9 +46,9 @@ class SimulatedCluster(FakeCluster):
         self.on_change: Callable[[], None] = lambda: None
         self.on_launch: Callable[[LaunchSpec], None] = lambda _: None
         self.on_full: Callable[[], None] | None = None
-        """Asked to seat pods whose node is full; where nobody is, nodes are never too full for what was admitted."""
+        """Called to place pods whose node is full. Without it, a node always has capacity for admitted pods."""
         self.node_changes = 0
-        self._newcomers = itertools.count(501)
+        self._new_numbers = itertools.count(501)
 
     def delete_node(self, cluster: str, name: str, instance_id: str) -> RepairAnswer:
         answer = super().delete_node(cluster, name, instance_id)
@@ -62,7 +62,7 @@ class SimulatedCluster(FakeCluster):
         self._karpenter_provisions()
 
     def _karpenter_provisions(self) -> None:
-        number = next(self._newcomers)
+        number = next(self._new_numbers)
         self.loop.after(
             self.chance.uniform(15, 60), lambda: self.add_node(a_spot_node(number, created_at=self.loop.now()))
         )
@@ -80,7 +80,7 @@ class SimulatedCluster(FakeCluster):
         return result
 
     def _reject_pods(self, spec: LaunchSpec) -> None:
-        """Have those of a new attempt's pods wait whose nodes others have taken meanwhile."""
+        """Let the pods of a new attempt wait if other pods occupy their nodes."""
         workload = self.launched(spec.attempt.job_id, spec.attempt.attempt)
         used = self.accelerators_in_use(CLUSTER)
         full = {node.name for node in self.nodes(CLUSTER) if used.get(node.name, 0) > node.accelerators}
@@ -92,7 +92,7 @@ class SimulatedCluster(FakeCluster):
             self.on_full()
 
     def bind_waiting_pods(self) -> bool:
-        """Place pods that wait for their node where it has room by now; return whether others wait still."""
+        """Place waiting pods whose node has capacity now; return whether pods still wait."""
         is_left = False
         for workload in self.running():
             for index, pod in enumerate(workload.pods if workload.is_there else ()):
@@ -107,7 +107,7 @@ class SimulatedCluster(FakeCluster):
         return is_left
 
     def stop(self, attempt: Attempt, grace_seconds: int, nodes_without_grace: Container[str] = ()) -> None:
-        """Delete a Job; what runs and can be reached uses some of its grace."""
+        """Delete a Job; its running, reachable pods use some of their grace."""
         found = self._own(attempt)
         if found and found.is_there and grace_seconds:
             names = {
@@ -129,7 +129,7 @@ class SimulatedCluster(FakeCluster):
         return pod.name in self.dying or super()._is_unreachable(cluster, pod)
 
     def ready_node(self, name: str, cluster: str = CLUSTER, **changes: Any) -> None:
-        """A kubelet that is back ends first what was deleted while it was away, and that takes its time."""
+        """Connect a kubelet again. It first ends the pods that were deleted during its absence, which takes time."""
         for workload in self.running():
             names = {pod.name for pod in workload.pods if pod.is_terminating and pod.node_name == name}
             self.dying |= names
@@ -144,7 +144,7 @@ class SimulatedCluster(FakeCluster):
         until: Callable[[], bool],
         on_state: Callable[[str, str], None] | None = None,
     ) -> None:
-        """One look: a watch whose connection ends at once. The next invocation is the loop's business."""
+        """Run one watch whose connection ends at once. The loop schedules the next invocation."""
         if on_state is not None:
             for kind in ("node", "pod", "job"):
                 on_state(kind, "")
@@ -167,10 +167,10 @@ class SimulatedProvider(FakeProvider):
         """Share of calls and repairs that go wrong."""
         self.has_capacity = True
         self.shown: dict[str, tuple[float, ProviderNode]] = {}
-        """What the lists still show of a machine, and until when: they lag behind what was accepted."""
+        """Stale list entries of a machine with their expiry: lists lag behind accepted calls."""
         self.is_told: Callable[[str], None] = lambda _: None
         self.on_no_capacity: Callable[[str], None] = lambda _: None
-        self.on_newcomer: Callable[[str], None] = lambda _: None
+        self.on_new_node: Callable[[str], None] = lambda _: None
 
     def _ask(self, rung: str, machine: str) -> RepairAnswer:
         if self.chance.random() < self.trouble / 2 and not self.scripted:
@@ -209,7 +209,7 @@ class SimulatedProvider(FakeProvider):
             self.finish_check(machine, passed=passed)
 
     def repair_by_itself(self, machine: str) -> None:
-        """Replace a machine without being asked, as NodeRecovery=Automatic does."""
+        """Replace a machine without a request, as NodeRecovery=Automatic does."""
         if machine in self.by_id and machine not in self.running:
             self.running[machine] = "replace"
             self.by_id[machine] = self.by_id[machine].but(status="Pending")
@@ -238,9 +238,9 @@ class SimulatedProvider(FakeProvider):
             self.kubernetes.set_node(seen.name, seen.cluster, labels=labels)  # type: ignore[union-attr]  # always given here
         rung = self.running[machine]
         now = self.finish(machine)
-        self.is_told(f"{rung} of {machine} is over, {now} holds the seat" + (", sick still" if sick_still else ""))
+        self.is_told(f"{rung} of {machine} is over, {now} has the node slot" + (", still faulty" if sick_still else ""))
         if rung != REBOOT:
-            self.on_newcomer(now)
+            self.on_new_node(now)
         if sick_still and rung != REBOOT and (seen := self._seen(now)):
             self.kubernetes.set_node(seen.name, seen.cluster, accelerators=seen.accelerators - 1)  # type: ignore[union-attr]  # always given here
 
@@ -248,7 +248,7 @@ class SimulatedProvider(FakeProvider):
 class SimulatedTrainers:
     """The processes of each attempt: they save, end, lose their peers, and write late behind a lost node.
 
-    An attempt saves one step after the other, as it trains: none twice, and none before the last one is written.
+    An attempt saves its steps in order, each once, and a save starts only after the previous save is written.
     """
 
     def __init__(
@@ -263,11 +263,11 @@ class SimulatedTrainers:
         self.lengths: dict[str, float] = {}
         """Seconds each job trains, by name."""
         self.finished: set[str] = set()
-        """Attempts whose own pods have all succeeded."""
+        """Attempts whose own pods all succeeded."""
         self.late: set[str] = set()
-        """`<job> <manifest>` of what was written although a higher fence stood."""
+        """`<job> <manifest>` of manifests that were written below a higher fence."""
         self.saving: set[str] = set()
-        """Attempts whose save is under way behind a lost node."""
+        """Attempts that save behind a lost node."""
         self.started: dict[str, float] = {}
         """When the write of each manifest began, by `<job> <manifest>`."""
         self.reached: dict[str, int] = {}
@@ -303,7 +303,7 @@ class SimulatedTrainers:
                 self._save(spec, step)
                 step += _STEPS_A_SAVE
         elif len(reached) < len(running) and attempt.workload_name not in self.saving and self.chance.random() < 0.5:
-            # Behind the lost node a save is under way, and it has looked at the fence already.
+            # # This save behind the lost node has already read the fence.
             self.saving.add(attempt.workload_name)
             self.loop.after(self.chance.uniform(1, 60), functools.partial(self._save, spec, step))
             step += _STEPS_A_SAVE
@@ -313,8 +313,8 @@ class SimulatedTrainers:
             self.cluster.fail_pods(attempt.job_id, attempt.attempt, *reached, exit_code=PEER_LOST_EXIT)
         self.loop.after(_SAVES_EVERY, lambda: self._work(spec, step, ends_at))
 
-    def save_on_the_way_out(self, job_id: str, attempt: int, seconds: float) -> None:
-        """Have an attempt that was told to end save once more, if all of its ranks last so long."""
+    def save_before_the_end(self, job_id: str, attempt: int, seconds: float) -> None:
+        """Let an attempt save once more after its stop request, if all its ranks still run."""
         there = self.cluster.jobs.get(CLUSTER, {})
         found = next((one for (_, *name), one in there.items() if name == [job_id, attempt]), None)
         if found is None:
@@ -360,7 +360,7 @@ class SimulatedTrainers:
 
 
 def without_health_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return a node's labels without HyperPod's marks: whose machine it is, they still say."""
+    """Return a node's labels without HyperPod's health marks; the labels still name the machine."""
     return {name: value for name, value in labels.items() if name != FAULT_TYPES}
 
 

@@ -1,6 +1,6 @@
-"""What must hold where jobs can have several sizes: more rows of the same table.
+"""Invariants of jobs with several sizes: more rows of the same table.
 
-What a job may have, what it has waited for and what is idle is reckoned here again, from specs, attempts and machines.
+The size limits, waiting times and idle nodes are computed here again, from specs, attempts and machines.
 """
 
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def _attempts_changed(changes: Changes) -> Iterator[tuple[Attempt | None, Attemp
 
 
 def _wishes(changes: Changes) -> Iterator[tuple[Job, ResizeRequest]]:
-    """Yield each job that a commit asks to change its size."""
+    """Yield each job that a commit asks to resize."""
     for before, after in _jobs_changed(changes):
         if after.resize and before and after.resize != before.resize:
             yield after, after.resize
@@ -70,7 +70,7 @@ def _charges(world: "Simulation") -> list[Charge]:
 
 
 def _was_undisturbed(world: "Simulation") -> bool:
-    """Whether the function at work has seen the world as it is: nothing went wrong since it began."""
+    """Return whether the running function saw the present state: no fault happened since it began."""
     return bool(world.calls) and world.calls[-1].injected_failures == world.chaos.injected_failures
 
 
@@ -89,20 +89,20 @@ def sizes_are_allowed(world: "Simulation", changes: Changes) -> Iterator[str]:
         spec = _job(world, attempt.job_id).spec
         charge = rows.read(world.ledger.rows[rows.charge_key(attempt)], Charge)
         if attempt.size not in sizes_of(spec):
-            yield f"{attempt.workload_name} has {attempt.size} nodes, and may have {sorted(sizes_of(spec))}"
+            yield f"{attempt.workload_name} has {attempt.size} nodes; its spec allows {sorted(sizes_of(spec))}"
         held = (len(set(attempt.node_names)), attempt.accelerators, len(charge.node_names), charge.accelerators)
         whole = attempt.size * spec.accelerators_per_node
         if held != (attempt.size, whole, attempt.size, whole):
-            yield f"{attempt.workload_name} of {attempt.size} nodes holds {held}"
+            yield f"{attempt.workload_name} has {attempt.size} nodes but holds {held} accelerators"
     for job, wish in _wishes(changes):
         if wish.nodes not in sizes_of(job.spec) or wish.nodes == wish.from_nodes:
-            yield f"{job.job_id} is to go from {wish.from_nodes} to {wish.nodes} nodes"
+            yield f"{job.job_id} is asked to resize from {wish.from_nodes} to {wish.nodes} nodes"
 
 
 @invariant_check("allowed-sizes-only", "", CheckTrigger.LAUNCH)
 def sizes_are_launched(_: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     if spec.attempt.ranks not in sizes_of(spec.job):
-        yield f"{spec.attempt.workload_name} is launched on {spec.attempt.ranks} nodes"
+        yield f"{spec.attempt.workload_name} is launched on {spec.attempt.ranks} nodes, not on its admitted size"
 
 
 # ---------------------------------------------------------------- growth
@@ -122,16 +122,16 @@ def growth_waits(world: "Simulation", changes: Changes) -> Iterator[str]:
         if wish.nodes < wish.from_nodes:
             continue
         if seen.resized_at and wish.asked_at < seen.resized_at + timedelta(seconds=terms.snooze_seconds):
-            yield f"{job.job_id} grows, and changed its size at {seen.resized_at:%H:%M:%S}"
+            yield f"{job.job_id} grows too soon after its last resize at {seen.resized_at:%H:%M:%S}"
         pause = min(terms.backoff_seconds * 2 ** max(0, seen.failures - 1), terms.most_backoff_seconds)
         if seen.failed_at and wish.asked_at < seen.failed_at + timedelta(seconds=pause):
-            yield f"{job.job_id} grows, and failed to {seen.failures} times, last at {seen.failed_at:%H:%M:%S}"
+            yield f"{job.job_id} grows too soon: {seen.failures} tries failed, the last at {seen.failed_at:%H:%M:%S}"
     for before, attempt in _attempts_changed(changes):
         _follow(world, known.setdefault(attempt.job_id, GrowthAttempt()), before, attempt)
 
 
 def _follow(world: "Simulation", seen: GrowthAttempt, before: Attempt | None, attempt: Attempt) -> None:
-    """Note what an attempt's change says of its job's growth."""
+    """Record how an attempt's change affects the growth of its job."""
     if before is None:
         last = _attempt(world, attempt.job_id, attempt.attempt - 1)
         wish = _job(world, attempt.job_id).resize
@@ -163,9 +163,9 @@ def grows_onto_idle(world: "Simulation", changes: Changes) -> Iterator[str]:
             continue
         idle = _idle_for(world, job)
         if len(idle) < wish.nodes - wish.from_nodes:
-            yield f"{job.job_id} grows from {wish.from_nodes} to {wish.nodes} nodes, and idle are {idle}"
+            yield f"{job.job_id} grows from {wish.from_nodes} to {wish.nodes} nodes, but only {idle} are idle"
         if world.sharing is None and (waiting := _waiting(world, _pool_of(world, job))):
-            yield f"{job.job_id} grows, and {', '.join(waiting)} waits"
+            yield f"{job.job_id} grows while {', '.join(waiting)} wait for nodes"
 
 
 def _pool_of(world: "Simulation", job: Job) -> tuple[str, str]:
@@ -198,7 +198,7 @@ def _idle_for(world: "Simulation", job: Job) -> list[str]:
 
 
 def _waiting(world: "Simulation", pool: tuple[str, str]) -> list[str]:
-    """Return who waits for machines of a kind: jobs that are not too large for it, and replicas."""
+    """Return the jobs and replicas that wait for machines of a kind; jobs that are too large for it are left out."""
     now, found = world.loop.now(), []
     size = sum(_kind_of(world, node.name) == pool for node in world.cluster.nodes(CLUSTER))
     for key, row in world.ledger.rows.items():
@@ -237,11 +237,11 @@ def resizes_rest(world: "Simulation", changes: Changes) -> Iterator[str]:
         made = (job.job_id, wish.from_nodes, wish.nodes)
         known.made[made] += 1
         if known.made[made] > 1:
-            yield f"{job.job_id} goes from {wish.from_nodes} to {wish.nodes} nodes again, and nothing else has changed"
+            yield f"{job.job_id} goes from {wish.from_nodes} to {wish.nodes} nodes again although nothing else changed"
 
 
 def _is_from_outside(change: tuple[object, Row | None, Row | None]) -> bool:
-    """Whether a change is none that passes make by themselves."""
+    """Return whether scheduling cycles never make this change themselves."""
     _, before, after = change
     row = after or before
     if row is None:
@@ -266,7 +266,7 @@ def _is_from_outside(change: tuple[object, Row | None, Row | None]) -> bool:
     CheckTrigger.COMMIT,
     needs_elastic_jobs=True,
 )
-def resize_costs_nothing(world: "Simulation", changes: Changes) -> Iterator[str]:
+def resize_is_no_failure(world: "Simulation", changes: Changes) -> Iterator[str]:
     ended = {
         attempt.job_id: attempt
         for before, attempt in _attempts_changed(changes)
@@ -280,14 +280,14 @@ def resize_costs_nothing(world: "Simulation", changes: Changes) -> Iterator[str]
         if attempt.state is AttemptState.SUCCEEDED or before.state is JobState.STOPPING:
             continue
         if attempt.state is not AttemptState.STOPPED:
-            yield f"{attempt.workload_name} was stopped to change size, and ends as {attempt.state}"
+            yield f"{attempt.workload_name} was stopped for a resize and must end STOPPED, not {attempt.state}"
         waits = JobState.SUSPENDED if before.is_suspended else JobState.PENDING
         if after.state is not waits or not after.reason:
-            yield f"{after.job_id} changes size, and is {after.state}, not {waits}"
+            yield f"{after.job_id} resizes and must be {waits}, not {after.state}"
         if (after.queued_at, after.submitted_at) != (before.queued_at, before.submitted_at):
-            yield f"{after.job_id} changes size, and lost its place"
+            yield f"{after.job_id} resizes and must keep its place in the queue"
         if (after.application_failures, after.launch_failures) != (before.application_failures, 0) or after.not_before:
-            yield f"{after.job_id} changes size, and it counts as a failure"
+            yield f"{after.job_id} resizes, which must not count as a failure"
 
 
 @invariant_check("resize-keeps-progress", "", CheckTrigger.LAUNCH, needs_elastic_jobs=True)
@@ -302,11 +302,11 @@ def resize_keeps_work(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     newest = max((step for number, step in _saved(world, job.job_id) if number < attempt.attempt), default=0)
     point = attempt.resume_from
     if (point.step if point else 0) < newest:
-        yield f"{attempt.workload_name} resumes from step {point.step if point else 0}, and {newest} was saved"
+        yield f"{attempt.workload_name} resumes from step {point.step if point else 0}, but step {newest} was saved"
 
 
 def _was_doubted(world: "Simulation", job_id: str) -> bool:
-    """Whether any of its checkpoints was in doubt: what an attempt passed over stays behind its fence."""
+    """Return whether a checkpoint of the job was in doubt. Rejected checkpoints stay behind the fence."""
     return any(
         key.pk.startswith("DEC#")
         and row.doc["kind"] == "RESUME"
@@ -331,7 +331,7 @@ def _saved(world: "Simulation", job_id: str) -> Iterator[tuple[int, int]]:
     CheckTrigger.COMMIT,
     needs_elastic_jobs=True,
 )
-def spares_come_first(world: "Simulation", changes: Changes) -> Iterator[str]:
+def spares_precede_shrinking(world: "Simulation", changes: Changes) -> Iterator[str]:
     for before, attempt in _attempts_changed(changes):
         last = _attempt(world, attempt.job_id, attempt.attempt - 1) if before is None else None
         job = _job(world, attempt.job_id)
@@ -344,7 +344,7 @@ def spares_come_first(world: "Simulation", changes: Changes) -> Iterator[str]:
         lost_at = min([last.ended_at or attempt.admitted_at, *_signs(world, job)])
         until = lost_at + timedelta(seconds=world.policy.scheduling.elastic.spare_wait_seconds)
         if attempt.size < min(job.spec.nodes, last.size) and attempt.admitted_at < until:
-            yield f"{attempt.workload_name} shrinks at {attempt.admitted_at:%H:%M:%S}, lost it at {lost_at:%H:%M:%S}"
+            yield f"{attempt.workload_name} shrinks before {until:%H:%M:%S}, the end of the spare wait"
 
 
 def _signs(world: "Simulation", job: Job) -> Iterator[datetime]:
@@ -388,12 +388,12 @@ def shrunk_before_killed(world: "Simulation", changes: Changes) -> Iterator[str]
                 continue
             before_that = set(over(world.sharing.setup, [*rest, *stopped]))
             if set(over(world.sharing.setup, [*rest, *kept, asks])) <= before_that:
-                yield f"{winner} has {', '.join(one.job_id for one in stopped)} stopped, and to shrink was enough"
+                yield f"{winner} preempts {', '.join(one.job_id for one in stopped)}, but shrinking is enough"
                 break
 
 
 def _at_least(world: "Simulation", charge: Charge) -> Charge:
-    """Return what a job would hold at its least size: it goes on where it can start again."""
+    """Return the nodes of a job at its smallest size; it can resume only if it gets these."""
     nodes = min(sizes_of(_job(world, charge.job_id).spec))
     there = {name: world.cluster.node(CLUSTER, name) for name in charge.node_names}
     names = sorted(there, key=lambda name: (node := there[name]) is None or not node.is_schedulable)
@@ -412,14 +412,14 @@ def _resized(charge: Charge, nodes: int) -> Charge:
 
 
 def _as_charged(job: Job, like: Charge) -> Charge:
-    """Return what a waiting job would hold beside, or in place of, somebody."""
+    """Return the nodes that a waiting job would get, free or by preemption."""
     held = job.next_node_count * job.spec.accelerators_per_node
     use = {flavor: dict.fromkeys(amounts, held) for flavor, amounts in like.use.items()}
     return like.but(job_id=job.job_id, team=job.spec.team, queue=job.spec.team, accelerators=held, use=use)
 
 
 def _has_machines(world: "Simulation", asks: Charge, stopped: list[Charge], kept: list[Charge]) -> bool:
-    """Whether a waiting job finds its nodes in a pool once others have given theirs back."""
+    """Return whether a waiting job finds its nodes in a pool after other jobs return theirs."""
     job = _job(world, asks.job_id)
     each, used = job.spec.accelerators_per_node, dict(world.cluster.accelerators_in_use(CLUSTER))
     plan = job.live_plan()
@@ -441,9 +441,9 @@ def _has_machines(world: "Simulation", asks: Charge, stopped: list[Charge], kept
 
 
 def _others_wait(world: "Simulation", winner: str) -> bool:
-    """Whether others could take what is given back: then who starts is another question.
+    """Return whether other workloads could use the returned nodes. Then a different job may start on them.
 
-    Who has no quota takes nothing, nor does one of the same team that comes later. Replicas take what they can get.
+    A job without quota cannot use them, nor can a later job of the same team. Replicas use all free capacity.
     """
     if any(not pod.node_name for pod in world.cluster.unmanaged_pods(CLUSTER)):
         return True
@@ -485,7 +485,7 @@ def grows_when_idle(world: "Simulation") -> Iterator[str]:
             continue
         idle = len(_idle_for(world, job))
         held = len(charge.node_names)
-        # All of it stops to grow: what is cordoned by now, or is to be left, it does not get back.
+        # # The whole job stops to grow, so it does not get back nodes that are cordoned or must be drained.
         plan = job.live_plan()
         own = [
             node
@@ -503,4 +503,4 @@ def grows_when_idle(world: "Simulation") -> Iterator[str]:
         if seen.failures:
             pause += terms.most_backoff_seconds
         if world.loop.seconds - known.disturbed_at > pause:
-            yield f"{job.job_id} stays at {held} nodes, and {idle} idle ones would do for {larger}"
+            yield f"{job.job_id} stays at {held} nodes, although {idle} idle nodes allow {larger}"

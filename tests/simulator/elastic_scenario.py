@@ -1,6 +1,6 @@
-"""How every ninth seed has jobs of several sizes: they grow on what is idle, and shrink when others come.
+"""Jobs of several sizes, in every ninth seed: they grow on idle nodes and shrink for other jobs.
 
-All of it is drawn from dice of its own, so that the other worlds stay as they are.
+These seeds draw from their own random source, so other seeds stay unchanged.
 """
 
 import functools
@@ -35,18 +35,18 @@ _WITH_TEAMS, _FIRST_WITH_TEAMS = 36, 12
 _SHARE = 0.6
 """Of the teams' jobs so many are elastic."""
 _TEAMS = 10
-"""Numbers of the jobs that come anyhow end with this."""
+"""Name suffix of the jobs that every seed submits."""
 _OWN = 60
-"""Numbers of the elastic jobs that come besides begin with this."""
+"""Name prefix of the additional elastic jobs."""
 _LATER = 70
 """And those of the jobs that make them shrink."""
 _LAST = 80
 PASSES_EVERY = 30.0
 _SOON = 8.0
-"""And so often while things go wrong: sizes change by a pass alone."""
+"""Number of elastic jobs while faults happen: only cycles change sizes."""
 _POOL = "p5-workers"
 LENDERS = "amber"
-"""A team with a job that others of the team have shrink."""
+"""A team with a job that shrinks for other jobs of the team."""
 _ACTS = 0.9
 """So many of these worlds act in any case."""
 _SERVES = 0.4
@@ -68,12 +68,12 @@ def is_in(seed: int) -> bool:
 
 @dataclass
 class GrowthAttempt:
-    """What is known of how a job grew."""
+    """Facts about the growth of a job."""
 
     resized_at: datetime | None = None
     """When an attempt was last admitted after a resize, or at another size."""
     asked: int = 0
-    """So many nodes the attempt that is to come was stopped for, where it grows."""
+    """Size of the next attempt for which the present attempt was stopped, if the job grows."""
     grown: int = 0
     """The attempt that came at that size, until it has run."""
     failures: int = 0
@@ -83,7 +83,7 @@ class GrowthAttempt:
 
 @dataclass
 class SizeHistory:
-    """What the checks need to remember of sizes."""
+    """Facts about sizes for the checks."""
 
     growths: dict[str, GrowthAttempt] = field(default_factory=dict)
     made: Counter[tuple[str, int, int]] = field(default_factory=Counter)
@@ -91,13 +91,13 @@ class SizeHistory:
     era: tuple[int, ...] = ()
     """Counts of all that changes from outside, as they were when `made` was begun."""
     changes: int = 0
-    """How often a job came, ended or was changed by somebody, or a quota was."""
+    """Number of times that a job arrived, ended or was changed, or that a quota changed."""
     disturbed_at: float = 0.0
     """When anything last changed that sizes depend on."""
 
 
 class ElasticScenario:
-    """The elastic jobs of one world."""
+    """The elastic jobs of one seed."""
 
     def __init__(self, world: "Simulation", dice: random.Random) -> None:
         self.world, self.dice = world, dice
@@ -125,7 +125,7 @@ class ElasticScenario:
         self._seats = False
 
     def policy(self, policy: Policy) -> Policy:
-        """Return the policy of this world."""
+        """Return the policy of this seed."""
         chat = ServingWorkload(cluster=CLUSTER, namespace="serving", name="chat", most_replicas=3)
         return policy.but(
             scheduling=policy.scheduling.but(
@@ -140,7 +140,7 @@ class ElasticScenario:
     # ------------------------------------------------------------ jobs
 
     def lay_out(self, lasts: float) -> None:
-        """Have elastic jobs come first, and others while they run."""
+        """Submit the elastic jobs first, and other jobs while they run."""
         world, dice = self.world, self.dice
         world.cluster.on_full = self._wait_for_room
         before = world.ledger.before_commit
@@ -164,7 +164,7 @@ class ElasticScenario:
         world.loop.after(dice.uniform(0, PASSES_EVERY), self._pass)
 
     def _add_competing_jobs(self, sharing: "TeamScenario", lasts: float) -> None:
-        """Have a job of a team hold what others of that team come to ask for, one of them for more than there is."""
+        """Let a job hold nodes that other jobs of its team request later; one of them requests more than exists."""
         world, dice = self.world, self.dice
         quota = dice.choice((2, 3, world.size - 1))
         group = {"ml.p5.48xlarge": {"nvidia.com/gpu": {"nominal": GPUS * quota}}}
@@ -180,7 +180,7 @@ class ElasticScenario:
             world.loop.after(dice.uniform(30, lasts + 60), self._submit(number, asked, 30.0))
 
     def leaves_out(self, number: int) -> bool:
-        """Whether some job that comes anyhow stays away: where all machines are in use nothing grows."""
+        """Return whether some job of the seed is left out: no job grows while all machines are in use."""
         return number < _TEAMS
 
     def _submit(self, number: int, nodes: int, length: float) -> Callable[[], None]:
@@ -191,7 +191,7 @@ class ElasticScenario:
         self.world.loop.after(PASSES_EVERY if self.world.is_calm else _SOON, self._pass)
 
     def sized(self, number: int, spec: JobSpec) -> JobSpec:
-        """Return what some job asks for, with the sizes that it can have."""
+        """Return the fields of a job, with its possible sizes."""
         dice = self.dice
         if number in self._sizes:
             return spec.but(elastic=self._sizes[number])
@@ -208,7 +208,7 @@ class ElasticScenario:
             elastic = ElasticSpec(min_nodes=least, max_nodes=most, step=step)
             legal = list(range(least, most + 1, step or 1))
         self.world.seen[f"elastic {kind}"] += 1
-        # It asks for few most times, so that it has something to grow to.
+        # # A small request leaves room to grow.
         return spec.but(nodes=legal[0] if dice.random() < 0.7 else dice.choice(legal), elastic=elastic)
 
     # ------------------------------------------------------------ what serves
@@ -224,7 +224,7 @@ class ElasticScenario:
         self.world.loop.after(begins + lasts, lambda: wanted(-replicas))
 
     def _deploy(self) -> None:
-        """Do what the Deployment's controller does."""
+        """Act as the Deployment's controller."""
         cluster = self.world.cluster
         there = [pod for pod in cluster.unmanaged_pods(CLUSTER) if pod.namespace == "serving"]
         for pod in there[self._wanted :]:
@@ -257,7 +257,7 @@ class ElasticScenario:
             self.world.loop.after(_SEATS_AFTER, self._bind_pods)
 
     def _bind_pods(self) -> None:
-        """Place the pods that have no node: replicas anywhere, those of our attempts on the nodes that they are for."""
+        """Place the pods without a node: replicas on any node, pods of our attempts on their own nodes."""
         self._seats = False
         cluster = self.world.cluster
         if self._wanted:
@@ -283,7 +283,7 @@ class ElasticScenario:
         if not jobs or world.is_calm or not world.calls or self.dice.random() > _MEDDLES:
             return
         is_asked = jobs[0]["state"] == "RUNNING" and jobs[0]["resize"]["afterAttempt"] == jobs[0]["currentAttempt"]
-        # Who has just been asked to grow finds most times that what was idle is not any more.
+        # # In most cases the idle nodes of a growing job are taken before it restarts.
         deeds_now = (*DEEDS, *3 * (_TAKES,)) if is_asked else DEEDS
         kind, seconds = self.dice.choice(deeds_now), self.dice.uniform(0.1, 3 if is_asked else 8)
         job_id, number = str(jobs[0]["jobId"]), self.dice.randrange(100)
@@ -358,7 +358,7 @@ class ElasticScenario:
             return
         own = f"taken-{name}-{world.loop.seconds:.0f}"
         pod = UnmanagedPod(namespace="other", name=own, uid=own, node_name=name, accelerators=GPUS)
-        world.tell(f"a pod of somebody else runs on {name} for {seconds:.0f} s")
+        world.tell(f"an unmanaged pod runs on {name} for {seconds:.0f} s")
         world.cluster.unmanaged.append(pod)
         self._note_disturbance()
         world.ingest()
@@ -386,8 +386,8 @@ class ElasticScenario:
     # ------------------------------------------------------------ the way out
 
     def drain(self, job_id: str, attempt: int, grace_seconds: int, *_: object) -> None:
-        """Have an attempt that is asked to stop save once more, if it has the time and all its ranks."""
+        """Let a stopping attempt save once more, if time is left and all its ranks run."""
         world = self.world
         seconds = self.dice.uniform(0, 1.5)
         if grace_seconds and self.dice.random() < 0.8:
-            world.trainers.save_on_the_way_out(job_id, attempt, seconds)
+            world.trainers.save_before_the_end(job_id, attempt, seconds)

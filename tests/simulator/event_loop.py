@@ -9,7 +9,7 @@ from tests.fakes.system import A_MOMENT
 
 
 class Loop:
-    """What happens, in order of time and then of asking. It may be run from inside an event: that is a pause."""
+    """Events in order of time, then of insertion. An event may run the loop itself: that is a pause."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -24,7 +24,7 @@ class Loop:
         heapq.heappush(self._heap, (self.seconds + seconds, next(self._numbers), event))
 
     def run(self, until: float, stop: Callable[[], bool] = lambda: False) -> None:
-        """Let everything happen that is due until then, or until `stop` says so."""
+        """Run all events that are due until then, or until `stop` returns true."""
         while self._heap and self._heap[0][0] <= until:
             at, _, event = heapq.heappop(self._heap)
             self.seconds = max(self.seconds, at)

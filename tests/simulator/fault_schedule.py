@@ -1,4 +1,4 @@
-"""What happens to a seed's world: faults of machines, people, outages and jobs, laid out before it begins."""
+"""The schedule of a seed: faults of machines, actions of people, outages and jobs, fixed before it begins."""
 
 import functools
 import random
@@ -18,13 +18,13 @@ OUTAGES = ("is_watching", "is_sweeping", "has_capacity")
 _RARELY = 0.04
 _FORGED = 0.3
 _LONGER_THAN_RETRIES = 500.0
-"""Twelve tries take some 200 s, and the last of a run begins while faults still come."""
+"""Twelve tries take about 200 s, and the last try of a run may begin while faults still happen."""
 AWAY = ("provider", "cluster")
 """Control planes that may not answer for a while."""
 CHAOS_SECONDS = (60.0, 100.0, 160.0)
 FAULTS = ("NvidiaErrorReboot", "NvidiaErrorTerminate", "EfaError", "XidHardwareFailure", "XidUserAppError", "NewThing")
 
-HURTS = ("together", "newcomer", "marked", "without_health_labels", "cut_off", "dead", "broken", "aborted", "scarce")
+HURTS = ("together", "new_node", "marked", "without_health_labels", "cut_off", "dead", "broken", "aborted", "scarce")
 DEEDS = ("cordon", "uncordon", "adopt", "hold", "mend", "cancel", "answer", "forge")
 
 
@@ -71,14 +71,14 @@ def lay_out(world: "Simulation") -> float:
 
 
 def _forgeries(world: "Simulation", chance: random.Random, lasts: float) -> None:
-    """Let somebody create Jobs and pods with the labels of an attempt, in another namespace or under its name."""
+    """Create Jobs and pods with the labels of an attempt, in another namespace or under its name."""
 
     def forge(phase: PodPhase, namespace: str, number: int) -> None:
         running = [one for one in world.cluster.running() if one.is_there]
         if not running:
             return
         attempt = running[number % len(running)].spec.attempt
-        world.tell(f"somebody creates pods with the labels of {attempt.workload_name}: {phase}")
+        world.tell(f"a person creates pods with the labels of {attempt.workload_name}: {phase}")
         nodes = sorted(node.name for node in world.cluster.nodes(CLUSTER))
         pods = tuple(
             ObservedPod(name=f"forged-{rank}", node_name=nodes[(number + rank) % len(nodes)], phase=phase)
@@ -131,7 +131,7 @@ def _outages(world: "Simulation", lasts: float) -> None:
 
 
 def _control_plane_outages(world: "Simulation", lasts: float) -> None:
-    """Let nobody answer behind a control plane for a long part of it."""
+    """Let a control plane not answer for a large part of its run."""
     chance = world.chance
 
     def leave(port: str) -> None:
@@ -158,7 +158,7 @@ def _control_plane_outages(world: "Simulation", lasts: float) -> None:
 
 @dataclass(frozen=True)
 class _Fault:
-    """One thing that goes wrong with a machine or a job, with the chances that decide its course."""
+    """A fault of a machine or a job, with the probabilities of its course."""
 
     world: "Simulation"
     number: int
@@ -227,7 +227,7 @@ _KINDS = (
 
 
 def _fault(world: "Simulation") -> Callable[[], None]:
-    """Choose one thing that goes wrong with a machine or a job."""
+    """Choose a fault of a machine or a job."""
     chance = world.chance
     fault = _Fault(
         world,
@@ -253,7 +253,7 @@ def _simultaneous_faults(world: "Simulation") -> Callable[[], None]:
 
 
 def _capacity_shortage(world: "Simulation") -> Callable[[], None]:
-    """Let a launch find no capacity, and a machine sicken that only another one can stand in for."""
+    """Let a launch find no capacity, and let a machine fail that only another machine can replace."""
     number, seconds = world.chance.randrange(100), world.chance.uniform(2, 20)
 
     def scarce() -> None:
@@ -284,7 +284,7 @@ def _reconnect(world: "Simulation", name: str) -> None:
 
 @dataclass(frozen=True)
 class _PersonAction:
-    """One thing that a person does, with the chances that decide its course."""
+    """An action of a person, with the probabilities of its course."""
 
     world: "Simulation"
     number: int

@@ -1,6 +1,6 @@
-"""Many seeds, side by side, as `make fuzz` runs them: resumable, and each failure told as a story.
+"""Run many seeds in parallel (`make fuzz`). It can be resumed, and prints the timeline of each failed seed.
 
-`python -m tests.simulator.fuzz 1..500` from the project's root. A single seed (`7..7`) tells its story in any case.
+`python -m tests.simulator.fuzz 1..500`, from the project's root. A single seed (`7..7`) always prints its timeline.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _SHOWN = 3
 
 @dataclass
 class Chunk:
-    """What became of some seeds in a row."""
+    """Results of consecutive seeds."""
 
     first: int
     last: int
@@ -48,7 +48,7 @@ def run_seed(seed: int, *, is_strict: bool = False) -> SimulationResult:
 def run_chunk(bounds: tuple[int, int]) -> Chunk:
     """Run the seeds from the first to the last, both included."""
     chunk = Chunk(*bounds)
-    gc.disable()  # what seeds leave behind goes once, with the chunk
+    gc.disable()  # # the temporary files of the seeds are deleted with their chunk
     try:
         for seed in range(chunk.first, chunk.last + 1):
             result = run_seed(seed, is_strict=seed == chunk.first)
@@ -67,7 +67,7 @@ def run_chunk(bounds: tuple[int, int]) -> Chunk:
 def run_all(first: int, last: int, processes: int) -> Iterator[Chunk]:
     """Run the seeds in chunks, and give back the chunks in their order."""
     bounds = [(start, min(start + _CHUNK - 1, last)) for start in range(first, last + 1, _CHUNK)]
-    gc.freeze()  # what is loaded stays: no collection of a seed's leavings needs to walk through it
+    gc.freeze()  # # loaded modules stay: no garbage collection has to visit them
     if processes == 1 or len(bounds) == 1:
         yield from map(run_chunk, bounds)
         return
@@ -87,7 +87,7 @@ def fingerprint() -> str:
 
 
 def print_trace(result: SimulationResult) -> str:
-    """Tell what happened to a seed."""
+    """Print what happened in a seed."""
     lines = [f"{at:9.2f}  {text}" for at, text in result.event_log]
     found = [f"seed {result.seed}: {one.invariant} does not hold: {one.text}" for one in result.violations]
     return "\n".join([*lines, *found, f"again: make fuzz SEEDS={result.seed}..{result.seed}"])

@@ -1,4 +1,4 @@
-"""What must hold whatever happens: one table, each row a sentence and its check.
+"""The invariants: one table, with a sentence and a check in each row.
 
 `docs/operate/invariants.md` lists the same rows.
 """
@@ -73,16 +73,16 @@ class CheckTrigger(StrEnum):
 
 @dataclass(frozen=True)
 class Invariant:
-    """One thing that must hold."""
+    """A sentence that always holds, and its check."""
 
     name: str
     sentence: str
     moment: CheckTrigger
     check: Callable[..., Iterator[str]]
     needs_teams: bool
-    """Whether it says nothing where no teams are set up."""
+    """Whether the check needs a seed with teams."""
     needs_elastic_jobs: bool
-    """Whether it says nothing where no job has several sizes."""
+    """Whether the check needs a seed with jobs of several sizes."""
 
 
 TABLE: list[Invariant] = []
@@ -199,7 +199,7 @@ def _jobs(world: "Simulation") -> list[Job]:
 
 
 def held_charges(world: "Simulation") -> list[Charge]:
-    """Return what live attempts hold: a released charge only names the waiting job that had it."""
+    """Return the held charges. A released charge only names the waiting job that had it."""
     charges = (rows.read(row, Charge) for row in world.ledger.of("CHARGE", f"TREE#{rows.ROOT_TREE}"))
     return [charge for charge in charges if charge.is_held]
 
@@ -209,7 +209,7 @@ def _live_attempts(world: "Simulation") -> list["Json"]:
 
 
 def _began(world: "Simulation") -> float:
-    """When the call that does this began: what changed since, it could not know."""
+    """Return when the current call began: it cannot know later changes."""
     return world.calls[-1].began if world.calls else world.loop.seconds
 
 
@@ -229,7 +229,7 @@ def _is_incident(key: Key) -> bool:
     "A node life has at most one open incident, and at most one open drill.",
     CheckTrigger.COMMIT,
 )
-def one_incident_per_life(world: "Simulation", changes: Changes) -> Iterator[str]:
+def one_incident_per_node_life(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, _, after in changes:
         if after is None or not _is_incident(key):
             continue
@@ -241,7 +241,7 @@ def one_incident_per_life(world: "Simulation", changes: Changes) -> Iterator[str
         else:
             others.discard(incident)
         if len(others) > 1:
-            yield f"{life} has {', '.join(sorted(others))} open"
+            yield f"{life} must have one open incident, but also has {', '.join(sorted(others))}"
 
 
 @invariant_check(
@@ -256,12 +256,12 @@ def pointer_is_true(world: "Simulation", changes: Changes) -> Iterator[str]:
             pointer = world.ledger.rows.get(Key(Table.INCIDENTS, f"{kind}OPEN#{_life(after.doc)}", "META"))
             points = pointer is not None and pointer.doc["incidentId"] == after.doc["incidentId"]
             if points != _is_open(after.doc):
-                yield f"{after.doc['incidentId']} is {after.doc['state']}, and its pointer says {points}"
+                yield f"{after.doc['incidentId']} is {after.doc['state']}, but the pointer of its node says {points}"
         elif key.pk.startswith("OPEN#") and after is None:
             life = key.pk.removeprefix("OPEN#")
             still = world.watched.open_by_life.get(life)
             if still and not any(_is_incident(other) for other, _, _ in changes):
-                yield f"the pointer of {life} goes while {', '.join(sorted(still))} is open"
+                yield f"the pointer of {life} is deleted while {', '.join(sorted(still))} is open"
 
 
 @invariant_check(
@@ -276,14 +276,15 @@ def drills_stay_apart(world: "Simulation", changes: Changes) -> Iterator[str]:
         if key.sk.startswith("EVIDENCE#"):
             subject = world.ledger.rows[Key(key.table, key.pk, "META")].doc
             if subject["isDrill"] != after.doc["fact"]["isDrill"]:
-                yield f"{key.pk} takes in {after.doc['fact']['faultKey'] or after.doc['fact']['kind']} of another kind"
+                kind = after.doc["fact"]["faultKey"] or after.doc["fact"]["kind"]
+                yield f"{key.pk} ingests {kind}, and only one of them is a drill"
         elif _is_incident(key) and before is not None and before.doc["isDrill"] != after.doc["isDrill"]:
-            yield f"{key.pk} was a drill: {before.doc['isDrill']}, and is one: {after.doc['isDrill']}"
+            yield f"isDrill of {key.pk} changes from {before.doc['isDrill']} to {after.doc['isDrill']}"
         elif key.sk == "META" and "incidentId" in after.doc and not _is_incident(key):
             named = world.ledger.rows.get(rows.incident_key(after.doc["incidentId"]))
             is_of_drills = key.pk.startswith(("DRILL-", "FACT#drill/"))
             if named and named.doc["isDrill"] != is_of_drills:
-                yield f"{key.pk} names {after.doc['incidentId']}, which is of the other kind"
+                yield f"{key.pk} names {after.doc['incidentId']}, and only one of them is a drill"
 
 
 @invariant_check(
@@ -291,7 +292,7 @@ def drills_stay_apart(world: "Simulation", changes: Changes) -> Iterator[str]:
     "An ended incident, attempt or job does not change its state.",
     CheckTrigger.COMMIT,
 )
-def ends_stand(world: "Simulation", changes: Changes) -> Iterator[str]:
+def final_states_are_final(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, before, after in changes:
         if before is None or "state" not in before.doc or key.sk.startswith("WAIT#"):
             continue
@@ -305,17 +306,17 @@ def ends_stand(world: "Simulation", changes: Changes) -> Iterator[str]:
             continue
         now = after.doc["state"] if after else "gone"
         if is_over and now != before.doc["state"]:
-            yield f"{key.pk} {key.sk} was {before.doc['state']} and is {now}"
+            yield f"{key.pk} {key.sk} changes from its final state {before.doc['state']} to {now}"
 
 
 @invariant_check("labels-do-not-prove-ownership", "An attempt succeeds only if its own pods did.", CheckTrigger.COMMIT)
-def labels_prove_nothing(world: "Simulation", changes: Changes) -> Iterator[str]:
+def labels_are_no_proof(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, _, after in changes:
         if not key.sk.startswith("ATTEMPT#") or after is None or after.doc["state"] != AttemptState.SUCCEEDED:
             continue
         attempt = rows.read(after, Attempt)
         if attempt.workload_name not in world.trainers.finished:
-            yield f"{attempt.workload_name} has succeeded, and its own pods have not"
+            yield f"{attempt.workload_name} is SUCCEEDED, but its own pods have not succeeded"
 
 
 @invariant_check(
@@ -330,7 +331,7 @@ def lease_is_its_owners(world: "Simulation", changes: Changes) -> Iterator[str]:
         owner, now = before.doc["incidentId"], after.doc["incidentId"] if after else ""
         held = world.ledger.rows.get(rows.incident_key(owner))
         if owner != now and held and _is_open(held.doc):
-            yield f"{key.pk} went from {owner}, which is open, to {now or 'nobody'}"
+            yield f"{key.pk} moves from {owner}, which is still open, to {now or 'no owner'}"
 
 
 # ---------------------------------------------------------------- repairs
@@ -347,7 +348,7 @@ def intent_before_effect(world: "Simulation", rung: str, machine: str) -> Iterat
         if asks and asks[-1]["life"]["instanceId"] == machine and asks[-1]["rung"] == rung and not asks[-1]["answer"]:
             break
     else:
-        yield f"{rung} of {machine} is called and no lease says so"
+        yield f"{rung} of {machine} is called without a lease that records it"
         return
     decided = [
         one.doc
@@ -357,7 +358,7 @@ def intent_before_effect(world: "Simulation", rung: str, machine: str) -> Iterat
         and one.doc["facts"]["life"]["instanceId"] == machine
     ]
     if not decided:
-        yield f"{rung} of {machine} is called and no decision says so"
+        yield f"{rung} of {machine} is called without a recorded decision"
 
 
 @invariant_check(
@@ -365,16 +366,16 @@ def intent_before_effect(world: "Simulation", rung: str, machine: str) -> Iterat
     "A machine has at most one repair in flight, and is replaced at most once.",
     CheckTrigger.REPAIR,
 )
-def one_repair_per_life(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
+def one_repair_per_node_life(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
     for at, was, was_heard in world.watched.calls.get(machine, ()):
         if rung == "replace" == was and machine in world.provider.by_id and was_heard:
-            yield f"{machine} is to be replaced again"
-        # A reply that could not be recorded is as lost as one that never came: both are awaited for so long.
+            yield f"{machine} gets a second accepted Replace call; at most one is allowed"
+        # # An unrecorded reply counts like a lost reply: the service waits this long for both.
         is_awaited = world.loop.seconds - at < world.policy.repair.reconcile_after_seconds
         if world.provider.running.get(machine) == was == rung and was_heard and is_awaited:
-            yield f"{was} of {machine} is in flight, accepted at {at:.1f}"
+            yield f"{was} of {machine} is called again while the call accepted at {at:.1f} runs"
         if not was_heard and rung == was and is_awaited and machine in world.provider.running:
-            yield f"{was} of {machine} had no reply at {at:.1f} and is called again so soon"
+            yield f"{was} of {machine} is called again before the wait for the lost reply of {at:.1f} is over"
 
 
 @invariant_check(
@@ -401,7 +402,7 @@ def limit_of_repairs_holds(world: "Simulation", rung: str, machine: str) -> Iter
             and _is_karpenters(world, owner.doc["pool"])
             and world.node_of(owner.doc["life"]["instanceId"]) is None
         ):
-            continue  # Karpenter has given it back, and brings no other in its place
+            continue  # # Karpenter returned it and does not replace it
         is_in_repair = owner and _is_open(owner.doc) and is_called and not owner.doc["nodeBranch"]
         if owner and is_in_repair and owner.doc["life"]["instanceId"] != machine:
             others.append((owner.doc["life"]["instanceId"], owner.doc["pool"]))
@@ -410,7 +411,7 @@ def limit_of_repairs_holds(world: "Simulation", rung: str, machine: str) -> Iter
     most = pool_limit(rails.pool_repairs, rails.pool_repair_share, world.pool_sizes.get(pool, world.size))
     in_pool = [name for name, its in others if its == pool]
     if len(in_pool) >= most or len(others) >= rails.fleet_repairs:
-        yield f"{rung} of {machine} beside {', '.join(name for name, _ in others)}, of {most}"
+        yield f"{rung} of {machine} exceeds the limit of {most}; in repair: {', '.join(name for name, _ in others)}"
 
 
 @invariant_check("repair-and-cordon-limits", "", CheckTrigger.CORDON)
@@ -419,15 +420,15 @@ def limit_of_cordons_holds(world: "Simulation", name: str) -> Iterator[str]:
     ours = [one for one in world.cluster.by_name.values() if one.is_cordoned and one.incident_id]
     node = world.cluster.node(CLUSTER, name)
     if node is None:
-        return  # it is gone: nothing is cordoned
+        return  # # the node was deleted, so it is not cordoned
     pool = node.pool
     most = pool_limit(rails.pool_cordons, rails.pool_cordon_share, world.pool_sizes.get(pool, world.size))
     others = [one.name for one in ours if one.pool == pool]
-    # What goes by itself is cordoned whatever else is out: its jobs are saved now, or not at all.
+    # # A node with a deadline is always cordoned at once: its jobs save now or never.
     if any(doc["nodeName"] == name and doc["deadlineAt"] for doc in _incidents(world)):
         return
     if name not in {one.name for one in ours} and (len(others) >= most or len(ours) >= rails.fleet_cordons):
-        yield f"{name} is to be cordoned beside {', '.join(others)}, of {most}"
+        yield f"{name} is cordoned beyond the limit of {most}; already cordoned: {', '.join(others)}"
 
 
 @invariant_check(
@@ -437,12 +438,12 @@ def limit_of_cordons_holds(world: "Simulation", name: str) -> Iterator[str]:
 )
 def no_harm_while_held(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
     if barred := _barred(world):
-        yield f"{rung} of {machine} {barred}"
+        yield f"{rung} of {machine} is requested {barred}"
 
 
 @invariant_check("no-harmful-act-without-permission", "", CheckTrigger.STOP)
 def no_stop_while_held(world: "Simulation", job_id: str, attempt: int) -> Iterator[str]:
-    # A stop that was asked for earlier, or by a person, is carried out; only a recovery's own is held.
+    # # Stops that were requested earlier or by a person are carried out; a hold delays only stops by a recovery.
     is_recovery = world.calls and world.calls[-1].function in ("protect_jobs", "repair_node")
     if is_recovery and (barred := _barred(world)):
         yield f"{job_id}-a{attempt} is stopped {barred}"
@@ -461,7 +462,7 @@ def no_launch_while_watching(world: "Simulation", spec: LaunchSpec) -> Iterator[
 
 
 def barred_mode(world: "Simulation") -> str:
-    """Say that nobody allowed this: mode observe, or mode recommend without an approval."""
+    """Return why the mode forbids an act (observe, or recommend without an approval); empty if it is allowed."""
     has_approval = any((doc.get("approval") or {}).get("approves") for doc in _incidents(world))
     return "" if world.mode == "act" or (world.mode == "recommend" and has_approval) else f"in mode {world.mode}"
 
@@ -483,7 +484,7 @@ def approval_is_of_its_plan(world: "Simulation", changes: Changes) -> Iterator[s
             continue
         plan = before.doc["plan"] or {}
         if plan.get("outcome") != "ASK" or plan["decisionId"] != said["decisionId"]:
-            yield f"{said['decisionId']} of {before.doc['incidentId']} is answered, and {plan.get('decisionId')} asks"
+            yield f"{said['decisionId']} of {before.doc['incidentId']} is answered, not {plan.get('decisionId')}"
 
 
 @invariant_check(
@@ -514,7 +515,7 @@ def shared_cause_bars_repairs(world: "Simulation", rung: str, machine: str) -> I
     needed = max(rails.shared_cause_count, math.ceil(rails.shared_cause_share * len(in_zone)))
     window = timedelta(seconds=rails.shared_cause_window_seconds)
     if any(last - first < window for first, last in zip(began, began[needed - 1 :], strict=False)):
-        yield f"{rung} of {machine} while {len(began)} machines of {zone} are unhealthy by one cause"
+        yield f"{rung} of {machine} is requested while {len(began)} machines of {zone} share a cause"
 
 
 def _asked_at(world: "Simulation", rung: str, machine: str) -> datetime:
@@ -535,13 +536,13 @@ def _asked_at(world: "Simulation", rung: str, machine: str) -> datetime:
 def persons_node_is_left(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
     node = world.node_of(machine)
     if node and world.watched.persons.get(node.name, 1e12) < _began(world):
-        yield f"{rung} of {machine}, which a person cordoned"
+        yield f"{rung} of {machine} is requested, but a person cordoned it"
 
 
 @invariant_check("operator-cordon-is-kept", "", CheckTrigger.RELEASE)
 def persons_cordon_stays(world: "Simulation", name: str, result: str) -> Iterator[str]:
     if result == "RELEASED" and name in world.watched.persons:
-        yield f"{name} was cordoned by a person and is released"
+        yield f"{name} is uncordoned by Evenkeel, but a person cordoned it"
 
 
 # ---------------------------------------------------------------- jobs
@@ -557,7 +558,7 @@ def charge_with_attempt(world: "Simulation", changes: Changes) -> Iterator[str]:
         is_held = charge is not None and rows.read(charge, Charge).is_held
         is_live = not AttemptState(after.doc["state"]).has_ended
         if is_live != is_held:
-            yield f"{name} is {after.doc['state']} and its charge is {'held' if is_held else 'not held'}"
+            yield f"{name} is {after.doc['state']} but its charge is {'held' if is_held else 'not held'}"
 
 
 @invariant_check("no-node-overcommit", "No node is charged with more accelerators than it has.", CheckTrigger.COMMIT)
@@ -576,7 +577,7 @@ def no_overcommit(world: "Simulation", changes: Changes) -> Iterator[str]:
     "A node that an incident left unhealthy takes no job, and its GPUs are not counted as free.",
     CheckTrigger.COMMIT,
 )
-def unhealthy_takes_no_job(world: "Simulation", changes: Changes) -> Iterator[str]:
+def unhealthy_node_gets_no_job(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, before, after in changes:
         is_held = after is not None and key.sk.startswith("CHARGE#") and rows.read(after, Charge).is_held
         if after is None or not is_held or (before is not None and rows.read(before, Charge).is_held):
@@ -585,7 +586,7 @@ def unhealthy_takes_no_job(world: "Simulation", changes: Changes) -> Iterator[st
         for name in rows.read(after, Charge).node_names:
             node = world.cluster.node(CLUSTER, name)
             if node is not None and node.instance_id in left:
-                yield f"{key.sk} is admitted on {name}, which {left[node.instance_id]} left unhealthy"
+                yield f"{key.sk} is admitted on {name}, but {left[node.instance_id]} left it unhealthy"
 
 
 @invariant_check("no-job-on-unhealthy-node", "", CheckTrigger.LOOK)
@@ -600,7 +601,8 @@ def unhealthy_is_not_free(world: "Simulation") -> Iterator[str]:
     usable = [node for node in nodes if node.life.instance_id not in left and not (node.is_gone or node.is_cordoned)]
     most = sum(max(0, node.accelerators - node.accelerators_in_use) for node in usable)
     if (said["gpus"]["free"] or 0) > most:
-        yield f"{said['gpus']['free']} GPUs are shown as free, of {most}; unhealthy: {', '.join(sorted(left))}"
+        unhealthy = ", ".join(sorted(left))
+        yield f"{said['gpus']['free']} GPUs are shown as free, but at most {most} are; unhealthy: {unhealthy}"
 
 
 _INDEXED_WITHIN = 30.0
@@ -643,7 +645,7 @@ def stops_have_a_reason(world: "Simulation", job_id: str, attempt: int) -> Itera
     asked = rows.read(world.ledger.rows[rows.job_key(job_id)], Job).stop_of(attempt)
     is_over = row is not None and AttemptState(row.doc["state"]).has_ended
     if not is_over and not (asked and asked.reason):
-        yield f"{job_id}-a{attempt} is asked to end, and nothing says why"
+        yield f"{job_id}-a{attempt} is asked to stop without a recorded reason"
 
 
 @invariant_check("live-attempts-are-charged", "", CheckTrigger.LAUNCH)
@@ -662,7 +664,7 @@ def no_attempt_without_charge(world: "Simulation", spec: LaunchSpec) -> Iterator
 )
 def fenced_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     if f"{spec.attempt.job_id} {spec.resume_from}" in world.trainers.late:
-        yield f"{spec.attempt.workload_name} resumes from {spec.resume_from}, which was written late"
+        yield f"{spec.attempt.workload_name} resumes from {spec.resume_from}, which was written after its fence"
 
 
 @invariant_check(
@@ -675,7 +677,7 @@ def gangs_use_efa(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     own, asked = spec.job.accelerators_per_node, spec.network.interfaces
     share = node.efa * own // node.accelerators if node and spec.attempt.ranks > 1 else 0
     if node and asked != share:
-        yield f"{spec.attempt.workload_name} asks for {asked} EFA interfaces, and {share} are its share"
+        yield f"{spec.attempt.workload_name} requests {asked} EFA interfaces; its share is {share}"
 
 
 @invariant_check(
@@ -693,13 +695,14 @@ def distrusted_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[
             continue
         decided = (datetime.fromisoformat(doc["decidedAt"]) - A_MOMENT).total_seconds()
         if decided > world.watched.launches[attempt.workload_name]:
-            continue  # it may be pinned already: the sweeper takes the job back (`plan_resume.roll_back_suspect_jobs`)
+            # # its pin may exist already: the sweeper rolls the job back (`plan_resume.roll_back_suspect_jobs`).
+            continue
         first = (datetime.fromisoformat(facts["firstSignalAt"]) - A_MOMENT).total_seconds()
-        # The pin of the attempt right after the hurt one honours it; later ones go on from there.
+        # # The pin of the next attempt respects the distrust; later attempts continue from that pin.
         is_suspect = attempt.resume_from.attempt <= facts["attempt"] == attempt.attempt - 1
         if is_suspect and began > first - world.policy.jobs.distrust_guard_seconds + 1:
             seconds = f"{began - first:.0f} s after the signal"
-            yield f"{attempt.workload_name} resumes from {spec.resume_from}, begun {seconds}"
+            yield f"{attempt.workload_name} resumes from {spec.resume_from}, which is distrusted: it began {seconds}"
 
 
 # ---------------------------------------------------------------- waits, pages, functions
@@ -711,12 +714,12 @@ def distrusted_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[
 def one_answer_per_wait(world: "Simulation", token: str, output: "Json") -> Iterator[str]:
     first = world.watched.answers.setdefault((token, world.watched.opened[token]), output)
     if first != output:
-        yield f"{token} was told {first['outcome']} and is told {output['outcome']}"
+        yield f"{token} was answered {first['outcome']} and gets the second answer {output['outcome']}"
 
 
 @invariant_check("one-answer-per-wait", "", CheckTrigger.COMMIT)
 def waits_are_distinct(world: "Simulation", changes: Changes) -> Iterator[str]:
-    # A function that is run twice may open a wait anew whose task has its answer: that other wait's goes nowhere.
+    # # A function that runs twice may open a second wait for a task that was answered. Its answer has no effect.
     world.watched.opened.update(
         after.doc["token"] for key, before, after in changes if key.sk.startswith("WAIT#") and after and not before
     )
@@ -730,7 +733,7 @@ def one_page_per_incident(world: "Simulation", key: str) -> Iterator[str]:
     before = world.watched.pages.get(incident)
     # A call that dies between the page and its record pages again, under the same key: Lambda cannot do better.
     if before and (before[0] != key or before[1] == injected_failures):
-        yield f"{incident} was paged as {before[0]} and is paged as {key}"
+        yield f"{incident} was paged under {before[0]} and is paged again under {key}"
     world.watched.pages[incident] = (key, injected_failures)
 
 
@@ -750,11 +753,11 @@ def functions_do_not_break(world: "Simulation", call: "FunctionCall", error: Exc
 )
 def no_more_than_its_role(world: "Simulation", call: "FunctionCall") -> Iterator[str]:
     for ask in sorted(call.asked - granted(call.function)):
-        yield f"{call.function} needs {ask}"
+        yield f"{call.function} calls {ask} without a permission in its role"
 
 
 @invariant_check("no-unexpected-function-failure", "", CheckTrigger.END)
-def nothing_broke_quietly(world: "Simulation") -> Iterator[str]:
+def no_silent_failure(world: "Simulation") -> Iterator[str]:
     for line in world.telemetry.lines:
         if line.message == "Failed":
             yield f"{line.keys.get('error')}: {line.keys.get('detail')}"
@@ -768,41 +771,41 @@ def nothing_broke_quietly(world: "Simulation") -> Iterator[str]:
     "When faults stop, all incidents, workflows, waits and jobs end, even if only the sweeper is left.",
     CheckTrigger.END,
 )
-def comes_to_rest(world: "Simulation") -> Iterator[str]:
+def all_work_ends(world: "Simulation") -> Iterator[str]:
     yield from _unfinished_work(world)
 
 
 def _unfinished_work(world: "Simulation") -> Iterator[str]:
-    """Yield what has not ended yet."""
+    """Yield unfinished recoveries and jobs."""
     yield from _unfinished_recoveries(world)
     yield from _unfinished_jobs(world)
 
 
 def _unfinished_recoveries(world: "Simulation") -> Iterator[str]:
-    """Yield the incidents, workflows and waits that have not ended, except those that wait for people."""
+    """Yield the incidents, workflows and waits that have not ended, except those that wait for a person."""
     blocked = {doc["incidentId"] for doc in _incidents(world) if _is_out_of_places(world, doc)}
     for doc in _incidents(world):
         if _is_open(doc) and doc["incidentId"] not in blocked:
-            yield f"{doc['incidentId']} is {doc['state']}"
+            yield f"{doc['incidentId']} is still {doc['state']}; it must be settled"
     for name, execution in world.engine.executions.items():
         if execution.status is ExecutionState.RUNNING and execution.document.get("incidentId") not in blocked:
-            yield f"{name[1]} runs still, since {(execution.entered or ['its start'])[-1]}"
+            yield f"{name[1]} still runs, in {(execution.entered or ['its start'])[-1]}; it must have ended"
     for key in world.ledger.rows:
         if key.sk.startswith("WAIT#") and key.pk.removeprefix("INC#") not in blocked:
-            yield f"{key.pk} {key.sk} is open"
+            yield f"{key.pk} {key.sk} is still open; it must be answered"
 
 
 def _unfinished_jobs(world: "Simulation") -> Iterator[str]:
     """Yield the jobs and rentals that have not ended, and the jobs that could start."""
     for job in _jobs(world):
         if not job.state.is_at_rest and job.state is not JobState.PENDING:
-            yield f"{job.job_id} is {job.state}"
+            yield f"{job.job_id} is still {job.state}; it must have ended"
     for row in world.ledger.of("RENTAL", "JOB#"):
         if row.doc["state"] != "ENDED":
-            yield f"rental {row.doc['number']} of {row.doc['jobId']} is {row.doc['state']}"
-    for decision in pass_of(world):
+            yield f"rental {row.doc['number']} of {row.doc['jobId']} is still {row.doc['state']}; it must have ended"
+    for decision in cycle_decisions(world):
         if decision.action in (Action.ADMIT, Action.PREEMPT, Action.BACK_OFF):
-            yield f"{decision.job_id} could start: {decision.reason}"
+            yield f"{decision.job_id} is pending but could start: {decision.reason}"
 
 
 def _leftover_rentals(world: "Simulation") -> Iterator[str]:
@@ -810,7 +813,7 @@ def _leftover_rentals(world: "Simulation") -> Iterator[str]:
 
 
 def _is_out_of_places(world: "Simulation", doc: "Json") -> bool:
-    """Whether a recovery waits rightly: all places of its pool are taken by machines that people must see to."""
+    """Return whether a recovery rightly waits: machines that need a person use the whole cordon limit of its pool."""
     if not doc.get("block") or doc["block"]["rule"] not in ("POOL_CORDONS", "FLEET_CORDONS"):
         return False
     node = world.node_of(doc["life"]["instanceId"])
@@ -818,8 +821,8 @@ def _is_out_of_places(world: "Simulation", doc: "Json") -> bool:
     return faulty and next(limit_of_cordons_holds(world, node.name), "") != ""
 
 
-def pass_of(world: "Simulation") -> Iterator[Any]:
-    """What a pass would decide about the world as it is."""
+def cycle_decisions(world: "Simulation") -> Iterator[Any]:
+    """Return the decisions of a scheduling cycle at the present state."""
     pending = [AdmissionRequest.of(job) for job in _jobs(world) if job.state is JobState.PENDING]
     if not pending or world.mode != "act":
         return
@@ -831,7 +834,7 @@ def pass_of(world: "Simulation") -> Iterator[Any]:
     unhealthy = unhealthy_nodes.unhealthy_among(world.cluster.nodes(CLUSTER), world.observer_context())
     capacities = node_capacity(nodes, resources_taken(in_use, charges, seen), unhealthy)
     if world.renting:
-        # What is rented is its job's; who waits for nodes of its own is told so, and does not wait for others.
+        # # A rented node belongs to its job, and a job with a rental is not blocked by other jobs.
         rented = rentals.load(world.ledger)
         capacities = rented.capacities(capacities, _jobs(world), world.renting.pools)
         pending = [request for request in pending if request.job_id not in rented.serving]
@@ -861,10 +864,10 @@ def _spent(world: "Simulation", setup: TeamSetup) -> dict[tuple[str, str], Spent
 def _untrue_reasons(world: "Simulation") -> Iterator[str]:
     """Yield the waiting jobs that say something else than the rules say by now."""
     jobs = {job.job_id: job for job in _jobs(world)}
-    for decision in pass_of(world):
+    for decision in cycle_decisions(world):
         said = recorded_reason(decision, Mode(world.mode))
         if decision.action is not Action.BACK_OFF and jobs[decision.job_id].queue_reason != said:
-            yield f"{decision.job_id} says: {jobs[decision.job_id].reason} The rules say: {said}"
+            yield f"{decision.job_id} shows the reason {jobs[decision.job_id].reason!r}; the rules give {said!r}"
 
 
 @invariant_check(
@@ -875,14 +878,14 @@ def reasons_are_true(world: "Simulation") -> Iterator[str]:
 
 
 @invariant_check("no-leftover-records", "At rest, no lease, pointer, charge or workload is left.", CheckTrigger.END)
-def nothing_left_behind(world: "Simulation") -> Iterator[str]:
+def no_leftovers(world: "Simulation") -> Iterator[str]:
     for key, row in world.ledger.rows.items():
         if key.pk.removeprefix("DRILL-").startswith("OPEN#"):
             incident = world.ledger.rows.get(rows.incident_key(row.doc["incidentId"]))
             if incident is None or not _is_out_of_places(world, incident.doc):
                 yield key.pk
         elif key.pk.removeprefix("DRILL-").startswith("LEASE#") and row.doc.get("incidentId"):
-            yield f"{key.pk} is held by {row.doc['incidentId']}"
+            yield f"{key.pk} is still leased by {row.doc['incidentId']}; no lease must remain"
     charged = {f"CHARGE#{each.job_id}-a{each.attempt}" for each in held_charges(world)}
     live = {f"CHARGE#{doc['jobId']}-a{doc['attempt']}" for doc in _live_attempts(world)}
     yield from (f"{name} has no attempt" for name in sorted(charged - live))
@@ -891,13 +894,13 @@ def nothing_left_behind(world: "Simulation") -> Iterator[str]:
         team = row.key.pk.removeprefix("TEAM#")
         held = sum(charge.accelerators for charge in held_charges(world) if charge.team == team)
         if row.doc["accelerators"] != held:
-            yield f"{row.key.pk} is charged with {row.doc['accelerators']}, and its attempts hold {held}"
+            yield f"{row.key.pk} is charged with {row.doc['accelerators']}, but its attempts hold {held}"
     for workload in world.cluster.running():
         attempt = workload.spec.attempt
         name = f"CHARGE#{attempt.workload_name}"
         alive = [pod for pod in workload.pods if not pod.has_ended and not pod.is_terminating]
         if workload.is_there and alive and name not in live:
-            yield f"{attempt.workload_name} runs on after its end"
+            yield f"{attempt.workload_name} still has running pods after its end"
 
 
 @invariant_check(
@@ -912,7 +915,7 @@ def nothing_lost(world: "Simulation") -> Iterator[str]:
         yield from _is_fact_lost(world, body)
     for job in _jobs(world):
         if not job.state.has_ended and not job.reason:
-            yield f"{job.job_id} is {job.state} and says not why"
+            yield f"{job.job_id} is {job.state} without a reason"
 
 
 def _unnoticed_faults(world: "Simulation") -> Iterator[str]:
@@ -920,7 +923,7 @@ def _unnoticed_faults(world: "Simulation") -> Iterator[str]:
     for node in world.cluster.by_name.values():
         is_sick = not node.is_ready or any("fault-types" in label for label in node.labels)
         if is_sick and node.instance_id not in known:
-            yield f"{node.instance_id} is sick, and no incident says so"
+            yield f"{node.instance_id} is faulty without an incident"
 
 
 def _is_fact_lost(world: "Simulation", body: str) -> Iterator[str]:
@@ -937,14 +940,14 @@ def _is_fact_lost(world: "Simulation", body: str) -> Iterator[str]:
         if rows.node_key(CLUSTER, fact.instance_id) not in world.ledger.rows:
             kept = (*kept, rows.early_key(fact.instance_id))  # no sweep ever saw that machine
         if not is_over and not any(one in world.ledger.rows for one in kept) and not _is_of_a_burst(world, fact):
-            yield f"{key} was taken from the queue and is nowhere"
+            yield f"{key} was taken from the queue but is stored nowhere"
         noted = world.ledger.rows.get(kept[0])
         if noted and rows.incident_key(noted.doc["incidentId"]) not in world.ledger.rows:
-            yield f"{key} is noted of {noted.doc['incidentId']}, which is nowhere"
+            yield f"{key} names the incident {noted.doc['incidentId']}, which does not exist"
 
 
 def _is_of_a_burst(world: "Simulation", fact: NodeFact) -> bool:
-    """Whether what is remembered of an incident tells of this sign as well: a watched fault that is said again."""
+    """Return whether the incident has recorded this fact too: a watched fault is reported repeatedly."""
     at = rfc3339(fact.observed_at)
     return any(
         each["faultKey"] == fact.fault_key
@@ -975,10 +978,10 @@ def blind_is_never_ok(world: "Simulation") -> Iterator[str]:
     by_name = {age.source.name: age for age in ages}
     for port in sorted(late):
         if by_name[_SOURCE_OF[port]].is_trusted:
-            yield f"the {port} does not answer, and {by_name[_SOURCE_OF[port]].reason}"
+            yield f"the {port} does not answer, but its source shows {by_name[_SOURCE_OF[port]].reason!r}"
     said = read_fleet.status(world.observer_context(), ages)
     if said["health"] == "OK":
-        yield f"status says OK, and {', '.join(sorted(late))} does not answer"
+        yield f"status shows OK although {', '.join(sorted(late))} does not answer"
 
 
 @invariant_check("uncordon-is-never-blocked", "A healthy node that Evenkeel cordoned is uncordoned.", CheckTrigger.END)
@@ -986,7 +989,7 @@ def uncordon_is_never_blocked(world: "Simulation") -> Iterator[str]:
     for node in world.cluster.by_name.values():
         row = world.ledger.rows.get(rows.incident_key(node.incident_id)) if node.incident_id else None
         if node.is_cordoned and row and row.doc["state"] == "RECOVERED":
-            yield f"{node.name} is cordoned for {node.incident_id}, which has recovered"
+            yield f"{node.name} is still cordoned for {node.incident_id}, which has recovered"
 
 
 @invariant_check(
@@ -1001,4 +1004,4 @@ def decisions_replay(world: "Simulation") -> Iterator[str]:
         except CannotReplayError as error:
             differs = str(error)
         if differs:
-            yield f"{record.kind} {record.decision_id}: {differs}"
+            yield f"{record.kind} {record.decision_id} does not replay to its answer: {differs}"

@@ -1,7 +1,7 @@
-"""Plant each bug of `tests/mutants/` in a copy of the tree, and see that the seeds find it: `make mutants`.
+"""Apply each bug of `tests/mutants/` to a copy of the tree, and check that the seeds find it: `make mutants`.
 
-A patch begins with one line, `Breaks: <invariant>`, and says below it what it does. It may fail other invariants too,
-but that one it must fail. A patch that no longer applies is an error: then the guard that it takes away has moved.
+A patch begins with `Breaks: <invariant>`, followed by a description of the bug. It must fail that invariant, and may
+fail more. A patch that no longer applies is an error: the guard that it removes has moved.
 """
 
 import argparse
@@ -54,10 +54,10 @@ class Mutant:
 
 @dataclass(frozen=True)
 class MutantDetection:
-    """What the seeds made of a mutant."""
+    """Results of the seeds on a mutant."""
 
     seed: int = 0
-    """0: none of them broke the invariant."""
+    """0: no seed broke the invariant."""
     text: str = ""
 
 

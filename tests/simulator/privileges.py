@@ -1,4 +1,6 @@
-"""What the roles of the template let functions do with the tables: more than that fails only once it is deployed."""
+"""The table permissions of the functions' roles in the template. On AWS, a call beyond them fails only after
+deployment.
+"""
 
 import functools
 import json
@@ -11,7 +13,7 @@ _WRITES = {Put: "PutItem", Delete: "DeleteItem", ConditionCheck: "ConditionCheck
 
 
 class TableRequest(NamedTuple):
-    """One kind of call to DynamoDB."""
+    """A kind of call to DynamoDB."""
 
     action: str
     table: Table
@@ -22,13 +24,13 @@ class TableRequest(NamedTuple):
 
 
 def ask_of(write: Write) -> TableRequest:
-    """Return what a member of a commit needs."""
+    """Return the permissions that a write of a commit needs."""
     return TableRequest(_WRITES[type(write)], write.row.key.table if isinstance(write, Put) else write.key.table)
 
 
 @functools.cache
 def granted(function: str) -> frozenset[TableRequest]:
-    """Return what a function's role lets it ask of the tables."""
+    """Return the permissions of a function's role on the tables."""
     return frozenset(
         TableRequest(action.removeprefix("dynamodb:"), table, "/index/" in written)
         for statement in of_roles()

@@ -4,11 +4,11 @@
     python -m tests.simulator.record_decisions tests        what services decide in their unit tests
     python -m tests.simulator.record_decisions drills       some drills, in a local data centre
 
-Each writes `decisions-….jsonl.gz`; the first two also write `calls-….jsonl.gz`, the arguments and answers of pure
-functions. All write `policies.jsonl.gz`: every policy that a record refers to, and those that Evenkeel ships. Of
-records that look alike, the smallest is kept. The same code leads to the same file of the simulator.
+Each writes `decisions-….jsonl.gz`; the first two also write `calls-….jsonl.gz`, the arguments and results of pure
+functions. All write `policies.jsonl.gz`: every policy that a record refers to, and the policies that Evenkeel ships. Of
+similar records, the smallest is kept. The same code writes the same file of the simulator.
 
-Record anew only when answers are meant to change. After a rename, add the name to `translation.json` instead.
+Record again only when answers are meant to change. After a rename, add the name to `translation.json` instead.
 """
 
 import argparse
@@ -74,7 +74,7 @@ TESTS = (
     "tests/unit/services_jobs",
 )
 EXHAUSTIVE = ("crash", "interleaving", "largest", "long_queues", "race")
-"""Modules of tests with many runs of one story: they add time and no variety."""
+"""Test modules with many runs of one scenario: they cost time and add no variety."""
 DRILLS = ("app-crash", "gpu-xid79", "node-lost", "poisoned-checkpoint", "spot-reclaim")
 SHIPPED_POLICIES = ("local", "production")
 LARGEST = 40_000
@@ -103,7 +103,7 @@ def size_of(document: Json) -> int:
 
 
 def shape_of(value: Any, depth: int = _DEPTH) -> Any:
-    """Return what tells one answer from another: codes, flags and the words of sentences, but no ids and numbers."""
+    """Return the distinguishing parts of an answer: codes, flags and words of sentences, without ids and numbers."""
     if isinstance(value, Enum):
         return value.value
     if value is None or isinstance(value, bool):
@@ -120,7 +120,7 @@ def shape_of(value: Any, depth: int = _DEPTH) -> Any:
 
 
 def codes_of(value: Any) -> tuple[Any, ...]:
-    """Return the codes and flags alone: one call of each comes first."""
+    """Return only the codes and flags; one call of each combination is recorded first."""
     if isinstance(value, Value):
         return tuple(codes_of(getattr(value, name)) for name in type(value).model_fields)
     return (value.value if isinstance(value, Enum) else value if value is None or isinstance(value, bool) else "",)
@@ -215,7 +215,9 @@ class Calls:
         return {POLICY_REFERENCE: self.policies.id_of(value)} if is_section(value) else encode(value)
 
     def chosen(self) -> list[Json]:
-        """Return up to so many calls of each function that can be replayed: of each set of codes and shape in turn."""
+        """Return up to this many replayable calls of each function, alternating between combinations of codes and
+        shape.
+        """
         chosen = self.fixed
         for name in FUNCTIONS:
             by_codes: defaultdict[str, list[list[Json]]] = defaultdict(list)
@@ -224,7 +226,7 @@ class Calls:
             groups = [
                 sorted(by_codes[key], key=lambda alike: (len(alike), json.dumps(alike))) for key in sorted(by_codes)
             ]
-            # One call of each shape first; where there are few shapes, more of each.
+            # A call of each shape first; with few shapes, more calls of each.
             shapes = itertools.islice(in_turn(groups), MOST_OF_A_FUNCTION)
             chosen += itertools.islice(in_turn([self._replayable(alike) for alike in shapes]), MOST_OF_A_FUNCTION)
         return chosen
@@ -246,7 +248,7 @@ class Calls:
 
 
 def watch(calls: Calls) -> None:
-    """Put the watched functions in the place of the functions, in every module of Evenkeel that names them."""
+    """Replace the watched functions in every module of Evenkeel that imports them."""
     for found in pkgutil.walk_packages(evenkeel.__path__, "evenkeel."):
         if not found.name.startswith("evenkeel.training.__main__"):
             importlib.import_module(found.name)
@@ -305,7 +307,7 @@ class Decisions:
             self.found[shape] = (size, document)
 
     def chosen(self) -> list[Json]:
-        """Return up to so many decisions of each kind, its actions and modes in turn."""
+        """Return up to this many decisions of each kind, alternating between its actions and modes."""
         by_kind: defaultdict[str, defaultdict[Any, list[Json]]] = defaultdict(lambda: defaultdict(list))
         for (kind, action, mode, *_), (_, document) in sorted(
             self.found.items(), key=lambda each: (each[1][0], str(each[0]))
@@ -318,7 +320,7 @@ class Decisions:
         return chosen
 
     def _with_other_policies(self, document: Json) -> Json | None:
-        """Add what the shipped policies would have decided; None where the record does not replay."""
+        """Add the decision under each shipped policy; None if the record does not replay."""
         record = Decision.model_validate(document["decision"])
         others = {}
         try:
@@ -345,7 +347,7 @@ class Recording:
         self.decisions = Decisions(self.policies)
 
     def write(self) -> None:
-        """Write the files of the source, and say what they hold."""
+        """Write the files of the source, and print their contents in short."""
         decisions, calls = self.decisions.chosen(), self.calls.chosen()
         write_lines(f"decisions-{self.source}.jsonl.gz", decisions)
         if calls:
@@ -375,7 +377,7 @@ def from_simulator(first: int, last: int) -> None:
 
 
 class WatchedTests:
-    """A plugin of pytest: what services decide in their tests, on ledgers in memory."""
+    """A pytest plugin that records the decisions of services in their tests, on in-memory ledgers."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -424,7 +426,7 @@ def from_tests(folders: list[str]) -> None:
 
 
 def from_drills(names: list[str]) -> None:
-    # The simulator needs none of the local data centre.
+    # # The simulator does not need the local data centre.
     from evenkeel_local.data_centre import DataCentre
     from evenkeel_local.drills import DRILLS, run
     from evenkeel_local.drills.decision_replay import rows
@@ -468,7 +470,7 @@ def keep_policies(policies: Policies) -> None:
 
 
 def told(decisions: list[Json], calls: list[Json], left_out: Mapping[str, int]) -> None:
-    """Say what was kept and what was not."""
+    """Print the number of kept and dropped records."""
     kinds = Counter(f"{each['decision']['kind']} {each['decision']['action'][:30]}" for each in decisions)
     for name, count in sorted((kinds + Counter(each["function"] for each in calls)).items()):
         print(f"{count:5}  {name}")
@@ -482,7 +484,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("source", choices=("simulator", "tests", "drills"))
     parser.add_argument("names", nargs="*", help="the seeds as first..last, folders of tests, or drills")
     given = parser.parse_args(arguments)
-    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set decides which call comes first
+    if os.environ.get("PYTHONHASHSEED") != "0":  # # the order of a set decides which call is first
         command = [sys.executable, "-m", "tests.simulator.record_decisions", *arguments]
         return subprocess.run(
             command, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": "0", "CI": "1"}, check=False

@@ -1,4 +1,4 @@
-"""What must hold where nodes are rented: more rows of the same table. The sums are made anew from rows and machines."""
+"""Invariants of rented nodes: more rows of the same table. Sums are computed again from rows and machines."""
 
 import math
 from collections import Counter
@@ -19,13 +19,14 @@ from tests.simulator.simulation import Simulation
 
 _CALM_DELAY = 65
 _A_LOOK, _AFTERMATH = 130.0, 100.0
-"""Seconds within which somebody looks at a wait once nothing goes wrong any more: in the long calm, where sweeps are
-rare; and just after the trouble, where an answer that was lost is sent again by the second sweep, and what is opened
-too late is told so by the next."""
+"""Longest time until a wait is evaluated after the last fault. In the calm part, sweeps are rare. Just after the
+faults, the second sweep sends a lost answer again, and the next sweep ends a wait that was opened too late.
+"""
 _A_WHILE, _A_PASS = 500.0, 200.0
-"""The same for what a pass ends: where all events are lost, the pass, the stop and the end each wait for their turn."""
+"""The same for ends decided by a cycle: if all events are lost, the cycle, the stop and the end each wait for a sweep.
+"""
 _SOON = 600.0
-"""Seconds for which it is just after the trouble."""
+"""Length of the part just after the faults, in seconds."""
 
 
 def _rentals(world: Simulation) -> list[Json]:
@@ -61,7 +62,7 @@ def _machine(cluster: RentingCluster, node_name: str) -> BurstMachine | None:
 
 
 def _was_usable(machine: BurstMachine, since: float) -> bool:
-    """Whether a machine could take work at some time since then: who looked may have seen it so."""
+    """Return whether a machine was schedulable at some time since then, so that a reader may have seen it so."""
     lost = [at for at in (machine.gone_at, machine.usable_until) if at is not None]
     return machine.joined_at is not None and all(at >= since for at in lost)
 
@@ -84,7 +85,7 @@ def caps_hold(world: Simulation, changes: Changes) -> Iterator[str]:
         if doc["state"] != "ENDED":
             spends[doc["team"]] += doc["nodes"] * doc["offers"][-1]["microsPerNodeHour"]
     policies = world.renting.policies
-    # Who began under the policy before has read that one.
+    # # A function that began under the previous policy has read that policy.
     known = [
         burst
         for number, (_, burst) in enumerate(policies, 1)
@@ -92,11 +93,11 @@ def caps_hold(world: Simulation, changes: Changes) -> Iterator[str]:
     ]
     fleet = max(burst.fleet_cap_micros_per_hour for burst in known)
     if spends.total() > fleet:
-        yield f"the fleet rents for {spends.total()} of {fleet}"
+        yield f"the fleet rents for {spends.total()}, more than its cap of {fleet}"
     for team, spent in spends.items():
         most = max(burst.team_cap_of(team) for burst in known)
         if spent > most:
-            yield f"team {team} rents for {spent} of {most}"
+            yield f"team {team} rents for {spent}, more than its cap of {most}"
 
 
 @invariant_check("spending-caps", "", CheckTrigger.LOOK)
@@ -106,7 +107,7 @@ def machines_are_within_caps(world: Simulation) -> Iterator[str]:
     costs = sum(world.renting.by_name[machine.pool].micros_per_node_hour for machine in world.cluster.alive())
     most = world.renting.policies[0][1].fleet_cap_micros_per_hour  # it is only ever lowered
     if costs > most:
-        yield f"machines are there for {costs} of {most}"
+        yield f"rented machines cost {costs}, more than the cap of {most}"
 
 
 @invariant_check(
@@ -119,13 +120,13 @@ def pools_are_bounded(world: Simulation, pool: str, limit: tuple[int, int]) -> I
     nodes, accelerators = limit
     began, now = _began(world), world.loop.seconds
     asked = [each for each in world.renting.asked.values() if each.pool == pool]
-    # Who began or ended while this was counted may be in it or not: the last of them counts again.
+    # # A rental that began or ended during this count may be included or not: the last one is counted again.
     least = sum(each.nodes for each in asked if each.since <= began and each.until > now)
     most = sum(each.nodes for each in asked if each.until >= began)
     if not least <= nodes <= most:
-        yield f"{pool} may have {nodes} nodes, and rentals ask for {least} to {most}"
+        yield f"{pool} has a limit of {nodes} nodes; its rentals need {least} to {most}"
     if nodes > world.renting.by_name[pool].most_nodes or accelerators != GPUS * nodes:
-        yield f"{pool} may have {nodes} nodes and {accelerators} accelerators"
+        yield f"{pool} has limits of {nodes} nodes and {accelerators} accelerators, which do not match"
 
 
 @invariant_check("pool-limit-matches-rentals", "", CheckTrigger.COMMIT)
@@ -141,7 +142,7 @@ def asks_are_bounded(world: Simulation, changes: Changes) -> Iterator[str]:
         pool = world.renting.by_name[doc["offers"][-1]["pool"]]
         held = sum(each.nodes for each in asked.values() if each.pool == pool.name and each.until == math.inf)
         if held > pool.most_nodes:
-            yield f"{held} nodes of {pool.name} are asked for, of {pool.most_nodes}"
+            yield f"{held} nodes of {pool.name} are requested, more than its {pool.most_nodes}"
 
 
 @invariant_check(
@@ -159,18 +160,18 @@ def rentals_end(world: Simulation, changes: Changes) -> Iterator[str]:
         for place, offer in enumerate(doc["offers"], 1):
             name = _name(doc) if place == 1 else f"{_name(doc)}-{place}"
             if name in world.cluster.capacity:
-                yield f"{_name(doc)} is over, and its capacity pods are there"
+                yield f"{_name(doc)} has ended, but its capacity pods exist"
             closed = _seconds(offer["closedAt"])
             parts += len(offer["joinedNodeNames"]) * offer["microsPerNodeHour"] * _held_seconds(offer)
             for node_name in offer["joinedNodeNames"]:
                 machine = _machine(world.cluster, node_name)
                 if machine is None or machine.gone_at is None or machine.gone_at > closed:
-                    yield f"{node_name} is on the bill of {_name(doc)}, which ends before it"
+                    yield f"{node_name} is on the bill of {_name(doc)}, which ended before the node"
         if parts != doc["costParts"]:
-            yield f"{_name(doc)} cost {parts}, and its bill says {doc['costParts']}"
+            yield f"{_name(doc)} cost {parts}, but its bill says {doc['costParts']}"
         missing = {name for name in doc["nodeNames"] if name not in doc["offers"][-1]["joinedNodeNames"]}
         if missing:
-            yield f"{_name(doc)} had {', '.join(sorted(missing))}, and they are not on its bill"
+            yield f"{_name(doc)} had nodes that are not on its bill: {', '.join(sorted(missing))}"
 
 
 def _held_seconds(offer: Json) -> int:
@@ -194,7 +195,7 @@ def offers_end(world: Simulation) -> Iterator[str]:
             continue
         late = now - max(_seconds(doc["readyBy"]), calm_since)
         if late > most:
-            yield f"{_name(doc)} has waited {late:.0f} s beyond its time for nodes of {offer['pool']}"
+            yield f"{_name(doc)} waits {late:.0f} s beyond its deadline for nodes of {offer['pool']}"
         told_at, _ = world.cluster.refusals.get(offer["pool"], (A_MOMENT, ""))
         if rfc3339(told_at) >= offer["openedAt"]:
             deaf = now - world.renting.refused_since.setdefault((_name(doc), len(doc["offers"])), now)
@@ -218,7 +219,7 @@ def no_orphan_nodes(world: Simulation) -> Iterator[str]:
     for key in world.ledger.rows:
         is_hold = key.pk.startswith("TREE#") and key.sk.startswith("RENTAL#")
         if is_hold and key.sk.removeprefix("RENTAL#") not in open_rentals:
-            yield f"{key.sk} is held, and its rental is over"
+            yield f"{key.sk} is held, but its rental has ended"
 
 
 @invariant_check(
@@ -230,20 +231,20 @@ def rented_once(world: Simulation, changes: Changes) -> Iterator[str]:
     for before, doc in _changed(changes):
         others = [each for each in _rentals(world) if each["jobId"] == doc["jobId"] and each["number"] != doc["number"]]
         if _serves(doc) and any(map(_serves, others)):
-            yield f"{_name(doc)} is {doc['state']} beside another rental of its job"
+            yield f"{_name(doc)} is {doc['state']} beside another open rental of its job; one is allowed"
         if before is not None:
             continue
         job: Job = rows.read(world.ledger.rows[rows.job_key(doc["jobId"])], Job)
         if job.state is not JobState.PENDING or doc["nodes"] != job.spec.nodes:
-            yield f"{_name(doc)} of {doc['nodes']} nodes begins while its job of {job.spec.nodes} is {job.state}"
+            yield f"{_name(doc)} of {doc['nodes']} nodes begins, but its job of {job.spec.nodes} nodes is {job.state}"
         if doc["number"] != 1 + len(others):
-            yield f"{_name(doc)} is number {1 + len(others)}"
+            yield f"{_name(doc)} is rental {1 + len(others)} of its job, more than allowed"
 
 
 @invariant_check("pool-limit-matches-rentals", "", CheckTrigger.RENT)
 def no_pool_without_limit_is_opened(world: Simulation, spec: CapacitySpec) -> Iterator[str]:
     if world.cluster.limits.get((CLUSTER, spec.pool)) is None:
-        yield f"{spec.name} asks for machines of {spec.pool}, which has no limit or is not there"
+        yield f"{spec.name} requests machines of {spec.pool}, which has no limit or does not exist"
 
 
 @invariant_check("one-rental-per-job", "", CheckTrigger.RENT)
@@ -255,18 +256,18 @@ def asked_for_once(world: Simulation, spec: CapacitySpec) -> Iterator[str]:
         is_meant = (spec.name, spec.pool, spec.nodes) == (name, offer["pool"], doc["nodes"])
         if is_meant and doc["state"] == "OPENING" and not offer["refused"]:
             return
-    # It may have ended while this was on its way.
+    # # It may have ended between the read and this write.
     assert world.renting is not None
     for (name, place), one in world.renting.asked.items():
         if spec.name == (name if place == 1 else f"{name}-{place}") and one.until >= began:
             return
-    yield f"{spec.nodes} nodes of {spec.pool} are asked for {spec.name}, which no rental says"
+    yield f"{spec.nodes} nodes of {spec.pool} are requested by {spec.name} without a rental"
 
 
 @invariant_check("no-harmful-act-without-permission", "", CheckTrigger.RENT)
-def nothing_is_rented_while_watching(world: Simulation, spec: CapacitySpec) -> Iterator[str]:
+def no_rental_in_observe_mode(world: Simulation, spec: CapacitySpec) -> Iterator[str]:
     if barred := barred_mode(world):
-        yield f"{spec.name} asks for machines {barred}"
+        yield f"{spec.name} requests machines {barred}"
 
 
 @invariant_check(
@@ -274,7 +275,7 @@ def nothing_is_rented_while_watching(world: Simulation, spec: CapacitySpec) -> I
     "Rented nodes are handed over together, when ready, to one job that starts on all of them, alone.",
     CheckTrigger.COMMIT,
 )
-def gang_is_handed_over_whole(world: Simulation, changes: Changes) -> Iterator[str]:
+def gang_gets_all_nodes_at_once(world: Simulation, changes: Changes) -> Iterator[str]:
     if not isinstance(world.cluster, RentingCluster):
         return
     for before, doc in _changed(changes):
@@ -286,9 +287,9 @@ def gang_is_handed_over_whole(world: Simulation, changes: Changes) -> Iterator[s
         for name in doc["nodeNames"]:
             machine = _machine(world.cluster, name)
             if machine is None or machine.pool != doc["offers"][-1]["pool"]:
-                yield f"{_name(doc)} is handed over with {name}, which is no node of {doc['offers'][-1]['pool']}"
+                yield f"{_name(doc)} is handed over with {name}, which is not a node of {doc['offers'][-1]['pool']}"
             elif not _was_usable(machine, _began(world)):
-                yield f"{_name(doc)} is handed over with {name}, which was not ready"
+                yield f"{_name(doc)} is handed over with {name}, which was never ready"
             yield from (
                 f"{name} is handed over to {_name(doc)} and {_name(one)}" for one in others if name in one["nodeNames"]
             )
@@ -298,7 +299,7 @@ def gang_is_handed_over_whole(world: Simulation, changes: Changes) -> Iterator[s
 
 
 @invariant_check("all-nodes-or-none", "", CheckTrigger.LAUNCH)
-def gang_starts_whole(world: Simulation, spec: LaunchSpec) -> Iterator[str]:
+def gang_starts_on_all_nodes(world: Simulation, spec: LaunchSpec) -> Iterator[str]:
     attempt = spec.attempt
     row = world.ledger.rows.get(rows.attempt_key(attempt.job_id, attempt.attempt))
     is_over = row is not None and AttemptState(row.doc["state"]).has_ended
@@ -312,7 +313,7 @@ def _not_its_own(world: Simulation, cluster: RentingCluster, job_id: str, names:
         return
     own = [doc for doc in _rentals(world) if doc["jobId"] == job_id and doc["state"] == "READY"]
     if not own or {*own[0]["nodeNames"]} != {*names}:
-        yield f"{job_id} is to run on {', '.join(names)}, and has {[doc['nodeNames'] for doc in own]}"
+        yield f"{job_id} is placed on {', '.join(names)}, but rented {[doc['nodeNames'] for doc in own]}"
 
 
 # ---------------------------------------------------------------- loans
@@ -323,7 +324,7 @@ def _not_its_own(world: Simulation, cluster: RentingCluster, job_id: str, names:
     "Temporary capacity is returned when its time is over, or when free committed nodes replace it.",
     CheckTrigger.LOOK,
 )
-def loans_go_home(world: Simulation) -> Iterator[str]:
+def temporary_capacity_ends_in_time(world: Simulation) -> Iterator[str]:
     if world.renting is None or not world.is_calm:
         return
     calm_since, now = world.rests_from - _CALM_DELAY, world.loop.seconds
@@ -338,34 +339,34 @@ def loans_go_home(world: Simulation) -> Iterator[str]:
             continue
         late = now - max(_seconds(doc["dueAt"]), calm_since)
         if late > most:
-            yield f"{_name(doc)} is on loan {late:.0f} s beyond its time"
+            yield f"{_name(doc)} is temporary capacity {late:.0f} s beyond its deadline"
         is_home_free = not is_waited_for and job["spec"]["checkpointUri"] and _has_room(world, doc, job)
         since = world.renting.home_free_since.setdefault(_name(doc), now) if is_home_free else now
         if not is_home_free:
             world.renting.home_free_since.pop(_name(doc), None)
         if now - max(since, calm_since) > most:
-            yield f"{_name(doc)} is on loan, and there is room at home for {now - since:.0f} s"
+            yield f"{_name(doc)} is temporary capacity, but its job fits on committed nodes since {now - since:.0f} s"
 
 
 @invariant_check("temporary-capacity-is-returned", "", CheckTrigger.COMMIT)
-def loans_stand_in_for_something(world: Simulation, changes: Changes) -> Iterator[str]:
+def temporary_capacity_has_its_incident(world: Simulation, changes: Changes) -> Iterator[str]:
     for before, doc in _changed(changes):
         if before is None and bool(doc["dueAt"]) != bool(doc["incidentId"]):
-            yield f"{_name(doc)} is due at {doc['dueAt']} for {doc['incidentId']}"
+            yield f"{_name(doc)} is due at {doc['dueAt']}, which does not match {doc['incidentId']}"
         if before is None and doc["dueAt"]:
             world.seen["renting on loan"] += 1
             seconds = round(_seconds(doc["dueAt"]) - _seconds(doc["begunAt"]))
             if seconds != world.policy.burst.temporary_seconds:
-                yield f"{_name(doc)} is lent for {seconds} s"
+                yield f"{_name(doc)} is temporary capacity for {seconds} s, more than allowed"
             if rows.incident_key(doc["incidentId"]) not in world.ledger.rows:
-                yield f"{_name(doc)} stands in for {doc['incidentId']}, which is nowhere"
+                yield f"{_name(doc)} replaces nodes of {doc['incidentId']}, which does not exist"
 
 
 def _has_room(world: Simulation, doc: Json, job: Json) -> bool:
-    """Whether a committed pool has whole nodes free for a gang, as nobody could doubt."""
+    """Return whether a committed pool certainly has whole free nodes for a gang."""
     assert world.renting is not None
     if world.sharing is not None:
-        return False  # its quota at home is the rules' business
+        return False  # # the quota rules decide about quota on committed capacity
     used = world.cluster.accelerators_in_use(CLUSTER)
     charged = {name for charge in held_charges(world) for name in charge.node_names}
     avoided = " ".join((job["resumePlan"] or {}).get("avoid", ()))

@@ -1,6 +1,6 @@
-"""How every tenth seed rents nodes: pools, a Karpenter that brings what it likes, and jobs that cannot wait.
+"""Rented nodes, in every tenth seed: pools, a simulated Karpenter, and jobs that cannot wait.
 
-All of it is drawn from dice of its own, so that the worlds without pools to rent from stay as they are.
+These seeds draw from their own random source, so seeds without rentable pools stay unchanged.
 """
 
 import functools
@@ -34,29 +34,29 @@ ON_DEMAND, OTHER_ZONE, SPOT = "burst-on-demand", "burst-other-zone", "burst-spot
 _MICROS = {ON_DEMAND: 50_000_000, OTHER_ZONE: 60_000_000, SPOT: 20_000_000}
 _TYPE = "p5.48xlarge"
 _CLASSES = {"burst": 500_000_000, "patient": 0, "high": 500_000_000, "critical": 500_000_000, "low": 0}
-"""What an hour's delay of each class is worth, in micro-dollars."""
+"""Price of an hour of delay of each class, in micro-dollars."""
 _FIRST = 40
-"""Numbers of the jobs that come to a full fleet begin with this."""
+"""Name prefix of the jobs that arrive at a full fleet."""
 _SECOND = 50
 _LOOKS_EVERY, _PASSES_EVERY = 30.0, 60.0
 _DRY_SECONDS = 900.0
-"""A market may be empty for longer than faults come."""
+"""A market may be without capacity for longer than faults happen."""
 _NEVER = 1e9
 _DRAINED = "karpenter.sh/disrupted=:NoSchedule"
-"""What Karpenter puts on a machine that it is about to end."""
+"""The taint of Karpenter on a machine that it will end."""
 TROUBLES = (
     *("refused", "late", "never joins", "joins not ready", "dies young", "taken back", "slow to go"),
     "slow controller",
 )
-"""What Karpenter's machines do but to come and to go."""
+"""Faults of Karpenter's machines between launch and end."""
 OUTCOMES = ("PLACEMENT RENT", "PLACEMENT WAIT", "PLACEMENT NO_POOL", "STAY MIGRATE", "LOAN END", "LOAN RETURN")
 """Answers of the rules that some seed must have."""
-DEEDS = ("cancel a rented job", "cancel the first", "hurt a job at home", "lower the caps", "drop a pool")
+DEEDS = ("cancel a rented job", "cancel the first", "fail a committed node", "lower the caps", "drop a pool")
 KINDS = ("a pool without a limit", "a pool that is not there", "a pool that runs dry")
 
 
 def rents(seed: int) -> bool:
-    """Whether nodes may be rented in the world of this seed."""
+    """Return whether nodes may be rented in this seed."""
     return seed % EVERY == _OFFSET or seed % _WITH_TEAMS == _SHARED
 
 
@@ -76,7 +76,7 @@ class BurstMachine:
 
 @dataclass
 class CapacityRequest:
-    """What a rental asked one pool for, and while it did."""
+    """Pool and times of a rental's request."""
 
     pool: str
     nodes: int
@@ -85,12 +85,12 @@ class CapacityRequest:
 
 
 class RentingScenario:
-    """The pools of one world, and who is rented for."""
+    """The pools of one seed, and the jobs for which it rents."""
 
     def __init__(self, world: "Simulation", dice: random.Random) -> None:
         self.world, self.dice = world, dice
         self.trouble = dice.choice((0.0, 0.2, 0.4, 0.6))
-        """Share of machines that make trouble."""
+        """Share of machines with a fault."""
         names = dice.choice(((ON_DEMAND,), (ON_DEMAND, SPOT), (SPOT, ON_DEMAND), (ON_DEMAND, OTHER_ZONE, SPOT)))
         self.pools = tuple(self._pool(name) for name in names)
         self.by_name = {pool.name: pool for pool in self.pools}
@@ -99,13 +99,13 @@ class RentingScenario:
         self.asked: dict[tuple[str, int], CapacityRequest] = {}
         """By rental and its offers' numbers, for checks."""
         self.policies: list[tuple[float, BurstPolicy]] = []
-        """What may be rented, and since when, for checks."""
+        """The rentable pools and the start of each, for checks."""
         self.replaced: dict[str, Policy] = {}
         """Policies that are not in force any more, by the hash that decisions name."""
         self.refused_since: dict[tuple[str, int], float] = {}
-        """Since when an offer in force stands against a refusal, for checks."""
+        """Time since which a valid offer exists after a refusal, for checks."""
         self.home_free_since: dict[str, float] = {}
-        """Since when there was room at home for a loan's job, for checks."""
+        """Time since which a rented job's nodes fit on committed capacity, for checks."""
 
     def _pool(self, name: str) -> RentedPool:
         return RentedPool(
@@ -122,7 +122,7 @@ class RentingScenario:
         )
 
     def governed(self, policy: Policy) -> Policy:
-        """Return the policy with what may be rented."""
+        """Return the policy with its rentable pools."""
         dice = self.dice
         a_node_hour = max(pool.micros_per_node_hour for pool in self.pools)
         burst = BurstPolicy(
@@ -145,7 +145,7 @@ class RentingScenario:
     # ------------------------------------------------------------ jobs
 
     def lay_out(self, lasts: float) -> None:
-        """Fill the fleet, and have jobs come that cannot wait for it."""
+        """Fill the fleet, and submit jobs that cannot wait for it."""
         world, dice = self.world, self.dice
         world.tell(f"nodes may be rented of {', '.join(self.by_name)}")
         self._have_no_limit()
@@ -158,11 +158,11 @@ class RentingScenario:
         world.every(_LOOKS_EVERY, lambda: world.checks.looked(world))
         world.every(_PASSES_EVERY, self._pass)
         if dice.random() < 0.75:
-            # What one job leaves another takes, which is to be hurt there: nodes are lent to it.
+            # # A second job takes the nodes of the first, loses one to a fault and gets rented nodes.
             left, length = dice.choice((0, 1, 1, 2)), dice.choice((100.0, 200.0, 400.0))
             self._submit_later(_FIRST, 0.3, world.size - left, length, "patient")
             for _ in range(2 * bool(left)):
-                world.loop.after(dice.uniform(10, lasts), world.counted_as("deed", DEEDS[2], self._hurt_at_home))
+                world.loop.after(dice.uniform(10, lasts), world.counted_as("deed", DEEDS[2], self._fail_committed_node))
             if left:
                 self._submit_later(_SECOND, 0.4, left, dice.choice((400.0, 900.0)), "burst")
         for number in range(_FIRST + 1, _FIRST + 1 + dice.choice((1, 2, 2))):
@@ -177,7 +177,7 @@ class RentingScenario:
             world.loop.after(dice.uniform(10, lasts + 60), world.counted_as("deed", DEEDS[1], cancel))
 
     def _have_no_limit(self) -> None:
-        """Have somebody take the limit off a pool, or the pool away, before anything is rented of it."""
+        """Remove the limit of a pool, or the pool, before a node of it is rented."""
         limits, place = self.world.cluster.limits, (CLUSTER, self.dice.choice(self.pools).name)
         chance = self.dice.random()
         if chance < 0.04:
@@ -208,12 +208,12 @@ class RentingScenario:
         world.policy = world.world.policies.base = world.policy.but(burst=burst)
 
     def _pass(self) -> None:
-        """Have the minute's pass look where something is rented: what time alone ends, a pass ends."""
+        """Run the minute's cycle if nodes are rented: a cycle ends rentals whose time is over."""
         if any(one.until == math.inf for one in self.asked.values()):
             self.world.invoke_scheduled("schedule_jobs")
 
-    def _hurt_at_home(self) -> None:
-        """Have a committed machine fail that a job runs on which cannot wait: nodes may be lent to it."""
+    def _fail_committed_node(self) -> None:
+        """Let a committed machine fail under a job that cannot wait, so that nodes may be rented for it."""
         world = self.world
         at_work = [
             pod.node_name
@@ -237,7 +237,7 @@ class RentingScenario:
 
 
 class RentingCluster(SimulatedCluster):
-    """Kubernetes with Karpenter: capacity pods stand on nodes, and machines come for those that stand nowhere."""
+    """Kubernetes with Karpenter: capacity pods run on nodes, and pending pods get new machines."""
 
     def __init__(self, world: "Simulation", renting: RentingScenario, *nodes: KubernetesNode) -> None:
         super().__init__(world.loop, world.chance, *nodes)
@@ -246,11 +246,11 @@ class RentingCluster(SimulatedCluster):
         self.machines: dict[str, BurstMachine] = {}
         """All that ever were, by claim."""
         self.stands: dict[tuple[str, int], str] = {}
-        """Where each capacity pod stands: (its Job, its number) → the node."""
+        """Node of each capacity pod: (its Job, its number) → the node."""
         self._going_pods: set[str] = set()
-        """Capacity Jobs that were deleted, whose pods are there still."""
+        """Deleted capacity Jobs whose pods still exist."""
         self._held_up: list[LaunchSpec] = []
-        """Attempts whose pods wait for those of the capacity Job to go."""
+        """Attempts whose pods wait for the end of the capacity pods."""
         self._versions_of_pools = dict.fromkeys(renting.by_name, 0)
         self._numbers = itertools.count(801)
         self._is_due = False
@@ -362,7 +362,7 @@ class RentingCluster(SimulatedCluster):
         return result
 
     def _let_run(self, spec: LaunchSpec) -> None:
-        """Have the pods of an attempt run on nodes where no capacity pod stands any more; it trains on all of them."""
+        """Run the pods of an attempt on nodes without capacity pods; the attempt trains after all of them run."""
         found = self.jobs.get(CLUSTER, {}).get((spec.attempt.namespace, spec.attempt.job_id, spec.attempt.attempt))
         if found is None or not found.is_there:
             self._held_up.remove(spec)
@@ -382,15 +382,15 @@ class RentingCluster(SimulatedCluster):
     # ------------------------------------------------------------ Karpenter
 
     def machine_of(self, node_name: str) -> BurstMachine | None:
-        """Return the rented machine behind a node; None where it is none, or gone."""
+        """Return the rented machine of a node; None if the node is not rented, or ended."""
         return next((each for each in self.alive() if each.node_name == node_name), None)
 
     def alive(self) -> Iterator[BurstMachine]:
-        """Yield the machines that were asked for and are not gone."""
+        """Yield the machines that were requested and have not ended."""
         return (each for each in self.machines.values() if each.gone_at is None)
 
     def left(self) -> Iterator[str]:
-        """Say what is there of what was rented."""
+        """Return the description of the rented machines."""
         yield from (f"{each.claim} is there, {each.node_name or 'not joined'}" for each in self.alive())
         yield from (f"capacity pods of {name} are there" for name in self.capacity)
         for (_, pool), limit in self.limits.items():
@@ -408,7 +408,7 @@ class RentingCluster(SimulatedCluster):
             self.loop.after(self.dice.uniform(0.5, 2.0), self._look)
 
     def _look(self) -> None:
-        """Bind the pods that can stand somewhere, and ask for a machine for each of the rest, as far as limits go."""
+        """Bind the schedulable pods, and request a machine for each remaining pod, within the limits."""
         self._is_due = False
         for name, spec in self.capacity.items():
             if name in self._going_pods:
@@ -433,7 +433,7 @@ class RentingCluster(SimulatedCluster):
                 self._ask(pool, seconds)
 
     def _stand(self, spec: CapacitySpec, number: int) -> bool:
-        """Whether a capacity pod stands on a node, now at the latest."""
+        """Return whether a capacity pod is on a node now, binding it if possible."""
         at = self.stands.get((spec.name, number), "")
         if self.node(CLUSTER, at) is not None:
             return True

@@ -1,4 +1,4 @@
-"""One seed: a fleet, a hostile schedule, the real functions and workflows, and what became of it all."""
+"""The simulation of a seed: a fleet, a schedule of faults, the real functions and workflows, and the result."""
 
 import contextlib
 import functools
@@ -80,17 +80,16 @@ SWEEPS_EVERY = 30.0
 WATCHES_EVERY = 30.0
 STATUS_EVERY = 10.0
 _LONG_CALM, _SELDOM = 600.0, 4
-"""After so many seconds in which nothing went wrong only time is waited for: everybody looks so much more seldom."""
+"""After this many seconds without faults only deadlines remain, so schedules run this much less often."""
 _SPOT_NOTICE = 120.0
 CALM_SECONDS = 30_000.0
-"""After the last fault everything must have come to rest within this: eight hours, for fleets that may ask for two
-repairs an hour."""
+"""Longest time from the last fault to the end of all work: eight hours, for fleets with two repairs an hour."""
 _FORGED_EVERY, _FORGED_FIRST = 7, 3
-"""Every seventh seed has drills that somebody forged, though drills may not act."""
+"""Every seventh seed has forged drills, although drills may not act."""
 _RECEIVES = 5
 _SEEN_AGAIN_AFTER = 20.0
 _RUN_TWICE = 0.04
-"""Share of tasks whose function runs twice, in calm times too: Lambda promises no less than once, and no more."""
+"""Share of tasks whose function runs twice, without faults too: Lambda guarantees at least one invocation."""
 _ASYNC_RETRIES = (60.0, 120.0)
 
 POLICY = Policy(
@@ -170,7 +169,7 @@ def function_of(placeholder: str) -> str:
 
 
 class SequentialExecutor:
-    """An executor without threads: a seed must be told in one order."""
+    """An executor without threads, so that a seed always runs in the same order."""
 
     def __init__(self, max_workers: int = 1) -> None:
         pass
@@ -215,7 +214,7 @@ def _simulated(simulation: "Simulation") -> Iterator[None]:
 
 
 class QuietTelemetry(RecordingTelemetry):
-    """Keeps nothing but what a bug leaves behind, and tells what became of events."""
+    """Keeps only what a bug leaves behind, and logs the outcome of each event."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         super().__init__()
@@ -233,14 +232,14 @@ class QuietTelemetry(RecordingTelemetry):
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """One invocation of a function."""
+    """An invocation of a function."""
 
     function: str
     began: float
     injected_failures: int
-    """Of the whole world when it began."""
+    """Number of faults of the whole simulation when the call began."""
     asked: set[TableRequest] = field(default_factory=set)
-    """What it asked of the tables."""
+    """Table requests of the call."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +253,7 @@ class Violation:
 
 @dataclass
 class SimulationResult:
-    """What became of a seed."""
+    """Result of a seed."""
 
     seed: int
     violations: list[Violation]
@@ -274,15 +273,15 @@ class SimulationResult:
 
 @dataclass
 class RecordedEffects:
-    """What the checks need to remember, beside the ledger and the data centre."""
+    """Facts for the checks that neither the ledger nor the data centre stores."""
 
     open_by_life: dict[str, set[str]] = field(default_factory=dict)
     answers: dict[tuple[str, int], Json] = field(default_factory=dict)
-    """What each token was told first, by how often a wait was opened for it."""
+    """First answer to each token, by the number of waits opened for it."""
     opened: Counter[str] = field(default_factory=Counter)
     """How often each token had a wait opened that was not there."""
     pages: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """By incident: the key of its page, and how often the world had gone wrong by then."""
+    """By incident: the key of its page, and the number of faults until then."""
     calls: dict[str, list[tuple[float, str, bool]]] = field(default_factory=dict)
     """Repair calls that the provider took, by machine: when, which rung, and whether the reply got through."""
     launches: dict[str, float] = field(default_factory=dict)
@@ -292,11 +291,11 @@ class RecordedEffects:
     returned: dict[str, float] = field(default_factory=dict)
     """Nodes that could not be reached and came back by themselves, and when."""
     delivered: list[str] = field(default_factory=list)
-    """Bodies of events that the queue handed over, and that were taken."""
+    """Bodies of events that the queue delivered successfully."""
     settled: dict[str, str] = field(default_factory=dict)
     """How each incident, attempt and job ended, by its row."""
     given_back: dict[str, Charge] = field(default_factory=dict)
-    """By job: what its last attempt held when it was settled."""
+    """By job: the charge of its last attempt at its settlement."""
 
 
 _WAITS = f"JOB#{JobState.PENDING}"
@@ -306,11 +305,11 @@ _INDEX_LAG = 2.0
 
 
 class WatchedLedger(InMemoryLedger):
-    """Tells every row that a commit changed.
+    """Reports every row that a commit changed.
 
-    For speed a stored row is one object for all its readers, is read as a value once, and its document is taken for
-    JSON without a doubt. `is_strict` gives each reader its own, and doubts: so the first seed of each chunk is run, and
-    a test holds that it makes no difference.
+    For speed, all readers share one object of a stored row, it is parsed once, and its document is accepted as JSON
+    without a check. `is_strict` gives each reader a copy and checks it. The first seed of each chunk is strict, and a
+    test proves that this makes no difference.
     """
 
     def __init__(
@@ -323,17 +322,17 @@ class WatchedLedger(InMemoryLedger):
         super().__init__()
         self.told = told
         self.asks = asks
-        """Is told of every call that DynamoDB would have."""
+        """Called for every request that DynamoDB would receive."""
         self.lag = 0.0
         """Seconds for which the index does not show that a job waits: on AWS it is eventually consistent."""
         self.seconds: Callable[[], float] = lambda: 0.0
         self._waits_since: dict[Key, float] = {}
         """Jobs by the moment at which they came to wait."""
         self.before_commit: Callable[[tuple[Write, ...]], None] | None = None
-        """Asked before each commit, where somebody wants to come first."""
+        """Called before each commit, so that another writer can commit first."""
         self.is_strict = is_strict
         self._values: dict[int, dict[type[Any], Any]] = {}
-        """What each stored row says, by the row's identity."""
+        """Parsed values of each stored row, by the row's identity."""
         self._kinds: defaultdict[str, dict[Key, Row]] = defaultdict(dict)
 
     def read(self, row: Row, kind: type[Any]) -> Any:
@@ -346,7 +345,7 @@ class WatchedLedger(InMemoryLedger):
         return values[kind]
 
     def of(self, kind: str, pk: str = "") -> list[Row]:
-        """Return all rows of a kind (`META`, `ATTEMPT`, `CHARGE`), of the partitions whose name begins so."""
+        """Return all rows of a kind (`META`, `ATTEMPT`, `CHARGE`) in partitions with this prefix."""
         return [row for key, row in self._kinds[kind].items() if key.pk.startswith(pk)]
 
     def _store(self, key: Key, row: Row | None) -> None:
@@ -369,7 +368,8 @@ class WatchedLedger(InMemoryLedger):
         if self.is_strict:
             return super()._document(document)
         text = pydantic_core.to_json(document)
-        if b".0," in text or b".0}" in text or b".0]" in text:  # a whole number that is a float comes back as int
+        # # a whole number stored as a float is read back as an int.
+        if b".0," in text or b".0}" in text or b".0]" in text:
             return super()._document(document)
         kept: dict[str, Any] = pydantic_core.from_json(text, allow_inf_nan=False)
         return kept
@@ -412,7 +412,7 @@ def _key_of(write: Write) -> Key:
 
 
 class Simulation:
-    """The world of one seed."""
+    """The simulation of one seed."""
 
     def __init__(self, seed: int, checks: Any, *, is_strict: bool = False) -> None:
         self.seed = seed
@@ -433,7 +433,7 @@ class Simulation:
         self.mode = self.chance.choices(("act", "observe", "recommend"), (83, 5, 12))[0]
         self.policy = self.chance.choices(POLICIES, (45, 45, 10))[0]
         self.drops_events = self.chance.random() < 0.12
-        """Total loss: no event and no change is heard, the sweeper is alone."""
+        """Loss of all events and watch changes: only the sweeper works."""
         self.absent = ""
         """A function that cannot be invoked from a workflow for a while, by its placeholder."""
         self.is_calm = False
@@ -448,7 +448,7 @@ class Simulation:
         self.sharing = TeamScenario(self, random.Random(f"{seed} teams")) if seed % EVERY == 0 else None
         """The teams, where there are any."""
         self.renting = RentingScenario(self, random.Random(f"{seed} renting")) if rents(seed) else None
-        """What may be rented, where anything may."""
+        """The rentable pools, if the seed has any."""
         self.policy = self.renting.governed(self.policy) if self.renting else self.policy
         self.elastic = (
             ElasticScenario(self, random.Random(f"{seed} elastic")) if is_in(seed) and not self.renting else None
@@ -457,7 +457,7 @@ class Simulation:
         if self.elastic:
             self.policy, self.size = self.elastic.policy(self.policy), self.elastic.size
             self.mode = self.elastic.mode
-        self._pass_is_due = self._watch_is_due = False
+        self._cycle_is_due = self._watch_is_due = False
         self._build()
 
     def _build(self) -> None:
@@ -475,7 +475,7 @@ class Simulation:
         self.provider = SimulatedProvider(loop, chance, self.cluster, self.size - self.spot)
         self.provider.is_told = self.tell
         self.provider.on_no_capacity = self.without_capacity
-        self.provider.on_newcomer = self._fault_replacements
+        self.provider.on_new_node = self._fault_replacements
         self.owner_repairs = chance.random() < 0.08
         self.provider.settings = self.provider.settings.but(repairs_by_itself=self.owner_repairs)
         self.checkpoints = InMemoryCheckpoints()
@@ -522,7 +522,7 @@ class Simulation:
         )
 
     def observer_context(self) -> Context:
-        """Return a context whose ledger never fails, for checks."""
+        """Return a context with a ledger that never fails, for checks."""
         return self.world.context(ledger=self.ledger)
 
     def tell(self, text: str) -> None:
@@ -619,14 +619,14 @@ class Simulation:
         self.loop.after(seconds, run)
 
     def deliver(self, body: str, seconds: float, receives: int = 1) -> None:
-        """Hand an event to its function through its queue, with drills that somebody forged beside it."""
+        """Deliver an event to its function through its queue, together with forged drills."""
         if self.forger and receives == 1:
             for _ in range(self.forger.choice((0, 1, 2))):
                 self._queue(self._forge_drill(body), self.forger.choice((0.1, 0.5, 2.0, 15.0, 90.0)))
         self._queue(body, seconds, receives)
 
     def _forge_drill(self, body: str) -> str:
-        """Return a drill that looks like an event: the same, of another fault, healthy again, or of another minute."""
+        """Return a drill that resembles an event: the same, another fault, a recovery, or another minute."""
         assert self.forger
         event = json.loads(body)
         event["source"] = fields.DRILL_SOURCE
@@ -656,25 +656,25 @@ class Simulation:
 
         self.loop.after(seconds, run)
 
-    def ask_for_pass(self, seconds: float = 0.3) -> None:
-        """Queue a pass; requests that wait already are one."""
-        if self._pass_is_due:
+    def request_cycle(self, seconds: float = 0.3) -> None:
+        """Request a scheduling cycle, unless a request is pending."""
+        if self._cycle_is_due:
             return
-        self._pass_is_due = True
+        self._cycle_is_due = True
 
         def run() -> None:
-            self._pass_is_due = False
+            self._cycle_is_due = False
             try:
                 failed = self.call("schedule_jobs", {"Records": [{"messageId": "m-1", "body": "{}"}]})
             except Crash:
                 failed = {"batchItemFailures": ["m-1"]}
             if failed["batchItemFailures"]:
-                self.ask_for_pass(_SEEN_AGAIN_AFTER)
+                self.request_cycle(_SEEN_AGAIN_AFTER)
 
         self.loop.after(seconds, run)
 
     def ingest(self) -> None:
-        """Have the watch look soon, since something changed."""
+        """Run the watch soon, after a change."""
         if self._watch_is_due or not self.is_watching:
             return
         self._watch_is_due = True
@@ -686,7 +686,7 @@ class Simulation:
             self.invoke_scheduled("watch_cluster")
 
     def invoke_scheduled(self, name: str) -> None:
-        """Invoke a function as its schedule does: nobody waits for it."""
+        """Invoke a function as its schedule does, without waiting for the result."""
         with contextlib.suppress(Crash, EvenkeelError):
             self.call(name, {})
 
@@ -709,7 +709,7 @@ class Simulation:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Do what is not the doing of the function that is at work, which may stand still meanwhile."""
+        """Run work outside the current function, which may be paused meanwhile."""
         under_way, self.calls = self.calls, []
         try:
             yield
@@ -717,10 +717,10 @@ class Simulation:
             self.calls = under_way
 
     def person(self, what: str, work: Callable[[], Any], *, must_succeed: bool = False) -> None:
-        """Do something as a person does, through the API: what fails is tried again.
+        """Act as a person through the API; retry transient failures.
 
         Raises:
-            PermanentError: the API refuses what must succeed. A world without it would test less than it says.
+            PermanentError: the API refuses an action that must succeed. Without it, the seed would test less.
         """
 
         def tried() -> None:
@@ -785,7 +785,7 @@ class Simulation:
         cancel_job.run(request, self.world.context())
 
     def answer_plans(self, *, approves: bool) -> None:
-        """Say yes or no to every plan that asks."""
+        """Approve or decline every plan that requests it."""
         for row in list(self.ledger.rows.values()):
             plan = row.doc.get("plan") if row.key.pk.startswith("INC#") and row.key.sk == "META" else None
             if not plan or plan["outcome"] != "ASK":
@@ -800,7 +800,7 @@ class Simulation:
             verb = "approves" if approves else "declines"
             what = f"bo {verb} the plan of {request.incident_id}"
             say = functools.partial(self._approve, what, request)
-            # A page was read a while before it is answered, and one that was left open is answered again.
+            # # A person answers a page after a while, and may answer an old page again.
             for seconds in self.chance.choice(((0.0,), (40.0,), (0.0, 20.0), (20.0, 90.0))):
                 self.loop.after(seconds, say)
 
@@ -822,7 +822,7 @@ class Simulation:
             self.person(f"bo holds automation for {seconds:.0f} s", work)
 
     def end_cause(self, cause: str) -> None:
-        """Have the person who was paged say that a shared cause is over, after the time that it lasts."""
+        """Let the paged person end a shared cause after its duration."""
         lasts = self.chance.choice((60.0, 400.0, 1200.0))
         request = hold_automation.ReleaseRequest(
             by="bo", reason="it is back", cause=cause, request_id=f"end-{cause}-{self.loop.seconds}", fingerprint=""
@@ -855,7 +855,7 @@ class Simulation:
             self.loop.after(self.chance.uniform(5, 60), lambda: self.provider.repair_by_itself(machine))
 
     def warn_of_reclaim(self, machine: str) -> None:
-        """Have EC2 take a Spot machine back, two minutes after it said so."""
+        """Let EC2 reclaim a Spot machine two minutes after its notice."""
         self.seen["shows a spot notice"] += 1
         self.tell(f"{machine} is to be taken back in {_SPOT_NOTICE:g} s")
         if not self.drops_events:
@@ -871,13 +871,13 @@ class Simulation:
         self.loop.after(_SPOT_NOTICE, reclaim)
 
     def _fault_replacements(self, machine: str) -> None:
-        """Have some machines sicken that have only just taken a seat."""
+        """Let some new replacements fail."""
         if not self.is_calm and self.chance.random() < 0.3:
             sicken = functools.partial(self.sicken, machine, "NvidiaErrorTerminate", marked=True, heard=True)
-            self.loop.after(self.chance.uniform(1, 15), self.counted_as("fault", "newcomer", sicken))
+            self.loop.after(self.chance.uniform(1, 15), self.counted_as("fault", "new_node", sicken))
 
     def mend(self, machine: str) -> None:
-        """Have a person take the fault away, and tell nobody."""
+        """Let a person clear a fault without a notice to Evenkeel."""
         node = self.node_of(machine)
         if node is not None and node.labels.get(FAULT_TYPES):
             self.seen["deed mend"] += 1
@@ -971,7 +971,7 @@ class Simulation:
                 self.elastic.lay_out(chaos_seconds)
             self.loop.run(chaos_seconds, self._is_broken)
             self._calm_down()
-            self.rests_from = self.loop.seconds + 65  # the last event of the queue is heard by then
+            self.rests_from = self.loop.seconds + 65  # # until then the last event of the queue is handled
             last = self.loop.seconds + CALM_SECONDS
             while self.loop.seconds < last and not self._is_broken():
                 self.loop.run(self.loop.seconds + SWEEPS_EVERY, self._is_broken)
@@ -1005,7 +1005,7 @@ class Simulation:
                 self.seen[f"end {'incident' if key.pk.startswith('INC#') else 'job'} {row.doc['state']}"] += 1
 
     def _show_status(self) -> None:
-        """Have the status judged. What it reads is asked by no function that is paused meanwhile."""
+        """Check the status. Its reads do not belong to a paused function."""
         calls, self.calls = self.calls, []
         try:
             self.checks.blind(self)
@@ -1088,7 +1088,7 @@ class SimulatedCycleRequests:
 
     def request(self, reason: str) -> None:
         if not self.simulation.chaos.hits():
-            self.simulation.ask_for_pass()
+            self.simulation.request_cycle()
 
 
 class SimulatedPager:

@@ -1,4 +1,4 @@
-"""What must hold where teams share a fleet: more rows of the same table."""
+"""Invariants of teams that share a fleet: more rows of the same table."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from tests.simulator.simulation import Simulation
 
 _JUST_NOW_SECONDS = 60
-"""As long as a function may be throttled that does what an answer said."""
+"""Longest throttling of a function that carries out an answer."""
 _CAUGHT = ("LaunchJob", "AwaitRunning", "MarkRunning", "AwaitEnd", "StopAttempt")
 """States of run_job that lead to SettleAttempt by their Catch alone."""
 _MOST_TURNS = 3
-"""How often a job may have another stopped that came back meanwhile, and not have started itself: the world may take
-the machines that it waits for, as often as that."""
+"""Largest number of preemptions between two starts: faults may take the freed machines this often."""
 
 
 def _admitted_in(changes: Changes) -> list[Charge]:
@@ -71,18 +70,18 @@ def quotas_hold(world: "Simulation", changes: Changes) -> Iterator[str]:
     if not setup.has_teams:
         return
     names = {charge.job_id for charge in new}
-    # A quota that was lowered stops nobody: what was over before may stay so, and nothing may be added to it.
+    # # A lower quota stops no job: earlier use above it may remain, but may not grow.
     before = set(over(setup, (charge for charge in charges if charge.job_id not in names)))
     yield from (each for each in over(setup, charges) if each not in before)
     for charge in new:
         team = setup.by_name.get(charge.team)
         if team is None or charge.queue != team.name or not charge.use:
-            yield f"{charge.job_id} of team {charge.team} takes nobody's quota"
+            yield f"{charge.job_id} has a charge that is not on the quota of its team {charge.team}"
             continue
         most = team.most_accelerators_per_user
         held = sum(each.accelerators for each in charges if (each.team, each.owner) == (team.name, charge.owner))
         if most is not None and held > most:
-            yield f"{charge.owner} holds {held} of {most} in team {team.name}"
+            yield f"{charge.owner} holds {held} in team {team.name}, more than the limit of {most}"
 
 
 def over(setup: TeamSetup, charges: Iterable[Charge]) -> Iterator[str]:
@@ -110,11 +109,11 @@ def budgets_hold(world: "Simulation", changes: Changes) -> Iterator[str]:
             period = budget.period.key_at(charge.admitted_at)
             spent = _spent(world, charge.team, period, charge.admitted_at, but=charge.job_id)
             if budget.gpu_hours is not None and spent / 3600 >= budget.gpu_hours + 0.01:
-                yield f"{charge.job_id} starts, and {spent / 3600:.3f} of {budget.gpu_hours} h of {period} are spent"
+                yield f"{charge.job_id} starts, but {spent / 3600:.3f} of {budget.gpu_hours} h of {period} are spent"
 
 
 def _spent(world: "Simulation", team: str, period: str, now: datetime, *, but: str = "") -> int:
-    """Reckon from the attempts what a team held in the day or month of `now`, in accelerator-seconds."""
+    """Compute what a team held in the day or month of `now`, from its attempts, in accelerator-seconds."""
     begin = now.replace(hour=0, minute=0, second=0, microsecond=0)
     begin = begin if period.count("-") == 2 else begin.replace(day=1)
     total = 0
@@ -139,7 +138,7 @@ def spending_is_counted_once(world: "Simulation") -> Iterator[str]:
             held = [each for each in _charges(world) if each.team == team.name]
             spent = _spent(world, team.name, period, now)
             if not held and counted != spent:
-                yield f"team {team.name} held {spent} accelerator-seconds in {period}, {counted} are counted"
+                yield f"team {team.name} held {spent} accelerator-seconds in {period}, but {counted} are counted"
 
 
 # ---------------------------------------------------------------- who has to stop
@@ -168,11 +167,11 @@ def no_preempt_cycle(world: "Simulation", changes: Changes) -> Iterator[str]:
         guard = world.sharing.setup.fleet.switches.flap_guard_seconds
         last = known.at.get(pair)
         if last is not None and abs((asked.requested_at - last).total_seconds()) < guard:
-            yield f"{by} has {after.job_id} stopped, and one of them did so to the other at {last:%H:%M:%S}"
+            yield f"{by} preempts {after.job_id} again; the last preemption between them was at {last:%H:%M:%S}"
         known.at[pair] = asked.requested_at
         known.turns[by, after.job_id] += 1
         if known.turns[by, after.job_id] > _MOST_TURNS:
-            yield f"{by} has {after.job_id} stopped {known.turns[by, after.job_id]} times, and has not started"
+            yield f"{by} preempted {after.job_id} {known.turns[by, after.job_id]} times without starting"
 
 
 @invariant_check(
@@ -181,7 +180,7 @@ def no_preempt_cycle(world: "Simulation", changes: Changes) -> Iterator[str]:
     CheckTrigger.COMMIT,
     needs_teams=True,
 )
-def preempted_comes_back(world: "Simulation", changes: Changes) -> Iterator[str]:
+def preempted_job_keeps_its_place(world: "Simulation", changes: Changes) -> Iterator[str]:
     ended = {
         (after.doc["jobId"], after.doc["attempt"])
         for key, before, after in changes
@@ -195,11 +194,11 @@ def preempted_comes_back(world: "Simulation", changes: Changes) -> Iterator[str]
             continue
         waits = JobState.SUSPENDED if before.is_suspended else JobState.PENDING
         if after.state is not waits or not after.reason:
-            yield f"{after.job_id} gave way, and is {after.state}, not {waits}"
+            yield f"{after.job_id} was preempted and must be {waits}, not {after.state}"
         if (after.queued_at, after.submitted_at) != (before.queued_at, before.submitted_at):
-            yield f"{after.job_id} gave way, and lost its place"
+            yield f"{after.job_id} was preempted and must keep its place in the queue"
         if (after.application_failures, after.launch_failures) != (before.application_failures, 0):
-            yield f"{after.job_id} gave way, and it counts as a failure"
+            yield f"{after.job_id} was preempted, which must not count as a failure"
 
 
 @invariant_check(
@@ -207,14 +206,14 @@ def preempted_comes_back(world: "Simulation", changes: Changes) -> Iterator[str]
     "A stopped job holds its quota until its pods are gone or unreachable, or its workflow failed.",
     CheckTrigger.COMMIT,
 )
-def held_until_gone(world: "Simulation", changes: Changes) -> Iterator[str]:
+def charge_is_held_until_pods_end(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, before, _ in changes:
         if before is None or not _is_charge(key) or not rows.read(before, Charge).is_held:
             continue
         charge = rows.read(before, Charge)
         attempt = rows.read(world.ledger.rows[rows.attempt_key(charge.job_id, charge.attempt)], Attempt)
         run = world.engine.executions["run_job", attempt.workload_name]
-        # A workflow that fails settles at once; its pods are told to end, and count on their machines until then.
+        # # A failed workflow settles at once; its pods are stopping, and use their machines until their end.
         has_failed = run.entered[-1:] == ["SettleAttempt"] and run.entered[-2] in _CAUGHT
         if attempt.state is not AttemptState.STOPPED or has_failed:
             continue
@@ -222,12 +221,12 @@ def held_until_gone(world: "Simulation", changes: Changes) -> Iterator[str]:
         workload = world.cluster.jobs.get(CLUSTER, {}).get(place)
         seconds = world.policy.jobs.lost_node_seconds
         for pod in workload.pods if workload else ():
-            # A node may come back between the answer that its pods are out of reach and what is done with that answer.
+            # # A node may return between the read that its pods are unreachable and the act on that read.
             if world.loop.seconds - world.watched.returned.get(pod.node_name, -math.inf) < _JUST_NOW_SECONDS:
                 continue
             node = world.cluster.node(CLUSTER, pod.node_name)
             if pod.node_name and not pod.has_ended and not is_lost(node, world.loop.now(), seconds):
-                yield f"{attempt.workload_name} gives its charge back while {pod.name} runs on {pod.node_name}"
+                yield f"{attempt.workload_name} releases its charge while {pod.name} runs on {pod.node_name}"
 
 
 # ---------------------------------------------------------------- who was interrupted
@@ -238,7 +237,7 @@ def held_until_gone(world: "Simulation", changes: Changes) -> Iterator[str]:
     "No younger job of the same queue and priority takes the quota of an interrupted job that could start.",
     CheckTrigger.COMMIT,
 )
-def interrupted_comes_first(world: "Simulation", changes: Changes) -> Iterator[str]:
+def interrupted_job_starts_first(world: "Simulation", changes: Changes) -> Iterator[str]:
     given_back = world.watched.given_back
     for key, before, _ in changes:
         if before and _is_charge(key) and rows.read(before, Charge).is_held:
@@ -255,11 +254,11 @@ def interrupted_comes_first(world: "Simulation", changes: Changes) -> Iterator[s
             if job.state is not JobState.PENDING or job.current_attempt != had.attempt:
                 del given_back[name]
             elif _comes_before(job, younger, charge, world) and _was_taken(had, charge, world):
-                yield f"{younger.job_id} takes what {name} gave back, which waits and is older"
+                yield f"{younger.job_id} uses the nodes of {name}, which is older and waits"
 
 
 def _comes_before(job: Job, younger: Job, charge: Charge, world: "Simulation") -> bool:
-    """Whether a waiting job is an older equal of one that was admitted, and could run on just those nodes."""
+    """Return whether a waiting job is an older equal of an admitted job, and fits on its nodes."""
     if (job.queue, job.priority, job.cluster) != (younger.queue, younger.priority, younger.cluster):
         return False
     if job.not_before and job.not_before > world.loop.now():
@@ -283,7 +282,7 @@ def _comes_before(job: Job, younger: Job, charge: Charge, world: "Simulation") -
 
 
 def _was_taken(had: Charge, charge: Charge, world: "Simulation") -> bool:
-    """Whether an admitted job holds nodes that another gave back, or leaves too little quota for it to come back."""
+    """Return whether an admitted job uses nodes or quota that a preempted job needs to resume."""
     if set(had.node_names) & set(charge.node_names):
         return True
     setup, held = (world.sharing.setup if world.sharing else None), held_charges(world)
@@ -308,10 +307,10 @@ def suspended_stays_suspended(_: "Simulation", changes: Changes) -> Iterator[str
         if not before.is_suspended or is_resumed:
             continue
         if not after.is_suspended and not after.state.has_ended:
-            yield f"{after.job_id} is held back no more, and nobody said so"
+            yield f"{after.job_id} is resumed without a request"
         if after.current_attempt != before.current_attempt:
-            yield f"{after.job_id} is held back, and starts"
+            yield f"{after.job_id} is suspended but starts"
         if after.state is JobState.PENDING or (
             before.state is JobState.SUSPENDED and not (after.state is before.state or after.state.has_ended)
         ):
-            yield f"{after.job_id} is held back, and is {after.state}"
+            yield f"{after.job_id} is suspended but {after.state}"

@@ -1,6 +1,6 @@
-"""How every sixth seed shares its fleet: teams with quotas, their jobs, and what people do to both.
+"""Teams with quotas, in every sixth seed: their jobs, and actions of people on both.
 
-All of it is drawn from dice of its own, so that the worlds without teams stay as they are.
+These seeds draw from their own random source, so seeds without teams stay unchanged.
 """
 
 import functools
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from tests.simulator.simulation import Simulation
 
 EVERY = 6
-"""Of so many seeds one has teams: it takes twice the time of another."""
+"""Every sixth seed has teams: such a seed takes twice the time."""
 _MAX_OVERCLAIM = 0.6
-"""In so many of these a team has taken what is others' when they come."""
+"""Share of these seeds in which a team borrows quota before its owners submit jobs."""
 _CHANGE_SHARE = 0.7
-"""In so many cases who had another stopped is suspended, and resumed once that other may run again."""
+"""Share of preemptions after which the preempting job is suspended and later resumed."""
 NAMES = ("blue", "gold", "green", "red")
 RIVALS = "violet"
 SUCCESSORS = "white"
@@ -44,13 +44,13 @@ CLASSES = {"low": 0, "high": 50, "critical": 100}
 _OURS, _SPOT = "ml.p5.48xlarge", "p5.48xlarge"
 _GPU = "nvidia.com/gpu"
 _LATER = 10
-"""Numbers of the jobs that come while others run begin with this."""
+"""Name prefix of the jobs submitted while other jobs run."""
 _RIVAL = 20
 """And those of the two that want the same quota."""
 _SUCCESSION = 40
 """And those of the two of which the older one is interrupted while the younger one waits."""
 _LATEST = 30
-"""And those of the jobs that overtake others."""
+"""Name prefix of the jobs that overtake other jobs."""
 PEOPLE = tuple(Requester(principal=name, identity=f"111122223333:role/{name}", actor=name) for name in ("ana", "bea"))
 """Ana leads every team; Bea submits."""
 DEEDS = ("suspend", "resume", "rank", "quota", "drain", "unmanaged pod", "overtake", "give back", "interrupt")
@@ -61,34 +61,34 @@ OUTCOMES = ("PREEMPT", "NO_QUOTA", "HELD", "WAIT", "BLOCKED")
 
 @dataclass
 class EvictionCounter:
-    """Who had whom stopped for itself, as far as checks remember."""
+    """Preemptions between pairs of jobs, for the checks."""
 
     at: dict[frozenset[str], datetime] = field(default_factory=dict)
-    """When one of two last had the other stopped."""
+    """Time of the last preemption between two jobs."""
     turns: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(for whom, who) → how often since the first of them last started."""
+    """(preempting job, preempted job) → preemptions since the last start of the preempting job."""
 
 
 class TeamScenario:
-    """The teams of one world."""
+    """The teams of one seed."""
 
     def __init__(self, world: "Simulation", dice: random.Random) -> None:
         self.world, self.dice = world, dice
         self.names = NAMES[: dice.choice((2, 2, 3, 4))]
         self.greedy = self.names[0] if dice.random() < _MAX_OVERCLAIM else ""
-        """A team whose jobs come first and borrow what the others take back."""
+        """A team whose early jobs borrow quota that other teams reclaim."""
         self.evictions = EvictionCounter()
         self._overtakes = dice.choice((0, 0, 1, 2))
-        """How many admissions stand still before their commit, while somebody comes who goes first."""
+        """Number of admissions that pause before their commit, while another writer commits."""
         self._random_changes = random.Random(f"{world.seed} whims")
-        """Dice of those who give back what others had to stop for."""
+        """Random source of the suspensions after a preemption."""
         self._asked: dict[int, dict[str, Any]] = {}
-        """What some jobs ask for, by number."""
+        """Fields of some jobs, by number."""
         self._known: tuple[int, TeamSetup] = (0, TeamSetup())
 
     @property
     def setup(self) -> TeamSetup:
-        """What is set up now, as the tables have it."""
+        """The current setup, as stored in the tables."""
         row = self.world.ledger.rows.get(rows.setup_key())
         version = row.version if row else 0
         if version != self._known[0]:
@@ -99,7 +99,7 @@ class TeamScenario:
     # ------------------------------------------------------------ the set-up
 
     def lay_out(self, lasts: float) -> None:
-        """Set the teams up, have their jobs submitted, and plan what people do."""
+        """Set up the teams, submit their jobs, and schedule the actions of people."""
         world, dice = self.world, self.dice
         world.tell(f"the fleet is shared by {', '.join(self.names)}")
         world.ledger.before_commit = self._disturb_cycle
@@ -115,7 +115,7 @@ class TeamScenario:
         for _ in range(dice.choice((1, 2, 3, 4))):
             world.loop.after(dice.uniform(3, lasts + 60), self._choose_action())
         for _ in range(dice.choice((0, 2, 4))):
-            # The minute's pass goes by the queue: it may meet another one.
+            # # The minute's cycle does not use the queue, so it may run beside another cycle.
             world.loop.after(dice.uniform(3, lasts), lambda: world.invoke_scheduled("schedule_jobs"))
 
     def _fleet(self) -> FleetQuotas:
@@ -182,7 +182,7 @@ class TeamScenario:
         return Team.model_validate(asked)
 
     def _let_borrow(self, asked: dict[str, Any]) -> None:
-        """Have a team borrow, or lend and take back."""
+        """Let a team borrow, or lend and reclaim."""
         is_greedy = asked["name"] == self.greedy
         share = max(1, self.world.size // (len(self.names) - 1))
         for limit in ("budgets", "most_accelerators_per_user") if is_greedy else ():
@@ -195,7 +195,7 @@ class TeamScenario:
             queue["preemption"]["reclaim"] = self.dice.choice(("LowerPriority", "Any", "Any"))
 
     def _nominal(self) -> int:
-        """Quota may be more or less than there is; where it is more, machines are what all wait for."""
+        """Quota may be more or less than the machines. If it is more, jobs wait for machines."""
         share = max(1, self.world.size // len(self.names))
         return GPUS * self.dice.choice((0, 1, 1, share, share, share, self.world.size))
 
@@ -217,26 +217,26 @@ class TeamScenario:
     # ------------------------------------------------------------ jobs
 
     def _contest(self) -> None:
-        """Have a job that is worth more come while another of its team holds all that the team may have."""
+        """Submit a job of higher value while another job of its team uses the whole quota."""
         group = {_OURS: {_GPU: GPUS}}
         queue = {"groups": [group], "preemption": {"within": "LowerPriority"}}
         self._set_up(_team_of(RIVALS, queue), 0)
-        comes_at = self._random_changes.uniform(0, 5)
+        arrives_at = self._random_changes.uniform(0, 5)
         for number, priority_class in enumerate(("low", "critical"), _RIVAL):
             asked = {"team": RIVALS, "nodes": 1, "priority_class": priority_class, "accelerators_per_node": GPUS}
             self._asked[number] = asked
             submit = functools.partial(self.world.submit, number, 1, 200.0, keeps=True, finishes=False)
-            self.world.loop.after(comes_at, submit)
-            comes_at += self._random_changes.uniform(15, 60)
+            self.world.loop.after(arrives_at, submit)
+            arrives_at += self._random_changes.uniform(15, 60)
 
     def _succession(self) -> None:
         """Have a younger equal wait for all the quota of its team while the job that holds it is interrupted."""
         queue = {"groups": [{_OURS: {_GPU: GPUS}}]}
         self._set_up(_team_of(SUCCESSORS, queue), 0)
-        for number, comes_at in enumerate((1.0, 20.0), _SUCCESSION):
+        for number, arrives_at in enumerate((1.0, 20.0), _SUCCESSION):
             self._asked[number] = {"team": SUCCESSORS, "nodes": 1, "priority_class": "", "accelerators_per_node": GPUS}
             submit = functools.partial(self.world.submit, number, 1, 300.0, keeps=True, finishes=False)
-            self.world.loop.after(comes_at, submit)
+            self.world.loop.after(arrives_at, submit)
         for after in (40.0, 55.0, 70.0):
             self.world.loop.after(after, self.world.counted_as("deed", "interrupt", self._delete_job))
 
@@ -245,7 +245,7 @@ class TeamScenario:
         name = f"train-{_SUCCESSION}"
         docs = [row.doc for row in self.world.ledger.of("META", "JOB#") if row.doc["spec"]["name"] == name]
         for doc in docs:
-            self.world.tell(f"somebody deletes the Kubernetes Job of {doc['jobId']}")
+            self.world.tell(f"a person deletes the Kubernetes Job of {doc['jobId']}")
             row = self.world.ledger.rows.get(rows.attempt_key(doc["jobId"], doc["currentAttempt"]))
             if row is not None:
                 self.world.cluster.stop(rows.read(row, Attempt), 5)
@@ -255,11 +255,11 @@ class TeamScenario:
         self._set_up(_team_of(name, queue), 0)
 
     def ask(self, number: int, **asked: Any) -> None:
-        """Say what some job asks for."""
+        """Return the fields of a job."""
         self._asked[number] = {"accelerators_per_node": GPUS, **asked}
 
     def governed(self, number: int, nodes: int) -> dict[str, Any]:
-        """Return what the set-up makes of some job that is submitted; those that come later are worth more."""
+        """Return the fields of a submitted job of this setup; later jobs have a higher value."""
         if number in self._asked:
             return self._asked[number]
         is_first = number < _LATER
@@ -282,7 +282,7 @@ class TeamScenario:
         self._race_cycle(writes)
 
     def _give_back(self, writes: tuple[Write, ...]) -> None:
-        """Have somebody suspend a job for which another has to stop, and want it back once that other runs again."""
+        """Suspend a preempting job, and resume it after the preempted job runs again."""
         world, whims = self.world, self._random_changes
         jobs = [each.row.doc for each in writes if isinstance(each, Put) and each.row.key.sk == "META"]
         asked = [str((doc.get("stopRequest") or {}).get("by", "")) for doc in jobs if doc.get("state") == "RUNNING"]
@@ -295,7 +295,7 @@ class TeamScenario:
         world.loop.after(suspended + resumed, lambda: self._resume(winners[0]))
 
     def _race_cycle(self, writes: tuple[Write, ...]) -> None:
-        """Have a pass stand still right before it admits somebody, while another goes first or the quota is lost."""
+        """Pause a cycle right before it admits a job, while another writer commits or the quota is removed."""
         world = self.world
         if not self._overtakes or world.is_calm:
             return
@@ -306,7 +306,7 @@ class TeamScenario:
         self._overtakes -= 1
         world.seen["deed overtake"] += 1
         if self.dice.random() < 0.5:
-            # No pass runs meanwhile, so no job is told anything: only the tree's version tells.
+            # # No other cycle runs, so no job gets a new reason: only the version of the tree changes.
             world.loop.after(0.1, lambda: self._change(charges[0]["team"], _without_quota))
             world.chaos.pause("the commit of an admission", 0.2)
             return
@@ -390,7 +390,7 @@ class TeamScenario:
         )
 
     def _change_quota(self, number: int) -> None:
-        """Give a team more or less than it had, and other limits."""
+        """Change the quota and limits of a team."""
         drawn = self._team(self.names[number % len(self.names)])
         self._change(drawn.name, lambda team: drawn.but(namespace=team.namespace))
 
@@ -410,7 +410,7 @@ class TeamScenario:
             self._set_up(changed(team), found.version_of(name))
 
     def _run_unmanaged(self, number: int, seconds: float) -> None:
-        """Have somebody run a pod of their own where there is room, for a while."""
+        """Let a person run an unmanaged pod on free nodes for a while."""
         cluster = self.world.cluster
         used = cluster.accelerators_in_use(CLUSTER)
         free = [node for node in cluster.by_name.values() if node.is_ready and not used.get(node.name)]
@@ -420,7 +420,7 @@ class TeamScenario:
         pod = UnmanagedPod(
             namespace="other", name=f"own-{number}", uid=f"own-{number}", node_name=node.name, accelerators=GPUS
         )
-        self.world.tell(f"a pod of somebody else runs on {node.name} for {seconds:.0f} s")
+        self.world.tell(f"an unmanaged pod runs on {node.name} for {seconds:.0f} s")
         cluster.unmanaged.append(pod)
         self.world.ingest()
 

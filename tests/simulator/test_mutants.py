@@ -1,4 +1,4 @@
-"""The planted bugs still fit the tree, and each names what it breaks. `make mutants` sees the seeds find them."""
+"""The planted bugs still apply, and each names an invariant. `make mutants` proves that the seeds find them."""
 
 import pytest
 

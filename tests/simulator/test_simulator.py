@@ -1,4 +1,4 @@
-"""A hundred seeds, five hundred in `make test-all`; and the simulator itself: the same seed is the same story."""
+"""A hundred seeds (five hundred in `make test-all`), and the simulator itself: a seed always gives the same run."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def test_every_invariant_holds_on_every_seed(last: int, most_untried: int) -> No
     failed = [result for chunk in chunks for result in chunk.failed]
     assert not failed, print_trace(failed[0])
     assert sum(chunk.last - chunk.first + 1 for chunk in chunks) == last
-    # A world in which nothing happens would hold every invariant too.
+    # # A simulation without any event would satisfy every invariant.
     assert sum(chunk.incidents for chunk in chunks) > last
     assert sum(chunk.decisions for chunk in chunks) > 5 * last
     seen = sum((chunk.seen for chunk in chunks), Counter())

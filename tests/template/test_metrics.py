@@ -194,15 +194,15 @@ def test_alarm_on_an_aws_metric_has_real_dimensions(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(ALARMS))
 def test_alarm_evaluation_fits_its_metric(name: str) -> None:
     alarm = ALARMS[name]
-    is_silence = alarm["MetricName"] == "Heartbeat"
+    treats_missing_as_breach = alarm["MetricName"] == "Heartbeat"
     level = "Maximum" if alarm["Namespace"] == "AWS/SQS" else "Sum"
 
-    assert alarm["TreatMissingData"] == ("breaching" if is_silence else "notBreaching")
-    assert alarm["ComparisonOperator"] == ("LessThanThreshold" if is_silence else "GreaterThanThreshold")
+    assert alarm["TreatMissingData"] == ("breaching" if treats_missing_as_breach else "notBreaching")
+    assert alarm["ComparisonOperator"] == ("LessThanThreshold" if treats_missing_as_breach else "GreaterThanThreshold")
     assert alarm["Statistic"] == GAUGES.get(alarm["MetricName"], level)
     assert alarm["Period"] % 60 == 0
     assert alarm["Period"] * alarm["EvaluationPeriods"] <= 86_400
-    assert alarm["Threshold"] >= (1 if is_silence else 0)
+    assert alarm["Threshold"] >= (1 if treats_missing_as_breach else 0)
 
 
 def test_every_kind_of_source_has_an_alarm() -> None:

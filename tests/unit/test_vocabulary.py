@@ -14,7 +14,7 @@ RETIRED = {
     "bell": "requeue trigger",
     "chance": "candidate pool",
     "chances": "candidate pools",
-    "desk": "commit context",
+    "runbook_shell": "commit context",
     "foreign": "unmanaged",
     "guest": "migration candidate",
     "heard": "ingested",

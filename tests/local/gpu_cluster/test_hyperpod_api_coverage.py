@@ -625,7 +625,7 @@ def refusals(stage: ApiCoverage) -> None:
 
 
 @pytest.fixture(scope="module")
-def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]:
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]:
     """The cluster of all scenarios: workers, a group on a training plan in a zone of its own, plans of all kinds."""
     health = ENUMS["UltraServerHealthStatus"].split()
     plans = [
@@ -663,14 +663,14 @@ def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]
             "terminate": 0.6,
         },
     }
-    with gpu_cluster.start(config, tmp_path_factory.mktemp("theatre")) as handle:
+    with gpu_cluster.start(config, tmp_path_factory.mktemp("shared_cluster")) as handle:
         yield handle
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_scenario_covers_its_declared_facts(theatre: ClusterHandle, name: str) -> None:
-    theatre.control("POST", "reset")
-    stage = ApiCoverage(theatre)
+def test_scenario_covers_its_declared_facts(shared_cluster: ClusterHandle, name: str) -> None:
+    shared_cluster.control("POST", "reset")
+    stage = ApiCoverage(shared_cluster)
     stage.idle()
     scenario, facts = SCENARIOS[name]
 
@@ -715,10 +715,10 @@ def test_table_matches_the_botocore_model() -> None:
     assert errors <= set(ERRORS)
 
 
-def test_cluster_refuses_an_unsupported_operation(theatre: ClusterHandle, tmp_path: Path) -> None:
-    sagemaker = aws_client("sagemaker", theatre.sagemaker_url)
+def test_cluster_refuses_an_unsupported_operation(shared_cluster: ClusterHandle, tmp_path: Path) -> None:
+    sagemaker = aws_client("sagemaker", shared_cluster.sagemaker_url)
 
     with pytest.raises(ClientError) as refused:
-        sagemaker.delete_cluster(ClusterName=theatre.cluster_name)
+        sagemaker.delete_cluster(ClusterName=shared_cluster.cluster_name)
 
     assert refused.value.response["Error"]["Code"] == "UnknownOperationException"

@@ -50,7 +50,7 @@ def unchecked(running_cluster: ClusterHandle) -> Any:
     )
 
 
-def a_wish(count: int = 1, **more: Any) -> Json:
+def an_added_node(count: int = 1, **more: Any) -> Json:
     return {"InstanceGroupName": "none", "IncrementTargetCountBy": count, **more}
 
 
@@ -64,7 +64,7 @@ TAKEN: list[tuple[str, Json]] = [
     *((operation, {"NodeIds": ids(25), "NodeLogicalIds": slots(25)}) for operation in REPAIRS),
     *((operation, {"NodeIds": ["i-0a1b2c3d"]}) for operation in REPAIRS),
     ("batch_delete_cluster_nodes", {"NodeIds": ids(3000), "NodeLogicalIds": slots(99)}),
-    ("batch_add_cluster_nodes", {"NodesToAdd": [a_wish(10)] * 5, "ClientToken": "!" * 64}),
+    ("batch_add_cluster_nodes", {"NodesToAdd": [an_added_node(10)] * 5, "ClientToken": "!" * 64}),
     ("list_cluster_nodes", {"MaxResults": 1}),
     ("list_cluster_nodes", {"MaxResults": 100}),
     ("list_cluster_events", {"MaxResults": 100, "NodeId": GHOST}),
@@ -81,13 +81,13 @@ REFUSED: list[tuple[str, Json]] = [
     ("batch_delete_cluster_nodes", {}),
     ("batch_delete_cluster_nodes", {"NodeIds": ids(3001)}),
     ("batch_delete_cluster_nodes", {"NodeLogicalIds": slots(100)}),
-    ("batch_add_cluster_nodes", {"NodesToAdd": [a_wish()] * 6}),
+    ("batch_add_cluster_nodes", {"NodesToAdd": [an_added_node()] * 6}),
     ("batch_add_cluster_nodes", {"NodesToAdd": []}),
-    ("batch_add_cluster_nodes", {"NodesToAdd": [a_wish(0)]}),
-    ("batch_add_cluster_nodes", {"NodesToAdd": [a_wish(51)]}),
-    ("batch_add_cluster_nodes", {"NodesToAdd": [a_wish(26), a_wish(25)]}),
-    ("batch_add_cluster_nodes", {"NodesToAdd": [a_wish()], "ClientToken": "a b"}),
-    ("batch_add_cluster_nodes", {"NodesToAdd": [a_wish()], "ClientToken": "a" * 65}),
+    ("batch_add_cluster_nodes", {"NodesToAdd": [an_added_node(0)]}),
+    ("batch_add_cluster_nodes", {"NodesToAdd": [an_added_node(51)]}),
+    ("batch_add_cluster_nodes", {"NodesToAdd": [an_added_node(26), an_added_node(25)]}),
+    ("batch_add_cluster_nodes", {"NodesToAdd": [an_added_node()], "ClientToken": "a b"}),
+    ("batch_add_cluster_nodes", {"NodesToAdd": [an_added_node()], "ClientToken": "a" * 65}),
     ("start_cluster_health_check", {"DeepHealthCheckConfigurations": []}),
     ("start_cluster_health_check", {"DeepHealthCheckConfigurations": [a_check(InstanceIds=[])]}),
     ("start_cluster_health_check", {"DeepHealthCheckConfigurations": [a_check(InstanceIds=ids(501))]}),

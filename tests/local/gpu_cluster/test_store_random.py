@@ -132,7 +132,7 @@ class Objects(RuleBasedStateMachine):
         return POD if obj["kind"] == "Pod" else NODE
 
     @rule(seen=read, value=VALUES, status=st.booleans())
-    def update_what_was_read(self, seen: Json, value: str, status: bool) -> None:
+    def update_a_read_object(self, seen: Json, value: str, status: bool) -> None:
         """Write back an object read some time ago, or its status: it succeeds exactly when nobody wrote since."""
         if not seen:
             return
@@ -206,7 +206,7 @@ class Objects(RuleBasedStateMachine):
     # Ending
 
     @rule(seen=consumes(read), grace=st.none() | st.just(0), policy=st.sampled_from([None, "Foreground"]))
-    def delete_what_was_read(self, seen: Json, grace: int | None, policy: str | None) -> None:
+    def delete_a_read_object(self, seen: Json, grace: int | None, policy: str | None) -> None:
         """Delete with the UID that was read as the precondition: a successor of the same name is safe."""
         if not seen:
             return
@@ -329,7 +329,7 @@ class Objects(RuleBasedStateMachine):
         self.store.forget_history()
 
     @invariant()
-    def what_is_listed_is_the_model(self) -> None:
+    def list_matches_the_model(self) -> None:
         for rt in (POD, NODE):
             listed = self.store.all(rt.key)
             assert {(rt.key, name_of(obj)): obj for obj in listed} == {

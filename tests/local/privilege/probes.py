@@ -72,7 +72,7 @@ class PermissionProbe:
     """What holds from before the situation is prepared; several runs in a row share it."""
     during: Callable[[PermissionBench], AbstractContextManager[None]] = lambda _stage: nullcontext()
     """What else holds while the function runs."""
-    comes_through: Callable[[InvocationResult], bool] = lambda seen: not seen.error and not seen.is_refused
+    succeeds: Callable[[InvocationResult], bool] = lambda seen: not seen.error and not seen.is_refused
     """Whether the invocation did what it should, every permission granted."""
 
     def __str__(self) -> str:
@@ -381,7 +381,7 @@ def set_policy(stage: PermissionBench, changes: Json) -> None:
 
 
 @contextmanager
-def _a_pass_that_rents(stage: PermissionBench) -> Iterator[None]:
+def _a_renting_cycle(stage: PermissionBench) -> Iterator[None]:
     yield from _policy_that_rents(stage, "schedule_jobs")
 
 
@@ -443,14 +443,14 @@ def forget_facts(stage: PermissionBench, node: int = 0) -> None:
             stage.forget(rows.fact_key(key))
 
 
-@probe("receive_event", comes_through=taken_in)
+@probe("receive_event", succeeds=taken_in)
 def opens_an_incident(stage: PermissionBench) -> Json:
     forget_facts(stage)
     return an_envelope(stage)
 
 
-@probe("receive_event", comes_through=taken_in)
-def joins_an_incident_and_forgets_what_was_unresolved(stage: PermissionBench) -> Json:
+@probe("receive_event", succeeds=taken_in)
+def joins_an_incident_and_deletes_the_unresolved_fact(stage: PermissionBench) -> Json:
     forget_facts(stage)
     incident = an_incident(stage, IncidentState.OPEN, 0)
     envelope = an_envelope(stage)
@@ -467,8 +467,8 @@ def joins_an_incident_and_forgets_what_was_unresolved(stage: PermissionBench) ->
     return envelope
 
 
-@probe("receive_event", comes_through=taken_in)
-def remembers_what_is_said_of_a_group(stage: PermissionBench) -> Json:
+@probe("receive_event", succeeds=taken_in)
+def stores_a_group_fact(stage: PermissionBench) -> Json:
     record = {
         "EventId": stage.ids.new("evt"),
         "ClusterArn": stage.centre.cluster.cluster_arn,
@@ -484,7 +484,7 @@ def remembers_what_is_said_of_a_group(stage: PermissionBench) -> Json:
     return {"Records": [{"messageId": "probe", "body": json.dumps(body)}]}
 
 
-@probe("receive_event", comes_through=taken_in)
+@probe("receive_event", succeeds=taken_in)
 def keeps_a_malformed_event(stage: PermissionBench) -> Json:
     return an_envelope(stage, HealthSummary="none")
 
@@ -502,7 +502,7 @@ def hyperpod_is_throttled(stage: PermissionBench) -> Iterator[None]:
 @probe(
     "receive_event",
     during=hyperpod_is_throttled,
-    comes_through=lambda seen: (
+    succeeds=lambda seen: (
         "batchItemFailures" in seen.error_text and "Throttled" in seen.error_text and not seen.is_refused
     ),
 )
@@ -550,39 +550,39 @@ def cordons_beside_another_machine_of_the_pool(stage: PermissionBench) -> Json:
 
 
 @probe("protect_jobs")
-def stops_what_runs_there(stage: PermissionBench) -> Json:
+def stops_the_pods_of_a_node(stage: PermissionBench) -> Json:
     a_run(stage, AttemptState.RUNNING, launched=True, node=1)
     return of_incident(planned(stage))
 
 
 @probe("protect_jobs")
-def moves_what_its_owner_lets_move(stage: PermissionBench) -> Json:
+def moves_a_movable_pod(stage: PermissionBench) -> Json:
     incident = planned(stage)
     an_unmanaged_pod(stage, incident.node_name)
     return of_incident(incident)
 
 
-@probe("repair_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"))
-def evicts_what_its_owner_starts_again(stage: PermissionBench) -> Json:
+@probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"))
+def evicts_a_recreated_pod(stage: PermissionBench) -> Json:
     incident = alone(stage, REBOOTED, opened_at=now() + timedelta(minutes=10))
     an_unmanaged_pod(stage, incident.node_name)
     return of_incident(incident)
 
 
-@probe("repair_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"))
+@probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"))
 def reboots(stage: PermissionBench) -> Json:
     a_run(stage, AttemptState.RUNNING, launched=True, node=REBOOTED)
     return of_incident(alone(stage, REBOOTED))
 
 
-@probe("repair_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"))
+@probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"))
 def replaces(stage: PermissionBench) -> Json:
     stage.await_machine(REPLACED)
     return of_incident(alone(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", min_rung="replace"))
 
 
-@probe("repair_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "ASKED")
-def gives_a_machine_of_karpenters_back(stage: PermissionBench) -> Json:
+@probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "ASKED")
+def returns_a_karpenter_machine(stage: PermissionBench) -> Json:
     """The node is an object without a machine behind it: Karpenter, which would end the machine, is not asked here."""
     instance_id = f"i-{int(now().timestamp() * 1000):017x}"
     name = f"burst-{instance_id}"
@@ -617,7 +617,7 @@ def _wave(stage: PermissionBench) -> Iterator[None]:
 @probe(
     "repair_node",
     during=_wave,
-    comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "BLOCKED" and not seen.is_refused,
+    succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "BLOCKED" and not seen.is_refused,
 )
 def pages_for_a_wave(stage: PermissionBench) -> Json:
     stage.await_machine(REPLACED)
@@ -626,21 +626,21 @@ def pages_for_a_wave(stage: PermissionBench) -> Json:
 
 @probe(
     "repair_node",
-    comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"),
+    succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"),
 )
-def cordons_what_waited_for_its_cordon(stage: PermissionBench) -> Json:
+def makes_a_delayed_cordon(stage: PermissionBench) -> Json:
     stage.free(REBOOTED)
     block = Block(rule="POOL_CORDONS", reason="A probe.", since=now(), act="cordon")
     return of_incident(alone(stage, REBOOTED, block=block))
 
 
-@probe("check_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("DEEP", "BASIC"))
+@probe("check_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("DEEP", "BASIC"))
 def has_a_machine_examined(stage: PermissionBench) -> Json:
     """As often as it is asked: while it is examined, a second wish is declined and the machine judged by sight."""
     return of_incident(planned(stage, EXAMINED, fault_key="train:slow_rank"))
 
 
-@probe("check_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "TEST_JOB")
+@probe("check_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "TEST_JOB")
 def runs_a_test_job(stage: PermissionBench) -> Json:
     return of_incident(planned(stage, EXAMINED, fault_key="fabric:manager_not_running"))
 
@@ -654,7 +654,7 @@ def returns(stage: PermissionBench) -> Json:
 
 
 @probe("plan_resume")
-def plans_the_way_back(stage: PermissionBench) -> Json:
+def plans_the_migration_back(stage: PermissionBench) -> Json:
     job, attempt = a_run(stage, AttemptState.RUNNING, node=1)
     affected = AffectedJob(job_id=job.job_id, attempt=attempt.attempt)
     stage.put(rows.unhealthy_row(left_unhealthy(stage), 0))
@@ -699,7 +699,7 @@ def waits_for_kueue(stage: PermissionBench) -> Json:
 
 
 @probe("open_wait")
-def waits_until_nothing_is_in_the_way(stage: PermissionBench) -> Json:
+def waits_until_it_is_not_blocked(stage: PermissionBench) -> Json:
     return of_incident(planned(stage), kind="NODE_FREE", token="a-token-of-no-task")
 
 
@@ -719,7 +719,7 @@ def waits_for_rented_nodes(stage: PermissionBench) -> Json:
 
 
 @probe("open_wait")
-def waits_for_its_turn(stage: PermissionBench) -> Json:
+def waits_for_its_order(stage: PermissionBench) -> Json:
     return of_incident(barred(stage), kind="RELEASED", token="a-token-of-no-task")
 
 
@@ -728,7 +728,7 @@ def waits_for_a_node(stage: PermissionBench) -> Json:
     return of_incident(planned(stage), kind="NODE_BACK", token="a-token-of-no-task")
 
 
-@probe("open_wait", comes_through=lambda seen: "there is no incident" in seen.error_text.lower())
+@probe("open_wait", succeeds=lambda seen: "there is no incident" in seen.error_text.lower())
 def fails_its_task(stage: PermissionBench) -> Json:
     nobody = stage.ids.new("inc")
     return {"schemaVersion": 1, "incidentId": nobody, "run": 1, "kind": "JOBS_RESUMED", "token": "a-token-of-no-task"}
@@ -783,7 +783,7 @@ def a_checkpoint(stage: PermissionBench, job: Job) -> None:
     )
 
 
-@probe("launch_job", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "LAUNCHED")
+@probe("launch_job", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "LAUNCHED")
 def launches_from_a_checkpoint(stage: PermissionBench) -> Json:
     stage.clear_workloads()
     job = a_job(stage, JobState.STARTING)
@@ -793,15 +793,15 @@ def launches_from_a_checkpoint(stage: PermissionBench) -> Json:
     return of_attempt(attempt)
 
 
-@probe("launch_job", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "NOT_YET")
-def ends_what_is_left_of_the_attempt_before(stage: PermissionBench) -> Json:
+@probe("launch_job", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "NOT_YET")
+def ends_the_previous_attempt(stage: PermissionBench) -> Json:
     job, first = a_run(stage, AttemptState.RUNNING, launched=True)
     ended = first.but(state=AttemptState.LOST, ended_at=now())
     _, attempt = stored(stage, job, ended, an_attempt(stage, job, AttemptState.STARTING, 2))
     return of_attempt(attempt)
 
 
-@probe("mark_running", comes_through=lambda seen: seen.answer == {"outcome": "RUNNING"})
+@probe("mark_running", succeeds=lambda seen: seen.answer == {"outcome": "RUNNING"})
 def marks(stage: PermissionBench) -> Json:
     _, attempt = a_run(stage, AttemptState.LAUNCHED)
     return of_attempt(attempt)
@@ -830,13 +830,13 @@ def settles_a_success(stage: PermissionBench) -> Json:
 
 
 @probe("settle_attempt")
-def settles_what_still_runs(stage: PermissionBench) -> Json:
+def settles_a_running_attempt(stage: PermissionBench) -> Json:
     _, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
     return of_attempt(attempt, failure={"Error": "States.Timeout", "Cause": "A probe."})
 
 
 @probe("settle_attempt")
-def settles_what_rank_0_alone_knows(stage: PermissionBench) -> Json:
+def settles_the_log_of_rank_0(stage: PermissionBench) -> Json:
     return of_attempt(a_mounted_run(stage), failure={"Error": "States.Timeout", "Cause": "A probe."})
 
 
@@ -847,13 +847,13 @@ def answers(*outcomes: str) -> Callable[[InvocationResult], bool]:
     return lambda seen: bool(seen.answer) and seen.answer["outcome"] in outcomes
 
 
-@probe("rent_capacity", comes_through=answers("OPENED"))
+@probe("rent_capacity", succeeds=answers("OPENED"))
 def opens_a_pool(stage: PermissionBench) -> Json:
     a_pool_to_rent(stage)
     return of_rental(a_rental(stage), step="OPEN")
 
 
-@probe("rent_capacity", comes_through=answers("HANDED_OVER"))
+@probe("rent_capacity", succeeds=answers("HANDED_OVER"))
 def hands_nodes_over(stage: PermissionBench) -> Json:
     stage.free(0)
     rental = a_rental(stage, pool=stage.nodes[0].pool)
@@ -861,8 +861,8 @@ def hands_nodes_over(stage: PermissionBench) -> Json:
     return of_rental(rental, step="HAND_OVER")
 
 
-@probe("rent_capacity", comes_through=answers("NOT_YET", "NONE"))
-def takes_an_offer_back(stage: PermissionBench) -> Json:
+@probe("rent_capacity", succeeds=answers("NOT_YET", "NONE"))
+def withdraws_an_offer(stage: PermissionBench) -> Json:
     a_pool_to_rent(stage, 8)
     rental = a_rental(stage)
     stage.cluster.create_capacity_pods(
@@ -882,7 +882,7 @@ def takes_an_offer_back(stage: PermissionBench) -> Json:
     return of_rental(rental, step="NEXT", reason="A probe.")
 
 
-@probe("rent_capacity", under=_another_pool, comes_through=answers("OPENED"))
+@probe("rent_capacity", under=_another_pool, succeeds=answers("OPENED"))
 def asks_another_pool(stage: PermissionBench) -> Json:
     """What it rests on is the record of a placement, as a pass wrote it."""
     a_pool_to_rent(stage)
@@ -911,8 +911,8 @@ def asks_another_pool(stage: PermissionBench) -> Json:
     return of_rental(rental, step="NEXT", reason="A probe.")
 
 
-@probe("rent_capacity", comes_through=answers("NOT_YET", "RELEASED"))
-def gives_a_machine_back(stage: PermissionBench) -> Json:
+@probe("rent_capacity", succeeds=answers("NOT_YET", "RELEASED"))
+def returns_a_machine(stage: PermissionBench) -> Json:
     """The machine is a claim that nobody launches."""
     a_pool_to_rent(stage, 8)
     name = f"{TO_RENT}-{int(now().timestamp() * 1000)}"
@@ -927,7 +927,7 @@ def gives_a_machine_back(stage: PermissionBench) -> Json:
     return of_rental(rental, step="RELEASE", reason="A probe.")
 
 
-@probe("rent_capacity", comes_through=answers("SETTLED"))
+@probe("rent_capacity", succeeds=answers("SETTLED"))
 def settles_a_rental(stage: PermissionBench) -> Json:
     """A machine of it came and is gone: there is a bill, which counts against its team's budgets."""
     a_pool_to_rent(stage)
@@ -939,7 +939,7 @@ def settles_a_rental(stage: PermissionBench) -> Json:
 # ---------------------------------------------------------------- what the clock starts
 
 
-@probe("schedule_jobs", under=_a_pass_that_rents)
+@probe("schedule_jobs", under=_a_renting_cycle)
 def rents(stage: PermissionBench) -> Json:
     stage.settle_everything()
     stage.clear_workloads()
@@ -948,7 +948,7 @@ def rents(stage: PermissionBench) -> Json:
     return {}
 
 
-@probe("schedule_jobs", comes_through=lambda seen: bool(seen.answer) and bool(seen.answer.get("admitted")))
+@probe("schedule_jobs", succeeds=lambda seen: bool(seen.answer) and bool(seen.answer.get("admitted")))
 def admits(stage: PermissionBench) -> Json:
     stage.settle_everything()
     stage.clear_workloads()
@@ -1014,21 +1014,21 @@ def of_a_failed_run(stage: PermissionBench) -> None:
     stage.put(rows.wait_row(a_wait(job.job_id, ConditionKind.ATTEMPT_ENDED, "attempt-1-ended", {"attempt": 1}), 0))
 
 
-@probe("watch_cluster", during=_without_watch, comes_through=looked)
-def answers_what_is_waited_for(stage: PermissionBench) -> Json:
+@probe("watch_cluster", during=_without_watch, succeeds=looked)
+def answers_a_wait(stage: PermissionBench) -> Json:
     stage.settle_everything()
     open_waits(stage)
     return {}
 
 
-@probe("watch_cluster", during=_marked_and_without_watch, comes_through=looked)
+@probe("watch_cluster", during=_marked_and_without_watch, succeeds=looked)
 def receives_a_fault_event(stage: PermissionBench) -> Json:
     stage.settle_everything()
     forget_facts(stage, MARKED)
     return {}
 
 
-@probe("watch_cluster", during=_marked_and_without_watch, comes_through=looked)
+@probe("watch_cluster", during=_marked_and_without_watch, succeeds=looked)
 def receives_a_second_fault_event(stage: PermissionBench) -> Json:
     stage.settle_everything()
     an_incident(stage, IncidentState.OPEN, MARKED)
@@ -1036,7 +1036,7 @@ def receives_a_second_fault_event(stage: PermissionBench) -> Json:
     return {}
 
 
-@probe("watch_cluster", during=_without_watch, comes_through=looked)
+@probe("watch_cluster", during=_without_watch, succeeds=looked)
 def doubts_a_failure(stage: PermissionBench) -> Json:
     stage.settle_everything()
     of_a_failed_run(stage)
@@ -1057,7 +1057,7 @@ def swept(seen: InvocationResult) -> bool:
     return all(each.startswith("event-queue: ") for each in seen.answer["failed"])
 
 
-@probe("sweep_fleet", comes_through=swept)
+@probe("sweep_fleet", succeeds=swept)
 def finds_much_left_half_done(stage: PermissionBench) -> Json:
     stage.settle_everything()
     stage.put(rows.job_row(a_job(stage, JobState.PENDING), 0))
@@ -1089,15 +1089,15 @@ def finds_much_left_half_done(stage: PermissionBench) -> Json:
     return {}
 
 
-@probe("sweep_fleet", comes_through=swept)
-def reads_what_rank_0_resumed_from(stage: PermissionBench) -> Json:
+@probe("sweep_fleet", succeeds=swept)
+def reads_the_resume_point_of_rank_0(stage: PermissionBench) -> Json:
     stage.settle_everything()
     a_mounted_run(stage)
     return {}
 
 
-@probe("sweep_fleet", comes_through=swept)
-def ends_what_settled_attempts_left(stage: PermissionBench) -> Json:
+@probe("sweep_fleet", succeeds=swept)
+def ends_pods_of_settled_attempts(stage: PermissionBench) -> Json:
     stage.settle_everything()
     job, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
     stored(stage, job, attempt.but(state=AttemptState.LOST, ended_at=now() - timedelta(minutes=1)))
@@ -1207,16 +1207,16 @@ for _path in (
     f"/v1/clusters/{FLEET}/quotas",
     "/v1/teams",
 ):
-    probe("api_read", comes_through=answered)(_reading(_path))
+    probe("api_read", succeeds=answered)(_reading(_path))
 
 
-@probe("api_submit", comes_through=answered)
+@probe("api_submit", succeeds=answered)
 def submits(_stage: PermissionBench) -> Json:
     body = {"name": "probe", "image": "registry/trainer:1", "command": ["python", "train.py"]}
     return a_request("POST", "/v1/jobs", body)
 
 
-@probe("api_submit", comes_through=answered)
+@probe("api_submit", succeeds=answered)
 def plans_a_job(stage: PermissionBench) -> Json:
     healthy = stage.nodes[1]
     node = FleetNode.seen(healthy, Resources(accelerators=8), now())
@@ -1228,28 +1228,28 @@ def plans_a_job(stage: PermissionBench) -> Json:
     return a_request("POST", "/v1/jobs/plan", body)
 
 
-@probe("api_submit", comes_through=answered)
+@probe("api_submit", succeeds=answered)
 def cancels_a_job(stage: PermissionBench) -> Json:
     job = a_job(stage, JobState.PENDING)
     stage.put(rows.job_row(job, 0))
     return a_request("POST", f"/v1/jobs/{job.job_id}/cancel", {})
 
 
-@probe("api_submit", comes_through=answered)
+@probe("api_submit", succeeds=answered)
 def suspends_a_job(stage: PermissionBench) -> Json:
     job = a_job(stage, JobState.PENDING)
     stage.put(rows.job_row(job, 0))
     return a_request("POST", f"/v1/jobs/{job.job_id}/suspend", {})
 
 
-@probe("api_operate", comes_through=answered)
+@probe("api_operate", succeeds=answered)
 def releases_a_hold(stage: PermissionBench) -> Json:
     hold = Hold(by="probe", reason="A probe.", since=now(), until=now() + timedelta(minutes=1))
     stage.put(Row(rows.hold_key(), hold.to_json()))
     return a_request("POST", f"/v1/clusters/{FLEET}/automation/release", {"reason": "A probe."})
 
 
-@probe("api_operate", comes_through=answered)
+@probe("api_operate", succeeds=answered)
 def approves_a_plan(stage: PermissionBench) -> Json:
     incident = planned(stage)
     assert incident.plan
@@ -1258,8 +1258,8 @@ def approves_a_plan(stage: PermissionBench) -> Json:
     return a_request("POST", f"/v1/incidents/{incident.incident_id}/approve", body)
 
 
-@probe("api_operate", comes_through=answered)
-def takes_our_cordon_off(stage: PermissionBench) -> Json:
+@probe("api_operate", succeeds=answered)
+def removes_its_cordon(stage: PermissionBench) -> Json:
     incident = planned(stage)
     stage.cordon(1, incident.incident_id)
     machine = stage.nodes[1]
@@ -1268,7 +1268,7 @@ def takes_our_cordon_off(stage: PermissionBench) -> Json:
     return a_request("POST", f"/v1/nodes/{machine.life.instance_id}/uncordon", {"reason": "A probe."})
 
 
-@probe("api_operate", comes_through=answered)
+@probe("api_operate", succeeds=answered)
 def plans_a_replacement(stage: PermissionBench) -> Json:
     stage.free(1)
     machine = stage.nodes[1]
@@ -1279,7 +1279,7 @@ def plans_a_replacement(stage: PermissionBench) -> Json:
     return a_request("POST", f"/v1/nodes/{machine.life.instance_id}/replace", body)
 
 
-@probe("api_operate", comes_through=answered)
+@probe("api_operate", succeeds=answered)
 def reports_a_fault_of_a_node_by_its_name(stage: PermissionBench) -> Json:
     machine = stage.nodes[0]
     name = stage.ids.new("node")
@@ -1289,25 +1289,25 @@ def reports_a_fault_of_a_node_by_its_name(stage: PermissionBench) -> Json:
     return a_request("POST", "/v1/faults", {"faults": [fault]})
 
 
-@probe("api_operate", comes_through=answered)
+@probe("api_operate", succeeds=answered)
 def reports_a_fault_of_a_job(stage: PermissionBench) -> Json:
     job, _ = a_run(stage, AttemptState.RUNNING, node=1)
     fault = {"jobId": job.job_id, "code": "train:hang", "observedAt": rfc3339(now())}
     return a_request("POST", "/v1/faults", {"faults": [fault]})
 
 
-@probe("api_admin", comes_through=answered)
+@probe("api_admin", succeeds=answered)
 def shows_the_policy(_stage: PermissionBench) -> Json:
     return a_request("GET", f"/v1/clusters/{FLEET}/policy")
 
 
-@probe("api_admin", comes_through=answered)
+@probe("api_admin", succeeds=answered)
 def tries_a_policy(_stage: PermissionBench) -> Json:
     return a_request("POST", f"/v1/clusters/{FLEET}/policy/test", {"changes": {}})
 
 
-@probe("api_admin", comes_through=answered)
-def sets_up_what_no_team_owns(stage: PermissionBench) -> Json:
+@probe("api_admin", succeeds=answered)
+def sets_a_fleet_quota(stage: PermissionBench) -> Json:
     stage.forget(rows.fleet_quotas_key(), rows.setup_key())
     return a_request("PUT", f"/v1/clusters/{FLEET}/quotas", {"quotas": {}, "reason": "A probe."})
 
@@ -1324,13 +1324,13 @@ def _is_gone_afterwards(stage: PermissionBench) -> Iterator[None]:
         stage.forget(rows.team_key(_TEAM))
 
 
-@probe("api_admin", comes_through=answered, during=_is_gone_afterwards)
+@probe("api_admin", succeeds=answered, during=_is_gone_afterwards)
 def removes_a_team(stage: PermissionBench) -> Json:
     stage.forget(rows.team_key(_TEAM))
     stage.put(rows.setup_row(rows.team_key(_TEAM), Team(name=_TEAM), 0))
     return a_request("DELETE", f"/v1/teams/{_TEAM}", reason="probe")
 
 
-@probe("api_admin", comes_through=answered)
+@probe("api_admin", succeeds=answered)
 def gives_the_policy(_stage: PermissionBench) -> Json:
     return a_request("POST", f"/v1/clusters/{FLEET}/policy", {"changes": {}, "reason": "A probe."})

@@ -391,7 +391,7 @@ class WrittenCheckpoint(NamedTuple):
     began: int
     says: str
     """`loss`, `nan`, `nothing`, `looked` or `bad`."""
-    is_whole: bool
+    is_complete: bool
 
 
 _SAYS: dict[str, dict[str, Any]] = {
@@ -406,7 +406,7 @@ _SAYS: dict[str, dict[str, Any]] = {
 @given(
     written=st.lists(
         st.builds(
-            WrittenCheckpoint, began=st.integers(0, 9), says=st.sampled_from(sorted(_SAYS)), is_whole=st.booleans()
+            WrittenCheckpoint, began=st.integers(0, 9), says=st.sampled_from(sorted(_SAYS)), is_complete=st.booleans()
         ),
         max_size=6,
     ),
@@ -419,14 +419,14 @@ def test_both_readers_find_the_newest_sufficient_checkpoint(
     world = CheckpointWorld()
     for number, one in enumerate(written, start=1):
         folder = world.save(1, number * 10, began=one.began, **_SAYS[one.says])
-        if not one.is_whole:
+        if not one.is_complete:
             _drop(world, folder)
 
     def is_sound(number: int) -> bool:
         return number < len(written) and written[number].says in ("loss", "looked")
 
     def is_good(number: int, one: WrittenCheckpoint) -> bool:
-        holds = one.is_whole and one.says not in ("nan", "bad") and (doubt is None or one.began <= doubt)
+        holds = one.is_complete and one.says not in ("nan", "bad") and (doubt is None or one.began <= doubt)
         return holds and (demand != "EVIDENCE" or (is_sound(number) and is_sound(number + 1)))
 
     newest = max((number for number, one in enumerate(written) if is_good(number, one)), default=None)

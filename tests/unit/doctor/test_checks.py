@@ -172,7 +172,7 @@ def a_source(state: str, name: str = "hyperpod") -> Json:
 
 
 def sources(*states: str) -> Callable[["FakeSite"], None]:
-    return lambda bed: bed.api.status.update(sources=[a_source(state, f"source-{state}") for state in states])
+    return lambda bench: bench.api.status.update(sources=[a_source(state, f"source-{state}") for state in states])
 
 
 class FakeApi:
@@ -223,30 +223,30 @@ class FakeSite:
 
 
 def plant(call: str, answer: Any) -> Callable[[FakeSite], None]:
-    return lambda bed: bed.aws.planted.__setitem__(call, answer)
+    return lambda bench: bench.aws.planted.__setitem__(call, answer)
 
 
 def answers(function: str, **changes: Any) -> Callable[[FakeSite], None]:
-    return lambda bed: bed.aws.tests.__setitem__(function, self_test(function, **changes))
+    return lambda bench: bench.aws.tests.__setitem__(function, self_test(function, **changes))
 
 
 def everywhere(**changes: Any) -> Callable[[FakeSite], None]:
-    return lambda bed: bed.aws.tests.update({name: self_test(name, **changes) for name in access.functions()})
+    return lambda bench: bench.aws.tests.update({name: self_test(name, **changes) for name in access.functions()})
 
 
 def heartbeat(seconds: float | None) -> Callable[[FakeSite], None]:
     at = None if seconds is None else (A_MOMENT - timedelta(seconds=seconds)).isoformat()
-    return lambda bed: bed.api.status.update(heartbeats=[{"function": "sweep_fleet", "at": at}])
+    return lambda bench: bench.api.status.update(heartbeats=[{"function": "sweep_fleet", "at": at}])
 
 
 def api_says(problem: CommandFailed) -> Callable[[FakeSite], None]:
-    return lambda bed: setattr(bed.api, "problem", problem)
+    return lambda bench: setattr(bench.api, "problem", problem)
 
 
 def both(first: Callable[[FakeSite], None], second: Callable[[FakeSite], None]) -> Callable[[FakeSite], None]:
-    def plants(bed: FakeSite) -> None:
-        first(bed)
-        second(bed)
+    def plants(bench: FakeSite) -> None:
+        first(bench)
+        second(bench)
 
     return plants
 
@@ -319,7 +319,7 @@ FAULTS = [
     ),
     DoctorCase(
         "stack",
-        lambda bed: setattr(bed, "context", ApiContext("x", "https://other.example/v1", "us-west-2")),
+        lambda bench: setattr(bench, "context", ApiContext("x", "https://other.example/v1", "us-west-2")),
         "failed",
         "not this stack's API",
         "EVENKEEL_URL",
@@ -327,7 +327,7 @@ FAULTS = [
     DoctorCase("api", api_says(REFUSED), "failed", "may not read", "EvenkeelViewerPolicy"),
     DoctorCase(
         "api",
-        lambda bed: bed.api.status["automation"].update(isHeld=True),
+        lambda bench: bench.api.status["automation"].update(isHeld=True),
         "warning",
         "held",
         "evenkeel automation show",
@@ -671,10 +671,10 @@ def test_check_is_ok_when_all_is_well(check: str) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.check}-{fault.says[:40]}")
 def test_planted_fault_is_found_with_its_fix(fault: DoctorCase) -> None:
-    bed = FakeSite()
-    fault.plant(bed)
+    bench = FakeSite()
+    fault.plant(bench)
 
-    found = [one for one in bed.of(fault.check) if one.status is not Status.OK]
+    found = [one for one in bench.of(fault.check) if one.status is not Status.OK]
 
     assert {one.status.value for one in found} == {fault.status}, found
     assert fault.says in found[0].text
@@ -687,11 +687,11 @@ def test_each_check_has_a_planted_fault() -> None:
 
 
 def test_no_finding_is_ok_when_nothing_can_be_read() -> None:
-    bed = FakeSite()
-    bed.api.problem = REFUSED
-    bed.aws.call = lambda *_a, **_k: (_ for _ in ()).throw(DENIED)  # type: ignore[method-assign]
+    bench = FakeSite()
+    bench.api.problem = REFUSED
+    bench.aws.call = lambda *_a, **_k: (_ for _ in ()).throw(DENIED)  # type: ignore[method-assign]
 
-    found = bed.run()
+    found = bench.run()
 
     assert {one.check for one in found} == {check.name for check in CHECKS}
     assert [one for one in found if one.status is Status.OK] == []
@@ -741,10 +741,10 @@ def test_silent_check_is_unknown_and_stops_no_other(silent: Silent) -> None:
 
 
 def test_silent_api_is_a_failure(silent: Silent) -> None:
-    bed = FakeSite()
-    bed.api.get = silent  # type: ignore[method-assign]
+    bench = FakeSite()
+    bench.api.get = silent  # type: ignore[method-assign]
 
-    (found,) = checks.run(bed.site(), A_MOMENT, (), [check for check in CHECKS if check.name == "api"], seconds=0.5)
+    (found,) = checks.run(bench.site(), A_MOMENT, (), [check for check in CHECKS if check.name == "api"], seconds=0.5)
 
     assert found.status is Status.FAILED
     assert found.text.startswith("No answer in ")
@@ -770,17 +770,17 @@ def test_slow_read_delays_no_other_read(silent: Silent) -> None:
 
 def test_functions_that_answered_are_judged_beside_silent_ones(silent: Silent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_module, "SELF_TEST_SECONDS", 1.0)
-    bed = FakeSite()
-    answer = bed.aws.call
+    bench = FakeSite()
+    answer = bench.aws.call
 
     def call(service: str, operation: str, **parameters: Any) -> Json:
         if parameters.get("FunctionName") == "evenkeel-repair_node":
             silent()
         return answer(service, operation, **parameters)
 
-    bed.aws.call = call  # type: ignore[method-assign]
+    bench.aws.call = call  # type: ignore[method-assign]
 
-    access_, kubernetes = bed.of("access"), bed.of("kubernetes")
+    access_, kubernetes = bench.of("access"), bench.of("kubernetes")
 
     assert [(one.status, one.text, one.subject) for one in access_ if one.status is not Status.OK] == [
         (Status.UNKNOWN, "No answer in 1 s.", "repair_node")
@@ -817,12 +817,12 @@ def test_unreachable_aws_is_reported(error: Exception, expected: str) -> None:
 
 
 def test_every_call_except_the_self_test_only_reads() -> None:
-    bed = FakeSite()
-    bed.run()
+    bench = FakeSite()
+    bench.run()
 
-    verbs = {name.split(":")[1].split("_")[0] for name, _ in bed.aws.calls}
+    verbs = {name.split(":")[1].split("_")[0] for name, _ in bench.aws.calls}
     assert verbs == {"describe", "get", "list", "invoke"}
-    invoked = [parameters for name, parameters in bed.aws.calls if name == "lambda:invoke"]
+    invoked = [parameters for name, parameters in bench.aws.calls if name == "lambda:invoke"]
     assert all(json.loads(parameters["Payload"]).keys() == {"selfTest"} for parameters in invoked)
 
 
@@ -831,27 +831,27 @@ _NEEDS_NO_RIGHT = {"sts:GetCallerIdentity"}
 
 
 def test_on_call_policy_allows_every_call() -> None:
-    bed = FakeSite()
-    bed.run()
+    bench = FakeSite()
+    bench.run()
 
-    called = {f"{service}:{''.join(map(str.capitalize, words.split('_')))}" for service, words in split(bed)}
+    called = {f"{service}:{''.join(map(str.capitalize, words.split('_')))}" for service, words in split(bench)}
     allowed = {action for statement in of_on_call() for action in statement.actions}
     assert {_NAMED_OTHERWISE.get(call, call) for call in called - _NEEDS_NO_RIGHT} - allowed == set()
 
 
-def split(bed: FakeSite) -> set[tuple[str, str]]:
-    return {(name.split(":")[0], name.split(":")[1]) for name, _ in bed.aws.calls}
+def split(bench: FakeSite) -> set[tuple[str, str]]:
+    return {(name.split(":")[0], name.split(":")[1]) for name, _ in bench.aws.calls}
 
 
 def test_rights_are_checked_in_every_team_namespace() -> None:
-    bed = FakeSite()
-    bed.api.teams = [{"team": "nlp", "weight": 1.0}, {"team": "unset", "weight": None}]
+    bench = FakeSite()
+    bench.api.teams = [{"team": "nlp", "weight": 1.0}, {"team": "unset", "weight": None}]
 
-    bed.of("access")
+    bench.of("access")
 
     (asked,) = [
         json.loads(parameters["Payload"])["selfTest"]
-        for name, parameters in bed.aws.calls
+        for name, parameters in bench.aws.calls
         if name == "lambda:invoke" and parameters["FunctionName"] == "evenkeel-launch_job"
     ]
     namespaces = {right["namespace"] for right in asked["rights"] if right["verb"] == "create"}
@@ -882,14 +882,14 @@ def test_next_step_enables_schedules_if_other_checks_pass(others: str, expected:
 
 
 def test_healthy_new_stack_suggests_enabling_schedules() -> None:
-    bed = FakeSite()
-    bed.aws.planted["scheduler:get_schedule"] = {"State": "DISABLED"}
-    bed.api.status |= {
+    bench = FakeSite()
+    bench.aws.planted["scheduler:get_schedule"] = {"State": "DISABLED"}
+    bench.api.status |= {
         "sources": [a_source("OFF")],
         "heartbeats": [{"function": name, "at": None} for name in checks.SCHEDULED],
     }
 
-    found = bed.run()
+    found = bench.run()
 
     assert findings.exit_code(found) == 0
     assert findings.next_step(found, checks.ENABLE).startswith("All other checks passed. Turn the schedules on: ")
@@ -901,10 +901,10 @@ def test_enabled_schedules_need_no_next_step() -> None:
 
 def test_json_follows_its_schema() -> None:
     schema = json.loads((ROOT / "docs" / "schemas" / "doctor.schema.json").read_text(encoding="utf-8"))
-    bed = FakeSite()
-    bed.aws.planted["scheduler:get_schedule"] = {"State": "DISABLED"}
+    bench = FakeSite()
+    bench.aws.planted["scheduler:get_schedule"] = {"State": "DISABLED"}
     document = findings.to_json(
-        bed.run(), fleet="research", stack="evenkeel", region="us-west-2", as_of=A_MOMENT.isoformat(), then="now"
+        bench.run(), fleet="research", stack="evenkeel", region="us-west-2", as_of=A_MOMENT.isoformat(), then="now"
     )
 
     jsonschema.validate(document, schema)
@@ -946,6 +946,6 @@ def test_every_line_without_long_names_fits_80_columns() -> None:
 
 
 def planted(fault: DoctorCase) -> list[DoctorFinding]:
-    bed = FakeSite()
-    fault.plant(bed)
-    return bed.of(fault.check)
+    bench = FakeSite()
+    fault.plant(bench)
+    return bench.of(fault.check)

@@ -38,14 +38,14 @@ def slot_state_of(*records: Any, slot: str = SLOT, nodes: Any = ()) -> SlotState
 
 
 def test_faulty_node_keeps_its_slot_until_a_replacement_has_it() -> None:
-    newcomer = a_provider_node(9, logical_id="seat-1", launched_at=at(60))
+    new_node = a_provider_node(9, logical_id="seat-1", launched_at=at(60))
 
-    before, during = slot_state_of(a_provider_node(1), a_provider_node(2)), slot_state_of(a_provider_node(2), newcomer)
+    before, during = slot_state_of(a_provider_node(1), a_provider_node(2)), slot_state_of(a_provider_node(2), new_node)
 
     assert (before.original.instance_id, before.replacement) == (LIFE.instance_id, None)
     assert not during.original.is_there
     assert during.replacement
-    assert during.replacement.instance_id == newcomer.instance_id
+    assert during.replacement.instance_id == new_node.instance_id
 
 
 def test_younger_node_takes_the_slot_without_logical_ids() -> None:

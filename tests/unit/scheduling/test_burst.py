@@ -32,7 +32,7 @@ from tests.unit.scheduling.markets import HOUR, NOW, a_pool, a_reservation, at
 HOME = MigrationTarget(pool="committed", launch_seconds=60)
 
 
-def a_guest(**changes: Any) -> MigrationCandidate:
+def a_migration_candidate(**changes: Any) -> MigrationCandidate:
     facts: dict[str, Any] = {
         "job_id": "job-1",
         "team": "vision",
@@ -48,7 +48,7 @@ def a_guest(**changes: Any) -> MigrationCandidate:
 
 
 def migration_facts(market: Market = Market.ON_DEMAND, **changes: Any) -> MigrationFacts:
-    facts: dict[str, Any] = {"candidate": a_guest(), "pool": a_pool(market), "target": HOME, "now": NOW}
+    facts: dict[str, Any] = {"candidate": a_migration_candidate(), "pool": a_pool(market), "target": HOME, "now": NOW}
     return MigrationFacts.model_validate({**facts, **changes})
 
 
@@ -65,7 +65,8 @@ def test_migrates_back_when_saved_rent_covers_the_move() -> None:
 def test_migration_must_also_save_one_restart() -> None:
     # $2.87 for the move, and $1.67 for one more restart.
     just_not, just = (
-        decide_migration(migration_facts(candidate=a_guest(left_seconds=seconds))) for seconds in (510, 512)
+        decide_migration(migration_facts(candidate=a_migration_candidate(left_seconds=seconds)))
+        for seconds in (510, 512)
     )
 
     assert (just_not.action, just.action) == (MigrationAction.STAY, MigrationAction.MIGRATE)
@@ -76,10 +77,10 @@ def test_migration_must_also_save_one_restart() -> None:
     ("change", "message"),
     [
         ({"target": None}, "No committed pool has enough free nodes"),
-        ({"candidate": a_guest(checkpoint_seconds=None)}, "from step 0"),
+        ({"candidate": a_migration_candidate(checkpoint_seconds=None)}, "from step 0"),
         ({"target": HOME.but(differences=("data is another volume.",))}, "another volume"),
         ({"target": HOME.but(usable_until=at(1200))}, "ends before the job could save"),
-        ({"candidate": a_guest(deadline_at=at(3 * HOUR + 300))}, "its deadline"),
+        ({"candidate": a_migration_candidate(deadline_at=at(3 * HOUR + 300))}, "its deadline"),
         ({"target": HOME.but(shadow_micros_per_accelerator_hour=4 * MICROS)}, "would save $0.00"),
     ],
 )
@@ -101,7 +102,7 @@ def test_job_leaves_a_reservation_before_it_ends() -> None:
     assert (before.action, due.action) == (MigrationAction.STAY, MigrationAction.REQUEUE)
     assert before.by == due.by == at(1.5 * HOUR - 120)
     done_first = decide_migration(
-        migration_facts(Market.RESERVED, pool=pool, target=None, candidate=a_guest(left_seconds=600))
+        migration_facts(Market.RESERVED, pool=pool, target=None, candidate=a_migration_candidate(left_seconds=600))
     )
     assert done_first.by is None
 
@@ -110,7 +111,7 @@ def test_job_leaves_a_reservation_before_it_ends() -> None:
 def test_job_stops_before_its_budget_ends_with_time_to_save(dollars: int, rate: int, save: int) -> None:
     left, micros_per_hour = dollars * PARTS, rate * MICROS
     facts = migration_facts(
-        candidate=a_guest(left_seconds=10**9, save_seconds=save),
+        candidate=a_migration_candidate(left_seconds=10**9, save_seconds=save),
         target=None,
         budget_left_parts=left,
         team_micros_per_hour=micros_per_hour,
@@ -137,7 +138,7 @@ def test_job_stops_before_its_budget_ends_with_time_to_save(dollars: int, rate: 
 def test_committed_nodes_idle_no_longer_than_the_move_costs(
     market: Market, nodes: int, left: int, value: int, shadow: int, restart: int
 ) -> None:
-    candidate = a_guest(
+    candidate = a_migration_candidate(
         nodes=nodes, left_seconds=left, micros_per_hour_of_delay=value * MICROS, restart_seconds=restart
     )
     target = HOME.but(shadow_micros_per_accelerator_hour=shadow)
@@ -153,7 +154,7 @@ def test_committed_nodes_idle_no_longer_than_the_move_costs(
 # ---------------------------------------------------------------- temporary capacity
 
 
-def a_loan(**changes: Any) -> TemporaryCapacity:
+def a_temporary_rental(**changes: Any) -> TemporaryCapacity:
     facts: dict[str, Any] = {
         "temporary_capacity_id": "loan-1",
         "job_id": "job-1",
@@ -182,7 +183,7 @@ def test_temporary_capacity_is_returned(
     seconds: float, is_back: bool, runs: bool, state: TemporaryCapacityState
 ) -> None:
     facts = TemporaryCapacityFacts(
-        temporary=a_loan(), has_baseline_recovered=is_back, is_job_running=runs, now=at(seconds)
+        temporary=a_temporary_rental(), has_baseline_recovered=is_back, is_job_running=runs, now=at(seconds)
     )
 
     assert decide_temporary_capacity(facts).state is state
@@ -190,7 +191,11 @@ def test_temporary_capacity_is_returned(
 
 def test_job_without_checkpoints_is_not_moved_early() -> None:
     facts = TemporaryCapacityFacts(
-        temporary=a_loan(), has_baseline_recovered=True, is_job_running=True, keeps_checkpoints=False, now=at(60)
+        temporary=a_temporary_rental(),
+        has_baseline_recovered=True,
+        is_job_running=True,
+        keeps_checkpoints=False,
+        now=at(60),
     )
 
     assert decide_temporary_capacity(facts).state is TemporaryCapacityState.KEEP
@@ -198,7 +203,7 @@ def test_job_without_checkpoints_is_not_moved_early() -> None:
 
 
 def test_returned_temporary_capacity_is_over() -> None:
-    temporary = a_loan(returned_at=at(HOUR))
+    temporary = a_temporary_rental(returned_at=at(HOUR))
 
     assert decide_temporary_capacity(
         TemporaryCapacityFacts(temporary=temporary, has_baseline_recovered=True, is_job_running=False, now=at(9 * HOUR))

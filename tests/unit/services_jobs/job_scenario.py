@@ -94,7 +94,7 @@ class JobScenario:
         )
         return cancel_job.run(request, self.context())
 
-    def run_pass(self) -> schedule_jobs.Outcome:
+    def run_scheduling_cycle(self) -> schedule_jobs.Outcome:
         return schedule_jobs.run(self.context())
 
     def launch(self, job_id: str, attempt: int = 1) -> launch_job.Outcome:
@@ -122,7 +122,7 @@ class JobScenario:
     def started(self, **changes: Any) -> Job:
         """Submit a job and admit it."""
         job = self.submit(f"key-{len(self.world.ledger.commits)}", **changes)
-        self.run_pass()
+        self.run_scheduling_cycle()
         return self.job(job.job_id)
 
     def running(self, **changes: Any) -> Job:

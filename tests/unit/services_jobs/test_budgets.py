@@ -44,7 +44,7 @@ def test_rental_never_exceeds_the_remaining_team_budget(usd: float | None, renta
     market = sharing(*([{"period": "month", "usd": usd}] if usd else []))
     _, second = market.full_fleet(team="red")
 
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
     # Two hours of work and some minutes of launch and restart, on two nodes at $20.
     assert market.holds() == rentals
@@ -58,12 +58,12 @@ def test_rental_never_exceeds_the_remaining_team_budget(usd: float | None, renta
 def test_expected_cost_of_running_rentals_limits_the_next_job() -> None:
     market = sharing({"period": "month", "usd": 100})
     _, second = market.full_fleet(team="red")
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     expected = market.rental(second.job_id).expected_parts
     market.world.clock.advance(1)
     third = market.scenario.submit("third", team="red", nodes=1)
 
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
     assert expected > 80 * money.PARTS
     assert market.holds() == 1
@@ -78,7 +78,7 @@ def test_two_jobs_of_one_cycle_share_the_remaining_budget() -> None:
         market.full_fleet(team="red")
         market.scenario.submit("third", team="red", nodes=1)
 
-        market.scenario.run_pass()
+        market.scenario.run_scheduling_cycle()
 
         held.append(market.holds())
     # $81 and $41.
@@ -91,7 +91,7 @@ def test_later_offer_of_a_rental_respects_the_budget() -> None:
         market = sharing(*budgets)
         market.has_capacity = set()
         _, second = market.full_fleet(team="red")
-        market.scenario.run_pass()
+        market.scenario.run_scheduling_cycle()
         market.advance()
         market.karpenter()
         for _ in range(4):
@@ -127,7 +127,7 @@ def test_running_rental_that_spent_the_budget_blocks_the_next_job() -> None:
     third = market.scenario.submit("third", team="red", nodes=1)
     market.world.clock.advance(9000)
 
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
     assert market.scenario.job(third.job_id).state is JobState.PENDING
     assert "dollars of team red in 2026-11 are used" in market.scenario.job(third.job_id).reason

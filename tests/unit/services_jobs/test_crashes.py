@@ -63,7 +63,7 @@ class CrashReplay:
     def run(self) -> str:
         job_id = self._submit()
         for _ in range(ROUNDS):
-            self._try(self.scenario.run_pass)
+            self._try(self.scenario.run_scheduling_cycle)
             self._take_up_executions()
             for name, execution in self.executions.items():
                 self._advance(name, execution)

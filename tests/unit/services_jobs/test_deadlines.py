@@ -32,13 +32,13 @@ def due(market: RentalScenario, hours: float) -> datetime:
 def waiting(market: RentalScenario, hours: float | None, *, unseen_hours: float = 0, **changes: Any) -> Job:
     """Return a job that waits behind a full fleet for about two hours, after the first pass that sees it."""
     first = market.scenario.submit("first")
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.run(first.job_id, 1)
     market.world.clock.advance(60)
     deadline = {} if hours is None else {"deadline_at": due(market, hours)}
     job = market.scenario.submit("second", **deadline, **changes)
     market.world.clock.advance(unseen_hours * HOUR)
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     return market.scenario.job(job.job_id)
 
 
@@ -72,7 +72,7 @@ def test_unreachable_deadline_is_reported_once_without_pools() -> None:
     seen = [job]
     for _ in range(3):
         market.world.clock.advance(HOUR)
-        market.scenario.run_pass()
+        market.scenario.run_scheduling_cycle()
         seen.append(market.scenario.job(job.job_id))
 
     assert "No usable pool meets the job's deadline" in seen[-1].reason
@@ -116,11 +116,11 @@ def test_job_does_not_migrate_if_that_misses_its_deadline() -> None:
         market.karpenter()
         market.world.clock.advance(60)
         market.advance()
-        market.scenario.run_pass()
+        market.scenario.run_scheduling_cycle()
         market.run(job.job_id, 1)
         market.world.cluster.finish_pods(FIRST, 1)
         market.scenario.settle(FIRST, 1)
-        market.scenario.run_pass()
+        market.scenario.run_scheduling_cycle()
         went[hours] = market.scenario.job(job.job_id).is_migrating_back
         for record in market.records("STAY"):
             assert MigrationFacts.model_validate(record.facts).candidate.deadline_at == job.spec.deadline_at

@@ -15,7 +15,7 @@ NO_EFA = Policy.model_validate({"scheduling": {"efaInterfaces": {"p5-workers": 0
 
 def launched(scenario: JobScenario, **changes: Any) -> Job:
     job = scenario.submit(**{"nodes": 2, **changes})
-    assert scenario.run_pass().admitted == (f"{job.job_id}-a1",)
+    assert scenario.run_scheduling_cycle().admitted == (f"{job.job_id}-a1",)
     scenario.launch(job.job_id)
     return job
 
@@ -59,11 +59,11 @@ def test_a_gang_waits_for_the_efa_plugin() -> None:
         cluster.by_name[place] = node.but(efa=0)
     job = scenario.submit(nodes=2)
 
-    assert scenario.run_pass().admitted == ()
+    assert scenario.run_scheduling_cycle().admitted == ()
     assert "offering 0 of 32 EFA interfaces" in scenario.job(job.job_id).reason
 
     cluster.by_name.update(offers)
-    assert scenario.run_pass().admitted == (f"{job.job_id}-a1",)
+    assert scenario.run_scheduling_cycle().admitted == (f"{job.job_id}-a1",)
 
 
 @pytest.mark.parametrize(

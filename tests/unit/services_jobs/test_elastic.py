@@ -60,7 +60,7 @@ def resized(scenario: JobScenario, job_id: str) -> Job:
     """Let a job that was asked to change size do so; return it at work again."""
     for step in (
         lambda: follow(scenario, job_id),
-        scenario.run_pass,
+        scenario.run_scheduling_cycle,
         lambda: scenario.launch(job_id, scenario.job(job_id).current_attempt),
         lambda: scenario.run_attempt(job_id, scenario.job(job_id).current_attempt),
     ):
@@ -75,9 +75,9 @@ def records(scenario: JobScenario, job_id: str) -> list[Decision]:
 
 
 def idle_for(scenario: JobScenario, seconds: float) -> None:
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     scenario.world.clock.advance(seconds)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
 
 def test_job_starts_at_the_largest_size_that_fits() -> None:
@@ -120,13 +120,13 @@ def test_quota_limits_the_starting_size() -> None:
 def test_job_grows_after_idle_nodes_cost_more_than_a_resize() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     scenario.world.clock.advance(19)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     assert scenario.job(job.job_id).resize is None
 
     scenario.world.clock.advance(2)  # two nodes for 21 seconds: 42 node-seconds, and the resize costs 40
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     asked = scenario.job(job.job_id)
     assert asked.resize
@@ -166,12 +166,12 @@ def test_idle_record_forgets_ended_jobs_only() -> None:
     job = scenario.running(**ELASTIC)
     idle_for(scenario, 21)
     resized(scenario, job.job_id)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     assert remembered(scenario) == {"jobs": [job.job_id], "resizing": [], "idleSince": {}, "lastAnnounced": {}}
 
     scenario.world.cluster.finish_pods(job.job_id, 2)
     scenario.settle(job.job_id, 2)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert remembered(scenario) == {}
 
@@ -226,7 +226,7 @@ def test_job_does_not_grow_again_during_its_snooze() -> None:
     idle_for(scenario, 29)
     assert scenario.job(job.job_id).live_resize() is None
     scenario.world.clock.advance(5)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     assert scenario.job(job.job_id).live_resize() is not None
 
 
@@ -253,8 +253,8 @@ def test_growth_without_its_nodes_falls_back_and_backs_off() -> None:
     assert back.growth_failed_at is not None
 
 
-def makes_room(scenario: JobScenario, job_id: str, nodes: int, for_job: str) -> None:
-    """Check that a job is asked to go on with so many nodes for another, and not to end."""
+def assert_shrinks_for(scenario: JobScenario, job_id: str, nodes: int, for_job: str) -> None:
+    """Check that a job is asked to shrink to this size for another job, and is not preempted."""
     wish = scenario.job(job_id).live_resize()
     assert wish
     assert (wish.nodes, wish.for_job) == (nodes, for_job)
@@ -266,13 +266,13 @@ def test_higher_class_shrinks_a_job_instead_of_preempting_it() -> None:
     low = scenario.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
     high = scenario.submit("high", team="red", priority_class="high", nodes=2)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
-    makes_room(scenario, low.job_id, 2, high.job_id)
+    assert_shrinks_for(scenario, low.job_id, 2, high.job_id)
     (record,) = records(scenario, low.job_id)
     assert (record.action, replay(record, POLICY).differs_from(record)) == ("SHRINK", "")
-    scenario.run_pass()
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
+    scenario.run_scheduling_cycle()
     assert len(records(scenario, low.job_id)) == 1
     shrunk = resized(scenario, low.job_id)
     assert (shrunk.state, shrunk.size, scenario.job(high.job_id).state) == (JobState.RUNNING, 2, JobState.STARTING)
@@ -284,9 +284,9 @@ def test_shrinking_job_returns_its_cordoned_node_and_more_if_needed() -> None:
     scenario.world.cluster.set_node(node_name(1), is_cordoned=True)
     high = scenario.submit("high", team="red", priority_class="high", nodes=1)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
-    makes_room(scenario, low.job_id, 1, high.job_id)
+    assert_shrinks_for(scenario, low.job_id, 1, high.job_id)
     shrunk = resized(scenario, low.job_id)
     assert (shrunk.state, shrunk.size, scenario.job(high.job_id).state) == (JobState.RUNNING, 1, JobState.STARTING)
 
@@ -299,9 +299,9 @@ def test_higher_class_behind_unfit_jobs_still_shrinks_a_job() -> None:
         scenario.submit(f"hopeless-{nodes}", team="blue", nodes=nodes)
     high = scenario.submit("high", team="red", priority_class="high", nodes=2)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
-    makes_room(scenario, low.job_id, 2, high.job_id)
+    assert_shrinks_for(scenario, low.job_id, 2, high.job_id)
 
 
 def test_job_that_holds_the_needed_quota_shrinks() -> None:
@@ -316,7 +316,7 @@ def test_job_that_holds_the_needed_quota_shrinks() -> None:
     low = scenario.running(team="red", nodes=2, **spec)
     high = scenario.submit("high", team="red", priority_class="high", nodes=1)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     wish = scenario.job(low.job_id).live_resize()
     assert wish
@@ -333,9 +333,9 @@ def test_job_of_the_same_cycle_takes_no_returned_nodes() -> None:
     first = scenario.submit("first", team="blue", nodes=3, elastic={"min_nodes": 1, "max_nodes": 3})
     high = scenario.submit("high", team="red", priority_class="high", nodes=2)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
-    makes_room(scenario, low.job_id, 2, high.job_id)
+    assert_shrinks_for(scenario, low.job_id, 2, high.job_id)
     assert scenario.job(first.job_id).size == 1
 
 
@@ -349,7 +349,7 @@ def test_equal_job_behind_unfit_jobs_gets_its_nodes_back() -> None:
         scenario.submit(f"hopeless-{nodes}", team="blue", nodes=nodes)
     other = scenario.submit("other", team="red", priority_class="low", nodes=1)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     wish = scenario.job(job.job_id).live_resize()
     assert wish
@@ -360,7 +360,7 @@ def test_shrunk_job_grows_back_after_the_higher_class_ends() -> None:
     scenario = a_shared_scenario()
     low = scenario.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
     high = scenario.submit("high", team="red", priority_class="high", nodes=2)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     resized(scenario, low.job_id)
     scenario.run_attempt(high.job_id, 1)
     scenario.world.cluster.finish_pods(high.job_id, 1)
@@ -377,7 +377,7 @@ def test_job_that_cannot_shrink_enough_is_preempted() -> None:
     low = scenario.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 3, "max_nodes": 4})
     scenario.submit("high", team="red", priority_class="high", nodes=4)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(low.job_id).is_preempted
     assert scenario.job(low.job_id).live_resize() is None
@@ -390,15 +390,15 @@ def test_equal_job_reclaims_only_nodes_beyond_the_requested_size() -> None:
     resized(scenario, job.job_id)
     scenario.submit("other", nodes=1)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     wish = scenario.job(job.job_id).live_resize()
     assert wish
     assert wish.nodes == 3
     follow(scenario, job.job_id)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     scenario.submit("third", nodes=3)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     assert scenario.job(job.job_id).live_resize() is None
 
 
@@ -435,7 +435,7 @@ def test_growth_reaches_the_same_size_after_any_crash(at: int, when: CrashTiming
     scenario.plan.at = len(scenario.plan.effects) + at
     for _ in range(60):
         try:
-            scenario.run_pass()
+            scenario.run_scheduling_cycle()
             current = scenario.job(job.job_id)
             if current.stop_request and current.state is JobState.RUNNING:
                 follow(scenario, job.job_id)
@@ -470,7 +470,7 @@ def test_sizes_stay_legal_and_an_unchanged_fleet_settles(
     def settle_down(rounds: int) -> int:
         resizes = 0
         for _ in range(rounds):
-            scenario.run_pass()
+            scenario.run_scheduling_cycle()
             for name in (job.job_id, *others):
                 current = scenario.job(name)
                 if current.stop_request and current.state in (JobState.RUNNING, JobState.STARTING):
@@ -527,10 +527,10 @@ def test_job_waits_for_a_spare_and_then_shrinks() -> None:
     job = scenario.running(nodes=3, elastic={"min_nodes": 1, "max_nodes": 3})
     loses_a_node(scenario, job.job_id, waits_seconds=60)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     assert scenario.job(job.job_id).state is JobState.PENDING
     scenario.world.clock.advance(61)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     again = scenario.job(job.job_id)
     assert (again.state, again.size, again.application_failures) == (JobState.STARTING, 2, 0)
@@ -544,10 +544,10 @@ def test_job_waits_for_a_spare_before_recovery_has_planned() -> None:
     scenario.world.cluster.fail_pods(job.job_id, 1, 1, 2, exit_code=76)
     scenario.settle(job.job_id, 1)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     waits = scenario.job(job.job_id)
     scenario.world.clock.advance(TERMS.spare_wait_seconds)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     again = scenario.job(job.job_id)
 
     assert (scenario.attempt(job.job_id, 1).state, waits.state) == (AttemptState.LOST, JobState.PENDING)
@@ -561,7 +561,7 @@ def test_grown_job_resumes_at_its_last_size() -> None:
     resized(scenario, job.job_id)
     loses_a_node(scenario, job.job_id, waits_seconds=0)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     again = scenario.job(job.job_id)
     assert (again.state, again.size) == (JobState.STARTING, 4)
@@ -595,13 +595,13 @@ def test_pending_replicas_shrink_an_elastic_job_until_the_spike_ends() -> None:
     job = scenario.running(nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
     scenario.world.cluster.unmanaged = [a_replica(1), a_replica(2)]
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     wish = scenario.job(job.job_id).live_resize()
     assert wish
     assert (wish.nodes, wish.for_job) == (2, "serving/chat")
     follow(scenario, job.job_id)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     assert scenario.job(job.job_id).size == 2
     scenario.run_attempt(job.job_id, 2)
     free = [
@@ -640,7 +640,7 @@ def test_unregistered_deployment_shrinks_no_job(pod: UnmanagedPod) -> None:
     job = scenario.running(nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
     scenario.world.cluster.unmanaged = [pod]
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(job.job_id).live_resize() is None
 
@@ -650,7 +650,7 @@ def test_nodes_are_freed_for_registered_replicas_only() -> None:
     job = scenario.running(nodes=6, elastic={"min_nodes": 1, "max_nodes": 6})
     scenario.world.cluster.unmanaged = [a_replica(number) for number in range(5)]
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     wish = scenario.job(job.job_id).live_resize()
     assert wish
@@ -666,7 +666,7 @@ def test_both_jobs_run_after_any_crash_of_a_shrink(at: int, when: CrashTiming) -
     scenario.plan.at = len(scenario.plan.effects) + at
     for _ in range(40):
         try:
-            scenario.run_pass()
+            scenario.run_scheduling_cycle()
             for name in (low.job_id, high.job_id):
                 current = scenario.job(name)
                 number = current.current_attempt
@@ -696,7 +696,7 @@ def test_resizes_beyond_one_commit_continue_in_later_cycles() -> None:
     asked = []
 
     for _ in range(3):
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
         asked.append(sum(scenario.job(name).live_resize() is not None for name in names))
 
     assert asked == [24, 30, 30]

@@ -124,7 +124,7 @@ def settle_alpha_and_lower_the_quota(fleet: InterleavingFixture) -> None:
 
 def run_another_cycle(fleet: InterleavingFixture) -> None:
     ledger, fleet.scenario.ledger = fleet.scenario.ledger, fleet.scenario.world.ledger
-    fleet.scenario.run_pass()
+    fleet.scenario.run_scheduling_cycle()
     fleet.scenario.ledger = ledger
 
 
@@ -169,11 +169,11 @@ def test_no_write_during_a_cycle_breaks_quota_rules(act: Callable[[InterleavingF
         scenario = fleet.scenario
         interleaved = InterleavedLedger(scenario.world.ledger, at, lambda: act(fleet), lags=lags)
         scenario.ledger = interleaved  # type: ignore[assignment]
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
         scenario.ledger = scenario.world.ledger
         if interleaved.calls < at:
             return interleaved.calls
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
 
         assert list(faults(fleet)) == [], f"before call {at}"
         return interleaved.calls

@@ -86,7 +86,7 @@ def test_every_accepted_job_fits_its_rows(args: list[str], env: dict[str, str], 
     scenario = JobScenario()
     job = scenario.submit(**{name: getattr(spec, name) for name in spec.model_fields_set})
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(job.job_id).state is JobState.STARTING
     assert scenario.world.telemetry.totals["WritesRejected"] == 0
@@ -103,20 +103,20 @@ def test_cycle_plan_and_settlement_handle_the_largest_jobs(character: str, has_t
     classes = {"priority_class": "low"} if has_teams else {}
     jobs = [submit(scenario, f"key-{n}", character, **more, **classes) for n in range(30)]
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     running = [name for name in jobs if scenario.job(name).state is JobState.STARTING]
     for name in running:
         scenario.run_attempt(name, 1)
     if has_teams:
         urgent = submit(scenario, "urgent", character, **(more | {"nodes": 12}), priority_class="high")
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
         assert sum(scenario.job(name).stop_of(1) is not None for name in running) == 12
         assert scenario.job(urgent).state is JobState.PENDING
     first = running[0]
     scenario.world.cluster.fail_pods(first, 1)
     scenario.settle(first)
     scenario.sweep()
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert len(running) == 14
     assert scenario.attempt(first).state.has_ended
@@ -223,7 +223,7 @@ def test_a_cycle_takes_the_largest_set_up() -> None:
     set_up(scenario, *teams)
     jobs = [submit(scenario, f"key-{n}", "x", team=team.name, nodes=1) for n, team in enumerate(teams)]
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     states = [scenario.job(name).state for name in jobs]
     assert states.count(JobState.STARTING) == 2

@@ -119,14 +119,14 @@ def test_the_largest_policy_lets_jobs_run_and_recover(name: str) -> None:
         change_policy.run(request, ledger=scenario.ledger, base=QUICK, now=scenario.world.clock.now())
     jobs = [scenario.submit(f"key-{n}").job_id for n in range(30)]
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     started = [each for each in jobs if scenario.job(each).state is JobState.STARTING]
     for each in started:
         scenario.run_attempt(each, 1)
         scenario.world.cluster.fail_pods(each, 1)
         scenario.settle(each)
     scenario.sweep()
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert len(started) == 2
     assert all(scenario.job(each).reason != "The job waits for the next scheduling cycle." for each in jobs)

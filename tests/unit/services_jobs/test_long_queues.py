@@ -36,7 +36,7 @@ def test_each_queued_job_is_examined_within_one_cycle_per_page(parked: int) -> N
 
     passes = 0
     while scenario.job(small.job_id).state is JobState.PENDING and passes <= parked:
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
         passes += 1
 
     assert scenario.job(small.job_id).state is JobState.STARTING
@@ -47,7 +47,7 @@ def test_pending_reasons_are_written_in_batches() -> None:
     scenario, _ = crowded(30)
     before = len(scenario.world.ledger.commits)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     commits = scenario.world.ledger.commits[before:]
     waiting = [
@@ -62,13 +62,13 @@ def test_pending_reason_of_identical_jobs_is_not_rewritten() -> None:
     scenario = JobScenario(size=2)
     set_up(scenario, a_team("red", 8, members=MEMBERS))
     jobs = [scenario.submit(f"key-{number}", team="red", nodes=2, accelerators_per_node=8) for number in range(3)]
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     before = scenario.world.ledger.get(rows.job_key(jobs[2].job_id))
     assert before
     assert before.doc["reason"].startswith("A job with the same request waits in its queue")
 
     scenario.cancel(jobs[0].job_id)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert not scenario.job(jobs[1].job_id).reason.startswith("As others")
     assert scenario.world.ledger.get(rows.job_key(jobs[2].job_id)) == before
@@ -78,7 +78,7 @@ def test_a_strict_queue_is_not_read_past_its_head() -> None:
     scenario, small = crowded(60, strategy="StrictFIFO")
 
     for _ in range(20):
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
 
     assert scenario.job(small.job_id).state is JobState.PENDING
     turn = scenario.world.ledger.get(rows.queue_cursors_key())
@@ -88,16 +88,16 @@ def test_a_strict_queue_is_not_read_past_its_head() -> None:
 def test_cycle_after_a_crash_reads_the_same_page_again() -> None:
     scenario, small = crowded(60)
     for _ in range(3):
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
     noted = scenario.world.ledger.get(rows.queue_cursors_key())
     assert noted
     scenario.plan.at = len(scenario.plan.effects) + 1
     with contextlib.suppress(Crash):
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
     scenario.plan.at = 0
 
     for _ in range(13):
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
 
     assert scenario.job(small.job_id).state is JobState.STARTING
 
@@ -105,7 +105,7 @@ def test_cycle_after_a_crash_reads_the_same_page_again() -> None:
 def test_reading_restarts_after_the_end_of_a_queue() -> None:
     scenario, small = crowded(40)
     for _ in range(12):
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
     assert scenario.job(small.job_id).state is JobState.STARTING
     late = scenario.submit("late", team="red", nodes=1, accelerators_per_node=8)
     scenario.cancel(small.job_id)
@@ -113,7 +113,7 @@ def test_reading_restarts_after_the_end_of_a_queue() -> None:
     scenario.settle(small.job_id)
 
     for _ in range(12):
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
 
     assert scenario.job(late.job_id).state is JobState.STARTING
 
@@ -131,7 +131,7 @@ def crowded_without_teams(parked: int, **asked: Any) -> tuple[JobScenario, Job]:
 def cycles_until_started(scenario: JobScenario, job: Job, most: int) -> int:
     cycles = 0
     while scenario.job(job.job_id).state is JobState.PENDING and cycles < most:
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
         cycles += 1
     assert scenario.job(job.job_id).state is JobState.STARTING
     return cycles
@@ -168,7 +168,7 @@ def test_jobs_of_a_removed_team_starve_no_job() -> None:
 
     assert cycles_until_started(scenario, late, 10) == 1
     for _ in range(10):
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
     told = [row.doc["reason"] for row in scenario.world.ledger.by_state(Table.JOBS, "JOB#PENDING").rows]
     assert set(told) == {"Team gone no longer exists."}
 
@@ -181,7 +181,7 @@ def test_jobs_older_than_the_teams_are_examined_in_order() -> None:
 
     assert cycles_until_started(scenario, known, 7) <= 7
     for _ in range(8):
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
     assert {scenario.job(job.job_id).reason for job in jobs} == {"Team nobodys no longer exists."}
 
 
@@ -200,14 +200,14 @@ def test_younger_job_does_not_overtake_on_a_later_page(cycles: int) -> None:
     scenario.world.clock.advance(1)
     last = scenario.submit("last", nodes=1)
     for _ in range(10 + cycles):
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
 
     order: list[str] = []
     for holder in holders:
         scenario.world.cluster.finish_pods(holder.job_id, 1)
         scenario.settle(holder.job_id)
         for _ in range(1 if holder is not holders[-1] else 20):
-            order += [name.removesuffix("-a1") for name in scenario.run_pass().admitted]
+            order += [name.removesuffix("-a1") for name in scenario.run_scheduling_cycle().admitted]
 
     assert order == [first.job_id, second.job_id]
     assert scenario.job(last.job_id).state is JobState.PENDING
@@ -220,7 +220,7 @@ def test_jobs_without_a_matching_node_are_not_remembered_as_barriers() -> None:
         scenario.set_job(job.but(current_attempt=1))  # the machines that they ran on are gone for good
 
     for _ in range(10):
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
 
     turn = scenario.world.ledger.get(rows.queue_cursors_key())
     assert turn

@@ -40,7 +40,7 @@ def mounted(log: str, plan: CrashPlan | None = None) -> tuple[JobScenario, str]:
     scenario.world.cluster.fail_pods(job_id, 1, exit_code=2)
     scenario.settle(job_id)
     scenario.world.clock.advance(3600)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     scenario.run_attempt(job_id, 2)
     scenario.world.cluster.text[f"{job_id}-a2-0"] = log
     return scenario, job_id

@@ -43,7 +43,7 @@ def test_refused_admission_does_not_stop_other_admissions() -> None:
     jobs = [scenario.submit(f"key-{n}", nodes=1).job_id for n in range(20)]
     refuse(scenario, jobs[7])
 
-    outcome = scenario.run_pass()
+    outcome = scenario.run_scheduling_cycle()
 
     assert len(outcome.admitted) == 19
     assert scenario.job(jobs[7]).state is JobState.PENDING
@@ -55,7 +55,7 @@ def test_refused_job_shows_the_reason_and_is_counted() -> None:
     job = scenario.submit().job_id
     refuse(scenario, job)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(job).reason.startswith("The ledger refused to store this job's decision.")
     assert "deferred" in scenario.timeline(job)
@@ -67,7 +67,7 @@ def test_refused_job_reserves_no_nodes() -> None:
     first, second = scenario.submit("first").job_id, scenario.submit("second").job_id
     refuse(scenario, first)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert [scenario.job(each).state for each in (first, second)] == [JobState.PENDING, JobState.STARTING]
 
@@ -78,7 +78,7 @@ def test_job_with_only_refused_writes_reserves_nothing() -> None:
     refuse(scenario, first, states=("STARTING", "PENDING"))
 
     for _ in range(2):
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
 
     assert [scenario.job(each).state for each in (first, second)] == [JobState.PENDING, JobState.STARTING]
 
@@ -87,14 +87,14 @@ def test_refused_job_is_retried_later() -> None:
     scenario = JobScenario()
     job = scenario.submit().job_id
     ledger = refuse(scenario, job)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     refusals = ledger.refusals
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     assert ledger.refusals == refusals
     ledger.jobs.clear()
 
     scenario.world.clock.advance(3601)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(job).state is JobState.STARTING
 
@@ -104,7 +104,7 @@ def test_refused_reason_does_not_stop_other_reasons() -> None:
     jobs = [scenario.submit(f"key-{n}", nodes=2).job_id for n in range(6)]
     refuse(scenario, jobs[0], states=("PENDING",))
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     told = [scenario.job(each).reason for each in jobs]
     assert told[0] == "The job waits for the next scheduling cycle."
@@ -118,7 +118,7 @@ def test_refused_preemption_does_not_stop_other_admissions() -> None:
     high = scenario.submit("high", team="red", priority_class="high", nodes=2).job_id
     ledger = refuse(scenario, high, states=("PENDING",))
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert ledger.refusals
     assert scenario.world.telemetry.totals["WritesRejected"] >= 1
@@ -132,7 +132,7 @@ def test_jobs_of_the_full_size_are_admitted_in_several_commits() -> None:
         row = scenario.world.ledger.rows[rows.job_key(each)]
         scenario.put(Row(row.key, {**row.doc, "submittedBy": "x" * 350_000}, row.version, row.state))
 
-    outcome = scenario.run_pass()
+    outcome = scenario.run_scheduling_cycle()
 
     assert len(outcome.admitted) == 20
 

@@ -37,7 +37,7 @@ class ConcurrentAdmissionLedger:
         if self._is_first:
             self._is_first = False
             self._story.submit(team="blue", nodes=1)
-            self._story.run_pass()
+            self._story.run_scheduling_cycle()
         self._story.world.ledger.commit(*writes, token=token)
 
 

@@ -210,7 +210,7 @@ class RentalScenario:
     def rental(self, job_id: str, number: int = 1) -> Rental:
         return rows.load(self.world.ledger, rows.rental_key(job_id, number), Rental, "rental")
 
-    def race_passes(self) -> None:
+    def race_cycles(self) -> None:
         """Let a pass rent, and another do so between the first one's look and its commit."""
         raced: list[bool] = []
         commit = self.world.ledger.commit
@@ -218,11 +218,11 @@ class RentalScenario:
         def race(*writes: Any, token: str = "") -> None:
             if not raced and any("RENTAL#" in write.row.key.sk for write in writes if hasattr(write, "row")):
                 raced.append(True)
-                self.scenario.run_pass()
+                self.scenario.run_scheduling_cycle()
             commit(*writes, token=token)
 
         self.world.ledger.commit = race  # type: ignore[method-assign]
-        self.scenario.run_pass()
+        self.scenario.run_scheduling_cycle()
         assert raced
 
     def holds(self) -> int:
@@ -241,7 +241,7 @@ class RentalScenario:
     def full_fleet(self, **changes: Any) -> tuple[Job, Job]:
         """Return a job that holds both nodes, and one that waits."""
         first = self.scenario.submit("first", **changes)
-        self.scenario.run_pass()
+        self.scenario.run_scheduling_cycle()
         self.run(first.job_id, 1)
         self.world.clock.advance(60)
         return first, self.scenario.submit("second", **changes)
@@ -253,11 +253,11 @@ class RentalScenario:
     def rented(self, **changes: Any) -> tuple[Job, Job]:
         """Return the same two, the second running on rented nodes."""
         first, second = self.full_fleet(**changes)
-        self.scenario.run_pass()
+        self.scenario.run_scheduling_cycle()
         self.advance()
         self.karpenter()
         self.advance()
-        self.scenario.run_pass()
+        self.scenario.run_scheduling_cycle()
         self.run(second.job_id, 1)
         return first, self.scenario.job(second.job_id)
 
@@ -292,7 +292,7 @@ def test_nothing_is_rented_as_shipped() -> None:
     market = RentalScenario(policy=Policy())
 
     market.full_fleet()
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
     assert market.executions() == {}
     assert market.records("PLACEMENT") == []
@@ -301,13 +301,13 @@ def test_nothing_is_rented_as_shipped() -> None:
 def test_rented_nodes_are_reserved_for_their_job() -> None:
     market = RentalScenario()
     _, second = market.full_fleet()
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.advance()
     market.karpenter()
     market.advance()
 
     third = market.scenario.submit("third", nodes=1, checkpoint_uri="")
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
     assert market.scenario.job(second.job_id).state is JobState.STARTING
     assert market.scenario.job(third.job_id).state is JobState.PENDING
@@ -321,13 +321,13 @@ def test_tainted_pool_is_rented_only_for_tolerating_jobs(tolerates: bool) -> Non
     market = RentalScenario(policy=a_policy(pools=(a_pool(SPOT, Market.SPOT, taints=(SPOT_TAINT,)),)))
     tolerations = [{"key": "spot", "value": "true", "effect": "NoSchedule"}] if tolerates else []
     _, second = market.full_fleet(tolerations=tolerations)
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.advance()
     market.karpenter()
     for name in market.world.cluster.claimed.values():
         market.world.cluster.set_node(name[1].node_name, taints=(SPOT_TAINT,))
     market.advance()
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
     job = market.scenario.job(second.job_id)
     assert (job.state is JobState.STARTING, market.holds()) == ((True, 1) if tolerates else (False, 0))
@@ -340,7 +340,7 @@ def test_rental_cap_holds_for_any_request() -> None:
     others = [market.scenario.submit(f"more-{number}").job_id for number in range(3)]
 
     for _ in range(3):
-        market.scenario.run_pass()
+        market.scenario.run_scheduling_cycle()
 
     assert market.holds() == 1
     for name in others:
@@ -352,7 +352,7 @@ def test_concurrent_cycles_rent_no_more_than_one_may() -> None:
     market.full_fleet()
     market.scenario.submit("third")
 
-    market.race_passes()
+    market.race_cycles()
 
     assert market.holds() == 1
 
@@ -362,8 +362,8 @@ def test_observe_mode_records_a_rental_without_renting() -> None:
     _, second = market.full_fleet()
     market.scenario.mode = Mode.OBSERVE
 
-    market.scenario.run_pass()
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
+    market.scenario.run_scheduling_cycle()
 
     assert market.holds() == 0
     assert (
@@ -375,11 +375,11 @@ def test_observe_mode_records_a_rental_without_renting() -> None:
 def test_unchanged_pending_reason_is_written_once() -> None:
     market = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=0))
     _, second = market.full_fleet()
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     told, commits = market.scenario.job(second.job_id), len(market.world.ledger.commits)
 
     market.world.clock.advance(30)
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
     assert told.reason.startswith("The job waits for 2 nodes")
     assert told.placement is not None
@@ -393,7 +393,7 @@ def test_placement_and_migration_decisions_replay() -> None:
     first, _ = market.rented()
     market.world.cluster.finish_pods(first.job_id, 1)
     market.scenario.settle(first.job_id, 1)
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
     records = [*market.records("PLACEMENT"), *market.records("STAY")]
 
@@ -407,12 +407,12 @@ def test_job_migrates_to_free_committed_nodes_and_returns_rented_ones() -> None:
     market.world.cluster.finish_pods(first.job_id, 1)
     market.scenario.settle(first.job_id, 1)
 
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     asked = market.scenario.job(second.job_id)
     market.scenario.stop(second.job_id, 1)
     market.scenario.settle(second.job_id, 1)
     market.advance()
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.advance()
 
     assert asked.stop_request is not None
@@ -431,7 +431,7 @@ def test_pending_jobs_get_committed_nodes_before_migrations() -> None:
     market.world.cluster.finish_pods(first.job_id, 1)
     market.scenario.settle(first.job_id, 1)
 
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
     assert market.scenario.job(third.job_id).state is JobState.STARTING
     assert market.scenario.job(second.job_id).stop_request is None
@@ -440,14 +440,14 @@ def test_pending_jobs_get_committed_nodes_before_migrations() -> None:
 def test_refused_market_is_skipped_for_every_job() -> None:
     market = RentalScenario(has_capacity={ON_DEMAND})
     _, second = market.full_fleet()
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.advance()
     market.karpenter()
     market.world.clock.advance(2)
     market.advance()
     market.karpenter()
     market.advance()
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
     rental = market.rental(second.job_id)
     assert [offer.pool for offer in rental.offers] == [SPOT, ON_DEMAND]
@@ -462,7 +462,7 @@ def test_refused_market_is_skipped_for_every_job() -> None:
 def test_run_after_a_crash_skips_a_pool_given_up() -> None:
     market = RentalScenario(has_capacity={ON_DEMAND})
     _, second = market.full_fleet()
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.advance()
     market.world.cluster.launch_rented(a_node(77, name="ip-77", pool=SPOT, hyperpod_cluster_id=None))
     market.world.cluster.slow_to_go = True
@@ -479,7 +479,7 @@ def test_nodes_of_another_rental_neither_satisfy_nor_hide_a_refusal() -> None:
     market = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
     market.rented()
     third = market.scenario.submit("third")
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.advance()
     market.world.cluster.refusals[ON_DEMAND] = (market.world.clock.now(), "InsufficientInstanceCapacity")
 
@@ -491,12 +491,12 @@ def test_nodes_of_another_rental_neither_satisfy_nor_hide_a_refusal() -> None:
 def test_rental_without_any_capacity_ends_with_a_reason() -> None:
     market = RentalScenario(has_capacity=set())
     _, second = market.full_fleet()
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     for _ in range(4):
         market.advance()
         market.karpenter()
         market.world.clock.advance(2)
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
     job = market.scenario.job(second.job_id)
     assert job.state is JobState.PENDING
@@ -510,7 +510,7 @@ def test_rental_without_any_capacity_ends_with_a_reason() -> None:
 def test_nodes_rented_for_a_gang_have_efa() -> None:
     market = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
     market.full_fleet()
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.advance()
 
     assert [(spec.nodes, spec.efa) for spec in market.world.cluster.capacity.values()] == [(2, 32)]
@@ -519,7 +519,7 @@ def test_nodes_rented_for_a_gang_have_efa() -> None:
 def test_incomplete_gang_is_returned_after_the_deadline_and_billed() -> None:
     market = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
     _, second = market.full_fleet()
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.advance()
     name = next(iter(market.world.cluster.capacity))
     market.world.cluster.launch_rented(
@@ -540,7 +540,7 @@ def test_incomplete_gang_is_returned_after_the_deadline_and_billed() -> None:
 def test_rental_with_nodes_of_two_pools_ends() -> None:
     market = RentalScenario(has_capacity={ON_DEMAND})
     _, second = market.full_fleet()
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.advance()
     market.world.cluster.launch_rented(a_node(77, name="ip-77", pool=SPOT, hyperpod_cluster_id=None))
     market.karpenter()
@@ -590,7 +590,7 @@ def test_a_pool_without_limits_is_refused() -> None:
     market = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
     market.world.cluster.limits[CLUSTER, ON_DEMAND] = None
     _, second = market.full_fleet()
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.advance()
 
     assert market.rental(second.job_id).state is RentalState.ENDED
@@ -610,11 +610,11 @@ def test_reclaimed_spot_node_is_replaced_on_demand() -> None:
     market.scenario.settle(second.job_id, 1)
     market.advance()
     market.world.clock.advance(5)
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.advance()
     market.karpenter()
     market.advance()
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
     assert market.rental(second.job_id, 1).state is RentalState.ENDED
     assert market.scenario.attempt(second.job_id, 2).pool == ON_DEMAND
@@ -623,7 +623,7 @@ def test_reclaimed_spot_node_is_replaced_on_demand() -> None:
 def test_a_cancelled_job_leaves_no_rental() -> None:
     market = RentalScenario()
     _, second = market.full_fleet()
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.advance()
     market.karpenter()
 
@@ -637,7 +637,7 @@ def test_a_cancelled_job_leaves_no_rental() -> None:
 def test_sweeper_restarts_a_rental_without_a_running_workflow() -> None:
     market = RentalScenario()
     _, second = market.full_fleet()
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     workflows, name = market.world.workflows, f"{second.job_id}-b1"
     del workflows.executions[WorkflowName.BURST_CAPACITY, name], workflows.states[WorkflowName.BURST_CAPACITY, name]
     market.world.clock.advance(60)
@@ -682,7 +682,7 @@ def _play(plan: CrashPlan) -> Any:
                 market.run(name, job.current_attempt)
 
     for turn in range(30):
-        again(market.scenario.run_pass)
+        again(market.scenario.run_scheduling_cycle)
         again(market.advance)
         market.karpenter()
         again(market.advance)
@@ -718,7 +718,7 @@ def test_rental_is_limited_by_team_quota_of_the_type(rented: int) -> None:
     set_up(market.scenario, a_team_with(quota))
     first, second = market.full_fleet(team="red")
 
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
     assert market.scenario.job(first.job_id).state is JobState.RUNNING
     assert market.holds() == (1 if rented == 16 else 0)
@@ -728,7 +728,7 @@ def test_rental_is_limited_by_team_quota_of_the_type(rented: int) -> None:
     market.advance()
     market.karpenter()
     market.advance()
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     (charge,) = (
         row.doc
         for row in market.world.ledger.partition(Table.QUOTAS, rows.tree_key().pk, "CHARGE#")

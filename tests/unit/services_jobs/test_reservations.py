@@ -50,12 +50,12 @@ POLICY = policy_with(a_plan())
 def at_second(market: RentalScenario, seconds: float) -> None:
     """Let the clock go on until so long after the beginning, and run a pass."""
     market.world.clock.advance(seconds - (market.world.clock.now() - NOW).total_seconds())
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
 
 def a_job_at_work(market: RentalScenario, **changes: Any) -> Job:
     job = market.scenario.submit("at-work", **changes)
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.run(job.job_id, 1)
     return market.scenario.job(job.job_id)
 
@@ -92,7 +92,13 @@ def test_drained_job_resumes_on_nodes_that_stay() -> None:
 
     market.scenario.stop(job.job_id, 1)
     market.scenario.settle(job.job_id, 1)
-    for step in (market.scenario.run_pass, market.advance, market.karpenter, market.advance, market.scenario.run_pass):
+    for step in (
+        market.scenario.run_scheduling_cycle,
+        market.advance,
+        market.karpenter,
+        market.advance,
+        market.scenario.run_scheduling_cycle,
+    ):
         step()
 
     assert market.scenario.job(job.job_id).state is JobState.STARTING
@@ -107,7 +113,7 @@ def test_job_does_not_migrate_to_expiring_nodes() -> None:
     market.world.cluster.finish_pods(first.job_id, 1)
     market.scenario.settle(first.job_id, 1)
 
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
     assert market.scenario.job(second.job_id).stop_request is None
     assert stays(market) == []
@@ -129,7 +135,7 @@ def test_job_is_not_admitted_to_nodes_that_expire_first(
     market.world.clock.advance(seconds)
     job = market.scenario.submit("late", **change)
 
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
     seen = market.scenario.job(job.job_id)
     assert seen.state is state
@@ -145,7 +151,7 @@ def test_job_too_long_for_a_reservation_blocks_no_shorter_job(*, has_teams: bool
     long = scenario.submit("keeps nothing", checkpoint_uri="", **team)
     short = scenario.submit("saves", **team)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(long.job_id).state is JobState.PENDING
     assert scenario.job(short.job_id).state is JobState.STARTING
@@ -156,7 +162,7 @@ def test_rental_serves_a_job_that_a_reservation_would_cut_off() -> None:
     market.world.clock.advance(LAST_START + 1)
 
     market.scenario.submit("late")
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
     [record] = market.records("PLACEMENT")
     assert record.action == "RENT"
@@ -192,7 +198,7 @@ def test_one_cycle_drains_each_job_once_despite_races() -> None:
     scenario = JobScenario(size=40, policy=POLICY)
     jobs = [scenario.submit(f"small-{number}", nodes=1) for number in range(40)]
     for _ in range(2):
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
     for each in jobs:
         scenario.run_attempt(each.job_id, 1)
     raced: list[bool] = []
@@ -201,12 +207,12 @@ def test_one_cycle_drains_each_job_once_despite_races() -> None:
     def race(*writes: Any, token: str = "") -> None:
         if not raced and any("leaving-1" in str(write) for write in writes):
             raced.append(True)
-            scenario.run_pass()
+            scenario.run_scheduling_cycle()
         commit(*writes, token=token)
 
     scenario.world.clock.advance(SAVES_AT)
     scenario.world.ledger.commit = race  # type: ignore[method-assign]
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     stays = [row for row in scenario.world.ledger.rows.values() if row.doc.get("kind") == "STAY"]
     assert raced

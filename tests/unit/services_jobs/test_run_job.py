@@ -33,7 +33,7 @@ def lost(scenario: JobScenario, job: Job) -> str:
     scenario.world.clock.advance(61)
     scenario.world.cluster.fail_pods(job.job_id, 1, 1, exit_code=76)
     assert scenario.settle(job.job_id).outcome is SettleOutcome.JOB_REQUEUED
-    assert scenario.run_pass().admitted == (f"{job.job_id}-a2",)
+    assert scenario.run_scheduling_cycle().admitted == (f"{job.job_id}-a2",)
     return name
 
 
@@ -165,7 +165,7 @@ def test_next_attempt_skips_a_checkpoint_reported_unreadable() -> None:
     scenario.world.cluster.fail_pods(job.job_id, 2, exit_code=66)
 
     settled = scenario.settle(job.job_id, 2)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     scenario.launch(job.job_id, 3)
 
     third, ended = scenario.attempt(job.job_id, 3), scenario.attempt(job.job_id, 2)
@@ -208,7 +208,7 @@ def test_damaged_checkpoints_never_restart_training_from_the_beginning() -> None
     scenario.run_attempt(job.job_id, 2)
     scenario.world.cluster.fail_pods(job.job_id, 2, exit_code=66)
     scenario.settle(job.job_id, 2)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     outcome = scenario.launch(job.job_id, 3)
 
@@ -229,7 +229,7 @@ def test_job_resumes_once_its_checkpoint_is_restored() -> None:
 
     scenario.world.checkpoints.put(job.spec.checkpoint_uri, shard, kept)
     scenario.world.clock.advance(30)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     scenario.launch(job.job_id, 3)
 
     point = scenario.attempt(job.job_id, 3).resume_from
@@ -384,7 +384,7 @@ def test_late_checkpoint_of_a_fenced_attempt_is_never_used() -> None:
     scenario.world.cluster.fail_pods(job.job_id, 2, exit_code=1)
     scenario.settle(job.job_id, 2)
     scenario.world.clock.advance(60)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     scenario.launch(job.job_id, 3)
 
@@ -420,7 +420,7 @@ def test_launch_waits_for_reachable_pods_of_the_last_attempt() -> None:
     job = scenario.running()
     scenario.world.cluster.lose_node(scenario.attempt(job.job_id).node_names[0])
     scenario.settle(job.job_id, failure={"Error": "States.Timeout", "Cause": ""})
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     early = scenario.launch(job.job_id, 2)
     document = fence(scenario, job)
@@ -440,7 +440,7 @@ def test_launch_deletes_pods_that_a_crash_left() -> None:
     scenario.settle(job.job_id, failure={"Error": "States.Timeout", "Cause": ""})
     scenario.world.cluster.stop = stop  # type: ignore[method-assign]
     scenario.set_job(scenario.job(job.job_id).but(spec=job.spec.but(nodes=1)))
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     first = scenario.launch(job.job_id, 2)
     second = scenario.launch(job.job_id, 2)
@@ -454,10 +454,10 @@ def test_unstarted_attempt_does_not_hide_pods_of_the_previous_attempt() -> None:
     job = scenario.running(nodes=1)
     scenario.world.cluster.lose_node(scenario.attempt(job.job_id).node_names[0])
     scenario.settle(job.job_id, failure={"Error": "States.Timeout"})
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     scenario.settle(job.job_id, 2)  # given up before it was launched
     scenario.world.clock.advance(30)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     early = scenario.launch(job.job_id, 3)
     scenario.world.clock.advance(60)
@@ -604,7 +604,7 @@ def test_temporarily_refused_manifest_is_retried_after_a_pause(error: Exception)
 def test_launch_into_a_new_kueue_namespace_fails_the_job() -> None:
     scenario = JobScenario()
     job = scenario.started()
-    scenario.world.cluster.of_kueue[job.namespace] = "its LocalQueue default"
+    scenario.world.cluster.kueue_managed[job.namespace] = "its LocalQueue default"
 
     assert [scenario.launch(job.job_id).outcome for _ in range(2)] == [LaunchOutcome.GIVE_UP] * 2
     assert scenario.settle(job.job_id).outcome is SettleOutcome.JOB_FAILED

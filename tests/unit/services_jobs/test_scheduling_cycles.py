@@ -25,7 +25,7 @@ def cycle_report(scenario: JobScenario) -> SourceReport:
 
 def test_cycle_that_succeeds_is_reported() -> None:
     scenario = JobScenario()
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert (cycle_report(scenario).error, cycle_report(scenario).seen_at) == ("", scenario.world.clock.now())
 
@@ -36,7 +36,7 @@ def test_cycle_without_a_readable_cluster_fails_and_is_reported() -> None:
     scenario.world.cluster.blind[CLUSTER] = {"*"}
 
     with pytest.raises(Unreachable):
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
 
     assert scenario.job(job.job_id).reason.startswith(f"Cluster {CLUSTER} cannot be read")
     assert cycle_report(scenario).error.startswith("Unreachable: ")
@@ -48,7 +48,7 @@ def test_an_admission_is_one_commit_and_one_execution() -> None:
     job = scenario.submit()
     commits = len(scenario.world.ledger.commits)
 
-    outcome = scenario.run_pass()
+    outcome = scenario.run_scheduling_cycle()
 
     attempt = scenario.attempt(job.job_id)
     assert outcome.admitted == (f"{job.job_id}-a1",)
@@ -66,7 +66,7 @@ def test_cycle_without_work_writes_nothing() -> None:
     scenario.started()
     before = scenario.world.ledger.contents()
 
-    assert scenario.run_pass().admitted == ()
+    assert scenario.run_scheduling_cycle().admitted == ()
     assert scenario.world.ledger.contents() == before
     assert len(scenario.world.workflows.executions) == 1
 
@@ -75,8 +75,8 @@ def test_charged_node_is_not_assigned_twice_before_its_pods_exist() -> None:
     scenario = JobScenario(size=3)
     first, second = scenario.submit("a"), scenario.submit("b")
 
-    scenario.run_pass()
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(first.job_id).state is JobState.STARTING
     assert scenario.job(second.job_id).state is JobState.PENDING
@@ -86,10 +86,10 @@ def test_charged_node_is_not_assigned_twice_before_its_pods_exist() -> None:
 def test_pending_reason_is_written_once_and_replays() -> None:
     scenario = JobScenario(size=1)
     job = scenario.submit()
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     before = scenario.world.ledger.contents()
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.world.ledger.contents() == before
     (row,) = scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job.job_id}").rows
@@ -101,13 +101,13 @@ def test_pending_reason_is_written_once_and_replays() -> None:
 def test_no_job_starts_in_a_namespace_that_kueue_admits() -> None:
     scenario = JobScenario()
     job = scenario.submit()
-    scenario.world.cluster.of_kueue[job.namespace] = "its LocalQueue default"
+    scenario.world.cluster.kueue_managed[job.namespace] = "its LocalQueue default"
 
-    first, commits = scenario.run_pass(), len(scenario.world.ledger.commits)
-    again = scenario.run_pass()
+    first, commits = scenario.run_scheduling_cycle(), len(scenario.world.ledger.commits)
+    again = scenario.run_scheduling_cycle()
     waiting = scenario.job(job.job_id)
-    scenario.world.cluster.of_kueue.clear()
-    then = scenario.run_pass()
+    scenario.world.cluster.kueue_managed.clear()
+    then = scenario.run_scheduling_cycle()
 
     assert (first.admitted, first.waiting, again.admitted) == ((), 1, ())
     assert (waiting.state, waiting.current_attempt) == (JobState.PENDING, 0)
@@ -124,9 +124,9 @@ def test_job_held_in_a_kueue_namespace_blocks_no_other_job() -> None:
     row = scenario.world.ledger.get(rows.job_key(held.job_id))
     assert row is not None
     scenario.world.ledger.commit(Put(rows.job_row(rows.read(row, Job).but(namespace="kueues"), row.version)))
-    scenario.world.cluster.of_kueue["kueues"] = "its LocalQueue default"
+    scenario.world.cluster.kueue_managed["kueues"] = "its LocalQueue default"
 
-    outcome = scenario.run_pass()
+    outcome = scenario.run_scheduling_cycle()
 
     (record,) = [
         rows.read(each, Decision) for each in scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{held.job_id}").rows
@@ -140,7 +140,7 @@ def test_in_observe_mode_the_decision_is_recorded_and_nothing_starts() -> None:
     scenario = JobScenario(mode=Mode.OBSERVE)
     job = scenario.submit()
 
-    outcome = scenario.run_pass()
+    outcome = scenario.run_scheduling_cycle()
 
     assert (outcome.admitted, scenario.job(job.job_id).state) == ((), JobState.PENDING)
     assert scenario.job(job.job_id).reason.startswith(
@@ -155,7 +155,7 @@ def test_interrupted_job_takes_the_spare_before_other_jobs() -> None:
     scenario = JobScenario(size=3, policy=Policy(scheduling=SchedulingPolicy(spare_nodes={"p5-workers": 1})))
     affected = scenario.running()
     waiting = scenario.submit("later", nodes=1)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     plan = ResumePlan(
         incident_id="inc-1",
         after_attempt=1,
@@ -167,7 +167,7 @@ def test_interrupted_job_takes_the_spare_before_other_jobs() -> None:
     scenario.settle(affected.job_id)
     scenario.set_job(scenario.job(affected.job_id).with_plan(plan, is_doubted=False))
 
-    outcome = scenario.run_pass()
+    outcome = scenario.run_scheduling_cycle()
 
     assert outcome.admitted == (f"{affected.job_id}-a2",)
     assert scenario.attempt(affected.job_id).nodes[0] not in scenario.attempt(affected.job_id, 2).nodes
@@ -179,12 +179,12 @@ def test_concurrent_cycles_admit_each_job_once_without_overcommit() -> None:
     jobs = [scenario.submit(f"key-{number}", nodes=1) for number in range(7)]
     scenario.world.ids = _locked(scenario.world.ids)
 
-    threads = [threading.Thread(target=scenario.run_pass) for _ in range(4)]
+    threads = [threading.Thread(target=scenario.run_scheduling_cycle) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     started = [job.job_id for job in jobs if scenario.job(job.job_id).state is JobState.STARTING]
     assert started == [job.job_id for job in jobs[:4]]
@@ -200,7 +200,7 @@ def test_cycle_on_an_old_snapshot_commits_nothing() -> None:
 
     def meanwhile() -> Any:
         scenario.world.provider.nodes = inner  # type: ignore[method-assign]  # only the first look is overtaken
-        other.run_pass()
+        other.run_scheduling_cycle()
         return inner()
 
     other = JobScenario(size=2)
@@ -212,7 +212,7 @@ def test_cycle_on_an_old_snapshot_commits_nothing() -> None:
     )
     scenario.world.provider.nodes = meanwhile  # type: ignore[method-assign]
 
-    outcome = scenario.run_pass()
+    outcome = scenario.run_scheduling_cycle()
 
     assert outcome.admitted == ()
     assert (scenario.job(first.job_id).state, scenario.job(second.job_id).state) == (
@@ -234,7 +234,7 @@ def test_failed_workflow_start_does_not_stop_the_cycle() -> None:
 
     scenario.world.workflows.start = refuse  # type: ignore[method-assign]
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert [scenario.job(job.job_id).state for job in (first, second)] == [JobState.STARTING, JobState.STARTING]
     assert scenario.world.workflows.names(WorkflowName.RUN_JOB) == [f"{second.job_id}-a1"]
@@ -250,7 +250,7 @@ def test_cycle_without_the_fleet_fails_and_is_retried() -> None:
     scenario.world.provider.nodes = away  # type: ignore[method-assign]
 
     with pytest.raises(TransientError):
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
     assert scenario.job(job.job_id).state is JobState.PENDING
 
 
@@ -258,7 +258,7 @@ def test_job_beyond_a_blocked_head_is_reached() -> None:
     scenario = JobScenario(policy=Policy(scheduling=SchedulingPolicy(heads_per_cycle=2)))
     jobs = [scenario.submit(f"key-{number}", nodes=1) for number in range(4)]
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert [scenario.job(job.job_id).state for job in jobs] == [JobState.STARTING] * 4
 
@@ -289,7 +289,7 @@ def test_only_jobs_of_an_approved_recovery_resume_in_recommend_mode(mode: Mode, 
     scenario.set_job(scenario.job(affected.job_id).with_plan(plan, is_doubted=False))
     scenario.mode = mode
 
-    outcome = scenario.run_pass()
+    outcome = scenario.run_scheduling_cycle()
 
     assert outcome.admitted == ((f"{affected.job_id}-a2",) if is_back else ())
     assert scenario.job(waiting.job_id).state is JobState.PENDING

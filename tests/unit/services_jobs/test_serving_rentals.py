@@ -163,7 +163,7 @@ class ServingSpike(RentalScenario):
     def turn(self, seconds: float = 20) -> None:
         """A pass, what its workflows do, what Karpenter and Kubernetes do, and some time."""
         self.bind()
-        self.scenario.run_pass()
+        self.scenario.run_scheduling_cycle()
         self.advance()
         self.karpenter()
         self.advance()
@@ -177,7 +177,7 @@ class ServingSpike(RentalScenario):
     def spike(self, replicas: int = 2, **changes: Any) -> None:
         """Fill the fleet with a job of one size, and scale the Deployment beyond it."""
         self.scenario.submit("first", checkpoint_uri="")
-        self.scenario.run_pass()
+        self.scenario.run_scheduling_cycle()
         self.run(self.first, 1)
         self.scale(replicas, **changes)
         self.world.clock.advance(CHAT.patience_seconds)
@@ -282,10 +282,10 @@ def test_new_pending_replica_is_not_rented_for_yet() -> None:
     market.scale(0)
     market.scale(1)
 
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     before = market.holds()
     market.world.clock.advance(CHAT.patience_seconds)
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
     assert (before, market.holds()) == (0, 1)
 
@@ -293,13 +293,13 @@ def test_new_pending_replica_is_not_rented_for_yet() -> None:
 def test_elastic_job_shrinks_instead_of_a_rental() -> None:
     market = ServingSpike()
     market.scenario.submit("first", nodes=2, elastic={"min_nodes": 1, "max_nodes": 2})
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.run(market.first, 1)
     market.scale(1)
     market.world.clock.advance(CHAT.patience_seconds)
 
-    market.scenario.run_pass()
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
+    market.scenario.run_scheduling_cycle()
 
     wish = market.scenario.job(market.first).live_resize()
     assert wish
@@ -311,15 +311,15 @@ def test_elastic_job_shrinks_instead_of_a_rental() -> None:
 def test_nodes_that_shrinking_cannot_free_are_rented() -> None:
     market = ServingSpike()
     market.scenario.submit("first", nodes=2, elastic={"min_nodes": 1, "max_nodes": 2})
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.run(market.first, 1)
     market.scale(1)
     market.world.clock.advance(CHAT.patience_seconds)
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
     market.scale(3)
     market.world.clock.advance(CHAT.patience_seconds)
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
     assert market.holds() == 2
 
@@ -379,7 +379,7 @@ def test_jobs_and_replicas_share_the_rental_limit_of_a_cycle() -> None:
     market.spike(replicas=2)
     market.scenario.submit("second", nodes=2)
 
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
 
     assert [row.doc["jobId"] for row in market.world.ledger.partition(Table.QUOTAS, "TREE#fleet", "RENTAL#")] == [
         CHAT_ID,
@@ -391,7 +391,7 @@ def test_concurrent_cycles_rent_a_node_once() -> None:
     market = ServingSpike()
     market.spike(replicas=1)
 
-    market.race_passes()
+    market.race_cycles()
 
     assert market.holds() == 1
 
@@ -474,7 +474,7 @@ def test_serving_rental_without_any_capacity_ends_with_a_reason() -> None:
 def test_spike_that_ends_before_its_node_arrives_leaves_nothing() -> None:
     market = ServingSpike()
     market.spike(replicas=1)
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.advance()
 
     market.scale(0)
@@ -489,7 +489,7 @@ def test_spike_that_ends_before_its_node_arrives_leaves_nothing() -> None:
 def test_surplus_node_is_returned_on_arrival() -> None:
     market = ServingSpike()
     market.spike(replicas=2)
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.advance()
     market.scale(1)
 
@@ -503,7 +503,7 @@ def test_surplus_node_is_returned_on_arrival() -> None:
 def test_node_with_a_replica_is_handed_over(replicas: int) -> None:
     market = ServingSpike(lands_first=True)
     market.spike(replicas=replicas)
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.advance()
     market.karpenter()
     market.bind()
@@ -581,7 +581,7 @@ def test_team_pays_until_the_instance_is_gone() -> None:
 def test_sweeper_starts_a_serving_rental_without_a_workflow() -> None:
     market = ServingSpike()
     market.spike(replicas=1)
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     workflows, name = market.world.workflows, f"{CHAT_ID}-b1"
     del workflows.executions[WorkflowName.BURST_CAPACITY, name], workflows.states[WorkflowName.BURST_CAPACITY, name]
     market.world.clock.advance(60)
@@ -658,7 +658,7 @@ def _play(plan: CrashPlan, *, lands_first: bool) -> Any:
 
     for turn in range(40):
         market.bind()
-        again(market.scenario.run_pass)
+        again(market.scenario.run_scheduling_cycle)
         again(market.advance)
         market.karpenter()
         again(market.advance)

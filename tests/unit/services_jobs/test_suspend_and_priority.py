@@ -58,7 +58,7 @@ def test_pending_job_is_suspended_and_not_admitted() -> None:
     job = scenario.submit()
 
     suspended = [suspend(scenario, job) for _ in range(2)]
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert [each.state for each in suspended] == [JobState.SUSPENDED] * 2
     assert scenario.job(job.job_id).state is JobState.SUSPENDED
@@ -95,7 +95,7 @@ def test_running_job_is_stopped_with_grace_and_suspended() -> None:
     assert (rested.state, rested.application_failures, rested.stop_request) == (JobState.SUSPENDED, 0, None)
     assert scenario.charges() == []
     resume(scenario, job)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     assert scenario.job(job.job_id).current_attempt == 2
 
 

@@ -105,7 +105,7 @@ def test_failed_step_does_not_stop_the_other_steps() -> None:
     scenario = JobScenario()
     job = scenario.submit()
     scenario.world.workflows.start = _refuse  # type: ignore[method-assign]
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     del scenario.world.workflows.start
     later(scenario)
     scenario.submit("key-waits", nodes=4)
@@ -566,12 +566,12 @@ def test_sweep_requests_a_cycle_after_lost_requests() -> None:
 def test_expiring_reservation_opens_one_incident_per_node(*, is_drill: bool) -> None:
     scenario = JobScenario()
     now = scenario.world.clock.now()
-    goes_at = now + timedelta(minutes=40)
+    ends_notice_at = now + timedelta(minutes=40)
     ending = GroupFact(
         kind=GroupFactKind.RESERVATION_EXPIRING,
         source="ec2.notice",
         code="cr-06b1d8f3a7c24e905",
-        deadline_at=goes_at,
+        deadline_at=ends_notice_at,
         observed_at=now,
         envelope_id="one",
         is_drill=is_drill,
@@ -585,7 +585,7 @@ def test_expiring_reservation_opens_one_incident_per_node(*, is_drill: bool) -> 
 
     found = scenario.world.ledger.by_state(Table.INCIDENTS, "INC#OPEN").rows
     incidents = [rows.read(row, Incident) for row in found]
-    assert [(each.life.instance_id, each.deadline_at) for each in incidents] == [(instance_id(2), goes_at)]
+    assert [(each.life.instance_id, each.deadline_at) for each in incidents] == [(instance_id(2), ends_notice_at)]
     assert [(each.evidence_count, each.is_drill) for each in incidents] == [(1, is_drill)]
 
 
@@ -662,7 +662,7 @@ def test_unmanaged_workloads_are_recorded_while_they_run() -> None:
 # ---------------------------------------------------------------- what was said too early
 
 
-def say_too_early(scenario: JobScenario) -> None:
+def answer_too_early(scenario: JobScenario) -> None:
     """Tell of a machine that no sweep has seen yet."""
     world = scenario.world
     fact = a_fact(
@@ -674,7 +674,7 @@ def say_too_early(scenario: JobScenario) -> None:
 
 def test_notice_about_an_unseen_instance_is_ingested_after_a_sweep() -> None:
     scenario = JobScenario()
-    say_too_early(scenario)
+    answer_too_early(scenario)
     assert not scenario.world.workflows.names(WorkflowName.RECOVER_NODE)
 
     outcome = scenario.sweep()
@@ -687,7 +687,7 @@ def test_notice_about_an_unseen_instance_is_ingested_after_a_sweep() -> None:
 
 def test_notice_is_kept_while_its_node_cannot_be_recorded() -> None:
     scenario = JobScenario()
-    say_too_early(scenario)
+    answer_too_early(scenario)
     commit = scenario.world.ledger.commit
 
     def throttled(*writes: Any, token: str = "") -> None:
@@ -704,7 +704,7 @@ def test_notice_is_kept_while_its_node_cannot_be_recorded() -> None:
 
 def test_notice_is_ingested_for_a_node_that_has_since_gone() -> None:
     scenario = JobScenario()
-    say_too_early(scenario)
+    answer_too_early(scenario)
     by_state = scenario.world.ledger.by_state
 
     def throttled(table: Table, state: str, **how: Any) -> Any:

@@ -64,7 +64,7 @@ def test_job_uses_team_quota_until_it_is_settled() -> None:
     scenario = shared()
     job = scenario.submit(team="red")
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     (charge,) = scenario.world.ledger.partition(Table.QUOTAS, rows.tree_key().pk, "CHARGE#")
     assert scenario.job(job.job_id).state is JobState.STARTING
@@ -79,7 +79,7 @@ def test_job_beyond_team_quota_waits_with_a_reason() -> None:
     scenario = shared(red=8, blue=8)
     job = scenario.submit(team="red", nodes=3)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(job.job_id).state is JobState.PENDING
     assert (
@@ -93,7 +93,7 @@ def test_higher_class_preempts_a_lower_class_which_resumes_later() -> None:
     scenario.save(low.job_id, 1, step=40)
     high = scenario.submit("high", team="red", priority_class="high")
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     asked = scenario.job(low.job_id).stop_of(1)
     assert asked
@@ -105,7 +105,7 @@ def test_higher_class_preempts_a_lower_class_which_resumes_later() -> None:
     scenario.stop(low.job_id)
     scenario.world.cluster.stop(scenario.attempt(low.job_id), 0)
     scenario.settle(low.job_id)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     back = scenario.job(low.job_id)
     assert (back.state, back.application_failures, back.launch_failures) == (JobState.PENDING, 0, 0)
@@ -113,7 +113,7 @@ def test_higher_class_preempts_a_lower_class_which_resumes_later() -> None:
     scenario.run_attempt(high.job_id, 1)
     scenario.world.cluster.finish_pods(high.job_id, 1)
     scenario.settle(high.job_id)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     scenario.run_attempt(low.job_id, 2)
     resumed = scenario.attempt(low.job_id, 2).resume_from
     assert resumed
@@ -129,7 +129,7 @@ def test_raised_priority_of_a_running_job_counts_next_cycle() -> None:
     scenario.world.ledger.commit(Put(rows.job_row(raised, found.version)))
     high = scenario.submit("high", team="red", priority_class="high")
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(low.job_id).stop_request is None
     assert scenario.job(high.job_id).state is JobState.PENDING
@@ -139,12 +139,12 @@ def test_team_in_a_kueue_namespace_starts_and_preempts_nothing() -> None:
     scenario = shared(size=2, red=8, blue=8)
     set_up(scenario, a_team("red", 8, members=MEMBERS, namespace="red"), a_team("blue", 8, members=MEMBERS))
     low = scenario.submit("a", team="blue", nodes=1, priority_class="low")
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     held = scenario.submit("b", team="red", nodes=1, priority_class="high")
     other = scenario.submit("c", team="blue", nodes=1, priority_class="low")
-    scenario.world.cluster.of_kueue["red"] = "its LocalQueue default"
+    scenario.world.cluster.kueue_managed["red"] = "its LocalQueue default"
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(held.job_id).reason.startswith("Kueue admits jobs in namespace red (its LocalQueue default)")
     assert [record.action for record in records(scenario, held.job_id)] == ["HELD"]
@@ -186,7 +186,7 @@ def test_job_waits_if_its_namespace_belongs_to_another_team() -> None:
         team = Team.model_validate_json(row.doc["document"])
         scenario.put(rows.setup_row(row.key, team.but(namespace=namespace), row.version))
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(job.job_id).state is JobState.PENDING
     assert scenario.job(job.job_id).reason.startswith("Namespace red now belongs to team blue.")
@@ -201,7 +201,7 @@ def test_a_team_keeps_its_namespace_while_it_has_jobs() -> None:
     for _ in range(2):
         with pytest.raises(TeamInUse):
             set_up(scenario, moved)
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
     scenario.cancel(waiting.job_id)
     scenario.launch(waiting.job_id)
     scenario.stop(waiting.job_id)
@@ -215,11 +215,11 @@ def test_preempted_job_gets_one_stop_request() -> None:
     scenario = shared(size=2, red=16, blue=0)
     low = scenario.running(team="red", priority_class="low")
     scenario.submit("high", team="red", priority_class="high")
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     before = scenario.world.ledger.contents()
 
-    scenario.run_pass()
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
+    scenario.run_scheduling_cycle()
 
     assert scenario.world.ledger.contents() == before
     assert scenario.timeline(low.job_id).count("preempted") == 1
@@ -229,7 +229,7 @@ def test_a_preemption_is_one_commit() -> None:
     scenario = shared(size=2, red=16, blue=0)
     low = scenario.running(team="red", priority_class="low")
     high = scenario.submit("high", team="red", priority_class="high")
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     touched = [
         {write.row.key for write in writes if isinstance(write, Put)} for writes in scenario.world.ledger.commits
@@ -245,7 +245,7 @@ def test_job_being_cancelled_counts_as_leaving() -> None:
     scenario.cancel(low.job_id)
     high = scenario.submit("high", team="red", priority_class="high", nodes=1)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(other.job_id).stop_request is None
     assert scenario.job(high.job_id).reason == f"Waits until {low.job_id} has stopped."
@@ -257,7 +257,7 @@ def test_observe_mode_preempts_no_job() -> None:
     high = scenario.submit("high", team="red", priority_class="high")
     scenario.mode = Mode.OBSERVE
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(low.job_id).stop_request is None
     assert scenario.job(high.job_id).reason == (
@@ -276,7 +276,7 @@ def test_every_record_replays() -> None:
         )
     ]
     for _ in range(3):
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
 
     found = [record for job in jobs for record in records(scenario, job.job_id)]
     assert {record.action for record in found} >= {"ADMIT", "PREEMPT", "SAME_SHAPE", "NEVER_FITS"}
@@ -288,14 +288,14 @@ def test_why_names_the_smallest_changes_that_admit_a_job() -> None:
     scenario = shared(red=8, blue=8)
     waiting = scenario.submit("a", team="red", nodes=3)
     behind = scenario.submit("b", team="red", nodes=3)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     for job in (waiting, behind):
         found = explain.why_job(scenario.world.context(), job.job_id, Reader())
         by_kind = {each["kind"]: each for each in found["changes"]}
         assert (by_kind["quota"]["amounts"], by_kind["size"]["counts"]) == ({GPU: "8"}, [2])
     set_up(scenario, a_team("red", 16, members=MEMBERS))
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     assert scenario.job(waiting.job_id).state is JobState.STARTING
 
 
@@ -304,8 +304,8 @@ def test_drained_queue_stops_its_jobs_once() -> None:
     job = scenario.running(team="red")
     set_up(scenario, a_team("red", members=MEMBERS, queue={"stop": "HoldAndDrain"}))
 
-    scenario.run_pass()
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
+    scenario.run_scheduling_cycle()
 
     asked = scenario.job(job.job_id).stop_of(1)
     assert asked
@@ -319,7 +319,7 @@ def test_jobs_older_than_the_teams_move_into_their_queues() -> None:
     lost = scenario.submit("lost", team="green")
     set_up(scenario, a_team("red", members=MEMBERS), FleetQuotas(priority_classes={"low": 1}))
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(waiting.job_id).queue == "red"
     assert scenario.job(waiting.job_id).reason.endswith(
@@ -337,7 +337,7 @@ def test_fitting_job_behind_unfit_jobs_is_admitted() -> None:
     small = scenario.submit("small", team="red", nodes=1, priority_class="low")
     set_up(scenario, a_team("red", 16, cohort="", members=MEMBERS))
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(small.job_id).state is JobState.STARTING
     assert {scenario.job(job.job_id).state for job in large} == {JobState.PENDING}
@@ -352,7 +352,7 @@ def test_team_without_budget_starts_no_job() -> None:
     scenario.settle(first.job_id)
     second = scenario.submit("second", team="red")
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     row = scenario.world.ledger.get(rows.spent_key("red", "2026-11"))
     assert row
@@ -380,7 +380,7 @@ def test_job_of_the_least_recent_use_starts_first() -> None:
     scenario.world.clock.advance(60)
     of_bo = scenario.submission("bo's", principal="role/bo", team="red").job
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(of_bo.job_id).state is JobState.STARTING
     assert scenario.job(of_ana.job_id).state is JobState.PENDING
@@ -427,7 +427,7 @@ def test_equal_job_that_loses_less_work_is_preempted() -> None:
     scenario.world.clock.advance(24 * 3600)
     high = scenario.submit("high", team="red", nodes=2, priority_class="high")
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(saves.job_id).stop_of(1)
     assert scenario.job(loses_all.job_id).stop_of(1) is None
@@ -451,7 +451,7 @@ def crowd(scenario: JobScenario, name: str, count: int = 6) -> list[str]:
 def work_off(scenario: JobScenario) -> None:
     """Let everything run to its end: whoever is asked to stop stops, whoever runs ends."""
     for _ in range(200):
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
         live = scenario.world.ledger.by_state(Table.JOBS, "ATTEMPT#LIVE", limit=1000).rows
         if not live:
             return
@@ -466,16 +466,16 @@ def work_off(scenario: JobScenario) -> None:
     raise AssertionError("it never comes to rest")
 
 
-def two_passes(scenario: JobScenario) -> None:
-    scenario.run_pass()
-    scenario.run_pass()
+def two_cycles(scenario: JobScenario) -> None:
+    scenario.run_scheduling_cycle()
+    scenario.run_scheduling_cycle()
 
 
 def busy(plan: CrashPlan) -> tuple[JobScenario, list[str]]:
     """Low classes run, on more than is their own; higher ones wait for their room."""
     scenario = shared(plan=plan)
     jobs = crowd(scenario, "low")
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     return scenario, [*jobs, *crowd(scenario, "high")]
 
 
@@ -484,14 +484,14 @@ def test_crash_in_a_cycle_breaks_no_limit_and_keeps_jobs(when: CrashTiming) -> N
     plan = CrashPlan()
     scenario, jobs = busy(plan)
     began = len(plan.effects)
-    two_passes(scenario)
+    two_cycles(scenario)
     assert any(scenario.job(job).stop_request for job in jobs)
     effects = len(plan.effects) - began
 
     for at in range(began + 1, began + effects + 1):
         scenario, jobs = busy(CrashPlan(at, when))
         with pytest.raises(Crash):
-            two_passes(scenario)
+            two_cycles(scenario)
         scenario.sweep()
         work_off(scenario)
         assert {scenario.job(job).state for job in jobs} == {JobState.SUCCEEDED}
@@ -525,7 +525,7 @@ def test_concurrent_cycles_and_submissions_break_no_limit() -> None:
 
     def schedule() -> None:
         for _ in range(6):
-            scenario.run_pass()
+            scenario.run_scheduling_cycle()
 
     threads = [threading.Thread(target=guarded, args=(submit, number)) for number in range(50)]
     threads += [threading.Thread(target=guarded, args=(schedule,)) for _ in range(4)]
@@ -560,7 +560,7 @@ def test_admission_works_with_the_largest_budgets() -> None:
     set_up(scenario, Team.model_validate({**team.model_dump(by_alias=True), "budgets": budgets}))
     job = scenario.submit(team="red")
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(job.job_id).state is JobState.STARTING
     left = remaining_by_team(setup_of(scenario), {}, (), (), scenario.policy.economy, scenario.world.clock.now())
@@ -575,12 +575,12 @@ def test_job_keeps_its_queue_position_after_another_node_loss() -> None:
     younger = scenario.submit("younger", team="red", nodes=2)
     scenario.world.cluster.remove_node(scenario.attempt(older.job_id).node_names[0])
     scenario.settle(older.job_id)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     scenario.world.cluster.remove_node(scenario.attempt(older.job_id, 2).node_names[0])
     scenario.launch(older.job_id, 2)
 
     scenario.settle(older.job_id, 2)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.attempt(older.job_id, 2).state is AttemptState.LOST
     assert (scenario.job(older.job_id).current_attempt, scenario.job(older.job_id).state) == (3, JobState.STARTING)
@@ -599,7 +599,7 @@ def test_younger_job_takes_no_nodes_from_interrupted_job() -> None:
     scenario.world.cluster.stop(scenario.attempt(older.job_id), 0)
     scenario.settle(older.job_id)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(older.job_id).resume_plan is None
     assert scenario.job(older.job_id).reason.startswith("The job's quota is available. The job waits for 2 nodes")
@@ -608,6 +608,6 @@ def test_younger_job_takes_no_nodes_from_interrupted_job() -> None:
     scenario.world.clock.advance(
         scenario.policy.repair.replace_deadline_seconds
     )  # nobody knows when a replacement comes
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(younger.job_id).state is JobState.STARTING

@@ -36,7 +36,7 @@ def lent(market: RentalScenario) -> tuple[Job, Job]:
     )
     market.scenario.set_job(market.scenario.job(second.job_id).but(resume_plan=plan))
     for _ in range(2):
-        market.scenario.run_pass()
+        market.scenario.run_scheduling_cycle()
         market.advance()
         market.karpenter()
         market.advance()
@@ -54,7 +54,7 @@ def leave(market: RentalScenario, job: Job) -> None:
     market.scenario.stop(job.job_id, 1)
     market.scenario.settle(job.job_id, 1)
     market.advance()
-    market.scenario.run_pass()
+    market.scenario.run_scheduling_cycle()
     market.advance()
 
 
@@ -90,8 +90,8 @@ def test_temporary_capacity_is_returned_once_the_lost_node_is_back() -> None:
     first, candidate = rented.rented()
     free(rented, first)
 
-    borrowed.scenario.run_pass()
-    rented.scenario.run_pass()
+    borrowed.scenario.run_scheduling_cycle()
+    rented.scenario.run_scheduling_cycle()
 
     asked = borrowed.scenario.job(second.job_id)
     assert asked.stop_request
@@ -107,7 +107,7 @@ def test_temporary_capacity_is_kept_until_the_lost_node_is_back() -> None:
     _, second = lent(town)
     town.world.clock.advance(3600)
 
-    town.scenario.run_pass()
+    town.scenario.run_scheduling_cycle()
 
     assert town.scenario.job(second.job_id).stop_request is None
 
@@ -119,8 +119,8 @@ def test_temporary_capacity_always_ends_with_its_time() -> None:
     assert due_at
     town.world.clock.advance((due_at - town.world.clock.now()).total_seconds() - second.spec.grace_seconds)
 
-    town.scenario.run_pass()
-    town.scenario.run_pass()  # asked once
+    town.scenario.run_scheduling_cycle()
+    town.scenario.run_scheduling_cycle()  # asked once
 
     asked = town.scenario.job(second.job_id)
     assert asked.stop_request
@@ -134,7 +134,7 @@ def test_temporary_capacity_decisions_replay() -> None:
     town = market()
     first, _ = lent(town)
     free(town, first)
-    town.scenario.run_pass()
+    town.scenario.run_scheduling_cycle()
 
     records = town.records("LOAN")
 
@@ -151,7 +151,7 @@ def test_expired_temporary_capacity_is_always_reported(temporary_seconds: int, l
     assert due_at
     for seconds in looks:
         town.world.clock.advance(seconds)
-        town.scenario.run_pass()
+        town.scenario.run_scheduling_cycle()
         is_due = town.world.clock.now() + timedelta(seconds=second.spec.grace_seconds) >= due_at
         assert (town.scenario.job(second.job_id).stop_request is not None) == is_due
         if is_due:
@@ -164,7 +164,7 @@ def test_temporary_capacity_is_billed_like_any_rental(hours: int) -> None:
     first, second = lent(town)
     town.world.clock.advance(hours * 1800)
     free(town, first)
-    town.scenario.run_pass()
+    town.scenario.run_scheduling_cycle()
     leave(town, second)
 
     rental = town.rental(second.job_id)

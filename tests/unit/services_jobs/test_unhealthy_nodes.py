@@ -62,7 +62,7 @@ def test_job_waits_rather_than_start_on_unhealthy_node(make_unhealthy: Any) -> N
     make_unhealthy(scenario)
 
     job = scenario.submit(nodes=2)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(job.job_id).state is JobState.PENDING
     assert "unhealthy" in scenario.job(job.job_id).reason
@@ -73,7 +73,7 @@ def test_job_starts_only_on_healthy_nodes() -> None:
     leave(scenario)
 
     job = scenario.submit(nodes=2)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert name_of(scenario, 1) not in scenario.attempt(job.job_id).node_names
 
@@ -93,10 +93,10 @@ def test_node_without_fault_labels_is_usable_at_once() -> None:
     scenario = JobScenario(size=2)
     mark(scenario)
     job = scenario.submit(nodes=2)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     mark(scenario, fault="")
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(job.job_id).state is JobState.STARTING
 
@@ -107,7 +107,7 @@ def test_ended_incident_row_excludes_no_node() -> None:
     job = scenario.submit(nodes=2)
     scenario.world.ledger.commit(Delete(row.key, 1))
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(job.job_id).state is JobState.STARTING
 
@@ -120,6 +120,6 @@ def test_node_that_a_person_uncordons_is_usable_at_once(make_unhealthy: Any) -> 
     uncordon(scenario)
 
     job = scenario.submit(nodes=2)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(job.job_id).state is JobState.STARTING

@@ -55,7 +55,7 @@ def test_unreadable_cluster_stops_no_admission_on_the_other(dead: str, alive: st
     first, second = submit_on(scenario, dead, "a"), submit_on(scenario, alive, "b")
     blind(scenario, dead, what)
 
-    outcome = scenario.run_pass()
+    outcome = scenario.run_scheduling_cycle()
 
     held = scenario.job(first.job_id)
     assert outcome.admitted == (f"{second.job_id}-a1",)
@@ -70,13 +70,13 @@ def test_job_is_admitted_once_its_cluster_answers_again() -> None:
     scenario = two_clusters()
     job = submit_on(scenario, BURST, "a")
     blind(scenario, BURST)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     commits = len(scenario.world.ledger.commits)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     repeated = len(scenario.world.ledger.commits) - commits
     scenario.world.cluster.blind.clear()
 
-    outcome = scenario.run_pass()
+    outcome = scenario.run_scheduling_cycle()
 
     assert repeated == 0  # the reason is recorded once
     assert outcome.admitted == (f"{job.job_id}-a1",)
@@ -92,7 +92,7 @@ def test_failing_hyperpod_holds_only_its_own_cluster(error: Exception, monkeypat
 
     monkeypatch.setattr(scenario.world.provider, "nodes", fail)
 
-    outcome = scenario.run_pass()
+    outcome = scenario.run_scheduling_cycle()
 
     assert outcome.admitted == (f"{burst.job_id}-a1",)
     assert "cannot be read" in scenario.job(home.job_id).reason
@@ -103,7 +103,7 @@ def test_unreadable_cluster_is_reported_as_failing_source() -> None:
     submit_on(scenario, CLUSTER, "a")
     blind(scenario, BURST)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     reports = heartbeats.load(scenario.world.ledger)
     assert "no answer" in reports[f"kubernetes-list/{BURST}"].error
@@ -123,14 +123,14 @@ def test_job_on_an_unreadable_cluster_is_not_preempted() -> None:
     high = submit_on(scenario, BURST, "high", team="red", priority_class="high")
     blind(scenario, CLUSTER)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     assert scenario.job(low.job_id).stop_of(1) is None
     assert scenario.job(high.job_id).state is JobState.PENDING
     assert replay(record_of(scenario, high.job_id), scenario.policy).action == "NO_QUOTA"
 
     scenario.world.cluster.blind.clear()
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     assert scenario.job(low.job_id).stop_of(1) is not None
 
 
@@ -144,10 +144,10 @@ def test_interrupted_job_keeps_its_quota_while_its_cluster_is_unreadable() -> No
     assert scenario.job(old.job_id).state is JobState.PENDING
     blind(scenario, CLUSTER)
 
-    outcome = scenario.run_pass()
+    outcome = scenario.run_scheduling_cycle()
 
     assert outcome.admitted == ()
     assert scenario.job(young.job_id).state is JobState.PENDING
     scenario.world.cluster.blind.clear()
     scenario.world.clock.advance(3600)
-    assert scenario.run_pass().admitted == (f"{old.job_id}-a2",)
+    assert scenario.run_scheduling_cycle().admitted == (f"{old.job_id}-a2",)

@@ -77,12 +77,12 @@ def test_cycle_hands_every_job_to_its_local_queue() -> None:
     scenario = a_scenario(size=0)
 
     jobs = [scenario.submit(f"key-{number}") for number in range(3)]
-    outcome = scenario.run_pass()
+    outcome = scenario.run_scheduling_cycle()
 
     assert [name.partition("-a")[0] for name in outcome.admitted] == [job.job_id for job in jobs]
     attempt = scenario.attempt(jobs[0].job_id)
     assert (attempt.local_queue, attempt.node_names, attempt.pool) == ("default", (), "")
-    assert scenario.run_pass().admitted == ()
+    assert scenario.run_scheduling_cycle().admitted == ()
 
 
 def test_handover_decision_replays() -> None:
@@ -110,13 +110,13 @@ def test_crash_during_handover_leaves_one_attempt(at: int, when: CrashTiming) ->
     scenario.plan.at, scenario.plan.when = at, when
     with contextlib.suppress(Crash):
         scenario.settle(job.job_id)
-        scenario.run_pass()
+        scenario.run_scheduling_cycle()
         scenario.launch(job.job_id, 2)
     scenario.plan.at = 0
     scenario.world.clock.advance(600)
 
     scenario.settle(job.job_id)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     scenario.sweep()
     scenario.launch(job.job_id, 2)
 
@@ -137,9 +137,9 @@ def test_a_pause_after_a_failure_is_kept() -> None:
     later = scenario.world.clock.now() + timedelta(seconds=60)
     scenario.world.ledger.commit(Put(rows.job_row(job.but(not_before=later), row.version)))
 
-    assert scenario.run_pass().admitted == ()
+    assert scenario.run_scheduling_cycle().admitted == ()
     scenario.world.clock.advance(61)
-    assert scenario.run_pass().admitted == (f"{job.job_id}-a1",)
+    assert scenario.run_scheduling_cycle().admitted == (f"{job.job_id}-a1",)
 
 
 def test_a_launch_raises_the_fence_and_names_no_nodes() -> None:
@@ -170,7 +170,7 @@ def test_attempt_after_a_recovery_avoids_the_faulty_nodes() -> None:
         planned_at=scenario.world.clock.now(),
     )
     scenario.world.ledger.commit(Put(rows.job_row(job.but(resume_plan=plan), row.version)))
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     scenario.launch(job.job_id)
 
@@ -279,7 +279,7 @@ def test_eviction_requeues_the_job_without_using_a_restart() -> None:
         0,
         None,
     )
-    assert scenario.run_pass().admitted == (f"{job.job_id}-a2",)
+    assert scenario.run_scheduling_cycle().admitted == (f"{job.job_id}-a2",)
     assert scenario.launch(job.job_id, 2).outcome is LaunchOutcome.QUEUED
     fence = scenario.world.checkpoints.fence(job.spec.checkpoint_uri)[0]
     assert fence
@@ -365,14 +365,14 @@ def test_time_waiting_for_kueue_is_not_charged() -> None:
 
 def test_submission_into_a_kueue_namespace_is_refused() -> None:
     scenario = JobScenario()
-    scenario.world.cluster.of_kueue[NAMESPACE] = "its LocalQueue default"
+    scenario.world.cluster.kueue_managed[NAMESPACE] = "its LocalQueue default"
     scenario.sweep()
 
     with pytest.raises(Invalid, match=r"where Kueue admits jobs \(its LocalQueue default\)") as refused:
         scenario.submit()
 
     assert refused.value.faults[0][0] == "team"
-    scenario.world.cluster.of_kueue.clear()
+    scenario.world.cluster.kueue_managed.clear()
     scenario.world.clock.advance(60)
     scenario.sweep()
     assert scenario.submit("key-2").state is JobState.PENDING
@@ -380,12 +380,12 @@ def test_submission_into_a_kueue_namespace_is_refused() -> None:
 
 def test_kueue_admission_refuses_no_kueue_namespace() -> None:
     scenario = a_scenario()
-    scenario.world.cluster.of_kueue[NAMESPACE] = "its LocalQueue default"
+    scenario.world.cluster.kueue_managed[NAMESPACE] = "its LocalQueue default"
     scenario.sweep()
 
     job = scenario.submit()
 
-    assert scenario.run_pass().admitted == (f"{job.job_id}-a1",)
+    assert scenario.run_scheduling_cycle().admitted == (f"{job.job_id}-a1",)
 
 
 def test_jobs_reach_their_local_queue_despite_quota() -> None:
@@ -410,7 +410,7 @@ def planned(scenario: JobScenario) -> dict[str, Any]:
 def test_plan_says_that_kueue_decides() -> None:
     beside, followed = JobScenario(), a_scenario()
     for scenario in (beside, followed):
-        scenario.world.cluster.of_kueue[NAMESPACE] = "its LocalQueue default"
+        scenario.world.cluster.kueue_managed[NAMESPACE] = "its LocalQueue default"
         scenario.sweep()
 
     assert planned(followed)["decision"]["reason"] == "Kueue admits jobs here: the job goes to LocalQueue default."

@@ -81,7 +81,7 @@ class RecoveryScenario:
     with_job: bool = True
     is_stuck: bool = False
     """Repairs never end."""
-    comes_back_sick: bool = False
+    replacement_is_faulty: bool = False
     """A reboot does not clear the fault marks."""
     meanwhile: Callable[[], None] | None = None
     """What people do while a recovery waits for them."""
@@ -192,7 +192,7 @@ class RecoveryScenario:
         self.world.clock.advance(5)
         if not self.is_stuck:
             for machine in list(self.world.provider.running):
-                marks = self.comes_back_sick and self.world.provider.running[machine] == "reboot"
+                marks = self.replacement_is_faulty and self.world.provider.running[machine] == "reboot"
                 self.world.provider.finish(machine)
                 if not marks:
                     self.mark(machine)
@@ -210,7 +210,7 @@ class RecoveryScenario:
                 self.scenario.settle(self.job_id, attempt.attempt)
             elif job.state is JobState.STARTING:
                 self.scenario.run_attempt(self.job_id, attempt.attempt)
-        self.scenario.run_pass()
+        self.scenario.run_scheduling_cycle()
 
     def mark(self, machine: str, fault_type: str = "") -> None:
         """Put HyperPod's fault mark on a node, or take it off."""

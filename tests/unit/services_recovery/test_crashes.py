@@ -17,7 +17,7 @@ EXAMINES = QUICK.but(repair=QUICK.repair.but(test_job_image="registry/node-test:
 SCENARIOS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "reboot": ({}, {}),
     "replace": ({}, {"fault_key": "hp:NvidiaErrorTerminate"}),
-    "reboot-then-replace": ({"comes_back_sick": True}, {}),
+    "reboot-then-replace": ({"replacement_is_faulty": True}, {}),
     "stuck-replace": ({"is_stuck": True, "size": 2}, {"fault_key": "hp:NvidiaErrorTerminate"}),
     "examined": ({"policy": EXAMINES, "with_job": False}, {"fault_key": "xid:79", "source": "hyperpod.node-labels"}),
     "observe": ({"mode": Mode.OBSERVE}, {}),

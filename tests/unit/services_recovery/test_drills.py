@@ -130,7 +130,7 @@ def is_replaced(recovery: RecoveryScenario) -> None:
 
 
 def escalates(recovery: RecoveryScenario) -> None:
-    recovery.comes_back_sick = True
+    recovery.replacement_is_faulty = True
     recovery.sicken()
     recovery.recover()
 

@@ -441,7 +441,7 @@ def test_cause_pages_once_while_it_lasts_and_again_after_its_end() -> None:
     assert len(pages) == 1, "told already, of two of these three machines"
 
     for number in (1, 2, 3, 4):
-        go_dark(recovery, number)
+        stop_answering(recovery, number)
     recovery.world.clock.advance(100_000)
     assert repair(recovery, at_repair(recovery, 8)).outcome == "BLOCKED"
     assert len(pages) == 1, "the cause that people were told of lasts"
@@ -475,7 +475,7 @@ def end_cause(recovery: RecoveryScenario, cause: str = "zone/us-west-2a", **chan
     return hold_automation.release(request, recovery.world.context())
 
 
-def go_dark(recovery: RecoveryScenario, number: int) -> None:
+def stop_answering(recovery: RecoveryScenario, number: int) -> None:
     [node] = [each for each in recovery.world.cluster.by_name.values() if each.instance_id == instance_id(number)]
     recovery.world.cluster.set_node(node.name, is_ready=False, not_ready_since=recovery.now)
     remember(recovery, number)
@@ -486,7 +486,7 @@ def blocked_wave(**limits: Any) -> tuple[RecoveryScenario, list[str]]:
     recovery = fleet(8, policy=guarded(**limits))
     faulty = [at_repair(recovery, number) for number in (1, 2, 3, 4)]
     for number in (1, 2, 3, 4):
-        go_dark(recovery, number)
+        stop_answering(recovery, number)
     for each in faulty:
         assert repair(recovery, each).outcome == "BLOCKED"
         recovery.open(K.RELEASED)
@@ -517,7 +517,7 @@ def test_shared_cause_under_a_hold_is_paged_after_it() -> None:
     recovery.hold(seconds=60)
     faulty = [at_repair(recovery, number) for number in (1, 2, 3)]
     for number, each in enumerate(faulty, start=1):
-        go_dark(recovery, number)
+        stop_answering(recovery, number)
         assert repair(recovery, each).outcome == "HELD"
         recovery.open(K.RELEASED)
     recovery.world.clock.advance(61)

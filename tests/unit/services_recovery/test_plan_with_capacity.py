@@ -131,7 +131,7 @@ def test_cycle_rents_the_pool_that_the_recovery_chose() -> None:
             jobs=recovery.policy.jobs.but(expected_replace_seconds=1, expected_resume_seconds=1)
         )
         stop(recovery)
-        recovery.scenario.run_pass()
+        recovery.scenario.run_scheduling_cycle()
 
     recovery = planned(burst())
     reluctant(recovery)
@@ -159,11 +159,11 @@ def test_job_resumes_elsewhere_during_the_repair() -> None:
     recovery.state("", repair_node)
     stop(recovery)
 
-    recovery.scenario.run_pass()
+    recovery.scenario.run_scheduling_cycle()
     market.advance()
     market.karpenter()
     market.advance()
-    recovery.scenario.run_pass()
+    recovery.scenario.run_scheduling_cycle()
     recovery.scenario.run_attempt(recovery.job_id, 2)
 
     attempt, faulty = recovery.scenario.attempt(recovery.job_id, 2), recovery.incident.node_name
@@ -297,7 +297,7 @@ def test_kueue_admission_prevents_renting_and_preemption() -> None:
 def test_only_an_approved_recovery_rents_in_recommend_mode() -> None:
     recovery = planned(burst())
     stop(recovery)
-    recovery.scenario.run_pass()
+    recovery.scenario.run_scheduling_cycle()
     rental = rental_of(recovery)
     check = rent_capacity.Request(step=rent_capacity.RentalStep.CHECK, job_id=rental.job_id, rental=rental.number)
 
@@ -344,7 +344,7 @@ def test_least_expected_loss_is_chosen_within_the_caps(
         recovery.world.ledger.commit(Put(row))
     plan(recovery)
     stop(recovery)
-    recovery.scenario.run_pass()
+    recovery.scenario.run_scheduling_cycle()
 
     found = record(recovery)
     had = [each.usd for each in found.alternatives if each.usd is not None]
@@ -401,18 +401,18 @@ def test_cycle_carries_out_the_chosen_preemption() -> None:
     scenario = recovery.scenario
     stop(recovery)
 
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
 
     asked = scenario.job(other).stop_of(1)
     assert asked
     assert (asked.by, asked.grace_seconds) == (f"schedule_jobs/{recovery.job_id}", 30)
     assert recovery.job.reason.endswith(f"its recovery preempts other jobs. It waits until they stop: {other}.")
-    scenario.run_pass()  # nobody else is asked meanwhile
+    scenario.run_scheduling_cycle()  # nobody else is asked meanwhile
     assert (recovery.job.state, len(scenario.charges())) == (JobState.PENDING, 1)
     scenario.stop(other)
     recovery.world.cluster.stop(scenario.attempt(other), 0)
     scenario.settle(other)
-    scenario.run_pass()
+    scenario.run_scheduling_cycle()
     assert (recovery.job.state, scenario.job(other).state) == (JobState.STARTING, JobState.PENDING)
     admissions = [each for each in decisions(recovery) if each.kind == "ADMISSION"]
     assert "PREEMPT" in {each.action for each in admissions}
@@ -422,7 +422,7 @@ def test_cycle_carries_out_the_chosen_preemption() -> None:
 def test_job_within_its_own_quota_is_not_preempted() -> None:
     recovery, other = teams(blue_borrows=False)
     stop(recovery)
-    recovery.scenario.run_pass()
+    recovery.scenario.run_scheduling_cycle()
 
     assert record(recovery).action == "WAIT_FOR_REPAIR"
     assert weighed(recovery, "PREEMPT").why_not.startswith(
@@ -438,7 +438,7 @@ def test_waiting_for_the_repair_preempts_no_job() -> None:
     recovery.scenario.set_job(recovery.job.but(resume_plan=plan.but(option=ResumeOption.WAIT_FOR_REPAIR)))
     stop(recovery)
 
-    recovery.scenario.run_pass()
+    recovery.scenario.run_scheduling_cycle()
 
     assert recovery.scenario.job(other).stop_request is None
     assert recovery.job.reason.startswith("The job's quota is available. The job waits for 2 nodes")

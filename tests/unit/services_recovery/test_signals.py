@@ -158,10 +158,10 @@ def test_plan_about_many_instances_opens_incidents_for_known_nodes() -> None:
 def test_notice_about_a_recorded_node_opens_an_incident() -> None:
     world = FakeWorld()
     remember(world, 77, f"{CLUSTER}/burst-77")
-    goes_at = A_MOMENT + timedelta(minutes=2)
+    ends_notice_at = A_MOMENT + timedelta(minutes=2)
 
-    assert ingest(world, a_notice(77, deadline_at=goes_at)) == ["OPEN"]
-    assert incidents(world)[0].deadline_at == goes_at
+    assert ingest(world, a_notice(77, deadline_at=ends_notice_at)) == ["OPEN"]
+    assert incidents(world)[0].deadline_at == ends_notice_at
 
 
 OTHER_ARN = CLUSTER_ARN.replace("k3v9x2m7q1ab", "zzzzzzzzzzzz")

@@ -744,15 +744,15 @@ def test_page_names_a_node_that_never_started() -> None:
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("RepairNode", repair_node)
     patient = recovery.world.provider.by_id.pop(instance_id(1))
-    newcomer = patient.but(instance_id=instance_id(99), launched_at=recovery.now, status="Pending")
-    recovery.world.provider.by_id[newcomer.instance_id] = newcomer
+    new_node = patient.but(instance_id=instance_id(99), launched_at=recovery.now, status="Pending")
+    recovery.world.provider.by_id[new_node.instance_id] = new_node
     recovery.world.clock.advance(QUICK.repair.replace_deadline_seconds)
 
     outcome = recovery.state("RepairNode", repair_node)
 
     assert outcome.outcome == "ASK_PERSON"
-    assert newcomer.instance_id in outcome.reason
-    assert recovery.incident.replacement_instance_id == newcomer.instance_id
+    assert new_node.instance_id in outcome.reason
+    assert recovery.incident.replacement_instance_id == new_node.instance_id
 
 
 def test_checkpoints_near_a_corrupting_fault_are_distrusted() -> None:
@@ -791,7 +791,7 @@ def decisions(recovery: RecoveryScenario, kind: str) -> list[Decision]:
 
 
 def test_every_decision_of_the_ladder_replays_from_its_record() -> None:
-    recovery = faulty(comes_back_sick=True)
+    recovery = faulty(replacement_is_faulty=True)
     recovery.recover()
 
     made = decisions(recovery, "REPAIR")
@@ -811,15 +811,23 @@ def test_every_decision_of_the_ladder_replays_from_its_record() -> None:
     answers=st.lists(st.sampled_from([*RepairAnswer]), max_size=4),
     lost=st.integers(0, 2),
     is_stuck=st.booleans(),
-    comes_back_sick=st.booleans(),
+    replacement_is_faulty=st.booleans(),
     fault=st.sampled_from(["hp:NvidiaErrorReboot", "hp:NvidiaErrorTerminate", "xid:79"]),
     crash=st.integers(0, 60),
     when=st.sampled_from(["before", "after"]),
 )
 def test_node_is_replaced_at_most_once_and_the_recovery_ends(
-    answers: list[RepairAnswer], lost: int, is_stuck: bool, comes_back_sick: bool, fault: str, crash: int, when: str
+    answers: list[RepairAnswer],
+    lost: int,
+    is_stuck: bool,
+    replacement_is_faulty: bool,
+    fault: str,
+    crash: int,
+    when: str,
 ) -> None:
-    recovery = RecoveryScenario(is_stuck=is_stuck, comes_back_sick=comes_back_sick, plan=CrashPlan(at=crash, when=when))
+    recovery = RecoveryScenario(
+        is_stuck=is_stuck, replacement_is_faulty=replacement_is_faulty, plan=CrashPlan(at=crash, when=when)
+    )
     recovery.world.provider.scripted.extend(answer for answer in answers if answer is not RepairAnswer.ACCEPTED)
     recovery.world.provider.lost_replies = lost
     recovery.sicken(fault_key=fault)
