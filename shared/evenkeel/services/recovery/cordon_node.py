@@ -12,7 +12,7 @@ from evenkeel.domain.recovery.plan import not_allowed
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, CordonResult, Write
 from evenkeel.services.context import Context
-from evenkeel.services.recovery import guardrails
+from evenkeel.services.recovery import guardrails, record_block
 from evenkeel.services.storage import guardrail_registers, incident_record
 from evenkeel.services.storage.guardrail_registers import RegisterName
 
@@ -66,7 +66,7 @@ def cordon(incident: Incident, context: Context) -> Outcome:
     verdict = _entered(incident, context)
     # A machine that is gone needs no place: to wait for one would hold its seat, and whoever has it now, for ever.
     if not verdict.allowed and context.cluster.node(incident.life.cluster, incident.node_name) is not None:
-        guardrails.block(incident, GuardedAction.CORDON, verdict, context, writer=WRITER)
+        record_block.block(incident, GuardedAction.CORDON, verdict, context, writer=WRITER)
         return Outcome(outcome="BLOCKED", reason=verdict.reason)
     found = context.cluster.cordon(incident.life.cluster, incident.node_name, incident.incident_id)
     outcome, reason = _OUTCOME_TEXT[found]

@@ -44,7 +44,7 @@ from evenkeel.ports import (
 )
 from evenkeel.services.attempts import keep_logs
 from evenkeel.services.context import Context
-from evenkeel.services.recovery import guardrails, unmanaged
+from evenkeel.services.recovery import guardrails, record_block, unmanaged
 from evenkeel.services.storage import attempt_rows, incident_record, rows
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.retries import until_committed
@@ -90,9 +90,9 @@ def run(request: Request, context: Context) -> Outcome:
     # No repair follows that would come back to these jobs, so what bars the stop is waited for.
     verdict = guardrails.check_stop_allowed(incident, context)
     if verdict.allowed:
-        guardrails.unblock(incident, context.ledger)
+        record_block.unblock(incident, context.ledger)
         return protected
-    guardrails.block(incident, GuardedAction.STOP, verdict, context, writer=WRITER)
+    record_block.block(incident, GuardedAction.STOP, verdict, context, writer=WRITER)
     return protected.but(outcome="HELD")
 
 

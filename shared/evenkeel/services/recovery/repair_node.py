@@ -35,7 +35,7 @@ from evenkeel.ports import (
     Write,
 )
 from evenkeel.services.context import Context
-from evenkeel.services.recovery import cordon_node, guardrails, plan_recovery, protect_jobs
+from evenkeel.services.recovery import cordon_node, guardrails, plan_recovery, protect_jobs, record_block
 from evenkeel.services.recovery.guardrails import GuardContext
 from evenkeel.services.storage import attempt_rows, guardrail_registers, incident_record, rows
 from evenkeel.services.storage.decision_record import decision_of
@@ -154,7 +154,7 @@ def _carry_out(step: _Step, context: Context) -> Outcome:
     if decision.action in (Repair.HOLD, Repair.BLOCKED):
         _block(incident, step.facts, step.record, context)
     else:
-        guardrails.unblock(incident, context.ledger)
+        record_block.unblock(incident, context.ledger)
     if decision.action in _BRANCH_ENDS:
         _end(incident, step.facts, decision, step.record, context)
     return Outcome(
@@ -430,10 +430,10 @@ def _block(incident: Incident, facts: RepairFacts, record: Decision, context: Co
     act = GuardedAction(rung) if rung else GuardedAction.STOP
     guard = facts.guard or GuardFacts(life=facts.life.key, pool=incident.pool, hold=facts.hold, now=facts.now)
     verdict = check_guardrails(act, guard, context.policy.repair.guardrails)
-    guardrails.block(incident, act, verdict, context.but(now=facts.now), writer=WRITER, record=record)
+    record_block.block(incident, act, verdict, context.but(now=facts.now), writer=WRITER, record=record)
     if verdict.cause:
         window = timedelta(seconds=context.policy.repair.guardrails.shared_cause_window_seconds)
-        guardrails.page_shared_cause(verdict, context.but(now=facts.now), is_drill=incident.is_drill, window=window)
+        record_block.page_shared_cause(verdict, context.but(now=facts.now), is_drill=incident.is_drill, window=window)
 
 
 def _end(incident: Incident, facts: RepairFacts, decision: RepairDecision, record: Decision, context: Context) -> None:

@@ -1,0 +1,128 @@
+"""Record that a guardrail blocks an action of an incident, and call a person about a shared cause."""
+
+from datetime import datetime, timedelta
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.incidents import Block, Incident, IncidentState
+from evenkeel.domain.recovery.guardrails import (
+    GuardedAction,
+    GuardrailVerdict,
+    Rule,
+)
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Conflict, Ledger, Put, Row, Write
+from evenkeel.services.context import Context
+from evenkeel.services.storage import incident_record, rows
+
+_PAGE_CLAIM_TIMEOUT = timedelta(minutes=2)
+"""A page that was begun and not recorded for this long is taken over: a page twice is better than none."""
+
+
+def block(
+    incident: Incident,
+    act: GuardedAction,
+    verdict: GuardrailVerdict,
+    context: Context,
+    *,
+    writer: str,
+    record: Decision | None = None,
+) -> None:
+    """Show the guardrail next to the incident and its node, and tell its story once for each rule that bars it.
+
+    Args:
+        incident: The incident.
+        act: What is barred.
+        verdict: By what.
+        record: The decision, recorded with the story.
+        writer: The service that tells.
+
+    Idempotent: yes, the same rule on the same act is told once; its reason is kept fresh.
+    """
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        before = current.block
+        is_same = before is not None and (before.rule, before.act) == (verdict.rule, act)
+        if current.state.is_settled or (is_same and before and before.reason == verdict.reason):
+            return None
+        since = before.since if is_same and before else context.now
+        barred = Block(
+            rule=verdict.rule,
+            reason=verdict.reason,
+            since=since,
+            act=act,
+            clears_at=verdict.clears_at,
+            cause=verdict.cause,
+        )
+        after = current.but(state=IncidentState.BLOCKED, block=barred)
+        if is_same:
+            return after, []
+        text = f"The {act} waits: {verdict.reason}"
+        kind = "held" if verdict.rule == Rule.HOLD else "blocked"
+        decision_id = record.decision_id if record else ""
+        line = incident_record.timeline_put(
+            current.incident_id, kind, text, at=context.now, writer=writer, decision_id=decision_id
+        )
+        return after, [line, *([Put(rows.decision_row(record))] if record else [])]
+
+    before = incident.block
+    incident_record.update(context.ledger, incident.incident_id, change)
+    if before is None or before.rule != verdict.rule:
+        context.telemetry.count("ActionsBlocked", rule=verdict.rule)
+        context.telemetry.info("ActBlocked", rule=verdict.rule, act=act, reason=verdict.reason)
+
+
+def unblock(incident: Incident, ledger: Ledger) -> None:
+    """Take the guardrail's mark off an incident whose next step needs no leave.
+
+    Idempotent: yes, no mark is success.
+    """
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        return None if current.block is None else (current.without_block(), [])
+
+    if incident.block is not None:
+        incident_record.update(ledger, incident.incident_id, change)
+
+
+def page_shared_cause(verdict: GuardrailVerdict, context: Context, *, is_drill: bool, window: timedelta) -> None:
+    """Page once for a wave, however many machines it bars and whoever sees it first.
+
+    A cause with a machine that was sick when people were told is the same wave, however long it lasts. The row is
+    claimed, then the page goes out, then the claim says so. A crash in between lets
+    another take over. Idempotent: yes, by the row.
+    """
+    key = rows.cause_key(verdict.cause, is_drill=is_drill)
+    row = context.ledger.get(key)
+    until = max(verdict.clears_at or context.now, context.now) + window
+    was = row.doc if row else {}
+    told_at = datetime.fromisoformat(str(was["claimedAt"])) if row else None
+    is_same_wave = told_at is not None and (verdict.since or context.now) <= told_at
+    claimed_at = told_at if is_same_wave else None
+    is_paged = is_same_wave and was["isPaged"]
+    doc = {"claimedAt": rfc3339(claimed_at or context.now), "until": rfc3339(until), "isPaged": bool(is_paged)}
+    expires_at = until + rows.KEPT
+    if claimed_at is not None and (is_paged or context.now - claimed_at < _PAGE_CLAIM_TIMEOUT):
+        if is_paged and until - datetime.fromisoformat(str(was["until"])) > window:
+            _try_put(context.ledger, Row(key, doc, row.version if row else 0, None, expires_at))
+        return
+    claim = Row(key, doc | {"claimedAt": rfc3339(context.now)}, row.version if row else 0, None, expires_at)
+    if not _try_put(context.ledger, claim):
+        return  # somebody else saw it at the same moment, and pages
+    kind, _, name = verdict.cause.partition("/")
+    message = (
+        f"{verdict.reason}\nRepairs of these nodes wait until it is over. Next: evenkeel incidents ls --state BLOCKED"
+    )
+    drill, of_drills = ("[drill] ", "drill-") if is_drill else ("", "")
+    subject = f"{drill}Several nodes of {kind} {name} failed at once"
+    context.pager.page(subject, message, key=f"{of_drills}shared-cause-{verdict.cause}")
+    context.telemetry.error("SharedCause", cause=verdict.cause, reason=verdict.reason, runbook="shared-cause")
+    paged = Row(key, claim.doc | {"isPaged": True}, claim.version + 1, None, claim.expires_at)
+    _try_put(context.ledger, paged)
+
+
+def _try_put(ledger: Ledger, row: Row) -> bool:
+    try:
+        ledger.commit(Put(row))
+    except Conflict:
+        return False
+    return True
