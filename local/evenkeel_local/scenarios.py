@@ -384,6 +384,27 @@ def preemption(run: ScenarioRun) -> None:
     )
 
 
+def shared_node(run: ScenarioRun) -> None:
+    """Two halves of a GPU node and a CPU-only job share one machine; a job that needs more CPU waits."""
+    run.classes(normal=1)
+    groups = [{TYPE: {"nvidia.com/gpu": 8, "cpu": 400, "memory": "4Ti"}}]
+    run.team("red", 8, TYPE, groups=groups)
+    half = TrainingWork(nodes=1, steps=600, checkpoint_every=50, step_seconds=0.15)
+    short = TrainingWork(nodes=1, steps=20, checkpoint_every=10, step_seconds=0.1)
+    first = run.submit("half-1", half, team="red", gpusPerNode=4)
+    second = run.submit("half-2", half, team="red", gpusPerNode=4)
+    notebook = run.submit("notebook", half, team="red", gpusPerNode=0, cpuPerNode=8, memoryGibPerNode=32)
+    for job in (first, second, notebook):
+        job.reach(3)
+    nodes = {job.node(0) for job in (first, second, notebook)}
+    run.check("two halves of a node and a CPU job run on one node", len(nodes) == 1, nodes)
+    large = run.submit("large", short, team="red", gpusPerNode=0, cpuPerNode=64)
+    waiting = large.until("to wait for CPU", lambda seen: "short of CPU" in seen["reason"])
+    run.check("a job that needs more CPU than is free waits, and says so", True, waiting["reason"])
+    for job in (first, second, notebook, large):
+        job.ends_well(attempts=1)
+
+
 SIZES: Final = {"minNodes": 1, "maxNodes": 3}
 
 
@@ -673,6 +694,7 @@ SCENARIOS: Final = {
     scenario.name: scenario
     for scenario in (
         Scenario("preemption", preemption, FleetShape(nodes=2)),
+        Scenario("shared-node", shared_node, FleetShape(nodes=1)),
         Scenario("burst-home", return_to_committed, FleetShape(nodes=1)),
         Scenario("spot-reclaimed", spot_reclaimed, FleetShape(nodes=1)),
         Scenario("nowhere", nowhere, FleetShape(nodes=1)),

@@ -504,6 +504,8 @@ def a_launch(
         node_names=() if local_queue else tuple(node.name for node in nodes),
         size=job.nodes,
         accelerators=job.nodes * job.accelerators_per_node,
+        cpu_millis=job.nodes * job.per_node.cpu_millis,
+        memory_mib=job.nodes * job.per_node.memory_mib,
         admitted_at=A_MOMENT,
         decision_id="dec-contract",
     )

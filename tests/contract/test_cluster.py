@@ -12,7 +12,7 @@ from evenkeel.domain.external.unmanaged_workloads import PodRecreation, Unmanage
 from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT
 from evenkeel.domain.recovery.validation import CheckResult
-from evenkeel.domain.resources import NONE
+from evenkeel.domain.resources import NONE, Resources
 from evenkeel.ports import (
     CheckSpec,
     CordonResult,
@@ -238,6 +238,17 @@ def test_an_attempt_runs_a_pod_on_each_of_its_nodes(bench: ClusterUnderTest) -> 
     assert {name: amounts.accelerators for name, amounts in in_use.items() if amounts.accelerators} == {
         node.name: 8 for node in nodes
     }
+
+
+def test_pods_request_cpu_and_memory(bench: ClusterUnderTest) -> None:
+    (node, *_) = free_nodes(bench)
+    spec = a_launch(bench, [node], cpu_per_node=16, memory_gib_per_node=64)
+
+    bench.cluster.launch(spec)
+    bench.eventually(lambda: any(pod.phase is PodPhase.RUNNING for pod in seen(bench, spec).pods), "the pod to run")
+
+    in_use = bench.cluster.resources_in_use(CLUSTER)[node.name]
+    assert in_use == Resources(accelerators=8, cpu_millis=16_000, memory_mib=64 * 1024)
 
 
 def test_an_attempt_launched_twice_is_one_workload(bench: ClusterUnderTest) -> None:

@@ -31,6 +31,7 @@ from evenkeel.adapters.kubernetes import (
     NamespaceTerminating,
     ServerFailed,
 )
+from evenkeel.adapters.workloads import resources_requested
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.resources import Resources
 from evenkeel.ports import (
@@ -603,3 +604,29 @@ def test_watch_reports_which_kinds_answer(script: Script, api: KubernetesApi) ->
         "pod": "Unreachable",
         "job": "Unreachable",
     }
+
+
+def test_requests_of_a_pod_count_as_the_scheduler_counts_them() -> None:
+    def container(cpu: str, **fields: str) -> dict[str, Any]:
+        return {"resources": {"requests": {"cpu": cpu, "memory": "1Gi"}}, **fields}
+
+    pod = {
+        "spec": {
+            "initContainers": [container("500m", restartPolicy="Always"), container("4")],
+            "containers": [container("1500m"), {"resources": {"limits": {"cpu": "1", "nvidia.com/gpu": "2"}}}],
+            "overhead": {"cpu": "250m", "memory": "100Mi"},
+        }
+    }
+
+    # The second init container runs beside the sidecar alone: 4.5 vCPU, more than the 3 vCPU of the rest.
+    assert resources_requested(pod) == Resources(accelerators=2, cpu_millis=4_750, memory_mib=2 * 1024 + 100)
+
+
+def test_allocatable_cpu_and_memory_of_a_node_are_read(script: Script, api: KubernetesApi) -> None:
+    allocatable = {"cpu": "191450m", "memory": "2097152Ki", "nvidia.com/gpu": "8"}
+    script.on("GET", f"{NODES}/n1", (200, a_node_object("1") | {"status": {"allocatable": allocatable}}))
+
+    node = KubernetesCluster(OneApi(api), fleet="f").node("c", "n1")
+
+    assert node is not None
+    assert node.allocatable == Resources(accelerators=8, cpu_millis=191_450, memory_mib=2048)

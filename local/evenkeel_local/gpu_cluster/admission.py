@@ -1,7 +1,7 @@
 """Defaults and admission plugins of the API server, by kind. `validation` has the checks.
 
 Source of each rule: `pkg/apis/*/v1/defaults.go` of Kubernetes 1.33 and the admission plugins DefaultTolerationSeconds,
-Priority, ServiceAccount and TaintNodesByCondition.
+Priority, ResourceQuota, ServiceAccount and TaintNodesByCondition.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import base64
 import secrets
 from collections.abc import Callable
 
-from evenkeel_local.gpu_cluster import catalogue, errors
+from evenkeel_local.gpu_cluster import catalogue, errors, resource_quotas
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.pod_defaults import default_pod, default_pod_spec
 from evenkeel_local.gpu_cluster.store import Store, TypeKey, clone, namespace_of
@@ -48,6 +48,8 @@ def _admit_pod(obj: Obj, store: Store) -> None:
             seconds = {"tolerationSeconds": DEFAULT_TOLERATION_SECONDS}
             tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", **seconds})
     _resolve_priority(obj, store)
+    if refused := resource_quotas.why_refused(obj, store):
+        raise errors.forbidden("", "pods", obj["metadata"]["name"], refused)
     obj["status"] = {"phase": "Pending", "qosClass": quality_of_service(spec)}
 
 

@@ -15,6 +15,7 @@ from tests.local.gpu_cluster.kube_client import (
     SERVICES,
     STRATEGIC,
     Json,
+    KubeApiError,
     KubeClient,
     a_claim,
     a_job,
@@ -534,3 +535,36 @@ def test_pods_with_anti_affinity_share_no_node(kube: KubeClient) -> None:
     nodes = [pod["spec"]["nodeName"] for pod in pods if "nodeName" in pod["spec"]]
     assert len(set(nodes)) == 3
     assert any("anti-affinity rules" in str(pod["status"]["conditions"]) for pod in pods)
+
+
+# ResourceQuotas
+
+
+def limit_namespace(kube: KubeClient, **hard: str) -> None:
+    names = {name.replace("_", "."): amount for name, amount in hard.items()}
+    kube.create("/api/v1/namespaces/default/resourcequotas", {"metadata": {"name": "team"}, "spec": {"hard": names}})
+
+
+def a_pod_with_cpu(name: str, cpu: str) -> Json:
+    pod = a_pod(name)
+    pod["spec"]["containers"][0]["resources"] = {"requests": {"cpu": cpu, "memory": "1Gi"}}
+    return pod
+
+
+def test_pod_without_requests_is_refused_under_a_quota(kube: KubeClient) -> None:
+    limit_namespace(kube, requests_cpu="4", memory="8Gi")
+
+    with pytest.raises(KubeApiError, match=r"must specify memory for: main; requests\.cpu for: main"):
+        kube.create(PODS, a_pod("bare"))
+
+
+def test_pods_beyond_a_quota_are_refused_until_others_end(kube: KubeClient) -> None:
+    limit_namespace(kube, cpu="4")
+    kube.create(PODS, a_pod_with_cpu("first", "3"))
+
+    with pytest.raises(KubeApiError, match="exceeded quota: team, requested: cpu=2, used: cpu=3, limited: cpu=4"):
+        kube.create(PODS, a_pod_with_cpu("second", "2"))
+    kube.delete(f"{PODS}/first")
+    eventually(lambda: kube.items(PODS) == [], "the first pod to be gone")
+
+    assert kube.create(PODS, a_pod_with_cpu("second", "2"))["status"]["phase"] == "Pending"

@@ -1,0 +1,79 @@
+"""Admission of pods under the ResourceQuotas of their namespace.
+
+Source: the admission plugin ResourceQuota of Kubernetes 1.33 and `pkg/quota/v1/evaluator/core/pods.go`. Quotas with
+scopes are ignored, and the use of a quota is not written into its status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+
+from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.objects import has_ended
+from evenkeel_local.gpu_cluster.pod_topology import Amounts
+from evenkeel_local.gpu_cluster.quantities import quantity
+from evenkeel_local.gpu_cluster.store import Store, namespace_of
+
+_MUST_BE_SPECIFIED = ("cpu", "memory")
+"""Resources that each container must request, or limit, if a quota limits them. Others count as 0 if omitted."""
+
+
+def why_refused(pod: Obj, store: Store) -> str:
+    """Return why the quotas of its namespace refuse a new pod, in Kubernetes' words; empty if they allow it."""
+    namespace = namespace_of(pod)
+    quotas = [each for each in store.each(catalogue.RESOURCE_QUOTAS.key) if namespace_of(each) == namespace]
+    if not quotas:
+        return ""
+    asked = _use_of(pod)
+    pods = [each for each in store.each(catalogue.PODS.key) if namespace_of(each) == namespace and not has_ended(each)]
+    used = _sum(map(_use_of, pods))
+    for quota in quotas:
+        spec, name = quota.get("spec") or {}, quota["metadata"]["name"]
+        hard = {} if spec.get("scopes") or spec.get("scopeSelector") else spec.get("hard") or {}
+        if missing := "; ".join(_missing(pod, hard)):
+            return f"failed quota: {name}: must specify {missing}"
+        limits = {key: quantity(amount) for key, amount in hard.items()}
+        over = sorted(key for key in limits if used.get(key, 0) + asked.get(key, 0) > limits[key] and asked.get(key))
+        if over:
+            requested = ",".join(f"{key}={asked[key].normalize():f}" for key in over)
+            in_use = ",".join(f"{key}={used.get(key, Decimal(0)).normalize():f}" for key in over)
+            limited = ",".join(f"{key}={hard[key]}" for key in over)
+            return f"exceeded quota: {name}, requested: {requested}, used: {in_use}, limited: {limited}"
+    return ""
+
+
+def _missing(pod: Obj, hard: Obj) -> Iterator[str]:
+    """Yield what containers must specify, with their names."""
+    for key in sorted(hard):
+        part, _, resource = key.rpartition(".") if "." in key else ("requests", "", key)
+        if resource not in _MUST_BE_SPECIFIED or part not in ("requests", "limits"):
+            continue
+        lacking = [
+            each["name"]
+            for each in pod["spec"]["containers"]
+            if resource not in ((each.get("resources") or {}).get(part) or {})
+        ]
+        if lacking:
+            yield f"{key} for: {','.join(lacking)}"
+
+
+def _use_of(pod: Obj) -> Amounts:
+    """Return what a pod counts against quotas, under each name that a quota may use."""
+    found: Amounts = {"pods": Decimal(1), "count/pods": Decimal(1)}
+    for container in pod["spec"].get("containers") or ():
+        for part in ("requests", "limits"):
+            for name, amount in ((container.get("resources") or {}).get(part) or {}).items():
+                keys = [f"{part}.{name}", *([name] if part == "requests" and name in _MUST_BE_SPECIFIED else [])]
+                for key in keys:
+                    found[key] = found.get(key, Decimal(0)) + quantity(amount)
+    return found
+
+
+def _sum(parts: Iterator[Amounts]) -> Amounts:
+    total: Amounts = {}
+    for part in parts:
+        for name, amount in part.items():
+            total[name] = total.get(name, Decimal(0)) + amount
+    return total
