@@ -17,7 +17,7 @@ from evenkeel_local.gpu_cluster.quantities import quantity
 from evenkeel_local.gpu_cluster.store import Store, namespace_of
 
 _MUST_BE_SPECIFIED = ("cpu", "memory")
-"""Resources that each container must request, or limit, if a quota limits them. Other resources count as 0 if omitted."""
+"""Resources that each container must name if a quota limits them. Other resources count as 0 if omitted."""
 
 
 def why_refused(pod: Obj, store: Store) -> str:
