@@ -31,7 +31,7 @@ from evenkeel.adapters.kubernetes import (
     NamespaceTerminating,
     ServerFailed,
 )
-from evenkeel.adapters.workloads import resources_requested
+from evenkeel.adapters.unmanaged_pods import resources_requested
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.resources import Resources
 from evenkeel.ports import (
