@@ -1,4 +1,4 @@
-"""What every level of the tests shares: one engine per session, and hypothesis without a race against the clock."""
+"""Fixtures of all test levels: one engine per session, and hypothesis without deadlines."""
 
 import functools
 import gc
@@ -13,17 +13,17 @@ from hypothesis import HealthCheck, settings
 from evenkeel_local.engine import Engine
 from evenkeel_local.identities import Credentials, bootstrap
 
-# Two busy cores make any single example slow now and then: that is no finding. `ci` takes the same examples each time.
+# On busy cores a single example may be slow, which is no failure. `ci` uses the same examples each time.
 settings.register_profile("developer", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("developer"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
-# Collection only allocates what stays: without pauses for garbage it takes half the time.
+# Collection only allocates objects that stay: without garbage collection it takes half the time.
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Let garbage be collected again, but not among what is loaded by now."""
+    """Enable garbage collection again, without the objects loaded so far."""
     gc.freeze()
     gc.enable()
 
@@ -57,12 +57,12 @@ def _service_models_are_read_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """One AWS engine for the whole session, IAM enforced. Tests share it: name what you make after the test."""
+    """An AWS engine for the whole session, with IAM enforced. Tests share it: name resources after the test."""
     with Engine.start(tmp_path_factory.mktemp("engine")) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def deployer(engine: Engine) -> Credentials:
-    """Who may deploy stacks to `engine` and make its users."""
+    """Credentials that may deploy stacks to `engine` and create its users."""
     return bootstrap(engine)

@@ -10,4 +10,4 @@ from tests.fakes.crashes import CrashTiming
 
 MARKS = {CrashTiming.BEFORE: (pytest.mark.exhaustive,), CrashTiming.AFTER: ()}
 SIDES = [pytest.param(when, marks=marks) for when, marks in MARKS.items()]
-"""For a test that takes `when`."""
+"""Parametrizes a test with the argument `when`."""

@@ -112,7 +112,7 @@ def fault_of(key: str) -> Fault:
 
 
 def preview_of(key: str, policy: Policy) -> Preview:
-    """Return what the policy lets happen after a fault."""
+    """Return what the policy allows after a fault."""
     return preview(policy.catalogue.look_up(key), policy)
 
 
@@ -278,7 +278,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "vetoes.veto": opt_out.opt_out_reason,
     "vetoes.was_uncordoned": opt_out.was_uncordoned,
 }
-"""Pure functions whose calls are recorded, by the name in the corpus. The name stays when a function is renamed."""
+"""Pure functions with recorded calls, by the name in the corpus. The name stays when a function is renamed."""
 
 
 # ---------------------------------------------------------------- values as JSON and back
@@ -289,7 +289,7 @@ class CannotEncodeError(TypeError):
 
 
 _SHIPPED = "shipped"
-"""Stands for the shipped fault catalogue."""
+"""The id of the shipped fault catalogue."""
 
 
 def _encode_catalogue(catalogue: FaultCatalogue) -> Json:
@@ -315,7 +315,7 @@ _ENCODINGS: Mapping[type, Callable[[Any], Json]] = {
     BaseModel: lambda value: value.model_dump(mode="json", by_alias=True),
     FaultCatalogue: _encode_catalogue,
 }
-"""The JSON form of each type that contains no other values to encode."""
+"""The JSON form of each type without nested values to encode."""
 
 
 def encode(value: Any) -> Json:
@@ -342,7 +342,7 @@ def encode(value: Any) -> Json:
 
 
 def decode(hint: Any, document: Json) -> Any:
-    """Return the value that a JSON form stands for, as an argument of this type."""
+    """Return the argument of this type for a JSON form."""
     origin, parts = get_origin(hint), get_args(hint)
     if hint is FaultCatalogue:
         return default_catalogue()
@@ -383,7 +383,7 @@ def hints_of(name: str) -> Mapping[str, Any]:
 
 
 POLICY_REFERENCE = "$policy"
-"""In place of a section of the policy: its id in the file of policies."""
+"""The id of a policy section in the file of policies, in place of the section."""
 
 
 def arguments_of(name: str, arguments: Mapping[str, Json], policies: Mapping[str, Json]) -> dict[str, Any]:
@@ -409,7 +409,7 @@ def arguments_of(name: str, arguments: Mapping[str, Json], policies: Mapping[str
 
 
 class DifferenceError(AssertionError):
-    """Something recorded is not what the code reads or answers now."""
+    """A recorded value differs from the value that the code reads or returns now."""
 
     def __init__(self, path: str, what: str) -> None:
         super().__init__(f"{path} {what}")
@@ -423,8 +423,9 @@ SENTENCES = frozenset(
         *("detail", "differences", "explanation", "quantity"),
     ]
 )
-"""Fields of answers that hold text for people, so that their words may change. A text without a space is a name or a
-code, and is compared in these fields, too. `answer` is a function's own answer where it is a text."""
+"""Fields of answers with text for people, which may change. A text without a space is a name or a code, and is compared
+in these fields, too. `answer` is a function's own answer if it is a text.
+"""
 
 
 TEXTS_FROM_INPUT = frozenset(
@@ -449,9 +450,10 @@ def texts_with_spaces(document: Json, key: str = "answer") -> Iterator[str]:
 
 
 KEPT_IF_TEXT_CHANGED = frozenset({"quota"})
-"""Fields that an answer has only if its reason differs from the reason of the cycle before. A recorded cycle knows the
-words of its time as the reason before, so such a field may appear where the record has none. It is compared wherever
-the record has it."""
+"""Fields that an answer has only if its reason differs from the reason of the previous cycle. A recorded cycle has the
+old wording as its previous reason, so such a field may appear without being in the record. It is compared if the record
+has it.
+"""
 
 
 def without_sentences(document: Json, key: str = "answer") -> Json:
@@ -522,7 +524,7 @@ def _short(document: Json) -> str:
 
 
 class Rename(NamedTuple):
-    """Renames that hold for some records, or for some places in them."""
+    """Renames for some records, or for some places in them."""
 
     kind: str
     path: str
@@ -560,7 +562,7 @@ class Translation:
         Args:
             kind: The recorded kind of decision, name of a function, or `policy`.
             document: The document.
-            path: Where it stands in the record.
+            path: Its path in the record.
         """
         renames = [each for each in self._renames if fnmatchcase(kind, each.kind)]
         return _translated(renames, document, path) if renames else document
@@ -595,7 +597,7 @@ def _with_resources(document: dict[str, Json]) -> dict[str, Json]:
 
 
 def _translated_json(renames: list[Rename], text: str, path: str) -> str | None:
-    """Translate a text that is JSON itself; None where it is not."""
+    """Translate a text that is JSON itself; return None for other texts."""
     try:
         inner = json.loads(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Take from each drill the rule that it stands for, in a copy of the tree, and see it fail: `make drill-mutants`.
+"""Remove the rule of each drill in a copy of the tree, and check that the drill fails: `make drill-mutants`.
 
-The patch of a drill is `tests/mutants/drills/<drill>.patch`. It begins with one line, `Fails: <text>`, which one of the
-checks that fail must say. A drill that passes without its rule shows nothing, and is an error here.
+The patch of a drill is `tests/mutants/drills/<drill>.patch`. It begins with `Fails: <text>`; a failing check must
+contain this text. A drill that passes without its rule proves nothing, which is an error here.
 """
 
 import argparse
@@ -20,7 +20,7 @@ PATCHES = ROOT / "tests" / "mutants" / "drills"
 SEED = 2026
 """As in `make drills`."""
 SECONDS = 1500.0
-"""The most that one may take; a storm that nothing limits takes ten minutes until it is given up."""
+"""Longest run of a drill. A storm without limits takes ten minutes until its timeout."""
 _SOURCES = ("shared", "functions", "statemachines", "local", "cli", "examples", "charts", "requirements")
 _COPIED = (*_SOURCES, "template.yaml", "openapi.json", "samconfig.toml")
 _IMPORTED = ("cli", "examples/trainer", "local", "shared")
@@ -44,7 +44,7 @@ class DrillMutant:
 
     @property
     def fails(self) -> str:
-        """What a check that fails must say."""
+        """Text that a failing check must contain."""
         first = self.path.read_text().partition("\n")[0]
         return first.removeprefix("Fails: ").strip() if first.startswith("Fails: ") else ""
 
@@ -54,10 +54,10 @@ def drill_mutants() -> list[DrillMutant]:
 
 
 def failures(mutant: DrillMutant) -> list[str]:
-    """Run the drill in a tree without its rule, in a data centre of its own; return what failed.
+    """Run the drill in a tree without its rule, in its own data centre; return the failures.
 
     Raises:
-        RuntimeError: the patch does not apply, or the drill could not be run.
+        RuntimeError: the patch does not apply, or the drill did not start.
     """
     with tempfile.TemporaryDirectory(prefix=f"{mutant.drill}-") as name:
         folder = Path(name)

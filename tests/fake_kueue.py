@@ -1,9 +1,9 @@
-"""A stand-in for Kueue on a local API server: what a Job's integration shows of it, and no scheduling of its own.
+"""A stand-in for Kueue on a local API server: it shows what Kueue's Job integration shows, without Kueue's scheduling.
 
-It is not Kueue. It keeps a Workload for each Job with a queue's label, lets Jobs in one after the other while their
-LocalQueue has accelerators left, and evicts what a test names. Objects, labels, conditions and the order of its writes
-follow Kueue's source (`pkg/controller/jobframework/reconciler.go`, `pkg/controller/jobs/job`, `apis/kueue/v1beta2`):
-what Evenkeel reads is shaped as there, what Kueue would decide is not tried.
+It is not Kueue. It keeps a Workload for each Job with a queue's label. It admits Jobs in order while their LocalQueue
+has free accelerators, and evicts the Jobs that a test names. Objects, labels, conditions and the order of writes follow
+Kueue's source (`pkg/controller/jobframework/reconciler.go`, `pkg/controller/jobs/job`, `apis/kueue/v1beta2`). So
+Evenkeel reads the same objects as from Kueue; Kueue's decisions are not tested.
 """
 
 import hashlib
@@ -104,7 +104,7 @@ class FakeKueue:
     """It runs in a thread of its own, as the server's administrator, until the `with` block ends."""
 
     def __init__(self, api: KubernetesApi, namespace: str, room: int, priorities: dict[str, int] | None = None) -> None:
-        """Begin with `room` accelerators in every LocalQueue of a namespace together."""
+        """Start with `room` accelerators in all LocalQueues of a namespace together."""
         self.room = room
         self.priorities = priorities or {}
         self.faults: list[str] = []
@@ -157,7 +157,7 @@ class FakeKueue:
     def _look(self) -> None:
         jobs = {job["metadata"]["uid"]: job for job in self._jobs() if "deletionTimestamp" not in job["metadata"]}
         kept = {one["metadata"]["labels"][_UID]: one for one in self._workloads()}
-        for uid in kept.keys() - jobs.keys():  # its owner is gone
+        for uid in kept.keys() - jobs.keys():  # its owner was deleted
             self._api.delete(self._path(kept.pop(uid)))
         for uid in jobs.keys() - kept.keys():
             made = workload_of(jobs[uid], self.priorities)

@@ -12,9 +12,9 @@ PENDING = f"JOB#{JobState.PENDING}"
 
 
 class InterleavedLedger:
-    """A ledger that runs `act` right before its call number `at`, once.
+    """A ledger that runs `act` once, right before its call number `at`.
 
-    With `lags` the index of waiting jobs keeps showing what it showed before `act`: on AWS it is eventually consistent.
+    With `lags`, the index of pending jobs stays as it was before `act`: on AWS it is eventually consistent.
     """
 
     def __init__(self, ledger: Ledger, at: int, act: Callable[[], Any], *, lags: bool = False) -> None:

@@ -1,6 +1,7 @@
-"""An independent check: does a decision follow from its recorded facts, and is a state within its limits.
+"""An independent check that a decision follows from its recorded facts, and that a state is within its limits.
 
-It shares no code with the scheduler. It computes quota and use again, in the simplest way, from declarations and jobs.
+It shares no code with the scheduler. It computes quota and usage again, in the simplest way, from declarations and
+jobs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,11 +13,11 @@ from evenkeel.domain.kueue.preemption import Reason
 
 
 def faults_of(decision: CycleDecision, queue: Queue) -> Iterator[str]:
-    """Yield what contradicts the facts of a decision; nothing if all is consistent.
+    """Yield each contradiction between a decision and its facts; yield nothing if all is consistent.
 
     Args:
-        decision: The decision with the inequalities that it recorded.
-        queue: The queue's declaration at that moment.
+        decision: The decision with its recorded inequalities.
+        queue: The declaration of the queue at that time.
     """
     if decision.result is Result.INADMISSIBLE:
         return
@@ -195,7 +196,7 @@ def _over(
         children.setdefault(f"c:{parent}" if parent else "", []).append(name)
 
     def node_figures(name: str) -> Iterator[tuple[int, int, int] | str]:
-        """Yield what exceeds its limits below a node; last the node's quota, use and guaranteed quota."""
+        """Yield each exceeded limit below a node; last the node's quota, usage and guaranteed quota."""
         quota = next(
             (
                 each.quotas[key[1]]

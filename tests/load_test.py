@@ -1,8 +1,7 @@
-"""Submitters, passes and workers at once on one ledger, in an order that threads and dice make; now and then one dies.
+"""Concurrent submitters, cycles and workers on one ledger, in a random order of threads; sometimes one of them dies.
 
-The ledger is what is tried: DynamoDB, or its twin. The machines and the workflows are twins in memory: a worker does
-what the workflow of an attempt does, in its order. `python -m tests.load_test --jobs 2000` is the long form, on its
-own engine.
+The ledger is under test: DynamoDB, or its fake. The nodes and the workflows are in-memory fakes. A worker does what the
+workflow of an attempt does, in its order. `python -m tests.load_test --jobs 2000` is the long form, on its own engine.
 """
 
 import argparse
@@ -41,9 +40,9 @@ _RUNS_ON = 0.8
 
 @dataclass
 class CommitRecorder:
-    """A ledger that remembers what was committed, and kills a caller now and then, before or after its commit.
+    """A ledger that records commits, and sometimes kills a caller before or after its commit.
 
-    A commit stands where it began: whoever saw its effect began later, so no limit seems broken that was not.
+    A commit is recorded at its start. A reader of its effect began later, so the check reports no false violation.
     """
 
     ledger: Ledger
@@ -94,7 +93,7 @@ class _LockedPort:
 
 @dataclass
 class LoadTestResult:
-    """What came of it."""
+    """Result of a load test."""
 
     jobs: list[str]
     states: set[JobState]
@@ -105,7 +104,7 @@ class LoadTestResult:
     preempted: int
     died: int
     admissions: int
-    """As the ledger was told."""
+    """Commits in the order of the ledger."""
     seconds: float
 
 
@@ -235,7 +234,7 @@ class _LoadTest:
         while not self.is_over:
             began = time.monotonic()
             _once(self.scenario.run_scheduling_cycle)
-            # They share one interpreter with everybody: half of the time is for those whom they admit.
+            # All threads share one interpreter: half of the time is for the workers of admitted jobs.
             time.sleep(max(dice.random() * self.load.pace_seconds * 4, time.monotonic() - began))
 
     def work(self, number: int) -> None:
@@ -251,7 +250,7 @@ class _LoadTest:
             time.sleep(dice.random() * self.load.pace_seconds)
 
     def waits(self) -> bool:
-        """Whether anybody still waits: one look, where to read all jobs is many."""
+        """Return whether a job is still pending, in one query; reading all jobs takes many."""
         return bool(self.scenario.ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", limit=1).rows)
 
     def read(self, names: Iterable[str]) -> dict[str, Job]:
@@ -268,7 +267,7 @@ class _LoadTest:
             if launched is LaunchOutcome.LAUNCHED:
                 scenario.world.cluster.run_pods(job_id, attempt)
                 scenario.mark_running(job_id, attempt)
-            if launched is not LaunchOutcome.GIVE_UP:  # asked to stop, a moment after its job was read
+            if launched is not LaunchOutcome.GIVE_UP:  # stopped right after its job was read
                 return
         elif dice.random() < _RUNS_ON:
             return
@@ -280,7 +279,7 @@ class _LoadTest:
 
 
 def _once(step: Callable[[], Any]) -> None:
-    """Do something that may die or be too late: somebody does it again."""
+    """Run work that may die or come too late; run it again then."""
     try:
         step()
     except (Crash, Conflict, Throttled, Unreachable):
@@ -297,7 +296,7 @@ def _again(step: Callable[[], Any]) -> Any:
 
 
 def ledger_of(engine: "Engine") -> Ledger:
-    """Return a ledger of empty tables on an engine, for a caller who has rights to nothing else."""
+    """Return a ledger with empty tables on an engine, for a caller with no other permissions."""
     from evenkeel_local.identities import bootstrap, make_user
     from tests.contract.test_ledger import make_tables
 

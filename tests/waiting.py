@@ -1,4 +1,4 @@
-"""Waiting for a condition, with a deadline: what tests do instead of sleeping."""
+"""Waiting for a condition with a deadline, in place of sleeps."""
 
 import time
 from collections.abc import Callable
@@ -9,9 +9,9 @@ _T = TypeVar("_T")
 
 
 def until(condition: Callable[[], _T], what: str, patience_seconds: float = PATIENCE_SECONDS) -> _T:
-    """Poll until `condition` answers something true, and return it. Fail with `what` after the patience.
+    """Poll until `condition` returns a true value, and return it; fail with `what` after the timeout.
 
-    What takes long is looked at less often: whoever looks takes from those that are waited for.
+    Later polls are less frequent: polling takes time from the processes under test.
     """
     deadline = time.monotonic() + patience_seconds
     pause = 0.02

@@ -1,4 +1,4 @@
-"""Where the contract bodies of Cluster and Provider run: the twins, and the adapters on the local GPU cluster."""
+"""Implementations for the tests of Cluster and Provider: the fakes, and the adapters on the local GPU cluster."""
 
 import contextlib
 import itertools
@@ -44,7 +44,7 @@ _QUEUES = f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{NAMESPACE}/localqueues"
 
 
 class ClusterUnderTest(Protocol):
-    """A fleet to try the ports on, and what a test may do to it behind their back."""
+    """A fleet for the contract tests, with changes that bypass the ports."""
 
     @property
     def cluster(self) -> Cluster: ...
@@ -59,7 +59,7 @@ class ClusterUnderTest(Protocol):
     def cordon_as_a_person(self, name: str) -> None: ...
 
     def taint(self, name: str) -> None:
-        """Give a node the awaiting-validation taint beside one of somebody else's."""
+        """Give a node the awaiting-validation taint beside a foreign taint."""
         ...
 
     def ends(self, spec: LaunchSpec, exit_code: int) -> None:
@@ -71,7 +71,7 @@ class ClusterUnderTest(Protocol):
         ...
 
     def is_running(self, pod: UnmanagedPod) -> bool:
-        """Whether a pod that is not ours runs: an eviction of one that does not asks no budget."""
+        """Return whether an unmanaged pod runs: the eviction of a pod that does not run ignores its budget."""
         ...
 
     def budgets(self, name: str, count: int) -> None:
@@ -83,15 +83,15 @@ class ClusterUnderTest(Protocol):
         ...
 
     def forges_job(self, spec: LaunchSpec, namespace: str) -> None:
-        """Have somebody create a Job of an attempt's name, labels and annotations, whose one pod succeeds at once."""
+        """Let a person create a Job with an attempt's name, labels and annotations; its pod succeeds at once."""
         ...
 
     def forges_pod(self, spec: LaunchSpec, node_name: str) -> None:
-        """Have somebody create a bare pod with an attempt's labels and annotations in its namespace."""
+        """Let a person create a bare pod with an attempt's labels and annotations in its namespace."""
         ...
 
     def deletes_job(self, spec: LaunchSpec) -> None:
-        """Have somebody delete an attempt's Job with its pods."""
+        """Let a person delete an attempt's Job with its pods."""
         ...
 
     def says_of(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
@@ -111,11 +111,11 @@ class ClusterUnderTest(Protocol):
         ...
 
     def repaired(self, instance_id: str) -> None:
-        """Have the repair under way come to its end, where that takes no time of its own."""
+        """Complete the running repair, if it takes no time of its own."""
         ...
 
     def examined(self, instance_id: str) -> None:
-        """Have the deep health check under way pass, where that takes no time of its own."""
+        """Let the running deep health check pass, if it takes no time of its own."""
         ...
 
     def tested(self, name: str, *, passes: bool) -> None:
@@ -128,7 +128,7 @@ class ClusterUnderTest(Protocol):
 
 
 class FakeClusterUnderTest:
-    """The twins."""
+    """The fakes."""
 
     def __init__(self) -> None:
         clock = FixedClock()
@@ -254,7 +254,7 @@ class FakeClusterUnderTest:
 
 
 class LocalClusterUnderTest:
-    """The adapters, on a local GPU cluster that asks nobody who they are."""
+    """The adapters, on a local GPU cluster without authentication."""
 
     _numbers = itertools.count(1)
 
@@ -314,7 +314,7 @@ class LocalClusterUnderTest:
                 "spec": {"nodeName": node_name, "terminationGracePeriodSeconds": 1, "containers": [container]},
             },
         )
-        # A pod that waits may always be evicted, whatever its budget says.
+        # A pending pod may always be evicted, whatever its budget.
         path = f"/api/v1/namespaces/default/pods/{name}"
         self.eventually(lambda: (self.admin.get(path) or {})["status"]["phase"] == "Running", "the pod to run")
 
@@ -337,7 +337,7 @@ class LocalClusterUnderTest:
         pod = self.admin.get(f"/api/v1/namespaces/default/pods/{name}")
         assert pod
         self.admin.delete(f"/api/v1/namespaces/default/pods/{name}", gracePeriodSeconds=0)
-        # A pod that takes its time to end keeps its namespace, which takes nothing new meanwhile.
+        # A terminating pod keeps its terminating namespace, which refuses new objects.
         script = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
         container = {"name": "main", "image": "any", "command": ["sh", "-c", script]}
         node_name = pod["spec"]["nodeName"]
@@ -463,7 +463,7 @@ def free_nodes(bench: ClusterUnderTest, count: int = 1) -> list[KubernetesNode]:
 
 
 def tainted_machine(bench: ClusterUnderTest) -> ProviderNode:
-    """Return a running machine of the group whose nodes come up tainted."""
+    """Return a running machine of the group whose nodes start with the taint."""
 
     def running() -> ProviderNode | None:
         ours = [node for node in bench.provider.nodes() if node.instance_group == "p5-tainted"]
@@ -480,7 +480,7 @@ def a_launch(
     local_queue: str = "",
     **spec: Any,
 ) -> LaunchSpec:
-    """Return what attempt 1 of a new job is launched from, on these nodes."""
+    """Return the launch spec of attempt 1 of a new job on these nodes."""
     job = JobSpec.model_validate(
         {
             "name": "contract",

@@ -1,4 +1,4 @@
-"""The worlds that the contract bodies run in: the twin, moto, and the engine."""
+"""Implementations for the contract tests: the fake, moto, and the engine."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ def engine_user(deployer: Credentials) -> Credentials:
 
 @pytest.fixture
 def unique() -> str:
-    """A name that no other test uses, since all share one engine."""
+    """A name that no other test uses, because all tests share one engine."""
     return f"contract-{uuid.uuid4().hex[:10]}"
 
 

@@ -1,4 +1,4 @@
-"""What renting does in a cluster: one body for the twin and for the adapter, and what Karpenter makes of it."""
+"""Renting in a cluster: one body for the fake and the adapter, and a simulated Karpenter."""
 
 import contextlib
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ def handle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]:
 
 @pytest.fixture
 def untouched(tmp_path: Path) -> Iterator[ClusterHandle]:
-    """A cluster in which nothing was refused yet: what Karpenter says late would be taken for the next rental's."""
+    """A cluster without earlier refusals: a late event of Karpenter would count for the next rental."""
     with a_cluster(tmp_path) as running:
         yield running
 
@@ -222,7 +222,7 @@ CHAT_TAINT = {"key": "evenkeel.io/serving", "value": "chat", "effect": "NoSchedu
 
 
 def a_deployment(replicas: int) -> dict[str, Any]:
-    """Replicas that take a node each, and tolerate what is the Deployment's alone."""
+    """Replicas that use a node each and tolerate only the Deployment's taint."""
     labels = {"app": "chat"}
     container = {
         "name": "main",

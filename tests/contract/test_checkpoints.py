@@ -1,4 +1,4 @@
-"""The port CheckpointStore: one body for the twin, S3 in moto, and S3 on the engine; and what training code writes."""
+"""The port CheckpointStore: one body for the fake, S3 in moto, and S3 on the engine; and the training code's writes."""
 
 import base64
 import hashlib
@@ -132,7 +132,7 @@ def test_a_fence_that_moved_is_not_overwritten(place: CheckpointPlace) -> None:
     assert place.store.fence(place.uri)[0] == {"attempt": 2}
 
 
-# moto looks and writes without a lock between: of several writers in one process, two may be the first.
+# moto checks and writes without a lock: two concurrent writers of a process may both succeed.
 @pytest.mark.parametrize("place", ["memory", "engine"], indirect=True)
 def test_one_of_many_concurrent_launches_raises_the_first_fence(place: CheckpointPlace) -> None:
     won: list[int] = []

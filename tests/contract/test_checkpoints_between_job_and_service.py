@@ -1,4 +1,4 @@
-"""Checkpoints and fences cross from the training script to the functions and back: each reads what the other wrote."""
+"""Checkpoints and fences between the training script and the functions: each side reads the other side's writes."""
 
 import hashlib
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The way into EKS: tokens that STS on the engine vouches for, and the access that the published manifest grants."""
+"""Access to EKS: tokens verified by STS on the engine, and the permissions of the published manifest."""
 
 import base64
 import json
@@ -36,7 +36,7 @@ ACCESS = Path(__file__).parents[2] / "charts" / "kubernetes-access.yaml"
 
 @pytest.fixture(scope="module")
 def guarded(engine: Engine, deployer: Credentials, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]:
-    """A local GPU cluster that asks the engine who calls, with Evenkeel's manifest applied."""
+    """A local GPU cluster that authenticates callers through the engine, with Evenkeel's manifest applied."""
     actions = ["iam:SimulatePrincipalPolicy", "iam:GetAccessKeyLastUsed", "lambda:ListFunctions"]
     own = make_user(deployer, "contract-gpu-cluster", [{"Effect": "Allow", "Action": actions, "Resource": "*"}])
     folder = tmp_path_factory.mktemp("guarded-cluster")
@@ -48,7 +48,7 @@ def guarded(engine: Engine, deployer: Credentials, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="module")
 def caller(deployer: Credentials) -> Credentials:
-    """Somebody who may find the cluster; what they may do in it, access entries say."""
+    """Credentials that may find the cluster; access entries decide about their Kubernetes permissions."""
     return make_user(
         deployer, "contract-caller", [{"Effect": "Allow", "Action": "eks:DescribeCluster", "Resource": "*"}]
     )

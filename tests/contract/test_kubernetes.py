@@ -1,4 +1,4 @@
-"""The Kubernetes client against a server that answers what a test wants, over real TLS."""
+"""The Kubernetes client against a server with scripted answers, over real TLS."""
 
 import contextlib
 import json
@@ -56,7 +56,7 @@ TERMINATING = {"causes": [{"reason": "NamespaceTerminating", "message": "namespa
 
 
 class Script:
-    """Answers in the order given, per method and path; the last one for ever. Remembers what was asked."""
+    """Answers in the given order, per method and path; repeats the last answer. Records the requests."""
 
     def __init__(self) -> None:
         self.answers: dict[tuple[str, str], list[Answer]] = {}
@@ -74,7 +74,7 @@ class Script:
 
 
 class QuietServer(ThreadingHTTPServer):
-    """Connections are broken on purpose here: no word about it."""
+    """Suppress the log: connections break on purpose here."""
 
     def handle_error(self, *_: Any) -> None:
         pass

@@ -1,4 +1,4 @@
-"""A Job that is handed over, from its queue to its end, as the adapter reads it: the stand-in plays Kueue."""
+"""A Job in Kueue's queue, from its creation to its end, as the adapter reads it. A stand-in acts as Kueue."""
 
 from collections.abc import Iterator
 

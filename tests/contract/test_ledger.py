@@ -1,4 +1,4 @@
-"""The port Ledger: one body for the twin in memory, DynamoDB in moto, and DynamoDB on the engine."""
+"""The port Ledger: one body for the in-memory fake, DynamoDB in moto, and DynamoDB on the engine."""
 
 import threading
 from collections.abc import Iterator
@@ -284,7 +284,7 @@ def test_a_hundred_writes_over_all_tables_are_one_commit(ledger: Ledger) -> None
 
 
 def filled(sk: str, size: int, text: str = "x") -> Put:
-    """Return a row that takes just this many bytes in DynamoDB: names and values, in UTF-8."""
+    """Return a row of exactly this many bytes in DynamoDB: names and values, in UTF-8."""
     key = Key(Table.JOBS, "JOB#job-1", sk)
     names_and_keys = len("pk" + key.pk + "sk" + sk + "version" + "doc") + len('{"text":""}') + 2
     count, rest = divmod(size - names_and_keys, len(text.encode()))
@@ -469,7 +469,7 @@ def test_a_token_used_for_other_writes_is_refused(ledger: Ledger, unique: str) -
 
 
 class StubDynamoClient:
-    """Answers TransactWriteItems with what a test wants, one after the other."""
+    """Answers TransactWriteItems with the given answers, in order."""
 
     def __init__(self, *answers: Exception | None) -> None:
         self.answers = list(answers)
@@ -506,7 +506,7 @@ def test_conflicting_transaction_is_retried_under_the_same_token() -> None:
 
 
 class SlowTables:
-    """Serves one key a request, and gives the others back unread, as a busy table may."""
+    """Serves one key per request and returns the rest as unprocessed, as a busy table may."""
 
     def __init__(self) -> None:
         self.requests: list[Any] = []

@@ -1,4 +1,4 @@
-"""Whatever is written in whatever order, the twin in memory and DynamoDB answer alike and hold the same rows."""
+"""The in-memory fake and DynamoDB give the same answers and hold the same rows after any sequence of writes."""
 
 import itertools
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What is sent to Kubernetes: valid for the real API, restricted, bound to its nodes, and telling the contract."""
+"""Manifests for Kubernetes: valid for the real API, restricted, bound to their nodes, with the training contract."""
 
 from dataclasses import replace
 from typing import Any

@@ -240,7 +240,7 @@ def test_silent_service_is_unreachable() -> None:
 
 
 class RecordingClient:
-    """Keeps what a client was asked to send."""
+    """Records the requests of a client."""
 
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []
@@ -253,7 +253,7 @@ class RecordingClient:
 
 
 def bytes_of(request: dict[str, Any], body: str) -> int:
-    """Count what SNS and SQS count: the message, and names, types and values of its attributes."""
+    """Return the size that SNS and SQS count: the message, and names, types and values of its attributes."""
     attributes = request["MessageAttributes"]
     texts = [(name, each["DataType"], each["StringValue"]) for name, each in attributes.items()]
     return len(request[body].encode()) + sum(len(text.encode()) for part in texts for text in part)

@@ -1,8 +1,8 @@
-"""What is rendered for training operators: within the options that they publish, and pods that Kubernetes takes.
+"""Manifests for training operators: only published options, and pods that Kubernetes accepts.
 
-The options below are written down here, by name and type, from the sources that `adapters/operators.py` names: of
-Kubeflow's PyTorchJob all that its definition (CRD) has under `spec` short of the pod template, of HyperPod's job all
-that its SDK's model of the same has, since its definition is not published. Fields beside them are refused.
+The lists below hold the options by name and type, from the sources named in `adapters/operators.py`. For Kubeflow's
+PyTorchJob they hold everything that its CRD has under `spec`, without the pod template. HyperPod's CRD is not
+published, so its list comes from the model in HyperPod's SDK. Other fields are refused.
 """
 
 from typing import Any

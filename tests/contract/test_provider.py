@@ -1,4 +1,4 @@
-"""The port Provider: the twin and the adapter on the local GPU cluster, and stubs for what only AWS answers."""
+"""The port Provider: the fake and the adapter on the local GPU cluster, and stubs for answers that only AWS gives."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -123,7 +123,7 @@ def running(bench: ClusterUnderTest, instance_id: str) -> ProviderNode | None:
 
 
 class StubSageMakerClient:
-    """Answers every call with what a test wants."""
+    """Answers every call with the given answer."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)

@@ -158,7 +158,7 @@ def test_cycle_reads_again_if_a_settlement_is_partly_visible() -> None:
 
 
 class HalfVisible:
-    """Shows a row once more as it was: other reads may see a transaction item by item."""
+    """Returns an old version of a row once: a read may see a transaction item by item."""
 
     def __init__(self, ledger: Ledger, row: Any) -> None:
         self._ledger, self._row = ledger, row

@@ -1,4 +1,4 @@
-"""The ports Workflows and Tokens: the twins, and Step Functions on the engine."""
+"""The ports Workflows and Tokens: the fakes, and Step Functions on the engine."""
 
 import json
 from collections.abc import Iterator
@@ -97,7 +97,7 @@ class StubStarter:
 
 
 class StubStepFunctionsClient:
-    """Takes every answer, or refuses it."""
+    """Accepts or refuses every answer."""
 
     def __init__(self, code: str = "") -> None:
         self.code = code

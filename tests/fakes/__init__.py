@@ -1,4 +1,4 @@
-"""In-memory twins of every port, good enough to run whole recoveries without a cloud."""
+"""In-memory fakes of every port; whole recoveries run on them without a cloud."""
 
 from tests.fakes.checkpoints import InMemoryCheckpoints
 from tests.fakes.cluster import FakeCluster, a_node

@@ -1,4 +1,4 @@
-"""Karpenter, as far as renting sees it: pools with limits, capacity pods, and machines that come and go."""
+"""Karpenter, as renting sees it: pools with limits, capacity pods, and machines."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -9,20 +9,20 @@ from evenkeel.ports import CapacitySpec, LimitResult, NodeClaim
 
 
 class FakeCapacity:
-    """The part of the fake cluster that is about renting. A test says when the machines come: `launch_rented`."""
+    """The renting part of the fake cluster. A test launches the machines with `launch_rented`."""
 
     by_name: dict[tuple[str, str], KubernetesNode]
     calls: list[tuple[Any, ...]]
 
     def __init__(self) -> None:
         self.limits: dict[tuple[str, str], tuple[int, int] | None] = {}
-        """Nodes and accelerators that a NodePool may have; None = it is unbounded. Absent = there is none."""
+        """Limits of a NodePool in nodes and accelerators; None = unbounded. Absent = the pool does not exist."""
         self.capacity: dict[str, CapacitySpec] = {}
         """Capacity pods, by the name of their Job."""
         self.claimed: dict[str, tuple[str, NodeClaim]] = {}
         """Machines by claim: the pool, and the claim."""
         self.refusals: dict[str, tuple[datetime, str]] = {}
-        """By pool: when capacity was refused last, and what was said."""
+        """By pool: time and message of the last refusal."""
         self.slow_to_go = False
         """Whether a machine that is given back stays until `go()`."""
         self.going: list[str] = []
@@ -73,7 +73,7 @@ class FakeCapacity:
         self.claimed[name] = (node.pool, NodeClaim(name=name, node_name=node.name))
 
     def go(self) -> None:
-        """Take away what is being given back."""
+        """Remove the machines of ended rentals."""
         for name in self.going:
             _, claim = self.claimed.pop(name, ("", NodeClaim(name="")))
             for place in [place for place in self.by_name if place[1] == claim.node_name]:

@@ -1,4 +1,4 @@
-"""Kubernetes in a dictionary: nodes whose health the test sets, pods that live and die with them."""
+"""Kubernetes in a dictionary: the test sets the health of nodes; pods start and end with their nodes."""
 
 import itertools
 from collections import deque
@@ -75,7 +75,7 @@ class FakeWorkload:
     """Whether the Job object exists; pods may outlive it."""
     is_suspended: bool = False
     kueue: KueueStatus | None = None
-    """What Kueue says of it: a test sets it."""
+    """The Kueue status of the attempt, set by a test."""
 
 
 Name = tuple[str, str, int]
@@ -98,26 +98,26 @@ class FakeCluster(FakeCapacity):
         self.unmanaged: list[UnmanagedPod] = []
         """Pods that are not ours."""
         self.forged: list[ObservedWorkload] = []
-        """Jobs and pods of other people that carry the labels of an attempt."""
+        """Jobs and pods of other people with the labels of an attempt."""
         self.budgeted: set[str] = set()
-        """Names of those whose disruption budget allows no eviction."""
+        """Names of pods whose disruption budget allows no eviction."""
         self.evictions: dict[str, EvictionAnswer] = {}
         """How the server answers the eviction of a pod, by its name."""
         self.ended_at_once: set[str] = set()
         """Names of our pods that were stopped without any grace."""
         self.kueue_managed: dict[str, str] = {}
-        """Namespaces in which Kueue admits, and what says so. It suspends every Job there."""
+        """Namespaces managed by Kueue, with the reason. Kueue suspends every Job there."""
         self.refused_rights: set[KubernetesPermission] = set()
-        """What the caller's role lacks."""
+        """Permissions that the caller's role lacks."""
         self.checks: dict[str, CheckSpec] = {}
         """Test jobs, by name."""
         self.check_results: dict[str, CheckResult] = {}
         self.every_check = CheckResult.PASSED
-        """How test jobs end for which no other result is set."""
+        """Result of validation jobs without a result of their own."""
         self.calls: list[tuple[Any, ...]] = []
         """Effects that changed something: (method, name, …)."""
         self.changes: deque[str] = deque()
-        """What the next watch will report."""
+        """Events of the next watch."""
         self.watch_errors: dict[str, str] = {}
         """By kind of object: why its watch is broken."""
         self.blind: dict[str, set[str]] = {}
@@ -251,7 +251,7 @@ class FakeCluster(FakeCapacity):
         return self.requested(cluster)
 
     def requested(self, cluster: str) -> dict[str, Resources]:
-        """Return what live pods request, by node name."""
+        """Return the requests of live pods, by node name."""
         unmanaged = ((pod.node_name, Resources(accelerators=pod.accelerators)) for pod in self.unmanaged_pods(cluster))
         own = (
             (pod.node_name, workload.spec.attempt.per_node)
@@ -272,7 +272,7 @@ class FakeCluster(FakeCapacity):
         return (*self.unmanaged_pods(cluster, on), *(pod for pod in ours if on is None or pod.node_name == on))
 
     def unmanaged_pods(self, cluster: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:
-        """Return the pods that a test put there: none of an attempt's own."""
+        """Return the unmanaged pods that a test created."""
         there = (pod for pod in self.unmanaged if (cluster, pod.node_name) in self.by_name or not pod.node_name)
         return tuple(pod for pod in there if on is None or pod.node_name == on)
 
@@ -361,7 +361,7 @@ class FakeCluster(FakeCapacity):
     # ------------------------------------------------------------ for tests
 
     def kueue_says(self, job_id: str, attempt: int, *conditions: KueueCondition, **facts: Any) -> None:
-        """Set what Kueue says of an attempt."""
+        """Set the Kueue status of an attempt."""
         found = self.launched(job_id, attempt)
         known = {"name": f"job-{job_id}-a{attempt}", "queue": found.spec.attempt.local_queue}
         found.kueue = KueueStatus.model_validate(known | {"conditions": conditions} | facts)
@@ -406,7 +406,7 @@ class FakeCluster(FakeCapacity):
         return node
 
     def lose_node(self, name: str, cluster: str = CLUSTER) -> None:
-        """Cut a node off: NotReady from now, its pods run on where nobody sees them."""
+        """Disconnect a node: it is NotReady from now, and its pods run on unseen."""
         self.set_node(name, cluster, is_ready=False, not_ready_since=self.clock.now())
 
     def kill_node(self, name: str, cluster: str = CLUSTER) -> None:
@@ -492,7 +492,7 @@ def _seen(workload: FakeWorkload) -> ObservedWorkload:
         and bool(pods)
         and has_pods
         and all(pod.phase is PodPhase.SUCCEEDED for pod in pods),
-        # A pod that went with its node counts as failed: nothing is started in its place.
+        # A pod whose node was deleted counts as failed: Kubernetes starts no other pod.
         has_failed=workload.is_there and (not has_pods or any(pod.phase is PodPhase.FAILED for pod in pods)),
         pods=tuple(pods),
     )

@@ -12,7 +12,7 @@ Port = TypeVar("Port")
 
 
 class Crash(BaseException):
-    """The process is gone. Not an Exception, so that no handler swallows it."""
+    """The process died. Not an Exception, so that no handler catches it."""
 
 
 class CrashTiming(StrEnum):
@@ -43,7 +43,7 @@ class CrashPlan:
 
 
 class CrashingLedger:
-    """A ledger whose n-th commit is the last thing the process does, or the first thing it does not."""
+    """A ledger that kills the process right before or right after its n-th commit."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class CrashingLedger:
 
 
 def crashing(port: Port, plan: CrashPlan, *methods: str) -> Port:
-    """Return a port whose named methods count as effects of the plan; everything else passes through."""
+    """Return a port whose named methods count as effects of the plan; other methods are unchanged."""
 
     class Crashing:
         def __getattr__(self, name: str) -> Any:

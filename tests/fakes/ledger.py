@@ -34,7 +34,7 @@ class InMemoryLedger:
         self.commits: list[tuple[Write, ...]] = []
         """Every commit that had an effect, in order."""
         self._stored: dict[Key, bytes] = {}
-        """Each document as it is stored: read anew for every reader."""
+        """The stored text of each document; every reader parses it again."""
         self._partitions: dict[tuple[Table, str], dict[Key, None]] = defaultdict(dict)
         self._states: dict[tuple[Table, str], dict[Key, None]] = defaultdict(dict)
         self._tokens: dict[str, tuple[Write, ...]] = {}
@@ -170,7 +170,7 @@ class InMemoryLedger:
 
 
 def _number(text: str) -> float:
-    """Read a number that is written as a float: a whole one comes back as int."""
+    """Read a number that is written as a float; return a whole number as int."""
     number = float(text)
     return int(number) if number.is_integer() else number
 
@@ -207,7 +207,7 @@ def _stored(document: Mapping[str, Any]) -> dict[str, Any]:
 def _expect_sizes(changed: Mapping[Key, Row | None], before: Mapping[Key, Row]) -> None:
     """Refuse what DynamoDB refuses: keys, items and transactions are counted in bytes of UTF-8.
 
-    An item that is deleted, checked or added to counts, too, as it is stored.
+    The stored size of an item that is deleted, checked or added to counts, too.
     """
     total = 0
     for key, row in changed.items():

@@ -61,7 +61,7 @@ class InMemoryInbox:
     queued: list[dict[str, Any]] = field(default_factory=list)
     again: list[tuple[str, int]] = field(default_factory=list)
     backlog: int = 0
-    """Envelopes that wait to be taken in."""
+    """Envelopes in the queue."""
 
     def waiting(self) -> int:
         return self.backlog

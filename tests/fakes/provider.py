@@ -1,4 +1,4 @@
-"""The HyperPod control plane: machines with lives and seats, and a count of every call it accepted."""
+"""The HyperPod control plane: machines with node lives and slots, and a count of every accepted call."""
 
 import itertools
 from collections import Counter, deque
@@ -27,10 +27,10 @@ def a_provider_node(number: int = 1, **changes: Any) -> ProviderNode:
 
 
 class FakeProvider:
-    """Accepts, refuses or loses repair calls; a repair ends when the test says so.
+    """Accepts, refuses or loses repair calls; a test ends a repair.
 
-    With a FakeCluster the machines behind both views are the same: an accepted call takes the Kubernetes node down, and
-    `finish` brings it back with a new boot id, or the new life with its taint.
+    With a FakeCluster, both views show the same machines. An accepted call takes the Kubernetes node down. `finish`
+    brings the node back, with a new boot id or as a new node life with its taint.
     """
 
     def __init__(self, clock: FixedClock, *nodes: ProviderNode, kubernetes: FakeCluster | None = None) -> None:
@@ -54,7 +54,7 @@ class FakeProvider:
         self.lost_replies = 0
         """So many next calls take effect and answer UNKNOWN."""
         self.running: dict[str, str] = {}
-        """Repairs under way: instance id to rung."""
+        """Running repairs: instance id → rung."""
         self._numbers = itertools.count(101)
 
     # ------------------------------------------------------------ the port
@@ -96,7 +96,7 @@ class FakeProvider:
             self.kubernetes.set_node(seen.name, seen.cluster, labels=labels)
 
     def finish(self, instance_id: str) -> str:
-        """End the repair of a machine and return the id of the one that now holds its seat."""
+        """End the repair of a machine, and return the id of the instance that now has its slot."""
         rung = self.running.pop(instance_id)
         node = self.by_id[instance_id]
         if rung == REBOOT:

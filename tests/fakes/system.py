@@ -13,7 +13,7 @@ A_MOMENT = datetime(2026, 11, 3, 10, 15, 2, tzinfo=UTC)
 
 
 class FixedClock:
-    """Stands still until a test moves it."""
+    """A clock that only a test moves."""
 
     def __init__(self, now: datetime = A_MOMENT) -> None:
         self._now = now
@@ -57,7 +57,7 @@ class LogLine:
 
 @dataclass
 class RecordingTelemetry:
-    """Keeps metrics and log lines. Takes declared metrics only, as the real one does."""
+    """Keeps metrics and log lines. Accepts only declared metrics, as the real telemetry does."""
 
     metrics: list[RecordedMetric] = field(default_factory=list)
     lines: list[LogLine] = field(default_factory=list)

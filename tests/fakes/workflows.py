@@ -9,7 +9,7 @@ from evenkeel.ports import ExecutionState, WorkflowName
 
 @dataclass
 class RecordingWorkflows:
-    """Executions by machine and name. A name is taken for ever, as on AWS for 90 days."""
+    """Executions by machine and name. A name is never free again; on AWS it is after 90 days."""
 
     executions: dict[tuple[WorkflowName, str], dict[str, Any]] = field(default_factory=dict)
     """The input of each."""
@@ -42,7 +42,7 @@ class RecordingWorkflows:
 
 @dataclass
 class RecordingTokens:
-    """Task tokens: each takes one answer; those in `over` take none (timed out, stopped)."""
+    """Task tokens: each accepts one answer; a token in `over` accepts none (timed out or stopped)."""
 
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     over: set[str] = field(default_factory=set)

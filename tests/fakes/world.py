@@ -1,4 +1,4 @@
-"""Every twin at once, under the names that the real world has."""
+"""All fakes together, under the names of the real ports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from tests.fakes.system import A_MOMENT, FixedClock, RecordingTelemetry, Sequenc
 from tests.fakes.workflows import RecordingTokens, RecordingWorkflows
 
 CLUSTER_ARN = "arn:aws:sagemaker:us-west-2:111122223333:cluster/k3v9x2m7q1ab"
-"""The fleet's HyperPod cluster: the one that the sample events are about."""
+"""The fleet's HyperPod cluster; the sample events are about it."""
 
 
 A_SITE = Site(
@@ -50,7 +50,7 @@ def a_context(ports: Any = None, **given: Any) -> Context:
 
 @dataclass
 class FakeWorld:
-    """A fleet of four healthy nodes, unless told otherwise, and nothing has happened yet."""
+    """A fleet, by default of four healthy nodes, without any event yet."""
 
     size: int = 4
     runs_at_once: bool = False
@@ -79,7 +79,7 @@ class FakeWorld:
         return a_context(self, **{"policy": self.policy, "now": self.clock.now(), **given})
 
     def as_world(self, environment: Mapping[str, str] | None = None) -> World:
-        """Return the world that handlers use, made of these twins: `with wiring.using(fake.as_world()): handler(…)`."""
+        """Return the ports for handlers, made of these fakes: `with wiring.using(fake.as_world()): handler(…)`."""
         said = {
             "EVENKEEL_FLEET": "research",
             "KUBERNETES_CLUSTERS": CLUSTER,

@@ -48,7 +48,7 @@ def _run(service: str, verb: str, words: list[str]) -> int:
     given = {members[name][0]: _value(members[name][1], values) for name, values in options.items()}
     answer = getattr(client, xform_name(operation))(**given)
     answer.pop("ResponseMetadata", None)
-    if plain:  # of `lambda invoke`: where the function's answer goes
+    if plain:  # of `lambda invoke`: the file for the function's answer
         body = answer.pop("Payload").read()
         Path(plain[0]).write_bytes(body)
         assert "FunctionError" not in answer, body

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def data_centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator["DataCentre"]:
-    """The data centre that the demo runs on, for the session. A test leaves its nodes healthy and its jobs ended.
+    """The data centre of the demo, for the session. A test leaves its nodes healthy and its jobs ended.
 
-    In the end every decision that was recorded in it must come out the same from its own facts.
+    At the end, every recorded decision must replay to the same answer from its own facts.
     """
     from evenkeel_local.data_centre import DataCentre  # the tests of its parts run without it
     from evenkeel_local.drills.decision_replay import replay_mismatches

@@ -1,4 +1,4 @@
-"""The processes of the deployed functions, and what they remember."""
+"""The processes of the deployed functions, and their caches."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from evenkeel_local.deployment import STACK_NAME
 
 
 def start_cold(functions: Any, function: str) -> None:
-    """Make the next invocation begin in a new process: what the old ones remember is forgotten.
+    """Make the next invocation start in a new process, without the caches of the old processes.
 
     Args:
         functions: A Lambda client that may configure functions.

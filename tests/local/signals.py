@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 HEALTH_EVENT = "SageMaker HyperPod Cluster Node Health Event"
 TRACED = ("INC#", "OPEN#", "LAST#", "FACT#", "UNRESOLVED#", "DRILL-OPEN#", "DRILL-LAST#")
-"""What partitions of incidents begin with; the others hold decisions."""
+"""Prefix of the partitions of incidents; other partitions hold decisions."""
 SETTLED_SECONDS = 90.0
 HANDLED_SECONDS = 60.0
 """A first event may wait for the function's cold start on a busy machine."""
@@ -103,7 +103,7 @@ def log_lines(centre: DataCentre, word: str, since: datetime | None = None) -> l
 
 
 def raw_copy(centre: DataCentre, envelope_id: str) -> bytes | None:
-    """Return what the archive keeps of an envelope."""
+    """Return the archived content of an envelope."""
     try:
         answer = centre.deployer.client("s3").get_object(
             Bucket=centre.outputs["RawEventsBucketName"], Key=f"events/{envelope_id}.json"
@@ -160,13 +160,13 @@ def executions_of(centre: DataCentre, incident_id: str) -> list[str]:
 
 
 def accepted_calls(centre: DataCentre, instance_id: str) -> dict[str, int]:
-    """Return how often the provider accepted which repair of a machine, by anybody."""
+    """Return the number of accepted repairs of a machine, by rung."""
     accepted = centre.cluster.control("GET", "counters")["accepted"]
     return {action: counts[instance_id] for action, counts in accepted.items() if instance_id in counts}
 
 
 def untouched_machine(centre: DataCentre) -> str:
-    """Return a machine that was never repaired and never had an incident; where there is none, have one replaced."""
+    """Return a machine without any repair or incident; if there is none, replace a machine."""
     touched = {document_of(row)["life"]["instanceId"] for row in _incidents(centre)}
     machines = [str(node["instanceId"]) for node in centre.cluster.nodes()]
     untouched = [machine for machine in machines if machine not in touched and not accepted_calls(centre, machine)]

@@ -1,4 +1,4 @@
-"""The deployed API with IAM on: who signs decides what is answered, and everything else is a problem document."""
+"""The deployed API with IAM on: the signer decides about the answer, and every refusal is a problem document."""
 
 import json
 import secrets
@@ -65,12 +65,12 @@ class People:
 
 @pytest.fixture(scope="module")
 def people(data_centre: DataCentre) -> People:
-    """Users who hold exactly one of the stack's managed policies each."""
+    """Users with exactly one of the stack's managed policies each."""
     return People({name: _holder_of(data_centre, name) for name in POLICIES})
 
 
 def _holder_of(centre: DataCentre, name: str) -> ApiClient:
-    """Return the client of a new user who holds one of the stack's managed policies."""
+    """Return the client of a new user with one of the stack's managed policies."""
     iam = centre.deployer.client("iam")
     arn = centre.outputs[f"Evenkeel{name}Policy"]
     version = iam.get_policy(PolicyArn=arn)["Policy"]["DefaultVersionId"]
@@ -107,7 +107,7 @@ def test_policy_opens_only_its_routes(route: Any, name: str, people: People, dat
     )
     client = people[name]
 
-    # Nothing that is sent here changes anything: ids that do not exist, and bodies that lack what is required.
+    # No request here changes anything: ids do not exist, and bodies lack required fields.
     body = {"reason": 7}
     code = asked(lambda: client.get(path) if route.method == "GET" else _change(client, route.method, path, body))
 

@@ -86,7 +86,7 @@ def has_ended(centre: DataCentre) -> Iterator[None]:
 
 
 def left_of(centre: DataCentre) -> list[str]:
-    """Return what renting has left: machines, capacity pods, limits, and rows that take of the caps."""
+    """Return what remains of renting: machines, capacity pods, limits, and rows that count against the caps."""
     get = centre.cluster.get
     claims = [each["metadata"]["name"] for each in get("/apis/karpenter.sh/v1/nodeclaims")["items"]]
     pods = get("/api/v1/pods?labelSelector=evenkeel.io%2Frental")["items"]
@@ -115,7 +115,7 @@ def ended(job: TrainingJob, number: int = 1) -> Json:
 
 
 def bill_of(rental: Json) -> str:
-    """Work out what a rental cost, from its offers: price x begun seconds x nodes, to the micro-dollar."""
+    """Compute the cost of a rental from its offers: price x started seconds x nodes, to the micro-dollar."""
     parts = 0
     for offer in rental["offers"]:
         if offer["joinedNodes"]:

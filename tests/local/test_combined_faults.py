@@ -1,4 +1,4 @@
-"""Troubles that come together: each alone is a drill, and what one undoes must not be what another needs."""
+"""Combined faults: each is a drill of its own, and the recovery from one must not block the recovery from another."""
 
 import json
 import os
@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 @dataclass
 class FaultCombination:
-    """One job in a data centre whose fleet is whole, and what is done to it."""
+    """A job in a data centre with all nodes in service, and faults for it."""
 
     centre: DataCentre
     name: str
@@ -67,7 +67,7 @@ class FaultCombination:
         return [each for each in listed if each["job"] == f"{self.job_id}-a{attempt}"]
 
     def failures(self, *, may_overlap: bool = False) -> list[str]:
-        """Wait for the end, take the faults back, and return what does not hold."""
+        """Wait for the end, remove the faults, and return the failed checks."""
         self.until("the job to end", lambda job: job["state"] in ENDED)
         for fault in self.faults:
             self.centre.cluster.clear(fault)
@@ -127,5 +127,5 @@ def kill(centre: DataCentre, function: str) -> int:
                 os.kill(int(entry.name), signal.SIGKILL)
                 killed += 1
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended by itself meanwhile
+            continue  # it has ended already
     return killed

@@ -1,4 +1,4 @@
-"""`sam build` and `sam deploy` against the engine, with a small template beside a copy of the real layer."""
+"""`sam build` and `sam deploy` against the engine, with a small template and a copy of the real layer."""
 
 import json
 import shutil

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 
 Json = dict[str, Any]
 UNKNOWN_HERE = {("hyperpod", "patch level"), ("events", "")}
-"""What the local HyperPod and the local engine do not tell."""
+"""Checks for which the local HyperPod and the local engine have no answer."""
 
 
 class DoctorBench:
@@ -49,7 +49,7 @@ class DoctorBench:
         return said.returncode, document["findings"]
 
     def wrong(self) -> dict[tuple[str, str], Json]:
-        """Return what is not ok, by check and subject."""
+        """Return the checks that are not ok, by check and subject."""
         return {(one["check"], one["subject"]): one for one in self.run()[1] if one["status"] != "ok"}
 
 
@@ -123,7 +123,7 @@ def test_identity_with_fewer_rights_gets_unknown_results(bench: DoctorBench) -> 
         bench.context = bench.centre.context()
 
     assert code == 1  # the API refuses it
-    # The engine lets everybody read the account's limits.
+    # The engine lets every caller read the account's limits.
     assert {one["check"] for one in findings if one["status"] == "ok"} == {"credentials", "concurrency"}
 
 

@@ -6,11 +6,12 @@ from evenkeel_local.data_centre import DataCentre
 from evenkeel_local.drills import DRILLS, SHARED, run
 
 EACH_TIME = ("app-crash", "gpu-xid79", "no-capacity", "node-lost", "two-owners")
-"""Drills of `make test`; `make drills` has the others, which take a quarter of an hour more. What breaks in
-`stuck-replace` breaks in `no-capacity` too."""
+"""Drills of `make test`; `make drills` runs the rest in a quarter of an hour more. `no-capacity` covers the faults of
+`stuck-replace`.
+"""
 
 
-@pytest.mark.timeout(420)  # one of them deploys a release, which a busy machine takes its time for
+@pytest.mark.timeout(420)  # one of them deploys a release, which takes long on a busy machine
 @pytest.mark.parametrize(
     "name", [name if name in EACH_TIME else pytest.param(name, marks=pytest.mark.drills) for name in sorted(SHARED)]
 )

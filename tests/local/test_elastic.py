@@ -1,4 +1,4 @@
-"""Elastic jobs on a data centre of their own: they grow, make room, grow back, and shrink when a node is lost."""
+"""Elastic jobs in their own data centre: they grow, shrink for other jobs, grow back, and shrink after a node loss."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -46,14 +46,14 @@ def _all_nodes_stay_in_service(data_centre: DataCentre) -> Iterator[None]:
 
 @dataclass
 class IntakeResults:
-    """What hostile events left behind."""
+    """Effects of the hostile events."""
 
     began_at: datetime
     good_instance: str
     sent: dict[str, str] = field(default_factory=dict)
-    """Body by envelope id; what the bus makes of it is in the archive."""
+    """Body by envelope id; the archive holds the form that the bus gave it."""
     ids: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Envelope id by sample and way."""
+    """Envelope id by sample and route."""
     raw: dict[str, bytes | None] = field(default_factory=dict)
     letters: dict[str, Json] = field(default_factory=dict)
     changed: dict[tuple[str, str], Json] = field(default_factory=dict)
@@ -67,12 +67,12 @@ WAYS = [
     for way in ("bus", "queue")
     if (sample, way) != ("missing-detail", "bus")
 ]
-"""EventBridge takes every sample but the one without a detail, if it comes from the source of drills."""
+"""EventBridge accepts every sample except the sample without a detail, if its source is that of drills."""
 
 
 @pytest.fixture(scope="module")
 def intake_results(data_centre: DataCentre) -> IntakeResults:
-    """Send every hostile sample by every way it can take, and a good event amid them."""
+    """Send every hostile sample by every possible route, with a good event among them."""
     found = IntakeResults(good_instance=signals.untouched_machine(data_centre), began_at=datetime.now(UTC))
     signals.take_dead_letters(data_centre)
     before = signals.incident_rows(data_centre)
@@ -189,7 +189,7 @@ def test_dead_letter_queue_is_empty_afterwards(data_centre: DataCentre, intake_r
 
 @dataclass
 class DuplicateStorm:
-    """One fault that was told by several events at once, and its incident once it is settled."""
+    """One fault reported by several events at once, and its settled incident."""
 
     event: Json
     ids: tuple[str, ...]
@@ -202,7 +202,7 @@ class DuplicateStorm:
 
 @pytest.fixture(scope="module")
 def storm(data_centre: DataCentre) -> DuplicateStorm:
-    """Three copies of one event and three events of other ids for the same state change, all at once."""
+    """Three copies of one event, and three events with other ids for the same state change, all at once."""
     machine = signals.untouched_machine(data_centre)
     event = signals.health_event(machine)
     others = [signals.health_event(machine) | {"time": event["time"]} for _ in range(3)]
@@ -224,7 +224,7 @@ def test_concurrent_copies_of_an_event_open_one_incident(data_centre: DataCentre
 def test_copies_of_an_event_are_one_evidence_entry(data_centre: DataCentre, storm: DuplicateStorm) -> None:
     shown = data_centre.client().get(f"/incidents/{storm.incident['incidentId']}")
 
-    # The reboot takes the node away for a while, which its node object tells as well.
+    # The reboot takes the node away for a while, which its node object shows as well.
     [told] = [one for one in shown["evidence"] if one["source"] == "hyperpod.node-health"]
     others = {one["faultKey"] for one in shown["evidence"] if one != told}
     assert (told["opened"], told["rawEvent"] in storm.ids) == (True, True)
@@ -353,7 +353,7 @@ def _release(centre: DataCentre) -> None:
 
 
 def _timeline_entry(centre: DataCentre, instance_id: str, kind: str) -> Json | None:
-    """Return the open incident of a machine once its story has a line of that kind."""
+    """Return the open incident of a machine once its timeline has an entry of that kind."""
     for incident in signals.incidents_about(centre, instance_id)[:1]:
         story = centre.client().get(f"/incidents/{incident['incidentId']}/timeline")["entries"]
         if incident["state"] not in SETTLED and any(line["kind"] == kind for line in story):

@@ -1,6 +1,6 @@
-"""Jobs in a fleet where Kueue admits: with real processes, IAM enforced, and a stand-in for Kueue itself.
+"""Jobs in a fleet with admission by Kueue: real processes, IAM enforced, and a stand-in for Kueue.
 
-Real Kueue was not run: `tests/fake_kueue.py` says what of it is played.
+These tests do not run the real Kueue: `tests/fake_kueue.py` lists what the stand-in does.
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,9 @@
-"""Every permission is missed when it is taken away: generated from the template and from the access manifest.
+"""Every granted permission is needed; the tests are generated from the template and the access manifest.
 
-A probe is a situation in which a function needs what its role grants. With the whole role each probe comes through.
-Here all permissions of a role are taken away at once: what a probe is refused is proved and given back, until nothing
-is left. What no probe misses in this way is taken away alone. The tests marked `exhaustive` take each away alone.
-docs/iam.md lists what neither the engine nor the local GPU cluster decides by, and nothing else.
+A probe is a situation in which a function needs permissions of its role. With the whole role, each probe succeeds. The
+test removes all permissions of a role at once. A refused permission is proved and granted again, until none is left.
+The permissions that no probe needed in this way are removed one by one. The tests marked `exhaustive` remove each
+permission alone. docs/iam.md lists exactly the permissions that neither the engine nor the local GPU cluster enforces.
 """
 
 from collections import Counter
@@ -40,7 +40,7 @@ ROUTES = {
 """One route of each statement of the callers' policies."""
 
 MISSED: Final[Counter[str]] = Counter()
-"""How often a probe was the one to miss something: those that miss much are asked first, which only saves time."""
+"""Number of refusals found by each probe. Productive probes run first, which only saves time."""
 
 LIKELY = {
     "get": "repair_node",
@@ -51,7 +51,7 @@ LIKELY = {
     "namespaces": "schedule_jobs",
     "workloads": "open_wait",
 }
-"""Who needs a verb, or anything of a resource, most likely: asked first, which only saves time."""
+"""Functions that most likely need a verb or a resource run first, which only saves time."""
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PermissionBench]
 
 
 def refused(stage: PermissionBench, function: str, permission: Permission) -> InvocationResult | None:
-    """Return what the first probe saw that was refused for this action; None where none was."""
+    """Return the first probe that was refused this action; None if no probe was."""
     for one in sorted(probes_of(function), key=lambda one: -MISSED[str(one)]):
         seen = one.run(stage)
         if seen.refuses(permission.action):
@@ -75,10 +75,10 @@ def is_missed(stage: PermissionBench, permission: Permission) -> bool:
     function = FUNCTIONS[permission.owner]
     with stage.without(permission):
         if permission.action == "eks:DescribeCluster":
-            stage.start_cold(function)  # a container asks once where the cluster is, and remembers
+            stage.start_cold(function)  # a container caches where the cluster is
         if refused(stage, function, permission):
             return True
-        stage.start_cold(function)  # and for a while what the site's policy is
+        stage.start_cold(function)  # and, for a while, the site's policy
         return refused(stage, function, permission) is not None
 
 
@@ -92,16 +92,16 @@ def never_refused(
     run_without: Callable[[PermissionProbe, list[Grant]], InvocationResult],
     refusals: Callable[[InvocationResult, list[Grant]], list[set[Grant]]],
 ) -> list[Grant]:
-    """Take all grants away, and give back what a probe is refused, until nothing is left or each probe has run.
+    """Remove all grants, and restore each grant that a probe was refused, until none is left or each probe has run.
 
-    A refusal that several grants can explain proves none of them: the probe runs again without each one of these.
+    A refusal that several grants can explain proves none of them: the probe runs again without each of them.
 
     Args:
-        stage: Where the probes run.
-        grants: What is taken away.
-        probes: In the order in which they run.
+        stage: The bench on which the probes run.
+        grants: The removed grants.
+        probes: In the order of their runs.
         run_without: Repeats a probe without some of the grants.
-        refusals: Returns, for each refusal that a probe met, the missing grants that explain it.
+        refusals: Returns, for each refusal of a probe, the missing grants that explain it.
 
     Returns:
         The grants that no probe was refused.
@@ -251,7 +251,7 @@ def without(granted: list[Json], sid: str) -> list[Json]:
 
 
 def members_of(role: str) -> list[str]:
-    """Return the functions whose access entries name a group that a role is bound to."""
+    """Return the functions whose access entries name a group with this role."""
     return [function for function, group in GROUPS if access_groups()[group] == role]
 
 
@@ -265,7 +265,7 @@ def is_verb_missed(stage: PermissionBench, role: str, resource: str, verb: str) 
     """Take a verb away alone; return whether a probe is refused it."""
     members = likely_first(members_of(role), [(resource, verb)])
     with stage.without_verbs(role, (resource, verb)):
-        # A refused watch ends by itself; nothing else has to be refused meanwhile.
+        # A refused watch ends without another refusal.
         runs = (one.run(stage, alone=verb == "watch") for name in members for one in probes_of(name))
         return any(seen.refuses_verb(verb, resource) for seen in runs)
 

@@ -1,6 +1,6 @@
-"""Four passes, many submitters and three workers on the engine's DynamoDB, where now and then one of them dies.
+"""Four cycles, many submitters and three workers on the engine's DynamoDB; sometimes one of them dies.
 
-The tables and their transactions are the engine's; nodes and workflows are twins in memory (`tests/load_test.py`).
+The tables and their transactions are the engine's; nodes and workflows are in-memory fakes (`tests/load_test.py`).
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests import load_test
     ("jobs", "submitters", "deaths"), [(60, 20, 0.03), pytest.param(200, 50, 0.01, marks=pytest.mark.exhaustive)]
 )
 def test_quota_limits_hold_and_every_job_starts_once(jobs: int, submitters: int, deaths: float, tmp_path: Path) -> None:
-    with Engine.start(tmp_path) as engine:  # its own: the fleet's sweeps and passes would be beside it
+    with Engine.start(tmp_path) as engine:  # its own engine, without the fleet's sweeps and cycles
         ledger = load_test.ledger_of(engine)
         outcome = load_test.run(
             ledger, load_test.Load(jobs, submitters=submitters, deaths=deaths, patience_seconds=500)

@@ -1,4 +1,4 @@
-"""Checkpoints on storage that no function can mount: rank 0 proves and pins, in the cluster, and the job comes back."""
+"""Checkpoints on storage that no function can mount: rank 0 proves and pins in the cluster, and the job resumes."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""People keep the last word on the running data centre: they approve, take cordons off, and opt out."""
+"""People control the running data centre: they approve plans, remove cordons, and opt nodes out."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -36,12 +36,12 @@ def centre(data_centre: DataCentre) -> Iterator[DataCentre]:
 
 
 def newest(centre: DataCentre, machine: str) -> Json:
-    """Return the newest incident of a machine; without a state where there is none."""
+    """Return the newest incident of a machine; an incident without a state if there is none."""
     return next(iter(signals.incidents_about(centre, machine)), {"state": "", "block": None, "pendingApproval": None})
 
 
 def node_of(centre: DataCentre, machine: str) -> Json:
-    """Return what the cluster itself tells of a machine."""
+    """Return the machine as the cluster shows it."""
     return next(dict(node) for node in centre.cluster.nodes() if node["instanceId"] == machine)
 
 
@@ -82,7 +82,7 @@ def test_opted_out_machine_is_left_alone(centre: DataCentre) -> None:
 
 
 def label(centre: DataCentre, name: str, value: str) -> None:
-    """Opt a node out, or in again, as somebody with kubectl does."""
+    """Set or remove the opt-out of a node, as a person with kubectl does."""
     labels = {"evenkeel.io/automation": value}
     centre.cluster.apply([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}])
 
@@ -109,7 +109,7 @@ def test_recommend_mode_acts_only_after_one_approval(centre: DataCentre) -> None
 
 
 def second_operator(centre: DataCentre) -> ApiClient:
-    """Return the command line of another person who may do all that the operator may."""
+    """Return the command line of another person with all rights of the operator."""
     may: Json = {"Effect": "Allow", "Action": "execute-api:Invoke", "Resource": "*"}
     user = make_user(centre.deployer, "second", [may])
     key = StaticKey(user.access_key_id, user.secret_access_key)

@@ -1,4 +1,4 @@
-"""Children end with their purpose, and nobody else is ever hit."""
+"""Child processes end with their parent, and no other process is ever killed."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import pytest
 from evenkeel_local.processes import Child, ProcessMark, group_members, interruptible
 from tests.waiting import PATIENCE_SECONDS, until
 
-# Starts a grandchild in its own group, says its pid, and sleeps.
+# Starts a grandchild in its own group, prints its pid, and sleeps.
 FAMILY = """
 import subprocess, sys, time
 grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -37,7 +37,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.fixture
 def stranger() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is none of our business."""
+    """A process of another owner."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     yield process
     process.kill()

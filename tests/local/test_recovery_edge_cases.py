@@ -1,4 +1,4 @@
-"""What people, providers and broken checkpoints do to a recovery, on the running data centre."""
+"""Effects of people, providers and broken checkpoints on a recovery, on the running data centre."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -40,13 +40,13 @@ def settled(centre: DataCentre, node: str) -> Json:
 
 
 def timeline_of(centre: DataCentre, incident: Json) -> list[str]:
-    """Return the kinds of the lines of an incident's story."""
+    """Return the kinds of the entries of an incident's timeline."""
     entries = centre.client().get(f"/incidents/{incident['incidentId']}/timeline")["entries"]
     return [str(entry["kind"]) for entry in entries]
 
 
 def machine(centre: DataCentre, node: str) -> Json:
-    """Return what the cluster itself tells of a node; empty where it is gone."""
+    """Return the node as the cluster shows it; empty if it was deleted."""
     return next((each for each in centre.cluster.nodes() if each["name"] == node), {})
 
 
@@ -76,7 +76,7 @@ def test_hold_allows_only_the_cordon_until_its_release(data_centre: DataCentre) 
     assert (held["state"], held["repairs"], asked, seen["unschedulable"]) == ("BLOCKED", [], before, True)
     assert (running["state"], running["currentAttempt"]) == ("RUNNING", 1)
     assert "the auditors are here" in _timeline_text(data_centre, incident, "held")
-    # One repair. Which one depends on what the machine has been through: the scheduler chose it, not this test.
+    # One repair. Its rung depends on earlier faults of the machine, which the scheduler chose, not this test.
     assert (incident["state"], len(incident["repairs"])) == ("RECOVERED", 1)
     assert (after["currentAttempt"], after["attempts"][-1]["state"]) == (2, "LOST")
     assert job.attempt(2)["resumeFrom"]["step"] >= at_step
@@ -116,7 +116,7 @@ def test_cordon_of_a_person_stays_and_its_jobs_move(data_centre: DataCentre) -> 
 
 
 def cordon(centre: DataCentre, node: str, *, unschedulable: bool = True) -> None:
-    """Cordon a node, or take the cordon off, as somebody with kubectl does."""
+    """Cordon or uncordon a node, as a person with kubectl does."""
     spec = {"unschedulable": unschedulable}
     centre.cluster.apply([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}, "spec": spec}])
 
@@ -156,7 +156,7 @@ def test_unusable_checkpoints_are_rejected_with_reasons(data_centre: DataCentre)
 
 
 def _passed_over(attempt: Json, last_saved: int) -> dict[int, str]:
-    """Return why each finished checkpoint was passed over; what was still being saved when it all ended is left out."""
+    """Return why each finished checkpoint was rejected, without checkpoints that were being saved at the end."""
     return {out["step"]: out["code"] for out in attempt["rejectedCheckpoints"] if out["step"] <= last_saved}
 
 
@@ -262,7 +262,7 @@ def switch(centre: DataCentre, **parameters: str) -> None:
 
 
 def untouched(centre: DataCentre, job: TrainingJob, node: str) -> list[Any]:
-    """Return all that an act would change: the node, the job's attempts and processes, and what the provider did."""
+    """Return all that an act would change: the node, the job's attempts and processes, and the provider's calls."""
     seen, shown = machine(centre, node), job.show()
     return [
         (seen["instanceId"], seen["bootId"], seen["unschedulable"], seen["taints"]),
@@ -273,7 +273,7 @@ def untouched(centre: DataCentre, job: TrainingJob, node: str) -> list[Any]:
 
 
 def observed(centre: DataCentre, node: str, fault: str, source: str = "aws.sagemaker") -> Json:
-    """Let a fault of a node be told, and return its incident once it is settled."""
+    """Report a fault of a node, and return its incident once it is settled."""
     event = signals.health_event(machine(centre, node)["instanceId"], fault=fault, source=source)
     signals.queue(centre, event)
     signals.await_handled(centre, event["id"])

@@ -49,7 +49,7 @@ _FRAGMENT = re.compile(
     r"|quota (import|export)|evenkeel plan|automation$|faults report|ours\.json|incidents approve|mail -s"
     r"|teams apply|decision\.json|\| jq"
 )
-"""What names a command without saying it whole, or is about files: `test_documented_commands` reads it."""
+"""Commands named without their arguments, or about files: `test_documented_commands` reads them."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ COMMANDS = [typed for page in RUNBOOKS for typed in typed_on(page)]
 
 @dataclass
 class RunbookShell:
-    """A shell of the operator's, with what a runbook's placeholders stand for."""
+    """A shell of the operator, with values for the placeholders of a runbook."""
 
     folder: Path
     environment: dict[str, str]
@@ -112,7 +112,7 @@ class RunbookShell:
 def runbook_shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunbookShell]:
     root = tmp_path_factory.mktemp("runbooks")
     with DataCentre.start(root / ".evenkeel" / "dev", stack=StackSettings(mode="observe"), ticks=False) as centre:
-        # A command of a runbook invokes the watch, which takes as long as the policy says.
+        # A command of a runbook invokes the watch, which runs for the time in the policy.
         client, changes = centre.client(), {"watch": {"watchSeconds": 2}}
         client.post(f"/clusters/{client.fleet}/policy", {"changes": changes, "reason": "a test waits for the watch"})
         centre.restart_ticker()

@@ -1,4 +1,4 @@
-"""Each narrated scenario, with IAM enforced: several jobs want the same machines, and what must hold does."""
+"""Each narrated scenario, with IAM enforced: several jobs compete for machines, and every check passes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every machine sickens at once, and is told of far more often than once."""
+"""Every machine fails at once, and each fault is reported many times."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from evenkeel_local.drills import DRILLS, run
 
 
 @pytest.mark.drills
-@pytest.mark.timeout(720)  # it brings up a data centre of its own, and a busy machine takes its time
+@pytest.mark.timeout(720)  # it starts its own data centre, which takes long on a busy machine
 def test_storm_loses_and_repeats_nothing_and_excess_repairs_wait(tmp_path: Path) -> None:
     drill = DRILLS["storm"]
 

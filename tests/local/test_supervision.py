@@ -1,4 +1,4 @@
-"""A data centre that is kept up: each part is killed, is missed, and comes back."""
+"""A supervised data centre: each part is killed, found dead, and restarted."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def command(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in the folder, which it takes for a clone of the project."""
+    """Run the command in the folder, as if it were a clone of the project."""
     line = [sys.executable, "-m", "evenkeel_cli.main", *words]
     return subprocess.run(line, cwd=root, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
 
@@ -66,7 +66,7 @@ def machines(root: Path) -> set[str]:
 
 
 def command_of_engine(root: Path) -> int:
-    """The engine itself; the process that leads its group only stands guard."""
+    """The engine itself; the process that leads its group is only the guard."""
     leader = state(root)["pids"]["engine"]
     children = Path(f"/proc/{leader}/task/{leader}/children").read_text(encoding="utf-8").split()
     return int(children[0])

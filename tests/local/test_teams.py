@@ -46,7 +46,7 @@ def centre(data_centre: DataCentre) -> Iterator[DataCentre]:
 
 
 def set_fleet_quotas(centre: DataCentre, quotas: Json) -> None:
-    """Put the quotas of the whole fleet in force, in the place of those that are there."""
+    """Set the quotas of the whole fleet, in place of the present quotas."""
     client = centre.client()
     path = f"/clusters/{client.fleet}/quotas"
     client.change("PUT", path, {"quotas": quotas, "reason": "two teams"}, version=client.get(path)["version"])

@@ -27,7 +27,7 @@ PATIENCE_SECONDS = 90
 
 @pytest.fixture(scope="module")
 def trainer(deployer: Credentials, engine: Engine) -> Credentials:
-    """Who a job's pods are: they may list the bucket, and read and write objects in it; nothing else."""
+    """Identity of a job's pods: they may list the bucket, and read and write objects in it, and have no other right."""
     deployer.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": engine.region})
     return make_user(
         deployer,
@@ -87,7 +87,7 @@ def test_killed_job_on_other_ranks_ends_with_the_same_weights(trainer: Credentia
 
 
 class _Ranks:
-    """The ranks of one attempt as processes; what is left of them at the end is killed."""
+    """The ranks of one attempt as processes; the remaining ones are killed at the end."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ class TrainingJob:
 
     @classmethod
     def submit(cls, centre: DataCentre, name: str, work: TrainingWork, **changes: Any) -> "TrainingJob":
-        """Submit a job whose checkpoints are its own; `changes` go into the request."""
+        """Submit a job with its own checkpoint URI; `changes` are added to the request."""
         uri = f"s3://{CHECKPOINTS_BUCKET}/tests/{name}-{time.time_ns()}"
         job = centre.client().post("/jobs", work.submission(name, uri) | changes)
         return cls(centre, job["jobId"], uri, work)
@@ -67,7 +67,7 @@ class TrainingJob:
         return last_step(self.centre.client(), self.job_id)
 
     def saved_steps(self, attempt: int) -> list[int]:
-        """Return the steps whose checkpoints an attempt has finished, in order."""
+        """Return the steps of an attempt's finished checkpoints, in order."""
         prefix = f"{self._prefix}/attempt={attempt}/"
         pages = (
             self.centre.deployer.client("s3")
@@ -103,7 +103,7 @@ class TrainingJob:
 
     @property
     def right_digest(self) -> str:
-        """The digest of the same job when nothing is in its way."""
+        """Return the digest of the same job without faults."""
         return reference_digest(self.work.nodes, self.work.steps, self.work.seed)
 
     # ------------------------------------------------------------ waiting for it

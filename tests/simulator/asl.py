@@ -56,7 +56,7 @@ def _compiled(text: str) -> Callable[[Mapping[str, Any]], Any]:
     known: dict[Any, Any] = {}
 
     def evaluated(bindings: Mapping[str, Any]) -> Any:
-        # # The result of an expression depends only on the values of its paths, so results are cached by text and
+        # The result of an expression depends only on the values of its paths, so results are cached by text and
         # values.
         seen = [functools.reduce(_looked_up, names, bindings) for names in paths]
         key = repr(seen)

@@ -303,7 +303,7 @@ class SimulatedTrainers:
                 self._save(spec, step)
                 step += _STEPS_A_SAVE
         elif len(reached) < len(running) and attempt.workload_name not in self.saving and self.chance.random() < 0.5:
-            # # This save behind the lost node has already read the fence.
+            # This save behind the lost node has already read the fence.
             self.saving.add(attempt.workload_name)
             self.loop.after(self.chance.uniform(1, 60), functools.partial(self._save, spec, step))
             step += _STEPS_A_SAVE

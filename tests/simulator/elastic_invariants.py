@@ -485,7 +485,7 @@ def grows_when_idle(world: "Simulation") -> Iterator[str]:
             continue
         idle = len(_idle_for(world, job))
         held = len(charge.node_names)
-        # # The whole job stops to grow, so it does not get back nodes that are cordoned or must be drained.
+        # The whole job stops to grow, so it does not get back nodes that are cordoned or must be drained.
         plan = job.live_plan()
         own = [
             node

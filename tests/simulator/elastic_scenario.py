@@ -208,7 +208,7 @@ class ElasticScenario:
             elastic = ElasticSpec(min_nodes=least, max_nodes=most, step=step)
             legal = list(range(least, most + 1, step or 1))
         self.world.seen[f"elastic {kind}"] += 1
-        # # A small request leaves room to grow.
+        # A small request leaves room to grow.
         return spec.but(nodes=legal[0] if dice.random() < 0.7 else dice.choice(legal), elastic=elastic)
 
     # ------------------------------------------------------------ what serves
@@ -283,7 +283,7 @@ class ElasticScenario:
         if not jobs or world.is_calm or not world.calls or self.dice.random() > _MEDDLES:
             return
         is_asked = jobs[0]["state"] == "RUNNING" and jobs[0]["resize"]["afterAttempt"] == jobs[0]["currentAttempt"]
-        # # In most cases the idle nodes of a growing job are taken before it restarts.
+        # In most cases the idle nodes of a growing job are taken before it restarts.
         deeds_now = (*DEEDS, *3 * (_TAKES,)) if is_asked else DEEDS
         kind, seconds = self.dice.choice(deeds_now), self.dice.uniform(0.1, 3 if is_asked else 8)
         job_id, number = str(jobs[0]["jobId"]), self.dice.randrange(100)

@@ -48,7 +48,7 @@ def run_seed(seed: int, *, is_strict: bool = False) -> SimulationResult:
 def run_chunk(bounds: tuple[int, int]) -> Chunk:
     """Run the seeds from the first to the last, both included."""
     chunk = Chunk(*bounds)
-    gc.disable()  # # the temporary files of the seeds are deleted with their chunk
+    gc.disable()  # the temporary files of the seeds are deleted with their chunk
     try:
         for seed in range(chunk.first, chunk.last + 1):
             result = run_seed(seed, is_strict=seed == chunk.first)
@@ -67,7 +67,7 @@ def run_chunk(bounds: tuple[int, int]) -> Chunk:
 def run_all(first: int, last: int, processes: int) -> Iterator[Chunk]:
     """Run the seeds in chunks, and give back the chunks in their order."""
     bounds = [(start, min(start + _CHUNK - 1, last)) for start in range(first, last + 1, _CHUNK)]
-    gc.freeze()  # # loaded modules stay: no garbage collection has to visit them
+    gc.freeze()  # loaded modules stay: no garbage collection has to visit them
     if processes == 1 or len(bounds) == 1:
         yield from map(run_chunk, bounds)
         return

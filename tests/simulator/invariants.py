@@ -370,7 +370,7 @@ def one_repair_per_node_life(world: "Simulation", rung: str, machine: str) -> It
     for at, was, was_heard in world.watched.calls.get(machine, ()):
         if rung == "replace" == was and machine in world.provider.by_id and was_heard:
             yield f"{machine} gets a second accepted Replace call; at most one is allowed"
-        # # An unrecorded reply counts like a lost reply: the service waits this long for both.
+        # An unrecorded reply counts like a lost reply: the service waits this long for both.
         is_awaited = world.loop.seconds - at < world.policy.repair.reconcile_after_seconds
         if world.provider.running.get(machine) == was == rung and was_heard and is_awaited:
             yield f"{was} of {machine} is called again while the call accepted at {at:.1f} runs"
@@ -402,7 +402,7 @@ def limit_of_repairs_holds(world: "Simulation", rung: str, machine: str) -> Iter
             and _is_karpenters(world, owner.doc["pool"])
             and world.node_of(owner.doc["life"]["instanceId"]) is None
         ):
-            continue  # # Karpenter returned it and does not replace it
+            continue  # Karpenter returned it and does not replace it
         is_in_repair = owner and _is_open(owner.doc) and is_called and not owner.doc["nodeBranch"]
         if owner and is_in_repair and owner.doc["life"]["instanceId"] != machine:
             others.append((owner.doc["life"]["instanceId"], owner.doc["pool"]))
@@ -420,11 +420,11 @@ def limit_of_cordons_holds(world: "Simulation", name: str) -> Iterator[str]:
     ours = [one for one in world.cluster.by_name.values() if one.is_cordoned and one.incident_id]
     node = world.cluster.node(CLUSTER, name)
     if node is None:
-        return  # # the node was deleted, so it is not cordoned
+        return  # the node was deleted, so it is not cordoned
     pool = node.pool
     most = pool_limit(rails.pool_cordons, rails.pool_cordon_share, world.pool_sizes.get(pool, world.size))
     others = [one.name for one in ours if one.pool == pool]
-    # # A node with a deadline is always cordoned at once: its jobs save now or never.
+    # A node with a deadline is always cordoned at once: its jobs save now or never.
     if any(doc["nodeName"] == name and doc["deadlineAt"] for doc in _incidents(world)):
         return
     if name not in {one.name for one in ours} and (len(others) >= most or len(ours) >= rails.fleet_cordons):
@@ -443,7 +443,7 @@ def no_harm_while_held(world: "Simulation", rung: str, machine: str) -> Iterator
 
 @invariant_check("no-harmful-act-without-permission", "", CheckTrigger.STOP)
 def no_stop_while_held(world: "Simulation", job_id: str, attempt: int) -> Iterator[str]:
-    # # Stops that were requested earlier or by a person are carried out; a hold delays only stops by a recovery.
+    # Stops that were requested earlier or by a person are carried out; a hold delays only stops by a recovery.
     is_recovery = world.calls and world.calls[-1].function in ("protect_jobs", "repair_node")
     if is_recovery and (barred := _barred(world)):
         yield f"{job_id}-a{attempt} is stopped {barred}"
@@ -695,10 +695,10 @@ def distrusted_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[
             continue
         decided = (datetime.fromisoformat(doc["decidedAt"]) - A_MOMENT).total_seconds()
         if decided > world.watched.launches[attempt.workload_name]:
-            # # its pin may exist already: the sweeper rolls the job back (`plan_resume.roll_back_suspect_jobs`).
+            # its pin may exist already: the sweeper rolls the job back (`plan_resume.roll_back_suspect_jobs`).
             continue
         first = (datetime.fromisoformat(facts["firstSignalAt"]) - A_MOMENT).total_seconds()
-        # # The pin of the next attempt respects the distrust; later attempts continue from that pin.
+        # The pin of the next attempt respects the distrust; later attempts continue from that pin.
         is_suspect = attempt.resume_from.attempt <= facts["attempt"] == attempt.attempt - 1
         if is_suspect and began > first - world.policy.jobs.distrust_guard_seconds + 1:
             seconds = f"{began - first:.0f} s after the signal"
@@ -719,7 +719,7 @@ def one_answer_per_wait(world: "Simulation", token: str, output: "Json") -> Iter
 
 @invariant_check("one-answer-per-wait", "", CheckTrigger.COMMIT)
 def waits_are_distinct(world: "Simulation", changes: Changes) -> Iterator[str]:
-    # # A function that runs twice may open a second wait for a task that was answered. Its answer has no effect.
+    # A function that runs twice may open a second wait for a task that was answered. Its answer has no effect.
     world.watched.opened.update(
         after.doc["token"] for key, before, after in changes if key.sk.startswith("WAIT#") and after and not before
     )
@@ -834,7 +834,7 @@ def cycle_decisions(world: "Simulation") -> Iterator[Any]:
     unhealthy = unhealthy_nodes.unhealthy_among(world.cluster.nodes(CLUSTER), world.observer_context())
     capacities = node_capacity(nodes, resources_taken(in_use, charges, seen), unhealthy)
     if world.renting:
-        # # A rented node belongs to its job, and a job with a rental is not blocked by other jobs.
+        # A rented node belongs to its job, and a job with a rental is not blocked by other jobs.
         rented = rentals.load(world.ledger)
         capacities = rented.capacities(capacities, _jobs(world), world.renting.pools)
         pending = [request for request in pending if request.job_id not in rented.serving]

@@ -426,7 +426,7 @@ def from_tests(folders: list[str]) -> None:
 
 
 def from_drills(names: list[str]) -> None:
-    # # The simulator does not need the local data centre.
+    # The simulator does not need the local data centre.
     from evenkeel_local.data_centre import DataCentre
     from evenkeel_local.drills import DRILLS, run
     from evenkeel_local.drills.decision_replay import rows
@@ -484,7 +484,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("source", choices=("simulator", "tests", "drills"))
     parser.add_argument("names", nargs="*", help="the seeds as first..last, folders of tests, or drills")
     given = parser.parse_args(arguments)
-    if os.environ.get("PYTHONHASHSEED") != "0":  # # the order of a set decides which call is first
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set decides which call is first
         command = [sys.executable, "-m", "tests.simulator.record_decisions", *arguments]
         return subprocess.run(
             command, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": "0", "CI": "1"}, check=False

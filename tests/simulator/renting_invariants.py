@@ -85,7 +85,7 @@ def caps_hold(world: Simulation, changes: Changes) -> Iterator[str]:
         if doc["state"] != "ENDED":
             spends[doc["team"]] += doc["nodes"] * doc["offers"][-1]["microsPerNodeHour"]
     policies = world.renting.policies
-    # # A function that began under the previous policy has read that policy.
+    # A function that began under the previous policy has read that policy.
     known = [
         burst
         for number, (_, burst) in enumerate(policies, 1)
@@ -120,7 +120,7 @@ def pools_are_bounded(world: Simulation, pool: str, limit: tuple[int, int]) -> I
     nodes, accelerators = limit
     began, now = _began(world), world.loop.seconds
     asked = [each for each in world.renting.asked.values() if each.pool == pool]
-    # # A rental that began or ended during this count may be included or not: the last one is counted again.
+    # A rental that began or ended during this count may be included or not: the last one is counted again.
     least = sum(each.nodes for each in asked if each.since <= began and each.until > now)
     most = sum(each.nodes for each in asked if each.until >= began)
     if not least <= nodes <= most:
@@ -256,7 +256,7 @@ def asked_for_once(world: Simulation, spec: CapacitySpec) -> Iterator[str]:
         is_meant = (spec.name, spec.pool, spec.nodes) == (name, offer["pool"], doc["nodes"])
         if is_meant and doc["state"] == "OPENING" and not offer["refused"]:
             return
-    # # It may have ended between the read and this write.
+    # It may have ended between the read and this write.
     assert world.renting is not None
     for (name, place), one in world.renting.asked.items():
         if spec.name == (name if place == 1 else f"{name}-{place}") and one.until >= began:
@@ -366,7 +366,7 @@ def _has_room(world: Simulation, doc: Json, job: Json) -> bool:
     """Return whether a committed pool certainly has whole free nodes for a gang."""
     assert world.renting is not None
     if world.sharing is not None:
-        return False  # # the quota rules decide about quota on committed capacity
+        return False  # the quota rules decide about quota on committed capacity
     used = world.cluster.accelerators_in_use(CLUSTER)
     charged = {name for charge in held_charges(world) for name in charge.node_names}
     avoided = " ".join((job["resumePlan"] or {}).get("avoid", ()))

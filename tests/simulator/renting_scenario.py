@@ -158,7 +158,7 @@ class RentingScenario:
         world.every(_LOOKS_EVERY, lambda: world.checks.looked(world))
         world.every(_PASSES_EVERY, self._pass)
         if dice.random() < 0.75:
-            # # A second job takes the nodes of the first, loses one to a fault and gets rented nodes.
+            # A second job takes the nodes of the first, loses one to a fault and gets rented nodes.
             left, length = dice.choice((0, 1, 1, 2)), dice.choice((100.0, 200.0, 400.0))
             self._submit_later(_FIRST, 0.3, world.size - left, length, "patient")
             for _ in range(2 * bool(left)):

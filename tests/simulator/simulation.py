@@ -368,7 +368,7 @@ class WatchedLedger(InMemoryLedger):
         if self.is_strict:
             return super()._document(document)
         text = pydantic_core.to_json(document)
-        # # a whole number stored as a float is read back as an int.
+        # a whole number stored as a float is read back as an int.
         if b".0," in text or b".0}" in text or b".0]" in text:
             return super()._document(document)
         kept: dict[str, Any] = pydantic_core.from_json(text, allow_inf_nan=False)
@@ -800,7 +800,7 @@ class Simulation:
             verb = "approves" if approves else "declines"
             what = f"bo {verb} the plan of {request.incident_id}"
             say = functools.partial(self._approve, what, request)
-            # # A person answers a page after a while, and may answer an old page again.
+            # A person answers a page after a while, and may answer an old page again.
             for seconds in self.chance.choice(((0.0,), (40.0,), (0.0, 20.0), (20.0, 90.0))):
                 self.loop.after(seconds, say)
 
@@ -971,7 +971,7 @@ class Simulation:
                 self.elastic.lay_out(chaos_seconds)
             self.loop.run(chaos_seconds, self._is_broken)
             self._calm_down()
-            self.rests_from = self.loop.seconds + 65  # # until then the last event of the queue is handled
+            self.rests_from = self.loop.seconds + 65  # until then the last event of the queue is handled
             last = self.loop.seconds + CALM_SECONDS
             while self.loop.seconds < last and not self._is_broken():
                 self.loop.run(self.loop.seconds + SWEEPS_EVERY, self._is_broken)

@@ -70,7 +70,7 @@ def quotas_hold(world: "Simulation", changes: Changes) -> Iterator[str]:
     if not setup.has_teams:
         return
     names = {charge.job_id for charge in new}
-    # # A lower quota stops no job: earlier use above it may remain, but may not grow.
+    # A lower quota stops no job: earlier use above it may remain, but may not grow.
     before = set(over(setup, (charge for charge in charges if charge.job_id not in names)))
     yield from (each for each in over(setup, charges) if each not in before)
     for charge in new:
@@ -213,7 +213,7 @@ def charge_is_held_until_pods_end(world: "Simulation", changes: Changes) -> Iter
         charge = rows.read(before, Charge)
         attempt = rows.read(world.ledger.rows[rows.attempt_key(charge.job_id, charge.attempt)], Attempt)
         run = world.engine.executions["run_job", attempt.workload_name]
-        # # A failed workflow settles at once; its pods are stopping, and use their machines until their end.
+        # A failed workflow settles at once; its pods are stopping, and use their machines until their end.
         has_failed = run.entered[-1:] == ["SettleAttempt"] and run.entered[-2] in _CAUGHT
         if attempt.state is not AttemptState.STOPPED or has_failed:
             continue
@@ -221,7 +221,7 @@ def charge_is_held_until_pods_end(world: "Simulation", changes: Changes) -> Iter
         workload = world.cluster.jobs.get(CLUSTER, {}).get(place)
         seconds = world.policy.jobs.lost_node_seconds
         for pod in workload.pods if workload else ():
-            # # A node may return between the read that its pods are unreachable and the act on that read.
+            # A node may return between the read that its pods are unreachable and the act on that read.
             if world.loop.seconds - world.watched.returned.get(pod.node_name, -math.inf) < _JUST_NOW_SECONDS:
                 continue
             node = world.cluster.node(CLUSTER, pod.node_name)

@@ -115,7 +115,7 @@ class TeamScenario:
         for _ in range(dice.choice((1, 2, 3, 4))):
             world.loop.after(dice.uniform(3, lasts + 60), self._choose_action())
         for _ in range(dice.choice((0, 2, 4))):
-            # # The minute's cycle does not use the queue, so it may run beside another cycle.
+            # The minute's cycle does not use the queue, so it may run beside another cycle.
             world.loop.after(dice.uniform(3, lasts), lambda: world.invoke_scheduled("schedule_jobs"))
 
     def _fleet(self) -> FleetQuotas:
@@ -306,7 +306,7 @@ class TeamScenario:
         self._overtakes -= 1
         world.seen["deed overtake"] += 1
         if self.dice.random() < 0.5:
-            # # No other cycle runs, so no job gets a new reason: only the version of the tree changes.
+            # No other cycle runs, so no job gets a new reason: only the version of the tree changes.
             world.loop.after(0.1, lambda: self._change(charges[0]["team"], _without_quota))
             world.chaos.pause("the commit of an admission", 0.2)
             return

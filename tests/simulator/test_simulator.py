@@ -28,7 +28,7 @@ def test_every_invariant_holds_on_every_seed(last: int, most_untried: int) -> No
     failed = [result for chunk in chunks for result in chunk.failed]
     assert not failed, print_trace(failed[0])
     assert sum(chunk.last - chunk.first + 1 for chunk in chunks) == last
-    # # A simulation without any event would satisfy every invariant.
+    # A simulation without any event would satisfy every invariant.
     assert sum(chunk.incidents for chunk in chunks) > last
     assert sum(chunk.decisions for chunk in chunks) > 5 * last
     seen = sum((chunk.seen for chunk in chunks), Counter())

@@ -34,7 +34,7 @@ def template() -> Json:
 
 @functools.cache
 def translated() -> Json:
-    """Return what SAM makes of the template. Local folders become objects in S3, as `sam package` would have it."""
+    """Return the template as SAM translates it. Local folders become objects in S3, as `sam package` does."""
     document = template()
     for resource in document["Resources"].values():
         properties = resource.get("Properties", {})
@@ -106,5 +106,5 @@ def strings(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def listed(value: Any) -> list[Any]:
-    """Return a list, or the one thing that stands for a list of one."""
+    """Return a list; wrap a single value."""
     return value if isinstance(value, list) else [value]

@@ -1,4 +1,4 @@
-"""Every permission that the template grants, one by one: what the removal tests are generated from."""
+"""Every permission of the template; the removal tests are generated from them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ class Statement:
 
 @dataclass(frozen=True, order=True)
 class Permission:
-    """One action of one statement: the least that can be taken away."""
+    """One action of one statement: the smallest removable permission."""
 
     owner: str
     sid: str
@@ -101,7 +101,7 @@ def of_on_call() -> tuple[Statement, ...]:
 
 
 def people_policies() -> dict[str, Json]:
-    """Return the managed policies that people attach to their own identities, by logical id."""
+    """Return the managed policies for people's identities, by logical id."""
     of_functions = {policy for _, policy, _ in attachments()}
     return {name: each for name, each in resources("AWS::IAM::ManagedPolicy").items() if name not in of_functions}
 

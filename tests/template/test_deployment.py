@@ -1,4 +1,4 @@
-"""What the stack is made of: nothing is lost silently, nothing is open, everything that may fail has an alarm."""
+"""The parts of the stack: no message is lost silently, no access is open, and every failure has an alarm."""
 
 import ast
 import json
@@ -37,7 +37,7 @@ def arn_of(value: Any) -> str:
 
 
 def watched(namespace: str, metric: str, dimension: str) -> dict[str, Json]:
-    """Return logical id of what is watched → its alarm, for one metric."""
+    """Return logical id → alarm for one metric."""
     found = {}
     for alarm in ALARMS.values():
         if (alarm["Namespace"], alarm["MetricName"]) == (namespace, metric):
@@ -146,7 +146,7 @@ def test_queue_has_a_dead_letter_queue_of_its_kind(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(DEAD_LETTERS))
 def test_dead_letter_queue_has_retention_and_an_alarm(name: str) -> None:
-    # A request for a pass is made good by the next pass: it is kept no longer than its alarm needs.
+    # The next cycle repeats a failed cycle's work, so its request is kept only as long as the alarm needs.
     assert QUEUES[name]["MessageRetentionPeriod"] == (900 if name == "FailedCyclesQueue" else 14 * A_DAY)
     assert watched("AWS/SQS", "ApproximateNumberOfMessagesVisible", "QueueName")[name]["Threshold"] == 0
 
@@ -200,7 +200,7 @@ def clocked() -> set[str]:
 
 
 def asynchronous() -> set[str]:
-    """Return the functions that somebody invokes without waiting for them."""
+    """Return the functions that are invoked asynchronously."""
     scheduled = clocked()
     invoked = {
         arn_of(resource)

@@ -1,4 +1,4 @@
-"""What the linters say, of the template as CloudFormation sees it and of each workflow on its own."""
+"""The linters accept the template as CloudFormation sees it, and each workflow on its own."""
 
 import json
 

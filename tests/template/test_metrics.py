@@ -28,9 +28,9 @@ DOCUMENTS = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 LIST = ROOT / "docs" / "operate" / "metrics.md"
 _MOST_DIMENSIONS = 3
 SAID = {"FleetName": "research", "KubernetesClusters": ["research-eks", "burst-eks"]}
-"""Parameters of a deployment; others have their defaults."""
+"""Parameters of a deployment; all others have their defaults."""
 LAMBDA = {"AWS_REGION": "us-west-2", "AWS_LAMBDA_FUNCTION_NAME": "evenkeel-main-x", "_X_AMZN_TRACE_ID": "Root=1"}
-"""What Lambda itself puts into the environment."""
+"""Environment variables that Lambda sets."""
 VALUES = {
     ("Heartbeat", "function"): (schedule_jobs.WRITER, watch_cluster.WRITER, sweep_round.WRITER),
     ("SourcesStale", "source"): tuple(SourceKind),
@@ -53,7 +53,7 @@ OF_AWS = {
 }
 """Metrics of AWS services that an alarm may watch, with their dimensions."""
 GAUGES = {"IncidentsBlocked": "Minimum", "SourcesStale": "Maximum"}
-"""Metrics whose data points are levels: a sum of them means nothing."""
+"""Metrics whose data points are levels: their sum is meaningless."""
 
 
 class Series(NamedTuple):
@@ -65,7 +65,7 @@ class Series(NamedTuple):
 
 
 def resolved(value: Any) -> Any:
-    """Return what CloudFormation makes of a value: parameters as said, conditions as if everything were there."""
+    """Return a value as CloudFormation resolves it: with these parameters, and with every condition true."""
     match value:
         case {"Ref": "AWS::NoValue"}:
             return None
@@ -238,7 +238,7 @@ def emissions() -> Iterator[Emission]:
 
 
 def _pattern(name: ast.expr) -> re.Pattern[str]:
-    """Return what a name may be: a literal, or literals with anything between."""
+    """Return the possible values of a name: a literal, or literals with anything between."""
     if isinstance(name, ast.JoinedStr):
         parts = [re.escape(str(part.value)) if isinstance(part, ast.Constant) else "[A-Za-z]+" for part in name.values]
         return re.compile("".join(parts))

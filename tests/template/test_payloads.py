@@ -1,4 +1,4 @@
-"""What the workflows hand to the services, evaluated as Step Functions would, and read as the services read it."""
+"""The payloads of the workflows, evaluated as Step Functions does and parsed by the services."""
 
 import importlib
 import re
@@ -37,7 +37,7 @@ BROKEN: dict[str, Json] = {
 }
 SETTLING = {"recover_node": "SettleIncident", "run_job": "SettleAttempt", "burst_capacity": "SettleRental"}
 RENTING_CHOICES = [name for name, state in states(workflow("burst_capacity")) if state["Type"] == "Choice"][1:]
-"""All but the one that checks the input."""
+"""All states but the input check."""
 CONTEXT = {"Execution": {"Id": "arn:aws:states:us-west-2:000000000000:execution:m:e"}, "Task": {"Token": "t" * 600}}
 TASKS = [
     pytest.param(machine, name, state, id=f"{machine}.{name}")
@@ -74,7 +74,7 @@ def test_service_reads_every_field_of_the_payload(machine: str, name: str, state
 
     read = request.model_validate(payload).to_json()
 
-    # The wrapper takes the ARN for its log lines; everything else must have a field.
+    # The wrapper uses the ARN for its log lines; everything else must have a field.
     sent = {key: value for key, value in payload.items() if key != "executionArn"}
     assert set(sent) <= set(read)
     assert {key: read[key] for key in sent} == sent
@@ -99,7 +99,7 @@ def outcomes_in(machine: str, choice: str) -> set[str]:
 
 def test_every_settled_state_has_its_own_end() -> None:
     settled = {state.value for state in IncidentState if state.is_settled}
-    # FAILED is also what a branch that broke answers; it ends where everything unknown ends.
+    # FAILED is also the outcome of a failed branch; it ends like every unknown outcome.
     assert outcomes_in("recover_node", "HowDidItEnd") == settled
 
 

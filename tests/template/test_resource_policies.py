@@ -1,4 +1,4 @@
-"""Every queue and topic takes messages from the senders that the template gives it, and from nobody else."""
+"""Every queue and topic accepts messages only from its senders in the template."""
 
 import json
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ SERVICES = {
 }
 """The service of AWS that may send, besides the stack's own roles."""
 FOR_OPERATORS = {"EventsQueue", "PageTopic"}
-"""What operators send to by hand, as runbooks say."""
+"""Queues that operators send to by hand, as in the runbooks."""
 
 
 def document_of(name: str, kind: str) -> list[Json]:

@@ -15,7 +15,7 @@ Route = tuple[str, str]
 
 
 def shape(path: str) -> str:
-    """Return a path with every parameter written alike, however its place spells it."""
+    """Return a path with the same placeholder for every parameter."""
     return re.sub(r"\{[^}]*\}|<[^>]*>|\*", "{}", path.replace("${FleetName}", "{}"))
 
 

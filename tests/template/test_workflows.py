@@ -1,4 +1,4 @@
-"""The two state machines as data: what no linter sees."""
+"""Checks of the two state machines that no linter makes."""
 
 import builtins
 import json
@@ -48,7 +48,7 @@ OF_LAMBDA = {
     "Lambda.AWSLambdaException",
     "Lambda.SdkClientException",
     "Lambda.TooManyRequestsException",
-    # A sandbox that died, ran out of memory or out of time in mid-call: every task is idempotent, so it is asked again.
+    # A sandbox that died, ran out of memory or timed out during a call: every task is idempotent, so it is retried.
     "Lambda.Unknown",
     "Runtime.ExitError",
     "Sandbox.Timedout",
@@ -256,7 +256,7 @@ def test_substitutions_match_the_placeholders(name: str) -> None:
 
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_every_loop_has_a_cap(name: str) -> None:
-    """Every cycle passes a Choice that counts: without those Choices the graph has none."""
+    """Every loop contains a Choice that counts: without those Choices the graph has no loop."""
     for _, machine in machines(DEFINITIONS[name]):
         counted = {n for n, s in machine["States"].items() if any(re.search(r"\$\w+ < ", e) for e in expressions(s))}
         arrows = {(a, b) for a, b in transitions(machine) if a not in counted}

@@ -1,10 +1,10 @@
-"""What the checks let pass, and why. A waiver that nothing needs any more fails a test."""
+"""Exceptions of the checks, with reasons. An unused waiver fails a test."""
 
 from typing import Final
 
 from tests.template.documents import resources
 
-# Statements whose resource must hold a wildcard, by Sid.
+# Statements whose resource needs a wildcard, by Sid.
 WAIVERS: Final = {
     "SendTraces": "X-Ray has no resource level.",
     "DeliverExecutionLogs": "The delivery of execution logs has no resource level.",

@@ -1,4 +1,4 @@
-"""Every execution that the workflow tests run, as rows. An arrow that no row takes fails a test."""
+"""Every execution of the workflow tests, as rows. A transition that no row takes fails a test."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

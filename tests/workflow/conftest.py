@@ -1,4 +1,4 @@
-"""An engine for workflows alone: Wait states and retry delays are skipped, and tasks answer as each test says."""
+"""An engine for workflows alone: it skips Wait states and retry delays, and tasks answer as each test sets."""
 
 from collections.abc import Iterator
 
@@ -13,14 +13,14 @@ SKIP_WAITS = 0.0
 
 @pytest.fixture(scope="session")
 def workflow_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """An engine whose Wait states take no time. `mock_workflows` sets what its tasks answer."""
+    """An engine whose Wait states take no time. `mock_workflows` sets the answers of its tasks."""
     with Engine.start(tmp_path_factory.mktemp("workflow-engine"), wait_scale=SKIP_WAITS) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def workflow_deployer(workflow_engine: Engine) -> Credentials:
-    """Who may make state machines on `workflow_engine`."""
+    """Credentials that may create state machines on `workflow_engine`."""
     return bootstrap(workflow_engine)
 
 

@@ -1,6 +1,6 @@
-"""Both workflows with functions behind every task: what mocks skip, namely arguments, tokens and retries.
+"""Both workflows with a function behind every task, to test arguments, tokens and retries.
 
-The functions are stand-ins that note what they are given. One of them fails twice before it works.
+The functions are stubs that record their arguments. A stub fails twice before it works.
 """
 
 import io
@@ -52,7 +52,7 @@ WAITS = {
 
 @dataclass(frozen=True)
 class WorkflowRun:
-    """One execution with real functions, and what each function was given."""
+    """An execution with real functions, and the arguments of each function."""
 
     ending: ExecutionResult
     given: dict[str, list[Json]]
@@ -60,7 +60,7 @@ class WorkflowRun:
 
 
 class StubFunctions:
-    """A function behind every task, and the test as the one who answers tokens."""
+    """A function behind every task; the test answers the tokens."""
 
     def __init__(self, bench: WorkflowBench, notes: Path) -> None:
         self._bench = bench

@@ -29,12 +29,12 @@ Answer = Mapping[str, Any] | TaskError
 
 @dataclass(frozen=True)
 class WorkflowCase:
-    """One execution: what it is given, what each of its tasks answers, and how it must end."""
+    """An execution: its input, the answer of each of its tasks, and its expected end."""
 
     name: str
     machine: str
     answers: Mapping[str, Answer | Sequence[Answer]]
-    """By state; a sequence answers one entry after the other, a single answer all of them."""
+    """By state; a sequence holds one answer per call, a single answer serves all calls."""
     ends: str
     """The state in which it must end."""
     visits: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class WorkflowCase:
 
 @dataclass(frozen=True)
 class ExecutionResult:
-    """What became of an execution."""
+    """Result of an execution."""
 
     status: str
     error: str
@@ -66,12 +66,12 @@ class ExecutionResult:
         object.__setattr__(self, "entered", tuple(names))
 
     def inputs_of(self, state: str) -> list[Any]:
-        """Return what a state was given, each time it was entered."""
+        """Return the inputs of a state, one for each time it was entered."""
         details = [event.get("stateEnteredEventDetails", {}) for event in self.events]
         return [json.loads(detail["input"]) for detail in details if detail.get("name") == state]
 
     def arrows(self, machine: str) -> set[tuple[str, str]]:
-        """Return the transitions that were taken, branch by branch."""
+        """Return the transitions in order, branch by branch."""
         taken: set[tuple[str, str]] = set()
         for _, part in machines(workflow(machine)):
             own = [name for name in self.entered if name in part["States"]]
