@@ -102,7 +102,7 @@ def _is_code(text: str) -> bool:
     """Return whether a string of several lines is a Python program."""
     try:
         return "\n" in text and len(ast.parse(text).body) > 1
-    except SyntaxError:
+    except (SyntaxError, ValueError):  # ValueError: lone surrogates
         return False
 
 

@@ -1,4 +1,4 @@
-"""A local GPU cluster for the tests of its own, with everything that takes time made short."""
+"""A local GPU cluster for these tests, with all durations shortened."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def space(api: KubeClient) -> Iterator[str]:
 
 @pytest.fixture
 def node(api: KubeClient) -> Iterator[str]:
-    """A node object that no kubelet stands behind; the path to it."""
+    """A node object without a kubelet; returns its path."""
     name = f"contract-{uuid.uuid4().hex[:8]}"
     api.create("/api/v1/nodes", {"metadata": {"name": name, "labels": {"a": "1"}}})
     yield f"/api/v1/nodes/{name}"

@@ -1,4 +1,4 @@
-"""What the suites about the API itself share: the real server if one is named, paths, and how a namespace ends."""
+"""Shared parts of the API suites: the optional real server, paths, and the end of a namespace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plain client of the Kubernetes API, and builders of what the tests send."""
+"""A plain client of the Kubernetes API, and builders of request bodies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SERVICES, CONFIG_MAPS = "/api/v1/namespaces/default/services", "/api/v1/namespac
 
 
 def eventually(look: Callable[[], T | None], what: str, seconds: float = 15.0) -> T:
-    """Wait until `look` finds something true, and return it."""
+    """Poll until `look` returns a true value, and return it."""
     found = until(look, what, seconds)
     assert found is not None
     return found
@@ -54,7 +54,7 @@ class KubeClient:
 
     @contextmanager
     def acting_as(self, user: str) -> Iterator[None]:
-        """Send what follows as another user."""
+        """Send the following requests as another user."""
         self._headers = {"Impersonate-User": user}
         try:
             yield

@@ -1,4 +1,4 @@
-"""Who may do what: signatures and policies by the engine, tokens by its STS, rules by the cluster's own objects."""
+"""Access control: signatures and policies by the engine, tokens by its STS, rules by the cluster's own objects."""
 
 import base64
 import io
@@ -67,7 +67,7 @@ def handler(event, context):
 
 @pytest.fixture(scope="module")
 def guarded(engine: Engine, deployer: Credentials, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]:
-    """A cluster that asks the engine who is calling."""
+    """A cluster that authenticates callers through the engine."""
     own = make_user(deployer, SERVICES_USER, OWN_STATEMENTS)
     run_dir = tmp_path_factory.mktemp("guarded")
     with gpu_cluster.start(QUICK, run_dir, engine_endpoint=engine.endpoint_url, credentials=own) as handle:
@@ -76,7 +76,7 @@ def guarded(engine: Engine, deployer: Credentials, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="module")
 def reader(deployer: Credentials, guarded: ClusterHandle) -> Credentials:
-    """Somebody who may list nodes and read the EKS cluster, and nothing else."""
+    """Credentials that may list nodes and read the EKS cluster, and have no other right."""
     actions = ["sagemaker:ListClusterNodes", "eks:DescribeCluster"]
     resources = [guarded.cluster_arn, guarded.state["eksClusterArn"]]
     return make_user(deployer, "gpu-cluster-reader", [{"Effect": "Allow", "Action": actions, "Resource": resources}])
@@ -257,7 +257,7 @@ def test_token_with_another_host_is_refused(url: str) -> None:
 
 
 def refused(policies: Sequence[Json | str], verb: str, plural: str, namespace: str, group: str = "") -> bool:
-    """Whether somebody with these access policies is refused."""
+    """Return whether these access policies refuse a request."""
     registry = Registry(Store(), ResourceCatalogue())
     for obj in rbac.bootstrap_roles():
         rt = registry.types.by_kind(obj["apiVersion"], obj["kind"])

@@ -342,7 +342,7 @@ def test_eviction_of_an_unready_pod_follows_the_budget_policy(healthy: int, poli
     assert gone == evicted
 
 
-# Who may stand beside whom
+# Pod affinity
 
 
 def a_node_capacity(name: str, zone: str, *pods: Json) -> NodeCapacityView:
@@ -450,7 +450,7 @@ def test_pod_from_protobuf_equals_the_pod_from_json() -> None:
 
     read = protobuf.decode(a_protobuf(b"v1", b"Pod", field(1, metadata) + field(2, spec) + field(3, b"")))
 
-    # What lies inline in JSON is lifted. A zero that was set is told (the grace), one that is Go's own is not.
+    # Fields that are inline in JSON are lifted. An explicit zero is kept (the grace period); a zero value of Go is not.
     assert read["metadata"] == {"name": "name"}
     assert read["spec"] == {
         "containers": [

@@ -1,4 +1,4 @@
-"""Deployments and ReplicaSets: the pods they keep, how one template gives way to the next, scaling and deletion."""
+"""Deployments and ReplicaSets: their pods, rollouts to a new template, scaling and deletion."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def a_deployment(replicas: int = 3, name: str = "web", pod: Json | None = None, 
 
 
 def is_rolled_out(deployment: Json) -> bool:
-    """Whether a rollout is over, as `kubectl rollout status` asks."""
+    """Return whether a rollout is complete, as `kubectl rollout status` does."""
     status, wanted = deployment.get("status", {}), deployment["spec"]["replicas"]
     counts = [status.get(field, 0) for field in ("replicas", "updatedReplicas", "availableReplicas")]
     return status.get("observedGeneration") == deployment["metadata"]["generation"] and counts == [wanted] * 3
@@ -71,7 +71,7 @@ def names(kube: KubeClient, path: str) -> set[str]:
 
 
 class Followed:
-    """What a watch of the pods showed after each event: every pod as it was then."""
+    """The pods as a watch showed them after each event."""
 
     def __init__(self, kube: KubeClient) -> None:
         start = kube.get(PODS + OF_WEB)
@@ -165,7 +165,7 @@ def test_rolling_update_stays_within_its_bounds(kube: KubeClient) -> None:
 
 
 def test_recreate_waits_for_the_end_of_every_old_pod(kube: KubeClient) -> None:
-    # A process that takes its time to end: that it is terminating is not enough.
+    # A process that ends slowly: its pod must have ended, not only be terminating.
     command = ["python", "-c", "import signal, time; signal.signal(15, lambda *_: 0); time.sleep(9); time.sleep(9)"]
     slow = {"containers": [{"name": "main", "image": "registry.invalid/main:1", "command": command}]}
     kube.create(DEPLOYMENTS, a_deployment(replicas=2, pod=slow, strategy={"type": "Recreate"}))
@@ -335,7 +335,7 @@ def test_unready_pod_is_listed_separately_unless_published() -> None:
     assert subsets_of(service, [ending]) == []
 
 
-# The controllers alone, where every moment between two looks can be chosen
+# The controllers alone: a test chooses the state between two reconciliations
 
 
 class Apart:

@@ -196,7 +196,7 @@ def test_xid_has_the_effect_of_its_code(
         assert f"): {code}," in node["metadata"]["annotations"][mark]
         assert node["metadata"]["labels"][f"{PREFIX}fault-types"] == fault_type
     else:
-        # The mark of a node without work takes as long: then this one's would be there too.
+        # The mark of a node without work takes as long, so this node's mark would be present too.
         other = next(node["name"] for node in cluster.nodes() if not node["pods"])
         cluster.inject("gpu-xid79", node=other)
         eventually(lambda: node_of(cluster, name=other, unhealthy=["NvidiaErrorTerminate", "XidHardwareFailure"]), "it")

@@ -272,7 +272,7 @@ def test_node_without_capacity_stays_pending_with_a_reason(cluster: ClusterHandl
     assert message.startswith("We currently do not have sufficient capacity")
 
 
-# The other mode
+# Clusters without continuous mode
 
 
 def test_cluster_without_continuous_mode_has_no_slots_or_events(classic: Any) -> None:

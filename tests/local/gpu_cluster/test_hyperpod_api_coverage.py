@@ -1,7 +1,7 @@
-"""What HyperPod can answer, as a table, and the scenarios in which the local cluster answers it over boto3.
+"""A table of HyperPod's possible answers, and scenarios in which the local cluster gives them over boto3.
 
-A scenario names what it reaches; the test fails when one of those was not in an answer (or, for marks on nodes, on a
-node) while it ran. Together the scenarios must reach everything in the table, and the table must agree with botocore.
+A scenario declares its facts. The test fails if a fact was not in an answer (or, for marks, on a node) during the
+scenario. All scenarios together must cover the table, and the table must match botocore.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class ApiCoverage:
         self.name = handle.cluster_name
         self.seen: set[str] = set()
         self.described: set[str] = set()
-        """Events, which never change: a look is quick enough to see what soon passes."""
+        """Events never change, and polling is fast enough to see short states."""
         self.problems: list[str] = []
         self.sagemaker = aws_client("sagemaker", handle.sagemaker_url)
         self.sagemaker.meta.events.register("after-call.sagemaker", self._note)
@@ -224,11 +224,11 @@ class ApiCoverage:
             return dict(refused.response)
 
     def on_cluster(self, operation: str, **arguments: Any) -> Json:
-        """Call an operation that takes the cluster's name."""
+        """Call an operation with the cluster's name."""
         return self.call(operation, ClusterName=self.name, **arguments)
 
     def look(self) -> set[str]:
-        """Look at all there is, once: cluster, nodes, operations, events, marks."""
+        """Read everything once: cluster, nodes, operations, events, marks."""
         self.on_cluster("describe_cluster")
         for summary in self.on_cluster("list_cluster_operations").get("ClusterOperationSummaries", ()):
             self.on_cluster("describe_cluster_operation", OperationId=summary["OperationId"])
@@ -253,7 +253,7 @@ class ApiCoverage:
                 self.seen.add(f"condition {condition['status']}")
 
     def until(self, *facts: str) -> None:
-        """Look until all of these were seen."""
+        """Poll until all of these facts were seen."""
         eventually(lambda: set(facts) <= self.look(), " and ".join(facts))
 
     def nodes(self, group: str = WORKERS) -> list[str]:
@@ -261,7 +261,7 @@ class ApiCoverage:
         return [node["instanceId"] for node in self.cluster.nodes() if node["instanceGroup"] == group]
 
     def idle(self) -> None:
-        """Wait until no machine is on its way."""
+        """Wait until no machine is launching."""
         eventually(
             lambda: all(n["ready"] == "True" and not n["operation"] for n in self.cluster.nodes()), "all to be well"
         )
@@ -293,7 +293,7 @@ SCENARIOS: dict[str, tuple[Scenario, frozenset[str]]] = {}
 
 
 def reaches(*facts: str | list[str]) -> Callable[[Scenario], Scenario]:
-    """Register a scenario with what it reaches."""
+    """Register a scenario with its facts."""
 
     def register(scenario: Scenario) -> Scenario:
         flat = frozenset(fact for item in facts for fact in ([item] if isinstance(item, str) else item))
@@ -653,7 +653,7 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
         "instanceGroups": [{"name": WORKERS, "count": 3}, planned],
         "trainingPlans": plans,
         "instanceLimit": 20,
-        # What is passed through lasts long enough to be seen by somebody who is kept waiting between two looks.
+        # Intermediate states last long enough for a slow poller to see them.
         "delays": {
             **QUICK["delays"],
             "autoRecovery": 1.0,

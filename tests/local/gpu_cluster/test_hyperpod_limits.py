@@ -1,4 +1,4 @@
-"""Requests at the edges of the model: what the service takes, what it refuses although botocore would send it."""
+"""Requests at the limits of the model: accepted values, and values that only the service refuses, not botocore."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def slots(count: int) -> list[str]:
 
 
 def outcome(client: Any, operation: str, arguments: Json) -> str:
-    """Return the error's code, or nothing when the call was taken."""
+    """Return the error's code; empty if the call was accepted."""
     try:
         getattr(client, operation)(**arguments)
     except ClientError as refused:
@@ -39,7 +39,7 @@ def outcome(client: Any, operation: str, arguments: Json) -> str:
 
 @pytest.fixture(scope="module")
 def unchecked(running_cluster: ClusterHandle) -> Any:
-    """A client that sends whatever it is given, as clients of other languages do."""
+    """A client without validation, like clients of other languages."""
     return boto3.client(
         "sagemaker",
         endpoint_url=running_cluster.sagemaker_url,

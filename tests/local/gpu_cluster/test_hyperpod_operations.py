@@ -140,7 +140,7 @@ def test_health_label_triggers_nothing_without_automatic_recovery(
     node, path = marked(cluster, kube, "UnschedulablePendingReplacement")
     other = cluster.nodes()[1]["instanceId"]
 
-    # A whole reboot of another node takes longer than HyperPod would have waited.
+    # A whole reboot of another node takes longer than HyperPod's wait.
     sagemaker.batch_reboot_cluster_nodes(ClusterName=cluster.cluster_name, NodeIds=[other])
     eventually(lambda: all(item["ready"] == "True" for item in cluster.nodes()), "the reboot")
 

@@ -1,4 +1,4 @@
-"""Jobs and pods on the local cluster: real processes, their ends, and what the controllers make of them."""
+"""Jobs and pods on the local cluster: real processes, their ends, and the reactions of the controllers."""
 
 import json
 import os

@@ -85,7 +85,7 @@ def running(kube: KubeClient, name: str) -> Json:
 
 
 def await_beats(kube: KubeClient, node: str, count: int = 3) -> None:
-    """Wait for some heartbeats of a node: several rounds of Karpenter's."""
+    """Wait for some heartbeats of a node: several cycles of Karpenter."""
     path = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{node}"
     for _ in range(count):
         last = kube.get(path)["spec"]["renewTime"]
@@ -274,7 +274,7 @@ def test_refused_offering_is_tried_again_after_its_expiry(burst: ClusterHandle, 
     waited = time.monotonic() - refused_at
 
     running(kube, "large")
-    # The memory lasts two seconds from the refusal; polling takes its share.
+    # The refusal is remembered for two seconds, and polling uses part of them.
     assert waited > 1.0
 
 
@@ -296,7 +296,7 @@ def test_budget_bounds_concurrent_node_removals(kube: KubeClient, budget: str, l
     for name in ("one", "two"):
         kube.create(PODS, a_pod(name, *SLEEPS, gpus=8))
     nodes = {running(kube, name)["spec"]["nodeName"] for name in ("one", "two")}
-    # A finalizer of somebody else's holds the node that goes first, and with it the budget.
+    # A foreign finalizer holds the node that is removed first, and the budget with it.
     for node in nodes:
         kube.patch(f"{NODES}/{node}", {"metadata": {"finalizers": ["karpenter.sh/termination", "test/hold"]}})
     for name in ("one", "two"):
@@ -319,7 +319,7 @@ def test_budget_bounds_concurrent_node_removals(kube: KubeClient, budget: str, l
     assert staying() == left
 
 
-# What EC2 does
+# Actions of EC2
 
 
 def test_rebalance_recommendation_is_sent_and_removes_no_node(burst: ClusterHandle, kube: KubeClient) -> None:

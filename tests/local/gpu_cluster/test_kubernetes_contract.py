@@ -1,8 +1,8 @@
-"""What a Kubernetes API server answers: one suite, for the local cluster and, when one is named, for a real server.
+"""The answers of a Kubernetes API server: one suite, for the local cluster and, on request, for a real server.
 
 Set EVENKEEL_KUBE_APISERVER (URL), EVENKEEL_KUBE_TOKEN (of a member of `system:masters`) and EVENKEEL_KUBE_CA (a file)
-to run it against a real kube-apiserver. What such a server cannot do alone (there is no controller, scheduler or
-kubelet beside it) is marked `needs_controllers`. Every name is of this run, and what was made is taken away again.
+to run it against a real kube-apiserver. Tests that need a controller, scheduler or kubelet beside it are marked
+`needs_controllers`. Names are unique to a run, and all objects are deleted at its end.
 """
 
 import base64
@@ -436,7 +436,7 @@ def test_watch_without_a_version_begins_with_existing_objects(api: KubeClient, m
 
 @pytest.fixture
 def aged(api: KubeClient, request: pytest.FixtureRequest) -> None:
-    """Let the history be forgotten, as five minutes do; a real server forgot what was before its own start."""
+    """Compact the history, as after five minutes; a real server has no history before its own start."""
     if not REAL:
         request.getfixturevalue("running_cluster").control("POST", "compact")
 
@@ -581,7 +581,7 @@ def test_template_and_completions_of_a_job_are_immutable(api: KubeClient, space:
 
 
 def test_job_deleted_in_the_foreground_waits_for_its_finalizer(api: KubeClient, space: str) -> None:
-    # A finalizer of another's holds it: where a garbage collector runs, its own would be gone at once.
+    # A foreign finalizer holds the object; a garbage collector would remove its own finalizer at once.
     body = a_job("one", "true", spec={"suspend": True})
     body["metadata"]["finalizers"] = ["evenkeel.io/held"]
     api.create(jobs_of(space), body)
@@ -609,7 +609,7 @@ def test_job_deleted_in_the_foreground_is_collected(api: KubeClient, space: str)
 
 
 def a_deployment(name: str, **spec: Any) -> Json:
-    """Return a Deployment that no controller needs to act on: it asks for no pods."""
+    """Return a Deployment without pods, on which no controller acts."""
     labels = {"app": name}
     return {
         "metadata": {"name": name},
@@ -729,7 +729,7 @@ def priority(api: KubeClient) -> Iterator[str]:
 def test_priority_is_that_of_the_class(api: KubeClient, space: str, priority: str) -> None:
     body = a_pod("one", schedulerName="nobody", priorityClassName=priority)
 
-    def created() -> Json | None:  # the admission plugin hears of a new class a moment later
+    def created() -> Json | None:  # the admission plugin sees a new class a moment later
         try:
             return api.create(f"{space}/pods", body)
         except KubeApiError as refused:
@@ -747,7 +747,7 @@ def test_priority_is_that_of_the_class(api: KubeClient, space: str, priority: st
 
 @pytest.fixture
 def bound(api: KubeClient, space: str, node: str) -> Iterator[str]:
-    """A pod on a node that no kubelet stands behind; the path to it."""
+    """A pod on a node without a kubelet; returns its path."""
     api.create(f"{space}/pods", a_pod("one", nodeName=node.rsplit("/", 1)[1], terminationGracePeriodSeconds=7))
     yield f"{space}/pods/one"
     with contextlib.suppress(KubeApiError):
@@ -886,7 +886,7 @@ def test_eviction_must_name_the_pod_of_its_path(api: KubeClient, space: str) -> 
 
 @pytest.fixture
 def guarded(api: KubeClient, space: str) -> str:
-    """A running pod whose budget has nothing left; the path to it."""
+    """A running pod with an exhausted budget; returns its path."""
     api.create(f"{space}/pods", a_pod("one", schedulerName="nobody"))
     ready = {"type": "Ready", "status": "True"}
     api.patch(f"{space}/pods/one/status", {"status": {"phase": "Running", "conditions": [ready]}})
@@ -1058,7 +1058,7 @@ def test_apply_merges_containers_by_name(api: KubeClient, space: str) -> None:
     assert managers == ["first"]
 
 
-# Who may
+# Authorization
 
 
 def test_invalid_token_is_401(api: KubeClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a Kubernetes API server fills in, rewrites and refuses; like the contract suite, also for a real server."""
+"""Defaults, conversions and refusals of a Kubernetes API server; like the contract suite, also for a real server."""
 
 from __future__ import annotations
 
@@ -698,7 +698,7 @@ def test_null_in_a_map_or_list_is_a_zero_value(api: KubeClient, space: str) -> N
     assert causes_of(refused) == {(REQUIRED, "spec.containers[0].env[0].name")}
 
 
-# Names, forms and what may not be deleted
+# Names, formats and protected objects
 
 
 @pytest.mark.parametrize(("field", "value"), [("name", "two"), ("namespace", "elsewhere")])

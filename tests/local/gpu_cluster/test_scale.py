@@ -20,9 +20,9 @@ def resident_bytes(pid: int) -> int:
 
 
 def processor_seconds(pid: int) -> float:
-    """Return what the server and this client have used. On a machine of its own, a loop takes no longer than that.
+    """Return the processor time of the server and this client. On an idle machine, a loop takes about as long.
 
-    The suite's other processes run beside it: the wall clock would measure them.
+    Other processes of the suite run at the same time, so the wall clock would measure them too.
     """
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + time.process_time()

@@ -22,7 +22,7 @@ Where = tuple[TypeKey, str]
 """A type and a name: the identity of an object in the model."""
 
 POD, NODE = catalogue.PODS, catalogue.NODES
-# Few names and a short history: what goes wrong, goes wrong between writes of one object.
+# Few names and a short history, so that many writes meet on one object.
 NODES = st.just("n")
 NAMES = st.sampled_from(["a", "b"])
 ALL = st.sampled_from([(POD, "a"), (POD, "b"), (NODE, "n")])
@@ -33,7 +33,7 @@ BUDGET = "guard"
 
 
 def attempt(call: Callable[[], T]) -> tuple[T | None, ApiError | None]:
-    """Return what a call gives, or how it is refused."""
+    """Return the result of a call, or its refusal."""
     try:
         return call(), None
     except ApiError as refused:
@@ -49,7 +49,7 @@ def is_ending(obj: Json) -> bool:
 
 
 class Objects(RuleBasedStateMachine):
-    """Nodes and pods under every kind of write; the model is what a reader must see."""
+    """Nodes and pods under every kind of write; the model is the state that a reader must see."""
 
     read = Bundle("read")
 
@@ -65,7 +65,7 @@ class Objects(RuleBasedStateMachine):
         self.model: dict[Where, Json] = {}
         self.dead_uids: set[str] = set()
         self.versions: set[str] = set()
-        # What a watcher had replayed at each position it ever was at: it may begin again from any of them.
+        # The state of a watcher at each of its positions: it may start again from any of them.
         self.replayed: dict[TypeKey, dict[int, dict[str, Json]]] = {
             rt.key: {self.store.revision: {}} for rt in (POD, NODE)
         }
@@ -76,7 +76,7 @@ class Objects(RuleBasedStateMachine):
         return self.model.get((rt.key, name))
 
     def _settle(self, rt: ResourceType, name: str, stored: Json | None) -> None:
-        """Take up what a write answered; `None` when the object is gone with it."""
+        """Apply the answer of a write to the model; `None` if the object was deleted."""
         at = (rt.key, name)
         current = self.model.get(at)
         if stored is None:
@@ -133,7 +133,7 @@ class Objects(RuleBasedStateMachine):
 
     @rule(seen=read, value=VALUES, status=st.booleans())
     def update_a_read_object(self, seen: Json, value: str, status: bool) -> None:
-        """Write back an object read some time ago, or its status: it succeeds exactly when nobody wrote since."""
+        """Write back an object read earlier, or its status: it succeeds exactly if the object has not changed since."""
         if not seen:
             return
         rt, name = self._type_of(seen), name_of(seen)
@@ -155,7 +155,7 @@ class Objects(RuleBasedStateMachine):
 
     @rule(seen=read, value=VALUES)
     def update_without_a_version(self, seen: Json, value: str) -> None:
-        """Overwrite whatever is there now: it fails only when that is gone, or is another object of the name."""
+        """Overwrite the present object: it fails only if the object was deleted or recreated."""
         if not seen:
             return
         rt, name = self._type_of(seen), name_of(seen)
@@ -192,7 +192,7 @@ class Objects(RuleBasedStateMachine):
 
     @rule(at=ALL, value=VALUES)
     def dry_run(self, at: tuple[ResourceType, str], value: str) -> None:
-        """Ask what a write would do: nothing is written (the invariants see to that)."""
+        """Make a dry run of a write: nothing is stored, as the invariants check."""
         rt, name = at
         current = self._current(rt, name)
         if current is None:
@@ -228,7 +228,7 @@ class Objects(RuleBasedStateMachine):
 
     @rule(name=NAMES, room=st.booleans(), dry_run=st.booleans())
     def evict(self, name: str, room: bool, dry_run: bool) -> None:
-        """Evict a pod: a budget without room keeps one that runs, and nothing else."""
+        """Evict a pod: only an exhausted budget of a running pod prevents it."""
         counts = {
             "disruptionsAllowed": int(room),
             "currentHealthy": 1,
@@ -256,7 +256,7 @@ class Objects(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def let_go(self, name: str) -> None:
-        """Take the finalizers off: an object that only waited for this goes now."""
+        """Remove the finalizers: an object that only waited for them is deleted now."""
         current = self._current(POD, name)
         if current is None or not current["metadata"].get("finalizers"):
             return
@@ -278,7 +278,7 @@ class Objects(RuleBasedStateMachine):
 
     @rule(name=NODES)
     def lose_a_node(self, name: str) -> None:
-        """Take a node away and collect its pods: none stays bound to it except for a finalizer, and all are marked."""
+        """Delete a node and collect its pods: only a finalizer keeps a pod bound to it, and all are marked."""
         if self._current(NODE, name) is not None:
             _, gone = self.registry.delete(NODE, "", name)
             if not gone:

@@ -1,7 +1,7 @@
-"""A deployed stack that stands still: nothing runs in it but what a test invokes, so that a refusal has one cause.
+"""A deployed stack in which only the invocations of a test run, so that a refusal has one cause.
 
-No ticker, no schedules, no polled queues; the two workflows are replaced by ones that end at once. Functions, roles,
-tables, buckets, queues and the GPU cluster are those of the template and of the data centre.
+It has no ticker, schedules or polled queues, and its two workflows end at once. Functions, roles, tables, buckets,
+queues and the GPU cluster are those of the template and of the data centre.
 """
 
 import base64
@@ -54,7 +54,7 @@ _ENDS_AT_ONCE: Final = json.dumps(
     {"QueryLanguage": "JSONata", "StartAt": "End", "States": {"End": {"Type": "Succeed"}}}
 )
 _TAIL: Final = 4000
-"""Lambda returns the last 4 KB of an invocation's log; from about here on more may have been said."""
+"""Lambda returns the last 4 KB of an invocation's log; from about this size the log may be truncated."""
 _REFUSED_ACTION: Final = re.compile(
     r"not authorized to perform: (?P<action>[a-z0-9-]+:[A-Za-z]+)(?: on resource: (?P<arn>arn:[^\s\"\\\\]+))?"
 )
@@ -65,7 +65,7 @@ _NO_BODY: Final = re.compile(r"\bNotAllowed: .*\b(403|Forbidden)\b")
 
 @dataclass(frozen=True)
 class QuietFleetShape(FleetShape):
-    """Machines that ask for every decision anew, and start quickly."""
+    """Machines that authorize every request again, and start quickly."""
 
     def config(self) -> dict[str, Any]:
         quick = {"boot": 0.2, "reboot": 0.5, "replace": 0.5}
@@ -74,12 +74,12 @@ class QuietFleetShape(FleetShape):
 
 @dataclass(frozen=True)
 class InvocationResult:
-    """What an invocation answered and said."""
+    """Result and log of an invocation."""
 
     function: str
     answer: Any
     error: str
-    """Message of the error that left the handler; empty if none did."""
+    """Message of the error that left the handler; empty without an error."""
     log: str
 
     @property
@@ -98,7 +98,7 @@ class InvocationResult:
         return found | ({("s3:GetObject", "")} if _NO_BODY.search(self.error_text) else set())
 
     def refused_verbs(self) -> set[tuple[str, str]]:
-        """Return what Kubernetes refused: each resource with the verb."""
+        """Return the refusals of Kubernetes: each resource with the verb."""
         told = self.error_text.replace('\\"', '"')
         return {(each["resource"], each["verb"]) for each in _REFUSED_VERB.finditer(told)}
 
@@ -114,19 +114,19 @@ class InvocationResult:
 
 
 class ApiReply(NamedTuple):
-    """What the API answered."""
+    """Answer of the API."""
 
     status: int
     body: str
 
     @property
     def is_refused(self) -> bool:
-        """Whether the gateway let the caller in at all; what a function says of the request is another matter."""
+        """Return whether the gateway accepted the caller; the function may still refuse the request."""
         return self.status == 403 and "not authorized to perform: execute-api:Invoke" in self.body
 
 
 class PermissionBench:
-    """The stack, and everything a probe needs to prepare what a function will meet."""
+    """The stack, with helpers that prepare the situation of a probe."""
 
     def __init__(self, centre: DataCentre) -> None:
         self.centre = centre
@@ -157,10 +157,10 @@ class PermissionBench:
         self.readable: dict[str, str] = {}
         """Ids of things that were stored once, to be read."""
         self._still()
-        # Only where Kueue is there is it asked what is its own, and what it says of a job.
+        # Requests about Kueue's objects are made only in a cluster with Kueue.
         centre.cluster.apply([fake_kueue.local_queues(), fake_kueue.workloads()])
         self.nodes = self._machines()
-        """The machines. Probes speak of them by their places in this list."""
+        """The machines. Probes refer to them by their index in this list."""
         for place in range(len(self.nodes)):
             self.free(place)
 
@@ -184,7 +184,7 @@ class PermissionBench:
     # ------------------------------------------------------------ invoking
 
     def invoke(self, function: str, payload: Json) -> InvocationResult:
-        """Invoke a function as whoever may, and return what it answered and logged."""
+        """Invoke a function as its permitted caller; return its answer and log."""
         began = int(time.time() * 1000)
         answer = self._lambda.invoke(
             FunctionName=f"{STACK_NAME}-{function}", Payload=json.dumps(payload).encode(), LogType="Tail"
@@ -203,7 +203,7 @@ class PermissionBench:
         return "\n".join(event["message"] for page in pages for event in page["events"])
 
     def start_cold(self, function: str) -> None:
-        """Make the next invocation begin in a new process: what a container remembers is forgotten."""
+        """Make the next invocation start in a new process, without the caches of the old container."""
         containers.start_cold(self._lambda, function)
 
     # ------------------------------------------------------------ taking away
@@ -285,18 +285,18 @@ class PermissionBench:
         return self.centre.cluster.eks_cluster_name
 
     def api(self, _cluster: str) -> KubernetesApi:
-        """Return the API server, as the admin: what makes this the connections of an adapter."""
+        """Return the API server as the admin, in place of an adapter's connections."""
         return self.kubernetes
 
     def await_machine(self, place: int) -> None:
-        """Wait until the seat at a place holds a machine in service, and let it stand at that place."""
+        """Wait until a node slot has a machine in service, and put it at its index."""
         slot = self.nodes[place].slot
 
         def found() -> Node | None:
             ready = [
                 node for node in self._machines() if node.kubernetes and node.kubernetes.is_ready and node.provider
             ]
-            # One that was told to go still looks well for a moment.
+            # A node that is being removed still looks ready for a moment.
             lease = self.ledger.get(rows.lease_key(slot))
             asks = lease.doc["requests"] if lease else ()
             told_to_go = [ask for ask in asks if (ask["rung"], ask["answer"]) == ("replace", "ACCEPTED")]
@@ -329,16 +329,16 @@ class PermissionBench:
             self.ledger.commit(Delete(row.key, row.version))
 
     def forget_state(self, table: Table, state: str) -> None:
-        """Remove every row that stands in one partition of `byState`."""
+        """Delete every row of one partition of `byState`."""
         for row in self.ledger.by_state(table, state).rows:
             self.ledger.commit(Delete(row.key, row.version))
 
     def checkpoint_uri(self, job_id: str) -> str:
-        """Return a place for a job's checkpoints in the bucket that the stack was given."""
+        """Return a checkpoint URI for a job, in the bucket of the stack."""
         return f"s3://{CHECKPOINTS_BUCKET}/{job_id}"
 
     def clear_workloads(self) -> None:
-        """Delete what earlier probes launched."""
+        """Delete the workloads of earlier probes."""
         for kind in (
             "/apis/batch/v1/namespaces/{}/jobs",
             "/api/v1/namespaces/{}/services",
@@ -371,7 +371,7 @@ class PermissionBench:
 
     @contextmanager
     def marked(self, place: int) -> Iterator[None]:
-        """Let a node carry the health agent's mark for a while, as news that nobody has heard."""
+        """Set the health agent's mark on a node for a while, as an event that was not ingested yet."""
         self.patch_node(place, {"metadata": {"labels": {FAULT_TYPES[0]: "NvidiaErrorReboot"}}})
         self.forget(*(rows.fact_key(fact.fact_key) for fact in self.facts_of(place)))
         try:
@@ -380,7 +380,7 @@ class PermissionBench:
             self.free(place)
 
     def facts_of(self, place: int) -> tuple[NodeFact, ...]:
-        """Return what a node's marks say now."""
+        """Return the fact of a node's present marks."""
         node = self.cluster.node(self.cluster_name, self.name_of(self.nodes[place]))
         assert node
         return kubernetes_node.facts_of(node, WatchPolicy(), datetime.now(UTC))
@@ -424,7 +424,7 @@ class PermissionBench:
             self._lambda.update_event_source_mapping(UUID=mapping["UUID"], Enabled=False)
 
     def takes(self, output: str, body: str) -> bool:
-        """Whether a queue holds this message; takes what is there."""
+        """Return whether a queue holds this message; receives its messages."""
         url = self.centre.outputs[output]
         found = self.sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages", ())
         for message in found:
@@ -432,7 +432,7 @@ class PermissionBench:
         return any(message["Body"] == body for message in found)
 
     def settle_everything(self) -> None:
-        """Leave nothing that a pass, the watch or the sweep would work on."""
+        """Delete everything on which a cycle, the watch or the sweep would act."""
         for state in ("JOB#PENDING", "ATTEMPT#LIVE", "RENTAL#OPEN", "WAIT#OPEN", "WAIT#ANSWERED"):
             self.forget_state(Table.JOBS, state)
         for state in (

@@ -1,4 +1,4 @@
-"""What docs/iam.md says that neither the engine nor the local GPU cluster can decide by."""
+"""The permissions in docs/iam.md that neither the engine nor the local GPU cluster enforces."""
 
 import re
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def of_resources() -> Iterator[Statement]:
 
 
 def proved_of_roles() -> list[Permission]:
-    """Return the permissions of roles that a test takes away."""
+    """Return the permissions of roles that a test removes."""
     return [one for one in permissions(of_roles()) if one.sid not in unproved()]
 
 

@@ -1,7 +1,7 @@
-"""Probes: for each function, situations in which it needs what its role grants.
+"""Probes: for each function, situations in which it needs the permissions of its role.
 
-A probe prepares a situation of its own (fresh ids, rows as the other services write them) and returns what the function
-is invoked with. It can be repeated at once, whether the invocation before it came through or was refused half way.
+A probe prepares its own situation (new ids, rows as the other services write them) and returns the input of the
+function. It can be repeated at once, even if the previous invocation was refused halfway.
 """
 
 import base64
@@ -57,8 +57,7 @@ from tests.waiting import until
 Prepare = Callable[[PermissionBench], Json]
 
 MARKED, REBOOTED, REPLACED, EXAMINED = 2, 3, 4, 0
-"""Places in the list of machines of those that a probe marks, has rebooted, has replaced
-(always the last), and has examined."""
+"""Indexes of the machines that a probe marks, reboots, replaces (always the last), and examines."""
 
 
 @dataclass(frozen=True)
@@ -69,22 +68,22 @@ class PermissionProbe:
     name: str
     prepare: Prepare
     under: Callable[[PermissionBench], AbstractContextManager[None]] = lambda _stage: nullcontext()
-    """What holds from before the situation is prepared; several runs in a row share it."""
+    """Context set up before the situation; several consecutive runs share it."""
     during: Callable[[PermissionBench], AbstractContextManager[None]] = lambda _stage: nullcontext()
-    """What else holds while the function runs."""
+    """Context manager that is active while the function runs."""
     succeeds: Callable[[InvocationResult], bool] = lambda seen: not seen.error and not seen.is_refused
-    """Whether the invocation did what it should, every permission granted."""
+    """Return whether the invocation did its work with every permission granted."""
 
     def __str__(self) -> str:
         return f"{self.function}-{self.name}"
 
     def run(self, stage: PermissionBench, *, alone: bool = False) -> InvocationResult:
-        """Prepare the situation and invoke the function once; `alone` leaves out what else should hold meanwhile."""
+        """Prepare the situation and invoke the function once; `alone` skips the additional context."""
         with self.under(stage):
             return self.repeat(stage, alone=alone)
 
     def repeat(self, stage: PermissionBench, *, alone: bool = False) -> InvocationResult:
-        """Do the same as `run` where what the probe is `under` holds already."""
+        """Do the same as `run` inside an active `under` context."""
         payload = self.prepare(stage)
         with nullcontext() if alone else self.during(stage):
             return stage.invoke(self.function, payload)
@@ -94,7 +93,7 @@ PROBES: Final[list[PermissionProbe]] = []
 
 
 def probe(function: str, **more: Any) -> Callable[[Prepare], Prepare]:
-    """Register a situation of a function; its name is the name of what prepares it."""
+    """Register a situation of a function under the name of the preparing function."""
 
     def register(prepare: Prepare) -> Prepare:
         PROBES.append(PermissionProbe(function, prepare.__name__, prepare, **more))
@@ -192,7 +191,7 @@ def launch(stage: PermissionBench, job: Job, attempt: Attempt) -> None:
 
 
 def a_mounted_run(stage: PermissionBench) -> Attempt:
-    """Store a run, with its pods in the cluster, whose checkpoints no function can look at."""
+    """Store a run with pods in the cluster and with checkpoints that no function can read."""
     job, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
     spec = job.spec.but(checkpoint_uri="file:///fsx/probe", checkpoint_claim="fsx")
     attempt = attempt.but(launched_at=now())
@@ -201,7 +200,7 @@ def a_mounted_run(stage: PermissionBench) -> Attempt:
 
 
 def an_unmanaged_pod(stage: PermissionBench, node_name: str) -> None:
-    """Put a pod of somebody else's PyTorchJob on a node, which its owner lets be moved."""
+    """Create a pod of a foreign PyTorchJob on a node; its owner allows eviction."""
     stage.clear_workloads()
     name = stage.ids.new("pod")
     owner = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": name, "uid": name, "controller": True}
@@ -246,7 +245,7 @@ def an_incident(stage: PermissionBench, state: IncidentState, node: int = 1, **c
 
 
 def planned(stage: PermissionBench, node: int = 1, **changes: Any) -> Incident:
-    """Store an incident whose recovery may act, in a fleet in which nothing is in repair or cordoned."""
+    """Store an incident whose recovery may act, in a fleet without other repairs or cordons."""
     stage.forget(*(rows.register_key(which) for which in RegisterName))
     brief = StoredRecoveryPlan(
         run=1,
@@ -262,14 +261,14 @@ def planned(stage: PermissionBench, node: int = 1, **changes: Any) -> Incident:
 
 
 def alone(stage: PermissionBench, node: int, **changes: Any) -> Incident:
-    """Store such an incident where no other machine is sick: those of one probe after the other look like a wave."""
+    """Store such an incident without other faulty machines: consecutive probes would look like a wave."""
     for state in OPEN_STATES:
         stage.forget_state(Table.INCIDENTS, f"INC#{state}")
     return planned(stage, node, **changes)
 
 
 def a_wait(subject: str, kind: ConditionKind, name: str, facts: Json, **changes: Any) -> Wait:
-    """Return an open wait of a task that nobody waits in: its token is known to no one."""
+    """Return an open wait of a task that does not exist, with an unknown token."""
     fields: dict[str, Any] = {
         "subject": subject,
         "name": name,
@@ -295,7 +294,7 @@ def of_attempt(attempt: Attempt, **more: Any) -> Json:
 
 
 TO_RENT: Final = "to-rent"
-"""A NodePool of a type that nobody offers: nothing is ever launched for it."""
+"""A NodePool of an unavailable type: no node is ever launched for it."""
 MARKET: Final = ("p5.48xlarge", "us-west-2a", Market.SPOT)
 
 
@@ -306,7 +305,7 @@ def a_rental(stage: PermissionBench, *, pool: str = TO_RENT, **changes: Any) -> 
 
 
 def a_rental_beside(stage: PermissionBench, *, pool: str = TO_RENT, **changes: Any) -> Rental:
-    """Store a job that waits, nodes that are to be rented for it, and what they take of the caps."""
+    """Store a pending job, its requested rental, and the amounts that count against the caps."""
     job = a_job(stage, JobState.PENDING, rentals=1)
     offer = RentalOffer(
         pool=pool,
@@ -351,7 +350,7 @@ def refused_lately(stage: PermissionBench) -> None:
 
 
 def _policy_that_rents(stage: PermissionBench, function: str) -> Iterator[None]:
-    """Let the site's policy rent from that pool for a while; the function begins anew, and so reads it."""
+    """Let the site's policy rent from that pool for a while; the function restarts and so reads the policy."""
     pool = {
         "name": TO_RENT,
         "cluster": stage.cluster_name,
@@ -433,7 +432,7 @@ def taken_in(seen: InvocationResult) -> bool:
 
 
 def forget_facts(stage: PermissionBench, node: int = 0) -> None:
-    """Let a machine be one of which nothing was ever heard."""
+    """Let a machine have no recorded signal."""
     life = stage.nodes[node].life
     stage.forget(rows.open_key(life), rows.last_key(life), rows.node_key(life.cluster, life.instance_id))
     for kind in FactKind:
@@ -527,7 +526,7 @@ def plans_for_a_node_that_can_wait(stage: PermissionBench) -> Json:
 
 
 def registered(stage: PermissionBench, which: RegisterName, *places: int) -> None:
-    """Let these machines, and no others, be in repair or carry our cordon."""
+    """Let exactly these machines be in repair or have our cordon."""
     entries = tuple(
         RegisterEntry(life=machine.life.key, incident_id="inc-probe", pool=machine.pool, since=now())
         for machine in (stage.nodes[place] for place in places)
@@ -583,7 +582,7 @@ def replaces(stage: PermissionBench) -> Json:
 
 @probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "ASKED")
 def returns_a_karpenter_machine(stage: PermissionBench) -> Json:
-    """The node is an object without a machine behind it: Karpenter, which would end the machine, is not asked here."""
+    """The node is an object without a machine, because Karpenter's deletion of the machine is not tested here."""
     instance_id = f"i-{int(now().timestamp() * 1000):017x}"
     name = f"burst-{instance_id}"
     life = NodeLife(cluster=stage.cluster_name, instance_id=instance_id, launched_at=now())
@@ -603,7 +602,7 @@ def returns_a_karpenter_machine(stage: PermissionBench) -> Json:
 
 @contextmanager
 def _wave(stage: PermissionBench) -> Iterator[None]:
-    """Let four machines of one zone sicken at once, and nobody have been told of it."""
+    """Let four machines of one zone fail at once, without a page so far."""
     zone = next(node.kubernetes.zone for node in stage.nodes if node.kubernetes)
     pool = stage.nodes[0].pool
     stage.forget(rows.cause_key(f"zone/{zone}"), rows.cause_key(f"image/{pool}"))
@@ -636,7 +635,7 @@ def makes_a_delayed_cordon(stage: PermissionBench) -> Json:
 
 @probe("check_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("DEEP", "BASIC"))
 def has_a_machine_examined(stage: PermissionBench) -> Json:
-    """As often as it is asked: while it is examined, a second wish is declined and the machine judged by sight."""
+    """During the deep check of a node, a second request is declined and the machine gets a basic check."""
     return of_incident(planned(stage, EXAMINED, fault_key="train:slow_rank"))
 
 
@@ -704,7 +703,7 @@ def waits_until_it_is_not_blocked(stage: PermissionBench) -> Json:
 
 
 def barred(stage: PermissionBench) -> Incident:
-    """Store an incident whose repair a guardrail bars."""
+    """Store an incident with a barred repair."""
     block = Block(rule="POOL_REPAIRS", reason="A probe.", since=now(), act="replace")
     incident = planned(stage, block=block).but(state=IncidentState.BLOCKED)
     stage.put(rows.incident_row(incident, 0))
@@ -884,7 +883,7 @@ def withdraws_an_offer(stage: PermissionBench) -> Json:
 
 @probe("rent_capacity", under=_another_pool, succeeds=answers("OPENED"))
 def asks_another_pool(stage: PermissionBench) -> Json:
-    """What it rests on is the record of a placement, as a pass wrote it."""
+    """It is decided from the recorded placement of a cycle."""
     a_pool_to_rent(stage)
     rental = a_rental(stage, pool="another")
     job = JobDemand(
@@ -913,7 +912,7 @@ def asks_another_pool(stage: PermissionBench) -> Json:
 
 @probe("rent_capacity", succeeds=answers("NOT_YET", "RELEASED"))
 def returns_a_machine(stage: PermissionBench) -> Json:
-    """The machine is a claim that nobody launches."""
+    """The machine is a claim that is never launched."""
     a_pool_to_rent(stage, 8)
     name = f"{TO_RENT}-{int(now().timestamp() * 1000)}"
     claim = {
@@ -929,7 +928,7 @@ def returns_a_machine(stage: PermissionBench) -> Json:
 
 @probe("rent_capacity", succeeds=answers("SETTLED"))
 def settles_a_rental(stage: PermissionBench) -> Json:
-    """A machine of it came and is gone: there is a bill, which counts against its team's budgets."""
+    """A machine of the rental has ended: its bill counts against its team's budgets."""
     a_pool_to_rent(stage)
     rental = a_rental(stage, state=RentalState.ENDING).with_offer(joined_node_names=("gone",))
     stage.put(rows.rental_row(rental, 0))
@@ -961,14 +960,14 @@ def admits(stage: PermissionBench) -> Json:
 
 
 def looked(seen: InvocationResult) -> bool:
-    """Whether a whole round came through, and then the watch itself was refused."""
+    """Return whether a whole poll succeeded before the watch was refused."""
     failed = ("A snapshot of the watch failed", "WaitNotEvaluated")
     return seen.refuses_verb("watch", "jobs") and not any(word in seen.error_text for word in failed)
 
 
 @contextmanager
 def _without_watch(stage: PermissionBench) -> Iterator[None]:
-    # The watch is held for as long as the policy says. Refusing it ends an invocation right after its first round.
+    # The watch lasts as long as the policy says. A refusal ends an invocation right after its first poll.
     with stage.without_verbs("evenkeel-reader", ("jobs", "watch")):
         yield
 
@@ -980,7 +979,7 @@ def _marked_and_without_watch(stage: PermissionBench) -> Iterator[None]:
 
 
 def asked_to_stop(stage: PermissionBench, state: AttemptState) -> Attempt:
-    """Store a run that was asked to stop: what waits for it is answered at once."""
+    """Store a run with a stop request: its waits are answered at once."""
     job, attempt = a_run(stage, state)
     stop = StopRequest(attempt=1, reason="A probe.", by="probe", grace_seconds=1, requested_at=now())
     stage.put(rows.job_row(job.but(stop_request=stop), 0))
@@ -1004,7 +1003,7 @@ def open_waits(stage: PermissionBench) -> None:
 
 
 def of_a_failed_run(stage: PermissionBench) -> None:
-    """Store a wait for the end of a run whose application has failed just now."""
+    """Store a wait for the end of a run with a recent application failure."""
     command = ("python", "-c", "raise SystemExit(1)")
     job = a_job(stage, JobState.RUNNING)
     job = job.but(spec=job.spec.but(command=command))
@@ -1044,14 +1043,14 @@ def doubts_a_failure(stage: PermissionBench) -> Json:
 
 
 def leave_unresolved(stage: PermissionBench, place: int) -> None:
-    """Let what a node's marks say be kept as a fact whose machine nobody knew."""
+    """Store the marks of a node as an unresolved fact about its machine."""
     with stage.marked(place):
         facts = stage.facts_of(place)
     stage.put(*(rows.unresolved_row(fact.to_json(), fact.fact_key, now()) for fact in facts))
 
 
 def swept(seen: InvocationResult) -> bool:
-    """Whether every step came through. Events that other probes queued may wait: the queue was read."""
+    """Return whether every step succeeded. Events of other probes may remain: the queue was read."""
     if not seen.answer or seen.answer["outcome"] != "SWEPT":
         return False
     return all(each.startswith("event-queue: ") for each in seen.answer["failed"])
@@ -1108,7 +1107,7 @@ def ends_pods_of_settled_attempts(stage: PermissionBench) -> Json:
 
 
 def a_request(method: str, path: str, body: Json | None = None, **query: str) -> Json:
-    """Return what API Gateway hands to a function."""
+    """Return the event that API Gateway sends to a function."""
     return {
         "resource": path,
         "path": path,
@@ -1317,7 +1316,7 @@ _TEAM = "probe-team"
 
 @contextmanager
 def _is_gone_afterwards(stage: PermissionBench) -> Iterator[None]:
-    """Leave no team behind, whoever was refused: with one, other probes' jobs would need a team, too."""
+    """Delete the team after any refusal: with a team, jobs of other probes would need a team, too."""
     try:
         yield
     finally:
