@@ -41,7 +41,7 @@ def unique() -> str:
 
 @pytest.fixture(scope="session")
 def gpu_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]:
-    """One local GPU cluster for the session. Each test leaves it as it found it."""
+    """A local GPU cluster for the session. Each test restores the state that it found."""
     with start(CONFIG, tmp_path_factory.mktemp("gpu-cluster")) as handle:
         admin = KubernetesApi(CLUSTER, handle.kubernetes_url, handle.ca_pem, lambda _: handle.admin_token)
         restricted = {"pod-security.kubernetes.io/enforce": "restricted"}

@@ -41,7 +41,7 @@ def node_pool(name: str, *taints: dict[str, str], **spec: Any) -> dict[str, Any]
 
 
 class SingleConnection:
-    """One API server, whatever the cluster is called."""
+    """The same API server for every cluster name."""
 
     def __init__(self, api: KubernetesApi) -> None:
         self._api = api

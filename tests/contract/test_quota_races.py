@@ -1,6 +1,6 @@
 """Freed quota and its owner: an attempt is settled between any two ledger calls of a scheduling cycle.
 
-One body for the ledger in memory, DynamoDB in moto, and DynamoDB on the engine.
+The same body serves the in-memory ledger, DynamoDB in moto, and DynamoDB on the engine.
 """
 
 import itertools

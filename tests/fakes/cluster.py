@@ -66,7 +66,7 @@ def a_node(number: int = 1, **changes: Any) -> KubernetesNode:
 
 @dataclass
 class FakeWorkload:
-    """One attempt's Job and pods."""
+    """The Job and pods of an attempt."""
 
     spec: LaunchSpec
     uid: str

@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class WaitRequest:
-    """One request to answer a wait."""
+    """A request to answer a wait."""
 
     subject: str
     name: str
@@ -33,7 +33,7 @@ class RecordingCycleRequests:
 
 @dataclass(frozen=True)
 class PageSent:
-    """One page to a person."""
+    """A page to a person."""
 
     subject: str
     message: str
@@ -75,7 +75,7 @@ class InMemoryInbox:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """One event that could not be used."""
+    """An unusable event."""
 
     body: str
     code: str

@@ -1,4 +1,4 @@
-"""One data centre for the tests that need the whole of it: engine, GPU cluster and the real template, deployed."""
+"""A shared data centre for the tests that need the whole of it: engine, GPU cluster and the real template, deployed."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

@@ -55,7 +55,7 @@ NEEDS = {
 
 @dataclass(frozen=True)
 class People:
-    """One client for each of the stack's policies."""
+    """A client for each of the stack's policies."""
 
     clients: dict[str, ApiClient]
 

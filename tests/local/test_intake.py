@@ -189,7 +189,7 @@ def test_dead_letter_queue_is_empty_afterwards(data_centre: DataCentre, intake_r
 
 @dataclass
 class DuplicateStorm:
-    """One fault reported by several events at once, and its settled incident."""
+    """A fault reported by several events at once, and its settled incident."""
 
     event: Json
     ids: tuple[str, ...]

@@ -35,7 +35,7 @@ _BAD_EXITS = {
 
 _OTHER_STACK = "evenkeel doctor --stack evenkeel-dev"
 NOT_RUN = {
-    "aws sns subscribe …": "Whom to subscribe is the site's.",
+    "aws sns subscribe …": "The site chooses the subscribers.",
     "aws sqs start-message-move-task": "The local engine does not have this call; the page says so.",
     "kubectl delete nodeclaim <name>": "No node is rented here.",
     _OTHER_STACK: "There is one stack here.",
@@ -54,7 +54,7 @@ _FRAGMENT = re.compile(
 
 @dataclass(frozen=True)
 class RunbookCommand:
-    """One command of a page."""
+    """A command of a page."""
 
     page: str
     number: int

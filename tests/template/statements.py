@@ -16,7 +16,7 @@ FUNCTIONS: Final = {
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement of one role or managed policy."""
+    """A statement of a role or managed policy."""
 
     owner: str
     """Logical id of the role or the managed policy."""
@@ -33,7 +33,7 @@ class Statement:
 
 @dataclass(frozen=True, order=True)
 class Permission:
-    """One action of one statement: the smallest removable permission."""
+    """An action of a statement: the smallest removable permission."""
 
     owner: str
     sid: str

@@ -57,7 +57,7 @@ GAUGES = {"IncidentsBlocked": "Minimum", "SourcesStale": "Maximum"}
 
 
 class Series(NamedTuple):
-    """One time series of CloudWatch."""
+    """A time series of CloudWatch."""
 
     namespace: str
     name: str
@@ -214,7 +214,7 @@ def test_every_kind_of_source_has_an_alarm() -> None:
 
 
 class Emission(NamedTuple):
-    """One call in the code that emits a metric."""
+    """A call in the code that emits a metric."""
 
     place: str
     name: re.Pattern[str]

@@ -1,4 +1,4 @@
-"""What a drill concludes from a fence; each drill has its page, and a patch that it fails with."""
+"""The conclusions of drills from a fence; each drill has a page and a mutant that it detects."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Who may reach whom: the rooms of the house, held by reading the imports of every file."""
+"""The allowed imports between the layers, checked on every file."""
 
 import ast
 import sys
@@ -125,7 +125,7 @@ class Import:
 
 
 def imports_of(tree: ast.Module) -> Iterator[Import]:
-    """Yield every import. One inside a function, or for the type checker alone, is late: the file loads without it."""
+    """An import inside a function, or for the type checker alone, does not load with the file."""
     late = {
         id(inner)
         for node in ast.walk(tree)
@@ -353,7 +353,7 @@ def test_import_of_a_higher_package_is_found(floor: str, module: str, source: st
 
 
 def test_gpu_cluster_declares_its_imports() -> None:
-    """The cluster is installed alone: no dependency of Evenkeel stands in for one that it forgets."""
+    """The cluster can be installed alone: a dependency of Evenkeel must not hide a missing declaration."""
     rule = next(room for room in ROOMS if room.name == "GPU cluster")
     declared = tomllib.loads((PROJECT / "local" / "pyproject.toml").read_text())["project"]["dependencies"]
 

@@ -54,7 +54,7 @@ def words_of(name: str) -> list[str]:
 
 
 def names_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the names that a file defines for others: functions, classes, arguments, fields and module constants."""
+    """Yield the public names of a file: functions, classes, arguments, fields and module constants."""
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():

@@ -25,7 +25,7 @@ def unused_port() -> int:
 
 @pytest.fixture
 def silent_port() -> Iterator[int]:
-    """A server that is stopped: the kernel accepts the connection, and nobody answers."""
+    """A stopped server: the kernel accepts the connection, and no answer follows."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()

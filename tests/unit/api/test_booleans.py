@@ -1,4 +1,4 @@
-"""A boolean in the place of a number is refused, wherever somebody may write one."""
+"""A boolean in place of a number is refused in every input."""
 
 from collections.abc import Iterator
 from typing import Any

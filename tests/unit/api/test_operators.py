@@ -1,4 +1,4 @@
-"""What operators say to plans, and do to nodes: by whom, once, and what is shown of it."""
+"""Actions of operators on plans and nodes: the author, one effect, and the record."""
 
 import json
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What the read models say, from the rows that the other services write."""
+"""The read models, from the rows that other services write."""
 
 from datetime import timedelta
 from typing import Any

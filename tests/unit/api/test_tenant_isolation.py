@@ -1,4 +1,4 @@
-"""Who may read what of a job: every read route, for every kind of caller.
+"""Access to the data of a job: every read route, for every kind of caller.
 
 The rows come from the template: a read route without a row here fails.
 """
@@ -65,12 +65,12 @@ SEES_NOT = {
 
 @dataclass(frozen=True)
 class AccessCase:
-    """What a read route shows to somebody outside of the job's team."""
+    """The view of a read route for a caller outside of the job's team."""
 
     target: str
     status: int = 200
     shows: tuple[str, ...] = ()
-    """Parts of the answer that everybody sees."""
+    """Parts of the answer that every caller sees."""
     is_private: bool = True
     """Whether the team's answer holds what others may not see: otherwise this row would prove nothing."""
 
@@ -112,7 +112,7 @@ def a_team(name: str, *members: tuple[str, str]) -> dict[str, Any]:
 
 
 def secret_job() -> Job:
-    """A job whose every field says what its team alone may read, but for those that everybody may."""
+    """A job whose every field names the team, except fields that every caller may read."""
     job = a_job(1, state="FAILED", reason=f"{SECRET} exit message", current_attempt=1)
     spec = job.spec.but(
         team="nlp",

@@ -20,7 +20,7 @@ def at(minutes: float) -> datetime:
 
 
 class ReaderAnswer(NamedTuple):
-    """What a reader chose, in the words both share."""
+    """The choice of a reader, in terms that both readers share."""
 
     resume: tuple[int, int] | None
     grade: str
@@ -33,7 +33,7 @@ class Stale(NamedTuple):
 
 @dataclass
 class CheckpointWorld:
-    """What lies under one checkpoint URI."""
+    """The objects under one checkpoint URI."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
     without_checksum: set[str] = field(default_factory=set)

@@ -21,7 +21,7 @@ _KEPT = ("Idempotency-Key", "If-None-Match", "If-Match")
 
 @dataclass
 class CliResult:
-    """What a command printed, and how it ended."""
+    """Output and exit code of a command."""
 
     exit_code: int
     out: str

@@ -1,4 +1,4 @@
-"""What commands send, how they end, and what programs get from them."""
+"""Requests, exit codes and machine-readable output of the commands."""
 
 import json
 import os
@@ -868,7 +868,7 @@ def test_help_costs_little_more_than_its_library() -> None:
     rounds = [(seconds_of("-m", "evenkeel_cli.main", "--help"), seconds_of("-c", "import typer")) for _ in range(7)]
     ours, library = (min(taken) for taken in zip(*rounds, strict=True))
 
-    # In turn, and the least of each: how busy the machine is says nothing about the command.
+    # Alternately, and the shortest of each: a busy machine must not affect the result.
     assert ours < 2 * library, rounds
 
 

@@ -1,4 +1,4 @@
-"""Which API a command talks to: only one that the caller itself chose, at the very host that it names."""
+"""The API of a command: only the API that the caller chose, at exactly the named host."""
 
 import json
 import os

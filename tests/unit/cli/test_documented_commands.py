@@ -1,4 +1,4 @@
-"""Whatever tells a person to type a command, a page, a message or a document, names one that there is."""
+"""Every command in a page, a message or a document exists."""
 
 import importlib
 import re
@@ -22,7 +22,7 @@ SOURCES = sorted(
 _COMMAND = re.compile(r"(?<![\w.-])evenkeel ([a-z][a-z-]*)((?:[^`|;&\"\n]|\|(?! ))*)")
 _IN_CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 _NO_COMMANDS = {"resume-point", "import", "and", "is"}
-"""What follows the name in texts that tell nobody to type anything."""
+"""Words after the name in texts that show no command to type."""
 
 
 @cache

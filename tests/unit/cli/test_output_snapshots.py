@@ -1,4 +1,4 @@
-"""What people see at 80 columns, to the letter."""
+"""Exact output for people, at 80 columns."""
 
 from datetime import UTC, datetime
 from textwrap import dedent

@@ -41,7 +41,7 @@ def test_only_the_printer_writes_to_the_terminal() -> None:
                 if is_print or is_write or called == "os.write":
                     found.append(f"{path.name}:{node.lineno} {called}")
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"typer.confirm", "typer.prompt"}:
-                # What it asks is a word of ours: what it is about was said by `note` before.
+                # The question is a word of ours; `note` printed its subject before.
                 assert not any(isinstance(part, ast.Subscript) for part in ast.walk(node.args[0]))
 
     assert found == []

@@ -41,7 +41,7 @@ DENIED = CouldNotCheck("Your identity may not call it.", "Use another identity."
 
 
 def self_test(function: str, **changes: Any) -> Json:
-    """What a function in order answers."""
+    """Answer of a healthy function."""
     reads = function == "schedule_jobs"
     cluster: Json = {
         "cluster": CLUSTER,

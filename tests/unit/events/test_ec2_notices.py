@@ -1,4 +1,4 @@
-"""What EC2 says before it takes a machine back."""
+"""EC2 notices before the end of an instance."""
 
 from datetime import UTC, datetime
 from typing import Any

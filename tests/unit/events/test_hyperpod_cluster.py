@@ -1,4 +1,4 @@
-"""What HyperPod says of repairs, groups and the cluster."""
+"""HyperPod events about repairs, groups and the cluster."""
 
 from typing import Any
 

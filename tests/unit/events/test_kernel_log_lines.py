@@ -1,4 +1,4 @@
-"""What the driver's lines, HyperPod's agent and the EKS agent name as faults."""
+"""Faults in the lines of the driver, HyperPod's agent and the EKS agent."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""What node objects say about their machines."""
+"""Facts in node objects about their machines."""
 
 import json
 from datetime import UTC, timedelta

@@ -1,4 +1,4 @@
-"""What is said of a group of machines is remembered once, for a while, and by whom it concerns."""
+"""A fact about a group of machines is stored once, until it expires, under the nodes that it concerns."""
 
 from datetime import timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a fact means: open, join, a copy, or old news."""
+"""The effect of a fact: it opens an incident, joins one, or is a duplicate or late."""
 
 from datetime import timedelta
 from typing import Any
@@ -382,7 +382,7 @@ _JUDGED = (
 
 
 def judged(facts: list[NodeFact]) -> dict[str, Any]:
-    """What an incident comes to, whose first fact is the first that opens one."""
+    """Result for an incident whose first fact is the first that opens one."""
     evidence = [fact for fact in facts if fact.kind is FactKind.SICKENED and decide(fact).action is IntakeAction.OPEN]
     incident = an_incident(evidence[0])
     for fact in (each for each in facts if each is not evidence[0]):

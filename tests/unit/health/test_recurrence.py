@@ -1,4 +1,4 @@
-"""What came before is counted on its key, inside its window, and once for each incident and each burst."""
+"""Earlier faults count by key, inside their window, and once per incident and burst."""
 
 from datetime import timedelta
 from typing import Any
@@ -37,7 +37,7 @@ def a_fact(hours: float = 0, **changes: Any) -> NodeFact:
 
 
 def a_history(*hours: float, affected: AffectedNode = AFFECTED, **changes: Any) -> FaultHistory:
-    """One incident at each of these hours."""
+    """An incident at each of these hours."""
     history = FaultHistory()
     for number, hour in enumerate(hours):
         history = with_occurrence(history, a_fact(hour, **changes), affected, f"inc-{number}")

@@ -1,4 +1,4 @@
-"""What dies is started again, with growing pauses, and not for ever."""
+"""A dead part is restarted, with growing pauses and up to a limit."""
 
 import threading
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""How long pods get before their node goes, and who gives way to whom."""
+"""The grace of pods before their node is removed, and the workloads that are evicted first."""
 
 from datetime import datetime
 from typing import Any

@@ -449,7 +449,7 @@ def test_row_with_one_hold_of_the_old_form_is_read() -> None:
 
 @given(st.data())
 def test_limits_hold_for_any_order_of_requests_and_releases(data: st.DataObject) -> None:
-    """Every ask weighs a register as it was read; it is stored only where nobody wrote since, as the ledger does it."""
+    """Every request reads a version of the register and is stored only at that version, as in the ledger."""
     stored, version = Register(), 0
     read: dict[int, tuple[Register, int]] = {}
     for step in itertools.islice(itertools.count(), 40):

@@ -1,4 +1,4 @@
-"""Who holds a seat, whether the machine there may take work, and what the waits answer."""
+"""The instance in a node slot, whether it may run jobs, and the answers of the waits."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a recovery is to do, and whether it may."""
+"""The plan of a recovery, and its permission to act."""
 
 from typing import Any
 

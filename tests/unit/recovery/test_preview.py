@@ -1,4 +1,4 @@
-"""What a fault leads to is told by the rules that decide."""
+"""The preview of a fault follows from the rules that decide."""
 
 from typing import Any
 

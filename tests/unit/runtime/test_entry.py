@@ -159,7 +159,7 @@ def parse(body: bytes) -> Any:
 
 
 def on_events(*outcomes: Any) -> tuple[entry.Handler, list[Fact]]:
-    """Return a handler of events that answers or raises these in turn, and the facts it has seen."""
+    """Return an event handler that gives these answers or errors in order, and the list of its facts."""
     facts: list[Fact] = []
     left = list(outcomes)
 

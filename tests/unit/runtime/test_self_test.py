@@ -1,4 +1,4 @@
-"""A function that is asked about itself: what it answers, and that its business never hears of it."""
+"""The self test of a function: it answers without running the function's work."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What stands in the log: one JSON object a line, ASCII, without secrets; and metrics beside it."""
+"""Log lines: one JSON object per line, ASCII, without secrets; and metrics beside them."""
 
 import json
 import uuid

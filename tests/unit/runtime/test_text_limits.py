@@ -36,7 +36,7 @@ _WITHOUT_END = re.compile(r"(?<!\\)[*+]|\{\d+,\}")
 
 
 def unlimited(model: type[BaseModel]) -> list[str]:
-    """Return the places of a model at which a text may be as long as anybody likes."""
+    """Return the paths of a model whose texts have no length limit."""
     schema = model.model_json_schema()
     found = _texts(schema, model.__name__, schema.get("$defs", {}), frozenset())
     return sorted({place for place in found if not any(place.startswith(known) for known in LIMITED_AS_A_WHOLE)})

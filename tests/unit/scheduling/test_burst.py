@@ -218,7 +218,8 @@ def test_queue_is_simulated_in_order() -> None:
         2, [RunningUse(8, 100), RunningUse(4, 50)], [WaitingUse(4, 30), WaitingUse(8, 10), WaitingUse(1, 5)]
     )
 
-    # 2 are free; at 50, 4 more (4 used, 2 left); at 80 those 4 return (6 left); at 100, 8 more: the second job starts.
+    # 2 are free. At 50 there are 4 more: 4 used, 2 left. At 80 those 4 return: 6 left. At 100 there are 8 more: the
+    # second job starts.
     assert starts == (50, 100, 100)
 
 

@@ -247,12 +247,12 @@ def test_rented_jobs_return_to_idle_committed_nodes_in_time(
     In every cycle, consider the jobs on rented nodes for which committed nodes are free and no other job waits:
 
     * A job migrates back, at its next save, if its expected further rent exceeds the cost of its move and one restart.
-      One job migrates in each cycle, so another may be chosen first.
+      A cycle migrates a single job, so another job may be chosen first.
     * Otherwise a job stays only if it keeps no checkpoints, or if the move would make it miss its deadline.
 
-    Over its whole life, a job with checkpoints therefore pays beside idle nodes at most twice the cost of its move,
-    and the rent until the next cycle. This holds for any error of its estimate: an overdue run is expected to take
-    half as long again.
+    A job with checkpoints therefore pays beside idle nodes at most twice the cost of its move, over its whole life.
+    The rent until the next cycle is extra. This holds for any error of its estimate: an overdue run is expected to
+    take half as long again.
     """
     burst = BurstPolicy(
         delay_micros_per_hour={

@@ -1,7 +1,7 @@
-"""A crash between any two writes of a job's life: whoever comes next brings it to the same end.
+"""A crash between any two writes of a job: the next call always leads to the same end.
 
-Each tale is played once undisturbed, which counts its effects (commits, fences, calls to the cluster, starts and
-requests). Then it is played again for every effect, with the process dying right before it, and right after it.
+Each scenario first runs without a crash, which counts its effects (commits, fences, calls to the cluster, starts and
+requests). It then runs again for every effect, and the process dies right before it, or right after it.
 """
 
 import functools
@@ -32,7 +32,7 @@ ROUNDS = 60
 
 @dataclass
 class RunningExecution:
-    """One run of run_job: the state it is in, and the last wait's answer."""
+    """A run of run_job: its state, and the answer to its last wait."""
 
     job_id: str
     attempt: int
@@ -42,10 +42,10 @@ class RunningExecution:
 
 @dataclass
 class CrashReplay:
-    """Plays a job's life: passes, workflows and sweeps in turn, until the job has ended.
+    """Runs cycles, workflows and sweeps alternately until the job has ended.
 
-    A task that crashes is retried by its workflow; with `aborts` the whole execution is gone instead, and only the
-    sweeper is left. A pass or a sweep that crashes is not repeated: the next one comes by itself.
+    The workflow retries a task that crashed. With `aborts` the whole execution ends instead, and only the sweeper is
+    left. A crashed cycle or sweep is not repeated: the next run follows on schedule.
     """
 
     plan: CrashPlan

@@ -1,4 +1,4 @@
-"""Elastic jobs through the pass: they start smaller, grow on what is idle, shrink for others, and come back."""
+"""Elastic jobs through scheduling cycles: they start small, grow on idle nodes, shrink and grow back."""
 
 from datetime import timedelta
 from typing import Any

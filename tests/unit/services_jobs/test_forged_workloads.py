@@ -42,7 +42,7 @@ def a_forgery(attempt: Attempt, phase: PodPhase, **changes: Any) -> ObservedWork
 
 
 def as_recreated(attempt: Attempt, phase: PodPhase) -> ObservedWorkload:
-    """A Job that somebody created under the attempt's own name in its own namespace."""
+    """A Job that a person created under the attempt's own name in its own namespace."""
     return a_forgery(attempt, phase, namespace=attempt.namespace)
 
 

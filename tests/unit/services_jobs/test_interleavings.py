@@ -195,7 +195,7 @@ def faults(fleet: InterleavingFixture) -> Iterator[str]:
 
 
 def wrong_preemptions(commits: Iterable[tuple[Write, ...]]) -> Iterator[str]:
-    """Yield each job that was asked to stop for one that had no higher priority at that moment."""
+    """Yield each job that was preempted for a job without a higher priority at that time."""
     jobs: dict[str, Job] = {}
     for writes in commits:
         written = [write.row for write in writes if isinstance(write, Put) and write.row.key.sk == "META"]

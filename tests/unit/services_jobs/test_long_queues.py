@@ -1,4 +1,4 @@
-"""Queues longer than a pass reads: nobody stands hidden behind others for good."""
+"""Queues longer than one cycle reads: every job is examined in the end."""
 
 import contextlib
 from datetime import timedelta
@@ -24,7 +24,7 @@ def crowded(parked: int, **more: Any) -> tuple[JobScenario, Job]:
     set_up(scenario, a_team("red", 8, members=MEMBERS, queue=more))
     for number in range(parked):
         scenario.world.clock.advance(1)
-        # Its own shape: one that asks for just the same as another is parked with it, and says nothing new.
+        # A shape of its own: a job of an equal shape would be parked with the first, without a decision of its own.
         scenario.submit(f"large-{number}", team="red", nodes=2 + number, accelerators_per_node=8)
     scenario.world.clock.advance(1)
     return scenario, scenario.submit("small", team="red", nodes=1, accelerators_per_node=8)

@@ -1,4 +1,4 @@
-"""Who may change what: the table in the docs, the table in the code, and what the code does are one."""
+"""The owner of each change: the table in the docs, the table in the code, and the code agree."""
 
 import ast
 import sys

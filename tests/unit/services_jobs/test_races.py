@@ -18,7 +18,7 @@ RIVALS = 4
 
 
 class KeyBarrierLedger:
-    """Lets every rival read a row before any of them goes on: nobody sees what another is about to write."""
+    """Pauses every writer after its read of a row, so that all writers hold the same version."""
 
     def __init__(self, ledger: Ledger, key: str) -> None:
         self._ledger = ledger
@@ -72,8 +72,8 @@ def test_concurrent_cancel_and_settlement_have_one_result() -> None:
 
     at_once(scenario, "/META", lambda: next(acts)(job.job_id))
 
-    # Whoever was first: the attempt is settled, and a job that was asked to end is not queued again for good. A
-    # settlement that looked after the cancel finds pods that ended when they were asked to.
+    # In any order, the attempt is settled, and a cancelled job does not stay in the queue. A settlement after
+    # the cancel finds pods that ended on request.
     assert scenario.attempt(job.job_id).state in {AttemptState.FAILED, AttemptState.STOPPED}
     assert scenario.job(job.job_id).state is JobState.CANCELLED
     assert scenario.usage() == 0

@@ -1,4 +1,4 @@
-"""What rank 0 resumed from is read back from its log, and recorded once."""
+"""The pin of rank 0 is read from its log and recorded once."""
 
 from datetime import UTC, datetime
 from typing import Any

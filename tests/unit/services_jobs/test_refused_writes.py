@@ -1,4 +1,4 @@
-"""What a scheduling cycle does when the ledger refuses to store what was decided."""
+"""Scheduling cycles with decisions that the ledger refuses to store."""
 
 from typing import Any
 

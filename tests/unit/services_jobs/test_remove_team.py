@@ -24,7 +24,7 @@ def tree_version(scenario: JobScenario) -> int:
 
 
 class ConcurrentAdmissionLedger:
-    """A ledger into which a pass admits a job of the team between the look and the commit."""
+    """A ledger into which a cycle admits a job of the team between the read and the commit."""
 
     def __init__(self, scenario: JobScenario) -> None:
         self._story = scenario

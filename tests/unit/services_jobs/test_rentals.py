@@ -211,7 +211,7 @@ class RentalScenario:
         return rows.load(self.world.ledger, rows.rental_key(job_id, number), Rental, "rental")
 
     def race_cycles(self) -> None:
-        """Let a pass rent, and another do so between the first one's look and its commit."""
+        """Run a cycle that rents, and a second cycle between its read and its commit."""
         raced: list[bool] = []
         commit = self.world.ledger.commit
 
@@ -239,7 +239,7 @@ class RentalScenario:
         return [*cluster.capacity, *cluster.claimed, *limits] + ["a hold"] * self.holds()
 
     def full_fleet(self, **changes: Any) -> tuple[Job, Job]:
-        """Return a job that holds both nodes, and one that waits."""
+        """Return a job that holds both nodes, and a pending job."""
         first = self.scenario.submit("first", **changes)
         self.scenario.run_scheduling_cycle()
         self.run(first.job_id, 1)

@@ -48,7 +48,7 @@ POLICY = policy_with(a_plan())
 
 
 def at_second(market: RentalScenario, seconds: float) -> None:
-    """Let the clock go on until so long after the beginning, and run a pass."""
+    """Move the clock to this time after the start, and run a cycle."""
     market.world.clock.advance(seconds - (market.world.clock.now() - NOW).total_seconds())
     market.scenario.run_scheduling_cycle()
 

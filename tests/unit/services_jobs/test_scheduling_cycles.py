@@ -264,7 +264,7 @@ def test_job_beyond_a_blocked_head_is_reached() -> None:
 
 
 def _locked(ids: Any) -> Any:
-    """One count for several threads."""
+    """A counter for several threads."""
     lock = threading.Lock()
     new = ids.new
 

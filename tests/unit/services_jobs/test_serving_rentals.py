@@ -75,7 +75,7 @@ class ServingSpike(RentalScenario):
     lands_first: bool = False
     """Whether replicas stand on a node before the capacity pod that it was launched for does."""
     does_twice: bool = False
-    """Whether each step is done again by somebody who did not hear its answer."""
+    """Whether each step is repeated, as after a lost reply."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -161,7 +161,7 @@ class ServingSpike(RentalScenario):
     # ------------------------------------------------------------ time
 
     def turn(self, seconds: float = 20) -> None:
-        """A pass, what its workflows do, what Karpenter and Kubernetes do, and some time."""
+        """Run a cycle, its workflows, Karpenter and Kubernetes, and move the clock."""
         self.bind()
         self.scenario.run_scheduling_cycle()
         self.advance()

@@ -88,7 +88,7 @@ def test_invalid_setup_is_explained_and_not_written() -> None:
 
 
 class ConcurrentWriterLedger:
-    """Lets somebody else write just before the first commit."""
+    """Writes another version just before the first commit."""
 
     def __init__(self, ledger: Ledger, other: Any) -> None:
         self._ledger = ledger
@@ -152,6 +152,6 @@ def test_flavors_keep_their_declared_order() -> None:
 
     row = world.ledger.get(rows.team_key("nlp"))
     assert row
-    # What is kept as a map comes back in any order.
+    # A stored map is read back in any order.
     assert not any(isinstance(value, dict) for value in row.doc.values())
     assert list(read_setup.run(world.ledger).setup.by_name["nlp"].queue.groups[0]) == list(group)

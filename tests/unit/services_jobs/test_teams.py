@@ -449,7 +449,7 @@ def crowd(scenario: JobScenario, name: str, count: int = 6) -> list[str]:
 
 
 def work_off(scenario: JobScenario) -> None:
-    """Let everything run to its end: whoever is asked to stop stops, whoever runs ends."""
+    """Let every stopping job stop and every running job end."""
     for _ in range(200):
         scenario.run_scheduling_cycle()
         live = scenario.world.ledger.by_state(Table.JOBS, "ATTEMPT#LIVE", limit=1000).rows

@@ -18,7 +18,7 @@ from evenkeel.services.queries.disclosure import Reader
 from tests.unit.services_jobs.test_rentals import SPOT, RentalScenario, a_policy
 
 DEAR = 100_000_000_000
-"""What an hour's delay is worth where no move home ever pays for itself, in micro-dollars."""
+"""Price of an hour of delay at which no migration ever pays for itself, in micro-dollars."""
 
 
 def market(**changes: Any) -> RentalScenario:
@@ -28,7 +28,7 @@ def market(**changes: Any) -> RentalScenario:
 
 
 def lent(market: RentalScenario) -> tuple[Job, Job]:
-    """Return a job that holds the whole fleet, and one that a recovery brought back on rented nodes."""
+    """Return a job that holds the whole fleet, and a job that a recovery restarted on rented nodes."""
     first, second = market.full_fleet()
     now = market.world.clock.now()
     plan = ResumePlan(

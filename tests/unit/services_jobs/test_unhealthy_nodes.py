@@ -29,7 +29,7 @@ def mark(scenario: JobScenario, number: int = 1, fault: str = "NvidiaErrorReboot
 
 
 def leave(scenario: JobScenario, number: int = 1) -> Row:
-    """Leave a node unhealthy, as a recovery does that nobody approved."""
+    """Leave a node unhealthy, as a recovery without an approval does."""
     scenario.sweep()
     row = scenario.world.ledger.get(rows.node_key(CLUSTER, instance_id(number)))
     assert row

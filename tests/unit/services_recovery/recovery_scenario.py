@@ -84,7 +84,7 @@ class RecoveryScenario:
     replacement_is_faulty: bool = False
     """A reboot does not clear the fault marks."""
     meanwhile: Callable[[], None] | None = None
-    """What people do while a recovery waits for them."""
+    """Actions of people while a recovery waits for them."""
     plan: CrashPlan = field(default_factory=CrashPlan)
 
     def __post_init__(self) -> None:
@@ -149,7 +149,7 @@ class RecoveryScenario:
         return outcome
 
     def wait(self, name: str, kind: ConditionKind, meanwhile: Callable[[], None] | None = None) -> dict[str, Any]:
-        """Run a waiting state: open, then let the world move on until somebody answers."""
+        """Run a waiting state: open the wait, then run the other parts until an answer arrives."""
         token = f"token-{name}-{len(self.visited)}"
         request = open_wait.Request(kind=kind, token=token, incident_id=self.incident_id, run=self.run)
         self.until_done(lambda: open_wait.run(request, self.context()))
@@ -225,7 +225,7 @@ class RecoveryScenario:
     # ------------------------------------------------------------ the workflow
 
     def sicken(self, number: int = 1, **changes: Any) -> str:
-        """Let a node's fault be heard, and return its incident."""
+        """Ingest a fault of a node, and return its incident."""
         fact = a_fact(number, **changes)
         if fact.fault_key.startswith("hp:"):
             self.mark(fact.instance_id, fact.fault_key.removeprefix("hp:"))
@@ -331,7 +331,7 @@ class RecoveryScenario:
         self.world.ledger.commit(Put(Row(rows.hold_key(), hold.to_json())))
 
     def end(self) -> dict[str, Any]:
-        """What must be the same however often it crashed on the way."""
+        """The state that must be the same after any crash."""
         world, incident = self.world, self.incident
         left = sorted({key.pk.partition("#")[0] for key in world.ledger.rows if key.sk.startswith("WAIT#")})
         return {

@@ -35,7 +35,7 @@ class DrillIds:
 
 @dataclass(frozen=True)
 class DrillEvent:
-    """One event of a drill, relative to the moment at which it comes."""
+    """An event of a drill, at a time relative to its delivery."""
 
     fact: dict[str, Any]
     seconds: float

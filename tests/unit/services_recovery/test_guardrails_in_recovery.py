@@ -38,7 +38,7 @@ P5 = "p5-workers"
 
 
 def guarded(**changes: Any) -> Policy:
-    """A policy under which shares bind nobody, unless a test says so."""
+    """A policy whose shares limit no recovery, unless a test changes it."""
     wide = {"pool_repair_share": None, "pool_cordon_share": None, "shared_cause_count": 99} | changes
     return QUICK.but(repair=QUICK.repair.but(guardrails=GuardrailPolicy.model_validate(wide)))
 
@@ -134,7 +134,7 @@ def test_repeatedly_barred_repair_is_reported_once() -> None:
 
 
 class ConcurrentWriter:
-    """A ledger into which somebody else writes right before the first write that names a row."""
+    """A ledger with a concurrent write right before the first write of a named row."""
 
     def __init__(self, ledger: Ledger, pk: str, does: Callable[[], Any]) -> None:
         self._ledger, self._pk, self._does = ledger, pk, does
@@ -807,7 +807,7 @@ def test_mode_rule_lowers_the_mode_of_its_pool_only() -> None:
 
 
 def approved(rungs: str, worse: str) -> tuple[RecoveryScenario, str]:
-    """A recovery that was approved for one fault, and has heard of a worse one since."""
+    """A recovery approved for one fault that then ingests a worse fault."""
     recovery = fleet(mode=Mode.RECOMMEND)
     faulty = recovery.sicken(1, fault_key=rungs, source="hyperpod.node-labels")
     recovery.state("Plan", plan_recovery)

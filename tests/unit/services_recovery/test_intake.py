@@ -1,4 +1,4 @@
-"""Signals as they come: copied, late, at once, about machines that nobody knows yet."""
+"""Ingestion of signals: copied, late, concurrent, and about machines that are not known yet."""
 
 import itertools
 import threading

@@ -1,4 +1,4 @@
-"""One event, many facts: what fails half way is repeated without loss or twins; what is not ours is dropped."""
+"""Events with many facts: partial failures are retried without loss or duplicates; foreign facts are dropped."""
 
 from datetime import timedelta
 from typing import Any

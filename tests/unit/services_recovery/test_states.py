@@ -38,7 +38,7 @@ def faulty(**settings_: Any) -> RecoveryScenario:
 
 
 def effects(recovery: RecoveryScenario) -> list[str]:
-    """What was done to the cluster and the provider since the incident, by name."""
+    """Names of the calls to the cluster and the provider since the incident."""
     touched = [
         call[0] for call in recovery.world.cluster.calls if call[0] in ("cordon", "release", "stop", "delete_node")
     ]

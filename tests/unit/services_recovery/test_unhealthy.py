@@ -1,4 +1,4 @@
-"""A node that nobody repairs is shown as unhealthy, and work on it is resumed as soon as that is allowed."""
+"""A node without a permitted repair is shown as unhealthy; its recovery resumes as soon as a repair is allowed."""
 
 from collections.abc import Callable
 from datetime import timedelta

@@ -71,7 +71,7 @@ class Waits:
 
 
 class SlowLedger:
-    """Lets others go on after the first read of a wait, before whoever read it does."""
+    """Runs other callers after the first read of a wait, before its reader continues."""
 
     def __init__(self, ledger: Ledger, meanwhile: Callable[[], Any]) -> None:
         self._ledger = ledger

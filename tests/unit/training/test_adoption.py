@@ -1,4 +1,4 @@
-"""What the documentation promises to whoever adopts the contract."""
+"""The documented promises of the training contract."""
 
 import os
 import re

@@ -222,7 +222,7 @@ def test_gather_without_a_rank_completes_no_checkpoint(uri: str) -> None:
 
 
 def a_record(step: int, rank: int, world_size: int) -> dict[str, Any]:
-    """What one rank gives to rank 0."""
+    """The record that a rank sends to rank 0."""
     key = Checkpoint(step=step, attempt=1).shard_key(rank, world_size)
     shard = {"key": key, "sizeBytes": 5, "sha256": _sha256(b"state")}
     return {"startedAt": "2026-11-03T10:00:00.000000Z", "shards": [shard]}
@@ -271,7 +271,7 @@ def test_oversized_manifest_completes_no_checkpoint(tmp_path: Path) -> None:
 
 
 class _Collective:
-    """An all-gather of two ranks, as a process group does it: whoever calls it waits for the other."""
+    """An all-gather of two ranks, as in a process group: each caller waits for the other."""
 
     def __init__(self) -> None:
         self._barrier = threading.Barrier(2)

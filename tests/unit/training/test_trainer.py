@@ -100,7 +100,7 @@ class TrainerAttempt:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> str:
-    """Digest of the weights that nobody disturbed, computed in this process."""
+    """Digest of the weights of an undisturbed run, computed in this process."""
     state = ModelState.fresh(7)
     for step in range(STEPS):
         state.learn([piece_of(state.weights, 7, step, number) for number in range(MICRO_SHARDS)])

@@ -485,7 +485,8 @@ def test_queue_back_at_nominal_loses_no_more_jobs() -> None:
     )
     decision = only(scheduler)
 
-    # 9 of 12 are used and 8 are requested. b3 and b2 take queue b to 3, below its 4, so b1 stays in any case.
+    # 9 of 12 are used and 8 are requested. Evicting b3 and b2 lowers queue b to 3, below its 4. So b1 stays in any
+    # case.
     assert victims(decision) == {"b3": "InCohortReclamation", "b2": "InCohortReclamation"}
     assert decision.below_nominal == {"b": {KEY: 1}}
 
