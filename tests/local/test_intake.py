@@ -290,7 +290,7 @@ def test_different_faults_of_a_node_open_one_worst_incident(data_centre: DataCen
 def test_detector_report_opens_an_incident_with_its_source(data_centre: DataCentre) -> None:
     machine = signals.untouched_machine(data_centre)
     seen_at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    line = "NVRM: Xid (PCI:0000:b9:00): 9999, a code that nobody knows"
+    line = "NVRM: Xid (PCI:0000:b9:00): 9999, an unknown code"
     fault = {"instanceId": machine, "line": line, "observedAt": seen_at}
 
     answer = data_centre.client().post("/faults", {"faults": [fault]})

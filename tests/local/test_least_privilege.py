@@ -37,7 +37,7 @@ ROUTES = {
     "Report": "POST /v1/faults",
     "Administer": f"GET /v1/clusters/{FLEET}/policy",
 }
-"""One route of each statement of the callers' policies."""
+"""A route of each statement of the callers' policies."""
 
 MISSED: Final[Counter[str]] = Counter()
 """Number of refusals found by each probe. Productive probes run first, which only saves time."""

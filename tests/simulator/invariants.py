@@ -393,8 +393,8 @@ def limit_of_repairs_holds(world: "Simulation", rung: str, machine: str) -> Iter
             for ask in row.doc["requests"]
             if ask["incidentId"] == row.doc["incidentId"] and ask["rung"] in NODE_RUNGS
         ]
-        # Once its node branch has ended, a machine is in service again, or in a person's hands; in a later run it is
-        # in service until it is called for again.
+        # After its node branch, a machine is in service again, or a person owns it. In a later run it is in service
+        # until its next repair call.
         returned_at = (owner.doc["stages"]["returnedAt"] if owner else "") or ""
         is_called = any(ask["requestedAt"] > returned_at for ask in called)
         if (

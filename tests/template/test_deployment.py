@@ -187,7 +187,7 @@ def test_only_the_local_data_centre_enables_schedules(environment: str) -> None:
 def test_failed_scheduled_run_leaves_no_message(name: str) -> None:
     target = SCHEDULES[name]["Target"]
     function = FUNCTIONS[arn_of(target["Arn"])]
-    assert "DeadLetterConfig" not in target, "an alarm on it would stay until somebody purges it"
+    assert "DeadLetterConfig" not in target, "an alarm on it would stay until an operator purges it"
     assert "DestinationConfig" not in function["EventInvokeConfig"]
     assert function["EventInvokeConfig"]["MaximumRetryAttempts"] == 0
     assert target["RetryPolicy"]["MaximumEventAgeInSeconds"] <= 60, "the next minute does the same work"

@@ -845,7 +845,7 @@ class _Encoder:
 
 @dataclass(frozen=True)
 class _Watch:
-    """One watch request: the objects that its client sees, and how they are encoded."""
+    """A watch request: the objects that its client sees, and how they are encoded."""
 
     http: web.Request
     rt: ResourceType

@@ -51,7 +51,7 @@ def aws_client(service: str, url: str) -> Any:
 
 @pytest.fixture(scope="module")
 def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]:
-    """One cluster for the tests of a module."""
+    """A cluster for the tests of a module."""
     with gpu_cluster.start(QUICK, tmp_path_factory.mktemp("gpu-cluster")) as handle:
         yield handle
 

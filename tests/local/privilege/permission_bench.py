@@ -303,7 +303,7 @@ class PermissionBench:
             gone = {ask["life"]["instanceId"] for ask in told_to_go}
             return next((node for node in ready if node.slot == slot and node.life.instance_id not in gone), None)
 
-        self.nodes[place] = until(found, f"a machine in the seat {slot}")  # type: ignore[assignment]  # until it is one
+        self.nodes[place] = until(found, f"a machine in the node slot {slot}")  # type: ignore[assignment]  # until it is one
 
     def _machines(self) -> list[Node]:
         """Return the machines, both control planes' views joined."""

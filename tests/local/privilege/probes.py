@@ -62,7 +62,7 @@ MARKED, REBOOTED, REPLACED, EXAMINED = 2, 3, 4, 0
 
 @dataclass(frozen=True)
 class PermissionProbe:
-    """One situation of one function."""
+    """A situation of a function."""
 
     function: str
     name: str

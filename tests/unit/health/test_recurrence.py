@@ -219,9 +219,9 @@ def test_repeated_minor_fault_does_not_block_a_major_repair() -> None:
 
 def test_repetition_confirms_only_watched_faults() -> None:
     for key, proves in (("thermal:slowdown", True), ("gpu:driver_hang", False)):
-        seats = [AFFECTED.but(job_ids=(f"job-{number}",)) for number in range(2)]
-        history = a_history(0, fault_key=key, affected=seats[0])
-        incident = decide(a_fact(9, fault_key=key), history, seats[1]).incident
+        nodes = [AFFECTED.but(job_ids=(f"job-{number}",)) for number in range(2)]
+        history = a_history(0, fault_key=key, affected=nodes[0])
+        incident = decide(a_fact(9, fault_key=key), history, nodes[1]).incident
         assert incident
         assert incident.recurrences
         assert (len(incident.independent_sources) > 1) == proves

@@ -34,7 +34,7 @@ def slot_state_of(*records: Any, slot: str = SLOT, nodes: Any = ()) -> SlotState
     return find_slot_state(LIFE, slot, "p5-workers", records=records, nodes=nodes, since=at(0))
 
 
-# ---------------------------------------------------------------- seats
+# ---------------------------------------------------------------- node slots
 
 
 def test_faulty_node_keeps_its_slot_until_a_replacement_has_it() -> None:

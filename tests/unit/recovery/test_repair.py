@@ -56,7 +56,7 @@ def choose(**changes: Any) -> RepairDecision:
         ("no reboot clears it", {"ladder": ("replace",)}, Repair.REPLACE),
         ("there is no rung", {"ladder": ()}, Repair.ASK_PERSON),
         ("the mode forbids it", {"not_allowed": "Mode is observe."}, Repair.STAND_DOWN),
-        ("another incident repairs the seat", {"lease_holder": "inc-2"}, Repair.STAND_DOWN),
+        ("another incident repairs the node slot", {"lease_holder": "inc-2"}, Repair.STAND_DOWN),
         ("a person holds the node", {"is_person_cordon": True}, Repair.STAND_DOWN),
         ("a person holds automation", {"hold": HOLD}, Repair.HOLD),
         ("HyperPod owns it", {"owner": Owner.HYPERPOD}, Repair.AWAIT),
@@ -268,7 +268,7 @@ def test_karpenter_nodes_are_drained_and_terminated(
             Repair.REPLACE,
             True,
         ),
-        ("its seat was repaired too often today", {"calls_today": 6}, Repair.ASK_PERSON, False),
+        ("its node slot was repaired too often today", {"calls_today": 6}, Repair.ASK_PERSON, False),
         ("it came back too often", {"returns": 3}, Repair.REPLACE, True),
         ("spot takes it", {"fault_key": "ec2:spot_interruption", "ladder": ()}, Repair.STAND_DOWN, True),
         (
@@ -278,7 +278,7 @@ def test_karpenter_nodes_are_drained_and_terminated(
             False,
         ),
         ("nobody's machine", {"owner": Owner.NOBODY}, Repair.ASK_PERSON, True),
-        ("it is gone, and its seat empty", {"slot_state": GONE}, Repair.AWAIT, False),
+        ("its machine is gone, and its node slot is empty", {"slot_state": GONE}, Repair.AWAIT, False),
         ("… and stays empty", {"slot_state": GONE, "now": at(200)}, Repair.NOT_NEEDED, False),
     ],
 )

@@ -112,7 +112,7 @@ def test_watcher_without_its_lock_ends() -> None:
     def stolen(cluster: str, on_change: Any, **given: Any) -> None:
         row = scenario.world.ledger.get(rows.lock_key("watch"))
         assert row
-        scenario.put(row)  # another version: somebody else wrote it
+        scenario.put(row)  # another version: a concurrent write
         cluster_watch(cluster, on_change, **given)
 
     scenario.world.cluster.watch = stolen  # type: ignore[method-assign]

@@ -407,7 +407,7 @@ def test_cycle_carries_out_the_chosen_preemption() -> None:
     assert asked
     assert (asked.by, asked.grace_seconds) == (f"schedule_jobs/{recovery.job_id}", 30)
     assert recovery.job.reason.endswith(f"its recovery preempts other jobs. It waits until they stop: {other}.")
-    scenario.run_scheduling_cycle()  # nobody else is asked meanwhile
+    scenario.run_scheduling_cycle()  # no other job is preempted meanwhile
     assert (recovery.job.state, len(scenario.charges())) == (JobState.PENDING, 1)
     scenario.stop(other)
     recovery.world.cluster.stop(scenario.attempt(other), 0)
