@@ -1,4 +1,7 @@
-"""Who waits for a guardrail to clear, and who of them may go now: one answer for all, so nobody jumps the queue."""
+"""Incidents that a guardrail blocks, and those of them that may continue now.
+
+One decision covers all blocked incidents, so none of them overtakes a worse or older one.
+"""
 
 from collections.abc import Callable, Iterable
 
@@ -10,7 +13,7 @@ from evenkeel.services.storage import rows
 
 
 def blocked(ledger: Ledger) -> dict[str, Incident]:
-    """Return every incident that a guardrail bars, by id, as the index lists them."""
+    """Return every incident that a guardrail blocks, by id, as the index lists them."""
     listed = every(lambda cursor: ledger.by_state(Table.INCIDENTS, f"INC#{IncidentState.BLOCKED}", cursor=cursor))
     return {incident.incident_id: incident for incident in (rows.read(row, Incident) for row in listed)}
 
@@ -18,13 +21,13 @@ def blocked(ledger: Ledger) -> dict[str, Incident]:
 def released_incidents(
     waiting: Iterable[Incident], fleet: GuardrailInputs, looks_healthy: Callable[[Incident], bool]
 ) -> frozenset[str]:
-    """Return those of the incidents whose barred act would be allowed now, the worst and oldest first.
+    """Return the blocked incidents whose action would be allowed now, the worst and oldest first.
 
     Args:
-        waiting: All that wait.
-        fleet: What the guardrails need to know.
-        looks_healthy: Whether an incident's machine would pass its validation now; asked only of
-            old evidence.
+        waiting: All blocked incidents.
+        fleet: The facts of the guardrails.
+        looks_healthy: Whether an incident's node would pass its validation now. Called only for incidents with old
+            evidence.
     """
     return released_actions(
         [_blocked_action(each, fleet, looks_healthy) for each in waiting], fleet.context.policy.repair.guardrails
@@ -34,9 +37,9 @@ def released_incidents(
 def _blocked_action(
     incident: Incident, fleet: GuardrailInputs, looks_healthy: Callable[[Incident], bool]
 ) -> BlockedAction:
-    # What waits without a mark was held by a service of an earlier version: a repair is the most that it can be.
+    # An incident without a recorded action comes from an earlier version. A repair is the most that it can wait for.
     act = GuardedAction(incident.block.act) if incident.block and incident.block.act else GuardedAction.REPLACE
-    # Looked at only where it matters: a control plane that does not answer is not to keep the whole queue waiting.
+    # Called only if its result matters: a control plane that does not answer must not block other incidents.
     is_well = act is not GuardedAction.STOP and fleet.is_old(incident) and looks_healthy(incident)
     return BlockedAction(
         cause=incident.block.cause if incident.block else "",

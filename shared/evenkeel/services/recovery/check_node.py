@@ -1,8 +1,8 @@
-"""State CheckNode of recover_node: begin the check that is to vouch for a machine before it takes work again.
+"""State CheckNode of recover_node: start the check that a node must pass before it takes work again.
 
-choose ─▶ the incident's note of it ─▶ test job, or HyperPod's deep health check ─▶ the answer
-               │ crash here: begun by the next visit  │ crash here: the test job has its name; a deep check shows on
-               └──────────────────────────────────────┘ the node, and is asked for again only where it does not
+choose ─▶ record the check with the incident ─▶ test job, or HyperPod's deep health check ─▶ outcome
+            │ crash here: the next try starts it    │ crash here: the test job has its name. A deep check shows on
+            └───────────────────────────────────────┘ the node, and is requested again only if it does not
 """
 
 from evenkeel.domain.health.incidents import Incident, NodeCheck
@@ -20,7 +20,7 @@ Request = incident_record.Request
 
 
 class Outcome(Value):
-    """What vouches for the machine."""
+    """The check of the node."""
 
     outcome: str
     """A `CheckKind`."""
@@ -28,9 +28,9 @@ class Outcome(Value):
 
 
 def run(request: Request, context: Context) -> Outcome:
-    """Begin the check of the machine in the seat. One that cannot be begun leaves what the control planes show.
+    """Start the check of the node in the slot. If it cannot start, the state that the control planes show decides.
 
-    Idempotent: yes, by the incident's note of the check, one for each machine, boot and failed validation.
+    Idempotent: yes. The incident records one check for each node life, boot and failed validation.
     """
     incident, _ = incident_record.load(context.ledger, request.incident_id)
     ask = incident_record.last_ask(context.ledger, incident)
@@ -62,7 +62,7 @@ def run(request: Request, context: Context) -> Outcome:
 
 
 def _is_of(check: NodeCheck | None, machine: ObservedNode, incident: Incident) -> bool:
-    """Whether a check was begun for this machine in this boot, and after its last failed validation."""
+    """Whether a check was started for this node in this boot, after its last failed validation."""
     if check is None or machine.node is None:
         return False
     is_spent = incident.invalid_at is not None and incident.invalid_at >= check.started_at

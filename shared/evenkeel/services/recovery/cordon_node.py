@@ -1,7 +1,7 @@
 """State CordonNode of recover_node: keep new pods off a suspect node.
 
-weigh ─▶ register: the machine, under the version that was weighed ─▶ cordon ─▶ the incident's story
-              │ crash here: it counts, and the next visit goes on         │ crash here: the mark is there already
+check ─▶ register: add the node, if its version is the checked one ─▶ cordon ─▶ timeline of the incident
+           │ crash here: the node counts, and the next try continues  │ crash here: the node has the mark
 """
 
 from evenkeel.domain.health.incidents import Incident
@@ -22,7 +22,7 @@ Request = incident_record.Request
 
 
 class Outcome(Value):
-    """What was found or done."""
+    """The outcome for the node."""
 
     outcome: str
     """CORDONED, BY_PERSON, GONE, NOT_NEEDED, BLOCKED or HELD."""
@@ -39,9 +39,9 @@ _OUTCOME_TEXT = {
 
 
 def run(request: Request, context: Context) -> Outcome:
-    """Cordon the node with our mark, unless too many are cordoned.
+    """Cordon the node with Evenkeel's mark, unless too many nodes are cordoned.
 
-    Idempotent: yes, by the mark; a person's own cordon is left alone.
+    Idempotent: yes, by the mark. A person's cordon stays unchanged.
     """
     incident, _ = incident_record.load(context.ledger, request.incident_id)
     allowed = mode_now(context.mode, incident.mode, is_approved=is_approved(incident))
@@ -55,16 +55,16 @@ def run(request: Request, context: Context) -> Outcome:
 
 
 def cordon(incident: Incident, context: Context) -> Outcome:
-    """Weigh and cordon. Called again right before a repair, where a guardrail barred it at first.
+    """Check the guardrails and cordon. Right before a repair this runs again, if a guardrail blocked the first try.
 
-    A hold on automation does not hold this: it is what makes waiting safe.
+    A hold on automation does not block a cordon, because a cordoned node can wait safely.
 
     Idempotent: yes, as `run`.
     """
     if not incident.node_name:
         return Outcome(outcome="GONE", reason="The node never joined its cluster.")
     verdict = _entered(incident, context)
-    # A machine that is gone needs no place: to wait for one would hold its seat, and whoever has it now, for ever.
+    # A node that is gone needs no entry. To wait for one would keep its slot locked for its replacement.
     if not verdict.allowed and context.cluster.node(incident.life.cluster, incident.node_name) is not None:
         record_block.block(incident, GuardedAction.CORDON, verdict, context, writer=WRITER)
         return Outcome(outcome="BLOCKED", reason=verdict.reason)
@@ -99,12 +99,12 @@ def cordon(incident: Incident, context: Context) -> Outcome:
 
 
 def _entered(incident: Incident, context: Context) -> GuardrailVerdict:
-    """Weigh the cordon, and enter the machine where it is allowed; decide anew where another one entered first."""
+    """Check the guardrails and enter the node if they allow it. If another node was entered first, check again."""
     for _ in range(incident_record.MAX_TRIES):
         guarded = guardrails.GuardrailInputs(context).guard_context(GuardedAction.CORDON, incident)
         verdict = check_guardrails(GuardedAction.CORDON, guarded.facts, context.policy.repair.guardrails)
         entry = guarded.entry(incident, context.now)
-        # What an earlier incident left there is about to be taken out, so it is no entry of ours.
+        # An entry of an earlier incident is about to be removed, so it does not belong to this incident.
         is_in = any(
             (each.life, each.incident_id) == (entry.life, entry.incident_id) for each in guarded.register.entries
         )

@@ -36,38 +36,37 @@ _FAULT_STATES = (
     IncidentState.JOB_NOT_RESUMED,
     IncidentState.FAILED,
 )
-"""States of incidents that a shared cause may be behind. What is observed or stood down from is maintenance, a fault
-that calls for nothing, or another owner's."""
+"""States of incidents that may share a cause. Observed incidents, and those of other owners, do not count."""
 
 
 class GuardContext(NamedTuple):
-    """What a verdict rests on, and the version of the register that the act must be recorded under."""
+    """The facts of a verdict, and the version of the register under which the action must be recorded."""
 
     facts: GuardFacts
     register: Register
     version: int
 
     def entry(self, incident: Incident, now: datetime) -> RegisterEntry:
-        """Return the machine's entry in the register."""
+        """Return the node's entry in the register."""
         life = incident.life.key
         return RegisterEntry(life=life, incident_id=incident.incident_id, pool=self.facts.pool, since=now)
 
 
 class GuardrailInputs:
-    """What guardrails need to know of the fleet, each part read once and only if it matters."""
+    """The facts of the fleet that guardrails need. Each part is read once, and only if it matters."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
 
     @cached_property
     def nodes(self) -> tuple[FleetNode, ...]:
-        """Every machine that the sweeper remembers."""
+        """Every node that the sweep stored."""
         found = every(lambda cursor: self.context.ledger.by_state(Table.FLEET, "NODE", limit=1000, cursor=cursor))
         return tuple(rows.read(row, FleetNode) for row in found)
 
     @cached_property
     def faulty(self) -> tuple[Incident, ...]:
-        """The incidents that sickened a machine within the window or are open, with a fault that calls for a repair."""
+        """The incidents that started within the window or are open, with a fault that calls for a repair."""
         return tuple(
             incident
             for state in _FAULT_STATES
@@ -83,7 +82,7 @@ class GuardrailInputs:
 
     @cached_property
     def registers(self) -> dict[tuple[RegisterName, bool], tuple[Register, int]]:
-        """Both registers, of real recoveries and of drills."""
+        """Both registers: of real recoveries and of drills."""
         return {
             (which, is_drill): guardrail_registers.load(self.context, which, is_drill=is_drill)
             for which in RegisterName
@@ -91,24 +90,24 @@ class GuardrailInputs:
         }
 
     def hold_on(self, incident: Incident) -> Hold | None:
-        """Return the hold in force on an incident's machine."""
+        """Return the hold in force on an incident's node."""
         return self.holds.on(incident.pool, incident.life.instance_id, self.context.now)
 
     def pool_machines(self, pool: str) -> int:
-        """Return how many machines of a pool can be acted on, as the sweeper counted them; 0 where it has not."""
+        """Return how many nodes of a pool can be acted on, as the sweep counted them; 0 if it did not count them."""
         row = self.context.ledger.get(rows.pools_row({}, 0).key)
         return int(row.doc["machines"].get(pool, 0)) if row else 0
 
     def is_old(self, incident: Incident) -> bool:
-        """Whether an incident's evidence is so old that its machine has to be looked at again."""
+        """Whether an incident's evidence is so old that its node must be examined again."""
         stale_after = timedelta(seconds=self.context.policy.repair.guardrails.stale_after_seconds)
         return self.context.now - _evidence_at(incident) >= stale_after
 
     def guard_context(self, act: GuardedAction, incident: Incident, *, looks_healthy: bool = False) -> GuardContext:
-        """Return what a verdict about an act rests on.
+        """Return the facts of a verdict about an action.
 
-        How large a pool is matters only once another machine of it is out: one is always allowed. A drill bars drills
-        alone: anybody who may put events can forge one.
+        The size of a pool matters only if another of its nodes is out of service: the limit is at least one. A drill
+        blocks only drills, because any principal that may send events can forge a drill.
         """
         which = _register_of(act)
         register, version = self.registers[which, incident.is_drill]
@@ -150,7 +149,7 @@ class GuardrailInputs:
         return timedelta(seconds=self.context.policy.repair.guardrails.shared_cause_window_seconds)
 
     def _is_still_faulty(self, incident: Incident) -> bool:
-        """Whether an incident is open and its machine was not seen well, by evidence that is not old."""
+        """Whether an incident is open and no recent evidence shows its node healthy."""
         node = self._by_life.get(incident.life.key)
         is_well = node is not None and node.is_ready and not node.marks and node.provider_status in ("", "Running")
         return not incident.state.is_settled and not (is_well and self.is_old(incident))
@@ -161,7 +160,7 @@ class GuardrailInputs:
 
     @cached_property
     def _ended(self) -> dict[str, datetime]:
-        """When a person ended a shared cause, by its key."""
+        """Shared cause → the time at which a person ended it."""
         row = self.context.ledger.get(rows.ended_causes_key())
         return {key: datetime.fromisoformat(end["at"]) for key, end in row.doc["causes"].items()} if row else {}
 
@@ -179,10 +178,10 @@ class GuardrailInputs:
 
 
 def check_stop_allowed(incident: Incident, context: Context) -> GuardrailVerdict:
-    """Say whether the jobs on an incident's machine may be stopped.
+    """Decide whether the jobs on an incident's node may be stopped.
 
-    Where its cordon is barred they run on, since they would only be stopped again: unless nothing of them lives, which
-    is so once the machine has been NotReady for as long as it takes to be given up.
+    If the cordon is blocked, the jobs run on: elsewhere on the same node they would only be stopped again. If none of
+    their pods can be alive, they may be stopped. That is so once the node was NotReady for its give-up time.
     """
     fleet = GuardrailInputs(context)
     barred = incident.block.reason if incident.block and incident.block.act == GuardedAction.CORDON else ""

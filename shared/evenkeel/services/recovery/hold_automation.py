@@ -1,4 +1,4 @@
-"""A person holds harmful acts for a while, or releases them. Un-cordon and recording are never held."""
+"""A person holds harmful actions for a while, or releases them. Un-cordon and recording are never held."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,46 +14,46 @@ from evenkeel.services.storage import known_names, rows
 Json = dict[str, Any]
 
 MOST_HOLDS = 100
-"""In force at a time: all of them are one row, which every harmful act reads."""
+"""Holds in force at a time. All of them are in one row, which every harmful action reads."""
 MOST_ENDED_CAUSES = 200
-"""Ends of shared causes that are remembered: all of them are one row."""
+"""Ended shared causes that are kept. All of them are in one row."""
 LONGEST_HOLD = timedelta(days=7)
-"""Who needs longer holds again: a hold that nobody remembers would leave the fleet without repairs."""
+"""The longest hold. A person must renew a longer one, so that a forgotten hold does not stop repairs for good."""
 
 
 class HoldRequest(Value):
-    """Who holds, why, and until when."""
+    """A request to hold: the person, the reason and the end."""
 
     by: str
     reason: str
     until: datetime
     pool: str = ""
-    """Only machines of this pool; empty for all."""
+    """Hold only nodes of this pool; empty for all pools."""
     instance_id: str = ""
-    """Only this machine; empty for all."""
+    """Hold only this node; empty for all nodes."""
     allows_unknown: bool = False
-    """Whether a pool or machine that the fleet does not know is meant to come."""
+    """Whether to accept a pool or node that the fleet does not know yet."""
     request_id: str
-    """Identity of the request: a repeat of it changes nothing."""
+    """Identity of the request. A repeated request changes nothing."""
     fingerprint: str
-    """Of all that was asked: the same id with another one is refused."""
+    """Digest of the whole request. The same id with another digest is refused."""
 
 
 class ReleaseRequest(Value):
-    """Who releases what, and why. Only the hold of the very same scope ends."""
+    """A request to release: the person, the scope and the reason. It ends only the hold of exactly this scope."""
 
     by: str
     reason: str
     pool: str = ""
     instance_id: str = ""
     cause: str = ""
-    """A shared cause to end instead of a hold: `zone/use1-az1`."""
+    """The shared cause to end instead of a hold: `zone/use1-az1`."""
     request_id: str
     fingerprint: str
 
 
 def show(context: Context) -> Json:
-    """Return how far automation may go now, and which holds are in force."""
+    """Return the mode in force, and the holds in force."""
     row = context.ledger.get(rows.hold_key())
     holds = rows.read(row, Holds).at(context.now) if row else ()
     rules = context.policy.modes
@@ -69,13 +69,13 @@ def show(context: Context) -> Json:
 
 
 def hold(request: HoldRequest, context: Context) -> Hold:
-    """Hold harmful acts until `request.until`; a hold in force of the same scope is replaced.
+    """Hold harmful actions until `request.until`. A hold in force with the same scope is replaced.
 
     Idempotent: yes, by the request id, which is recorded in the same commit.
 
     Raises:
-        Invalid: the end is past, or further away than the longest hold; the fleet has no such pool or machine.
-        KeyReused: the request id was used for something else.
+        Invalid: the end is past, or beyond the longest hold; the fleet has no such pool or node.
+        KeyReused: the request id was used for another request.
     """
     if _first_answer(context.ledger.get(rows.automation_request_key(request.request_id)), request, context.now) is None:
         if not context.now < request.until <= context.now + LONGEST_HOLD:
@@ -105,13 +105,13 @@ def _check_scope(request: HoldRequest | ReleaseRequest, context: Context) -> Non
 
 
 def release(request: ReleaseRequest, context: Context) -> Json:
-    """End the hold of a scope, if there is one. What waited for it is let go by the next evaluation of waits.
+    """End the hold of a scope, if there is one. The next evaluation of waits continues the actions that it blocked.
 
-    Idempotent: yes, by the request id, and no hold is success.
+    Idempotent: yes, by the request id; if there is no hold, that is success.
 
     Raises:
-        Invalid: nothing is held under this name, and the fleet has no such pool or machine.
-        KeyReused: the request id was used for something else.
+        Invalid: there is no hold with this scope, and the fleet has no such pool or node.
+        KeyReused: the request id was used for another request.
     """
     if request.cause:
         return _end_cause(request, context)
@@ -131,7 +131,7 @@ def release(request: ReleaseRequest, context: Context) -> Json:
 
 
 def _end_cause(request: ReleaseRequest, context: Context) -> Json:
-    """End a shared cause: machines that sickened before now no longer count for it, and are repaired in turn."""
+    """End a shared cause. Nodes that failed before now no longer count for it, and their repairs continue in order."""
     if not request.reason:
         raise Invalid("ending a shared cause needs a reason", (("reason", "say why the cause is over"),))
     if request.pool or request.instance_id:
@@ -150,7 +150,7 @@ def _end_cause(request: ReleaseRequest, context: Context) -> Json:
         answer: Json = {"cause": request.cause, "endedAt": rfc3339(context.now)}
         row = context.ledger.get(rows.ended_causes_key())
         known = {key: end for key, end in (row.doc["causes"] if row else {}).items() if key != request.cause}
-        # The oldest go: their machines were repaired or replaced long ago.
+        # Drop the oldest: their nodes were repaired or replaced long ago.
         kept = dict(sorted(known.items(), key=lambda item: str(item[1]["at"]))[-MOST_ENDED_CAUSES:])
         ended = {
             "causes": kept | {request.cause: {"at": rfc3339(context.now), "by": request.by, "reason": request.reason}}
@@ -172,7 +172,7 @@ def _end_cause(request: ReleaseRequest, context: Context) -> Json:
 
 
 def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: TimelineEntry, wanted: Hold | None) -> Json:
-    """Write the hold (or its end) and its record in one commit; a repeat gives the first answer again."""
+    """Write the hold, or its end, and its record in one commit. A repeated request returns the first answer."""
     now = entry.at
     for _ in range(5):
         earlier = ledger.get(rows.automation_request_key(request.request_id))
@@ -188,7 +188,7 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
         was_held = len(others) < len(in_force)
         answer = wanted.to_json() if wanted else {"wasHeld": was_held, "releasedAt": rfc3339(now)}
         record = {"fingerprint": request.fingerprint, "answer": answer}
-        # The store deletes expired rows within days, not at once: one of those is written over.
+        # DynamoDB deletes expired rows within days, not at once. This one may be overwritten.
         fresh = rows.automation_request_row(request.request_id, record, now)
         writes: list[Write] = [
             Put(Row(fresh.key, fresh.doc, earlier.version if earlier else 0, None, fresh.expires_at)),
@@ -209,7 +209,7 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
 
 
 def _first_answer(earlier: Row | None, request: HoldRequest | ReleaseRequest, now: datetime) -> Json | None:
-    """Return what the same request was answered before; None where it is new, or so old that it counts as new."""
+    """Return the earlier answer to the same request; None if the request is new, or so old that it counts as new."""
     if earlier is None or (earlier.expires_at is not None and earlier.expires_at <= now):
         return None
     if earlier.doc["fingerprint"] != request.fingerprint:

@@ -1,4 +1,4 @@
-"""A person cordons a node, or takes our cordon off. Un-cordon is never barred: not by a hold, a guardrail or a mode."""
+"""A person cordons or un-cordons a node. No hold, guardrail or mode blocks an un-cordon."""
 
 import contextlib
 
@@ -15,7 +15,7 @@ from evenkeel.services.storage.guardrail_registers import RegisterName
 
 
 class Request(Value):
-    """Who does it to which machine, and why."""
+    """A request of a person: the node and the reason."""
 
     instance_id: str
     by: str
@@ -24,37 +24,37 @@ class Request(Value):
 
 
 class Outcome(Value):
-    """What was found or done."""
+    """The outcome for the node."""
 
     outcome: str
     """CORDONED, RELEASED or ALREADY_FREE."""
     instance_id: str
     node_name: str
     incident_id: str = ""
-    """Whose cordon it was."""
+    """Author of the cordon."""
 
 
 class NotOurs(Refused):
-    """A person cordoned it by other means; they know why, and can take it off by the same."""
+    """A person set this cordon outside Evenkeel. Only that person knows the reason, and can remove it."""
 
     code = "CORDONED_BY_PERSON"
 
 
 class CordonedByRecovery(Refused):
-    """A recovery cordoned it: that cordon is the recovery's to take off, and a person's cannot stand beside it."""
+    """A recovery set this cordon, and removes it itself. A person's cordon cannot exist beside it."""
 
     code = "CORDONED_BY_RECOVERY"
 
 
 def cordon(request: Request, context: Context) -> Outcome:
-    """Cordon a node as a person: without our mark, so that no recovery takes it off.
+    """Cordon a node as a person: without Evenkeel's mark, so that no recovery removes the cordon.
 
-    Who did it and why is recorded first: the node cannot say, and `uncordon` takes off what is recorded. Idempotent:
-    yes, a node that a person has cordoned is success, and whoever cordoned it first stays its author.
+    The author and the reason are recorded first, because the node cannot hold them; `uncordon` removes only recorded
+    cordons. Idempotent: yes. If a person cordoned the node already, that is success and the first author stays.
 
     Raises:
-        NotFound: the fleet does not know the machine, or it has not joined its cluster.
-        CordonedByRecovery: a recovery's cordon is on it, which the recovery would take off.
+        NotFound: the fleet does not know the node, or the node has not joined its cluster.
+        CordonedByRecovery: a recovery cordoned the node, and would remove the cordon.
     """
     node = _find(request.instance_id, context)
     life = node.life.key
@@ -67,7 +67,7 @@ def cordon(request: Request, context: Context) -> Outcome:
     if found is not CordonResult.CORDONED and (not is_known or found is not CordonResult.BY_PERSON):
         person_cordons.forget(context.ledger, life)
     elif found is CordonResult.CORDONED and is_known:
-        # It was taken off by other means since, and is this person's now.
+        # The recorded cordon was removed outside Evenkeel since, so this cordon has a new author.
         person_cordons.put(
             context.ledger, PersonCordon(life=life, by=request.by, reason=request.reason, at=context.now)
         )
@@ -87,13 +87,13 @@ def cordon(request: Request, context: Context) -> Outcome:
 
 
 def uncordon(request: Request, context: Context) -> Outcome:
-    """Take our cordon off a node, with the taint that waits for its validation. A recovery of it stands down.
+    """Remove Evenkeel's cordon from a node, with the taint of its validation. A recovery of the node stands down.
 
-    So is one that a person set through `cordon`. Idempotent: yes, a node that is free is success.
+    Cordons of `cordon` are removed, too. Idempotent: yes, a node without a cordon is success.
 
     Raises:
-        NotFound: the fleet does not know the machine, or it has not joined its cluster.
-        NotOurs: a person cordoned it by other means.
+        NotFound: the fleet does not know the node, or the node has not joined its cluster.
+        NotOurs: a person cordoned the node outside Evenkeel.
     """
     node = _find(request.instance_id, context)
     seen = context.cluster.node(node.life.cluster, node.node_name)
@@ -118,7 +118,7 @@ def uncordon(request: Request, context: Context) -> Outcome:
 
 
 def _trust(node: FleetNode, by: str, incident_id: str, context: Context) -> None:
-    """Take a person's word that a node is healthy, where an incident or a mark says that it is not."""
+    """Record that a person declares a node healthy, although an incident or a mark says that it is not."""
     row = context.ledger.get(rows.unhealthy_key(node.life))
     if row is None and not node.marks and not incident_id:
         return
@@ -149,9 +149,9 @@ def _record(request: Request, text: str, kind: str, context: Context) -> None:
 
 
 def _leave(request: Request, node: FleetNode, incident_id: str, context: Context) -> None:
-    """Take the machine out of the register of cordons, and tell the incident's story, in one commit.
+    """Remove the node from the register of cordons, and write the incident's timeline, in one commit.
 
-    The sweeper does the first as well, where this is lost.
+    If this is lost, the sweep removes the node from the register.
     """
     if not incident_id:
         return

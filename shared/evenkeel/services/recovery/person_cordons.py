@@ -1,4 +1,4 @@
-"""Who cordoned which node through Evenkeel, and why. Kubernetes keeps neither."""
+"""Cordons that people set through Evenkeel, with author and reason. Kubernetes stores neither."""
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -10,7 +10,7 @@ from evenkeel.services.storage import rows
 from evenkeel.services.storage.retries import until_committed
 
 _CORDON_DELAY = timedelta(minutes=2)
-"""A cordon is recorded before it is set: one this young may not be on its node yet."""
+"""A cordon is recorded before it is set. A record this young may have no cordon on its node yet."""
 
 
 def load(ledger: Ledger) -> Mapping[str, PersonCordon]:
@@ -20,7 +20,7 @@ def load(ledger: Ledger) -> Mapping[str, PersonCordon]:
 
 
 def put(ledger: Ledger, cordon: PersonCordon) -> None:
-    """Remember a cordon. Idempotent: yes, the last of a node life counts.
+    """Record a cordon. Idempotent: yes, the last record of a node life counts.
 
     Raises:
         Conflict: the row kept changing.
@@ -29,7 +29,7 @@ def put(ledger: Ledger, cordon: PersonCordon) -> None:
 
 
 def forget(ledger: Ledger, life: str) -> None:
-    """Forget the cordon of a node life. Idempotent: yes.
+    """Delete the record of a node life's cordon. Idempotent: yes.
 
     Raises:
         Conflict: the row kept changing.
@@ -38,7 +38,7 @@ def forget(ledger: Ledger, life: str) -> None:
 
 
 def prune(context: Context, cordoned: frozenset[str]) -> int:
-    """Forget the cordons that are not on their nodes any more: somebody took them off by other means.
+    """Delete the records of cordons that were removed from their nodes outside Evenkeel.
 
     Raises:
         Conflict: the row kept changing.

@@ -1,4 +1,4 @@
-"""State PlanRecovery of recover_node: what is to be done about this node, and may we?"""
+"""State PlanRecovery of recover_node: decide what to do about a node, and whether it is allowed."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -44,9 +44,9 @@ class Outcome(Value):
 
 
 def run(request: Request, context: Context) -> Outcome:
-    """Decide what to do about an incident, and record the decision with the incident's move to RECOVERING.
+    """Decide what to do about an incident, and record the decision when the incident becomes RECOVERING.
 
-    Idempotent: yes, a run's plan is stored with its incident and given again.
+    Idempotent: yes. The plan of a run is stored with its incident, and returned again.
     """
     incident, version = incident_record.load(context.ledger, request.incident_id)
     stored = _outcome_in_force(incident, request)
@@ -76,7 +76,7 @@ def run(request: Request, context: Context) -> Outcome:
 
 
 class _Observed(NamedTuple):
-    """What the control planes show about the node."""
+    """The node's state in the control planes."""
 
     slot_state: SlotState
     nodes: tuple[KubernetesNode, ...]
@@ -92,7 +92,7 @@ class _Decided(NamedTuple):
 
 
 def _observe(incident: Incident, context: Context) -> _Observed:
-    # At the same time: until the cordon, each of these round trips is time in which new pods land on a faulty node.
+    # Read in parallel: until the cordon, new pods can start on the faulty node.
     with ThreadPoolExecutor(max_workers=3) as readers:
         nodes = readers.submit(context.cluster.nodes, incident.life.cluster)
         records = readers.submit(context.provider.nodes)
@@ -118,7 +118,7 @@ def _decide(incident: Incident, seen: _Observed, context: Context, *, drills_may
 def _records(
     incident: Incident, made: _Decided, request: Request, decision_id: str, approved: str, context: Context
 ) -> list[Write]:
-    """Return the decision and its line in the timeline. A plan that a person approved before needs no new decision."""
+    """Return the decision and its timeline entry. A plan that a person approved before needs no new decision."""
     if approved:
         text = f"Run {request.run} continues with the approved plan."
         return [_timeline_line(incident, text, approved, context)]
@@ -141,7 +141,7 @@ def preview_plan(
     settings: ProviderCluster | None,
     context: Context,
 ) -> RecoveryPlan:
-    """Return what would be planned now for a real incident. Records nothing."""
+    """Return the plan that would be made now for a real incident. Records nothing."""
     return _decide(incident, _Observed(slot_state, nodes, settings), context, drills_may_act=False).plan
 
 
@@ -151,7 +151,7 @@ def _mode(incident: Incident, fault: IncidentFault, slot_state: SlotState, conte
 
 
 def _outcome_in_force(incident: Incident, request: Request, slot_state: SlotState | None = None) -> Outcome | None:
-    """Return the plan that this run is to follow, unless that is to plan anew: later, or for what has changed since."""
+    """Return the plan that this run must follow; None if it must plan again: later, or because the facts changed."""
     stored = _stored_outcome(incident, request)
     if stored is None or stored.outcome is PlanOutcome.LATER:
         return None
@@ -165,15 +165,15 @@ def _pool(incident: Incident, node: KubernetesNode | None) -> str:
 
 
 def _is_still_later(incident: Incident, plan: RecoveryPlan, request: Request) -> bool:
-    """Whether the same that was in the way is in the way still: that is no new decision."""
+    """Whether the same obstacle still delays the plan. That is no new decision."""
     stored = _stored_outcome(incident, request)
     return plan.outcome is PlanOutcome.LATER and stored is not None and stored.reason == plan.reason
 
 
 def _approved_decision_id(incident: Incident, facts: PlanFacts, plan: RecoveryPlan, request: Request) -> str:
-    """Return the decision that a person approved for an earlier run, where this one comes to the same; else nothing.
+    """Return the decision that a person approved for an earlier run, if this run plans the same; else an empty string.
 
-    What was begun with leave and broke off through us would else be left half done if nobody gave it again.
+    Without it, an approved recovery that Evenkeel interrupted would stay half done until a person approved again.
     """
     before = incident.plan
     if before is None or plan.outcome is not PlanOutcome.ASK or not is_approved(incident):
@@ -183,7 +183,7 @@ def _approved_decision_id(incident: Incident, facts: PlanFacts, plan: RecoveryPl
 
 
 def _stored_outcome(incident: Incident, request: Request) -> Outcome | None:
-    """Return the plan that this run was given before; "nothing" where the incident is over or another run's."""
+    """Return the earlier plan of this run; NOTHING if the incident is over or belongs to another run."""
     brief = incident.plan
     if brief is not None and brief.run == request.run and not incident.state.is_settled:
         return Outcome.model_validate({name: getattr(brief, name) for name in Outcome.model_fields})
@@ -201,7 +201,7 @@ def _stored_outcome(incident: Incident, request: Request) -> Outcome | None:
 
 
 def settings_of(provider: Provider) -> ProviderCluster | None:
-    """Return HyperPod's settings; None in a fleet without that half."""
+    """Return HyperPod's settings; None if the fleet has no HyperPod cluster."""
     try:
         return provider.cluster()
     except NotFound:
@@ -219,7 +219,7 @@ def _facts(
     slot_state, nodes, settings = seen
     node = slot_state.original.node
     recovered = incident.recovered_at
-    # Only a fault that can wait for its node's work asks whether there is any: it costs a list of all pods.
+    # Read the pods only for a fault that can wait for the work on its node, because that lists all pods.
     can_wait = fault.fault.drain_seconds >= CAN_WAIT_SECONDS and node is not None
     in_use = context.cluster.resources_in_use(incident.life.cluster) if can_wait else {}
     return PlanFacts(
@@ -233,7 +233,7 @@ def _facts(
         mode=context.mode,
         is_drill=incident.is_drill,
         drills_may_act=drills_may_act,
-        # Where an earlier run had it replaced, that is its own work: the successor is still to be returned.
+        # If an earlier run had the node replaced, the replacement node must still be returned to service.
         is_node_gone=not incident.repairs and _is_node_gone(slot_state),
         is_hyperpod=slot_state.original.record is not None or incident.slot != incident.life.key,
         is_karpenter=node is not None and KARPENTER_LABEL in node.labels,
@@ -288,10 +288,10 @@ def _planned(
         mode=mode,
         plan=brief,
         block=None,
-        # The cordon of an earlier run is no witness for this one: that run may have taken it off itself.
+        # An earlier run may have removed its own cordon, so its mark proves nothing for this run.
         cordon_marked_at=None,
         node_branch="NOT_NEEDED" if brief.is_carried_out and not plan.repairs_node else "",
-        # The node object completes what the event did not name.
+        # The node object completes the fields that the event did not name.
         node_name=incident.node_name or (node.name if node else ""),
         boot_id=incident.boot_id or (node.boot_id if node else ""),
         pool=_pool(incident, node),

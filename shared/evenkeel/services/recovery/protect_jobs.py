@@ -1,6 +1,7 @@
-"""State ProtectJobs of recover_node: stop what runs on the node, with the grace that its fault allows.
+"""State ProtectJobs of recover_node: stop the work on the node, with the grace period that its fault allows.
 
-For each interrupted job: a StopRequest on the job, then its workload is deleted. Its own workflow settles the attempt.
+For each affected job: record a StopRequest on the job, then delete its workload. The job's own workflow settles the
+attempt.
 """
 
 import contextlib
@@ -52,17 +53,17 @@ from evenkeel.services.storage.retries import until_committed
 WRITER = "protect_jobs"
 _MAX_UNMANAGED_NAMES = 20
 _MAX_UNANSWERED = 3
-"""So many evictions without an answer end a visit: each takes some 15 seconds."""
+"""Evictions without an answer after which a try ends. Each takes about 15 seconds."""
 _MAX_DRAIN_CHECKS = 20
 
 Request = incident_record.Request
 
 
 class Outcome(Value):
-    """Which jobs are hurt."""
+    """The affected jobs."""
 
     outcome: str
-    """PROTECTED, NO_JOBS, or HELD where they are to be stopped and may not be yet."""
+    """PROTECTED, NO_JOBS, or HELD if a hold forbids the stop."""
     reason: str
     jobs: tuple[AffectedJob, ...] = ()
 
@@ -70,7 +71,8 @@ class Outcome(Value):
 def run(request: Request, context: Context) -> Outcome:
     """Find the jobs on the node and stop them.
 
-    Idempotent: yes: what was hurt is stored and only grows, a stop request stays, and deleting what is gone is success.
+    Idempotent: yes. The affected jobs are stored and the list only grows, a stop request stays, and deleting a missing
+    workload is success.
     """
     incident, _ = incident_record.load(context.ledger, request.incident_id)
     allowed = mode_now(context.mode, incident.mode, is_approved=is_approved(incident))
@@ -87,7 +89,7 @@ def run(request: Request, context: Context) -> Outcome:
     protected = protect(incident, context)
     if incident.plan is None or incident.plan.repairs_node or not protected.jobs:
         return protected
-    # No repair follows that would come back to these jobs, so what bars the stop is waited for.
+    # No repair follows that would stop these jobs later, so the workflow waits until the hold ends.
     verdict = guardrails.check_stop_allowed(incident, context)
     if verdict.allowed:
         record_block.unblock(incident, context.ledger)
@@ -97,7 +99,7 @@ def run(request: Request, context: Context) -> Outcome:
 
 
 def protect(incident: Incident, context: Context) -> Outcome:
-    """Stop what runs on the incident's node. Called again right before a repair, for what slipped in.
+    """Stop the work on the incident's node. Right before a repair this runs again, for work that started meanwhile.
 
     Idempotent: yes, as `run`.
     """
@@ -126,11 +128,10 @@ def protect(incident: Incident, context: Context) -> Outcome:
 
 
 def find_affected_jobs(incident: Incident, context: Context) -> tuple[AffectedJob, ...]:
-    """Find the jobs whose current attempt has its place on the node: by its pods there, and by the ledger.
+    """Find the jobs whose current attempt uses the node, by its pods there and by the ledger.
 
-    An attempt that ended there already, since about the first signal, counts too: it was hurt all the same, its job
-    may still be on its way back, and what it saved last may be as sick as the node. Its pods may be gone with the node,
-    so the ledger tells.
+    Attempts that ended there since about the first signal count, too. The fault affected them, their job may not run
+    again yet, and their last checkpoint may be damaged. Their pods may be gone with the node, so the ledger is read.
     """
     here = incident.life.cluster
     there = [
@@ -162,9 +163,9 @@ def _ended_since(since: datetime, ledger: Ledger) -> Iterator[Attempt]:
 
 
 def _affected_since(incident: Incident, policy: Policy) -> datetime:
-    """Return from when on an end on the node is laid on its fault, which began before its first signal.
+    """Return the time after which an end on the node is attributed to its fault, which began before its first signal.
 
-    Where the fault can corrupt, an attempt that ended in the poisoned window saved in it, too.
+    If the fault can corrupt data, attempts that ended in the window without trust saved in it, too.
     """
     blamed = incident.first_signal_at - timedelta(seconds=policy.jobs.attribution_delay_seconds)
     return min(blamed, distrust_after(*checkpoint_trust_of(incident, policy.catalogue), policy.jobs) or blamed)
@@ -194,7 +195,7 @@ def _load(affected: AffectedJob, ledger: Ledger) -> tuple[Job, int, Attempt] | N
 
 def _remember(incident: Incident, found: tuple[AffectedJob, ...], ledger: Ledger) -> Incident:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        # A job is listed once, with the latest attempt that was hurt here.
+        # A job is listed once, with its latest affected attempt.
         before = {affected.job_id: affected for affected in current.affected_jobs}
         later = [
             affected
@@ -209,9 +210,9 @@ def _remember(incident: Incident, found: tuple[AffectedJob, ...], ledger: Ledger
 
 
 def _excuse_failure(incident: Incident, affected: AffectedJob, context: Context) -> None:
-    """Take back a failure that was laid on the application before its node was known to be sick.
+    """Take back a failure that was counted against the application before its node was known to be faulty.
 
-    In one commit with the incident's note of it, so that it is taken back once.
+    The incident records it in the same commit, so that it is taken back once.
     """
     for _ in range(incident_record.MAX_TRIES):
         loaded = None if affected.is_failure_excused else _load(affected, context.ledger)
@@ -243,7 +244,7 @@ def _without_failure(job: Job) -> Job:
 
 
 def _allow_finish(incident: Incident, context: Context) -> tuple[Incident, frozenset[str]]:
-    """Let the jobs that ask for it run on beside the cordon; the repair waits for them as the plan now says."""
+    """Let jobs with `finish` run on beside the cordon. The plan makes the repair wait for them."""
     fault = context.policy.catalogue.look_up(incident.fault_key)
     until: dict[str, datetime] = {}
     for affected in incident.affected_jobs:
@@ -270,12 +271,12 @@ def _allow_finish(incident: Incident, context: Context) -> tuple[Incident, froze
 
 
 def job_action(incident: Incident) -> JobAction:
-    """Return what the plan does with the jobs; before there is one, they are moved."""
+    """Return how the plan treats the jobs. Before there is a plan, the jobs are moved."""
     return incident.plan.jobs if incident.plan else JobAction.MOVE
 
 
 def _drain(incident: Incident, fault: Fault, job: Job, policy: Policy, now: datetime) -> Drain:
-    """Decide how long an attempt gets to save."""
+    """Decide the grace period of an attempt."""
     facts = DrainFacts(
         can_save=fault.can_save,
         drain_seconds=fault.drain_seconds,
@@ -309,7 +310,7 @@ def _request(incident: Incident, fault: Fault, affected: AffectedJob, drain: Dra
 
 
 def _stop(incident: Incident, affected: AffectedJob, context: Context) -> bool:
-    """Ask an attempt to stop and delete its workload; False if it has ended or another service asked first."""
+    """Request the stop of an attempt and delete its workload. Return False if it ended or has another request."""
     message = f"{affected.job_id} changed on every attempt to stop attempt {affected.attempt}"
     found = until_committed(
         lambda: _request_stop(incident, affected, context), message, tries=incident_record.MAX_TRIES
@@ -320,7 +321,7 @@ def _stop(incident: Incident, affected: AffectedJob, context: Context) -> bool:
     try:
         context.cluster.stop(attempt, asked.grace_seconds, asked.nodes_without_grace)
     except EvenkeelError as error:
-        # The request is recorded: the attempt's own workflow and the sweeper carry it out, too.
+        # The request is recorded, so the attempt's own workflow and the sweep carry it out, too.
         context.telemetry.warning(
             "Pods were not stopped", job_id=affected.job_id, attempt=affected.attempt, detail=str(error)
         )
@@ -328,7 +329,7 @@ def _stop(incident: Incident, affected: AffectedJob, context: Context) -> bool:
 
 
 def _request_stop(incident: Incident, affected: AffectedJob, context: Context) -> tuple[Attempt, StopRequest] | None:
-    """Record the request to stop an attempt, and keep its logs. Return what stands; None if the attempt has ended."""
+    """Record a request to stop an attempt, and keep its logs. Return the request in force; None after its end."""
     loaded = _load(affected, context.ledger)
     if loaded is None:
         return None
@@ -375,19 +376,19 @@ def _record_stops(incident: Incident, stopped: list[AffectedJob], context: Conte
 
 
 class UnmanagedDrain(Value):
-    """What keeps a repair from beginning because of work that is not ours."""
+    """The unmanaged work that delays a repair."""
 
     wait_seconds: int = 0
     ask: str = ""
-    """Why a person must decide; empty where none must."""
+    """Why a person must decide; empty if none must."""
 
 
 def evict_movable_pods(incident: Incident, context: Context, *, may_stop: bool) -> tuple[Incident, int]:
-    """Name the work on the node that is not ours, and evict what its label allows, to be started elsewhere at once.
+    """List the unmanaged work on the node, and evict pods whose label allows it, so that they start elsewhere at once.
 
-    Where a guardrail bars stopping our own jobs there, nobody else's is evicted either.
+    If a guardrail forbids stopping Evenkeel's own jobs there, no unmanaged pod is evicted either.
 
-    Idempotent: yes, each eviction names one pod by its uid.
+    Idempotent: yes, each eviction names one pod by its UID.
     """
     here = unmanaged.pods(context, incident.life.cluster, incident.node_name) if incident.node_name else ()
     incident = _record_unmanaged_workloads(incident, here, context)
@@ -413,9 +414,9 @@ def _record_unmanaged_workloads(incident: Incident, here: Sequence[UnmanagedPod]
 
 
 def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain:
-    """Clear a node of work that is not ours before its repair, within disruption budgets until the drain is over.
+    """Evict the unmanaged work of a node before its repair, within disruption budgets until the drain ends.
 
-    Idempotent: yes, each eviction names one pod by its uid.
+    Idempotent: yes, each eviction names one pod by its UID.
     """
     fault = context.policy.catalogue.look_up(incident.fault_key)
     until = drain_deadline(fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=context.policy)
@@ -447,16 +448,16 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
     if evicted:
         _record_evictions(incident, list({pod.label: messages[pod.uid] for pod in evicted}.values()), context)
     left = math.ceil((until - context.now).total_seconds())
-    # A long drain is looked at less often: the workflow's rounds are counted, and are to last until its end.
+    # A long drain is polled less often, because the workflow counts its tries, and they must last until the end.
     pause = max(context.policy.repair.retry_seconds, left // _MAX_DRAIN_CHECKS)
     return UnmanagedDrain(wait_seconds=min(left, pause) if waits else 0, ask=asks)
 
 
 def _evict(incident: Incident, pods: Sequence[UnmanagedPod], context: Context) -> tuple[Incident, list[UnmanagedPod]]:
-    """Ask for each pod's eviction; return those that go, and the incident with what the server said of the others.
+    """Request the eviction of each pod. Return the evicted pods, and the incident with the answers for the rest.
 
-    Whatever it says of one, the next is asked for. A server that answers nothing would use up the function's time, so
-    the visit ends after a few such pods; the next visit begins with another one.
+    One refusal stops no other eviction. A server that does not answer would use up the function's time, so the
+    try ends after a few such pods. The next try begins with another pod.
     """
     evicted, refused, unanswered = [], {}, 0
     start = int(context.now.timestamp()) % len(pods) if pods else 0

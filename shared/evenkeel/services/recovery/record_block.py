@@ -1,4 +1,4 @@
-"""Record that a guardrail blocks an action of an incident, and call a person about a shared cause."""
+"""Record that a guardrail blocks an action of an incident, and page a person about a shared cause."""
 
 from datetime import datetime, timedelta
 
@@ -15,7 +15,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.storage import incident_record, rows
 
 _PAGE_CLAIM_TIMEOUT = timedelta(minutes=2)
-"""A page that was begun and not recorded for this long is taken over: a page twice is better than none."""
+"""A claimed page that was not recorded as sent for this long is sent again. Two pages are better than none."""
 
 
 def block(
@@ -27,16 +27,16 @@ def block(
     writer: str,
     record: Decision | None = None,
 ) -> None:
-    """Show the guardrail next to the incident and its node, and tell its story once for each rule that bars it.
+    """Show the guardrail with the incident and its node, and add one timeline entry for each rule that blocks it.
 
     Args:
         incident: The incident.
-        act: What is barred.
-        verdict: By what.
-        record: The decision, recorded with the story.
-        writer: The service that tells.
+        act: The blocked action.
+        verdict: The verdict of the guardrails.
+        record: The decision, recorded with the entry.
+        writer: The service that writes the entry.
 
-    Idempotent: yes, the same rule on the same act is told once; its reason is kept fresh.
+    Idempotent: yes. The same rule for the same action has one entry; its reason stays current.
     """
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
@@ -72,7 +72,7 @@ def block(
 
 
 def unblock(incident: Incident, ledger: Ledger) -> None:
-    """Take the guardrail's mark off an incident whose next step needs no leave.
+    """Remove the guardrail's mark from an incident whose next step needs no permission.
 
     Idempotent: yes, no mark is success.
     """
@@ -85,11 +85,11 @@ def unblock(incident: Incident, ledger: Ledger) -> None:
 
 
 def page_shared_cause(verdict: GuardrailVerdict, context: Context, *, is_drill: bool, window: timedelta) -> None:
-    """Page once for a wave, however many machines it bars and whoever sees it first.
+    """Page once for a shared cause, however many nodes it blocks and whichever service sees it first.
 
-    A cause with a machine that was sick when people were told is the same wave, however long it lasts. The row is
-    claimed, then the page goes out, then the claim says so. A crash in between lets
-    another take over. Idempotent: yes, by the row.
+    While one of the nodes that were faulty at the page still is, the cause stays the same. The row is claimed, then the
+    page is sent, then the claim records that. After a crash in between, another service takes over.
+    Idempotent: yes, by the row.
     """
     key = rows.cause_key(verdict.cause, is_drill=is_drill)
     row = context.ledger.get(key)

@@ -1,8 +1,8 @@
-"""State RepairNode of recover_node: choose the next rung, record the intent, ask the provider once.
+"""State RepairNode of recover_node: choose the next rung, record the intent, call the provider once.
 
-decide ─▶ lease: ask without answer ─▶ provider call ─▶ lease: the answer
-                 │ crash here: no call        │ crash here: it may have taken effect
-                 └──────────── the next visit waits for evidence before it asks again ┘
+decide ─▶ lease: request without answer ─▶ provider call ─▶ lease: the answer
+            │ crash here: no call             │ crash here: the call may have taken effect
+            └──────────── the next try waits for evidence before it calls again ┘
 """
 
 from datetime import datetime, timedelta
@@ -49,7 +49,7 @@ Request = incident_record.Request
 
 
 class Outcome(Value):
-    """Where the node branch turns."""
+    """The outcome that decides the next state of the node branch."""
 
     outcome: str
     """ASKED, HEALTHY, DIAGNOSE, RETRY, LATER, HELD, BLOCKED, NOT_NEEDED, ASK_PERSON or STAND_DOWN."""
@@ -75,10 +75,10 @@ _BRANCH_ENDS = {Repair.ASK_PERSON: "WAITING_FOR_PERSON", Repair.STAND_DOWN: "STO
 
 
 def run(request: Request, context: Context) -> Outcome:
-    """Do the next thing about the machine: at most one provider call.
+    """Do the next step for the node: at most one provider call.
 
-    Idempotent: yes, guarded by the lease, since reboot and replace have no client token: the intent is recorded first,
-    and a call without a known answer is awaited, never simply repeated.
+    Idempotent: yes, guarded by the lease. Reboot and replace have no client token, so the intent is recorded first.
+    A call without a known answer is awaited and never simply repeated.
     """
     incident, _ = incident_record.load(context.ledger, request.incident_id)
     if incident.state.is_settled or request.run < incident.run:
@@ -102,7 +102,7 @@ def run(request: Request, context: Context) -> Outcome:
 
 
 class _Step(NamedTuple):
-    """What one visit of the node branch loaded, decided and records."""
+    """The facts, the decision and the records of one try of RepairNode."""
 
     incident: Incident
     lease: RepairLease | None
@@ -228,7 +228,7 @@ def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> R
 
 
 def _not_allowed(incident: Incident, fault: IncidentFault, mode: Mode, *, drills_may_act: bool) -> str:
-    """Say why nothing may be done; empty where it may. An approval goes as far as the plan that it names."""
+    """Return why no action is allowed; empty if one is. An approval covers only the plan that it names."""
     more = beyond_approval(incident, fault.node_rungs)
     allowed = mode_now(mode, incident.mode, is_approved=is_approved(incident) and not more)
     barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=drills_may_act)
@@ -247,7 +247,7 @@ def _calls_today(lease: RepairLease | None, now: datetime) -> int:
 
 
 def _other_holder(lease: RepairLease | None, incident: Incident, ledger: Ledger) -> str:
-    """Return the other incident that repairs this seat; a lease that a settled one left behind holds nobody."""
+    """Return the other incident that repairs this slot. A lease that a settled incident left behind blocks nothing."""
     if lease is None or lease.incident_id in ("", incident.incident_id):
         return ""
     row = ledger.get(rows.incident_key(lease.incident_id))
@@ -264,7 +264,7 @@ def _last_rung(lease: RepairLease | None, incident: Incident) -> str:
 
 
 def _needs_cordon(incident: Incident, facts: RepairFacts, decision: RepairDecision) -> bool:
-    """Whether a guardrail kept this machine from its cordon, and it is to have it before anything else."""
+    """Whether a guardrail blocked the cordon of this node, so that the cordon must come first now."""
     if incident.block is None or incident.block.act != GuardedAction.CORDON or facts.is_person_cordon:
         return False
     is_left_alone = facts.not_allowed or facts.lease_holder or facts.opt_out_reason
@@ -275,7 +275,7 @@ def _needs_cordon(incident: Incident, facts: RepairFacts, decision: RepairDecisi
 
 
 def _drain(incident: Incident, context: Context, facts: RepairFacts) -> int:
-    """Stop what is still on the node; return the seconds that its pods may yet take, where anybody can reach them."""
+    """Stop the remaining work on the node. Return the seconds that its pods may still take, if they can be reached."""
     protect_jobs.protect(incident, context)
     node = facts.slot_state.original.node
     if node is None or not node.is_ready:
@@ -339,9 +339,9 @@ def _ask(facts: RepairFacts, rung: str, answer: str) -> RepairRequest:
 
 
 def _owner_request(facts: RepairFacts, decision: RepairDecision) -> RepairRequest:
-    """Return the mark since when another owner is awaited.
+    """Return the mark that shows since when Evenkeel waits for another owner.
 
-    The owner may have begun before we looked: what comes back is to have another boot than the one that sickened.
+    The owner may have begun earlier, so the returning node must have another boot id than the faulty one had.
     """
     mark = _ask(facts, decision.awaited_owner, ACCEPTED)
     is_of_opening = bool(facts.boot_id_at_opening) and facts.deep_check_failed_at is None
@@ -402,7 +402,7 @@ def _record_answer(incident: Incident, ask: RepairRequest, answer: str, ledger: 
 
 
 def _reconcile(incident: Incident, facts: RepairFacts, ledger: Ledger) -> None:
-    """Take a call without a reply for accepted, once something shows that it took effect."""
+    """Treat a call without a reply as accepted, once evidence shows that it took effect."""
     last = facts.requests[-1] if facts.requests else None
     is_unanswered = last and last.incident_id == incident.incident_id and last.answer in ("", UNKNOWN)
     if last and is_unanswered and took_effect(last, facts.slot_state, facts.progress):
@@ -410,7 +410,7 @@ def _reconcile(incident: Incident, facts: RepairFacts, ledger: Ledger) -> None:
 
 
 def _note(incident: Incident, decision: RepairDecision, record: Decision, context: Context) -> None:
-    """Tell why it waits, or what comes next, once for each reason."""
+    """Write why it waits, or what comes next, once for each reason."""
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if current.outcome == decision.reason or current.state.is_settled:
@@ -425,7 +425,7 @@ def _note(incident: Incident, decision: RepairDecision, record: Decision, contex
 
 
 def _block(incident: Incident, facts: RepairFacts, record: Decision, context: Context) -> None:
-    """Show what bars the repair, and page once where it is a cause that many machines share."""
+    """Show the guardrail that blocks the repair. If many nodes share the cause, page once."""
     rung = choose_repair(facts.but(hold=None, guard=None), context.policy.repair).rung
     act = GuardedAction(rung) if rung else GuardedAction.STOP
     guard = facts.guard or GuardFacts(life=facts.life.key, pool=incident.pool, hold=facts.hold, now=facts.now)

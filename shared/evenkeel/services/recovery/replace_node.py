@@ -1,6 +1,6 @@
-"""A person asks for a machine to be replaced: reported as a fault of it, and from there a recovery as any other.
+"""A person requests the replacement of a node. The request is reported as a fault, and a normal recovery follows.
 
-A dry run takes in the same report and plans by the same services, and keeps nothing but the decision it came to.
+A dry run uses the same report and the same services, and keeps only the decision.
 """
 
 import json
@@ -23,15 +23,15 @@ from evenkeel.services.storage.dry_run import DryRunLedger, NullTelemetry, NullW
 Json = dict[str, Any]
 
 ASKED_FOR = "person:replace"
-"""The row of the catalogue that says what a person's wish calls for."""
+"""Key of the fault that stands for a person's request."""
 
 
 class Request(Value):
-    """Which machine, what is wrong with it, and who says so."""
+    """A request: the node, the fault and the person."""
 
     instance_id: str
     code: str
-    """What is wrong, where that is known: how its work is drained and how far its checkpoints are trusted follow."""
+    """The fault of the node, if it is known. It decides how work is drained and how far checkpoints are trusted."""
     reason: str
     dry_run: bool
     caller: str
@@ -41,13 +41,13 @@ class Request(Value):
 
 
 def run(request: Request, context: Context) -> tuple[Json, str]:
-    """Report the wish; in a dry run plan what it leads to, and record that. Return the answer and where to look.
+    """Report the request. In a dry run, plan and record the decision. Return the answer and where to find the result.
 
-    Idempotent: yes, as `report_faults.run` is. A dry run is recorded each time, and changes nothing else.
+    Idempotent: yes, as `report_faults.run`. Each dry run is recorded, and changes nothing else.
 
     Raises:
-        Invalid: the code is none of the catalogue.
-        NotFound: the machine is none of this fleet's.
+        Invalid: the catalogue has no such code.
+        NotFound: the fleet has no such node.
     """
     if request.code and not reported_faults.readings(request.code, ""):
         raise Invalid("the code is unknown", (("code", report_faults.unknown_code(request.code)),))

@@ -1,4 +1,4 @@
-"""State ReturnNode of recover_node: give the machine in the seat back to the scheduler."""
+"""State ReturnNode of recover_node: let the node in the slot take new pods again."""
 
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.recovery.node_slot import find_slot_state
@@ -15,7 +15,7 @@ Request = incident_record.Request
 
 
 class Outcome(Value):
-    """What was found or done."""
+    """The outcome for the node."""
 
     outcome: str
     reason: str
@@ -30,11 +30,11 @@ _OUTCOME_TEXT = {
 
 
 def run(request: Request, context: Context) -> Outcome:
-    """Take our cordon and the validation taint off the machine that holds the seat now, and ask for a pass.
+    """Remove Evenkeel's cordon and the validation taint from the node in the slot, and request a scheduling cycle.
 
-    Un-cordon is never held, in no mode: it only takes back what this recovery did.
+    No mode and no hold blocks this: it only undoes what this recovery did.
 
-    Idempotent: yes, a node that is free already is success.
+    Idempotent: yes, a node without a cordon is success.
     """
     incident, _ = incident_record.load(context.ledger, request.incident_id)
     ask = incident_record.last_ask(context.ledger, incident)
@@ -66,11 +66,11 @@ def run(request: Request, context: Context) -> Outcome:
 
 
 def _mark(found: str | None, incident: Incident, ledger: Ledger) -> str:
-    """Return the incident whose cordon may be taken off: this one, or a settled earlier one of the same machine."""
+    """Return the incident whose cordon may be removed: this one, or a settled earlier incident of the same node."""
     if found and found != incident.incident_id:
         row = ledger.get(rows.incident_key(found))
         earlier = rows.read(row, Incident) if row else None
-        # A drill gives way to a real incident, so that one takes off its cordon though it is not settled yet.
+        # A drill yields to a real incident, so the real one removes the drill's cordon before the drill is settled.
         is_over = earlier is not None and (earlier.state.is_settled or (earlier.is_drill and not incident.is_drill))
         if earlier and is_over and earlier.life == incident.life:
             return found

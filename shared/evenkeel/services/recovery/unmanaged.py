@@ -1,8 +1,8 @@
-"""Which pods of a cluster are not Evenkeel's. Labels are a claim; the ledger decides.
+"""Pods of a cluster that are not Evenkeel's. Labels are only a claim; the ledger decides.
 
-Anybody who may create a pod may write our labels on it. A pod is Evenkeel's only if the attempt, rental or node test
-that its labels name exists in the ledger, lies in the pod's namespace, and started the Kubernetes Job that controls the
-pod. All others are unmanaged: listed, counted and evicted like any other team's.
+Any user who may create a pod can give it Evenkeel's labels. A pod is Evenkeel's only if the ledger has the attempt,
+rental or node test that its labels name, in the pod's namespace, and with the Job that controls the pod. All other pods
+are unmanaged: they are listed, counted and evicted like any other team's.
 """
 
 import re
@@ -20,15 +20,15 @@ _CHECK = re.compile(r"(?P<incident>inc-[a-z0-9]+)-check-[0-9]+")
 
 
 def pods(context: Context, name: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:
-    """List the live pods that are not Evenkeel's, over all namespaces; without those of a DaemonSet and static ones.
+    """List the live unmanaged pods of all namespaces, without static pods and pods of a DaemonSet.
 
     Args:
-        name: Which of them.
-        on: Only those on this node; empty: those without a node; None: all.
+        name: The cluster.
+        on: Only pods on this node; empty: only pods without a node; None: all.
     """
     found = context.cluster.pods(name, on)
     keys = {pod.uid: key for pod in found if pod.claim and (key := _key(pod.claim))}
-    # Not every function that asks may read incidents many at a time; of node tests there are few.
+    # Some callers may not read many incidents at once. There are few node tests.
     stored = get_all(context.ledger, (key for key in keys.values() if key.table is Table.JOBS))
     tests = {key: context.ledger.get(key) for key in keys.values() if key.table is not Table.JOBS}
 
