@@ -1,4 +1,4 @@
-"""A person approves or declines the plan of a recovery that asked. The workflow hears of it by its wait."""
+"""A person approves or declines the plan of a recovery. The workflow receives the answer through its wait."""
 
 from evenkeel.domain.health.incidents import Approval, Incident
 from evenkeel.domain.nodes import FleetNode, KubernetesNode
@@ -10,7 +10,7 @@ from evenkeel.services.storage import incident_record, rows
 
 
 class Request(Value):
-    """Who says what to which plan."""
+    """The answer of a person to one plan."""
 
     incident_id: str
     decision_id: str
@@ -20,29 +20,29 @@ class Request(Value):
 
 
 class AlreadyAnswered(Refused):
-    """Somebody else was first."""
+    """Another person answered first."""
 
     code = "ALREADY_ANSWERED"
 
 
 class PlanSuperseded(Refused):
-    """The plan that was answered is not the one that asks now, or nothing asks."""
+    """The answered plan is not the one that awaits approval now, or no plan does."""
 
     code = "PLAN_SUPERSEDED"
 
 
 def run(request: Request, context: Context) -> Incident:
-    """Record the answer, unless another one stands or the plan does not ask any more.
+    """Record the answer, unless another answer exists or the plan no longer awaits approval.
 
-    A plan that was declined, or not answered in time, may be approved as long as its node is unhealthy: the sweeper
-    then resumes work on it. Otherwise the first answer stands.
+    A plan that was declined, or not answered in time, may be approved while its node is unhealthy. The sweep then
+    resumes the recovery. Otherwise the first answer stands.
 
     Idempotent: yes, the same answer by the same person is success.
 
     Raises:
         NotFound: there is no such incident.
-        AlreadyAnswered: somebody else answered first; the message names who.
-        PlanSuperseded: it is not the plan that asks now: planned anew, for another state of the machine, or over.
+        AlreadyAnswered: another person answered first; the message names the person.
+        PlanSuperseded: the incident has another plan now, for another state of the node, or is over.
     """
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
@@ -51,7 +51,7 @@ def run(request: Request, context: Context) -> Incident:
         if approval is not None and approval.decision_id == request.decision_id == asks:
             if (approval.by, approval.approves) == (request.by, request.approves):
                 return None
-            # A plan that was declined may be approved later, while its node is unhealthy still.
+            # A declined plan may be approved later, while its node is still unhealthy.
             if not (request.approves and not approval.approves and current.state.is_settled):
                 raise AlreadyAnswered(f"{describe_approval(approval).rstrip('.')}. That answer is final.")
         why = _why_not(current, request, context.ledger)
@@ -91,14 +91,14 @@ def _why_not(incident: Incident, request: Request, ledger: Ledger) -> str:
 
 
 def _is_left_unhealthy(incident: Incident, ledger: Ledger) -> bool:
-    """Whether the node waits for a repair still, and no later incident works on it: the sweeper acts on an approval."""
+    """Whether the node still waits for a repair and no later incident works on it. The sweep acts on an approval."""
     row = ledger.get(rows.unhealthy_key(incident.life))
     is_its = row is not None and row.doc["incidentId"] == incident.incident_id and not row.doc["trustedBy"]
     return is_its and ledger.get(rows.open_key(incident.life)) is None
 
 
 def _node(incident: Incident, ledger: Ledger) -> KubernetesNode | None:
-    """Return the node as the sweeper last saw it: enough to tell that it has booted again."""
+    """Return the node as the sweep last stored it. That is enough to see that it has booted again."""
     row = ledger.get(rows.node_key(incident.life.cluster, incident.life.instance_id))
     seen = rows.read(row, FleetNode) if row else None
     if seen is None or seen.is_gone:

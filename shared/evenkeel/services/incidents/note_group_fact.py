@@ -1,4 +1,4 @@
-"""A signal about an instance group or the cluster: remembered for a day, for the rules that look for shared causes."""
+"""Facts about an instance group or a cluster. They are kept for a day, for the rules that look for shared causes."""
 
 import contextlib
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _NO_CAPACITY, _PROVISIONED = GroupFactKind.NO_CAPACITY, GroupFactKind.PROVISIONE
 
 
 class Outcome(Value):
-    """What became of a group's fact."""
+    """The outcome for a fact about a group."""
 
     outcome: str
     """`NOTED`, or `DUPLICATE` for a copy."""
@@ -23,9 +23,9 @@ class Outcome(Value):
 
 
 def run(fact: GroupFact, context: Context) -> Outcome:
-    """Remember the fact.
+    """Store the fact.
 
-    Idempotent: yes, by the fact's own row: copies are known, in whatever order they come.
+    Idempotent: yes, by the fact's own row. Copies are recognised in any order.
     """
     row = rows.group_fact_row(fact, context.clock.now())
     subject = fact.instance_group or "the cluster"
@@ -47,9 +47,9 @@ def run(fact: GroupFact, context: Context) -> Outcome:
 
 
 def _remember_capacity(fact: GroupFact, ledger: Ledger) -> None:
-    """Let placements know whether a group's missing machines are likely to come back soon: a hint, lost in a crash.
+    """Record that a group lacks capacity, as a hint for placements. A crash may lose the hint.
 
-    A drill says nothing of capacity. Idempotent: no, each refusal weighs; guarded by the fact's own row.
+    Drills record nothing. Idempotent: no, each refusal counts; guarded by the fact's own row.
     """
     if fact.is_drill or not fact.instance_group or fact.kind not in (_NO_CAPACITY, _PROVISIONED):
         return
@@ -66,9 +66,9 @@ def _remember_capacity(fact: GroupFact, ledger: Ledger) -> None:
 
 
 def recent_facts(context: Context, pool: str) -> tuple[GroupFact, ...]:
-    """Return what was said lately of a pool and of the cluster as a whole, oldest first.
+    """Return the recent facts about a pool and about the whole cluster, oldest first.
 
-    Expired rows, which the store deletes within days and not at once, are left out.
+    Expired rows are left out: DynamoDB deletes them within days and not at once.
     """
     found = [
         rows.read(row, GroupFact)
@@ -80,6 +80,6 @@ def recent_facts(context: Context, pool: str) -> tuple[GroupFact, ...]:
 
 
 def ending_reservations(context: Context) -> Mapping[str, GroupFact]:
-    """Return what was said last of each capacity reservation that ends, by its id. What is real goes before a drill."""
+    """Return the newest fact about each capacity reservation that ends, by its id. A real fact comes before a drill."""
     facts = sorted(recent_facts(context, ""), key=lambda fact: not fact.is_drill)
     return {fact.code: fact for fact in facts if fact.kind is GroupFactKind.RESERVATION_EXPIRING and fact.deadline_at}

@@ -1,12 +1,12 @@
-"""Signals about nodes: find the machine, let each join or open its one incident, start the recovery.
+"""Ingest signals about nodes: find the node, let each signal join or open its one incident, start the recovery.
 
-One event may tell several facts. Each is taken in by itself and has its own row, so an event that failed half way is
-simply taken in again.
+One event may carry several facts. Each is ingested by itself and has its own row, so a half-ingested event is simply
+ingested again.
 
-raw copy kept ─▶ life resolved ─▶ one commit: FACT, OPEN#life, incident, evidence, story ─▶ start <incident>-r1
-                     │ cannot                                                                  ▲
-                     ├─▶ UNRESOLVED row ─▶ the sweeper asks again                 a copy starts it again
-                     └─▶ dropped and counted, where the source also speaks of machines that are not ours
+    keep a raw copy ─▶ find the life ─▶ one commit: FACT, OPEN#life, incident, evidence, timeline ─▶ start <incident>-r1
+                         │ unknown                                                                     ▲
+                         ├─▶ UNRESOLVED row ─▶ the sweep tries again                    a copy starts it again
+                         └─▶ counted and dropped, if the source also reports nodes of other fleets
 """
 
 import contextlib
@@ -56,31 +56,32 @@ UNRESOLVED, UNRESOLVED_DRILL = "UNRESOLVED", "UNRESOLVED-DRILL"
 OTHER_FLEET = "OTHER_FLEET"
 WRITER = "receive_event"
 _UNRESOLVED_KEPT = timedelta(hours=6)
-"""A fact about a machine that nobody knows is kept this long; then it was another cluster's."""
+"""A fact about an unknown node is kept this long. After that, it was about another cluster."""
 _RETRY_BATCH = 25
 _MAX_CLOCK_SKEW = timedelta(minutes=5)
-"""What is said to have happened further ahead than clocks differ is taken to have happened now."""
+"""A fact from further in the future than clocks differ counts as a fact from now."""
 _ACCOUNT_WIDE_SOURCES = ("ec2.notice", "health.event")
-"""Sources that speak of every machine of an account: one that the fleet's memory does not hold is another's, or so
-young that the sweeper has not seen it. HyperPod is not asked: its machines live in another account, and one event may
-name hundreds."""
+"""Sources that report every instance of an account. An instance that the fleet table lacks belongs to another fleet, or is
+so new that the sweep has not seen it. HyperPod is not asked: its instances are in another account, and one event may
+name hundreds.
+"""
 _MAX_EARLY_FACTS = 5
 _CLUSTER_ID = re.compile(r".*:cluster/[a-z0-9]{12}", re.ASCII)
 
 
 class Outcome(Value):
-    """What became of a fact."""
+    """The outcome for a fact."""
 
     outcome: str
-    """An `IntakeAction`; UNRESOLVED; OTHER_FLEET for another fleet's machine; NOTED or DUPLICATE for a group."""
+    """An `IntakeAction`; UNRESOLVED; OTHER_FLEET for a node of another fleet; NOTED or DUPLICATE for a group."""
     reason: str
     incident_id: str = ""
     started: bool = False
-    """Whether this very call started the recovery."""
+    """Whether this call started the recovery."""
 
 
 def affected_node_of(node: Node) -> AffectedNode:
-    """Return the seat of a machine whose views were just read."""
+    """Return the slot of a node from its two views."""
     there = node.kubernetes
     return AffectedNode(
         life=node.life,
@@ -93,14 +94,14 @@ def affected_node_of(node: Node) -> AffectedNode:
 
 
 def ingest_event(facts: Iterable[NodeFact | GroupFact], context: Context) -> tuple[Outcome, ...]:
-    """Take in the facts of one event, each by itself: one that fails keeps none of the others out.
+    """Ingest the facts of one event, each by itself. A failing fact does not stop the rest.
 
-    `cluster_arn` is the fleet's HyperPod cluster; empty where it has none.
+    `cluster_arn` is the fleet's HyperPod cluster; empty if it has none.
 
-    Idempotent: yes, as `run` and `note_group_fact.run` are: what was taken in before a failure is known the next time.
+    Idempotent: yes, as `run` and `note_group_fact.run`. A fact that was ingested before a failure is a duplicate later.
 
     Raises:
-        EvenkeelError: the first failure, once every fact was tried.
+        EvenkeelError: the first failure, after every fact was tried.
     """
     outcomes: list[Outcome] = []
     failures: list[EvenkeelError] = []
@@ -125,7 +126,7 @@ def ingest_event(facts: Iterable[NodeFact | GroupFact], context: Context) -> tup
 
 
 def summary(outcomes: tuple[Outcome, ...]) -> dict[str, Any]:
-    """Return what one log line tells of an event: its one outcome, or how many of each there were."""
+    """Return the log text for an event: its single outcome, or the number of each outcome."""
     if len(outcomes) == 1:
         return outcomes[0].to_json()
     counts = Counter(each.outcome for each in outcomes)
@@ -133,7 +134,7 @@ def summary(outcomes: tuple[Outcome, ...]) -> dict[str, Any]:
 
 
 def _is_of_another_cluster(stated_arn: str, ours: str) -> bool:
-    """Some ARNs end in the cluster's name, which tells nothing: only two ids that differ are two clusters."""
+    """Some ARNs end in the cluster's name, which proves nothing. Only two different ids are two clusters."""
     if not stated_arn or stated_arn == ours:
         return False
     return not ours or (_CLUSTER_ID.fullmatch(stated_arn) is not None and _CLUSTER_ID.fullmatch(ours) is not None)
@@ -145,11 +146,11 @@ def _other_fleet_outcome(reason: str, source: str, telemetry: Telemetry) -> Outc
 
 
 def run(fact: NodeFact, context: Context) -> Outcome:
-    """Take in one fact: resolve its machine, then note it.
+    """Ingest one fact: find its node, then record it.
 
-    `clusters` are the Kubernetes clusters of the fleet; HyperPod's machines join the first.
+    `clusters` are the Kubernetes clusters of the fleet. HyperPod's nodes join the first.
 
-    Idempotent: yes, by the fact's own row: any number of copies, in any order, at once, make one incident.
+    Idempotent: yes, by the fact's own row. Any number of copies, in any order and at once, make one incident.
     """
     if fact.kind is FactKind.PROGRESS:
         affected = _node_in_repair(fact, context)
@@ -172,16 +173,16 @@ def run(fact: NodeFact, context: Context) -> Outcome:
 
 
 def _without_future_time(fact: NodeFact, now: datetime) -> NodeFact:
-    """Hold a fact to the present: one from the future could never be outdone by a later one. It stays the same fact."""
+    """Limit a fact's time to now: no later fact could supersede one from the future. Its identity stays the same."""
     if fact.observed_at <= now + _MAX_CLOCK_SKEW:
         return fact
     return fact.but(observed_at=now, occurrence=fact.occurrence or f"{fact.observed_at:%Y%m%dT%H%M}")
 
 
 def _node_in_repair(fact: NodeFact, context: Context) -> AffectedNode | None:
-    """Find the open incident that news of a repair belongs to: the machine's own, else the one of its seat.
+    """Find the open incident that a signal about a repair belongs to: the one of the node, else the one of its slot.
 
-    Of a replacement either machine may be named, and one that never ran; HyperPod is not asked about it.
+    A signal about a replacement may name either node, or one that never ran. HyperPod is not asked about it.
     """
     own = resolve(fact.instance_id, context, provider=None)
     if own is not None and context.ledger.get(rows.open_key(own.life, is_drill=fact.is_drill)) is not None:
@@ -203,7 +204,7 @@ def _node_in_repair(fact: NodeFact, context: Context) -> AffectedNode | None:
 
 
 def resolve(instance_id: str, context: Context, *, provider: Provider | None) -> AffectedNode | None:
-    """Find the life behind an instance id: the fleet's memory, else the provider. Never guessed; None where unknown."""
+    """Find the node life of an instance id, in the fleet table or at the provider; None if it is unknown."""
     for cluster in context.site.clusters:
         row = context.ledger.get(rows.node_key(cluster, instance_id))
         if row is not None:
@@ -225,12 +226,12 @@ def resolve(instance_id: str, context: Context, *, provider: Provider | None) ->
 
 
 def record_fact(fact: NodeFact, affected: AffectedNode, context: Context) -> Outcome:
-    """Let a fact about a known machine join or open its incident, and see that the recovery runs.
+    """Let a fact about a known node join or open its incident, and ensure that the recovery runs.
 
     Idempotent: yes, by the fact's row and the conditions of the commit.
 
     Raises:
-        Conflict: somebody else was first too often; the same call may soon succeed.
+        Conflict: other writers were first too often. The same call may soon succeed.
     """
     for _ in range(incident_record.MAX_TRIES):
         try:
@@ -254,9 +255,9 @@ def record_fact(fact: NodeFact, affected: AffectedNode, context: Context) -> Out
 
 
 def start_recovery(incident: Incident, workflows: Workflows) -> bool:
-    """Start the recovery of an incident; False where an execution of that name exists.
+    """Start the recovery of an incident. Return False if an execution of that name exists.
 
-    Idempotent: yes, by the execution's name. Where the name is taken and nothing runs, the sweeper starts the next run.
+    Idempotent: yes, by the execution's name. If the name is taken and nothing runs, the sweep starts the next run.
     """
     document = {"schemaVersion": 1, "incidentId": incident.incident_id, "run": incident.run}
     return workflows.start(WorkflowName.RECOVER_NODE, incident.execution_name, document)
@@ -302,7 +303,7 @@ def _record_once(fact: NodeFact, affected: AffectedNode, context: Context) -> In
             decision.incident, report, known, pointer, current_row, opens=decision.action is IntakeAction.OPEN, now=now
         )
     if decision.action is IntakeAction.OPEN:
-        # The rows are not of one instant: an incident that was settled between two reads would seem not to have been.
+        # The rows are read at different times. An incident settled between two reads would otherwise seem missing.
         writes.append(
             ConditionCheck(rows.last_key(affected.life, is_drill=is_drill), last_row.version if last_row else 0)
         )
@@ -320,7 +321,7 @@ def _record_once(fact: NodeFact, affected: AffectedNode, context: Context) -> In
 
 
 def _clear_unhealthy_node(fact: NodeFact, affected: AffectedNode, ledger: Ledger) -> list[Write]:
-    """Remember what is gone of a node that a settled incident left unhealthy; forget the node once all of it is."""
+    """Record which marks of an unhealthy node are gone since its incident was settled. Forget it once all are gone."""
     row = ledger.get(rows.unhealthy_key(affected.life))
     if row is None:
         return []
@@ -354,7 +355,7 @@ def _incident_writes(
     )
     return [
         Put(rows.fact_row(fact.fact_key, subject, now, known.version if known else 0)),
-        # The pointer is put by the first and held by every other: two first-comers cannot both open.
+        # The first writer creates the pointer, and all others check it. So two writers cannot both open an incident.
         Put(rows.open_row(incident.life, subject, is_drill=incident.is_drill), first_version=milliseconds(now))
         if opens
         else ConditionCheck(pointer.key, pointer.version),  # type: ignore[union-attr]  # joins only what is open
@@ -393,7 +394,7 @@ def _timeline_text(report: ClassifiedFact, *, opens: bool) -> str:
 
 def _count(decision: IntakeDecision, fact: NodeFact, telemetry: Telemetry) -> None:
     incident = decision.incident
-    # A site may have many detectors: as a dimension they are one.
+    # A site may have many detectors. The metric counts them as one.
     source = fact.source.partition(":")[0]
     telemetry.count(f"Facts{decision.action.title()}", source=source)
     if fact.code == driver_lines.UNPARSED and decision.action in (IntakeAction.OPEN, IntakeAction.JOIN):
@@ -428,7 +429,7 @@ def _store_unresolved(fact: NodeFact, context: Context) -> Outcome:
 
 
 def _store_early_notice(fact: NodeFact, context: Context) -> None:
-    """Keep a notice for an hour: a machine may be taken back before the sweeper has seen it at all."""
+    """Keep a notice for an hour. A Spot instance may be reclaimed before the sweep has seen it."""
     for _ in range(incident_record.MAX_TRIES):
         row = context.ledger.get(rows.early_key(fact.instance_id, is_drill=fact.is_drill))
         facts = early_facts(row) if row else ()
@@ -447,20 +448,20 @@ def _store_early_notice(fact: NodeFact, context: Context) -> None:
 
 
 def early_facts(row: Row) -> tuple[NodeFact, ...]:
-    """Return what was kept of a machine that nobody knew."""
+    """Return the kept notices about an instance that was unknown."""
     return tuple(NodeFact.model_validate(each) for each in row.doc["facts"])
 
 
 def retry_unresolved(context: Context) -> tuple[Outcome, ...]:
-    """Try again to resolve the facts that were kept; give up those that nobody ever knew. For the sweeper.
+    """Try again to find the nodes of the kept facts, and drop facts whose node stays unknown. Called by the sweep.
 
-    A call takes the next facts of the list, so each one has its turn however many there are. Drills come after real
-    facts, and not at all where drills may not act.
+    Each call takes the next facts of the list, so every fact is tried however long the list is. Drills come after real
+    facts, and are left out if drills may not act.
 
-    Idempotent: yes, as `record_fact` is.
+    Idempotent: yes, as `record_fact`.
 
     Raises:
-        EvenkeelError: the first failure, once each fact was tried.
+        EvenkeelError: the first failure, after each fact was tried.
     """
     outcomes: list[Outcome] = []
     failures: list[EvenkeelError] = []
@@ -484,7 +485,7 @@ def retry_unresolved(context: Context) -> tuple[Outcome, ...]:
 
 
 def _next_unresolved(context: Context) -> list[Row]:
-    """Return the facts to retry now, and remember where the next call goes on."""
+    """Return the facts to retry now, and store where the next call continues."""
     kept = context.ledger.get(rows.retried_key())
     cursors = dict(kept.doc) if kept else {}
     found: list[Row] = []

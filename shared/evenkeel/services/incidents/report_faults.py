@@ -1,11 +1,11 @@
-"""A site's own detector reports faults: checked here, and then taken in as every other signal is, through the queue.
+"""A site's own detector reports faults. They are checked here, and then ingested through the queue like every signal.
 
-request ─▶ same key before? ─▶ every fault checked, every machine known ─▶ one envelope on the queue ─▶ the key recorded
-             its answer again      else 400, 404, and nothing is taken in       receive_event
-                                   whom a job's fault is laid on: recorded
+    request ─▶ same key? ─▶ check every fault, find every node ─▶ one envelope on the queue ─▶ record the key
+               its answer     else 400 or 404, and nothing          receive_event
+                              is ingested
 
-A crash before the last step has the client send again: the envelope's name follows from the key, and what is taken in
-twice is known.
+After a crash before the last step, the client sends the request again. The id of the envelope follows from the key, so
+its facts are recognised as duplicates.
 """
 
 import hashlib
@@ -34,35 +34,35 @@ from evenkeel.services.storage.decision_record import decision_of
 Json = dict[str, Any]
 
 _MAX_CLOCK_SKEW = timedelta(minutes=5)
-"""Clocks differ; a fault further ahead than this has not happened."""
+"""Clocks differ. A fault further in the future than this is refused."""
 _MAX_AGE = timedelta(days=7)
-"""Well inside the time for which a fact is remembered, so that a late copy is known for one."""
+"""Shorter than the time for which a fact is kept, so that a late copy is recognised."""
 _HYPERPOD_NAME = re.compile(r"hyperpod-(?P<id>i-[0-9a-f]{8,17})", re.ASCII)
 
 
 class Request(Value):
-    """What a detector reports at once."""
+    """One report of a detector."""
 
     reports: tuple[FaultReport, ...]
     caller: str
-    """Who signed. A detector without its session: it is one witness, whatever its session."""
+    """The principal that signed, without its session: a detector is one source, whatever its session."""
     reporter_role: ReporterRole = ReporterRole.DETECTOR
-    """By which route it came: decides which faults it may name."""
+    """The route of the report. It decides which faults the report may name."""
     request_id: str
-    """Identity of the request: a repeat of it changes nothing."""
+    """Identity of the request. A repeated request changes nothing."""
     fingerprint: str
-    """Of all that was reported: the same id with another one is refused."""
+    """Digest of the whole report. The same id with another digest is refused."""
 
 
 def run(request: Request, context: Context) -> Json:
-    """Take in a report; all of it or nothing.
+    """Ingest a report, as a whole or not at all.
 
     Idempotent: yes, by the request id, and before that by the envelope's id, which follows from it.
 
     Raises:
-        Invalid: a fault cannot be taken in; names each field.
-        NotFound: a machine is none of this fleet's.
-        KeyReused: the request id was used for something else.
+        Invalid: a fault cannot be ingested; names each field.
+        NotFound: the fleet has no such node.
+        KeyReused: the request id was used for another report.
     """
     row = context.ledger.get(rows.automation_request_key(request.request_id))
     is_in_force = row is not None and (row.expires_at is None or row.expires_at > context.now)
@@ -89,19 +89,19 @@ def run(request: Request, context: Context) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedReports:
-    """A report as it goes on the queue."""
+    """A checked report, as it goes on the queue."""
 
     document: Json
     count: int
-    """Faults in it."""
+    """Number of its faults."""
     passed_over: int
-    """Reports without evidence of any."""
+    """Lines without evidence of a fault."""
     laid: tuple[tuple[str, AttributionFacts, Attribution], ...]
-    """The jobs whose faults were laid on a machine."""
+    """Jobs whose faults were attributed to a node."""
 
 
 def accept_reports(request: Request, context: Context) -> AcceptedReports:
-    """Check a report and find its machines. Nothing is written.
+    """Check a report and find its nodes. Writes nothing.
 
     Raises:
         Invalid, NotFound: as `run`.
@@ -132,10 +132,10 @@ def _first_answer(row: Row, request: Request) -> Json:
 
 
 def _checked(request: Request, now: datetime) -> list[tuple[Reading, ...]]:
-    """Return what each report says; none for a line without evidence.
+    """Return the faults of a report; none for a line without evidence.
 
     Raises:
-        Invalid: names every field that is wrong.
+        Invalid: names every wrong field.
     """
     wrong: list[tuple[str, str]] = []
     read: list[tuple[Reading, ...]] = []
@@ -157,7 +157,7 @@ def _checked(request: Request, now: datetime) -> list[tuple[Reading, ...]]:
 
 
 def unknown_code(code: str) -> str:
-    """Say that a code is none of the catalogue, and which are near."""
+    """Say that the catalogue has no such code, and suggest similar codes."""
     near = " or ".join(default_catalogue().nearest(code, 3))
     return f"is not in the fault catalogue (evenkeel faults ls).{f' Did you mean {near}?' if near else ''}"
 
@@ -171,10 +171,10 @@ def _reserved(fault_key: str) -> str:
 
 
 def _machines(request: Request, context: Context) -> tuple[list[str], list[tuple[str, AttributionFacts, Attribution]]]:
-    """Return the instance id behind each report, and how those of jobs were found.
+    """Return the instance id of each fault, and how the nodes of jobs were found.
 
     Raises:
-        NotFound: names the first machine that the fleet's memory does not hold.
+        NotFound: names the first node that the fleet table does not hold.
     """
     found: list[str] = []
     laid: list[tuple[str, AttributionFacts, Attribution]] = []
@@ -202,10 +202,10 @@ def _machines(request: Request, context: Context) -> tuple[list[str], list[tuple
 
 
 def _attribute(report: FaultReport, ledger: Ledger) -> tuple[AttributionFacts, Attribution]:
-    """Return the machine that a fault seen in a job is laid on.
+    """Return the node of a fault that was seen in a job.
 
     Raises:
-        NotFound: there is no such job, it runs nowhere, or it has no such rank.
+        NotFound: there is no such job, it does not run, or it has no such rank.
     """
     job = rows.load(ledger, rows.job_key(report.job_id), Job, f"job {report.job_id}")
     row = ledger.get(rows.attempt_key(job.job_id, job.current_attempt))
@@ -221,7 +221,7 @@ def _attribute(report: FaultReport, ledger: Ledger) -> tuple[AttributionFacts, A
 
 
 def _last_incident(life: NodeLife, ledger: Ledger) -> Incident | None:
-    """Return the open incident of a life, else the last one that was settled."""
+    """Return the open incident of a node life, else its last settled incident."""
     row = ledger.get(rows.open_key(life)) or ledger.get(rows.last_key(life))
     found = ledger.get(rows.incident_key(row.doc["incidentId"])) if row else None
     return rows.read(found, Incident) if found else None
@@ -248,7 +248,7 @@ def _enveloped(request: Request, faults: list[dict[str, str]], now: datetime) ->
     """Return the envelope that carries a report.
 
     Raises:
-        Invalid: it would be larger than what is read of an event.
+        Invalid: the envelope would be larger than the limit of an event.
     """
     document = {
         "id": f"report-{hashlib.sha256(request.request_id.encode()).hexdigest()[:32]}",

@@ -1,7 +1,7 @@
-"""State SettleIncident of recover_node: the one place where an incident is closed and, if need be, a person called.
+"""State SettleIncident of recover_node: the only service that closes an incident. It pages a person if needed.
 
-a failure of our own, with runs left ─▶ told, and left open: the sweeper starts the next run after a while
-one commit: incident settled, OPEN#life gone, lease released, what is old news from now on ─▶ page ─▶ "paged"
+Evenkeel failed, and runs are left ─▶ recorded; the incident stays open, and the sweep starts the next run
+otherwise, one commit: settle the incident, delete OPEN#life, release the lease ─▶ page ─▶ record the page
 """
 
 from typing import Any
@@ -33,26 +33,26 @@ _CAUSE_LIMIT = 300
 
 
 class Request(incident_record.Request):
-    """How the parts of one run of a recovery ended."""
+    """The results of one run of a recovery."""
 
     plan: BranchEnd | None = None
     node: BranchEnd | None = None
     jobs: BranchEnd | None = None
     failure: dict[str, Any] | None = None
-    """`{Error, Cause}` where the workflow itself failed."""
+    """`{Error, Cause}` if the workflow itself failed."""
 
 
 class Outcome(Value):
-    """How the incident ended."""
+    """The outcome of the incident."""
 
     outcome: str
     reason: str
 
 
 def run(request: Request, context: Context) -> Outcome:
-    """Close an incident and page where somebody has to look. A failure of our own closes it only with its last run.
+    """Close an incident, and page if a person must act. A failure of Evenkeel closes it only with its last run.
 
-    Idempotent: yes, the first end stands; the page carries the incident and its end as key, and is remembered.
+    Idempotent: yes, the first outcome stands. The key of the page is the incident and its outcome, and it is recorded.
     """
     for _ in range(incident_record.MAX_TRIES):
         incident, version = incident_record.load(context.ledger, request.incident_id)
@@ -92,7 +92,7 @@ def run(request: Request, context: Context) -> Outcome:
 
 
 def _hand_over_to_next_run(incident: Incident, version: int, more: str, context: Context) -> Outcome:
-    """Hand the incident to its next run, for what joined it after it was planned. The sweep starts that run."""
+    """Leave the incident to its next run, for facts that joined it after the plan. The sweep starts that run."""
     run_number = incident.run + 1
     reason = f"{more} Run {run_number} makes a new plan."
     entry = incident_record.timeline_put(
@@ -106,10 +106,10 @@ def _hand_over_to_next_run(incident: Incident, version: int, more: str, context:
 
 
 def _leave_open(incident: Incident, version: int, decided: IncidentEnd, context: Context) -> Outcome:
-    """Tell that this run failed. Its pointer and its lease stay: the next run goes on with both."""
+    """Record that this run failed. Its pointer and its lease stay for the next run."""
     reason = f"{decided.reason} Run {incident.run + 1} starts later."
     entry = incident_record.timeline_put(incident.incident_id, "failed", reason, at=context.now, writer=WRITER)
-    # Nobody waits for a guardrail any more: it would keep a place in the line of those who do.
+    # The run no longer waits for a guardrail, so its entry must not block later incidents.
     after = incident.without_block().but(failed_at=context.now, outcome=reason)
     context.ledger.commit(Put(rows.incident_row(after, version)), entry)
     context.telemetry.count("RecoveryRunsFailed")
@@ -171,7 +171,7 @@ def _settlement_writes(incident: Incident, request: Request, decided: IncidentEn
 
 
 def _unhealthy_node_writes(incident: Incident, context: Context, *, is_well: bool) -> list[Write]:
-    """Remember the node that is left unhealthy; forget it once it is repaired."""
+    """Record that the node is left unhealthy. Delete the record once it is repaired."""
     row = context.ledger.get(rows.unhealthy_key(incident.life))
     left = unhealthy_after(incident, IncidentFault.of(incident, context.policy.catalogue).node_rungs)
     if left is not None:
@@ -193,7 +193,7 @@ _STATE_TEXT = {
 
 
 def _page(incident: Incident, context: Context) -> None:
-    """Call a person. A crash between the page and its record pages again, with the same key."""
+    """Page a person. A crash between the page and its record pages again, with the same key."""
     if incident.state not in PAGED or incident.paged_at is not None:
         return
     fault = default_catalogue().look_up(incident.fault_key)

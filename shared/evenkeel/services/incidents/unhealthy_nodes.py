@@ -1,4 +1,4 @@
-"""Which nodes are unhealthy: one judgement for the node's state, for scheduling and for the queue's estimates."""
+"""Unhealthy nodes: one rule for the node's state, for scheduling and for the estimates of the queue."""
 
 from collections.abc import Iterable
 
@@ -10,14 +10,14 @@ from evenkeel.services.context import Context
 from evenkeel.services.storage import rows
 
 UnhealthyNodes = dict[tuple[str, str], UnhealthyNode]
-"""What incidents and persons left behind, by cluster and instance id."""
+"""Records of incidents and people about nodes, by cluster and instance id."""
 
 
 def load(ledger: Ledger) -> UnhealthyNodes:
-    """Return the nodes that incidents left unhealthy and those that a person trusts.
+    """Return the nodes that incidents left unhealthy, and those that a person declared healthy.
 
-    The index names them; each row is then read as it is now. So a node that was released is usable at once, and one
-    that became unhealthy a moment ago may be missed once.
+    The index names them, and each row is then read as it is now. So a released node is usable at once. A node that
+    became unhealthy a moment ago may be missed once.
     """
     listed = every(lambda cursor: ledger.by_state(Table.INCIDENTS, "UNHEALTHY", limit=1000, cursor=cursor))
     found = get_all(ledger, (row.key for row in listed)).values()
@@ -26,7 +26,7 @@ def load(ledger: Ledger) -> UnhealthyNodes:
 
 
 def unhealthy_among(nodes: Iterable[KubernetesNode], context: Context) -> frozenset[tuple[str, str]]:
-    """Return the unhealthy ones of some nodes, by cluster and node name."""
+    """Return the unhealthy nodes among these, by cluster and node name."""
     left = load(context.ledger)
     return frozenset(
         (node.cluster, node.name)
@@ -39,5 +39,5 @@ def unhealthy_among(nodes: Iterable[KubernetesNode], context: Context) -> frozen
 
 
 def is_unhealthy_node(node: FleetNode, left: UnhealthyNodes) -> bool:
-    """Whether a node that the sweeper remembers is unhealthy."""
+    """Whether a stored node is unhealthy."""
     return is_unhealthy(node.marks, left.get((node.life.cluster, node.life.instance_id)))

@@ -1,8 +1,8 @@
-"""What others could give an interrupted job: rented nodes, or the place of work that a pass would stop for it.
+"""Ways to restart an interrupted job beyond free nodes: rent nodes, or preempt other jobs.
 
-    job as it will wait ── its charge released, its nodes free, the sick one out ─▶ the rules of a pass ─▶ offers
+    the job as it will wait ── its charge released, its nodes free, the faulty one out ─▶ admission rules ─▶ options
 
-Nothing is asked for here. What is chosen of it, a pass does: it rents and stops by the rules that are asked here.
+Nothing is requested here. A scheduling cycle rents and preempts for the chosen option, by the same rules.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ _KUEUE = "Kueue admits jobs here, so Evenkeel neither rents nodes nor preempts"
 
 
 class ResumeOffers(NamedTuple):
-    """What others could give, and why the rest is not to be had."""
+    """The options, and the reasons why the others are not available."""
 
     renting: RentOption | None = None
     preemption_victims: tuple[PreemptionCandidate, ...] = ()
@@ -52,22 +52,24 @@ class InterruptedJob(NamedTuple):
 
     job: Job
     attempt: Attempt
-    """It has ended, or is about to."""
+    """Its attempt. It has ended, or is about to."""
     faulty_node: str
-    """By name; empty where every machine is as good as before."""
+    """Name of the faulty node; empty if every node is healthy again."""
     avoid: tuple[str, ...]
-    """Life keys not to be used again."""
+    """Keys of node lives that the job must not use again."""
 
 
 def run(
     interrupted: InterruptedJob, nodes: Iterable[KubernetesNode], in_use: Mapping[str, Resources], context: Context
 ) -> ResumeOffers:
-    """Ask the rules of a pass what renting, or stopping others, would do for an interrupted job.
+    """Apply the admission rules to find out what renting or preempting would do for an interrupted job.
 
     Args:
-        interrupted: The job, its interrupted attempt, and what is sick.
-        nodes: Of the cluster in which it ran, and of its own.
-        in_use: Accelerators that live pods use there, by node.
+        interrupted: The job, its interrupted attempt, and the faulty node.
+        nodes: Nodes of the cluster in which it ran, and of its own cluster.
+        in_use: Amounts that live pods request there, by node.
+        setup: Teams and quotas.
+        context: The context.
     """
     if interrupted.job.local_queue:
         return ResumeOffers(
@@ -167,7 +169,7 @@ def _load_fleet(
 
 
 def _remaining_rentals(interrupted: InterruptedJob, rented: RentalBook) -> RentalBook:
-    """Return what is rented without what the fault ends: a rental is given back whole where it lost a node."""
+    """Return the rentals that remain after the fault. A rental that lost a node is returned as a whole."""
     return rented._replace(
         rentals=tuple(
             each
@@ -184,10 +186,10 @@ def _node_capacity(
     charges: Sequence[Charge],
     now: datetime,
 ) -> tuple[NodeCapacity, ...]:
-    """Return the machines as the job will find them. A machine's life is not asked for: nobody is admitted to it."""
+    """Return the nodes as the job will find them. Launch times are placeholders, because no job is admitted here."""
     names, seen = interrupted.attempt.node_names, tuple(nodes)
     own = interrupted.attempt.per_node
-    # The job's own pods may be gone or not.
+    # The job's own pods may have ended already.
     others_in_use = {
         (node.cluster, node.name): in_use.get(node.name, NONE).minus(own if node.name in names else NONE)
         for node in seen
@@ -209,10 +211,10 @@ def _placeholder_life(node: KubernetesNode, now: datetime) -> NodeLife:
 
 
 def _queue_heads(job: Job, setup: TeamSetup, kept: Iterable[str], context: Context) -> tuple[Job, ...]:
-    """Return the other pending jobs that a scheduling cycle weighs in any case.
+    """Return the other pending jobs that a scheduling cycle considers in any case.
 
-    These are the first page of each queue and, wherever they stand in it, the jobs in `kept`: those that wait for their
-    evictions, and interrupted ones that a released charge names.
+    These are the first page of each queue, and the jobs in `kept` wherever they stand: jobs that wait for their
+    victims, and interrupted jobs that a released charge names.
     """
     prefixes = [rows.queue_prefix(team) for team in setup.by_name] or [""]
     state, heads = f"JOB#{JobState.PENDING}", context.policy.scheduling.heads_per_cycle
@@ -227,7 +229,7 @@ def _queue_heads(job: Job, setup: TeamSetup, kept: Iterable[str], context: Conte
 
 
 def _as_waiting(interrupted: InterruptedJob, option: ResumeOption, now: datetime) -> Job:
-    """Return the job as it waits once its interrupted attempt has ended, if its way back is this one."""
+    """Return the job as it waits once its interrupted attempt has ended, if it resumes in this way."""
     plan = ResumePlan(
         incident_id="",
         after_attempt=interrupted.job.current_attempt,

@@ -1,1 +1,1 @@
-"""What the sweeper does in a round, a module for each part of the world."""
+"""The steps of the sweep, with a module for each part of the fleet."""

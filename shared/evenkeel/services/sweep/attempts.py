@@ -1,4 +1,4 @@
-"""Attempts whose workflow is not there to go on, and what settled ones left running."""
+"""Attempts without a running workflow, and Jobs that settled attempts left behind."""
 
 from datetime import timedelta
 
@@ -13,7 +13,7 @@ from evenkeel.services.sweep.sweep_run import SweepRun
 
 
 def resume_attempts(sweep: SweepRun) -> int:
-    """Start, stop or settle attempts whose workflow is not there to do it."""
+    """Start, stop or settle attempts whose workflow does not run."""
     stored = sweep.as_stored(sweep.listed(Table.JOBS, "ATTEMPT#LIVE"))
     live = [attempt for attempt in (rows.read(row, Attempt) for row in stored) if not attempt.state.has_ended]
     for attempt in live:
@@ -50,7 +50,7 @@ def _resume_attempt(sweep: SweepRun, attempt: Attempt, job: Job) -> bool:
     request = job.stop_of(attempt.attempt)
     is_stopped_again = False
     if request and not sweep.is_fresh(request.requested_at) and seen.has_runnable_pods:
-        # Asked to stop, and nobody told the cluster.
+        # A stop was requested, but the Job was not deleted.
         sweep.context.cluster.stop(attempt, request.grace_seconds, request.nodes_without_grace)
         is_stopped_again = True
     if state is ExecutionState.RUNNING:
@@ -59,11 +59,11 @@ def _resume_attempt(sweep: SweepRun, attempt: Attempt, job: Job) -> bool:
 
 
 def _without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, seen: ObservedWorkload) -> bool:
-    """The workflow is over and the attempt is not: go on in its place."""
+    """Continue an attempt whose workflow has ended."""
     nodes = {node.name: node for node in sweep.kubernetes if node.cluster == attempt.cluster}
     lost = lost_nodes(nodes, attempt.nodes_in(seen), sweep.context.now, sweep.context.policy.jobs.lost_node_seconds)
     has_ended = judge_end(seen, job, attempt, lost) is not None
-    # Nothing else takes an attempt beyond STARTING: what its launch left half done is ended, and the job queued.
+    # Only its workflow moves an attempt beyond STARTING. So its launch is undone, and the job is queued again.
     if has_ended or attempt.state is AttemptState.STARTING:
         _settle(sweep, attempt)
         return True
@@ -81,7 +81,7 @@ def _settle(sweep: SweepRun, attempt: Attempt) -> None:
 
 
 def clear_workloads(sweep: SweepRun) -> int:
-    """End what settled attempts left running, and delete what was kept long enough for its logs."""
+    """Stop Jobs that settled attempts left running, and delete those whose logs were kept long enough."""
     context = sweep.context
     cleared = 0
     looks_at_kept = sweep.is_due("kept")

@@ -1,4 +1,4 @@
-"""Incidents whose recovery is not there to go on, and what theirs left behind."""
+"""Incidents without a running recovery, and records that recoveries left behind."""
 
 import contextlib
 
@@ -18,7 +18,7 @@ from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
 
 
 def resume_incidents(sweep: SweepRun) -> int:
-    """Start the workflow of every open incident that has none: the same run if none was, else the next one."""
+    """Start the workflow of every open incident that has none: the same run if it never started, else the next run."""
     return sum(_resume(sweep, incident) for incident in sweep.open_incidents)
 
 
@@ -46,7 +46,7 @@ def _resume(sweep: SweepRun, incident: Incident) -> bool:
 
 
 def _start_next_run(sweep: SweepRun, ended: Incident) -> bool:
-    """The run ended and the incident is open still: go on with the next run, unless somebody settled it now."""
+    """Start the next run of an incident that is still open after its run ended, unless it was settled meanwhile."""
 
     def change(incident: Incident) -> tuple[Incident, list[Put]] | None:
         if incident.state.is_settled or incident.run != ended.run:
@@ -65,7 +65,7 @@ def _start_next_run(sweep: SweepRun, ended: Incident) -> bool:
 
 
 def roll_back_jobs(sweep: SweepRun) -> int:
-    """Take back jobs that run again from a checkpoint which a later signal of an open incident casts doubt on."""
+    """Roll back jobs that resumed from a checkpoint which a later signal of an open incident makes doubtful."""
     context = sweep.context
     acting = (each for each in sweep.open_incidents if each.affected_jobs and _may_act_on(sweep, each))
     taken = 0
@@ -88,7 +88,7 @@ def _may_act_on(sweep: SweepRun, incident: Incident) -> bool:
 
 
 def delete_stale_pointers(sweep: SweepRun) -> int:
-    """Delete pointers to incidents that are over: they would keep the next sickness of that machine out."""
+    """Delete pointers to settled incidents. They would keep the next fault of the node out."""
     ledger = sweep.context.ledger
     closed = 0
     pointers = sweep.as_stored(sweep.listed(Table.INCIDENTS, "OPEN"))
@@ -103,7 +103,7 @@ def delete_stale_pointers(sweep: SweepRun) -> int:
 
 
 def reconcile_registers(sweep: SweepRun) -> int:
-    """Take machines out of the registers of repairs and cordons whose release was lost."""
+    """Remove nodes from the registers of repairs and cordons if their release was lost."""
     marks = {
         (node.cluster, node.instance_id): node.incident_id for node in sweep.kubernetes if node.incident_id is not None
     }

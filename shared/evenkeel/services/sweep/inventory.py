@@ -1,4 +1,4 @@
-"""What the fleet looked like when it was last looked at, for all who must not ask the control planes each time."""
+"""Store the state of the fleet, for callers that must not list the control planes each time."""
 
 import contextlib
 from collections import Counter
@@ -17,13 +17,13 @@ from evenkeel.services.sweep.sweep_run import SweepRun
 
 _GONE_KEPT = timedelta(days=30)
 _MAX_UNMANAGED_LISTED = 500
-"""Workloads that are not ours and are remembered by name; each takes some 200 bytes of a row."""
+"""Unmanaged workloads that are stored by name. Each takes about 200 bytes of a row."""
 
 
 def refresh_fleet(sweep: SweepRun) -> int:
-    """Write what changed about each machine, and mark those that no control plane shows any more.
+    """Write the changes of each node, and mark nodes that no control plane lists any more.
 
-    The rows of a cluster that could not be read completely stay as they are: its machines are not seen, and not gone.
+    The rows of a cluster that could not be read completely stay as they are: its nodes were not seen, and are not gone.
     """
     ledger = sweep.context.ledger
     in_use_of = sweep.read_each_cluster("pods", sweep.context.cluster.resources_in_use)
@@ -69,7 +69,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
 
 
 def _complete_clusters(sweep: SweepRun) -> set[str]:
-    """Return the clusters of which every list was read, HyperPod's for its own."""
+    """Return the clusters of which every list was read. HyperPod's own cluster needs HyperPod's list, too."""
     home = sweep.context.site.clusters[0]
     seen = {
         cluster
@@ -88,7 +88,7 @@ def _marks(sweep: SweepRun, node: Node) -> tuple[str, ...]:
 
 
 def refresh_kueue(sweep: SweepRun) -> int:
-    """Remember the namespaces in which Kueue admits: who submits a job into one is told at once."""
+    """Store the namespaces in which Kueue admits jobs, so that a submission into one is refused at once."""
     for cluster in sweep.context.site.clusters:
         source = Source(kind=SourceKind.KUEUE, target=cluster)
         try:
@@ -97,7 +97,7 @@ def refresh_kueue(sweep: SweepRun) -> int:
             sweep.note_unreadable(source, error)
             continue
         sweep.results.answered(source)
-        # What does not fit is held back by the pass, as what is not known yet.
+        # Namespaces that do not fit are still held back by the scheduling cycle.
         kept = rows.fit_into_row({namespace: by} for namespace, by in sorted(namespaces.items()))
         doc = {"cluster": cluster, "namespaces": {name: by for each in kept for name, by in each.items()}}
         row = sweep.context.ledger.get(rows.kueue_key(cluster))
@@ -108,7 +108,7 @@ def refresh_kueue(sweep: SweepRun) -> int:
 
 
 def _count_pools(sweep: SweepRun, nodes: Iterable[FleetNode]) -> None:
-    """Remember how large each pool is."""
+    """Store the size of each pool."""
     boot_seconds = sweep.context.policy.watch.first_boot_grace_seconds
     sizes = Counter(node.pool for node in nodes if node.can_be_acted_on(sweep.context.now, boot_seconds=boot_seconds))
     stored = sweep.context.ledger.get(rows.pools_row({}, 0).key)
@@ -119,7 +119,7 @@ def _count_pools(sweep: SweepRun, nodes: Iterable[FleetNode]) -> None:
 
 
 def _jobs_on_nodes(sweep: SweepRun) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Return which jobs have pods on each node: a fault that comes again is counted on them."""
+    """Return the jobs with pods on each node. Recurring faults are counted by job."""
     found: dict[tuple[str, str], set[str]] = {}
     for attempt, workload in sweep.workloads:
         for pod in workload.live_pods():
@@ -129,7 +129,7 @@ def _jobs_on_nodes(sweep: SweepRun) -> dict[tuple[str, str], tuple[str, ...]]:
 
 
 def _record_unmanaged_workloads(sweep: SweepRun) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Remember the work that is not ours; return which of it holds accelerators of each node."""
+    """Store the unmanaged work. Return the part that holds accelerators, by node."""
     found: dict[tuple[str, str], set[str]] = {}
 
     def unmanaged_pods(cluster: str) -> tuple[UnmanagedPod, ...]:

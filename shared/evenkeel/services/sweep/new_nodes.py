@@ -1,4 +1,4 @@
-"""Machines that wait for their validation, and that no incident works on."""
+"""Nodes that wait for their validation without an incident."""
 
 import contextlib
 
@@ -13,10 +13,10 @@ from evenkeel.services.sweep.sweep_run import SweepRun
 
 
 def release_new_nodes(sweep: SweepRun) -> int:
-    """Let machines into service that wait for their validation and that no incident works on.
+    """Return nodes to service that wait for their validation without an incident.
 
-    That is a first boot, or a machine that came back after its incident was settled. In any mode but `act` the
-    same is decided and recorded, and the taint stays.
+    These are nodes after their first boot, and nodes that came back after their incident was settled. In any mode but
+    `act` the same is decided and recorded, and the taint stays.
     """
     released = 0
     for node in sweep.nodes:
@@ -41,7 +41,7 @@ def release_new_nodes(sweep: SweepRun) -> int:
 
 
 def _is_in_repair(sweep: SweepRun, node: Node) -> bool:
-    """Whether an open incident waits for this machine: then validating it is that incident's business."""
+    """Whether an open incident waits for this node. Then that incident validates it."""
     for incident in sweep.open_incidents:
         has_no_seat = incident.slot == incident.life.key
         if incident.slot == node.slot or (has_no_seat and incident.pool == node.pool):
@@ -53,7 +53,7 @@ def _record_release(sweep: SweepRun, node: Node, machine: ObservedNode, expected
     assert node.kubernetes
     boot = node.kubernetes.boot_id or "first"
     record = Decision(
-        # One for each boot and mode: the same look is taken each minute, and is one decision.
+        # One decision for each boot and mode, although each sweep decides the same.
         decision_id=f"dec-{node.life.instance_id}-{boot}-{sweep.context.mode}",
         kind="VALIDATION",
         subject=node.life.key,

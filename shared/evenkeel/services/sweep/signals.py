@@ -1,4 +1,4 @@
-"""Signals that nobody else brought: what node objects say, and facts whose machine was not known."""
+"""Signals that no other service delivered: facts of node objects, and facts whose node was unknown."""
 
 import contextlib
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from evenkeel.services.sweep.sweep_run import SweepRun
 
 
 def ingest_node_facts(sweep: SweepRun) -> int:
-    """Tell what node objects say: the watch may have missed it."""
+    """Ingest the facts of node objects that the watch may have missed."""
     ending = note_group_fact.ending_reservations(sweep.context)
     facts = (
         fact
@@ -28,7 +28,7 @@ def ingest_node_facts(sweep: SweepRun) -> int:
 
 
 def ingest_early_notices(sweep: SweepRun) -> int:
-    """Tell what was said of a machine before it was known to be the fleet's."""
+    """Ingest the notices about an instance that arrived before the fleet table held it."""
     ledger = sweep.context.ledger
     early_rows = [(str(row.doc["instanceId"]), row) for row in sweep.listed(Table.INCIDENTS, "EARLY")]
     ours = {node.life.instance_id for node in sweep.nodes} | _known_instances(
@@ -46,7 +46,7 @@ def ingest_early_notices(sweep: SweepRun) -> int:
 
 
 def _known_instances(sweep: SweepRun, instance_ids: Iterable[str]) -> set[str]:
-    """Return whom an earlier round wrote down and had no time to tell of: they may be gone by now."""
+    """Return the nodes that an earlier sweep stored without ingesting their notices. They may be gone by now."""
     keys = {
         rows.node_key(cluster, instance_id): instance_id
         for instance_id in instance_ids
@@ -60,6 +60,6 @@ def _ingest(sweep: SweepRun, fact: NodeFact) -> str:
 
 
 def retry_unresolved(sweep: SweepRun) -> int:
-    """Try again the facts whose machine was not known."""
+    """Try again the facts whose node was unknown."""
     outcomes = receive_event.retry_unresolved(sweep.context)
     return len(outcomes)

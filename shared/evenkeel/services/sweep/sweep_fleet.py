@@ -1,6 +1,6 @@
-"""The net below all nets: compare ledger and world, and repeat what a crash left half done, by the same services.
+"""The sweep: compare the ledger with the clusters, and repeat what a crash left half done, by the same services.
 
-Each step stands alone: one that fails is reported and comes again in the next round, and the others go on.
+Each step stands alone. A failed step is reported and runs again in the next sweep; the other steps go on.
 """
 
 from collections import Counter
@@ -32,24 +32,24 @@ from evenkeel.services.waits.debounced_answers import DebouncedWaitAnswers
 LOCK = "sweep"
 _LOCK_SECONDS = 60
 _MAX_COUNTED = 1000
-"""Rows that a gauge counts; past it the figure is a lower bound."""
+"""Maximum number of rows that a gauge counts. Beyond it the figure is a lower bound."""
 
 
 class Outcome(Value):
-    """What one round did."""
+    """The result of one sweep."""
 
     outcome: str
     """`SWEPT`, or `HELD_BY_ANOTHER`."""
     corrections: dict[str, int] = {}
-    """What had been left half done, by step: the miss rate of everything above this net."""
+    """Step → number of repaired leftovers: the failures of all services above the sweep."""
     failed: tuple[str, ...] = ()
-    """Steps that failed and sources that could not be read, and why."""
+    """Failed steps and unreadable sources, each with the reason."""
 
 
 def run(context: Context) -> Outcome:
     """Sweep once.
 
-    Idempotent: yes, each step is, and a round that finds nothing amiss changes nothing but the heartbeat.
+    Idempotent: yes, each step is. A sweep that finds nothing to repair changes only the heartbeat.
     """
     now = context.now
     lock = locks.take(context.ledger, LOCK, context.ids.new("op"), seconds=_LOCK_SECONDS, now=now)
@@ -100,7 +100,7 @@ def run(context: Context) -> Outcome:
 
 
 def _note_lists(sweep: SweepRun) -> None:
-    """Note which clusters were listed completely, and whether HyperPod was, where this run came so far."""
+    """Record which clusters were listed completely, and whether HyperPod was, if this run came so far."""
     for cluster in sweep.context.site.clusters:
         source = Source(kind=SourceKind.KUBERNETES_LIST, target=cluster)
         if cluster in sweep.unreadable_clusters:
@@ -116,7 +116,7 @@ def _note_lists(sweep: SweepRun) -> None:
 
 
 def _measure_sources(ages: Sequence[SourceAge], telemetry: Telemetry) -> None:
-    """Emit the age of each source that ever answered, and how many of each kind are stale."""
+    """Emit the age of each source that ever answered, and how many sources of each kind are stale."""
     for age in ages:
         if age.age_seconds is not None:
             telemetry.seconds(
@@ -128,7 +128,7 @@ def _measure_sources(ages: Sequence[SourceAge], telemetry: Telemetry) -> None:
 
 
 def read_event_queue(sweep: SweepRun) -> int:
-    """Look whether events wait: a queue that nobody empties is a source that nobody hears."""
+    """Check whether events wait: a queue that is not drained is a silent source."""
     source = Source(kind=SourceKind.EVENT_QUEUE)
     try:
         waiting = sweep.context.inbox.waiting()
@@ -143,9 +143,9 @@ def read_event_queue(sweep: SweepRun) -> int:
 
 
 def answer_waits(sweep: SweepRun) -> int:
-    """Judge every open wait, and repeat the answers that were recorded and never delivered.
+    """Evaluate every open wait, and repeat answers that were recorded but never delivered.
 
-    While somebody watches, an answer that has just fallen due is the watch's to ask for.
+    While the watch runs, it answers waits that have just become due.
     """
     context = sweep.context
     answers = DebouncedWaitAnswers(
@@ -168,7 +168,7 @@ def answer_waits(sweep: SweepRun) -> int:
 
 
 def measure(sweep: SweepRun) -> int:
-    """Emit how much of everything there is."""
+    """Emit the gauges."""
     context = sweep.context
     for state in JobState:
         if state.has_ended:
@@ -204,7 +204,7 @@ def _count(sweep: SweepRun, table: Table, state: str) -> int:
 
 
 def request_cycle(sweep: SweepRun) -> int:
-    """Have the queue looked at: a lost request must not leave a job waiting."""
+    """Request a scheduling cycle: a lost request must not leave a job waiting."""
     if sweep.context.ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", limit=1).rows:
         sweep.context.passes.request("sweep")
     return 0
@@ -230,4 +230,4 @@ STEPS: tuple[tuple[str, Callable[[SweepRun], int]], ...] = (
     ("gauges", measure),
     ("pass", request_cycle),
 )
-"""The steps in order; each returns how much it mended."""
+"""The steps in order. Each returns how many leftovers it repaired."""

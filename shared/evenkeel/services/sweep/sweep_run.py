@@ -1,4 +1,4 @@
-"""One round of the sweeper: what its steps know of the world, each part read once and only if it matters."""
+"""One run of the sweep: the facts that its steps need, each read once and only if it matters."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,31 +31,31 @@ from evenkeel.services.storage.heartbeats import SourceResults
 T = TypeVar("T")
 WRITER = "sweep_fleet"
 _MIN_INTERVAL_SECONDS = {"kueue": 50, "ghosts": 50, "gauges": 50, "sources": 50, "kept": 600}
-"""Seconds between two runs of what need not be done in every round, where rounds come quicker than each minute."""
+"""Seconds between two runs of a step that not every sweep needs, if sweeps come more often than each minute."""
 
 
 class SweepRun:
-    """One round: the world as it is needed, each part read once."""
+    """One run of the sweep, with its facts. Each is read once."""
 
     def __init__(self, context: Context, notes: Mapping[str, Any]) -> None:
         self.context = context
         self.notes = dict(notes)
-        """Where long lists were left off, for the next round."""
+        """Where long lists were interrupted, for the next run."""
         self.pages_left = context.policy.watch.sweep_page_budget
         self.results = SourceResults()
-        """What this run learned from its sources."""
+        """The facts that this run learned about its sources."""
         self.unreadable_clusters: dict[str, str] = {}
-        """By cluster: the first of its lists that could not be read, and why. What it holds is unknown, not gone."""
+        """Cluster → the first of its lists that could not be read, and why. Its contents are unknown, not gone."""
         self.hyperpod_error = ""
-        """Why HyperPod's list could not be read; empty if it was."""
+        """Why HyperPod's list could not be read; empty if it was read."""
         self.failures: list[str] = []
-        """Items of the step at work that failed while the others went on."""
+        """Failed items of the current step. The other items went on."""
         self._no_answer: set[str] = set()
         """Clusters that are not called again in this run."""
         self._running: dict[WorkflowName, frozenset[str]] = {}
 
     def is_due(self, name: str) -> bool:
-        """Whether this is to be done in this round; remembers when it was."""
+        """Whether a step is due now. Records the time if it is."""
         pace = _MIN_INTERVAL_SECONDS.get(name)
         if pace is None:
             return True
@@ -67,7 +67,7 @@ class SweepRun:
         return True
 
     def read_each_cluster(self, what: str, read: Callable[[str], T]) -> dict[str, T]:
-        """Read something of each cluster. A cluster that fails is noted as blind and left out; the others go on."""
+        """Read a list of each cluster. A cluster that fails is recorded as unreadable and left out."""
         found: dict[str, T] = {}
         for cluster in self.context.site.clusters:
             if cluster in self._no_answer:
@@ -82,7 +82,7 @@ class SweepRun:
         return found
 
     def note_unreadable(self, source: Source, error: EvenkeelError) -> None:
-        """Note that a source could not be read."""
+        """Record that a source could not be read."""
         self.results.failed(source, error)
         self._warn(source.words, error)
 
@@ -93,7 +93,7 @@ class SweepRun:
 
     @contextlib.contextmanager
     def item(self, name: str) -> Iterator[None]:
-        """Work on one of a step's items: where it fails, that is noted and the next item's turn comes."""
+        """Work on one item of a step. A failure is recorded, and the next item follows."""
         try:
             yield
         except EvenkeelError as error:
@@ -101,12 +101,12 @@ class SweepRun:
 
     @cached_property
     def nodes_of(self) -> dict[str, tuple[KubernetesNode, ...]]:
-        """The node objects of each cluster whose nodes could be listed."""
+        """Cluster → its node objects, for clusters whose nodes could be listed."""
         return self.read_each_cluster("nodes", self.context.cluster.nodes)
 
     @cached_property
     def workloads_of(self) -> dict[str, tuple[ObservedWorkload, ...]]:
-        """The attempts' Jobs and pods of each cluster whose Jobs and pods could be listed."""
+        """Cluster → Jobs and pods of attempts, for clusters whose Jobs and pods could be listed."""
         return self.read_each_cluster("workloads", self.context.cluster.workloads)
 
     @property
@@ -115,7 +115,7 @@ class SweepRun:
         return {"nodes_of", "workloads_of", "records"} <= vars(self).keys()
 
     def has_listed_cluster(self, cluster: str) -> bool:
-        """Whether the nodes, Jobs and pods of a cluster could be listed: only then is something missing really gone."""
+        """Whether all lists of a cluster could be read. Only then is a missing object really gone."""
         return cluster in self.nodes_of and cluster in self.workloads_of
 
     @cached_property
@@ -125,7 +125,7 @@ class SweepRun:
 
     @cached_property
     def records(self) -> tuple[ProviderNode, ...] | None:
-        """HyperPod's list; None where it could not be read."""
+        """HyperPod's list; None if it could not be read."""
         try:
             return self.context.provider.nodes()
         except EvenkeelError as error:
@@ -135,21 +135,21 @@ class SweepRun:
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
-        """The machines of which both sides are known: a side that could not be read leaves its machines out."""
+        """The nodes of which both views are known. A view that could not be read leaves its nodes out."""
         home = self.context.site.clusters[0]
         records = self.records or () if home in self.nodes_of else ()
         return join_nodes(self.kubernetes, records, home)
 
     @cached_property
     def settings(self) -> ProviderCluster | None:
-        """HyperPod's settings and status; None in a fleet without that half."""
+        """HyperPod's settings and status; None if the fleet has no HyperPod cluster."""
         return plan_recovery.settings_of(self.context.provider)
 
     @cached_property
     def workloads(self) -> tuple[tuple[Attempt, ObservedWorkload], ...]:
-        """Every attempt's own Job and pods, where they could be listed.
+        """The own Job and pods of every attempt, if they could be listed.
 
-        What only carries the labels of an attempt is logged and left out.
+        Objects that only carry the labels of an attempt are logged and left out.
         """
         listed = [(name, seen) for name, found in self.workloads_of.items() for seen in found]
         owned = attempt_rows.owned(self.context.ledger, listed)
@@ -162,7 +162,7 @@ class SweepRun:
         return tuple(owned)
 
     def workload(self, attempt: Attempt) -> ObservedWorkload:
-        """Return an attempt's own Job and pods."""
+        """Return the own Job and pods of an attempt."""
         return attempt.own(self._by_name.get((attempt.job_id, attempt.attempt), ()))
 
     @cached_property
@@ -174,14 +174,14 @@ class SweepRun:
 
     @cached_property
     def open_incidents(self) -> tuple[Incident, ...]:
-        """Every incident that is open now, read from its own row: the index may lag behind."""
+        """Every open incident, read from its own row, because the index may lag behind."""
         listed = (row for state in OPEN_STATES for row in self.listed(Table.INCIDENTS, f"INC#{state}"))
         found = (rows.read(row, Incident) for row in self.as_stored(listed))
         return tuple(incident for incident in found if not incident.state.is_settled)
 
     @cached_property
     def lemons(self) -> frozenset[str]:
-        """The lives that are lemons now. A lease that holds the mark of what is over loses it."""
+        """The node lives that are lemons now. A lease with an outdated mark loses it."""
         found = set()
         for row in self.as_stored(self.listed(Table.FLEET, "LEMON")):
             lease = rows.read(row, RepairLease)
@@ -195,7 +195,7 @@ class SweepRun:
         return frozenset(found)
 
     def listed(self, table: Table, state: str) -> Iterator[Row]:
-        """Yield the rows of a state, page by page while the round's budget lasts; the next round goes on from there."""
+        """Yield the rows of a state, page by page while the run's time lasts. The next run continues from there."""
         name = f"{table}/{state}"
         cursor = self.notes.pop(name, None)
         while self.pages_left > 0:
@@ -209,11 +209,11 @@ class SweepRun:
         self.context.telemetry.warning("The sweep reached its page limit; the next sweep continues", list=name)
 
     def as_stored(self, listed: Iterable[Row]) -> tuple[Row, ...]:
-        """Return the rows as they stand, each once and without those that are gone: the index may lag behind."""
+        """Return the present rows, each once and without deleted ones, because the index may lag behind."""
         return tuple(get_all(self.context.ledger, (row.key for row in listed)).values())
 
     def execution(self, machine: WorkflowName, name: str) -> ExecutionState:
-        """Look an execution up: in the list of all under way first, since thousands are not asked for one by one."""
+        """Find an execution, first in the list of all running ones: thousands are not described one by one."""
         if machine not in self._running:
             self._running[machine] = self.context.workflows.running(machine)
         if name in self._running[machine]:
@@ -221,5 +221,5 @@ class SweepRun:
         return self.context.workflows.state(machine, name)
 
     def is_fresh(self, at: datetime) -> bool:
-        """Whether this is so new that whoever works on it may not have got round to it."""
+        """Whether an object is so new that the service that works on it may still do so."""
         return self.context.now - at < timedelta(seconds=self.context.policy.watch.execution_grace_seconds)

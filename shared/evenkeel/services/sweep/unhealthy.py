@@ -1,4 +1,4 @@
-"""Nodes that an incident left unhealthy: forgotten once they are well, worked on once that is allowed."""
+"""Nodes that an incident left unhealthy: forgotten once they are healthy, repaired once that is allowed."""
 
 import contextlib
 from functools import partial
@@ -16,9 +16,9 @@ from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
 
 
 def resume_work(sweep: SweepRun) -> int:
-    """Look at every unhealthy node again: the mode, the policy, a veto or a person's answer may have changed.
+    """Check every unhealthy node again: the mode, the policy, an opt-out or a person's answer may have changed.
 
-    Idempotent: yes, by the row, which goes with the commit that opens the next incident.
+    Idempotent: yes, by the row, which is deleted in the commit that opens the next incident.
     """
     return sum(_check(sweep, row) for row in sweep.as_stored(sweep.listed(Table.INCIDENTS, "UNHEALTHY")))
 
@@ -63,7 +63,7 @@ def _forget(sweep: SweepRun, row: Row, incident: Incident, reason: str) -> None:
 
 
 def _resume(sweep: SweepRun, row: Row, left: UnhealthyNode, before: Incident, reason: str) -> bool:
-    """Open the incident that goes on, and start its recovery."""
+    """Open the incident that continues, and start its recovery."""
     context, now = sweep.context, sweep.context.now
     after = resumed_incident(before, left, incident_id=context.ids.new("inc"), now=now)
     in_seat = context.ledger.get(rows.slot_key(after.slot))

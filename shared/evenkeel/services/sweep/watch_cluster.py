@@ -1,8 +1,8 @@
-"""Hear the cluster: hold a watch, answer the waits that a change makes true, and report faulty nodes.
+"""Watch the cluster: answer the waits that a change satisfies, and report faulty nodes.
 
-Invoked each minute; one at a time by a lock. Each round looks at the world afresh, so that what a broken watch missed
-is seen by the next round. Some conditions come true by time alone, so there is a round every few seconds even without a
-change. The fleet's first cluster is watched; others are looked at in every round.
+A schedule invokes it each minute, and a lock allows one at a time. Each round reads the present state, so a later round
+sees what a broken watch missed. Some conditions become true by time alone, so a round runs every few seconds even
+without a change. The fleet's first cluster is watched; the others are read in every round.
 """
 
 from datetime import datetime, timedelta
@@ -25,30 +25,30 @@ from evenkeel.services.waits.debounced_answers import DebouncedWaitAnswers
 WRITER = "watch_cluster"
 LOCK = "watch"
 DEBOUNCE = timedelta(milliseconds=200)
-"""Changes come in bunches: a round waits this long after the first of one."""
+"""Changes come in bunches, so a round starts this long after the first change."""
 MAX_REST = timedelta(seconds=5)
-"""A round is followed by a rest as long as itself, and no longer than this."""
+"""After a round, the watch rests as long as the round took, and at most this long."""
 _MAX_LOST_WATCHES = 3
-"""How often one invocation takes up a watch that failed; then it leaves that to the next."""
+"""How often one invocation restarts a failed watch. After that, the next invocation does."""
 
 
 class Outcome(Value):
-    """What one invocation did."""
+    """The result of one invocation."""
 
     outcome: str
     """`WATCHED`, or `HELD_BY_ANOTHER`."""
     snapshots: int = 0
     answered: int = 0
-    """Answers asked for."""
+    """Requested answers."""
     facts: int = 0
-    """Facts about nodes that were told."""
+    """Ingested facts about nodes."""
     failed_snapshots: int = 0
 
 
 def run(context: Context) -> Outcome:
     """Watch until the time is up.
 
-    Idempotent: yes, every round only asks for answers and tells facts, both of which are known when they come again.
+    Idempotent: yes. A round only requests answers and ingests facts, and repeats of both are recognised.
     """
     lock = locks.take(
         context.ledger, LOCK, context.ids.new("op"), seconds=_lock_seconds(context.policy), now=context.now
@@ -77,7 +77,7 @@ def _lock_seconds(policy: Policy) -> float:
 
 
 class _Watch:
-    """One invocation: what it has heard, and when it looks again."""
+    """One invocation: its observed changes, and the time of its next round."""
 
     def __init__(self, context: Context, lock: locks.Lock) -> None:
         self.context = context
@@ -91,12 +91,12 @@ class _Watch:
         self.answers = DebouncedWaitAnswers(context.wait_answers, context.clock)
         self.snapshots = self.failed_snapshots = 0
         self.watch_states: dict[str, str] = {}
-        """By kind of object: why its watch is broken; empty where it answers."""
+        """Kind of object → why its watch is broken; empty if it works."""
         self.waits = ""
-        """Why not every wait could be judged in the last snapshot; empty if all were."""
+        """Why not every wait could be evaluated in the last round; empty if all were."""
 
     def results(self) -> heartbeats.SourceResults:
-        """Return what this invocation learned from its sources."""
+        """Return the facts that this invocation learned about its sources."""
         results = heartbeats.SourceResults()
         broken = [f"{kind}: {error}" for kind, error in sorted(self.watch_states.items()) if error]
         source = Source(kind=SourceKind.KUBERNETES_WATCH, target=self.context.site.clusters[0])
@@ -127,18 +127,18 @@ class _Watch:
                 return
 
     def note_state(self, kind: str, error: str) -> None:
-        """Remember whether the watch of a kind answers."""
+        """Record whether the watch of a kind works."""
         if not error:
             self.watch_states.pop("watch", None)
         self.watch_states[kind] = error
 
     def note_change(self, kind: str) -> None:
-        """Remember that something changed."""
+        """Record that an object changed."""
         self.changed_at = self.changed_at or self.context.clock.now()
         self.nodes_changed = self.nodes_changed or kind == "node"
 
     def is_over(self) -> bool:
-        """Do what is due, and say whether the time is up. Asked several times a second."""
+        """Run a round if it is due, and return whether the time is up. Called several times a second."""
         now = self.context.clock.now()
         if self.lock is not None:
             self.lock = locks.renew(self.context.ledger, self.lock, now=now)
@@ -153,7 +153,7 @@ class _Watch:
         return False
 
     def take_snapshot(self, now: datetime) -> None:
-        """Take one look at the context. A part that fails leaves the others alone and comes again in the next round."""
+        """Run one round. A part that fails leaves the other parts alone and runs again in the next round."""
         self.changed_at, self.snapshot_at = None, now
         self.snapshots += 1
         failures = [error for error in (self.answer_waits(now), *self.ingest_node_facts(now)) if error]
@@ -161,12 +161,12 @@ class _Watch:
             self.failed_snapshots += 1
             self.context.telemetry.count("WatchSnapshotsFailed")
             self.context.telemetry.warning("A snapshot of the watch failed", detail="; ".join(failures))
-        # In a storm every round is long and has a change behind it: the recoveries need the tables, too.
+        # In a storm every round is long and follows a change. The recoveries need the tables, too.
         ended_at = self.context.clock.now()
         self.rests_until = ended_at + min(ended_at - now, MAX_REST)
 
     def answer_waits(self, now: datetime) -> str:
-        """Judge every wait; return why some could not be judged, or nothing."""
+        """Evaluate every wait. Return why some could not be evaluated; empty if all were."""
         context = self.context.but(now=now, wait_answers=self.answers)
         try:
             judged = evaluate_waits.run(context)
@@ -177,9 +177,9 @@ class _Watch:
         return ""
 
     def ingest_node_facts(self, now: datetime) -> list[str]:
-        """Tell what node objects say, once an invocation each; return what failed.
+        """Ingest the facts of node objects, once in an invocation. Return the failures.
 
-        Nodes are read only when that may say something new. A cluster or a node that fails leaves the others alone.
+        Nodes are read only if they may show a new fact. A cluster or node that fails leaves the others alone.
         """
         if not self.nodes_changed:
             return []
@@ -195,7 +195,7 @@ class _Watch:
                 self._ingest_facts_of(node, now)
             except EvenkeelError as error:
                 failures.append(f"node {node.name}: {type(error).__name__}: {error}")
-        # A node that is not Ready sickens by time alone, so it is looked at again without a change.
+        # A node that is not Ready becomes faulty by time alone, so it is read again without a change.
         self.nodes_changed = bool(failures) or any(not node.is_ready for node in nodes)
         return failures
 
