@@ -61,10 +61,9 @@ _RETRY_BATCH = 25
 _MAX_CLOCK_SKEW = timedelta(minutes=5)
 """A fact from further in the future than clocks differ counts as a fact from now."""
 _ACCOUNT_WIDE_SOURCES = ("ec2.notice", "health.event")
-"""Sources that report every instance of an account. An instance that the fleet table lacks belongs to another fleet, or is
-so new that the sweep has not seen it. HyperPod is not asked: its instances are in another account, and one event may
-name hundreds.
-"""
+"""Sources that report every instance of an account. An instance that the fleet table lacks belongs to another fleet, or
+it is so new that the sweep has not seen it. HyperPod is not asked: its instances are in another account, and one event
+may name hundreds."""
 _MAX_EARLY_FACTS = 5
 _CLUSTER_ID = re.compile(r".*:cluster/[a-z0-9]{12}", re.ASCII)
 

@@ -60,23 +60,23 @@ _NO_OFFERS = tuple(
     for option in (ResumeOption.PREEMPT, ResumeOption.BURST)
 )
 
-"""Nothing that others give comes sooner, or for less: the rules of a pass are asked for those who need it alone."""
+"""Options that need nothing from other jobs and cost least. Only without one are the admission rules asked."""
 
 
 class PlannedJob(Value):
-    """One job and its way back."""
+    """A job with its resume plan."""
 
     job_id: str
     attempt: int
     option: ResumeOption | None = None
-    """None where it is on its way back already: a later attempt was there before the plan."""
+    """None if the job resumes already: a later attempt existed before the plan."""
 
 
 Request = incident_record.Request
 
 
 class Outcome(Value):
-    """Which jobs come back, and how."""
+    """The jobs that resume, with their plans."""
 
     outcome: str
     """PLANNED or NO_JOBS."""
@@ -87,7 +87,7 @@ class Outcome(Value):
 def run(request: Request, context: Context) -> Outcome:
     """Record a resume plan on each interrupted job.
 
-    Idempotent: yes, by the incident and attempt that a plan names; the pass is asked for each time.
+    Idempotent: yes, by the incident and attempt that a plan names. Each call requests a scheduling cycle.
     """
     incident, _ = incident_record.load(context.ledger, request.incident_id)
     allowed = mode_now(context.mode, incident.mode, is_approved=is_approved(incident))
@@ -114,13 +114,13 @@ def run(request: Request, context: Context) -> Outcome:
 
 
 class _Observed(NamedTuple):
-    """What all interrupted jobs of an incident are planned on."""
+    """The facts that the plans of all interrupted jobs of an incident share."""
 
     nodes: tuple[KubernetesNode, ...]
-    """Healthy ones of the incident's cluster and of the jobs' own clusters, and the incident's own node."""
+    """Healthy nodes of the incident's cluster and of the jobs' own clusters, and the incident's own node."""
     in_use: Mapping[str, Resources]
     past: tuple[Incident, ...]
-    """Recoveries that ended well."""
+    """Past recoveries that succeeded."""
 
 
 def _observe(incident: Incident, context: Context) -> _Observed:
@@ -129,7 +129,7 @@ def _observe(incident: Incident, context: Context) -> _Observed:
     nodes = tuple(node for name in names for node in context.cluster.nodes(name))
     unhealthy = unhealthy_nodes.unhealthy_among(nodes, context)
     return _Observed(
-        # The plan itself says what becomes of the incident's own node.
+        # The plan itself decides about the incident's own node.
         tuple(
             node
             for node in nodes
@@ -149,9 +149,9 @@ def _plan(
     is_held: bool = False,
     seeks_offers: bool = True,
 ) -> PlannedJob | None:
-    """Plan one job; None where it needs nothing any more. Under a hold none is stopped: the sweeper does that later.
+    """Plan one job; None if it needs no plan. During a hold no attempt is stopped: the sweep does that later.
 
-    One that is taken back has its machines, which are well: it asks nothing of others.
+    A job that is rolled back keeps its healthy nodes, so it needs no option that takes capacity from other jobs.
     """
 
     def attempt_once() -> PlannedJob | None:
@@ -203,14 +203,14 @@ def _plan(
 
 
 def _has_open_distrust(job: Job, attempt: Attempt, ledger: Ledger) -> bool:
-    """Whether the distrust of an earlier recovery is not honoured yet: nothing was pinned after what it is about."""
+    """Whether an earlier recovery distrusts checkpoints, and no resume point was pinned since."""
     numbers = range(attempt.attempt, job.distrust_through_attempt, -1) if job.distrust_through_attempt else ()
     found = (ledger.get(rows.attempt_key(job.job_id, number)) for number in numbers)
     return bool(job.distrust_through_attempt) and not any(rows.read(row, Attempt).is_pinned for row in found if row)
 
 
 def _judge_rollback(incident: Incident, affected: AffectedJob, job: Job, context: Context) -> RollbackDecision:
-    """Judge whether the attempt that came after the hurt one resumed from something that is in doubt now."""
+    """Judge whether the attempt after the interrupted one resumed from a checkpoint that is doubtful now."""
     fault_class = context.policy.catalogue.look_up(incident.fault_key).fault_class
     trust, since = checkpoint_trust_of(incident, context.policy.catalogue)
     numbers = range(affected.attempt + 1, job.current_attempt + 1)
@@ -233,9 +233,9 @@ def _judge_rollback(incident: Incident, affected: AffectedJob, job: Job, context
 def _rollback_writes(
     incident: Incident, affected: AffectedJob, attempt: Attempt, record: Decision, writes: list[Write], context: Context
 ) -> list[Write]:
-    """Extend the writes of a plan: the attempt is asked to stop, and is the hurt one from here on, in the same commit.
+    """Extend the writes of a plan: stop the attempt, and make it the interrupted one, in the same commit.
 
-    What it has saved descends from what is in doubt, so it gets no time to save more.
+    Its checkpoints descend from the doubtful one, so it gets no grace period to save more.
     """
     current, version = incident_record.load(context.ledger, incident.incident_id)
     put, *others = writes
@@ -265,11 +265,11 @@ def _rollback_writes(
 
 
 def roll_back_suspect_jobs(incident: Incident, context: Context) -> int:
-    """Take back what resumed from something that a later signal casts doubt on; return how many jobs that were.
+    """Roll back jobs that resumed from a checkpoint that is doubtful now. Return the number of jobs.
 
-    A hold puts it off.
+    A hold delays it.
 
-    Idempotent: yes, an attempt that is taken back is the hurt one from then on, in the same commit.
+    Idempotent: yes, a rolled-back attempt becomes the interrupted one in the same commit.
     """
     if distrust_after(*checkpoint_trust_of(incident, context.policy.catalogue), context.policy.jobs) is None:
         return 0
@@ -293,7 +293,7 @@ def roll_back_suspect_jobs(incident: Incident, context: Context) -> int:
 
 
 def _note_already_resuming(incident: Incident, job: Job, attempt: Attempt, ledger: Ledger) -> None:
-    """Tell once that a job was quicker than the plan: its attempt ended with the node and a later one exists."""
+    """Record once that a job resumed before the plan: its attempt ended with the node, and a later attempt exists."""
     at = attempt.ended_at or incident.opened_at
     text = f"{job.job_id} lost attempt {attempt.attempt} with the node and is already resuming."
     writer = f"{WRITER}-{job.job_id}"
@@ -304,9 +304,9 @@ def _note_already_resuming(incident: Incident, job: Job, attempt: Attempt, ledge
 def _page_suspect_job(
     incident: Incident, affected: AffectedJob, attempt: int, back: RollbackDecision, context: Context
 ) -> None:
-    """Call a person, once for an attempt: it goes on from what is in doubt, since its job was taken back so often.
+    """Page a person once: the job was rolled back too often, and continues from a doubtful checkpoint.
 
-    A crash between the call and its record calls again.
+    A crash between the page and its record pages again.
     """
     if affected.suspect_attempt == attempt:
         return
@@ -330,7 +330,7 @@ def _page_suspect_job(
 
 
 def _can_still_distrust(job: Job, affected: AffectedJob, ledger: Ledger) -> bool:
-    """Whether the next attempt exists, and it is not yet decided what it resumes from: distrust still reaches it."""
+    """Whether the next attempt exists without a pinned resume point, so that the distrust still applies."""
     row = ledger.get(rows.attempt_key(job.job_id, job.current_attempt))
     return (
         job.current_attempt == affected.attempt + 1 and row is not None and rows.read(row, Attempt).launched_at is None
@@ -338,9 +338,9 @@ def _can_still_distrust(job: Job, affected: AffectedJob, ledger: Ledger) -> bool
 
 
 def _past_incidents(ledger: Ledger, *, is_drill: bool) -> tuple[Incident, ...]:
-    """Return the last recoveries that ended well: what they took is what this one is expected to take.
+    """Return the last recoveries that succeeded. Their durations are the estimate for this one.
 
-    A drill's tell nothing of a real one.
+    Drills say nothing about real recoveries.
     """
     state = f"INC#{IncidentState.RECOVERED}"
     listed = every(lambda cursor: ledger.by_state(Table.INCIDENTS, state, cursor=cursor, newest_first=True))
@@ -350,7 +350,7 @@ def _past_incidents(ledger: Ledger, *, is_drill: bool) -> tuple[Incident, ...]:
 
 
 def _past_attempts(attempt: Attempt, ledger: Ledger) -> tuple[Attempt, ...]:
-    """Return the interrupted attempt and the last few before it."""
+    """Return the interrupted attempt and the few attempts before it."""
     numbers = range(max(1, attempt.attempt - _MAX_ATTEMPT_SAMPLES), attempt.attempt)
     found = (ledger.get(rows.attempt_key(attempt.job_id, number)) for number in numbers)
     return (*(rows.read(row, Attempt) for row in found if row), attempt)
@@ -432,11 +432,11 @@ def _facts(
 def _fault(
     incident: Incident, job: Job, attempt: Attempt, pools: tuple[PoolCapacity, ...], policy: Policy, now: datetime
 ) -> NodeLossFacts | None:
-    """Say what an elastic job lost, and what is left to it; None where it runs at one size only."""
+    """Return the nodes that an elastic job lost and kept; None if it runs at one size only."""
     if job.spec.sizes is None:
         return None
     nodes = max(job.spec.nodes, job.size)
-    # A gang runs in one pool.
+    # The pods of a gang run in one pool.
     left = max((pool.usable for pool in pools), default=0)
     lost = max(1, nodes - left)
     return NodeLossFacts(
@@ -456,7 +456,7 @@ def _fault(
 
 
 def _stays_in_service(incident: Incident) -> bool:
-    """Whether only the jobs are blamed, so that the machine is as good as any other."""
+    """Whether the fault is attributed only to the jobs, so that the node counts as healthy."""
     return incident.plan is not None and incident.plan.is_carried_out and not incident.plan.repairs_node
 
 
@@ -467,9 +467,9 @@ def _pool_capacities(
     seen: _Observed,
     policy: Policy,
 ) -> tuple[PoolCapacity, ...]:
-    """Count by pool the nodes that are free now, or will be when the interrupted attempt has let go of them.
+    """Count, by pool, the nodes that are free now, or will be once the interrupted attempt has ended.
 
-    Rented ones are their jobs' alone.
+    A rented node counts only for its own job.
     """
     wanted = job.spec.instance_types
     rented = {(pool.cluster, pool.name) for pool in policy.burst.pools}
@@ -491,7 +491,7 @@ def _pool_capacities(
         if not why_too_small(attempt.per_node, free, node.allocatable) and has_efa:
             usable[node.pool] = usable.get(node.pool, 0) + 1
     spares = policy.scheduling.spare_nodes
-    # The pool it ran in first: its data and its peers are near.
+    # The pool of the last attempt first: the job's data and peers are near.
     order = sorted(usable, key=lambda pool: (pool != attempt.pool, pool))
     return tuple(PoolCapacity(pool=pool, usable=usable[pool], spares=spares.get(pool, 0)) for pool in order)
 
@@ -516,7 +516,7 @@ def _writes(
             usd=decided.usd,
         )
     )
-    # Another node of the same job may have sickened too: its life stays avoided.
+    # Another node of the same job may have failed, too. Its node life stays avoided.
     other = job.live_plan()
     plan = ResumePlan(
         incident_id=incident.incident_id,

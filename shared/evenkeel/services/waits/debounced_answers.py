@@ -1,4 +1,4 @@
-"""Ask for one answer, and then give it time: asking at every look would start a crowd of functions to do one thing."""
+"""Request each answer once, then allow it time. A request in every round would start many functions for one answer."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -8,18 +8,18 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Clock, WaitAnswers
 
 REPEAT_INTERVAL = timedelta(seconds=10)
-"""An answer takes well under a second, a cold start included; an ask that got lost is repeated after this."""
+"""An answer takes well under a second, a cold start included. A lost request is repeated after this."""
 
 
 class DebouncedWaitAnswers:
-    """A `WaitAnswers` that remembers what it asked for.
+    """A `WaitAnswers` that records its requests.
 
     Args:
-        answers: Whom to ask.
-        clock: The time.
-        asked: What was asked for before, and when: from an earlier round's `asked`.
-        leaves_first_to_watch: Whether somebody watches: then what is seen for the first time is noted and left to the
-            watch, and asked for only if it is still there later.
+        answers: Receives the requests.
+        clock: The clock.
+        asked: Earlier requests and their times, from the `asked` of an earlier round.
+        leaves_first_to_watch: Whether the watch runs. Then an answer that becomes due is recorded and left to the
+            watch, and requested only if it is still due later.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class DebouncedWaitAnswers:
         self._before = dict(asked or {})
         self._defers_to_watch = defers_to_watch
         self.asked: dict[str, str] = {}
-        """When each answer that is due was last asked for, or first seen."""
+        """Answer that is due → when it was last requested, or first seen."""
         self.requests = 0
 
     def request(self, subject: str, name: str, generation: int, answer: Mapping[str, Any]) -> None:
-        """Ask, unless that was done a moment ago."""
+        """Request the answer, unless that was done a moment ago."""
         now = self._clock.now()
         key = f"{subject}/{name}/{generation}"
         last = self.asked.get(key) or self._before.get(key)

@@ -1,7 +1,7 @@
-"""Look at the world once, and have every wait answered whose condition holds or whose deadline has passed.
+"""Read the state of the clusters once, and request the answer of every wait that is satisfied or timed out.
 
-`watch_cluster` calls it at each change and `sweep_fleet` each round; `open_wait` for the one row it has just put, since
-what is waited for may have come first. Asking twice is harmless: `resolve_wait` answers a row once.
+`watch_cluster` calls it at each change, and `sweep_fleet` in each run. `open_wait` calls it for the new wait, because
+its condition may hold already. Repeated requests are harmless: `resolve_wait` answers a wait once.
 """
 
 import contextlib
@@ -78,24 +78,24 @@ _ATTEMPT_KINDS = (
 
 
 class EvaluationResult(Value):
-    """What one look at the waits found."""
+    """The result of one evaluation."""
 
     open: int = 0
     answered: tuple[str, ...] = ()
-    """`<subject>/<name>: <outcome>` of each answer that was asked for."""
+    """`<subject>/<name>: <outcome>` of each requested answer."""
     failed: tuple[str, ...] = ()
-    """Waits that could not be judged this time, and why."""
+    """Waits that could not be evaluated, and why."""
 
     @property
     def failure(self) -> str:
-        """One sentence on the waits that could not be judged; empty if all were."""
+        """One sentence about the waits that could not be evaluated; empty if all were."""
         if not self.failed:
             return ""
         return f"{len(self.failed)} of {self.open} waits could not be evaluated. The first: {self.failed[0]}"
 
 
 class Observation:
-    """The world as it is needed, each part read once and only if some wait asks for it."""
+    """The facts of one evaluation. Each part is read once, and only if a wait needs it."""
 
     def __init__(self, context: Context, *, reads_all: bool) -> None:
         self.context = context
@@ -106,7 +106,7 @@ class Observation:
         self._nodes: dict[str, tuple[KubernetesNode, ...]] = {}
         self._workloads: dict[str, dict[tuple[str, int], list[ObservedWorkload]]] = {}
         self._no_answer: dict[str, Unreachable] = {}
-        """By cluster, or `HyperPod`: the call that got no answer. It is not called again for each of many waits."""
+        """Cluster or `HyperPod` → the call without an answer. It is not repeated for each of many waits."""
 
     def _ask(self, whom: str, read: Callable[[], T]) -> T:
         if whom in self._no_answer:
@@ -118,7 +118,7 @@ class Observation:
             raise
 
     def read_ahead(self, waits: Iterable[Wait]) -> None:
-        """Read what these waits are about in a few calls: there may be one for each machine of a fleet."""
+        """Read the rows of these waits in a few calls: there may be one wait for each node of a fleet."""
         about = [(wait.subject, wait.condition) for wait in waits]
         keys = [key for subject, condition in about for key in _rests_on(subject, condition)]
         self._found = get_all(self.context.ledger, keys)
@@ -132,7 +132,7 @@ class Observation:
         self._found |= get_all(self.context.ledger, (key for key in keys if key not in self._found))
 
     def row(self, key: Key) -> Row | None:
-        """Return a row, as it was when it was first needed."""
+        """Return a row, as it was when it was first read."""
         return self._found.get(key) or self.context.ledger.get(key)
 
     def incident(self, incident_id: str) -> Incident:
@@ -152,23 +152,23 @@ class Observation:
 
     @cached_property
     def records(self) -> tuple[ProviderNode, ...]:
-        """HyperPod's list of its machines."""
+        """HyperPod's list of nodes."""
         return self._ask("HyperPod", self.context.provider.nodes)
 
     @cached_property
     def fleet(self) -> GuardrailInputs:
-        """What guardrails need to know."""
+        """The facts of the guardrails."""
         return GuardrailInputs(self.context)
 
     def is_released(self, incident: Incident) -> bool:
-        """Whether the act that a guardrail bars would be allowed now, by the turn of those that wait."""
+        """Whether the blocked action of an incident would be allowed now, in the order of the blocked incidents."""
         if self._let_go is None or incident.incident_id not in self._blocked:
             self._blocked[incident.incident_id] = incident  # the index may lag behind
             self._let_go = blocked_incidents.released_incidents(self._blocked.values(), self.fleet, self._looks_healthy)
         return incident.incident_id in self._let_go
 
     def has_lost_its_node(self, incident: Incident) -> bool:
-        """Whether an incident waits for a place to cordon its machine in, and that is gone: it would wait for ever."""
+        """Whether an incident waits to cordon a node that is gone. It would wait without end."""
         if incident.block is None or incident.block.act != GuardedAction.CORDON:
             return False
         return all(node.instance_id != incident.life.instance_id for node in self.nodes(incident.life.cluster))
@@ -187,15 +187,15 @@ class Observation:
 
     @cached_property
     def settings(self) -> ProviderCluster | None:
-        """HyperPod's settings and status; None in a fleet without that half."""
+        """HyperPod's settings and status; None if the fleet has no HyperPod cluster."""
         return plan_recovery.settings_of(self.context.provider)
 
     def check_result(self, cluster: str, check: NodeCheck) -> CheckResult:
-        """Return how a node's test job ended."""
+        """Return the result of a node's test job."""
         return self.context.cluster.check_result(cluster, check.namespace, check.name)
 
     def returns_of(self, incident: Incident) -> int:
-        """Return how often the machine of an incident was returned to service lately."""
+        """Return how often the node of an incident was returned to service lately."""
         row = self.context.ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
         since = self.context.now - timedelta(hours=self.context.policy.repair.flap_window_hours)
         return len(rows.read(row, RepairLease).returns_of(incident.life, since)) if row else 0
@@ -217,17 +217,17 @@ class Observation:
         return attempt.own(self._workloads[attempt.cluster].get((attempt.job_id, attempt.attempt), ()))
 
     def refusal(self, offer: RentalOffer) -> str:
-        """Return what Karpenter was told of a pool since it was opened, where it found no capacity."""
+        """Return Karpenter's refusal of capacity since the pool was opened; empty if there is none."""
         return self.context.cluster.refusal(offer.cluster, offer.pool, offer.opened_at)
 
     def pods_on(self, cluster: str, names: Iterable[str]) -> tuple[UnmanagedPod, ...]:
-        """Return the pods on these nodes, and none of the rest of the cluster."""
+        """Return the pods on these nodes only."""
         return tuple(pod for name in names for pod in self.context.cluster.pods(cluster, name))
 
     def arriving(self, rental: Rental) -> tuple[tuple[UnmanagedPod, ...], tuple[KubernetesNode, ...]]:
-        """Return the pods without a node, and on nodes of a rental that is on its way; and the nodes.
+        """Return the nodes, and the pods that have no node or are on the nodes of a rental that is starting.
 
-        The order matters: a pod that finds a node meanwhile is seen without one, or its node is seen.
+        The order of the reads matters. A pod that gets a node in between is seen without a node, or its node is seen.
         """
         cluster = rental.offer.cluster
         waiting = self.context.cluster.pods(cluster, "")
@@ -237,7 +237,7 @@ class Observation:
         return (*waiting, *(pod for pod in self.pods_on(cluster, came) if pod.uid not in known)), nodes
 
     def slot_state(self, facts: Mapping[str, Any]) -> SlotState:
-        """Return who holds the seat that a wait is about."""
+        """Return the state of the slot that a wait is about."""
         life = NodeLife.from_key(facts["life"])
         return find_slot_state(
             life,
@@ -249,7 +249,7 @@ class Observation:
         )
 
     def expected(self, machine: ObservedNode) -> int:
-        """Return how many accelerators a machine should offer."""
+        """Return how many accelerators a node should offer."""
         node = machine.node
         if node is None:
             return 0
@@ -258,12 +258,12 @@ class Observation:
 
 
 def run(context: Context, *, subject: str = "", repeat_answered: bool = False) -> EvaluationResult:
-    """Evaluate the open waits, of one subject or of all, against one look at the world.
+    """Evaluate the open waits, of one subject or of all, against one state of the clusters.
 
-    One wait that cannot be judged does not hold the others up. With `repeat_answered` (the sweeper) an answer that was
-    recorded and never delivered is asked for again.
+    A wait that cannot be evaluated does not block the rest. With `repeat_answered` (the sweep), answers that were
+    recorded but never delivered are requested again.
 
-    Idempotent: yes, an answer is only ever asked for.
+    Idempotent: yes, answers are only requested.
     """
     found = _rows(context.ledger, subject, repeat_answered=repeat_answered)
     world = Observation(context, reads_all=len(found) > 1)
@@ -284,7 +284,7 @@ def run(context: Context, *, subject: str = "", repeat_answered: bool = False) -
 
 
 def evaluate_one(wait: Wait, row: Row, context: Context) -> str:
-    """Evaluate one wait that was just opened; return the outcome that was asked for, or nothing."""
+    """Evaluate a wait that was just opened. Return the requested outcome; None if there is none."""
     world = Observation(context, reads_all=False)
     return _ask(wait, row, world, context.wait_answers)
 
@@ -321,7 +321,7 @@ def _ask(wait: Wait, row: Row, world: Observation, wait_answers: WaitAnswers) ->
 
 
 def _overdue_at(wait: Wait, world: Observation) -> datetime:
-    """Return when a wait's time is over: its deadline, but for jobs that ran on for a while."""
+    """Return when a wait times out: at its deadline, or later for jobs that kept running for a while."""
     if wait.condition.kind is not ConditionKind.JOBS_RESUMED:
         return wait.deadline_at
     incident = world.incident(wait.subject)
@@ -345,11 +345,11 @@ UNMET_TEXT = {
     ConditionKind.RENTAL_ENDED: "The rented nodes are still in use.",
     ConditionKind.APPROVED: "No person approved the plan.",
 }
-"""What a person is told of a wait whose time is over."""
+"""Return the message for a wait that timed out."""
 
 
 def _is_debounced(wait: Wait, row: Row, world: Observation) -> bool:
-    """Whether a doubtful answer was first seen long enough ago; remembers when it is seen first."""
+    """Whether a doubtful answer was first seen long enough ago. Records when it is seen first."""
     if wait.seen_since is not None:
         return world.context.now - wait.seen_since >= timedelta(
             seconds=world.context.policy.jobs.attribution_delay_seconds
@@ -397,7 +397,8 @@ def judge(wait: Wait, world: Observation) -> WaitAnswer | None:
             machine,
             judge_node(machine, expected=world.expected(machine)),
             opened_at=wait.opened_at,
-            # What joins an incident is about its own life: late news of what is gone is none of its successor.
+            # Facts that join an incident are about its own node life. A late fact about the old node does not concern
+            # the new one.
             last_signal_at=None if slot_state.replacement else incident.last_signal_at,
             margin=margin_seconds(world.returns_of(incident), world.context.policy.repair),
             now=world.context.now,
@@ -449,7 +450,7 @@ def _replicas(wait: Wait, rental: Rental, row: Row, world: Observation) -> WaitA
 
 
 def _check(incident: Incident, machine: ObservedNode, world: Observation) -> CheckResult:
-    """Return what is known of the check that is to vouch for a machine; passed where none was begun for it."""
+    """Return the state of the node's check; passed if no check was started for it."""
     check = incident.check
     if check is None or machine.node is None or check.instance_id != machine.instance_id:
         return CheckResult.PASSED
@@ -466,7 +467,7 @@ def _check(incident: Incident, machine: ObservedNode, world: Observation) -> Che
 
 
 def _opted_out(incident: Incident, world: Observation) -> WaitAnswer | None:
-    """Answer when a person forbids what this wait leads to."""
+    """Return an answer if a person forbids the action that follows this wait."""
     nodes = world.nodes(incident.life.cluster)
     own_node = next((node for node in nodes if node.instance_id == incident.life.instance_id), None)
     reason = opt_out_reason(incident, own_node, nodes)
@@ -500,9 +501,9 @@ def _attempt(wait: Wait, world: Observation) -> WaitAnswer | None:
 
 
 def _record_kueue_status(wait: Wait, row: Row, world: Observation) -> tuple[Wait, Row]:
-    """Write down where a job stands with Kueue, where that has changed: who asks for it looks into no cluster.
+    """Record the state of a job in Kueue if it changed, so that readers need no access to the cluster.
 
-    Told in the job's story is each step; what changes from one of Kueue's cycles to the next is on the wait alone.
+    The job's timeline has each step. Details that change with every Kueue cycle are only on the wait.
     """
     number = int(wait.condition.facts["attempt"])
     found = world.row(rows.attempt_key(wait.subject, number))

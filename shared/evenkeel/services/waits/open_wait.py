@@ -1,4 +1,4 @@
-"""States Await… of both workflows: note what is waited for, then look once, since it may have come first."""
+"""States Await… of the workflows: record a wait, then evaluate it once, because its condition may hold already."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -19,14 +19,14 @@ from evenkeel.services.storage import incident_record, rows
 from evenkeel.services.waits import evaluate_waits
 
 _RELEASE_CHECK_INTERVAL = timedelta(days=8)
-"""Longer than the longest hold. Whoever waits is let go in turn; this is the net for a turn that never comes."""
+"""Longer than the longest hold. Blocked incidents continue in order; this timeout is only a safety net."""
 _MIN_WAIT = timedelta(seconds=1)
 _KUEUE_WAIT_SECONDS = 30_000_000
-"""Seconds, most of a year: just below the state's own net. Nobody's patience ends while a job waits in a queue."""
+"""Seconds, most of a year: just below the timeout of the state. A job may wait in its queue without limit."""
 
 
 class Request(Value):
-    """What a state waits for, and the token that ends it."""
+    """The wait of a state, with the task token that ends it."""
 
     schema_version: int = 1
     kind: ConditionKind
@@ -44,7 +44,7 @@ class Request(Value):
 
 
 class Outcome(Value):
-    """What was opened. The state's own output is the answer, not this."""
+    """The opened wait. The output of the state is the answer, not this."""
 
     outcome: str = "OPENED"
     reason: str
@@ -52,12 +52,12 @@ class Outcome(Value):
 
 
 def run(request: Request, context: Context) -> Outcome:
-    """Put the wait's row, then evaluate it once, unless it waits for leave.
+    """Write the wait's row, then evaluate it once, unless it waits for permission.
 
-    A retried state overwrites the row with its new token and a higher generation; what was asked for the older one no
-    longer fits. Generations rise with time, so they rise across rows too.
+    A retried state overwrites the row with its new token and a higher generation, so that answers to the older one no
+    longer match. Generations increase with time, also across rows.
 
-    Idempotent: yes, a repeat opens the next generation of the same wait.
+    Idempotent: yes, a repeated call opens the next generation of the same wait.
 
     Raises:
         Refused: neither an incident nor a job is named.
@@ -65,7 +65,7 @@ def run(request: Request, context: Context) -> Outcome:
     if not request.subject:
         raise Refused("a wait needs an incidentId or a jobId")
     if request.kind is ConditionKind.ATTEMPT_ENDED:
-        # It runs: where, is asked at once where Kueue has chosen. A faulty machine finds whom it hurts by that.
+        # The attempt runs. If Kueue chose its nodes, record them now: a fault of a node finds its jobs by them.
         record_nodes.run(request.job_id, request.attempt, context)
     facts, deadline = _condition(request, context)
     name = wait_name(request.kind, request.attempt or request.rental)
@@ -81,7 +81,7 @@ def run(request: Request, context: Context) -> Outcome:
             deadline_at=max(deadline, context.now + _MIN_WAIT),
             condition=WaitCondition(kind=request.kind, facts=facts),
         )
-        # Who still holds the row of an answered generation must not take this one for it.
+        # A caller with an answer to an older generation must not match this one.
         fresh = Put(rows.wait_row(wait, row.version if row else 0), first_version=wait.generation)
         try:
             context.ledger.commit(fresh)
@@ -91,7 +91,8 @@ def run(request: Request, context: Context) -> Outcome:
     else:
         raise Conflict(f"wait {name} of {request.subject} changed on every try")
     if request.kind is ConditionKind.RELEASED:
-        # It was weighed a moment ago, and each of a wave would read all that wait: the watch does it once for all.
+        # The guardrails were checked a moment ago, and each check reads all blocked incidents. The watch does it once
+        # for all.
         return Outcome(reason="The wait is queued.", generation=wait.generation)
     stored = rows.wait_row(wait, fresh.version)
     asked = evaluate_waits.evaluate_one(wait, stored, context)
@@ -100,7 +101,7 @@ def run(request: Request, context: Context) -> Outcome:
 
 
 def _condition(request: Request, context: Context) -> tuple[dict[str, Any], datetime]:
-    """Return the facts that the evaluation needs, and the deadline that policy sets."""
+    """Return the facts that the evaluation needs, and the deadline from the policy."""
     jobs = context.policy.jobs
     seconds = {
         ConditionKind.ATTEMPT_ADMITTED: _KUEUE_WAIT_SECONDS,
@@ -128,7 +129,7 @@ def _condition(request: Request, context: Context) -> tuple[dict[str, Any], date
     ask = incident_record.last_ask(context.ledger, incident)
     facts = _slot_facts(incident, ask)
     if request.kind is ConditionKind.NODE_VALID:
-        # The deadline allows for the longest margin: one that keeps coming back has to be well for longer.
+        # The deadline includes the longest margin: a node with recurring faults must be healthy for longer.
         margin = margin_seconds(context.policy.repair.lemon_returns, context.policy.repair)
         return facts, context.now + timedelta(seconds=_check_seconds(incident, context.policy.repair) + margin)
     if ask is None:
@@ -145,7 +146,7 @@ def _condition(request: Request, context: Context) -> tuple[dict[str, Any], date
 
 
 def _rental_condition(request: Request, context: Context) -> tuple[dict[str, Any], datetime]:
-    """Return what the waits of a rental are about: its nodes have a deadline, its end has none but the run's own."""
+    """Return the facts of a rental's waits. Its nodes have a deadline; its end has only the timeout of the run."""
     rental = rows.load(
         context.ledger,
         rows.rental_key(request.job_id, request.rental),

@@ -1,7 +1,7 @@
-"""The one place that ends a wait: OPEN -> ANSWERED, the task token, then the row goes.
+"""The only service that ends a wait: OPEN -> ANSWERED, then the task token, then the row is deleted.
 
-put by open_wait ─▶ OPEN ─▶ ANSWERED ─▶ SendTaskSuccess ─▶ deleted
-                      │ one writer wins      │ a crash here: the sweeper asks for the recorded answer again
+written by open_wait ─▶ OPEN ─▶ ANSWERED ─▶ SendTaskSuccess ─▶ deleted
+                          │ one writer wins   │ crash here: the sweep requests the recorded answer again
 """
 
 import contextlib
@@ -19,7 +19,7 @@ WRITER = "resolve_wait"
 
 
 class Request(Value):
-    """One answer to one generation of one wait."""
+    """An answer to one generation of a wait."""
 
     subject: str
     name: str
@@ -28,7 +28,7 @@ class Request(Value):
 
 
 class Outcome(Value):
-    """What became of the answer."""
+    """The outcome for the answer."""
 
     outcome: str
     """ANSWERED, STALE (no such generation) or OVER (the task had ended already)."""
@@ -36,9 +36,9 @@ class Outcome(Value):
 
 
 def run(request: Request, context: Context) -> Outcome:
-    """Answer a wait once. The first answer that is recorded is the one that is sent, however many were asked for.
+    """Answer a wait once. The first recorded answer is sent, however many were requested.
 
-    Idempotent: yes, by OPEN -> ANSWERED; a token that was used or is over counts as answered.
+    Idempotent: yes, by OPEN -> ANSWERED. A token that was used or has expired counts as answered.
     """
     for _ in range(incident_record.MAX_TRIES):
         row = context.ledger.get(rows.wait_key(request.subject, request.name))
@@ -72,7 +72,7 @@ def _send(wait: Wait, row: Row, context: Context) -> Outcome:
 
 
 def _incident_writes(wait: Wait, answer: WaitAnswer, context: Context) -> Sequence[Write]:
-    """Return what an incident's own record learns from an answer, for the same commit."""
+    """Return the changes of the incident that follow from an answer, for the same commit."""
     stage = _STAGES.get((wait.condition.kind, answer.outcome))
     is_failed_validation = wait.condition.kind is ConditionKind.NODE_VALID and answer.outcome not in (
         "VALID",
@@ -107,7 +107,7 @@ _CONDITION_TEXT = {
 
 
 def _at_stage(incident: Incident, stage: str, answer: WaitAnswer, now: datetime) -> Incident:
-    """Return the incident with the stage reached. The last time counts: a later rung brings the node back later."""
+    """Return the incident at the reached stage. The last time counts: a later rung brings the node back later."""
     changed = incident.but(stages=incident.stages.but(**{stage: now}))
     machine = answer.facts.get("instanceId", "")
     if machine and machine != incident.life.instance_id:
