@@ -1,4 +1,4 @@
-"""An administrator gives the site's own policy: what it has otherwise than the shipped one, as a whole."""
+"""An administrator sets the site's own policy: all values that differ from the shipped policy."""
 
 from datetime import datetime
 from typing import Any
@@ -12,31 +12,31 @@ _TRIES = 5
 
 
 class Request(Value):
-    """What is to be otherwise, who wants it, and why."""
+    """A change of the policy: the values, the person and the reason."""
 
     changes: dict[str, Any]
     """In the form of the policy's JSON; empty = the shipped policy alone."""
     by: str
     reason: str
     based_on: str = ""
-    """Hash of the policy that it was written for; empty = whatever is in force."""
+    """Hash of the policy that the change was written for; empty = any."""
     request_id: str
     fingerprint: str
-    """Of all that was asked: the same id with another one is refused."""
+    """Digest of the whole request. The same id with another digest is refused."""
 
 
 def run(request: Request, *, ledger: Ledger, base: Policy, now: datetime) -> PolicyChange:
-    """Put a site's changes in force. They replace those before; each function goes by them within half a minute.
+    """Put a site's changes in force, instead of the earlier ones. Each function uses them within half a minute.
 
-    Idempotent: yes, by the request id, which is recorded in the same commit: a late repeat undoes nothing.
+    Idempotent: yes, by the request id, which is recorded in the same commit. A late repeat undoes nothing.
 
     Raises:
         Invalid: the changes cannot be used; names each field.
-        Conflict: another policy is in force than the one it was written for.
-        KeyReused: the request id was used for something else.
+        Conflict: another policy is in force than the one the change was written for.
+        KeyReused: the request id was used for another request.
     """
     try:
-        # As it is, and as it will be read back: JSON has no infinity, and what is null there may mean something else.
+        # Both as given and as it will be read back: JSON has no infinity, and its null may mean something else.
         for changes in (request.changes, request.to_json()["changes"]):
             changed(base, changes)
     except PolicyError as error:
@@ -83,5 +83,5 @@ def run(request: Request, *, ledger: Ledger, base: Policy, now: datetime) -> Pol
 
 
 def _request_key(request_id: str) -> Key:
-    """`POLICY#site / REQUEST#id`: what this request put in force. Its repeat, and a reader of the past, find it."""
+    """`POLICY#site / REQUEST#id`: the change of this request, for its repeat and for readers of the history."""
     return Key(Table.INCIDENTS, site_policy_key(Table.INCIDENTS).pk, f"REQUEST#{request_id}")

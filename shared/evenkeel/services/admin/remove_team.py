@@ -1,4 +1,4 @@
-"""An administrator takes a team away that has nothing any more."""
+"""An administrator removes a team that has no jobs, no charges and no lent quota."""
 
 from collections.abc import Iterator
 
@@ -14,45 +14,45 @@ from evenkeel.services.storage.retries import until_committed
 
 WRITER = "remove_team"
 _BEFORE_TEAMS = "2"
-"""How the places of those jobs begin that were submitted before there were teams: with the year."""
+"""How the queue places of jobs from before teams begin: with the year."""
 
 
 class TeamInUse(Refused):
-    """A team has jobs, holds machines, or others use its quota."""
+    """The team has jobs or charges, or other teams use its quota."""
 
     code = "TEAM_IN_USE"
 
 
 class Request(Value):
-    """Which team, who wants it away, and why."""
+    """A request to remove a team: the person and the reason."""
 
     team: str
     expected: int
-    """Its version when it was looked at."""
+    """Version of the team that the request was written for."""
     by: str
     reason: str
 
 
 class Outcome(Value):
-    """What there is now: no team of that name."""
+    """The result: there is no team of that name."""
 
     team: str
     was_there: bool
-    """False where it was gone already."""
+    """False if the team was removed before."""
 
 
 def run(request: Request, context: Context) -> Outcome:
-    """Remove a team from the setup, and request a scheduling cycle. What it spent stays known, should it come again.
+    """Remove a team from the setup, and request a scheduling cycle. Its spending is kept for a new team of that name.
 
-        TREE (version v) ── charges, jobs, quota lent: none ── commit: the team gone, VERSION as read, TREE still v
+        TREE (version v) ── no charges, no jobs, no lent quota ── commit: team deleted, VERSION as read, TREE still v
 
-    Whatever is admitted meanwhile raises TREE, and the commit fails whole. A job that is submitted at that very moment
-    waits and says that its team is gone.
+    An admission meanwhile raises TREE, and the whole commit fails. A job that is submitted at that moment waits, with
+    the reason that its team is gone.
 
-    Idempotent: yes; a team that is not there is gone already.
+    Idempotent: yes, a missing team is success.
 
     Raises:
-        TeamInUse: it has jobs, holds machines, or others use its quota; says which.
+        TeamInUse: it has jobs or charges, or other teams use its quota; says which.
         StaleVersion: it is at another version.
     """
     was_there = until_committed(lambda: _remove(request, context), "The setup changed on every try. Try again.")
@@ -62,7 +62,7 @@ def run(request: Request, context: Context) -> Outcome:
 
 
 def _remove(request: Request, context: Context) -> bool:
-    """Remove the team in one commit; return whether there was one."""
+    """Remove the team in one commit. Return whether there was one."""
     name = request.team
     tree = _tree(context.ledger)
     found = read_setup.run(context.ledger)
@@ -91,7 +91,7 @@ def _tree(ledger: Ledger) -> Row:
 
 
 def _why_in_use(team: str, setup: TeamSetup, ledger: Ledger) -> str:
-    """Say what a team still has; empty where that is nothing."""
+    """Return what the team still has; empty if nothing."""
     if jobs := jobs_of(team, ledger):
         return jobs
     charges = read_charges.run(ledger)
@@ -100,7 +100,7 @@ def _why_in_use(team: str, setup: TeamSetup, ledger: Ledger) -> str:
 
 
 def jobs_of(team: str, ledger: Ledger) -> str:
-    """Say which jobs of a team have not ended; empty where all have."""
+    """Return which jobs of a team have not ended; empty if all have."""
     charges = read_charges.run(ledger)
     held = [charge for charge in charges.held if team in (charge.team, charge.queue)]
     if held:
@@ -112,7 +112,7 @@ def jobs_of(team: str, ledger: Ledger) -> str:
 
 
 def _waiting(team: str, ledger: Ledger) -> str:
-    """Return a job of the team that waits or is held back; empty where there is none."""
+    """Return a pending or suspended job of the team; empty if there is none."""
     pending = f"JOB#{JobState.PENDING}"
     queued = ledger.by_state(Table.JOBS, pending, prefix=rows.queue_prefix(team), limit=1).rows
     before = _of_team(team, ledger, pending, _BEFORE_TEAMS)

@@ -1,4 +1,4 @@
-"""An administrator sets up a team, or what holds for all teams."""
+"""An administrator sets up a team, or the quotas that all teams share."""
 
 from collections.abc import Collection
 from typing import Any
@@ -20,39 +20,39 @@ SetupPart = Team | FleetQuotas
 
 
 class Request(Value):
-    """One part of the set-up as it is to be, who wants it, and why."""
+    """A part of the setup to store: the person and the reason."""
 
     part: SetupPart
     expected: int
-    """The part's version that it was written for; 0 = it is not there yet."""
+    """Version of the part that the request was written for; 0 = the part does not exist yet."""
     by: str
     reason: str
 
 
 class Outcome(Value):
-    """What stands there now."""
+    """The stored part."""
 
     part: SetupPart
     version: int
 
 
 def run(request: Request, context: Context, *, own_namespaces: Collection[str] = ()) -> Outcome:
-    """Put a part of the set-up in force, and ask for a pass.
+    """Store a part of the setup, and request a scheduling cycle.
 
-        this part at `expected` ── checked with all others ── commit: the part, VERSION as read, TREE raised
+        this part at `expected` ── checked with all other parts ── commit: the part, VERSION as read, TREE raised
 
-    The commit is held to the version of all together, so of two teams that name one namespace at once one is refused.
-    The tree is raised in the same transaction: a pass that weighed the older set-up fails whole and looks again.
+    The commit depends on the version of the whole setup. So if two teams claim one namespace at once, one is refused.
+    The same transaction raises the tree, so a scheduling cycle with the older setup fails as a whole and decides again.
 
-    Idempotent: yes; a repeat finds at `expected` + 1 just what it asks for.
+    Idempotent: yes, a repeated request finds its part at `expected` + 1.
 
     Args:
         request: The part.
-        own_namespaces: Those of the stack, which no team may have.
+        own_namespaces: Namespaces of the stack, which no team may have.
 
     Raises:
         TeamInUse: jobs of the team wait or run in the namespace that it would leave.
-        Invalid: it cannot be set up; names each field.
+        Invalid: the setup is not valid; names each field.
         StaleVersion: the part is at another version.
     """
     name = request.part.name if isinstance(request.part, Team) else read_setup.FLEET
@@ -66,7 +66,7 @@ def run(request: Request, context: Context, *, own_namespaces: Collection[str] =
 
 
 def _set(request: Request, context: Context) -> None:
-    """Put the part in force in one commit, unless it is in force already."""
+    """Store the part in one commit, unless it is stored already."""
     part = request.part
     name = part.name if isinstance(part, Team) else read_setup.FLEET
     field = "team" if isinstance(part, Team) else "quotas"
@@ -89,7 +89,7 @@ def _set(request: Request, context: Context) -> None:
 
 
 def _refuse_while_in_use(part: SetupPart, setup: TeamSetup, ledger: Ledger) -> None:
-    """Keep a team in its namespace as long as it has jobs there: another team could have the namespace next."""
+    """Keep a team in its namespace as long as it has jobs there. Otherwise another team could get the namespace."""
     before = setup.by_name.get(part.name) if isinstance(part, Team) else None
     if before is None or not isinstance(part, Team) or before.namespace in ("", part.namespace):
         return

@@ -1,4 +1,4 @@
-"""What a site's own policy would have changed: recorded decisions, decided again under it."""
+"""Apply a changed policy to recorded decisions, and report what it would have changed."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
@@ -20,11 +20,11 @@ Json = dict[str, Any]
 
 LOOKBACK = timedelta(days=7)
 _MOST_INCIDENTS = 100
-"""The newest ones: an answer takes seconds, and what a policy does shows in few."""
+"""Maximum number of incidents, newest first. More would take longer than a request may."""
 _MOST_JOBS = 100
-"""The newest ones, likewise."""
+"""Maximum number of admissions, newest first."""
 _MOST_DECISIONS = 50
-"""Of one incident or job: its newest."""
+"""Maximum number of decisions for each incident or job, newest first."""
 AS_RECORDED = (
     "For admissions, recorded quotas, nodes, limits and budgets apply. Only the number of spare nodes is tried "
     "again, and each decision is tried alone."
@@ -41,9 +41,9 @@ def run(
     since: datetime | None,
     now: datetime,
 ) -> Json:
-    """Decide again, and change nothing: what was decided about incidents, and who was let in.
+    """Decide recorded repairs and admissions again, and change nothing.
 
-    Where the modes of the changes and those in force differ for an incident, its decisions are decided in the new mode.
+    If the mode of an incident differs under the changes, its decisions are made again in the new mode.
 
     Raises:
         Invalid: the changes cannot be used; names each field.
@@ -89,7 +89,7 @@ def run(
 
 
 def _incidents(ledger: Ledger, since: datetime) -> Iterator[Incident]:
-    """Yield the incidents that were opened since, the newest first."""
+    """Yield the incidents that were opened since a time, the newest first."""
     token = ""
     while True:
         page = pagination.newest_first(
@@ -107,7 +107,7 @@ def _incidents(ledger: Ledger, since: datetime) -> Iterator[Incident]:
 def _decisions(ledger: Ledger, subject: str, since: datetime) -> list[Decision]:
     page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=_MOST_DECISIONS, newest_first=True)
     found = (rows.read(row, Decision) for row in page.rows)
-    # What is decided about an incident belongs to its opening; a job may have waited for weeks.
+    # Decisions about an incident follow its opening, but a job may have waited for weeks.
     return [each for each in found if subject.startswith("inc-") or each.decided_at >= since]
 
 

@@ -1,7 +1,7 @@
-"""Keep the end of each rank's log with its attempt, before the pods go: a log goes with its pod, and its node.
+"""Keep the end of each rank's log with its attempt, because a log is deleted with its pod or its node.
 
-Called when an attempt is stopped, when its node is left, and when it is settled; the newest text that could be read
-stays. Nothing waits for a log: what cannot be read in a few seconds is noted with the reason.
+Called when an attempt is stopped, when its node is lost, and when it is settled. The newest text that could be read
+stays. A log that cannot be read within a few seconds is recorded with the reason.
 """
 
 import contextlib
@@ -16,16 +16,16 @@ from evenkeel.services.context import Context
 from evenkeel.services.storage import rows
 
 BEFORE_STOP_SECONDS = 3.0
-"""The pods' time to save begins after it."""
+"""The grace period of the pods begins after it."""
 AT_END_SECONDS = 10.0
 KEPT_FOR = timedelta(days=30)
 
 
 def run(job: Job, attempt: Attempt, context: Context, *, within_seconds: float) -> None:
-    """Keep the last lines of the attempt's pods that are there.
+    """Keep the last lines of the attempt's existing pods.
 
-    Never raises what the world answers: a log is no reason to leave a machine later. Idempotent: yes, a text is only
-    replaced by a newer one.
+    Never raises errors of the cluster, because a log must not delay a recovery. Idempotent: yes, a text is replaced
+    only by a newer one.
     """
     if attempt.launched_at is None:
         return

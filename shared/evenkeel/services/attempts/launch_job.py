@@ -1,9 +1,9 @@
-"""State LaunchJob of run_job: fence the past out, pin the resume point, create the Kubernetes Job.
+"""State LaunchJob of run_job: fence out earlier attempts, pin the resume point, create the Kubernetes Job.
 
-    pods of n-1 gone, or on lost nodes ── raise fence to n, with its pin ── forget lost pods ── create Job ── record
+    pods of n-1 gone, or on lost nodes ─ raise fence to n, with its pin ─ delete lost pods ─ create Job ─ record
 
-What it resumes from, `pin_resume_point` answers. Where finished checkpoints are there and none can be proved, nothing
-is launched and nothing is pinned: the attempt is given up, and the next one looks again after a pause.
+`pin_resume_point` decides the resume point. If finished checkpoints exist but none can be proved, nothing is launched
+and nothing is pinned. The attempt then ends, and the next one tries again after a pause.
 """
 
 from collections.abc import Iterable
@@ -43,21 +43,21 @@ Request = attempt_rows.Request
 
 
 class LaunchOutcome(StrEnum):
-    """What LaunchJob answers."""
+    """The outcome of LaunchJob."""
 
     LAUNCHED = "LAUNCHED"
     QUEUED = "QUEUED"
-    """Launched, and Kueue decides when it has pods."""
+    """Launched; Kueue decides when its pods start."""
     NOT_YET = "NOT_YET"
-    """The attempt before has not ended: ask again after `waitSeconds`."""
+    """The earlier attempt has not ended. Try again after `waitSeconds`."""
     STALE = "STALE"
-    """A later attempt exists, or this one is settled: nothing is to be done."""
+    """A later attempt exists, or this one is settled. No action is needed."""
     GIVE_UP = "GIVE_UP"
-    """It cannot be launched: settle it."""
+    """The attempt cannot be launched and must be settled."""
 
 
 class Outcome(Value):
-    """The answer, in words as well."""
+    """The outcome, with a sentence."""
 
     outcome: LaunchOutcome
     wait_seconds: int = 0
@@ -65,20 +65,21 @@ class Outcome(Value):
 
 
 class _EarlierAttempt(NamedTuple):
-    """What is left of one earlier attempt."""
+    """Remaining parts of an earlier attempt."""
 
     attempt: Attempt
     seen: ObservedWorkload
     blocking_pods: tuple[str, ...]
-    """Its pods that may still run where they can be reached."""
+    """Its pods that may still run on reachable nodes."""
     out_of_reach: tuple[str, ...]
-    """Lost nodes with pods of it."""
+    """Lost nodes with its pods."""
 
 
 def run(request: Request, context: Context) -> Outcome:
-    """Launch an attempt, if it is its turn.
+    """Launch an attempt, if the earlier attempts are gone or fenced out.
 
-    Idempotent: yes, by the fence and by the Kubernetes Job's name; a repeat finds the pin and the Job and records them.
+    Idempotent: yes, by the fence and by the Kubernetes Job's name. A repeated call finds the pin and the Job, and
+    records them.
     """
     found = attempt_rows.load(context.ledger, request.job_id, request.attempt)
     job, attempt = found.job, found.attempt
@@ -87,15 +88,15 @@ def run(request: Request, context: Context) -> Outcome:
     if attempt.state is not AttemptState.STARTING:
         return Outcome(outcome=_launched(attempt), reason=f"{attempt.workload_name} was already launched.")
     given_up = _why_give_up(job, attempt, context)
-    # What a lost reply left running is recorded as what it is, and stopped as others are: to settle it here would give
-    # its nodes away under it.
+    # A Job whose creation had no reply is recorded as it is, and stopped like any other. To settle the attempt here would
+    # free its nodes while pods run.
     if given_up and not context.cluster.workload(attempt).has_runnable_pods:
         return _give_up(context, found, attempt, given_up, is_refused=attempt.is_refused)
 
     past = _earlier_attempts(attempt, context)
     for left in past:
         if left.seen.has_runnable_pods:
-            # Settled, and yet not asked to end: a crash came between the two.
+            # The attempt is settled but its Job was not deleted: a crash came in between.
             context.cluster.stop(left.attempt, job.spec.grace_seconds)
     blocking_pods = [pod for left in past for pod in left.blocking_pods]
     if blocking_pods:
@@ -161,7 +162,7 @@ def _launch(
         reason = f"The cluster refused the attempt's Kubernetes Job: {error}"
         return _give_up(context, found, decided, reason, is_refused=True)
     except (NotAllowed, NotFound) as error:
-        # A namespace's quota and most policies answer 403: what they say may be another thing in a while.
+        # A ResourceQuota and most policies answer 403. The answer may change within minutes.
         context.telemetry.count("LaunchesForbidden")
         context.telemetry.warning("Launch not allowed", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
         reason = f"The cluster does not accept the attempt's Kubernetes Job now: {error}"
@@ -179,7 +180,7 @@ def _launched(attempt: Attempt) -> LaunchOutcome:
 
 
 def _network_request(job: Job, attempt: Attempt, context: Context) -> dict[str, Any]:
-    """Return what the pods ask for on the attempt's nodes. All are of one type and pool: the first is read."""
+    """Return the EFA request of the pods. All nodes have one type and pool, so the first is read."""
     node = context.cluster.node(attempt.cluster, attempt.node_names[0]) if attempt.node_names else None
     if node is None:
         machine, huge_pages_mib = efa.EfaNode(attempt.pool, attempt.instance_type), 0
@@ -193,10 +194,10 @@ def _network_request(job: Job, attempt: Attempt, context: Context) -> dict[str, 
 
 
 def _without_fixed_nodes(job: Job, attempt: Attempt, context: Context) -> dict[str, Any]:
-    """Return what a launch that names no nodes must say besides: what it keeps off, and what its pods ask for.
+    """Return the rest of a launch without fixed nodes: the avoided nodes, and the EFA request of its pods.
 
-    Kueue may admit it on any type that it names: its pods ask for the interfaces that each of these types has. They ask
-    for no huge pages: a ClusterQueue admits no job that asks for a resource that it does not cover.
+    Kueue may choose any type that the job names, so the pods request the interfaces that each of these types has. They
+    request no huge pages: a ClusterQueue admits no job that requests a resource that it does not cover.
     """
     nodes, plan = context.cluster.nodes(attempt.cluster), job.resume_plan
     keys = plan.avoid if plan and job.is_planned(attempt.attempt) else ()
@@ -228,9 +229,9 @@ def _why_give_up(job: Job, attempt: Attempt, context: Context) -> str:
 
 
 def _earlier_attempts(attempt: Attempt, context: Context) -> tuple[_EarlierAttempt, ...]:
-    """See what is left of the attempts before, back to the last that was launched: that one saw to those before it.
+    """Find the remaining parts of earlier attempts, back to the last launched one. That one fenced out those before it.
 
-    Two attempts never run side by side where both can be reached.
+    Two attempts never run side by side if both can be reached.
     """
     found: list[_EarlierAttempt] = []
     nodes: dict[str, KubernetesNode] | None = None
@@ -275,7 +276,7 @@ def _record_launch(
 
 
 def _drain_text(launched: Attempt, ledger: Ledger) -> str:
-    """Say whether the attempt before, if it was asked to stop, used its time to save what this one resumes from."""
+    """Record whether the earlier attempt saved the resume point of this one while it was stopped."""
     has_past = launched.is_pinned and launched.attempt > 1
     row = ledger.get(rows.attempt_key(launched.job_id, launched.attempt - 1)) if has_past else None
     before = rows.read(row, Attempt) if row else None
@@ -288,7 +289,7 @@ def _drain_text(launched: Attempt, ledger: Ledger) -> str:
 
 
 def _network_text(launched: Attempt, network: efa.EfaRequest) -> str:
-    """Say over what the pods of an attempt with several talk to each other."""
+    """Return the network that the pods of an attempt use between nodes."""
     if launched.ranks < 2:
         return ""
     count = network.interfaces
@@ -305,9 +306,9 @@ def _resume_text(answer: pin_resume_point.PinAnswer) -> str:
 
 
 def _with_priority_class(job: Job, attempt: Attempt, policy: Policy) -> JobSpec:
-    """Return what is launched, with the priority class that Kubernetes or Kueue may see; without one where none may.
+    """Return the job to launch, with the priority class that Kubernetes or Kueue may see; empty if neither may.
 
-    A team's class ranks its jobs in the queues: Kubernetes' scheduler would evict by it, past any quota.
+    A team's class orders its jobs in the queues. The scheduler of Kubernetes would evict by it, regardless of quota.
     """
     is_allowed = bool(attempt.local_queue) if job.queue else job.spec.priority_class in policy.jobs.priority_classes
     return job.spec if is_allowed or not job.spec.priority_class else job.spec.but(priority_class="")
@@ -316,7 +317,7 @@ def _with_priority_class(job: Job, attempt: Attempt, policy: Policy) -> JobSpec:
 def _give_up(
     context: Context, found: attempt_rows.StoredAttempt, attempt: Attempt, why: str, *, is_refused: bool
 ) -> Outcome:
-    """Say on the attempt why it is not launched: SettleAttempt reads it there."""
+    """Record on the attempt why it is not launched. SettleAttempt reads it there."""
     reason = why[:1000]
     if (found.attempt.reason, found.attempt.is_refused) != (reason, is_refused):
         entry = TimelineEntry(at=context.now, kind="refused" if is_refused else "given up", text=reason, writer=WRITER)

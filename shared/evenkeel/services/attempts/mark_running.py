@@ -1,4 +1,4 @@
-"""State MarkRunning of run_job: every pod of the attempt runs."""
+"""State MarkRunning of run_job: record that every pod of the attempt runs."""
 
 from enum import StrEnum
 
@@ -17,15 +17,15 @@ Request = attempt_rows.Request
 
 
 class RunningOutcome(StrEnum):
-    """What MarkRunning answers."""
+    """The outcome of MarkRunning."""
 
     RUNNING = "RUNNING"
     STALE = "STALE"
-    """The attempt is over already, or was never launched."""
+    """The attempt has ended already, or was never launched."""
 
 
 class Outcome(Value):
-    """The answer."""
+    """The outcome, with a sentence."""
 
     outcome: RunningOutcome
 
@@ -64,7 +64,7 @@ def _mark(request: Request, context: Context) -> Outcome:
 
 
 def _text(attempt: Attempt) -> str:
-    """Return the line of the timeline."""
+    """Return the timeline entry."""
     text = f"Attempt {attempt.attempt} is running on all {attempt.ranks} nodes."
     if attempt.ranks == 1:
         text = f"Attempt {attempt.attempt} is running."

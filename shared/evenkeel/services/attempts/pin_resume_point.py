@@ -1,11 +1,11 @@
-"""What an attempt resumes from: proved and pinned by one conditional write, or left to rank 0, or nothing for now.
+"""Decide the resume point of an attempt: proved and pinned by one conditional write, or left to rank 0, or not yet.
 
-The fence is the one write that decides. A retry finds it at n and takes its pin for the answer; at more than n the
-attempt is stale. Whatever still runs behind a lost node ends at its next save, and what it saved late never counts.
+The fence is the write that decides. A retry that finds it at n takes its pin as the result; if it is higher than n, the
+attempt is stale. Pods behind a lost node end at their next save, and checkpoints that they save late never count.
 
-Calls on the store, where there are A attempts and the newest checkpoints L hold no proof: one GET of the fence, 1 + A
-LISTs for the folders, for each of L + 1 checkpoints one GET and, unless the manifest alone settles it, one LIST and a
-HEAD a shard, and one PUT. L is at most `MOST_LOOKS`; lists of more than 1,000 entries take more pages.
+Calls to the store, with A attempts and L newest checkpoints without proof: one GET of the fence, and 1 + A LISTs of the
+folders. Then for each of L + 1 checkpoints one GET and, unless the manifest alone decides, one LIST and one HEAD for
+each shard. Then one PUT. L is at most `MOST_LOOKS`; lists of more than 1,000 entries take more pages.
 """
 
 from enum import StrEnum
@@ -39,25 +39,25 @@ from evenkeel.ports import CheckpointStore, NotFound, ProofTerms, TooLarge
 from evenkeel.services.storage.retries import until_committed
 
 MOST_LOOKS = 50
-"""Checkpoints that one launch looks at before it asks a person."""
+"""Checkpoints that one launch examines before it asks a person."""
 _SETTLED_BY_MANIFEST = (RejectionCode.DISTRUSTED, RejectionCode.MANIFEST_UNREADABLE)
 
 
 class PinOutcome(StrEnum):
-    """How the question was answered."""
+    """How the resume point was decided."""
 
     PINNED = "PINNED"
-    """The fence stands at this attempt, with its resume point (None may be the point) in it."""
+    """The fence is at this attempt and holds its resume point, which may be None."""
     IN_CLUSTER = "IN_CLUSTER"
-    """No function can look there: rank 0 proves and pins, on the terms given."""
+    """No function can read the store. Rank 0 proves and pins, under the given conditions."""
     UNPROVED = "UNPROVED"
-    """Finished checkpoints are there and none holds: nothing was raised, so nothing is disowned."""
+    """Finished checkpoints exist but none is proved. The fence was not raised, so no checkpoint is fenced out."""
     STALE = "STALE"
     """A later attempt has raised the fence."""
 
 
 class PinAnswer(NamedTuple):
-    """What an attempt resumes from, as far as it is known here."""
+    """The resume point of an attempt, as far as it is known here."""
 
     kind: PinOutcome
     choice: ResumeChoice
@@ -67,11 +67,11 @@ class PinAnswer(NamedTuple):
 def run(job: Job, attempt: Attempt, checkpoints: CheckpointStore, *, policy: JobPolicy) -> PinAnswer:
     """Raise the fence with the resume point in it.
 
-    Idempotent: yes, the first write for this attempt decides; every later call returns what it decided.
+    Idempotent: yes, the first write for this attempt decides, and every later call returns its result.
 
     Raises:
         FenceUnreadableError: there is a fence, and it cannot be read.
-        Conflict: others kept writing the fence.
+        Conflict: other writers kept changing the fence.
     """
     if not job.spec.checkpoint_uri:
         return PinAnswer(PinOutcome.PINNED, _from_the_beginning("The job keeps no checkpoints."))
@@ -85,7 +85,7 @@ def run(job: Job, attempt: Attempt, checkpoints: CheckpointStore, *, policy: Job
 
 
 def _pin(job: Job, attempt: Attempt, checkpoints: CheckpointStore, policy: JobPolicy) -> PinAnswer:
-    """Raise the fence once, as it is read here.
+    """Raise the fence once, from the state that is read here.
 
     Raises:
         Conflict: another writer changed the fence meanwhile.
@@ -109,7 +109,7 @@ def _pin(job: Job, attempt: Attempt, checkpoints: CheckpointStore, policy: JobPo
 
 
 def distrusts(job: Job) -> tuple[Distrust, ...]:
-    """Return the suspicions that recoveries laid on a job's checkpoints."""
+    """Return the doubts that recoveries recorded about a job's checkpoints."""
     found = []
     if job.distrust_through_attempt:
         found.append(
@@ -122,9 +122,9 @@ def distrusts(job: Job) -> tuple[Distrust, ...]:
 
 
 def _accepts_convention(job: Job, attempt: Attempt, policy: JobPolicy) -> bool:
-    """Whether completeness by convention will do, as far as no suspicion demands more.
+    """Whether completeness by convention is enough, unless a doubt requires more.
 
-    After a fault its own class decides, and did when its plan was made.
+    After a fault, the fault's class decides this when the resume plan is made.
     """
     return job.is_planned(attempt.attempt) or policy.accepts_convention(RESTART)
 
@@ -134,7 +134,7 @@ def _from_the_beginning(reason: str) -> ResumeChoice:
 
 
 def _terms(job: Job, attempt: Attempt, policy: JobPolicy) -> ProofTerms:
-    """Return what rank 0 needs to know. It takes one suspicion: the strictest, of everything that any is about."""
+    """Return the conditions for rank 0. It receives one doubt: the strictest, for everything that any covers."""
     doubts = distrusts(job)
     strictest = (
         Distrust(
@@ -174,7 +174,7 @@ def _choose(
 def _examine(
     uri: str, ref: CheckpointRef, checkpoints: CheckpointStore, doubts: tuple[Distrust, ...]
 ) -> CheckpointContents:
-    """Collect what the store says about one checkpoint: its manifest and, if that settles nothing, its files."""
+    """Read the facts of one checkpoint: its manifest and, if that decides nothing, its files."""
     named: set[str] = set()
     try:
         manifest: bytes | None = checkpoints.read(uri, ref.manifest_key)
@@ -187,7 +187,7 @@ def _examine(
         verdict = verify(ref, alone, doubts)
         if isinstance(verdict, Rejection) and verdict.code in _SETTLED_BY_MANIFEST:
             return alone
-        # Only what it names has a checksum to compare with, and each is a question of its own.
+        # Only files in the manifest have a checksum to compare with, and each check is a call of its own.
         named = {shard.key for shard in parse_manifest(ref, manifest).shards}
     objects = {
         key: StoredObject(size_bytes=one.size_bytes, sha256=one.sha256, modified_at=one.modified_at)

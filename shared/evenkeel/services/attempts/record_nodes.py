@@ -1,7 +1,7 @@
-"""Where an attempt runs that Kueue let in.
+"""Record the nodes of an attempt that Kueue admitted.
 
-Its nodes are chosen by Kueue's flavors and by Kubernetes, and are known once its pods run. Recoveries find whom a sick
-machine hurts by them.
+Kueue's flavors and Kubernetes choose its nodes, which are known once its pods run. A recovery finds the affected jobs
+of a faulty node by them.
 """
 
 from evenkeel.domain.jobs.attempt import AttemptState
@@ -12,9 +12,9 @@ from evenkeel.services.storage import attempt_rows, rows
 
 
 def run(job_id: str, number: int, context: Context) -> bool:
-    """Record on which machines an attempt runs; False where that is known, or cannot be yet.
+    """Record the nodes of an attempt. Return False if they are recorded already, or not known yet.
 
-    Idempotent: yes, what is recorded stays: the pods of an attempt move nowhere.
+    Idempotent: yes, recorded nodes stay, because the pods of an attempt never move.
     """
     found = attempt_rows.load(context.ledger, job_id, number)
     attempt = found.attempt

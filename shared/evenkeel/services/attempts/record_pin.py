@@ -1,4 +1,4 @@
-"""What rank 0 resumed from, read back from its log: where checkpoints lie on mounted storage, no function can look."""
+"""Read rank 0's resume point from its log. No function can read checkpoints on mounted storage."""
 
 import json
 
@@ -13,13 +13,13 @@ from evenkeel.services.storage import attempt_rows, rows
 
 WRITER = "record_pin"
 _REPORT = "evenkeel resume-point "
-"""How rank 0 begins its line (docs/training-contract.md)."""
+"""The beginning of rank 0's line (docs/training-contract.md)."""
 
 
 def run(found: attempt_rows.StoredAttempt, context: Context) -> bool:
-    """Record what rank 0 told, once it has; False where there is nothing to record yet, or nothing to ask.
+    """Record the resume point that rank 0 logged. Return False if it logged none yet, or if none is expected.
 
-    Idempotent: yes, what is recorded stays: a log may be written by anybody who trains, and only its first word counts.
+    Idempotent: yes, a recorded point stays. Any training code can write to the log, so only its first line counts.
     """
     job, attempt = found.job, found.attempt
     job_id, number = job.job_id, attempt.attempt
@@ -50,7 +50,7 @@ def run(found: attempt_rows.StoredAttempt, context: Context) -> bool:
 
 
 def _reported_pin(text: str, attempt: Attempt) -> ResumeChoice | None:
-    """Read the first line in which rank 0 tells what it pinned; None where there is none that makes sense."""
+    """Parse the first line in which rank 0 logs its pin; None if there is no valid one."""
     for line in text.splitlines():
         if not line.startswith(_REPORT):
             continue

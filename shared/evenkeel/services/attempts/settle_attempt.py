@@ -1,6 +1,6 @@
-"""State SettleAttempt of run_job: write an attempt's end, give its charge back, and decide what becomes of the job.
+"""State SettleAttempt of run_job: record an attempt's end, release its charge, and decide the job's next state.
 
-The sweeper calls the same service under the same conditions, so that whatever a crash left half done ends the same way.
+The sweep calls the same service under the same conditions, so leftovers of a crash end in the same way.
 """
 
 from collections.abc import Mapping
@@ -33,17 +33,18 @@ WRITER = "settle_attempt"
 
 
 class Request(attempt_rows.Request):
-    """One attempt, and what its workflow knows of its end."""
+    """An attempt, and what its workflow knows about its end."""
 
     ended: dict[str, Any] | None = None
-    """The last wait's answer: its facts are `{state, reason, exitCodes}` where it saw the end. What is still there is
-    judged again: more may be known now."""
+    """The answer of the last wait, with `{state, reason, exitCodes}` if it saw the end. Objects that still exist are
+    judged again, because more may be known now.
+    """
     failure: dict[str, Any] | None = None
-    """`{Error, Cause}` where the workflow itself failed."""
+    """`{Error, Cause}` if the workflow itself failed."""
 
 
 class Outcome(Value):
-    """What became of the job."""
+    """The outcome for the job."""
 
     outcome: SettleOutcome
     reason: str
@@ -52,9 +53,9 @@ class Outcome(Value):
 def run(request: Request, context: Context) -> Outcome:
     """Settle an attempt: its state, its charge and the job's next state in one commit.
 
-    Safe even while pods of it are left: the next launch waits for them or fences them out.
+    Safe even if pods of it remain: the next launch waits for them or fences them out.
 
-    Idempotent: yes, by the attempt's state; a repeat answers ALREADY_SETTLED and repeats the harmless effects.
+    Idempotent: yes, by the attempt's state. A repeated call returns ALREADY_SETTLED and repeats only harmless effects.
     """
     message = f"{request.job_id} kept changing while attempt {request.attempt} was to be settled"
     return until_committed(lambda: _settle(request, context), message)
@@ -84,7 +85,7 @@ def _settle(request: Request, context: Context) -> Outcome:
 
 
 def _judge(request: Request, job: Job, attempt: Attempt, seen: ObservedWorkload, context: Context) -> AttemptEnd:
-    """Judge by what is there now; by what the wait saw where that is gone; else the attempt is given up."""
+    """Judge the end by the existing objects, else by the last wait; without either, the attempt is given up."""
     nodes = {node.name: node for node in context.cluster.nodes(attempt.cluster)}
     lost = lost_nodes(nodes, attempt.nodes_in(seen), context.now, context.policy.jobs.lost_node_seconds)
     ending = judge_end(seen, job, attempt, lost)
@@ -101,7 +102,7 @@ def _judge(request: Request, job: Job, attempt: Attempt, seen: ObservedWorkload,
 
 
 def _reported_end(ended: Mapping[str, Any] | None) -> AttemptEnd | None:
-    """Return the end that the last wait saw; None where it ended for another reason."""
+    """Return the end that the last wait saw; None if it ended for another reason."""
     facts = (ended or {}).get("facts")
     if not isinstance(facts, Mapping) or "state" not in facts:
         return None
@@ -133,7 +134,7 @@ def _commit(context: Context, found: attempt_rows.StoredAttempt, decided: Settle
         *(open_jobs.ended(decided.job) if decided.job.state.has_ended else ()),
         _released(decided, context.now),
         Add(rows.usage_key(attempt.team), {"accelerators": -attempt.accelerators}),
-        # What its team has spent: added with the state that can be written once, so once.
+        # The team's spending is added with the state that is written once, so it is added once.
         *(
             Add(rows.spent_key(attempt.team, part.key), part.spent.to_json())
             for part in usage_by_period(attempt, context.now, context.policy.economy)
@@ -148,7 +149,7 @@ def _commit(context: Context, found: attempt_rows.StoredAttempt, decided: Settle
 
 
 def _released(decided: Settlement, now: datetime) -> Write:
-    """Give the charge back. A job that waits again stays noted as its owner until it runs again.
+    """Release the charge. A job that waits again stays recorded as its owner until it runs again.
 
     Only this write changes a charge, so version 1 means that it is still held.
     """
@@ -173,6 +174,6 @@ def _keep(job: Job, attempt: Attempt, seen: ObservedWorkload, context: Context) 
 
 
 def _clear(job: Job, attempt: Attempt, seen: ObservedWorkload, cluster: Cluster) -> None:
-    """Delete what could still run. A Job that has ended by itself stays a while, so that its logs can be read."""
+    """Delete objects that could still run. A Job that ended by itself stays for a while, for its logs."""
     if seen.has_runnable_pods:
         cluster.stop(attempt, job.spec.grace_seconds)

@@ -19,25 +19,25 @@ Request = attempt_rows.Request
 
 
 class StopOutcome(StrEnum):
-    """What StopAttempt answers."""
+    """The outcome of StopAttempt."""
 
     STOPPING = "STOPPING"
 
 
 class Outcome(Value):
-    """The answer."""
+    """The outcome, with a sentence."""
 
     outcome: StopOutcome = StopOutcome.STOPPING
     reason: str
 
 
 def run(request: Request, context: Context) -> Outcome:
-    """Delete an attempt's Kubernetes Job and pods with the grace that the request allows.
+    """Delete an attempt's Kubernetes Job and pods with the grace period of the stop request.
 
-    Where nobody asked, a deadline passed: then that is recorded as the request first, so that the end is judged by it.
-    A request is carried out in any mode: a person made it, or a recovery while it was allowed to act.
+    Without a request, a deadline has passed. That is recorded as the request first, so that it explains the end. A
+    request is carried out in any mode: a person made it, or a recovery while it was allowed to act.
 
-    Idempotent: yes, gone is success.
+    Idempotent: yes, missing objects are success.
     """
     found = attempt_rows.load(context.ledger, request.job_id, request.attempt)
     if found.attempt.state.has_ended:
@@ -50,7 +50,7 @@ def run(request: Request, context: Context) -> Outcome:
 
 
 def _record_deadline(request: Request, context: Context) -> StopRequest:
-    """Say on the job that, and why, its attempt is stopped, before what shows why is deleted."""
+    """Record on the job why its attempt is stopped, before the evidence is deleted."""
 
     def attempt() -> StopRequest:
         found = attempt_rows.load(context.ledger, request.job_id, request.attempt)

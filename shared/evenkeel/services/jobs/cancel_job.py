@@ -1,4 +1,4 @@
-"""End a job because somebody says so."""
+"""A person cancels a job."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -17,7 +17,7 @@ WRITER = "cancel_job"
 
 
 class Request(Value):
-    """Which job, and by whom."""
+    """A request to cancel a job."""
 
     job_id: str
     requester: check_authority.Requester
@@ -25,32 +25,32 @@ class Request(Value):
 
 
 class CancelOutcome(StrEnum):
-    """What a cancel found or did."""
+    """The outcome of a cancel request."""
 
     CANCELLED = "CANCELLED"
-    """It had not started, or was cancelled before."""
+    """The job had not started, or was cancelled before."""
     STOPPING = "STOPPING"
-    """Its attempt has been asked to stop."""
+    """Its attempt was asked to stop."""
     ALREADY_ENDED = "ALREADY_ENDED"
-    """It succeeded or failed before."""
+    """The job had succeeded or failed before."""
 
 
 class Outcome(Value):
-    """The job after the cancel."""
+    """The job after the request."""
 
     outcome: CancelOutcome
     job: Job
 
 
 def run(request: Request, context: Context) -> Outcome:
-    """Cancel a job: at once while it is pending, else by a request that its attempt's workflow carries out.
+    """Cancel a job: at once while it is pending, else by a stop request that the attempt's workflow carries out.
 
-    Idempotent: yes, by the job's state. Works in every mode: it is a person's wish, not automation's.
+    Idempotent: yes, by the job's state. Works in every mode, because a person decides and not automation.
 
     Raises:
         NotFound: there is no such job.
-        NotYourTeam: the caller may not change it.
-        Conflict: the job kept changing under the request.
+        NotYourTeam: the caller may not change the job.
+        Conflict: the job kept changing during the request.
     """
     setup = read_setup.run(context.ledger).setup
     message = f"{request.job_id} kept changing while it was to be cancelled."

@@ -1,4 +1,4 @@
-"""Whether the caller may act in a team's name. Its role is looked up; nothing that the request says gives one."""
+"""Check whether the caller may act for a team. Its role is looked up; a request cannot grant a role."""
 
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.quotas.permissions import may_change, may_submit
@@ -8,27 +8,27 @@ from evenkeel.ports import Refused
 
 
 class Requester(Value):
-    """Who asks."""
+    """The caller of a request."""
 
     principal: str = ""
-    """The role or user that signed, as records of this account name it; stable over sessions."""
+    """The role or user that signed, as records name it. It is the same in every session."""
     identity: str = ""
-    """The same in the form in which teams name their members; empty where it is neither role nor user."""
+    """The ARN in the form in which teams name their members; empty if the caller is neither a role nor a user."""
     actor: str = ""
-    """Principal and session, for the record alone."""
+    """Principal and session, for records only."""
 
 
 class NotYourTeam(Refused):
-    """The caller's role in the team does not cover what it asks for."""
+    """The caller's role in the team does not allow the request."""
 
     code = "NOT_YOUR_TEAM"
 
 
 def to_submit(requester: Requester, team: str, setup: TeamSetup) -> None:
-    """Hold a submission to the caller's role.
+    """Check a submission against the caller's role.
 
     Raises:
-        NotYourTeam: it may not submit for this team.
+        NotYourTeam: the caller may not submit for this team.
     """
     if not may_submit(setup, team, requester.identity):
         raise NotYourTeam(
@@ -37,10 +37,10 @@ def to_submit(requester: Requester, team: str, setup: TeamSetup) -> None:
 
 
 def to_change(requester: Requester, job: Job, setup: TeamSetup) -> None:
-    """Hold a change of a job to the caller's role.
+    """Check a change of a job against the caller's role.
 
     Raises:
-        NotYourTeam: it may not change this job.
+        NotYourTeam: the caller may not change this job.
     """
     if not may_change(setup, job, requester.identity, requester.principal):
         needed = f"its submitter, or a lead of team {job.spec.team}"

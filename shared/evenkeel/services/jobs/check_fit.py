@@ -1,8 +1,8 @@
-"""Whether a job could ever start on the fleet as it is configured.
+"""Whether a job could ever start on the configured fleet.
 
-The rules of a scheduling cycle are asked about the job alone, as if every machine of the fleet were idle and no other
-job held quota. Machines that are down, cordoned, tainted or just being replaced count as if they were back. Only a job
-that the rules refuse even then is refused. On a fleet that no sweep has read, no job is refused.
+The admission rules are applied to the job alone, as if every node of the fleet were idle and no other job held quota.
+Nodes that are down, cordoned, tainted or being replaced count as if they were in service. Only a job that the rules
+refuse even then is refused. On a fleet that no sweep has read, no job is refused.
 """
 
 from collections.abc import Iterable
@@ -32,29 +32,29 @@ from evenkeel.services.storage import heartbeats, pagination, rows
 
 MOST_NODES = 5000
 _UNKNOWN_ACCELERATORS = 1024
-"""Of a machine of which neither its node object nor the catalogue says how many it has."""
+"""Accelerators of a node if neither its node object nor the catalogue states them."""
 
 
 class ConfiguredFleet(NamedTuple):
-    """The machines that one cluster has when all of them are in service."""
+    """The nodes of a cluster when all of them are in service."""
 
     capacities: tuple[NodeCapacity, ...] = ()
     is_whole: bool = False
-    """Whether a sweep has read it, and all of it is here."""
+    """Whether a sweep has read the cluster, and all its nodes are here."""
 
 
 def read_fleet(cluster: str, ledger: Ledger) -> ConfiguredFleet:
-    """Return a cluster's machines as the last sweeps saw them, those that are gone included: they may be replaced."""
+    """Return a cluster's nodes as the last sweeps stored them, also nodes that are gone: they may be replaced."""
     found, is_cut = pagination.everything(ledger, Table.FLEET, "NODE", at_most=MOST_NODES)
     nodes = [node for node in (rows.read(row, FleetNode) for row in found) if node.life.cluster == cluster]
-    # Of the machines that held one seat one after the other, one counts.
+    # Of the nodes that held one slot in turn, one counts.
     by_seat = {node.slot or node.life.key: node for node in nodes}
     is_whole = bool(nodes) and not is_cut and not _unread(cluster, ledger)
     return ConfiguredFleet(tuple(map(_idle, by_seat.values())), is_whole)
 
 
 def _unread(cluster: str, ledger: Ledger) -> bool:
-    """Whether a source of this cluster's machines has failed and never answered: then some of them are unknown."""
+    """Whether a source of this cluster's nodes failed and never answered. Then some nodes are unknown."""
     reports = heartbeats.load(ledger)
     sources = (Source(kind=SourceKind.KUBERNETES_LIST, target=cluster), Source(kind=SourceKind.HYPERPOD))
     found = (reports.get(source.name) for source in sources)
@@ -71,13 +71,13 @@ def _idle(node: FleetNode) -> NodeCapacity:
 
 
 def why_never(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy, now: datetime) -> SpecError | None:
-    """Return which field keeps a job from ever starting, and why; None where it may start one day.
+    """Return the field that keeps a job from ever starting, with the reason; None if the job may start one day.
 
     Args:
-        job: As it would be queued.
-        fleet: The machines of its cluster.
-        setup: Teams and quotas, as they are now.
-        policy: What may be rented, and which nodes are kept back as spares.
+        job: The job as it would be queued.
+        fleet: The nodes of its cluster.
+        setup: The present teams and quotas.
+        policy: Names the pools to rent from and the spare nodes.
         now: The time.
     """
     if not fleet.is_whole:
@@ -100,7 +100,7 @@ def why_never(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy
 
 
 def _with_one_requirement_removed(spec: JobSpec) -> Iterable[tuple[str, JobSpec]]:
-    """Yield the job with one demand less, by the field that makes it."""
+    """Yield the job with one requirement less, with the field of that requirement."""
     yield "nodes", spec.but(nodes=1, elastic=None)
     if spec.instance_types:
         yield "instanceTypes", spec.but(instance_types=())

@@ -1,4 +1,4 @@
-"""Give a job another priority class."""
+"""A person sets a job's priority class."""
 
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.job import Job, JobState
@@ -15,22 +15,22 @@ WRITER = "set_priority"
 
 
 class Request(Value):
-    """Which job, which class, and by whom."""
+    """A request to change a priority class."""
 
     job_id: str
     priority_class: str
     expected: int
-    """Version of the job's row that the change was written for."""
+    """Version of the job that the request was written for."""
     requester: check_authority.Requester
     reason: str = ""
 
 
 def run(request: Request, context: Context) -> Job:
-    """Set a job's priority class, and with it its place in the queue and whom it may have preempted.
+    """Set a job's priority class, and so its place in the queue and the jobs that it may preempt.
 
-    A job that runs keeps running; what it is worth against others changes with the next pass.
+    A running job keeps running. The next scheduling cycle uses the new priority.
 
-    Idempotent: yes; a repeat finds the class it asks for.
+    Idempotent: yes, a repeated request finds the class that it names.
 
     Raises:
         NotFound: there is no such job.

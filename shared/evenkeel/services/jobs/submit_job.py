@@ -1,4 +1,4 @@
-"""Take a job into the queue, once for each idempotency key."""
+"""Queue a submitted job, once for each idempotency key."""
 
 import hashlib
 import itertools
@@ -24,44 +24,44 @@ from evenkeel.services.storage import open_jobs, read_setup, rows
 
 WRITER = "submit_job"
 _TRIES = 50
-"""Each that fails means that another submission, or the end of a job, came through."""
+"""Tries of a commit. A try fails if another submission, or the end of a job, was committed first."""
 NO_TYPES = JobTypes()
 _MOST_INSIDE = 20
-"""Claims in a place that are looked at: all but one of them would have to be of jobs that never ran."""
+"""Claims of nested checkpoint folders that one submission reads. Most of them belong to jobs that never ran."""
 SHIPPED = Policy()
 
 
 class Request(Value):
-    """A job, and who sends it under which key."""
+    """A submission: the job, the caller and the idempotency key."""
 
     spec: JobSpec
     requester: check_authority.Requester
-    """Whose keys these are, and who is looked up in the teams."""
+    """The principal whose keys these are, and whose teams are looked up."""
     idempotency_key: str
 
 
 class Outcome(Value):
-    """The job as it was accepted, or as it stands by now where the request is a repeat."""
+    """The job as it was accepted, or its present state if the request is a repeat."""
 
     job: Job
     is_repeat: bool
 
 
 def run(request: Request, context: Context) -> Outcome:
-    """Queue a job and ask for a pass.
+    """Queue a job and request a scheduling cycle.
 
-    What it leaves out is filled as its type has it, once: a type that changes later changes no job. Where teams are set
-    up, its team decides where and as whom it runs.
+    The job type fills omitted fields once; a later change of the type changes no job. If teams exist, the team decides
+    the namespace and the service account.
 
-    Idempotent: yes, by the key's row, which is put in the job's own transaction.
+    Idempotent: yes, by the row of the key, which is written in the job's own transaction.
 
     Raises:
-        Invalid: the job asks for what cannot be, another job's checkpoints among it, or for what the fleet as it is
-            configured could never give; names each field.
+        Invalid: the job is impossible, uses another job's checkpoints, or could never start on the configured fleet;
+            names each field.
         NotYourTeam: the caller may not submit for its team.
-        KeyReused: the key came before with another job.
+        KeyReused: the key was used for another job.
         TooManyOpenJobs: the caller or the team has as many open jobs as the policy allows.
-        Throttled: others submitted all the time.
+        Throttled: other submissions were committed first too often.
     """
     requester = request.requester
     fingerprint = _fingerprint(request.spec)
@@ -115,17 +115,17 @@ def job_of(
     *,
     job_id: str,
 ) -> Job:
-    """Return the job as it would be queued, with what its type fills.
+    """Return the job as it would be queued, with the fields that its type fills.
 
     Raises:
-        Invalid: it asks for what cannot be, or for what its team may not have; names each field.
+        Invalid: the job is impossible, or its team does not allow it; names each field.
         NotYourTeam: the caller may not submit for its team.
     """
     _refuse(check_type(spec, context.policy.job_types))
     spec = with_defaults(spec, context.policy.job_types)
     spec = spec.but(team=team_of(spec, setup, requester.identity))
     if spec.team in setup.by_name:
-        # Before all that the team's settings would tell: its images and its folders are its own.
+        # Checked before the team's settings, because an error would disclose its images and folders.
         check_authority.to_submit(requester, spec.team, setup)
     _refuse((*check_spec(spec.but(team=spec.team or DEFAULT_TEAM)), *check_deadline(spec, context.now)))
     _refuse(check_permitted(spec, setup, context.policy.priority_classes))
@@ -154,12 +154,12 @@ def _refuse(faults: tuple[SpecError, ...]) -> None:
 
 
 def refuse_beside_kueue(job: Job, ledger: Ledger) -> None:
-    """Refuse a job whose namespace is known to be Kueue's: nothing would ever start there.
+    """Refuse a job in a namespace where Kueue admits jobs, because it would never start there.
 
-    Known is what the last sweep saw, a minute ago at most; what it has not seen yet, the pass holds back.
+    The last sweep listed these namespaces, usually a minute ago. The scheduling cycle holds back jobs in newer ones.
 
     Raises:
-        Invalid: it is.
+        Invalid: Kueue admits jobs in the namespace.
     """
     seen = ledger.by_state(Table.FLEET, "KUEUE", prefix=job.cluster)
     by = next(
@@ -174,10 +174,10 @@ def refuse_beside_kueue(job: Job, ledger: Ledger) -> None:
 
 
 def refuse_unfit(job: Job, setup: TeamSetup, context: Context) -> None:
-    """Refuse a job that could never start on the fleet as it is configured. A fleet that nobody has read refuses none.
+    """Refuse a job that could never start on the configured fleet. A fleet that no sweep has read refuses no job.
 
     Raises:
-        Invalid: it could not; names the field that keeps it from starting.
+        Invalid: names the field that keeps the job from starting.
     """
     fault = check_fit.why_never(
         job, check_fit.read_fleet(job.cluster, context.ledger), setup, context.policy, context.now
@@ -187,13 +187,14 @@ def refuse_unfit(job: Job, setup: TeamSetup, context: Context) -> None:
 
 
 def claim_of(job: Job, requester: check_authority.Requester, setup: TeamSetup, ledger: Ledger) -> tuple[Put, ...]:
-    """Return the write that makes a checkpoint place this job's; nothing where it keeps no checkpoints.
+    """Return the writes that reserve a checkpoint folder for this job; none if the job keeps no checkpoints.
 
-    Of two jobs that claim one place at once one commit fails. A place in another one, or around it, is refused as far
-    as the index shows it. Names of the layout are refused in every place, so neither writes into the other even then.
+    If two jobs claim one folder at once, one commit fails. A folder inside another job's folder, or around it, is
+    refused as far as the index shows it. Folder names of the checkpoint layout are always refused, so neither job
+    overwrites the other even then.
 
     Raises:
-        Invalid: another job holds the place, one around it or one in it.
+        Invalid: another job owns the folder, one around it or one inside it.
     """
     if not job.spec.checkpoint_uri:
         return ()
@@ -216,7 +217,7 @@ def claim_of(job: Job, requester: check_authority.Requester, setup: TeamSetup, l
 
 
 def _parent_folders(place: str) -> Iterator[str]:
-    """Yield the folders around a place, the closest first."""
+    """Yield the folders around a folder, the closest first."""
     root, separator, path = place.partition("://")
     parts = path.lstrip("/").split("/")
     lead = "/" if path.startswith("/") else ""
@@ -225,7 +226,7 @@ def _parent_folders(place: str) -> Iterator[str]:
 
 
 def _is_kept(claim: Row, ledger: Ledger) -> bool:
-    """Whether a place is its job's still: not once the job is gone, or has ended without ever writing there."""
+    """Whether a folder still belongs to its job. It is free if the job is gone, or ended without writing there."""
     row = ledger.get(rows.job_key(str(claim.doc["jobId"])))
     if row is None:
         return False
@@ -250,12 +251,12 @@ def _again(earlier: Row, fingerprint: str, context: Context) -> Outcome:
 
 
 def _has_expired(row: Row, now: datetime) -> bool:
-    # The store deletes expired rows within days, not at once.
+    # DynamoDB deletes expired rows within days, not at once.
     return row.expires_at is not None and row.expires_at <= now
 
 
 def _fingerprint(spec: JobSpec) -> str:
-    # Of what was said: a type may change between a request and its repeat.
+    # Digest of the request as sent: a type may change between a request and its repeat.
     document = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

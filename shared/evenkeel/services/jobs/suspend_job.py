@@ -1,7 +1,7 @@
-"""Hold a job back because somebody says so, and let it go on.
+"""A person suspends a job, or resumes it.
 
 PENDING ─ suspend ─▶ SUSPENDED ─ resume ─▶ PENDING
-RUNNING ─ suspend ─▶ asked to stop, with its grace to save ─ settled ─▶ SUSPENDED
+RUNNING ─ suspend ─▶ stop request with its grace period ─ settled ─▶ SUSPENDED
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ WRITER = "suspend_job"
 
 
 class Request(Value):
-    """Which job, and by whom."""
+    """A request to suspend or resume a job."""
 
     job_id: str
     requester: check_authority.Requester
@@ -27,15 +27,15 @@ class Request(Value):
 
 
 class JobEnded(Refused):
-    """The job has ended, or is being cancelled: there is nothing left to hold back or to let go on."""
+    """The job has ended or is being cancelled, so it cannot be suspended or resumed."""
 
     code = "JOB_ENDED"
 
 
 def suspend(request: Request, context: Context) -> Job:
-    """Hold a job back: at once while it waits, else when its attempt has ended, which is asked to stop.
+    """Suspend a job: at once while it is pending, else after its attempt has stopped.
 
-    Its place in the queue is by submission, as before, once it is resumed. Works in every mode: it is a person's wish.
+    After it resumes, its place in the queue is again by submission. Works in every mode, because a person decides.
 
     Idempotent: yes, by the job's own mark.
 
@@ -43,7 +43,7 @@ def suspend(request: Request, context: Context) -> Job:
         NotFound: there is no such job.
         NotYourTeam: the caller may not change it.
         JobEnded: it has ended or is being cancelled.
-        Conflict: the job kept changing under the request.
+        Conflict: the job kept changing during the request.
     """
 
     def changed(job: Job) -> Job | None:
@@ -59,15 +59,15 @@ def suspend(request: Request, context: Context) -> Job:
 
 
 def resume(request: Request, context: Context) -> Job:
-    """Let a suspended job wait for capacity again. One that is still being stopped then waits when it has.
+    """Resume a suspended job: it waits for capacity again. A job that is still stopping waits after it has stopped.
 
-    Idempotent: yes, by the job's own mark; a job that nobody holds back stays as it is.
+    Idempotent: yes, by the job's own mark. A job that is not suspended stays unchanged.
 
     Raises:
         NotFound: there is no such job.
         NotYourTeam: the caller may not change it.
         JobEnded: it has ended or is being cancelled.
-        Conflict: the job kept changing under the request.
+        Conflict: the job kept changing during the request.
     """
 
     def changed(job: Job) -> Job | None:
