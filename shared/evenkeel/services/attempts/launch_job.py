@@ -88,8 +88,8 @@ def run(request: Request, context: Context) -> Outcome:
     if attempt.state is not AttemptState.STARTING:
         return Outcome(outcome=_launched(attempt), reason=f"{attempt.workload_name} was already launched.")
     given_up = _why_give_up(job, attempt, context)
-    # A Job whose creation had no reply is recorded as it is, and stopped like any other. To settle the attempt here would
-    # free its nodes while pods run.
+    # A Job whose creation had no reply is recorded as it is, and stopped like any other. Settling the attempt now
+    # would free its nodes while pods run.
     if given_up and not context.cluster.workload(attempt).has_runnable_pods:
         return _give_up(context, found, attempt, given_up, is_refused=attempt.is_refused)
 
