@@ -1,7 +1,7 @@
-"""Keep the end of each rank's log with its attempt, because a log is deleted with its pod or its node.
+"""Keep the end of each rank's log with its attempt, because Kubernetes deletes a log with its pod or its node.
 
-Called when an attempt is stopped, when its node is lost, and when it is settled. The newest text that could be read
-stays. A log that cannot be read within a few seconds is recorded with the reason.
+Services call this when they stop an attempt, when its node is lost, and when they settle it. The newest readable text
+stays. If a log does not answer within a few seconds, the reason stays in its place.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ def _kept(job: Job, attempt: Attempt, rank: int, tail: LogTail, now: datetime) -
 def _store(kept: list[KeptLog], context: Context) -> None:
     first = kept[0]
     if context.ledger.get(rows.kept_log_key(first.job_id, first.attempt, first.rank)) is None:
-        with contextlib.suppress(Conflict):  # somebody keeps them at this moment
+        with contextlib.suppress(Conflict):  # another call keeps them at this moment
             context.ledger.commit(*(Put(rows.kept_log_row(each, 0, context.now + KEPT_FOR)) for each in kept))
             return
     for each in kept:
