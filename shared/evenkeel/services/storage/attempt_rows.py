@@ -11,7 +11,7 @@ from evenkeel.services.storage import rows
 
 
 class Request(Value):
-    """One attempt: the input of most states of its workflow."""
+    """An attempt: the input of most states of its workflow."""
 
     schema_version: int = 1
     job_id: str
@@ -19,7 +19,7 @@ class Request(Value):
 
 
 class StoredAttempt(NamedTuple):
-    """What was read. Each write is conditional on the version it was read at."""
+    """A job and an attempt as read. Each write is conditional on the version that was read."""
 
     job: Job
     job_version: int
@@ -41,13 +41,13 @@ def load(ledger: Ledger, job_id: str, attempt: int) -> StoredAttempt:
 
 
 def owned(ledger: Ledger, listed: Iterable[tuple[str, ObservedWorkload]]) -> list[tuple[Attempt, ObservedWorkload]]:
-    """Return the Jobs and pods that are an attempt's, each with its attempt as the ledger has it.
+    """Return the Jobs and pods that belong to attempts, each with its attempt from the ledger.
 
-    What only carries labels of an attempt is left out (`Attempt.owns`).
+    Objects that only carry the labels of an attempt are left out (`Attempt.owns`).
 
     Args:
         ledger: Holds the attempts.
-        listed: What carries our labels, each with the name of its cluster.
+        listed: Objects with Evenkeel's labels, each with the name of its cluster.
     """
     keys = [(rows.attempt_key(seen.job_id, seen.attempt), cluster, seen) for cluster, seen in listed]
     stored = get_all(ledger, (key for key, _, _ in keys))

@@ -1,7 +1,7 @@
-"""Commits of many independent parts: cut by what one commit holds, and split where the ledger refuses one.
+"""Commits of many independent groups of writes: cut to the size of one commit, and split if the ledger refuses one.
 
-parts ── cut at BATCH_BYTES and MOST_WRITES ── commit ──┬── done
-                                                        └── Refused: halves, until one part is left: set it aside
+groups ── cut at BATCH_BYTES and MOST_WRITES ── commit ──┬── done
+                                                         └── Refused: halves, until one group is left: set it aside
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,34 +10,34 @@ from typing import NamedTuple
 from evenkeel.ports import LARGEST_COMMIT, MOST_WRITES, Put, Refused, Telemetry, Write, row_bytes
 
 BATCH_BYTES = 3_000_000
-"""Bytes of one batch. The rest of `LARGEST_COMMIT` is for rows whose stored size a writer does not know."""
+"""Bytes of one batch. The rest of `LARGEST_COMMIT` is for rows whose stored size the writer does not know."""
 assert BATCH_BYTES < LARGEST_COMMIT
 _UNKNOWN_BYTES = 1024
-"""Counted for a write that does not carry its row: `Add`, `Delete` and `Check`."""
+"""Estimated bytes of a write that does not carry its row: `Add`, `Delete` and `Check`."""
 
 
 class WriteGroup(NamedTuple):
-    """Writes that belong together: all of them are in one commit, or none."""
+    """Writes that belong together: one commit holds all of them, or none."""
 
     subject: str
-    """Id of the job or incident that they are about."""
+    """Id of their job or incident."""
     writes: tuple[Write, ...]
 
 
 def size_of(writes: Iterable[Write]) -> int:
-    """Return about how many bytes some writes take of a commit."""
+    """Return the approximate size of some writes in a commit, in bytes."""
     return sum(row_bytes(write.row) if isinstance(write, Put) else _UNKNOWN_BYTES for write in writes)
 
 
 def cut(
     parts: Iterable[WriteGroup], *, besides: Sequence[Write] = (), besides_each: int = 0
 ) -> Iterator[tuple[WriteGroup, ...]]:
-    """Yield the parts in order, in batches that one commit holds.
+    """Yield the groups in order, in batches that fit into one commit.
 
     Args:
-        parts: What is to be written. A part that is too large by itself is a batch of its own, and is refused.
+        parts: The groups. A group that is too large by itself becomes a batch of its own, and is refused.
         besides: Writes that every commit holds, too.
-        besides_each: So many small writes come with each part.
+        besides_each: Number of small writes that come with each group.
     """
     least_bytes, least_writes = size_of(besides), len(besides)
     batch: list[WriteGroup] = []
@@ -61,12 +61,12 @@ def commit_each(
     commit: Callable[[Sequence[WriteGroup]], None],
     set_aside: Callable[[WriteGroup, Refused], None],
 ) -> None:
-    """Commit a batch; where the ledger refuses it, commit its halves, and set aside only the part that is refused.
+    """Commit a batch. If the ledger refuses it, commit its halves, and set aside only the refused group.
 
     Args:
-        batch: The parts.
-        commit: Commits some of them at once. It may raise `Conflict`, which ends the whole.
-        set_aside: Called with each part that the ledger refuses alone.
+        batch: The groups.
+        commit: Commits some of them at once. If it raises `Conflict`, the whole call ends.
+        set_aside: Called with each group that the ledger refuses alone.
     """
     try:
         commit(batch)
@@ -80,6 +80,6 @@ def commit_each(
 
 
 def note_refusal(telemetry: Telemetry, subject: str, refused: Refused) -> None:
-    """Count a write that the ledger refused: the alarm `WritesRefusedTicket` rests on it."""
+    """Count a write that the ledger refused. The alarm `WritesRefusedTicket` watches this metric."""
     telemetry.count("WritesRejected")
     telemetry.warning("WriteRefused", subject=subject, error=str(refused)[:1000])

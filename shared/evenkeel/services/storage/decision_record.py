@@ -1,4 +1,4 @@
-"""The record of a decision: what the domain answered, when, under which policy and in which mode."""
+"""The record of a decision: the domain's result, with the time, the policy and the mode."""
 
 from typing import Protocol
 
@@ -11,7 +11,7 @@ WEIGH_FAULTS = frozenset({"CHECK", "DRAIN", "RECOVERY", "REPAIR", "RESUME", "ROL
 
 
 class Answer(Protocol):
-    """An answer of the domain that is recorded."""
+    """A result of the domain that is recorded."""
 
     @property
     def reason(self) -> str:
@@ -20,21 +20,21 @@ class Answer(Protocol):
 
     @property
     def alternatives(self) -> tuple[Alternative, ...]:
-        """The options that were weighed and not taken."""
+        """The options that were not chosen."""
         ...
 
 
 def decision_of(
     kind: str, subject: str, action: str, answer: Answer, facts: Value, context: Context, *, decision_id: str = ""
 ) -> Decision:
-    """Return the record of an answer, with the time, the policy and the mode of the context.
+    """Return the record of a result, with the time, the policy and the mode of the context.
 
     Args:
         kind: `ADMISSION`, `REPAIR`, `RESUME`, …
         subject: Id of the job or incident.
-        action: The answer in one word.
-        answer: Its reason, and what else was weighed.
-        facts: Everything that the answer rests on, so that the record replays.
+        action: The result in one word.
+        answer: Its reason and its alternatives.
+        facts: Everything that the result follows from, so that the record replays.
         context: Gives the time, the policy, the mode and a new id.
         decision_id: The id, if it was chosen before.
     """

@@ -1,4 +1,4 @@
-"""A dry run: the very services that would act, on ports behind which nothing happens and nothing is kept."""
+"""A dry run: the same services, on ports that change nothing and store nothing."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,15 +21,15 @@ from evenkeel.ports import (
 
 
 class DryRunLedger:
-    """A ledger that reads what is stored, and what was written here; the latter nobody else ever sees.
+    """A ledger that reads stored rows and its own writes. No other process sees its writes.
 
-    A row that was only written here is in no list.
+    Lists leave out rows that exist only here.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.written: dict[Key, Row | None] = {}
-        """By key; None where it was deleted."""
+        """Key → the written row; None if it was deleted."""
 
     def get(self, key: Key) -> Row | None:
         return self.written[key] if key in self.written else self._ledger.get(key)
@@ -68,7 +68,7 @@ class DryRunLedger:
 
 
 class NullWorkflows:
-    """Workflows of which none is ever started."""
+    """Workflows that never start."""
 
     def start(self, machine: WorkflowName, name: str, document: Mapping[str, Any]) -> bool:
         del machine, name, document
@@ -84,7 +84,7 @@ class NullWorkflows:
 
 
 class NullTelemetry:
-    """Telemetry of what does not happen: none."""
+    """Telemetry that emits nothing."""
 
     def count(self, name: str, value: float = 1.0, **dimensions: str) -> None:
         del name, value, dimensions

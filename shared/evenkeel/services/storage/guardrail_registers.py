@@ -1,9 +1,9 @@
-"""The registers: which machines are in repair, and which carry our cordon. One row each, for the whole fleet.
+"""The registers of nodes in repair and of nodes with Evenkeel's cordon. Each is one row for the whole fleet.
 
-Drills have registers of their own: however many there are, they take no place from a real recovery.
+Drills have registers of their own, so that they never count against a real recovery.
 
-A machine enters in the very commit that records the intent, under the version on which its verdict was given. It leaves
-in the commit that returns or settles it. What a crash leaves behind goes by the sweeper.
+A node enters in the commit that records the intent, at the version of its verdict. It leaves in the commit that returns
+or settles it. The sweep removes leftovers of a crash.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ class RegisterName(StrEnum):
 
 
 def load(context: Context, which: RegisterName, *, is_drill: bool = False) -> tuple[Register, int]:
-    """Return what counts now, and the version of the row."""
+    """Return the present entries, and the version of the row."""
     row = context.ledger.get(_key(which, is_drill=is_drill))
     return (rows.read(row, Register).at(context.now), row.version) if row else (Register(), 0)
 
@@ -32,12 +32,12 @@ def load(context: Context, which: RegisterName, *, is_drill: bool = False) -> tu
 def entering(
     which: RegisterName, register: Register, version: int, entry: RegisterEntry, *, asks: bool, is_drill: bool = False
 ) -> Put:
-    """Return the write that puts a machine in: it fails where the register changed since it was read."""
+    """Return the write that adds a node. It fails if the register changed since it was read."""
     return Put(Row(_key(which, is_drill=is_drill), register.with_entry(entry, asks=asks).to_json(), version))
 
 
 def leaving(context: Context, which: RegisterName, *lives: str, is_drill: bool = False) -> tuple[Put, ...]:
-    """Return the write that takes machines out, none where they are not in it: part of the commit that lets them go."""
+    """Return the write that removes nodes, for the commit that releases them; none if they are not in the register."""
     register, version = load(context, which, is_drill=is_drill)
     if not any(entry.life in lives for entry in register.entries):
         return ()
@@ -47,16 +47,16 @@ def leaving(context: Context, which: RegisterName, *lives: str, is_drill: bool =
 def reconcile(
     context: Context, which: RegisterName, is_over: Callable[[RegisterEntry], bool], *, is_drill: bool = False
 ) -> int:
-    """Take out the machines whose entry is over; return how many.
+    """Remove the nodes whose entry is outdated. Return how many.
 
-    Idempotent: yes, and a change in between is left to the next round.
+    Idempotent: yes. If the register changes meanwhile, the next sweep removes them.
     """
     register, version = load(context, which, is_drill=is_drill)
     over = [entry.life for entry in register.entries if is_over(entry)]
     if not over:
         return 0
     with contextlib.suppress(Conflict):
-        # Under the version that was judged: whoever entered since with the same machine stays in.
+        # At the version that was read: a node that was added again since stays.
         context.ledger.commit(Put(Row(_key(which, is_drill=is_drill), register.without(*over).to_json(), version)))
         return len(over)
     return 0

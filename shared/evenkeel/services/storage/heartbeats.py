@@ -1,4 +1,4 @@
-"""The heartbeat of each scheduled function: when its last run ended, and which sources answered or failed in it."""
+"""Heartbeats of the scheduled functions: the end of each last run, and the sources that answered or failed in it."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -12,38 +12,38 @@ from evenkeel.services.storage import rows
 FUNCTIONS = ("schedule_jobs", "sweep_fleet", "watch_cluster", "receive_event")
 """The functions that report on sources."""
 WRITE_INTERVAL = timedelta(seconds=10)
-"""A function that runs more often than this records unchanged results no more often."""
+"""A function that runs more often than this does not record unchanged results more often."""
 
 
 class SourceResults:
-    """What one run of a function learned from its sources: the last result of each counts."""
+    """The results of one run by source. The last result of each source counts."""
 
     def __init__(self) -> None:
         self._errors: dict[str, str] = {}
 
     def answered(self, source: Source) -> None:
-        """Note that a source answered."""
+        """Record that a source answered."""
         self._errors[source.name] = ""
 
     def failed(self, source: Source, error: EvenkeelError | str) -> None:
-        """Note that a source failed."""
+        """Record that a source failed."""
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         self._errors[source.name] = text or "failed"
 
     @property
     def errors(self) -> Mapping[str, str]:
-        """By source name: the failure, or nothing where it answered."""
+        """Source name → its failure; empty if it answered."""
         return self._errors
 
 
 def record_heartbeat(
     context: Context, function: str, results: SourceResults | None = None, read_at: datetime | None = None
 ) -> None:
-    """Record that a run ended, and what it learned from each source. Sources that were not tried keep their report.
+    """Record that a run ended, and its results. Sources that were not read keep their report.
 
-    What was read is as old as the beginning of the run (`read_at`), not as its end.
+    Facts are as old as the beginning of the run (`read_at`), not as its end.
 
-    Idempotent: yes, the latest of several beats stays.
+    Idempotent: yes, the newest heartbeat stays.
     """
     key = rows.heartbeat_key(function)
     row = context.ledger.get(key)
@@ -62,7 +62,7 @@ def record_heartbeat(
 
 
 def load(ledger: Ledger) -> dict[str, SourceReport]:
-    """Return what all functions together know of each source, by its name."""
+    """Return the newest report of all functions for each source, by its name."""
     known: dict[str, SourceReport] = {}
     for function in FUNCTIONS:
         for name, report in _reports(ledger.get(rows.heartbeat_key(function))).items():
@@ -83,5 +83,5 @@ def _should_write(row: Row, before: Mapping[str, SourceReport], errors: Mapping[
 
 
 def _should_write_source(report: SourceReport | None, error: str, now: datetime) -> bool:
-    """Whether a result is worth a write. A source that is read rarely is recorded each time it is read."""
+    """Whether a result is worth a write. A source that is read rarely is recorded each time."""
     return report is None or bool(report.error) != bool(error) or now - report.tried_at >= WRITE_INTERVAL

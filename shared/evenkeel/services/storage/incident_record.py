@@ -1,4 +1,4 @@
-"""One incident in the ledger: read, and changed under its version."""
+"""An incident in the ledger: read, and changed at its version."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -12,14 +12,14 @@ from evenkeel.services.storage import rows
 from evenkeel.services.storage.retries import until_committed
 
 MAX_TRIES = 6
-"""How often a commit is decided anew before the conflict is left to the workflow's own retry."""
+"""Tries of a commit before the conflict is left to the workflow's own retry."""
 
 Change = Callable[[Incident], tuple[Incident, Sequence[Write]] | None]
-"""From an incident as it stands to what it shall be and what else is written with it; None = nothing to do."""
+"""Maps the present incident to the new one, with further writes; None = no change."""
 
 
 class Request(Value):
-    """One run of the recovery of one incident: the input of most of its states."""
+    """A run of the recovery of an incident: the input of most of its states."""
 
     schema_version: int = 1
     incident_id: str
@@ -39,15 +39,15 @@ def load(ledger: Ledger, incident_id: str) -> tuple[Incident, int]:
 
 
 def update(ledger: Ledger, incident_id: str, change: Change, *, known: tuple[Incident, int] | None = None) -> Incident:
-    """Change an incident and what belongs with it in one commit; decide anew where somebody else was first.
+    """Change an incident with its further writes in one commit. Decide again if another writer was first.
 
-    `known` is what `load` returned before: the first try goes from there and saves a read. If it is stale, its version
-    is too, and the commit says so.
+    `known` is an earlier result of `load`. The first try uses it and saves a read. If it is stale, so is its version,
+    and the commit fails.
 
-    Idempotent: as far as `change` is, which sees the incident as it stands each time.
+    Idempotent: as far as `change` is, which receives the present incident each time.
 
     Raises:
-        Conflict: somebody else was first too often.
+        Conflict: other writers were first too often.
     """
     first_try = [known] if known else []
 
@@ -58,10 +58,10 @@ def update(ledger: Ledger, incident_id: str, change: Change, *, known: tuple[Inc
 
 
 def update_once(ledger: Ledger, incident_id: str, change: Change) -> Incident:
-    """Change an incident in one commit, without deciding anew: a conflict is the caller's news.
+    """Change an incident in one commit, without a second try.
 
     Raises:
-        Conflict: somebody else was first.
+        Conflict: another writer was first.
     """
     return _commit_change(ledger, load(ledger, incident_id), change)
 
@@ -77,9 +77,9 @@ def _commit_change(ledger: Ledger, known: tuple[Incident, int], change: Change) 
 
 
 def drill_may_act(incident: Incident, context: Context) -> bool:
-    """Return whether a drill may act now: where the stack allows it, and no real incident is open for the machine.
+    """Return whether a drill may act now: the stack allows it, and no real incident is open for the node.
 
-    A real incident takes no notice of a drill, so the drill gives way. Only drills are asked for.
+    A real incident ignores drills, so the drill yields.
     """
     return context.site.drills_may_act and (
         not incident.is_drill or context.ledger.get(rows.open_key(incident.life)) is None
@@ -87,18 +87,18 @@ def drill_may_act(incident: Incident, context: Context) -> bool:
 
 
 def timeline_put(subject: str, kind: str, text: str, *, at: datetime, writer: str, decision_id: str = "") -> Put:
-    """Return the write of one line of a story."""
+    """Return the write of a timeline entry."""
     return Put(timeline_row_of(subject, kind, text, at=at, writer=writer, decision_id=decision_id))
 
 
 def timeline_row_of(subject: str, kind: str, text: str, *, at: datetime, writer: str, decision_id: str = "") -> Row:
-    """Return the row of one line of a story."""
+    """Return the row of a timeline entry."""
     entry = TimelineEntry(at=at, kind=kind, text=text, decision_id=decision_id, writer=writer)
     return rows.timeline_row(subject, entry, "-".join(part for part in (writer, kind, decision_id) if part))
 
 
 def last_ask(ledger: Ledger, incident: Incident) -> RepairRequest | None:
-    """Return the last call that an incident made for its machine."""
+    """Return the last provider call of an incident for its node."""
     row = ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
     if row is None:
         return None

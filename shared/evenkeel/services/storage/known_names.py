@@ -1,4 +1,4 @@
-"""Names that requests use: whether the fleet has them, and what the caller may have meant where it has not."""
+"""Names in requests: whether the fleet knows them, and similar names if it does not."""
 
 from evenkeel.domain.names import unknown_name
 from evenkeel.domain.nodes import FleetNode
@@ -10,10 +10,10 @@ _MOST_NODES = 5000
 
 
 def check_pool(pool: str, context: Context) -> None:
-    """Refuse a pool that no machine of the fleet is in and the policy does not name.
+    """Refuse a pool that has no node and that the policy does not name.
 
     Raises:
-        Invalid: there is no such pool, or no machine is known yet, so nobody can tell.
+        Invalid: there is no such pool, or the fleet table is empty, so it is unknown.
     """
     found = {str(row.doc.get("pool") or "") for row in _nodes(context.ledger)}
     known = {*found, *(each.name for each in context.policy.burst.pools)} - {""}
@@ -27,10 +27,10 @@ def check_pool(pool: str, context: Context) -> None:
 
 
 def check_machine(instance_id: str, context: Context) -> None:
-    """Refuse a machine that the fleet does not have, or not any more.
+    """Refuse a node that the fleet does not have, or no longer has.
 
     Raises:
-        Invalid: there is no such machine, or none is known yet, so nobody can tell.
+        Invalid: there is no such node, or the fleet table is empty, so it is unknown.
     """
     for cluster in context.site.clusters:
         row = context.ledger.get(rows.node_key(cluster, instance_id))
@@ -45,7 +45,7 @@ def check_machine(instance_id: str, context: Context) -> None:
 
 
 def no_node(instance_id: str, ledger: Ledger) -> NotFound:
-    """Return the failure for a node that the fleet does not know, with those that are near."""
+    """Return the error for an unknown node, with similar names."""
     nodes = (rows.read(row, FleetNode) for row in _nodes(ledger))
     return NotFound(unknown_name("node", instance_id, (node.life.instance_id for node in nodes)))
 

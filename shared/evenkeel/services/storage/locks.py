@@ -1,4 +1,4 @@
-"""One watcher and one sweeper at a time: a lock that its owner renews, and that runs out by itself after a crash."""
+"""Locks: one watch and one sweep at a time. The owner renews its lock, and the lock expires by itself after a crash."""
 
 import contextlib
 from datetime import datetime, timedelta
@@ -10,26 +10,26 @@ from evenkeel.services.storage import rows
 
 
 class Lock(NamedTuple):
-    """A lock that is held. `notes` is what its last owner left for the next."""
+    """A held lock. `notes` is what its last owner stored for the next."""
 
     row: Row
     seconds: float
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What the last owner left."""
+        """Notes of the last owner."""
         return dict(self.row.doc.get("notes", {}))
 
     @property
     def expires_at(self) -> datetime:
-        """When it runs out unless it is renewed."""
+        """When the lock expires unless it is renewed."""
         return datetime.fromisoformat(self.row.doc["expiresAt"])
 
 
 def take(ledger: Ledger, name: str, owner: str, *, seconds: float, now: datetime) -> Lock | None:
-    """Take a lock for a time; None where somebody else holds it.
+    """Take a lock for a time. Return None if it is held.
 
-    Idempotent: no, because each holder is another; guarded by the row's version.
+    Idempotent: no, because each owner is another; guarded by the row's version.
     """
     row = ledger.get(rows.lock_key(name)) or Row(rows.lock_key(name), {})
     if row.doc and datetime.fromisoformat(row.doc["expiresAt"]) > now:
@@ -38,20 +38,20 @@ def take(ledger: Ledger, name: str, owner: str, *, seconds: float, now: datetime
 
 
 def is_held(ledger: Ledger, name: str, *, now: datetime) -> bool:
-    """Whether somebody holds a lock now."""
+    """Whether a lock is held now."""
     row = ledger.get(rows.lock_key(name))
     return row is not None and datetime.fromisoformat(row.doc["expiresAt"]) > now
 
 
 def renew(ledger: Ledger, lock: Lock, *, now: datetime) -> Lock | None:
-    """Hold a lock longer, once half its time is over; None where it ran out and somebody else took it."""
+    """Renew a lock once half of its time is over. Return None if it expired and has another owner."""
     if (lock.expires_at - now).total_seconds() > lock.seconds / 2:
         return lock
     return _write(ledger, lock.row, str(lock.row.doc["owner"]), lock.seconds, now, lock.notes)
 
 
 def release(ledger: Ledger, lock: Lock, *, now: datetime, notes: dict[str, Any] | None = None) -> None:
-    """Let a lock go, if it is still ours."""
+    """Release a lock, if it still has this owner."""
     document = {**lock.row.doc, "expiresAt": rfc3339(now), "notes": lock.notes if notes is None else notes}
     with contextlib.suppress(Conflict):  # it ran out, and somebody else has it
         ledger.commit(Put(Row(lock.row.key, document, lock.row.version)))

@@ -1,7 +1,7 @@
-"""Count the open jobs of each principal and of each queue, and hold submissions to the policy's limits.
+"""Counters of open jobs, for each principal and each queue. They enforce the policy's limits on submissions.
 
-A job is open from its submission until it has ended. Its counters change in the same commit as the job: a submission
-puts each at the version that it read, so of two that race for the last place one is refused.
+A job is open from its submission until it has ended. Its counters change in the same commit as the job. A submission
+writes each counter at the version that it read, so of two submissions at the limit one is refused.
 """
 
 from evenkeel.domain.admission.policy import SchedulingPolicy
@@ -17,12 +17,12 @@ class TooManyOpenJobs(Refused):
 
 
 def names_of(job: Job) -> tuple[str, ...]:
-    """Return the counters of a job: its submitter's and its queue's. The queue of everybody has the empty name."""
+    """Return the counters of a job: of its submitter and of its queue. The queue without teams has the empty name."""
     return (f"principal#{job.owner}", f"queue#{job.queue}")
 
 
 def counted(job: Job, ledger: Ledger, limits: SchedulingPolicy) -> tuple[Put, ...]:
-    """Return the writes that count a job, to be committed with it.
+    """Return the writes that count a job, for the same commit.
 
     Raises:
         TooManyOpenJobs: a limit is reached; names the limit.
@@ -48,5 +48,5 @@ def _one_more(name: str, whose: str, most: int, limit: str, ledger: Ledger) -> P
 
 
 def ended(job: Job) -> tuple[Add, ...]:
-    """Return the writes that stop counting a job, to be committed with its end."""
+    """Return the writes that stop counting a job, for the commit that ends it."""
     return tuple(Add(rows.open_jobs_key(name), {"jobs": -1}) for name in job.open_job_counters)

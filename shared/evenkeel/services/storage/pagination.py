@@ -1,4 +1,4 @@
-"""Lists in pages: over one or more index partitions by their sort value, continued by an opaque token."""
+"""Lists in pages: one or more index partitions by their sort value, continued by an opaque token."""
 
 import base64
 import heapq
@@ -10,22 +10,22 @@ from typing import Any
 from evenkeel.ports import Ledger, Refused, Row, Table
 
 _MOST_EXAMINED = 2000
-"""Rows that one page looks at: where a filter passes most of them over, a page is short and the next one goes on."""
+"""Rows that one page reads. If a filter drops most of them, the page is short and the next one continues."""
 
 
 _MOST_PASSED_OVER = 4
-"""Where all of a partition that a filter keeps is wanted: so many times as many rows are looked at."""
+"""If a filter is used on a whole partition, this many times as many rows are read."""
 
 
 class BadPageToken(Refused):
-    """A page token that this list did not hand out."""
+    """A page token that this list did not issue."""
 
     code = "BAD_PAGE_TOKEN"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Which page is wanted."""
+    """The requested page."""
 
     size: int = 50
     token: str = ""
@@ -33,7 +33,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class PageAnswer:
-    """One page, and the token of the next one; empty at the end."""
+    """A page, and the token of the next one; empty at the end."""
 
     rows: tuple[Row, ...]
     next_token: str = ""
@@ -41,7 +41,7 @@ class PageAnswer:
 
 @dataclass(slots=True)
 class _Stream:
-    """One partition, walked page by page; knows where the page it stands in began."""
+    """A partition that is read page by page."""
 
     ledger: Ledger
     table: Table
@@ -77,11 +77,11 @@ def newest_first(
 ) -> PageAnswer:
     """Merge the partitions by their sort value, newest first.
 
-    The token holds the place after which to go on, so a row that was added or that changed its partition between two
-    pages is neither given twice nor pushes another one out.
+    The token holds the place of the last row. So a row that was added, or that moved to another partition between two
+    pages, is not returned twice and hides no other row.
 
     Raises:
-        BadPageToken: the token is not one of this list's.
+        BadPageToken: this list did not issue the token.
     """
     return _merged(ledger, table, partitions, request, keep, is_newest_first=True, prefix="")
 
@@ -98,7 +98,7 @@ def in_order(
     """Return one partition by its sort value, the lowest first; with `prefix` only that part of it.
 
     Raises:
-        BadPageToken: the token is not one of this list's.
+        BadPageToken: this list did not issue the token.
     """
     return _merged(ledger, table, [partition], request, keep, is_newest_first=False, prefix=prefix)
 
@@ -115,7 +115,7 @@ def _merged(
 ) -> PageAnswer:
     list_name = f"{table}:{','.join(sorted(partitions))}{prefix and f':{prefix}'}"
     after, starts = _read_token(request.token, list_name)
-    # A filter passes many over: then small pages would be many calls.
+    # A filter drops many rows, so small pages would need many calls.
     size = request.size + 1 if keep is None else max(200, request.size + 1)
     streams = [_Stream(ledger, table, name, size, starts.get(name), is_newest_first, prefix) for name in partitions]
     merged = heapq.merge(*(stream.walk() for stream in streams), key=lambda pair: pair[0], reverse=is_newest_first)
@@ -143,7 +143,7 @@ def everything(
 ) -> tuple[tuple[Row, ...], bool]:
     """Return up to `at_most` rows of one partition, oldest first, and whether there are more.
 
-    Rows that `keep` passes over do not use the limit up, until there are many times as many of them.
+    Rows that `keep` drops do not count, up to many times as many rows.
     """
     rows: list[Row] = []
     examined, cursor = 0, None

@@ -1,4 +1,4 @@
-"""What is set up: the fleet's teams and quotas, with the versions that a change must name."""
+"""The setup: the fleet's teams and quotas, with the versions that a change must name."""
 
 import functools
 from collections.abc import Mapping
@@ -10,25 +10,25 @@ from evenkeel.ports import Ledger, NotFound
 from evenkeel.services.storage import rows
 
 FLEET = ""
-"""In the place of a team's name: the fleet's part."""
+"""Stands in for the name of a team: the fleet's own part."""
 
 
 class StoredSetup(NamedTuple):
-    """The set-up, and where it stands."""
+    """The setup, with its versions."""
 
     setup: TeamSetup
     versions: Mapping[str, int]
-    """Of each team's row by its name, and of the fleet's part under the empty name; absent = never set up."""
+    """Team → version of its row; the empty name is the fleet's part; absent = never set up."""
     version: int
-    """Of all together: how often the set-up changed."""
+    """Version of the whole setup: the number of its changes."""
 
     def version_of(self, part: str) -> int:
-        """Return a part's version; 0 where it was never set up."""
+        """Return a part's version; 0 if it was never set up."""
         return self.versions.get(part, 0)
 
 
 def show_team(ledger: Ledger, team: str) -> dict[str, Any]:
-    """Return one team as it is set up.
+    """Return the settings of a team.
 
     Raises:
         NotFound: there is no such team.
@@ -40,7 +40,7 @@ def show_team(ledger: Ledger, team: str) -> dict[str, Any]:
 
 
 def show_fleet(ledger: Ledger) -> dict[str, Any]:
-    """Return what no single team owns; version 0 where nothing of it was ever set up."""
+    """Return the fleet's own part; version 0 if it was never set up."""
     row = ledger.get(rows.fleet_quotas_key())
     return shown(
         FleetQuotas.model_validate_json(row.doc["document"]) if row else FleetQuotas(), row.version if row else 0
@@ -48,15 +48,15 @@ def show_fleet(ledger: Ledger) -> dict[str, Any]:
 
 
 def shown(part: Team | FleetQuotas, version: int) -> dict[str, Any]:
-    """Return a part of the set-up with its version, as it is read and answered."""
+    """Return a part of the setup with its version, as the API shows it."""
     return {"version": version, "team" if isinstance(part, Team) else "quotas": part.to_json()}
 
 
 def run(ledger: Ledger) -> StoredSetup:
-    """Read the set-up: one query of one partition.
+    """Read the setup: one query of one partition.
 
-    A change of it raises the tree's version in the same transaction, so what is decided on an older reading, and
-    committed on the tree's version that was read before it, fails whole.
+    Each change raises the tree's version in the same transaction. So a decision on an older setup, committed at the
+    version of the tree that was read before it, fails as a whole.
     """
     versions: dict[str, int] = {}
     version, fleet = 0, ""
@@ -76,6 +76,6 @@ def run(ledger: Ledger) -> StoredSetup:
 
 @functools.lru_cache(maxsize=4)
 def _read(fleet: str, teams: tuple[str, ...]) -> TeamSetup:
-    """Read what is written. It changes seldom and is read in every pass, so what was read last is kept."""
+    """Parse the stored setup. It changes rarely and every cycle reads it, so the last result is cached."""
     found = sorted(map(Team.model_validate_json, teams), key=lambda team: team.name)
     return TeamSetup(fleet=FleetQuotas.model_validate_json(fleet) if fleet else FleetQuotas(), teams=tuple(found))

@@ -1,4 +1,4 @@
-"""Where each thing is kept: the keys, index entries and lifetimes of every row. The only module that knows them."""
+"""Keys, index entries and lifetimes of all rows. No other module knows them."""
 
 import hashlib
 import json
@@ -32,20 +32,20 @@ T = TypeVar("T", bound=Value)
 KEPT = timedelta(days=400)
 """How long jobs, incidents and decisions are kept."""
 FACT_KEPT = timedelta(days=30)
-"""How long a fact is remembered so that a late copy of it is known."""
+"""How long a fact is kept, so that late copies of it are recognised."""
 GROUP_FACT_KEPT = timedelta(days=1)
-"""How long what was said of a group counts, from when it happened: the longest window of the rules that read it."""
+"""How long a fact about a group counts, from its time: the longest window of the rules that read it."""
 EARLY_KEPT = timedelta(hours=1)
-"""How long what was said of a machine that is not the fleet's waits for it to become so."""
+"""How long a notice about an instance that the fleet does not know is kept."""
 IDEMPOTENCY_KEPT = timedelta(hours=24)
 
 _SETUP = "SETUP"
 ROOT_TREE = "fleet"
-"""The one cohort tree, until quotas grow more."""
+"""The only cohort tree."""
 
 
 def load(ledger: Ledger, key: Key, kind: type[T], what: str) -> T:
-    """Read the value that must be under a key.
+    """Read the value that must exist under a key.
 
     Raises:
         NotFound: there is none; the message names `what`.
@@ -63,7 +63,7 @@ def read(row: Row, kind: type[T]) -> T:
 
 # ---------------------------------------------------------------- Incidents
 #
-# A drill has rows of its own, whose keys begin with DRILL-: no drill can reach what a real recovery reads or writes.
+# A drill has rows of its own, whose keys begin with DRILL-: a drill cannot reach the rows of a real recovery.
 
 _DRILL = "DRILL-"
 
@@ -78,7 +78,7 @@ def incident_key(incident_id: str) -> Key:
 
 
 def incident_row(incident: Incident, version: int) -> Row:
-    """In `byState` under `INC#<state>` by opening time, so lists come in order."""
+    """In `byState` under `INC#<state>` by opening time, so that lists are in order."""
     return Row(
         incident_key(incident.incident_id),
         incident.to_json(),
@@ -94,43 +94,43 @@ def open_key(life: NodeLife, *, is_drill: bool = False) -> Key:
 
 
 def open_row(life: NodeLife, incident_id: str, version: int = 0, *, is_drill: bool = False) -> Row:
-    """Points from the life to its open incident. In `byState` under `OPEN`, so that a ghost can be found."""
+    """Points from the life to its open incident. In `byState` under `OPEN`, so that a leftover can be found."""
     return Row(open_key(life, is_drill=is_drill), {"incidentId": incident_id}, version, ("OPEN", life.key))
 
 
 def slot_key(slot: str, *, is_drill: bool = False) -> Key:
-    """`SEAT#slot`: the latest incident of a node slot, on whichever machine."""
+    """`SEAT#slot`: the latest incident of a node slot, on any of its nodes."""
     return Key(Table.INCIDENTS, _own(f"SEAT#{slot}", is_drill=is_drill), "META")
 
 
 def slot_row(incident: Incident, version: int, now: datetime) -> Row:
-    """News of a replacement names the new machine: this leads it to the incident of the old one."""
+    """A signal about a replacement names the new node. This row leads to the incident of the old one."""
     key = slot_key(incident.slot, is_drill=incident.is_drill)
     return Row(key, {"incidentId": incident.incident_id}, version, None, now + FACT_KEPT)
 
 
 def fact_key(fact: str) -> Key:
-    """`FACT#…`: one row per fact ever heard, so that its copies are known even after the incident is settled."""
+    """`FACT#…`: a row for each ingested fact. Its copies are recognised even after the incident is settled."""
     return Key(Table.INCIDENTS, f"FACT#{fact}", "META")
 
 
 def fact_row(fact: str, incident_id: str, now: datetime, version: int = 0) -> Row:
-    """Remember the fact and the incident it joined."""
+    """Record the fact with the incident that it joined."""
     return Row(fact_key(fact), {"incidentId": incident_id}, version, None, now + FACT_KEPT)
 
 
 def last_key(life: NodeLife, *, is_drill: bool = False) -> Key:
-    """`LAST#life / META`: how the last settled incident of a life left it."""
+    """`LAST#life / META`: the state in which the last settled incident left a life."""
     return Key(Table.INCIDENTS, _own(f"LAST#{life.key}", is_drill=is_drill), "META")
 
 
 def last_row(life: NodeLife, last: LastIncident, version: int, now: datetime, *, is_drill: bool = False) -> Row:
-    """Kept as long as facts are: it is what tells old news from new."""
+    """Kept as long as facts are: it separates old facts from new ones."""
     return Row(last_key(life, is_drill=is_drill), last.to_json(), version, None, now + FACT_KEPT)
 
 
 def history_key(place: str, *, is_drill: bool = False) -> Key:
-    """`HISTORY#place / META`: the faults that came before in a seat, a job or an instance group."""
+    """`HISTORY#place / META`: the earlier faults of a node slot, a job or an instance group."""
     return Key(Table.INCIDENTS, _own(f"HISTORY#{place}", is_drill=is_drill), "META")
 
 
@@ -144,25 +144,25 @@ POLICY_CHANGES = "POLICY"
 
 
 def unresolved_row(fact_doc: dict[str, Any], fact: str, now: datetime, version: int = 0) -> Row:
-    """A fact whose node life could not be resolved yet: the sweeper tries again. Drills are listed apart."""
+    """A fact whose node life is unknown. The sweep tries again. Drills are listed apart."""
     key = Key(Table.INCIDENTS, f"UNRESOLVED#{fact}", "META")
     state = "UNRESOLVED-DRILL" if fact.startswith(DRILL_PREFIX) else "UNRESOLVED"
     return Row(key, fact_doc, version, (state, rfc3339(now)), now + FACT_KEPT)
 
 
 def unhealthy_key(life: NodeLife) -> Key:
-    """`UNHEALTHY#life / META`: an incident left that node unhealthy and nobody works on it, or a person trusts it."""
+    """`UNHEALTHY#life / META`: an incident left the node unhealthy and none works on it, or a person trusts it."""
     return Key(Table.INCIDENTS, f"UNHEALTHY#{life.key}", "META")
 
 
 def unhealthy_row(node: UnhealthyNode, version: int) -> Row:
-    """In `byState` under `UNHEALTHY`, a trusted node too: the sweeper, the scheduler and `status` find it there."""
+    """In `byState` under `UNHEALTHY`, trusted nodes too. The sweep, the scheduler and `status` find them there."""
     state = ("UNHEALTHY", node.life.key)
     return Row(unhealthy_key(node.life), node.to_json(), version, state, node.since + KEPT)
 
 
 def retried_key() -> Key:
-    """`RETRIED / META`: how far the list of unresolved facts was retried."""
+    """`RETRIED / META`: the position in the list of unresolved facts."""
     return Key(Table.INCIDENTS, "RETRIED", "META")
 
 
@@ -174,13 +174,13 @@ def early_key(instance_id: str, *, is_drill: bool = False) -> Key:
 def early_row(
     instance_id: str, facts: Iterable[NodeFact], now: datetime, version: int, *, is_drill: bool = False
 ) -> Row:
-    """What an account-wide source said of a machine that is not the fleet's, or not yet."""
+    """A notice of an account-wide source about an instance that the fleet does not know, or not yet."""
     doc = {"instanceId": instance_id, "facts": [fact.to_json() for fact in facts]}
     return Row(early_key(instance_id, is_drill=is_drill), doc, version, ("EARLY", rfc3339(now)), now + EARLY_KEPT)
 
 
 def evidence_row(evidence: Evidence) -> Row:
-    """`INC#id / EVIDENCE#time#envelope#fact`: one envelope may tell several facts of one machine at once."""
+    """`INC#id / EVIDENCE#time#envelope#fact`: one envelope may carry several facts about one node."""
     digest = hashlib.sha256(evidence.fact.fact_key.encode()).hexdigest()[:8]
     key = Key(
         Table.INCIDENTS,
@@ -199,7 +199,7 @@ def job_key(job_id: str) -> Key:
 
 
 def job_row(job: Job, version: int) -> Row:
-    """In `byState` under `JOB#<state>`: while it waits in a team's queue in the order of that, else by submission."""
+    """In `byState` under `JOB#<state>`: while it waits in a team's queue in queue order, else by submission."""
     expires = (job.ended_at or job.submitted_at) + KEPT if job.state.has_ended else None
     waits = job.state is JobState.PENDING
     place = queue_order(job) if waits else f"{rfc3339(job.submitted_at)}#{job.job_id}"
@@ -207,14 +207,14 @@ def job_row(job: Job, version: int) -> Row:
 
 
 def queue_prefix(queue: str) -> str:
-    """Return how the places of one team's queue begin."""
+    """Return the prefix of the places in a team's queue."""
     return f"{queue}#"
 
 
 def queue_order(job: Job) -> str:
-    """Return a waiting job's place: `<team>#<inverted priority>#<queued at>#<id>`, so that each queue is read alone.
+    """Return the place of a pending job: `<team>#<inverted priority>#<queued at>#<id>`. Each queue is read alone.
 
-    In the queue of everybody, first come, first served: `<submitted at>#<id>`. The id makes the order total.
+    Without teams, first come, first served: `<submitted at>#<id>`. The id makes the order total.
     """
     if not job.queue:
         return f"{rfc3339(job.submitted_at)}#{job.job_id}"
@@ -243,25 +243,25 @@ def attempt_row(attempt: Attempt, version: int) -> Row:
 
 
 def idempotency_key(principal: str, key: str) -> Key:
-    """`IDEM#principal#key`, put in the job's own transaction."""
+    """`IDEM#principal#key`, written in the job's own transaction."""
     return Key(Table.JOBS, f"IDEM#{principal}#{key}", "META")
 
 
 def idempotency_row(principal: str, key: str, answer: dict[str, Any], now: datetime) -> Row:
-    """The first answer, given again to every repeat for a day."""
+    """The first answer. Every repeat within a day gets it again."""
     return Row(idempotency_key(principal, key), answer, 0, None, now + IDEMPOTENCY_KEPT)
 
 
 def open_jobs_key(name: str) -> Key:
-    """`JOBS-OPEN#name / META`: how many jobs of a principal or a queue have not ended."""
+    """`JOBS-OPEN#name / META`: the number of open jobs of a principal or a queue."""
     return Key(Table.JOBS, f"JOBS-OPEN#{name}", "META")
 
 
 def checkpoint_place(job: Job) -> str:
-    """Return what names the place of a job's checkpoints: its S3 URI, or its path on the claim that holds it.
+    """Return the identity of a job's checkpoint folder: its S3 URI, or its path on the claim that holds it.
 
-    The first folder of a file URI is only where the claim is mounted: `file:///fsx/llama` and `file:///data/llama` are
-    one folder of a claim.
+    The first folder of a file URI is only the mount point: `file:///fsx/llama` and `file:///data/llama` are one folder
+    of a claim.
     """
     place = job.spec.checkpoint_uri.rstrip("/")
     if not job.spec.keeps_checkpoints_in_cluster:
@@ -271,27 +271,27 @@ def checkpoint_place(job: Job) -> str:
 
 
 def checkpoints_key(place: str) -> Key:
-    """`CHECKPOINTS#place / META`: whose checkpoints lie there. Put in the job's own transaction, and never deleted.
+    """`CHECKPOINTS#place / META`: the owner of a checkpoint folder. Written with the job, never deleted.
 
-    Attempt numbers begin at one in each job: under one path, the fences and checkpoints of two would be taken for each
-    other's.
+    Attempt numbers begin at one in each job. Two jobs with one folder would mistake each other's fences and
+    checkpoints.
     """
     return Key(Table.JOBS, f"CHECKPOINTS#{place}", "META")
 
 
 def checkpoints_row(job: Job, version: int = 0) -> Row:
-    """Say whose checkpoints lie there. In `byState` under `CHECKPOINTS` by place, so that what lies in it is found."""
+    """Record the owner of a checkpoint folder. In `byState` under `CHECKPOINTS` by place, for folders inside."""
     place = checkpoint_place(job)
     return Row(checkpoints_key(place), {"jobId": job.job_id}, version, checkpoints_entry(place))
 
 
 def checkpoints_entry(place: str) -> tuple[str, str]:
-    """Return the index entry of a place; those of the places in it begin with its own."""
+    """Return the index entry of a folder. The entries of folders inside it begin with it."""
     return ("CHECKPOINTS", f"{place}/")
 
 
 def kept_log_key(job_id: str, attempt: int, rank: int) -> Key:
-    """`JOB#id / LOG#n#rank`: the end of one rank's log, kept when its pod went."""
+    """`JOB#id / LOG#n#rank`: the end of a rank's log, kept when its pod was deleted."""
     return Key(Table.JOBS, f"JOB#{job_id}", f"LOG#{attempt:06d}#{rank:06d}")
 
 
@@ -302,12 +302,12 @@ def kept_log_row(log: KeptLog, version: int, expires_at: datetime) -> Row:
 
 
 def rental_key(job_id: str, number: int) -> Key:
-    """`JOB#id / RENTAL#n`: nodes that are, or were, rented for a job."""
+    """`JOB#id / RENTAL#n`: present or past rented nodes of a job."""
     return Key(Table.JOBS, f"JOB#{job_id}", f"RENTAL#{number:06d}")
 
 
 def rental_row(rental: Rental, version: int) -> Row:
-    """In `byState` under `RENTAL#OPEN` by its beginning until nothing of it is left."""
+    """In `byState` under `RENTAL#OPEN` by its beginning until it has ended."""
     has_ended = rental.state is RentalState.ENDED
     state = None if has_ended else ("RENTAL#OPEN", f"{rfc3339(rental.begun_at)}#{rental.name}")
     expires_at = rental.begun_at + KEPT if has_ended else None
@@ -315,7 +315,7 @@ def rental_row(rental: Rental, version: int) -> Row:
 
 
 def serving_key(holder_id: str) -> Key:
-    """`JOB#srv-… / SERVING`: a Deployment that nodes are rented for. Its rentals, waits and story lie beside it."""
+    """`JOB#srv-… / SERVING`: a Deployment for which nodes are rented. Its rentals, waits and timeline are beside it."""
     return Key(Table.JOBS, f"JOB#{holder_id}", "SERVING")
 
 
@@ -328,7 +328,7 @@ def serving_row(memory: ServingState, version: int) -> Row:
 
 
 def subject_partition(subject: str) -> tuple[Table, str]:
-    """Table and partition of a job or an incident, by the type its id carries."""
+    """Table and partition of a job or an incident, by the type that its id carries."""
     if subject.startswith("inc-"):
         return Table.INCIDENTS, f"INC#{subject}"
     return Table.JOBS, f"JOB#{subject}"
@@ -381,7 +381,7 @@ def decision_row(decision: Decision) -> Row:
 
 
 def node_key(cluster: str, instance_id: str) -> Key:
-    """`NODE#cluster/instance / META`. An instance id never comes back, so one row holds its one life."""
+    """`NODE#cluster/instance / META`. AWS never reuses an instance id, so one row holds one node life."""
     return Key(Table.FLEET, f"NODE#{cluster}/{instance_id}", "META")
 
 
@@ -392,14 +392,14 @@ def node_row(cluster: str, instance_id: str, doc: dict[str, Any], version: int, 
 
 
 def pool_partition(pool: str) -> str:
-    """`POOL#pool`; `POOL#*` holds what is about the whole cluster."""
+    """`POOL#pool`; `POOL#*` holds facts about the whole cluster."""
     return f"POOL#{pool or '*'}"
 
 
 def group_fact_row(fact: GroupFact, now: datetime) -> Row:
     """`POOL#pool / FACT#minute/kind/code/instance`: short-lived, so that a pool's partition stays small.
 
-    An old fact that comes late is kept for an hour all the same, so that its copies are known.
+    A late fact is kept for an hour anyway, so that its copies are recognised.
     """
     key = Key(Table.FLEET, pool_partition(fact.instance_group), f"FACT#{fact.fact_key}")
     expires_at = max(fact.observed_at + GROUP_FACT_KEPT, now + timedelta(hours=1))
@@ -407,11 +407,11 @@ def group_fact_row(fact: GroupFact, now: datetime) -> Row:
 
 
 LARGEST_LIST = 300_000
-"""Bytes of a list that is one row."""
+"""Bytes of a list that is stored in one row."""
 
 
 def fit_into_row(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first documents of a list, as many as one row holds."""
+    """Return the first documents of a list, as many as fit into one row."""
     size, kept = 0, []
     for document in documents:
         size += len(json.dumps(document))
@@ -422,73 +422,73 @@ def fit_into_row(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def unmanaged_workloads_key(cluster: str) -> Key:
-    """`UNMANAGED#cluster / META`: work with accelerators there that Evenkeel did not start, as last seen."""
+    """`UNMANAGED#cluster / META`: workloads with accelerators that Evenkeel did not start, as last seen."""
     return Key(Table.FLEET, f"UNMANAGED#{cluster}", "META")
 
 
 def kueue_key(cluster: str) -> Key:
-    """`KUEUE#cluster / META`: the namespaces there in which Kueue admits, as last seen."""
+    """`KUEUE#cluster / META`: the namespaces in which Kueue admits jobs, as last seen."""
     return Key(Table.FLEET, f"KUEUE#{cluster}", "META")
 
 
 def kueue_row(cluster: str, doc: dict[str, Any], version: int) -> Row:
-    """Name them, each with what says so. In the index, since that is all that submissions read of the fleet."""
+    """Lists them, each with the object that shows it. In the index: submissions read nothing else of the fleet."""
     return Row(kueue_key(cluster), doc, version, ("KUEUE", cluster))
 
 
 def lease_key(slot: str, *, is_drill: bool = False) -> Key:
-    """`LEASE#slot / META`: who repairs a seat, and what was asked of the provider."""
+    """`LEASE#slot / META`: the incident that repairs a node slot, and its provider calls."""
     return Key(Table.FLEET, _own(f"LEASE#{slot}", is_drill=is_drill), "META")
 
 
 def register_key(name: str, *, is_drill: bool = False) -> Key:
-    """`REGISTER#name / META`: the machines in repair, or those that carry our cordon."""
+    """`REGISTER#name / META`: the nodes in repair, or the nodes with Evenkeel's cordon."""
     return Key(Table.FLEET, _own(f"REGISTER#{name}", is_drill=is_drill), "META")
 
 
 def pools_row(machines: Mapping[str, int], version: int) -> Row:
-    """`POOLS#sizes / META`: by pool how many machines can be acted on: nobody lists a fleet to weigh one act."""
+    """`POOLS#sizes / META`: pool → number of nodes that can be acted on. Guardrails need not list the fleet."""
     return Row(Key(Table.FLEET, "POOLS#sizes", "META"), {"machines": dict(sorted(machines.items()))}, version)
 
 
 def cause_key(cause: str, *, is_drill: bool = False) -> Key:
-    """`CAUSE#kind/name / META`: a shared cause that people were told of."""
+    """`CAUSE#kind/name / META`: a shared cause about which people were paged."""
     return Key(Table.FLEET, _own(f"CAUSE#{cause}", is_drill=is_drill), "META")
 
 
 def ended_causes_key() -> Key:
-    """`CAUSES#ended / META`: the shared causes that a person ended, each with when, by whom and why."""
+    """`CAUSES#ended / META`: the shared causes that a person ended, each with time, person and reason."""
     return Key(Table.FLEET, "CAUSES#ended", "META")
 
 
 def lease_row(lease: RepairLease, version: int, *, is_drill: bool = False) -> Row:
-    """In `byState` under `LEMON` while its machine is one. A drill makes none."""
+    """In `byState` under `LEMON` while its node is one. Drills create none."""
     state = ("LEMON", lease.slot) if lease.lemon and not is_drill else None
     return Row(lease_key(lease.slot, is_drill=is_drill), lease.to_json(), version, state)
 
 
 def lock_key(name: str) -> Key:
-    """`LOCK#name / META`: one watcher, one sweeper at a time."""
+    """`LOCK#name / META`: one watch, one sweep at a time."""
     return Key(Table.FLEET, f"LOCK#{name}", "META")
 
 
 def shortages_key() -> Key:
-    """`SHORTAGES#fleet / META`: where capacity was refused lately."""
+    """`SHORTAGES#fleet / META`: recent refusals of capacity."""
     return Key(Table.FLEET, "SHORTAGES#fleet", "META")
 
 
 def shortages_row(shortages: Shortages, version: int) -> Row:
-    """One small row: it forgets what has faded."""
+    """One small row: outdated entries are dropped."""
     return Row(shortages_key(), shortages.to_json(), version)
 
 
 def hold_key() -> Key:
-    """`HOLD#fleet / META`: every hold, of the fleet, of a pool or of a machine."""
+    """`HOLD#fleet / META`: every hold, of the fleet, of a pool or of a node."""
     return Key(Table.FLEET, "HOLD#fleet", "META")
 
 
 def person_cordons_key() -> Key:
-    """`HOLD#fleet / CORDONS`: who cordoned which node through Evenkeel, and why."""
+    """`HOLD#fleet / CORDONS`: cordons that people set through Evenkeel, with author and reason."""
     return Key(Table.FLEET, hold_key().pk, "CORDONS")
 
 
@@ -498,18 +498,18 @@ def automation_request_key(request_id: str) -> Key:
 
 
 def automation_request_row(request_id: str, answer: dict[str, Any], now: datetime) -> Row:
-    """The first answer, given again to every repeat for a day."""
+    """The first answer. Every repeat within a day gets it again."""
     return Row(automation_request_key(request_id), answer, 0, None, now + IDEMPOTENCY_KEPT)
 
 
 def automation_event_row(entry: TimelineEntry, request_id: str) -> Row:
-    """`HOLD#fleet / EVENT#time#request`: who held and released automation, and why."""
+    """`HOLD#fleet / EVENT#time#request`: each hold and release, with person and reason."""
     key = Key(Table.FLEET, hold_key().pk, f"EVENT#{rfc3339(entry.at)}#{request_id}")
     return Row(key, entry.to_json(), 0, None, entry.at + KEPT)
 
 
 def heartbeat_key(function: str) -> Key:
-    """`HEARTBEAT#function / META`: when a function last ended a run, and what it learned from each source."""
+    """`HEARTBEAT#function / META`: the end of a function's last run, and its results by source."""
     return Key(Table.FLEET, f"HEARTBEAT#{function}", "META")
 
 
@@ -522,7 +522,7 @@ def tree_key(root: str = ROOT_TREE) -> Key:
 
 
 def queue_cursors_key() -> Key:
-    """`TREE#root / TURN`: by team how far passes have read its queue, past its heads."""
+    """`TREE#root / TURN`: team → how far cycles have read its queue behind the head."""
     return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", "TURN")
 
 
@@ -532,7 +532,7 @@ def charge_key(attempt: Attempt) -> Key:
 
 
 def charge_row(attempt: Attempt, job: Job | None = None, use: Mapping[str, Mapping[str, int]] | None = None) -> Row:
-    """What an admitted attempt takes, and where: put with the attempt, released or deleted when it is settled."""
+    """The amounts and nodes of an admitted attempt. Written with the attempt, released or deleted at its end."""
     return Row(charge_key(attempt), Charge.of(attempt, job, use).to_json())
 
 
@@ -542,37 +542,37 @@ def released_charge_row(attempt: Attempt, version: int, now: datetime) -> Row:
 
 
 def rental_allocation_key(job_id: str, number: int) -> Key:
-    """`TREE#root / RENTAL#job-bn`: in the tree's partition, so that caps are held by what is read consistently."""
+    """`TREE#root / RENTAL#job-bn`: in the tree's partition, so that caps are checked on a consistent read."""
     return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", f"RENTAL#{job_id}-b{number}")
 
 
 def rental_allocation_row(rental: Rental, version: int) -> Row:
-    """What a rental takes of caps and limits: put with it, deleted when nothing of it is left."""
+    """The share of a rental in caps and limits. Written with the rental, deleted once it has ended."""
     return Row(rental_allocation_key(rental.job_id, rental.number), RentalAllocation.of(rental).to_json(), version)
 
 
 def setup_key() -> Key:
-    """`SETUP / VERSION`: raised by every change of the set-up, so that no two are made of the same one."""
+    """`SETUP / VERSION`: raised by every change of the setup, so that no two changes start from the same one."""
     return Key(Table.QUOTAS, _SETUP, "VERSION")
 
 
 def fleet_quotas_key() -> Key:
-    """`SETUP / FLEET`: what no single team owns."""
+    """`SETUP / FLEET`: the part that no single team owns."""
     return Key(Table.QUOTAS, _SETUP, "FLEET")
 
 
 def team_key(team: str) -> Key:
-    """`SETUP / TEAM#team`: one team's quota and people. All of the set-up is one partition: one consistent query."""
+    """`SETUP / TEAM#team`: a team's quota and members. The whole setup is one partition: one consistent query."""
     return Key(Table.QUOTAS, _SETUP, f"TEAM#{team}")
 
 
 def setup_row(key: Key, part: Team | FleetQuotas, version: int) -> Row:
-    """Kept as text: a queue tries its flavors in the order in which they are written, and a stored map has none."""
+    """Stored as text: a queue tries its flavors in their written order, and a stored map has no order."""
     return Row(key, {"document": json.dumps(part.to_json(), separators=(",", ":"))}, version)
 
 
 def setup_event_row(entry: TimelineEntry, version: int) -> Row:
-    """`SETUP-EVENTS / EVENT#time#version`: who changed the set-up, and why. Apart, so that no pass reads it."""
+    """`SETUP-EVENTS / EVENT#time#version`: changes of the setup, with person and reason. No cycle reads them."""
     key = Key(Table.QUOTAS, "SETUP-EVENTS", f"EVENT#{rfc3339(entry.at)}#{version:08d}")
     return Row(key, entry.to_json(), 0, None, entry.at + KEPT)
 
@@ -586,14 +586,14 @@ USED = "USED#"
 
 
 def used_key(team: str, week: str, submitter: str) -> Key:
-    """`TEAM#team / USED#week#digest`: what one submitter's settled attempts left of use there, changed by ADD only.
+    """`TEAM#team / USED#week#digest`: the decayed use of a submitter's settled attempts, changed by ADD only.
 
-    A row for each submitter: sessions make any number of them, and one row for all would be full one day.
+    Each submitter has a row: there may be any number of sessions, and one row for all would become too large.
     """
     digest = hashlib.sha256(submitter.encode()).hexdigest()[:32]
     return Key(Table.QUOTAS, f"TEAM#{team}", f"{USED}{week}#{digest}")
 
 
 def spent_key(team: str, period: str) -> Key:
-    """`TEAM#team / SPENT#period`: what settled attempts held in a day, week or month, changed by ADD only."""
+    """`TEAM#team / SPENT#period`: the use of settled attempts in a day, week or month, changed by ADD only."""
     return Key(Table.QUOTAS, f"TEAM#{team}", f"SPENT#{period}")
