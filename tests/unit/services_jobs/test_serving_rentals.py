@@ -627,7 +627,10 @@ def test_repeated_steps_rent_and_return_once() -> None:
 
 @pytest.mark.parametrize(
     ("when", "lands_first"),
-    [*(pytest.param(when, False, marks=marks) for when, marks in MARKS.items()), (CrashTiming.AFTER, True)],
+    [
+        *(pytest.param(when, False, marks=marks) for when, marks in MARKS.items()),
+        pytest.param(CrashTiming.AFTER, True, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_spike_ends_the_same_after_any_crash(when: str, lands_first: bool) -> None:
     undisturbed = _play(CrashPlan(), lands_first=lands_first)
