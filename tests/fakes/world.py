@@ -28,6 +28,8 @@ CLUSTER_ARN = "arn:aws:sagemaker:us-west-2:111122223333:cluster/k3v9x2m7q1ab"
 """The fleet's HyperPod cluster; the sample events are about it."""
 
 
+SHIPPED_POLICY = Policy()
+
 A_SITE = Site(
     fleet="research",
     clusters=(CLUSTER,),
@@ -45,7 +47,7 @@ def a_context(ports: Any = None, **given: Any) -> Context:
         given: Attributes of `Context`, or fields of its `Site`.
     """
     site = A_SITE.but(**{name: given.pop(name) for name in Site.model_fields if name in given})
-    return Context(ports, **{"site": site, "mode": Mode.ACT, "now": A_MOMENT, "policy": Policy(), **given})
+    return Context(ports, **{"site": site, "mode": Mode.ACT, "now": A_MOMENT, "policy": SHIPPED_POLICY, **given})
 
 
 @dataclass
@@ -54,7 +56,7 @@ class FakeWorld:
 
     size: int = 4
     runs_at_once: bool = False
-    policy: Policy = field(default_factory=Policy)
+    policy: Policy = SHIPPED_POLICY
 
     def __post_init__(self) -> None:
         self.clock = FixedClock()

@@ -87,11 +87,12 @@ class Policy(Section):
             default_catalogue().overridden(self.faults)
         except CatalogueError as error:
             raise ValueError(f"faults: {error}") from error
-        known = {fault.fault_class for fault in self.catalogue.values()}
-        for rule in self.modes:
-            if rule.fault_class and rule.fault_class not in known:
+        named = [rule.fault_class for rule in self.modes if rule.fault_class]
+        known = {fault.fault_class for fault in self.catalogue.values()} if named else set()
+        for fault_class in named:
+            if fault_class not in known:
                 raise ValueError(
-                    f"modes: there is no fault class {rule.fault_class}; omit faultClass for all, or use one of "
+                    f"modes: there is no fault class {fault_class}; omit faultClass for all, or use one of "
                     f"{', '.join(sorted(known))}"
                 )
         return self

@@ -74,6 +74,10 @@ class Value(BaseModel):
         """Return the camelCase JSON form of this value."""
         return self.model_dump(mode="json", by_alias=True)
 
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Return this value: it is frozen. Pydantic copies a default for each new object."""
+        return self
+
     def but(self, **changes: Any) -> Self:
         """Return a copy with some fields changed, validated again.
 
