@@ -1,7 +1,7 @@
 """All fakes together, under the names of the real ports."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from evenkeel.domain.policy import Policy
