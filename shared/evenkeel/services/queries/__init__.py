@@ -1,1 +1,1 @@
-"""What the API reads, and why."""
+"""Read models of the API, with explanations."""

@@ -1,8 +1,8 @@
 """What a caller may read of a job.
 
-Where teams are set up, a team's logs, commands, environment, checkpoints and reports of failures are its own. Everybody
-else sees what makes the queue transparent: owner, size, since when, and why a job is pending. Every field is named here
-that everybody sees: a new field is the team's own until it is added.
+If teams exist, a team's logs, commands, environment, checkpoints and failure reports are private. All callers see what
+keeps the queue transparent: owner, size, age, and why a job is pending. This module lists every public field, so a new
+field is private until it is added here.
 """
 
 import re
@@ -32,39 +32,39 @@ PUBLIC_JOB = (
     *("submitted_at", "submitted_by", "owner", "started_at", "ended_at", "not_before", "queued_at"),
     *("is_suspended", "is_preempted", "current_attempt", "size"),
 )
-"""Fields of a job that everybody sees, besides those of its spec and the reason why it is pending."""
+"""Further fields of a job that every caller sees, beside the reason why it is pending."""
 PUBLIC_ATTEMPT = (
     *("job_id", "attempt", "state", "cluster", "pool", "local_queue", "nodes", "node_names", "size", "accelerators"),
     *("instance_type", "team", "admitted_at", "launched_at", "running_at", "ended_at"),
 )
-"""Fields of an attempt that everybody sees. Its reason may quote the application."""
+"""Fields of an attempt that every caller sees. Its reason is private, because it may quote the application."""
 PUBLIC_ENTRIES = frozenset({"submitted", "admitted", "kueue", "preempted", "ranked"})
-"""Lines of a job's timeline whose text everybody sees; of the others only what happened when."""
+"""Timeline entries of a job whose text every caller sees. Of other entries, only time and kind are public."""
 NODE_KINDS = frozenset({"RECOVERY", "REPAIR", "CHECK", "VALIDATION"})
-"""Decisions about machines: everybody sees the whole record."""
+"""Decisions about nodes: every caller sees the whole record."""
 QUEUE_KINDS = frozenset({"ADMISSION", "PLACEMENT"})
-"""Decisions that say why a job is pending: everybody sees the answer and what was weighed, its team the facts."""
+"""Decisions that say why a job is pending: every caller sees the result and the alternatives, its team the facts."""
 
 _AFTER_A_FAILURE = re.compile(r"(?:(?:Waits|The job waits) to run again|Restart \d+ of \d+ follows)\.\Z", re.ASCII)
-"""The end of the reason of a job that is pending again; what is before it may quote the application."""
+"""The end of the reason of a job that is pending again. The text before it may quote the application."""
 
 
 class Reader(Value):
-    """The caller of a read. Without teams it sees everything, as before teams are set up."""
+    """The caller of a read. Without teams, it sees everything."""
 
     requester: Requester = Requester()
     setup: TeamSetup = TeamSetup()
     operators: tuple[str, ...] = ()
-    """ARNs of the roles and users that operate the fleet: they see the jobs of every team."""
+    """ARNs of the operators' roles and users. They see the jobs of every team."""
 
     @classmethod
     def of(cls, requester: Requester, ledger: Ledger, operators: tuple[str, ...]) -> "Reader":
-        """Return a caller with the teams as they are set up now."""
+        """Return a caller with the present teams."""
         return cls(requester=requester, setup=read_setup.run(ledger).setup, operators=operators)
 
     @cached_property
     def sees_every_team(self) -> bool:
-        """Whether no job is withheld from the caller."""
+        """Whether the caller sees the whole of every job."""
         identity = self.requester.identity
         return not self.setup.has_teams or (bool(identity) and identity in map(identity_of, self.operators))
 
@@ -73,7 +73,7 @@ class Reader(Value):
         return self.sees_every_team or may_read(self.setup, job, self.requester.identity, self.requester.principal)
 
     def sees_job(self, job_id: str, ledger: Ledger) -> bool:
-        """Whether the caller may read everything about a job that is named; a job that is gone is nobody's."""
+        """Whether the caller may read everything about a job, by its id. A job that is gone has no team."""
         if self.sees_every_team:
             return True
         row = ledger.get(rows.job_key(job_id))
@@ -88,7 +88,7 @@ class Reader(Value):
         return job if self.sees(job) else public_job(job)
 
     def require(self, job: Job) -> None:
-        """Refuse a caller from whom parts of a job are withheld.
+        """Refuse a caller who may not read everything about a job.
 
         Raises:
             NotYourTeam: the caller is neither in the job's team nor an operator.
@@ -99,18 +99,18 @@ class Reader(Value):
 
 
 def public_job(job: Job) -> Job:
-    """Return what everybody may see of a job; every other field has its default."""
+    """Return the public part of a job. Every other field has its default."""
     spec = JobSpec(**_only(job.spec, PUBLIC_SPEC))
     return Job(spec=spec, reason=public_reason(job), namespace="", **_only(job, PUBLIC_JOB))
 
 
 def public_attempt(attempt: Attempt) -> Attempt:
-    """Return what everybody may see of an attempt; every other field has its default."""
+    """Return the public part of an attempt. Every other field has its default."""
     return Attempt(namespace="", **_only(attempt, PUBLIC_ATTEMPT))
 
 
 def public_reason(job: Job) -> str:
-    """Return why a job is pending, without what its last attempt said; nothing of a job that is not pending."""
+    """Return why a job is pending, without words of its last attempt; empty if the job is not pending."""
     if job.state is not JobState.PENDING:
         return ""
     found = _AFTER_A_FAILURE.search(job.reason)
@@ -118,7 +118,7 @@ def public_reason(job: Job) -> str:
 
 
 def public_decision(decision: Decision) -> Decision:
-    """Return what everybody may see of a decision about a job."""
+    """Return the public part of a decision about a job."""
     if decision.kind in NODE_KINDS:
         return decision
     if decision.kind in QUEUE_KINDS:
@@ -127,12 +127,12 @@ def public_decision(decision: Decision) -> Decision:
 
 
 def job_timeline(entries: Iterable[Json]) -> list[Json]:
-    """Return what everybody may see of a job's timeline."""
+    """Return the public part of a job's timeline."""
     return [entry if entry.get("kind") in PUBLIC_ENTRIES else _bare(entry) for entry in entries]
 
 
 def incident_timeline(entries: Iterable[Json]) -> list[Json]:
-    """Return what everybody may see of an incident's timeline: of its jobs only what happened when."""
+    """Return the public part of an incident's timeline. Of its jobs, only time and kind are public."""
     return [_bare(entry) if entry.get("kind") == "job" else entry for entry in entries]
 
 

@@ -1,4 +1,4 @@
-"""Why: one sentence about a job or an incident, what was weighed, and the next step."""
+"""Explain a job or an incident: one sentence, the alternatives, and the next step."""
 
 from datetime import datetime
 from typing import Any
@@ -21,11 +21,11 @@ from evenkeel.services.storage import rows
 Json = dict[str, Any]
 
 _MOST_BEFORE = 3
-"""Jobs that are looked through, each behind the next, for what they wait for."""
+"""Length of the chain of blocking jobs that is followed."""
 
 
 def why_job(context: Context, job_id: str, reader: Reader) -> Json:
-    """Explain a job: why it waits, why it runs where it runs, why it was moved or how it ended.
+    """Explain a job: why it waits, why it runs on its nodes, why it was moved or how it ended.
 
     Raises:
         NotFound: there is no such job.
@@ -38,7 +38,7 @@ def why_job(context: Context, job_id: str, reader: Reader) -> Json:
     decided = _decisions(context.ledger, job_id)
     if not sees_all:
         decided = [each for each in decided if each.kind in disclosure.QUEUE_KINDS]
-    # What the job itself points at comes first: how it was to resume, then how its attempt was admitted.
+    # The decision that the job itself names comes first: its resume plan, then its admission.
     planned = job.resume_plan.decision_id if job.resume_plan else ""
     admitted = latest.decision_id if latest else ""
     wish = job.live_resize()
@@ -76,7 +76,7 @@ def why_job(context: Context, job_id: str, reader: Reader) -> Json:
 
 
 def why_incident(context: Context, incident_id: str, reader: Reader) -> Json:
-    """Explain an incident: what was seen, what was decided on it, and what comes next.
+    """Explain an incident: the evidence, the decision and the next step.
 
     Raises:
         NotFound: there is no such incident.
@@ -141,7 +141,7 @@ def _job_sentence(job: Job, latest: Attempt | None, now: datetime, waits: Wait |
 
 
 def _stop(job: Job) -> StopRequest | None:
-    """Return the request to stop what the job is doing now, until it has stopped."""
+    """Return the stop request of the job's present attempt, until that has stopped."""
     is_at_work = job.state in (JobState.STARTING, JobState.RUNNING)
     return job.stop_of(job.current_attempt) if is_at_work else None
 
@@ -212,7 +212,7 @@ _DOING = {
     "returned to service": "is back in service",
     "left in service": "stays in service, because the jobs caused the fault",
 }
-"""The phases of the node's lane as a sentence goes on."""
+"""The phases of the node branch, as a part of a sentence."""
 
 
 def _job_next(job: Job) -> str | None:
@@ -238,15 +238,15 @@ def _incident_next(incident: Incident, *, needs: bool) -> str | None:
 
 
 def _decisions(ledger: Ledger, subject: str) -> list[Decision]:
-    """Return the latest decisions, newest first; after the others how long jobs got to save, which is a detail."""
+    """Return the latest decisions, newest first. Decisions about grace periods come last, because they are a detail."""
     page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=10, newest_first=True)
     return sorted((rows.read(row, Decision) for row in page.rows), key=lambda each: each.kind == "DRAIN")
 
 
 def _why_pending(decided: list[Decision], planned: str, latest: Attempt | None) -> Decision | None:
-    """Return the newest decision that says why a job is pending now; None where nothing was decided since it is.
+    """Return the newest decision that says why a job is pending now; None if there is none since it is pending.
 
-    An admission belongs to the attempt that it began, and so does every decision before it.
+    An admission belongs to the attempt that it started, and so does every decision before it.
     """
     found = [
         each
@@ -258,12 +258,12 @@ def _why_pending(decided: list[Decision], planned: str, latest: Attempt | None) 
             and (latest is None or each.decided_at > latest.admitted_at)
         )
     ]
-    # Where it might be rented for is said beside why it waits, and in the same cycle.
+    # The reason of the wait also names pools to rent from, and belongs to the same cycle.
     return max(found, key=lambda each: (each.kind != "PLACEMENT", each.decided_at), default=None)
 
 
 def _first(ledger: Ledger, decision_id: str, others: list[Decision]) -> list[Decision]:
-    """Put the decision that the subject itself names before those that are merely about it."""
+    """Put the decision that the subject itself names before other decisions about it."""
     row = ledger.get(rows.decision_key(decision_id)) if decision_id else None
     if row is None:
         return others
@@ -272,7 +272,7 @@ def _first(ledger: Ledger, decision_id: str, others: list[Decision]) -> list[Dec
 
 
 def _changes(ledger: Ledger, decision: Decision) -> list[Json]:
-    """Return the smallest changes that would flip the answer; of one that waits behind another, the other's."""
+    """Return the smallest changes that would flip the result; of a blocked job, those of the job that blocks it."""
     for _ in range(_MOST_BEFORE):
         facts = AdmissionFacts.model_validate(decision.facts) if decision.kind == "ADMISSION" else None
         if facts is None or decision.action not in (Action.NO_QUOTA, Action.SAME_SHAPE, Action.BLOCKED):

@@ -1,4 +1,4 @@
-"""The pools for a job that is not submitted yet, each with its cost in dollars, and the pool that would be chosen."""
+"""Pools for a job that is not submitted yet, each with its cost in dollars, and the pool that would be chosen."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -38,10 +38,10 @@ def run(
     Args:
         job: The job as it would be queued.
         decided: Decision of the next cycle about it.
-        capacities: Of the fleet. Rented nodes are reserved for their jobs.
-        charges: Of all attempts that are not settled.
+        capacities: Nodes of the fleet. Rented nodes are reserved for their jobs.
+        charges: Charges of all attempts that are not settled.
         ahead: Pending jobs before it.
-        budgets_left: By team with a budget in dollars: the rest of it.
+        budgets_left: Team with a budget in dollars → its remaining amount.
     """
     seen = PlacementContext(
         context.now,
@@ -56,7 +56,7 @@ def run(
 
 
 def with_decision(facts: PlacementFacts, decided: AdmissionDecision) -> PlacementFacts:
-    """Return the facts with the decision of the next cycle: the free nodes of its pool, or why renting is no help."""
+    """Return the facts with the decision of the next cycle: the free nodes, or why renting would not help."""
     held = facts.job.accelerators
     aside = ""
     if decided.action not in _NODES_WOULD_HELP:
@@ -77,7 +77,7 @@ def with_decision(facts: PlacementFacts, decided: AdmissionDecision) -> Placemen
 
 
 def shown(placed: PlacementDecision, now: datetime) -> Json:
-    """Return a placement as the API shows it: dollars to the cent, instants, the chosen row first."""
+    """Return a placement as the API shows it: dollars to the cent, times, the chosen row first."""
     return {
         "action": placed.action,
         "pool": placed.pool or None,

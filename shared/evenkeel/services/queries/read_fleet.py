@@ -1,4 +1,4 @@
-"""The fleet as people and programs see it: the one-screen overview, and its nodes."""
+"""The fleet for the API: the overview of one screen, and its nodes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,54 +24,54 @@ Json = dict[str, Any]
 
 HEARTBEATS = ("schedule_jobs", "sweep_fleet", "watch_cluster")
 SILENT_AFTER = timedelta(minutes=10)
-"""A scheduled function silent this long is an alarm."""
+"""A scheduled function without a run for this long is an alarm."""
 _MOST_NODES = 5000
 _MOST_JOBS = 2000
-"""Jobs of one state that the overview counts; past it the count is a lower bound and says so."""
+"""Jobs of one state that the overview counts. Beyond it, the count is marked as a lower bound."""
 _MOST_OPEN = 1000
-"""Open incidents of one state that the overview counts; past it the counts are lower bounds and say so."""
+"""Open incidents of one state that the overview counts. Beyond it, the counts are marked as lower bounds."""
 _MAX_UNRESOLVED = 100
-"""Incidents of one unhappy end that are weighed, the newest; older ones are found by what they left behind."""
+"""Newest incidents of one failed outcome that are examined. Older ones are found by what they left."""
 _MOST_LEFT = 50
-"""Older incidents that are looked up by the machines and jobs which they left behind."""
+"""Older incidents that are looked up by the nodes and jobs that they left."""
 _MAX_INTERRUPTED = 200
-"""Interrupted jobs that are looked up one by one, where not all that are alive could be listed."""
+"""Interrupted jobs that are looked up one by one, if not all live jobs could be listed."""
 _MOST_SHOWN = 50
-"""Incidents at work, and as many that need a person, that are shown and not only counted."""
+"""Active incidents that are shown and not only counted, and as many that need a person."""
 _MOST_TEAMS = 100
 
 
 class Health(StrEnum):
-    """The fleet in one word."""
+    """The state of the fleet."""
 
     OK = "OK"
     DEGRADED = "DEGRADED"
-    """Something is being worked on, or automation is held."""
+    """Incidents are open, or automation is on hold."""
     CRITICAL = "CRITICAL"
-    """A person is needed, or what Evenkeel shows is stale."""
+    """A person must act, or the facts are stale."""
     NOT_RUNNING = "NOT_RUNNING"
-    """The schedules are off: nothing is watched, repaired or started."""
+    """The schedules are off: Evenkeel watches, repairs and starts nothing."""
 
 
 class NodeState(StrEnum):
-    """One machine in one word."""
+    """The state of a node."""
 
     IN_SERVICE = "IN_SERVICE"
     STARTING = "STARTING"
-    """Not Ready yet, or waits for its first validation."""
+    """Not Ready yet, or before its first validation."""
     REPAIRING = "REPAIRING"
-    """An open incident works on it."""
+    """An open incident repairs it."""
     BLOCKED = "BLOCKED"
-    """An open incident waits: a guardrail bars its next step."""
+    """An open incident waits: a guardrail blocks its next step."""
     WAITING = "WAITING"
-    """An open incident does nothing yet: its plan waits for an approval, or for HyperPod."""
+    """An open incident does nothing yet: its plan awaits approval, or HyperPod is changing the cluster."""
     QUARANTINED = "QUARANTINED"
-    """Cordoned by an incident that is over: it waits for a person."""
+    """Cordoned by a settled incident: a person must act."""
     CORDONED = "CORDONED"
     """Cordoned by a person."""
     NOT_READY = "NOT_READY"
     UNHEALTHY = "UNHEALTHY"
-    """Marked as broken, or left so by an incident: in service, and nobody works on it."""
+    """Marked as faulty, or left so by an incident: in service, without a repair."""
     GONE = "GONE"
 
 
@@ -81,34 +81,34 @@ class _JobCounts(TypedDict):
 
 
 def _works(incident: Incident) -> bool:
-    """Whether an open incident is at work on its node: a drill is only where it may act."""
+    """Whether an open incident acts on its node. A drill does only if it may act."""
     acts = bool(incident.repairs) or (incident.plan is not None and incident.plan.is_carried_out)
     return acts or not incident.is_drill
 
 
 class _Incidents(NamedTuple):
     needing: Sequence[Incident]
-    """Those that wait for a person: first for an approval, then those that ended unhappily."""
+    """Incidents that need a person: first those that await approval, then those that failed."""
     working: Sequence[Incident]
-    """The open ones that go on by themselves."""
+    """Open incidents that continue by themselves."""
     asking: Sequence[Incident]
-    """The open ones that wait for an approval."""
+    """Open incidents that await approval."""
     is_lower_bound: bool
 
     @property
     def in_work(self) -> dict[str, Incident]:
-        """The open incident of each machine that has one; a real one before a drill."""
+        """Node → its open incident; a real one before a drill."""
         found = sorted(filter(_works, (*self.working, *self.asking)), key=lambda incident: not incident.is_drill)
         return {incident.life.key: incident for incident in found}
 
     def counted(self, incidents: Sequence[Incident], verbs: tuple[str, str]) -> str:
-        """Write how many: `1 incident works`, or `50+ incidents work` where there may be more."""
+        """Write a count: `1 incident works`, or `50+ incidents work` if it is a lower bound."""
         number = f"{len(incidents)}+" if self.is_lower_bound else str(len(incidents))
         return f"{number} incident {verbs[0]}" if number == "1" else f"{number} incidents {verbs[1]}"
 
 
 def status(context: Context, sources: Sequence[SourceAge]) -> Json:
-    """Return the overview: what burns, whether it is handled, and what the fleet and the jobs do."""
+    """Return the overview: problems with their handling, and the state of the fleet and the jobs."""
     nodes, has_more_nodes = _nodes(context.ledger)
     work = _work(context.ledger)
     incidents = _incidents(context, nodes, work)
@@ -162,7 +162,7 @@ def status(context: Context, sources: Sequence[SourceAge]) -> Json:
 
 
 def list_nodes(ledger: Ledger, page: pagination.Request, *, with_gone: bool = False) -> Json:
-    """Return one page of nodes, by pool; those that are gone, which are remembered for a while, only if asked for."""
+    """Return one page of nodes, by pool. Nodes that are gone are kept for a while and listed only on request."""
     answer = pagination.newest_first(ledger, Table.FLEET, ["NODE"], page, None if with_gone else read_queue.is_present)
     nodes = [rows.read(row, FleetNode) for row in answer.rows]
     found, is_cut = _open_incidents(ledger)
@@ -186,7 +186,7 @@ def list_nodes(ledger: Ledger, page: pagination.Request, *, with_gone: bool = Fa
 
 
 def show_node(context: Context, instance_id: str) -> Json:
-    """Return one node by its instance id.
+    """Return a node by its instance id.
 
     Raises:
         NotFound: the fleet does not know it.
@@ -205,7 +205,7 @@ def show_node(context: Context, instance_id: str) -> Json:
 
 
 def node_state(node: FleetNode, open_incident: Incident | None, *, is_unhealthy: bool = False) -> NodeState:
-    """Judge one machine by what was last seen of it, and by its open incident."""
+    """Derive the state of a node from its last sweep and its open incident."""
     if node.is_gone:
         return NodeState.GONE
     if open_incident is not None:
@@ -266,7 +266,7 @@ def _cordon(cordon: PersonCordon) -> Json:
 
 
 def _cordons(ledger: Ledger, nodes: Iterable[FleetNode]) -> list[Json]:
-    """Return the nodes that persons cordoned through Evenkeel, the newest first."""
+    """Return the nodes that people cordoned through Evenkeel, the newest first."""
     known = person_cordons.load(ledger)
     found = [(known[node.life.key], node) for node in nodes if node.life.key in known] if known else []
     found.sort(key=lambda each: each[0].at, reverse=True)
@@ -294,7 +294,7 @@ def _open_incidents(ledger: Ledger) -> tuple[list[Incident], bool]:
 
 
 def _untrusted(left: unhealthy_nodes.UnhealthyNodes) -> dict[str, UnhealthyNode]:
-    """Return the nodes that incidents left unhealthy, by life."""
+    """Return the nodes that incidents left unhealthy, by node life."""
     return {node.life.key: node for node in left.values() if not node.trusted_by}
 
 
@@ -330,7 +330,7 @@ def _incidents(context: Context, nodes: Iterable[FleetNode], work: Mapping[JobSt
 
 
 class _JobCache:
-    """The jobs that live: of one that is not among them an incident wants nothing more."""
+    """The live jobs. An incident needs nothing more of a job that is not among them."""
 
     def __init__(self, ledger: Ledger, work: Mapping[JobState, _JobCounts]) -> None:
         self._ledger = ledger
@@ -340,7 +340,7 @@ class _JobCache:
         self.is_cut = False
 
     def of(self, incident: Incident) -> list[Job]:
-        """Return those that an incident hurt."""
+        """Return the jobs that an incident interrupted."""
         found = (self._row(affected.job_id) for affected in incident.affected_jobs)
         return [rows.read(row, Job) for row in found if row is not None]
 
@@ -357,10 +357,10 @@ class _JobCache:
 def _unresolved(
     context: Context, nodes: Iterable[FleetNode], work: Mapping[JobState, _JobCounts], others: Iterable[Incident]
 ) -> tuple[list[Incident], bool]:
-    """Return the incidents that ended so that a person may be needed, and whether that may not be all.
+    """Return the settled incidents that may need a person, and whether there may be more.
 
-    The newest are read as they lie. Older ones still need somebody only for what they left behind: a machine that bears
-    their mark, a job that is to resume by their plan. By these they are looked up.
+    The newest are listed. Older ones need a person only for what they left: a node with their mark, or a job with their
+    resume plan. They are found by these.
     """
     found: list[Incident] = []
     has_older = is_lower_bound = False
@@ -372,7 +372,7 @@ def _unresolved(
         newest = [rows.read(row, Incident) for row in seen]
         found += newest
         has_older |= more
-        # So many of a day: of those left out some may be news still.
+        # The newest are a sample of a day, so some of the rest may still need a person.
         is_lower_bound |= more and context.now - newest[-1].opened_at < read_incidents.FRESH_FOR
     if not has_older:
         return found, is_lower_bound
@@ -386,7 +386,7 @@ def _unresolved(
 
 
 def _next(incidents: _Incidents, unhealthy: Mapping[str, UnhealthyNode]) -> str | None:
-    """Return the command that somebody is best served with now."""
+    """Return the command that helps most now."""
     if incidents.asking:
         return f"evenkeel incidents approve {incidents.asking[0].incident_id}"
     shown = [incident.incident_id for incident in (*incidents.needing, *incidents.working)]
@@ -395,7 +395,7 @@ def _next(incidents: _Incidents, unhealthy: Mapping[str, UnhealthyNode]) -> str 
 
 
 def _outages(working: Iterable[Incident]) -> list[Json]:
-    """Return the shared causes that bar repairs, the largest first: each is one headline, however many nodes it has."""
+    """Return the shared causes that block repairs, the largest first. Each is one headline."""
     barred: dict[str, list[Incident]] = defaultdict(list)
     for incident in sorted(working, key=lambda each: (each.opened_at, each.incident_id)):
         if incident.block and incident.block.cause and not incident.is_drill:
@@ -458,7 +458,7 @@ def _pools(nodes: Sequence[FleetNode], states: Mapping[str, NodeState], sources:
 
 
 def _sight(cluster: str, sources: Iterable[SourceAge]) -> Json:
-    """Return whether what is known of a cluster is stale, and since when."""
+    """Return whether the facts about a cluster are stale, and since when."""
     ages = [age for age in sources if age.source == Source(kind=SourceKind.KUBERNETES_LIST, target=cluster)]
     is_stale = not all(age.is_trusted for age in ages)
     seen_at = min((age.seen_at for age in ages if age.seen_at), default=None) if is_stale else None
@@ -466,7 +466,7 @@ def _sight(cluster: str, sources: Iterable[SourceAge]) -> Json:
 
 
 def _sight_of_all(sources: Iterable[SourceAge]) -> Json:
-    """Return whether what is known of any cluster is stale, and the oldest answer of those."""
+    """Return whether the facts about any cluster are stale, and the oldest answer of those."""
     ages = [age for age in sources if age.source.kind is SourceKind.KUBERNETES_LIST and not age.is_trusted]
     answers = [age.seen_at for age in ages if age.seen_at]
     seen_at = min(answers) if answers and len(answers) == len(ages) else None
@@ -474,7 +474,7 @@ def _sight_of_all(sources: Iterable[SourceAge]) -> Json:
 
 
 def _has_seen_nodes(sources: Iterable[SourceAge]) -> bool:
-    """Whether any list of nodes was ever read: before that there is no number of nodes, not even none."""
+    """Whether any list of nodes was ever read. Before that the number of nodes is unknown, and not 0."""
     return any(age.seen_at for age in sources if age.source.kind in FACTS)
 
 
@@ -503,7 +503,7 @@ def _jobs(context: Context, found: Mapping[JobState, _JobCounts]) -> Json:
     classes: dict[str, dict[JobState, list[Json]]] = defaultdict(lambda: defaultdict(list))
     for state, work in found.items():
         for row in work["rows"]:
-            # Read as it lies: thousands of rows are counted here, and only three fields of each matter.
+            # Read without parsing: thousands of rows are counted, and only three fields of each matter.
             classes[row.doc["spec"].get("priorityClass") or ""][state].append(row.doc)
     return {
         "counts": {state: len(work["rows"]) for state, work in found.items()},
@@ -514,7 +514,7 @@ def _jobs(context: Context, found: Mapping[JobState, _JobCounts]) -> Json:
 
 
 def _unmanaged_summary(context: Context) -> Json:
-    """Count the work with accelerators that Evenkeel did not start, as the last sweep saw it."""
+    """Count the workloads with accelerators that Evenkeel did not start, as the last sweep saw them."""
     found = read_jobs.list_unmanaged(context)["items"]
     return {
         "workloads": len(found),
@@ -524,7 +524,7 @@ def _unmanaged_summary(context: Context) -> Json:
 
 
 def _class(name: str, states: Mapping[JobState, list[Json]], now: datetime) -> Json:
-    """Return a class's line; who had to give way counts as preempted, and as nothing else, until it starts again."""
+    """Return the line of a class. A preempted job counts only as preempted until it starts again."""
     preempted = [doc for docs in states.values() for doc in docs if doc.get("isPreempted")]
     going = {state: [doc for doc in docs if not doc.get("isPreempted")] for state, docs in states.items()}
     running = [*going.get(JobState.RUNNING, ()), *going.get(JobState.STOPPING, ())]

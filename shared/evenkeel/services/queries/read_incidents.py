@@ -1,4 +1,4 @@
-"""Incidents as people and programs see them: list, one incident with its two lanes, its timeline, decisions."""
+"""Incidents for the API: a list, one incident with its two branches, its timeline and its decisions."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -32,11 +32,11 @@ from evenkeel.services.storage import pagination, rows
 Json = dict[str, Any]
 
 _ATTRIBUTION_WINDOW = timedelta(minutes=10)
-"""An attempt that ended so long before the first signal may have ended by the fault."""
+"""The fault may have caused the end of an attempt this long before the first signal."""
 _MOST_ATTEMPTS = 1000
 NEEDS_PERSON_STATES = (IncidentState.WAITING_FOR_PERSON, IncidentState.JOB_NOT_RESUMED, IncidentState.FAILED)
 FRESH_FOR = timedelta(days=1)
-"""How long an unhappy end asks for a person where nothing tells whether somebody has dealt with it."""
+"""How long a failed outcome asks for a person if no fact shows whether it was handled."""
 
 
 def list_incidents(context: Context, states: Sequence[IncidentState], page: pagination.Request) -> Json:
@@ -48,13 +48,13 @@ def list_incidents(context: Context, states: Sequence[IncidentState], page: pagi
 
 
 def show_incident(context: Context, incident_id: str, reader: Reader) -> Json:
-    """Return an incident with its evidence, the two lanes of its recovery, and the decisions about it.
+    """Return an incident with its evidence, the two branches of its recovery, and the decisions about it.
 
     Raises:
         NotFound: there is no such incident.
     """
     incident = load_incident(context.ledger, incident_id)
-    # An incident that goes on from another has that one's evidence as well.
+    # An incident that continues an earlier one has its evidence, too.
     stored = [
         row
         for subject in filter(None, (incident.resumes, incident_id))
@@ -75,7 +75,7 @@ def show_incident(context: Context, incident_id: str, reader: Reader) -> Json:
 
 
 def incident_timeline(ledger: Ledger, incident_id: str, reader: Reader) -> Json:
-    """Return an incident's story, oldest first.
+    """Return the timeline of an incident, oldest first.
 
     Raises:
         NotFound: there is no such incident.
@@ -87,7 +87,7 @@ def incident_timeline(ledger: Ledger, incident_id: str, reader: Reader) -> Json:
 
 
 def show_decision(ledger: Ledger, decision_id: str, reader: Reader) -> Json:
-    """Return the record of one decision, which replays from it; `isRedacted` where the facts are a team's own.
+    """Return the record of a decision, which can be replayed. `isRedacted` if its facts are private to a team.
 
     Raises:
         NotFound: there is no such decision.
@@ -108,7 +108,7 @@ def _sees_decision(decision: Decision, reader: Reader, ledger: Ledger) -> bool:
 
 
 def _visible(evidence: Evidence, reader: Reader, ledger: Ledger) -> Evidence:
-    """Return evidence without the words of a detector that looked into another team's job."""
+    """Return evidence without the text of a detector about another team's job."""
     fact = evidence.fact
     if not fact.job_id or reader.sees_job(fact.job_id, ledger):
         return evidence
@@ -116,7 +116,7 @@ def _visible(evidence: Evidence, reader: Reader, ledger: Ledger) -> Evidence:
 
 
 def load_incident(ledger: Ledger, incident_id: str) -> Incident:
-    """Read one incident.
+    """Read an incident.
 
     Raises:
         NotFound: there is no such incident.
@@ -125,13 +125,13 @@ def load_incident(ledger: Ledger, incident_id: str) -> Incident:
 
 
 def load_affected_jobs(ledger: Ledger, incident: Incident) -> dict[str, Job]:
-    """Read the jobs that an incident hurt, those that still exist."""
+    """Read the existing jobs that an incident interrupted."""
     found = {affected.job_id: ledger.get(rows.job_key(affected.job_id)) for affected in incident.affected_jobs}
     return {job_id: rows.read(row, Job) for job_id, row in found.items() if row is not None}
 
 
 def decisions_about(ledger: Ledger, subject: str, sees_all: bool, *, at_most: int = 20) -> list[Json]:
-    """Return the decisions about a job or an incident in short, newest first."""
+    """Return short forms of the decisions about a job or an incident, newest first."""
     page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=at_most, newest_first=True)
     return [
         {
@@ -146,7 +146,7 @@ def decisions_about(ledger: Ledger, subject: str, sees_all: bool, *, at_most: in
 
 
 def disclosed(decision: Decision, sees_all: bool) -> Decision:
-    """Return a decision as somebody may see it who sees everything of its subject, or does not."""
+    """Return a decision as the caller may see it."""
     return decision if sees_all else disclosure.public_decision(decision)
 
 
@@ -187,7 +187,7 @@ def summary(incident: Incident, now: datetime) -> Json:
 
 
 def pending_approval(incident: Incident) -> bool:
-    """Whether the plan of an open incident waits for a person's approval."""
+    """Whether the plan of an open incident awaits a person's approval."""
     plan, approval = incident.plan, incident.approval
     if plan is None or plan.outcome != ASK or incident.state.is_settled:
         return False
@@ -195,12 +195,12 @@ def pending_approval(incident: Incident) -> bool:
 
 
 def waits(incident: Incident) -> bool:
-    """Whether nothing is done about an open incident: its plan waits for an approval, or for HyperPod."""
+    """Whether an open incident does nothing yet: its plan awaits approval, or HyperPod is changing the cluster."""
     return pending_approval(incident) or (incident.plan is not None and incident.plan.outcome == PlanOutcome.LATER)
 
 
 def _question(incident: Incident, now: datetime) -> Json:
-    """Return the plan that waits for approval, and the consequence of silence."""
+    """Return the plan that awaits approval, and the consequence without an answer."""
     plan = incident.plan
     assert plan is not None
     return {
@@ -227,7 +227,7 @@ def _if_unanswered(incident: Incident, plan: StoredRecoveryPlan, now: datetime) 
 
 
 def _late_approval(incident: Incident) -> Json | None:
-    """Return the plan that was declined or not answered, and may be approved while its node is unhealthy; or None."""
+    """Return the declined or unanswered plan that may still be approved; None if there is none."""
     plan, approval = incident.plan, incident.approval
     if plan is None or plan.outcome != ASK or (approval and approval.approves) or incident.is_drill:
         return None
@@ -237,7 +237,7 @@ def _late_approval(incident: Incident) -> Json | None:
 
 
 def node_lane(incident: Incident) -> Json:
-    """Say where the node branch stands: a phase, a glyph's word, and since when."""
+    """Return the progress of the node branch: its phase, the word of its symbol, and since when."""
     if pending_approval(incident):
         since = _instant(incident.stages.planned_at)
         return {"phase": "waits for approval", "status": "warn", "since": since, "rung": None}
@@ -271,9 +271,9 @@ def node_lane(incident: Incident) -> Json:
 
 
 def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
-    """Return incidents with the jobs on their nodes, where no recovery has looked for those: a plan that only asks.
+    """Return incidents with the jobs on their nodes, if no recovery has searched them: their plan awaits approval.
 
-    An attempt that was lost or failed there since about the first signal counts too.
+    Attempts that were lost or failed there since about the first signal count, too.
     """
     listed = list(incidents)
     blind = [each for each in listed if not each.affected_jobs and not _has_found_jobs(each)]
@@ -295,7 +295,7 @@ def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
 
 
 def _has_found_jobs(incident: Incident) -> bool:
-    """Whether the recovery has looked for the jobs on its node, so that none means none."""
+    """Whether the recovery has searched the jobs on its node. Only then does an empty list mean none."""
     plan = incident.plan
     if plan is None:
         return False
@@ -304,7 +304,7 @@ def _has_found_jobs(incident: Incident) -> bool:
 
 
 def job_lanes(incident: Incident, jobs: dict[str, Job]) -> list[Json]:
-    """Say where each interrupted job stands."""
+    """Return the progress of each interrupted job."""
     is_stopped = incident.plan is not None and (incident.plan.outcome == "ACT" or is_approved(incident))
     return [
         _job_lane(affected.job_id, affected.attempt, jobs.get(affected.job_id), is_stopped=is_stopped)
@@ -313,15 +313,15 @@ def job_lanes(incident: Incident, jobs: dict[str, Job]) -> list[Json]:
 
 
 def is_job_back(job: Job, interrupted_attempt: int) -> bool:
-    """Whether an interrupted job needs nothing more: it runs on a later attempt, has ended, or is held back."""
+    """Whether an interrupted job needs nothing more: it runs in a later attempt, has ended, or is suspended."""
     return job.state.is_at_rest or (job.current_attempt > interrupted_attempt and job.state is JobState.RUNNING)
 
 
 def needs_person(incident: Incident, jobs: Iterable[Job], holder: FleetNode | None, now: datetime) -> bool:
-    """Whether an incident's unhappy end still waits for somebody.
+    """Whether the failed outcome of an incident still needs a person.
 
-    It does while a job that it hurt is not back, or the machine that holds the node's seat now, the same one or its
-    replacement, takes no work. Where the seat is empty or unknown, the news is fresh for a day.
+    It does while an interrupted job has not resumed, or the node that is now in the slot takes no work. If the slot is
+    empty or unknown, it does for a day.
     """
     if incident.state not in NEEDS_PERSON_STATES:
         return False
@@ -334,7 +334,7 @@ def needs_person(incident: Incident, jobs: Iterable[Job], holder: FleetNode | No
 
 
 def stage_seconds(stages: StageTimes) -> list[Json]:
-    """Return the stages reached, in the order of time, each with the seconds since the one before."""
+    """Return the reached stages in order of time, each with the seconds since the one before."""
     reached = sorted((at, name) for name, at in stages if isinstance(at, datetime))
     first = [{"stage": _stage(name), "at": rfc3339(at), "seconds": 0.0} for at, name in reached[:1]]
     return first + [

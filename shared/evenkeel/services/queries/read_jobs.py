@@ -1,4 +1,4 @@
-"""Jobs as people and programs see them: list, one job with its attempts, its timeline, its logs."""
+"""Jobs for the API: a list, one job with its attempts, its timeline and its logs."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -21,34 +21,34 @@ from evenkeel.services.storage import pagination, rows
 Json = dict[str, Any]
 
 LARGEST_LOG = 1_000_000
-"""Characters of a log that one answer carries: the newest ones. A function's answer ends at 6 MB."""
+"""Characters of a log in one response: the newest ones. The response of a function is limited to 6 MB."""
 
 
 class Filter(NamedTuple):
-    """Which jobs are wanted."""
+    """The filter of a list of jobs."""
 
     states: Sequence[JobState] = ()
     """None = all."""
     team: str = ""
     priority_class: str | None = None
-    """Empty: those without one."""
+    """Empty: jobs without a priority class."""
 
     def keeps(self, row: Row) -> bool:
-        """Whether a job's row is one of them, its state aside."""
+        """Whether a job's row matches, apart from its state."""
         spec = row.doc["spec"]
         fits_team = not self.team or spec["team"] == self.team
         return fits_team and self.priority_class in (None, spec.get("priorityClass") or "")
 
 
 def list_jobs(context: Context, asked: Filter, page: pagination.Request, reader: Reader) -> Json:
-    """Return one page of jobs, newest first; those that wait alone, in the order of their queue.
+    """Return one page of jobs, newest first; a list of pending jobs only, in the order of their queues.
 
-    Where teams are set up, those that wait come before all others, by team, the last of each queue first: they are kept
-    in the order of the queues. One that starts between two pages may then be given twice.
+    If teams exist, pending jobs come before all others, by team, the last of each queue first: the index has this
+    order. A job that starts between two pages may be returned twice.
 
     Raises:
-        BadPageToken: the token is not one of this list's.
-        Invalid: nothing matches, and a name in the filter is nobody's.
+        BadPageToken: this list did not issue the token.
+        Invalid: the list is empty, and a name in the filter is unknown.
     """
     keep = asked.keeps if asked.team or asked.priority_class is not None else None
     partitions = [f"JOB#{state}" for state in asked.states or JobState]
@@ -63,15 +63,15 @@ def list_jobs(context: Context, asked: Filter, page: pagination.Request, reader:
 
 
 def _check_names(asked: Filter, reader: Reader, classes: Collection[str]) -> None:
-    """Tell a misspelt filter from a list that is empty.
+    """Distinguish a misspelt filter from an empty list.
 
     Args:
         asked: The filter.
-        reader: Knows the teams and the priority classes that are set up.
-        classes: Priority classes that the policy allows where no teams are set up.
+        reader: Knows the teams and the priority classes.
+        classes: Priority classes that the policy allows without teams.
 
     Raises:
-        Invalid: there is no such team or priority class. Where no teams are set up, a job may name any team.
+        Invalid: there is no such team or priority class. Without teams, a job may name any team.
     """
     wrong = []
     if reader.setup.has_teams:
@@ -85,7 +85,7 @@ def _check_names(asked: Filter, reader: Reader, classes: Collection[str]) -> Non
 
 
 def list_unmanaged(context: Context) -> Json:
-    """Return the work with accelerators that Evenkeel did not start, as the last sweep saw it."""
+    """Return the workloads with accelerators that Evenkeel did not start, as the last sweep saw them."""
     found = (context.ledger.get(rows.unmanaged_workloads_key(cluster)) for cluster in context.site.clusters)
     listed = [UnmanagedWorkload.model_validate(each) for row in found if row for each in row.doc["workloads"]]
     return {"items": [each.to_json() | {"says": fault_consequence(each)} for each in listed], "nextPageToken": None}
@@ -94,7 +94,7 @@ def list_unmanaged(context: Context) -> Json:
 def show_job(context: Context, job_id: str, reader: Reader) -> Json:
     """Return a job, its place in the queue, and all its attempts, newest first.
 
-    A caller from outside of its team gets fewer fields, and `isRedacted` says so.
+    A caller outside its team gets fewer fields, and `isRedacted` is set.
 
     Raises:
         NotFound: there is no such job.
@@ -124,7 +124,7 @@ def show_job(context: Context, job_id: str, reader: Reader) -> Json:
     if is_redacted:
         return public | {"attempts": [public_attempt(attempt) for attempt in reversed(attempts)]}
     return public | {
-        # Values may hold what is nobody else's business; the names are enough to see what was set.
+        # The values may be secret; the names show what was set.
         "envNames": sorted(spec.env),
         "pools": [choice.to_json() for choice in spec.pools],
         "tolerations": [each.to_pod() for each in spec.tolerations],
@@ -141,7 +141,7 @@ def show_job(context: Context, job_id: str, reader: Reader) -> Json:
 
 
 def job_timeline(ledger: Ledger, job_id: str, reader: Reader) -> Json:
-    """Return a job's story, oldest first.
+    """Return the timeline of a job, oldest first.
 
     Raises:
         NotFound: there is no such job.
@@ -153,13 +153,13 @@ def job_timeline(ledger: Ledger, job_id: str, reader: Reader) -> Json:
 
 
 def job_logs(context: Context, job_id: str, reader: Reader, *, attempt: int | None, rank: int, tail: int) -> Json:
-    """Return the last lines of one rank's log, of the latest attempt unless another is named.
+    """Return the last lines of a rank's log, of the latest attempt unless another is named.
 
-    Where the pod is gone or out of reach, these are the lines that were kept with the attempt.
+    If the pod is gone or not reachable, these are the lines that were kept with the attempt.
 
     Raises:
-        NotYourTeam: the caller is not of the job's team.
-        NotFound: no such job or attempt, or neither a pod nor kept lines; it says why.
+        NotYourTeam: the caller is not in the job's team.
+        NotFound: there is no such job or attempt, or neither a pod nor kept lines; says why.
     """
     job = load_job(context.ledger, job_id)
     reader.require(job)
@@ -209,7 +209,7 @@ def _elsewhere(attempt: Attempt, kept: KeptLog) -> str:
 
 
 def load_job(ledger: Ledger, job_id: str) -> Job:
-    """Read one job.
+    """Read a job.
 
     Raises:
         NotFound: there is no such job.
@@ -230,7 +230,7 @@ def load_rentals(ledger: Ledger, job_id: str) -> tuple[Rental, ...]:
 
 
 def timeline(ledger: Ledger, subject: str) -> list[Json]:
-    """Return the story of a job or an incident, oldest first."""
+    """Return the timeline of a job or an incident, oldest first."""
     table, pk = rows.subject_partition(subject)
     return [row.doc for row in ledger.partition(table, pk, "EVENT#")]
 
@@ -265,7 +265,7 @@ def summary(job: Job) -> Json:
 
 
 def public_attempt(attempt: Attempt) -> Json:
-    """Return the fields of an attempt that everybody sees."""
+    """Return the public fields of an attempt."""
     attempt = disclosure.public_attempt(attempt)
     return {
         "attempt": attempt.attempt,
@@ -297,7 +297,7 @@ def _attempt(attempt: Attempt) -> Json:
 
 
 def shown_rental(rental: Rental) -> Json:
-    """Return nodes that are, or were, rented, as they are shown."""
+    """Return present and past rentals for the API."""
     return {
         "rental": rental.number,
         "state": rental.state,

@@ -1,4 +1,4 @@
-"""The policy as people and programs see it: what is in force, and every change that a site made, newest first."""
+"""The policy for the API: the policy in force, and every change of the site, newest first."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ def show(
 ) -> Json:
     """Return the policy in force with one page of its changes.
 
-    Where the last change cannot be used: why, and which one counts instead.
+    If the last change cannot be used, the answer says why, and which policy is in force instead.
 
     Raises:
-        BadPageToken: the token is not one of this list's.
+        BadPageToken: this list did not issue the token.
     """
     found = resolve_policy(base, change)
     changes = pagination.newest_first(ledger, Table.INCIDENTS, [rows.POLICY_CHANGES], page)

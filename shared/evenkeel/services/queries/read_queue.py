@@ -1,4 +1,4 @@
-"""Where a waiting job stands in its queue, when it is expected to start, and what a pass would decide about another."""
+"""The place of a pending job in its queue, its expected start, and the decision about a job that is not submitted."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -46,9 +46,9 @@ _PLANNED = "job-planned"
 
 
 def queue_position(job: Job, context: Context) -> Json | None:
-    """Return a waiting job's position in its queue, and the estimate of its start; None for one that does not wait.
+    """Return a pending job's position in its queue, and the estimate of its start; None if it is not pending.
 
-    The position is unknown past the first thousand. There is no estimate before enough jobs of its team have run.
+    The position is unknown beyond the first thousand. There is no estimate before enough jobs of its team have run.
     """
     if job.state is JobState.STARTING:
         return _place_with_kueue(job, context.ledger)
@@ -64,7 +64,7 @@ def queue_position(job: Job, context: Context) -> Json | None:
 
 
 def waits_with_kueue(job: Job, ledger: Ledger) -> Wait | None:
-    """Return what is known of a job that waits for Kueue; None for one that does not."""
+    """Return the state of a job that waits for Kueue; None if it does not."""
     if job.state is not JobState.STARTING:
         return None
     row = ledger.get(rows.wait_key(job.job_id, wait_name(ConditionKind.ATTEMPT_ADMITTED, job.current_attempt)))
@@ -73,7 +73,7 @@ def waits_with_kueue(job: Job, ledger: Ledger) -> Wait | None:
 
 
 def _place_with_kueue(job: Job, ledger: Ledger) -> Json | None:
-    """Return its place among the Workloads of its LocalQueue; when Kueue starts it, only Kueue could know."""
+    """Return its place among the Workloads of its LocalQueue. Only Kueue could know when it starts."""
     wait = waits_with_kueue(job, ledger)
     return {"position": wait.kueue_position, "estimate": None} if wait else None
 
@@ -111,7 +111,7 @@ def _estimate(job: Job, ahead: Sequence[Any], context: Context) -> Json | None:
 
 
 def _runs(team: str, ledger: Ledger) -> list[float]:
-    """Return how long jobs of a team ran that ended well, from their first start."""
+    """Return the run times of a team's jobs that succeeded, from their first start."""
     page = ledger.by_state(Table.JOBS, f"JOB#{JobState.SUCCEEDED}", limit=_MOST_RUNS, newest_first=True)
     mine = (row.doc for row in page.rows if row.doc["spec"]["team"] == team)
     return [
@@ -138,12 +138,12 @@ def _free_quota(queue: str, setup: TeamSetup, charges: Iterable[Charge]) -> int:
 
 
 def plan(spec: JobSpec, requester: check_authority.Requester, context: Context) -> Json:
-    """Decide about a job as if it were submitted now, and record nothing.
+    """Decide about a job as if it were submitted now. Records nothing.
 
-    The machines are as the last sweep saw them, a minute ago at most; the quotas as they are.
+    The nodes are those of the last sweep, usually a minute ago; quotas are read now.
 
     Raises:
-        Invalid: it asks for what cannot be, or for what its team may not have; names each field.
+        Invalid: the job is impossible, or its team does not allow it; names each field.
         NotYourTeam: the caller may not submit for its team.
     """
     setup = read_setup.run(context.ledger).setup
@@ -155,7 +155,7 @@ def plan(spec: JobSpec, requester: check_authority.Requester, context: Context) 
     submit_job.refuse_beside_kueue(job, context.ledger)
     submit_job.refuse_unfit(job, setup, context)
     charges = read_charges.held(context.ledger)
-    # What is rented is kept for whom it was rented for.
+    # Rented nodes stay reserved for their jobs.
     capacities = request_facts.with_reservation_ends(
         reserve_rented_nodes(_node_capacity(context.ledger, charges), (), context.policy.burst.pools), context.policy
     )
@@ -237,5 +237,5 @@ def _node_capacity(ledger: Ledger, charges: Iterable[Charge]) -> tuple[NodeCapac
 
 
 def is_present(row: Row) -> bool:
-    """Whether a node's row, read as it lies, is about a machine that is not gone."""
+    """Whether a node that is stored in a row is not gone."""
     return not row.doc.get("isGone")

@@ -1,4 +1,4 @@
-"""Deployments that nodes are rented for, as people and programs see them: what was decided last, and what they have."""
+"""Deployments for which nodes are rented: the last decision about each, and its rentals."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from evenkeel.services.storage import rows
 Json = dict[str, Any]
 
 _MOST = 100
-"""Deployments, and rentals that are not over, that are listed: far more than a policy has bounds for."""
+"""Maximum number of listed Deployments and open rentals: far more than a policy can name."""
 _LAST = 8
-"""Rentals of each that are listed though they are over."""
+"""Maximum number of listed ended rentals of each."""
 
 
 def list_serving(ledger: Ledger) -> list[Json]:
-    """Return each Deployment that nodes may have been rented for, with its rentals that are not over and the last."""
+    """Return each Deployment for which nodes may have been rented, with its open rentals and the last ended ones."""
     memories = [rows.read(row, ServingState) for row in ledger.by_state(Table.JOBS, "SERVING", limit=_MOST).rows]
     if not memories:
         return []

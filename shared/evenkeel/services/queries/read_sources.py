@@ -1,4 +1,4 @@
-"""The age of every source of facts: what `status`, the metrics and `doctor` go by."""
+"""The age of every source of facts, for `status`, the metrics and `doctor`."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -30,10 +30,10 @@ def run(context: Context) -> Ages:
 
 
 def marked(document: Json, ages: Sequence[SourceAge]) -> Json:
-    """Return an answer that says which of its facts are stale.
+    """Return a response that says which of its facts are stale.
 
-    `stale` holds one sentence for each source that facts come from and that cannot be trusted now. Each item that is
-    somewhere in a cluster gets `isStale`, and `lastSeenAt` where it is stale.
+    `stale` has one sentence for each source that cannot be trusted now. Each item of a cluster gets `isStale`, and
+    `lastSeenAt` if it is stale.
     """
     of_cluster = {age.source.target: age for age in ages if age.source.kind is SourceKind.KUBERNETES_LIST}
     items = document["items"] if isinstance(document.get("items"), list) else [document]
@@ -47,7 +47,7 @@ def marked(document: Json, ages: Sequence[SourceAge]) -> Json:
 
 
 _STANDS_ALONE = ("PENDING", "SUSPENDED", "SUCCEEDED", "FAILED", "CANCELLED", "GONE")
-"""States that rest on no cluster."""
+"""States that depend on no cluster."""
 
 
 def warnings(ages: Sequence[SourceAge]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Teams as people and programs see them: what each holds, uses, borrows and lends, and what of it runs and waits."""
+"""Teams for the API: the quota of each, its use, what it borrows and lends, and its running and pending jobs."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,11 +21,11 @@ from evenkeel.services.storage import pagination, read_charges, read_setup
 Json = dict[str, Any]
 
 _MOST_WAITING = 2000
-"""Waiting jobs that are counted; past it the counts are lower bounds and say so."""
+"""Pending jobs that are counted. Beyond it, the counts are marked as lower bounds."""
 
 
 def list_teams(context: Context) -> Json:
-    """Return the table of teams. Where none are set up: who uses accelerators, without a quota."""
+    """Return the table of teams. Without teams: the use of accelerators by team name, without quotas."""
     setup = read_setup.run(context.ledger).setup
     charges = read_charges.held(context.ledger)
     waiting, is_cut = pagination.everything(
@@ -40,7 +40,7 @@ def list_teams(context: Context) -> Json:
 
 
 def table(setup: TeamSetup, charges: Sequence[Charge], pending: Mapping[str, int]) -> list[Json]:
-    """Return a line for each team, by name: those that are set up, and those that only have jobs."""
+    """Return a line for each team, by name: teams of the setup, and team names that only jobs use."""
     running = Counter(charge.team for charge in charges)
     held = Counter(dict.fromkeys(running, 0))
     for charge in charges:
@@ -60,7 +60,7 @@ def table(setup: TeamSetup, charges: Sequence[Charge], pending: Mapping[str, int
                 "accelerators": {
                     "allocated": allocated,
                     "used": used,
-                    # On machines of no flavor of its queue: they are used, and nobody's quota.
+                    # Its nodes match no flavor of its queue: they are in use, but no quota is.
                     "usedBesides": held[name] - used,
                     "borrowed": sum(line.borrowed for line in of_accelerators) if team else None,
                     "lent": sum(line.lent for line in of_accelerators) if team else None,
@@ -75,7 +75,7 @@ def table(setup: TeamSetup, charges: Sequence[Charge], pending: Mapping[str, int
 
 
 def use_by_team(setup: TeamSetup, charges: Iterable[Charge]) -> Mapping[str, Amounts]:
-    """Return what the jobs of each team take of its quota."""
+    """Return the use of quota by the jobs of each team."""
     found = setup.queues
     queues = {queue.name: queue for queue in found.queues}
     flavors = {each.name: flavor_matching.with_labels(each) for each in found.flavors}
