@@ -1,4 +1,4 @@
-"""What administrators own: the policy, which is the shipped one with what the site has otherwise, and the quotas."""
+"""Routes of administrators: the policy, and the quotas of teams."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services.admin import change_policy, remove_team, set_quotas, try_policy

@@ -1,4 +1,4 @@
-"""What operators change: holding harmful acts and letting them go on, answering plans, cordoning and replacing."""
+"""Routes of operators: hold and release automation, answer plans, cordon and replace nodes."""
 
 from typing import Any
 

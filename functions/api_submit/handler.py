@@ -1,4 +1,4 @@
-"""What researchers change: submitting, cancelling, suspending and re-ranking jobs."""
+"""Routes of researchers: submit, cancel and suspend jobs, and change their priority class."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services.jobs import cancel_job, set_priority, submit_job, suspend_job

@@ -1,4 +1,4 @@
-"""State ReturnNode of recover_node: give the machine in the seat back to the scheduler."""
+"""State ReturnNode of recover_node: let the node in the slot take new pods again."""
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.recovery import return_node

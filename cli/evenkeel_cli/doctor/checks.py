@@ -25,7 +25,7 @@ class DoctorCheck(NamedTuple):
     name: str
     run: Callable[[Site, datetime], list[DoctorFinding]]
     title: str
-    """What the check tests, for the help and the documentation."""
+    """The purpose of the check, for the help and the documentation."""
     if_unanswered: Status = Status.UNKNOWN
     """Status of the check if it does not finish in time."""
 

@@ -38,7 +38,7 @@ _NETWORK = "Check the network, the proxy and the region."
 
 
 class NotThere(Exception):
-    """What was asked about does not exist."""
+    """The requested object does not exist."""
 
 
 class BadCredentials(CouldNotCheck):
@@ -164,7 +164,7 @@ def read_once(read: Callable[["Site"], T]) -> Callable[["Site"], T]:
 
 
 class Site:
-    """One stack and its surroundings. What several checks need is read once."""
+    """One stack and its surroundings. Facts that several checks need are read once."""
 
     def __init__(
         self, aws: Aws, client: ApiClient | None, context: ApiContext, stack: str, rights: "RightsTable"
@@ -325,7 +325,7 @@ KUEUE_READER = "schedule_jobs"
 
 
 class RightsTable(Protocol):
-    """What each function must be allowed: the module `offline.access`."""
+    """The Kubernetes permissions that each function needs: the module `offline.access`."""
 
     def functions(self) -> tuple[str, ...]: ...
 

@@ -1,1 +1,1 @@
-"""What the command answers without a fleet: the catalogue, a policy, and what they lead to."""
+"""Commands that need no fleet: the fault catalogue, policies, quotas and plans."""

@@ -1,4 +1,4 @@
-"""What each function must be allowed in Kubernetes: read from the manifests that the deployment applies.
+"""The Kubernetes permissions that each function needs, from the manifests that the deployment applies.
 
 `charts/kubernetes-access.yaml` says what each group may do, `charts/access-entries.json` in which groups the role of
 each function is. A wheel carries both; in a clone they are found where they are edited.

@@ -15,7 +15,7 @@ from evenkeel_cli.offline import quota_files
 
 Json = dict[str, Any]
 OF_QUOTA_FILES = ("cohorts", "flavors", "priorityClasses", "fairSharing")
-"""What a quota file says of the fleet; switches and members it has no words for."""
+"""The contents of a quota file. It cannot express switches and members."""
 
 
 @dataclass

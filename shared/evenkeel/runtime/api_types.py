@@ -20,7 +20,7 @@ LONGEST_LOG_TAIL = 5000
 
 
 def _one_line(text: str) -> str:
-    """What people read in a story or a terminal: no line breaks, no escapes, nothing that turns the text around."""
+    """Text for timelines and terminals: no line breaks, no escapes, no bidirectional controls."""
     if any(unicodedata.category(character).startswith("C") for character in text):
         raise ValueError("must be one line of plain text")
     return text
@@ -154,7 +154,7 @@ class ReplaceBody(Body):
 
     reason: Reason
     code: FaultCode = ""
-    """What is wrong with it, where that is known."""
+    """The fault, if it is known."""
     dry_run: bool = False
     """Plan and record what would be done, and do nothing."""
 

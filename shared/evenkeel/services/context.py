@@ -1,4 +1,4 @@
-"""What one invocation of a service works with: ports, policy, mode, the site's settings and the instant."""
+"""The context of one invocation of a service: ports, policy, mode, settings of the site and the time."""
 
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
@@ -26,7 +26,7 @@ from evenkeel.ports import (
 
 
 class Site(Value):
-    """What the deployment sets for the whole stack."""
+    """Settings of the deployment that hold for the whole stack."""
 
     fleet: str = ""
     clusters: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from evenkeel.domain.values import Instant, Value
 
 
 class GroupFactKind(StrEnum):
-    """What happened to the group. The first five values are problems; the others report a state."""
+    """The event of the group. The first five values are problems; the others report a state."""
 
     NO_CAPACITY = "NO_CAPACITY"
     """A launch found no capacity."""

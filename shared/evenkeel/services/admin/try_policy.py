@@ -72,7 +72,7 @@ def run(
             wanted = replay.in_mode(record, other_mode) if other_mode else record
             again = replay.under(wanted, policy)
             before, after = replay.effect_of(record, record.action), replay.effect_of(wanted, again.action)
-        except ValueError:  # the record is not one that this release can read
+        except ValueError:  # this release cannot read the record
             cannot += 1
             continue
         if (again.action, after) != (record.action, before):

@@ -109,7 +109,7 @@ def run(request: Request, context: Context) -> Outcome:
         answer = pin_resume_point.run(job, attempt, context.checkpoints, policy=context.policy.jobs)
     except (FenceUnreadableError, PermanentError) as error:
         if attempt.attempt > 1 and isinstance(error, PermanentError):
-            raise  # it could be reached before: not the job's fault
+            raise  # the cluster answered before, so the job is not the cause
         reason = f"The job's checkpoints cannot be used: {error}"
         return _give_up(context, found, attempt, reason, is_refused=True)
     if answer.kind is PinOutcome.STALE:

@@ -181,7 +181,7 @@ def _examine(
     except NotFound:
         manifest = None  # never finished, or written by another convention
     except TooLarge:
-        manifest = b""  # no manifest is as large as that: unreadable like any other nonsense
+        manifest = b""  # no valid manifest is this large: treat it as unreadable
     if manifest is not None:
         alone = CheckpointContents(manifest=manifest, objects={})
         verdict = verify(ref, alone, doubts)

@@ -42,5 +42,5 @@ def run(job_id: str, number: int, context: Context) -> bool:
     try:
         context.ledger.commit(Put(rows.attempt_row(seated, found.attempt_version)))
     except Conflict:
-        return False  # it has changed meanwhile: the next look sees
+        return False  # the row changed meanwhile; the next evaluation reads it again
     return True

@@ -28,7 +28,7 @@ def run(found: attempt_rows.StoredAttempt, context: Context) -> bool:
     try:
         text = context.cluster.logs(attempt, 0, None)
     except (NotFound, Refused, TransientError):
-        return False  # no pod, one that has not begun, or one whose node is out of reach: nothing may wait for a log
+        return False  # no pod, a pod that has not started, or a node that is not reachable
     choice = _reported_pin(text, attempt)
     if choice is None:
         return False
@@ -45,7 +45,7 @@ def run(found: attempt_rows.StoredAttempt, context: Context) -> bool:
             Put(rows.timeline_row(job_id, entry, f"pinned-{number}")),
         )
     except Conflict:
-        return False  # it has changed meanwhile: the next look sees
+        return False  # the row changed meanwhile; the next evaluation reads it again
     return True
 
 

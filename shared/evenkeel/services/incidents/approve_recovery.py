@@ -26,7 +26,7 @@ class AlreadyAnswered(Refused):
 
 
 class PlanSuperseded(Refused):
-    """The answered plan is not the one that awaits approval now, or no plan does."""
+    """The answered plan no longer awaits approval."""
 
     code = "PLAN_SUPERSEDED"
 

@@ -443,7 +443,7 @@ def _store_early_notice(fact: NodeFact, context: Context) -> None:
             return
     raise Conflict(
         f"the stored facts of {fact.instance_id} changed on every try"
-    )  # or the notice would be lost without a word
+    )  # otherwise the notice would be lost silently
 
 
 def early_facts(row: Row) -> tuple[NodeFact, ...]:
@@ -472,11 +472,11 @@ def retry_unresolved(context: Context) -> tuple[Outcome, ...]:
                 outcomes.append(record_fact(fact, affected, context))
                 continue
         except EvenkeelError as error:
-            failures.append(error)  # this fact has its next turn; the facts behind it have theirs now
+            failures.append(error)  # this fact is tried again later; the next facts are tried now
             continue
         if context.clock.now() - _kept_since(row) > _UNRESOLVED_KEPT:
             context.telemetry.count("FactsDropped")
-            with contextlib.suppress(Conflict):  # somebody resolved it meanwhile
+            with contextlib.suppress(Conflict):  # another sweep resolved it meanwhile
                 context.ledger.commit(Delete(row.key, row.version))
     if failures:
         raise failures[0]
@@ -497,7 +497,7 @@ def _next_unresolved(context: Context) -> list[Row]:
             cursors[state] = page.cursor or ""
     if cursors != (dict(kept.doc) if kept else {}):
         after = Row(rows.retried_key(), cursors, kept.version if kept else 0)
-        with contextlib.suppress(Conflict):  # another sweep goes on from where it came to
+        with contextlib.suppress(Conflict):  # another sweep stored its own position
             context.ledger.commit(Put(after))
     return found
 

@@ -47,7 +47,7 @@ def read_fleet(cluster: str, ledger: Ledger) -> ConfiguredFleet:
     """Return a cluster's nodes as the last sweeps stored them, also nodes that are gone: they may be replaced."""
     found, is_cut = pagination.everything(ledger, Table.FLEET, "NODE", at_most=MOST_NODES)
     nodes = [node for node in (rows.read(row, FleetNode) for row in found) if node.life.cluster == cluster]
-    # Of the nodes that held one slot in turn, one counts.
+    # Of all nodes that ever held a slot, one counts.
     by_seat = {node.slot or node.life.key: node for node in nodes}
     is_whole = bool(nodes) and not is_cut and not _unread(cluster, ledger)
     return ConfiguredFleet(tuple(map(_idle, by_seat.values())), is_whole)
@@ -84,7 +84,7 @@ def why_never(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy
         return None
     team = setup.by_name.get(job.queue)
     if setup.has_teams and (team is None or team.queue.stop is not StopPolicy.NONE):
-        return None  # nobody of a stopped queue starts; that may change at any time
+        return None  # a stopped queue starts no job, and may be resumed at any time
 
     def decided(spec: JobSpec) -> AdmissionDecision:
         return _decided(job.but(spec=spec), fleet, setup, policy, now)

@@ -1,4 +1,4 @@
-"""What a caller may read of a job.
+"""Public and private fields of a job.
 
 If teams exist, a team's logs, commands, environment, checkpoints and failure reports are private. All callers see what
 keeps the queue transparent: owner, size, age, and why a job is pending. This module lists every public field, so a new

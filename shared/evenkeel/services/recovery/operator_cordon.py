@@ -128,7 +128,7 @@ def _trust(node: FleetNode, by: str, incident_id: str, context: Context) -> None
         if row
         else UnhealthyNode(life=node.life, incident_id=incident_id, since=context.now, reason=reason)
     )
-    with contextlib.suppress(Conflict):  # an incident of it opened or ended at this moment: that is newer
+    with contextlib.suppress(Conflict):  # an incident of the node opened or ended at this moment, which is newer
         trusted = left.but(trusted_by=by, trusted_at=context.now)
         context.ledger.commit(Put(rows.unhealthy_row(trusted, row.version if row else 0)))
 
@@ -165,4 +165,4 @@ def _leave(request: Request, node: FleetNode, incident_id: str, context: Context
     try:
         incident_record.update(context.ledger, incident_id, change)
     except (NotFound, Conflict):
-        return  # the mark is off, which is what was asked for
+        return  # the mark is removed, as requested

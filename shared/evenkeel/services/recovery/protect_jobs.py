@@ -510,7 +510,7 @@ def _eviction_failure(incident: Incident, pod: UnmanagedPod) -> str:
 
 def _record_evictions(incident: Incident, messages: list[str], context: Context) -> None:
     text = f"{' '.join(one.rstrip('.') + '.' for one in messages[:4])}{' And more.' if len(messages) > 4 else ''}"
-    with contextlib.suppress(Conflict):  # told before, in the very same instant
+    with contextlib.suppress(Conflict):  # recorded before, in the very same instant
         context.ledger.commit(
             incident_record.timeline_put(incident.incident_id, "job", text, at=context.now, writer=f"{WRITER}-foreign")
         )

@@ -297,7 +297,7 @@ def _note_already_resuming(incident: Incident, job: Job, attempt: Attempt, ledge
     at = attempt.ended_at or incident.opened_at
     text = f"{job.job_id} lost attempt {attempt.attempt} with the node and is already resuming."
     writer = f"{WRITER}-{job.job_id}"
-    with contextlib.suppress(Conflict):  # told before
+    with contextlib.suppress(Conflict):  # recorded before
         ledger.commit(incident_record.timeline_put(incident.incident_id, "job", text, at=at, writer=writer))
 
 

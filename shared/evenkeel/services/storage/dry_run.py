@@ -62,7 +62,7 @@ class DryRunLedger:
                 case Delete(key, _version):
                     self.written[key] = None
                 case ConditionCheck() | Add():
-                    pass  # nobody is raced here, and sums are not read in a rehearsal
+                    pass  # a dry run has no concurrent writer and reads no sums
                 case _:
                     assert_never(write)
 

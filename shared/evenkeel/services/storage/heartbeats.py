@@ -57,7 +57,7 @@ def record_heartbeat(
     try:
         context.ledger.commit(Put(Row(key, doc, row.version if row else 0)))
     except Conflict:
-        return  # another run of the same function was quicker: it lives
+        return  # a newer run of the same function was first, so the function runs
     context.telemetry.count("Heartbeat", function=function)
 
 

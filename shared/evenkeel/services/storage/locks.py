@@ -53,7 +53,7 @@ def renew(ledger: Ledger, lock: Lock, *, now: datetime) -> Lock | None:
 def release(ledger: Ledger, lock: Lock, *, now: datetime, notes: dict[str, Any] | None = None) -> None:
     """Release a lock, if it still has this owner."""
     document = {**lock.row.doc, "expiresAt": rfc3339(now), "notes": lock.notes if notes is None else notes}
-    with contextlib.suppress(Conflict):  # it ran out, and somebody else has it
+    with contextlib.suppress(Conflict):  # it expired and has another owner
         ledger.commit(Put(Row(lock.row.key, document, lock.row.version)))
 
 

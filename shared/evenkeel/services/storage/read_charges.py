@@ -76,7 +76,7 @@ def held(ledger: Ledger) -> tuple[Charge, ...]:
 
 
 def delete(outdated: Iterable[Row], ledger: Ledger) -> None:
-    """Delete released rows that nobody needs. Idempotent: yes; the next cycle deletes what changed meanwhile."""
+    """Delete outdated released rows. Idempotent: yes; the next cycle deletes rows that changed meanwhile."""
     listed = tuple(outdated)
     for start in range(0, len(listed), _MOST_DELETES):
         try:

@@ -45,7 +45,7 @@ def _resume_attempt(sweep: SweepRun, attempt: Attempt, job: Job) -> bool:
     if state is ExecutionState.NONE and attempt.state is AttemptState.STARTING:
         return commit_cycle.start_run(attempt, sweep.context)
     if attempt.cluster in sweep.context.site.clusters and not sweep.has_listed_cluster(attempt.cluster):
-        return False  # what runs there is unknown: nothing is stopped or settled on that
+        return False  # the cluster could not be read, so nothing is stopped or settled
     seen = sweep.workload(attempt)
     request = job.stop_of(attempt.attempt)
     is_stopped_again = False

@@ -62,7 +62,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
             _store_node(sweep, node, stored_now, row_now.version if row_now else 0)
     if read == set(sweep.context.site.clusters):
         cordoned = frozenset(node.life.key for node in seen.values() if node.is_cordoned)
-        with contextlib.suppress(Conflict):  # somebody cordons or un-cordons now: the next round sees
+        with contextlib.suppress(Conflict):  # a person cordons or un-cordons now; the next sweep reads it again
             person_cordons.prune(sweep.context, cordoned)
         _count_pools(sweep, seen.values())
     return 0
@@ -102,7 +102,7 @@ def refresh_kueue(sweep: SweepRun) -> int:
         doc = {"cluster": cluster, "namespaces": {name: by for each in kept for name, by in each.items()}}
         row = sweep.context.ledger.get(rows.kueue_key(cluster))
         if (row.doc if row else {"cluster": cluster, "namespaces": {}}) != doc:
-            with contextlib.suppress(Conflict):  # another round was quicker
+            with contextlib.suppress(Conflict):  # another sweep was first
                 sweep.context.ledger.commit(Put(rows.kueue_row(cluster, doc, row.version if row else 0)))
     return 0
 
@@ -114,7 +114,7 @@ def _count_pools(sweep: SweepRun, nodes: Iterable[FleetNode]) -> None:
     stored = sweep.context.ledger.get(rows.pools_row({}, 0).key)
     fresh = rows.pools_row(sizes, stored.version if stored else 0)
     if stored is None or stored.doc != fresh.doc:
-        with contextlib.suppress(Conflict):  # another round was quicker
+        with contextlib.suppress(Conflict):  # another sweep was first
             sweep.context.ledger.commit(Put(fresh))
 
 
@@ -143,7 +143,7 @@ def _record_unmanaged_workloads(sweep: SweepRun) -> dict[tuple[str, str], tuple[
         row = sweep.context.ledger.get(rows.unmanaged_workloads_key(cluster))
         doc = {"workloads": rows.fit_into_row(each.to_json() for each in listed[:_MAX_UNMANAGED_LISTED])}
         if (row.doc if row else {"workloads": []}) != doc:
-            with contextlib.suppress(Conflict):  # another round was quicker
+            with contextlib.suppress(Conflict):  # another sweep was first
                 sweep.context.ledger.commit(
                     Put(Row(rows.unmanaged_workloads_key(cluster), doc, row.version if row else 0))
                 )
@@ -156,5 +156,5 @@ def _store_node(
     if stored is not None and node.is_same_as(stored):
         return
     row = rows.node_row(node.life.cluster, node.life.instance_id, node.to_json(), version, expires_at)
-    with contextlib.suppress(Conflict):  # the index lagged behind: the next round sees the row as it is
+    with contextlib.suppress(Conflict):  # the index lagged behind; the next sweep reads the row again
         sweep.context.ledger.commit(Put(row))

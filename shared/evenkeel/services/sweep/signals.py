@@ -39,8 +39,8 @@ def ingest_early_notices(sweep: SweepRun) -> int:
         outcomes = [_ingest(sweep, fact) for fact in receive_event.early_facts(row)]
         opened += outcomes.count(IntakeAction.OPEN)
         if receive_event.OTHER_FLEET in outcomes:
-            continue  # this round saw the machine and could not write it down: the next one tells it
-        with contextlib.suppress(Conflict):  # more was said: the next round tells it
+            continue  # this sweep saw the node but could not store it; the next sweep ingests the notice
+        with contextlib.suppress(Conflict):  # another notice arrived; the next sweep ingests it
             ledger.commit(Delete(row.key, row.version))
     return opened
 

@@ -190,7 +190,7 @@ class SweepRun:
             if is_lemon(lease, NodeLife.from_key(lease.lemon), self.context.policy.repair, self.context.now):
                 found.add(lease.lemon)
                 continue
-            with contextlib.suppress(Conflict):  # a recovery holds it now: the next round sees
+            with contextlib.suppress(Conflict):  # a recovery holds it now; the next sweep reads it again
                 self.context.ledger.commit(Put(rows.lease_row(lease.but(lemon=""), row.version)))
         return frozenset(found)
 

@@ -32,7 +32,7 @@ def _check(sweep: SweepRun, row: Row) -> bool:
     if ledger.get(rows.open_key(left.life)) is not None:
         return False  # a newer incident works on it
     if left.life.cluster not in sweep.nodes_of or sweep.records is None:
-        return False  # a control plane that could not be read says nothing of its nodes
+        return False  # nothing is known about nodes of an unreadable control plane
     nodes = tuple(node for node in sweep.kubernetes if node.cluster == left.life.cluster)
     records = sweep.records
     slot_state = find_slot_state(
@@ -58,7 +58,7 @@ def _check(sweep: SweepRun, row: Row) -> bool:
 
 def _forget(sweep: SweepRun, row: Row, incident: Incident, reason: str) -> None:
     line = partial(incident_record.timeline_put, incident.incident_id, at=sweep.context.now, writer=WRITER)
-    with contextlib.suppress(Conflict):  # the next round looks again
+    with contextlib.suppress(Conflict):  # the next sweep checks again
         sweep.context.ledger.commit(Delete(row.key, row.version), line("node", f"No longer unhealthy. {reason}"))
 
 

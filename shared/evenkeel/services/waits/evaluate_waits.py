@@ -356,7 +356,7 @@ def _is_debounced(wait: Wait, row: Row, world: Observation) -> bool:
         )
     if world.context.policy.jobs.attribution_delay_seconds <= 0:
         return True
-    with contextlib.suppress(Conflict):  # answered, opened anew or doubted by somebody else: the next look sees it
+    with contextlib.suppress(Conflict):  # another evaluation changed the wait; the next one reads it again
         world.context.ledger.commit(Put(rows.wait_row(wait.but(seen_since=world.context.now), row.version)))
     return False
 
@@ -526,7 +526,7 @@ def _record_kueue_status(wait: Wait, row: Row, world: Observation) -> tuple[Wait
     )
     try:
         world.context.ledger.commit(Put(rows.wait_row(changed, row.version)), *timeline)
-    except Conflict:  # answered, opened anew, or followed by somebody else: the next look sees it
+    except Conflict:  # another evaluation changed the wait; the next one reads it again
         return wait, row
     return changed, rows.wait_row(changed, row.version + 1)
 

@@ -64,7 +64,7 @@ def run(request: Request, context: Context) -> Outcome:
 def _send(wait: Wait, row: Row, context: Context) -> Outcome:
     assert wait.answer
     taken = context.tokens.succeed(wait.token, wait.answer.to_json())
-    with contextlib.suppress(Conflict):  # opened anew, or deleted by another answer
+    with contextlib.suppress(Conflict):  # opened again, or deleted by another answer
         context.ledger.commit(Delete(row.key, row.version))
     if taken:
         return Outcome(outcome="ANSWERED", reason=f"{wait.answer.outcome}: {wait.answer.reason}")
