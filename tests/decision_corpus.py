@@ -42,7 +42,7 @@ from evenkeel.domain.health import assessment, intake
 from evenkeel.domain.health.classification import ClassifiedFact, IncidentFault
 from evenkeel.domain.health.faults import Fault, FaultCatalogue, default_catalogue
 from evenkeel.domain.health.incidents import AffectedNode, Incident, NodeFact, Signal
-from evenkeel.domain.health.recurrence import FaultHistory
+from evenkeel.domain.health.recurrence import FaultHistory, slot_history_key
 from evenkeel.domain.jobs import attempt_end, lifecycle, settlement
 from evenkeel.domain.jobs import awaiting as attempt_waits
 from evenkeel.domain.jobs.job import Job
@@ -605,7 +605,13 @@ def _translated_json(renames: list[Rename], text: str, path: str) -> str | None:
     return json.dumps(_translated(renames, inner, path), separators=(",", ":"))
 
 
+_SLOT_HISTORY = "seat/"
+"""How the corpus begins the history key of a node slot."""
+
+
 def _renamed(renames: list[Rename], name: str, path: str, *, of_keys: bool) -> str:
+    if name.startswith(_SLOT_HISTORY):
+        return slot_history_key(name.removeprefix(_SLOT_HISTORY))
     for each in renames:
         table = each.keys if of_keys else each.values
         if name in table and fnmatchcase(path, each.path):

@@ -954,7 +954,7 @@ def _is_of_a_burst(world: "Simulation", fact: NodeFact) -> bool:
         and fact.source in each["sources"]
         and f"/{fact.instance_id}/" in each["life"]
         and each["firstAt"] <= at <= each["lastAt"]
-        for row in world.ledger.of("META", "HISTORY#seat/")
+        for row in world.ledger.of("META", "HISTORY#slot/")
         for each in row.doc["occurrences"]
     )
 

@@ -21,8 +21,8 @@ app = lookup.group("Inject faults into a local data centre. A real fleet cannot 
 @app.command("ls")
 def list_drills(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """List the drills. Each injects a fault and checks the outcome."""
-    found = [{"name": drill.name, "story": drill.title} for drill in _drills().DRILLS.values()]
-    answer_list(found, output, lambda out: _columns(out, "DRILL", "name", "story"), name_key="name", nothing="")
+    found = [{"name": drill.name, "summary": drill.title} for drill in _drills().DRILLS.values()]
+    answer_list(found, output, lambda out: _columns(out, "DRILL", "name", "summary"), name_key="name", nothing="")
 
 
 @app.command("run")

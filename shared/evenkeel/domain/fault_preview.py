@@ -28,7 +28,7 @@ from evenkeel.domain.values import Value
 _AT = datetime(2026, 1, 1, tzinfo=UTC)
 """Any time serves: the preview reports only differences of time."""
 _LIFE = NodeLife(cluster="eks", instance_id="i-00000000000000000", launched_at=_AT)
-_NODE = AffectedNode(life=_LIFE, slot="eks/seat", node_name="node", pool="pool", job_ids=("job",))
+_NODE = AffectedNode(life=_LIFE, slot="eks/slot", node_name="node", pool="pool", job_ids=("job",))
 _MAX_STEPS = 8
 
 
@@ -118,7 +118,7 @@ def _signal(fault: Fault) -> NodeFact:
 def _incident(fault: Fault, policy: Policy, history: FaultHistory) -> Incident | None:
     decided = join_or_open(
         ClassifiedFact(_signal(fault), _NODE, fault),
-        IntakeRecords(histories={"seat/eks/seat": history}),
+        IntakeRecords(histories={"slot/eks/slot": history}),
         policy.catalogue,
         new_id="inc-preview",
         now=_AT,

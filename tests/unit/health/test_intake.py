@@ -309,7 +309,7 @@ def test_each_site_detector_is_a_separate_source() -> None:
 
 def test_second_source_finds_the_first_in_a_settled_incident() -> None:
     doubtful = a_fact(fault_key="gpu:driver_hang")
-    place = f"seat/{AFFECTED.slot}"
+    place = f"slot/{AFFECTED.slot}"
     before = decide(doubtful).histories[place]
     second = a_fact(300, fault_key="gpu:driver_hang", source="site:prober")
 

@@ -21,7 +21,7 @@ LIFE = NodeLife(cluster=CLUSTER, instance_id=instance_id(1), launched_at=A_MOMEN
 NEXT = NodeLife(cluster=CLUSTER, instance_id=instance_id(2), launched_at=A_MOMENT - timedelta(days=1))
 CATALOGUE = default_catalogue()
 AFFECTED = AffectedNode(life=LIFE, slot=f"{CLUSTER}/seat-1", pool="p5-workers")
-PLACE = f"seat/{AFFECTED.slot}"
+PLACE = f"slot/{AFFECTED.slot}"
 
 
 def a_fact(hours: float = 0, **changes: Any) -> NodeFact:
@@ -175,7 +175,7 @@ def test_second_fault_of_a_job_counts_on_another_node() -> None:
 
     before = a_history(0, affected=here, fault_key=hang)
 
-    assert history_keys(default_catalogue()[hang], there) == (f"seat/{there.slot}", "job/job-1", "job/job-2")
+    assert history_keys(default_catalogue()[hang], there) == (f"slot/{there.slot}", "job/job-1", "job/job-2")
     found = repeated(a_fact(1, fault_key=hang), before, there)
     assert found
     assert found.rung is Rung.DIAGNOSE

@@ -29,7 +29,7 @@ def incident_of(recovery: RecoveryScenario) -> Incident:
 
 
 def history(recovery: RecoveryScenario) -> FaultHistory:
-    place = f"seat/{incident_of(recovery).slot}"
+    place = f"slot/{incident_of(recovery).slot}"
     row = recovery.world.ledger.get(rows.history_key(place))
     assert row
     return rows.read(row, FaultHistory)

@@ -59,7 +59,7 @@ def history_keys(fault: Fault, affected: AffectedNode) -> tuple[str, ...]:
 
 def slot_history_key(slot: str) -> str:
     """Return the history key of a node slot. Stored rows use this prefix."""
-    return f"seat/{slot}"
+    return f"slot/{slot}"
 
 
 def with_occurrence(history: FaultHistory, fact: NodeFact, affected: AffectedNode, incident_id: str) -> FaultHistory:

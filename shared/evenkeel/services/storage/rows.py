@@ -99,8 +99,8 @@ def open_row(life: NodeLife, incident_id: str, version: int = 0, *, is_drill: bo
 
 
 def slot_key(slot: str, *, is_drill: bool = False) -> Key:
-    """`SEAT#slot`: the latest incident of a node slot, on any of its nodes."""
-    return Key(Table.INCIDENTS, _own(f"SEAT#{slot}", is_drill=is_drill), "META")
+    """`SLOT#slot`: the latest incident of a node slot, on any of its nodes."""
+    return Key(Table.INCIDENTS, _own(f"SLOT#{slot}", is_drill=is_drill), "META")
 
 
 def slot_row(incident: Incident, version: int, now: datetime) -> Row:
