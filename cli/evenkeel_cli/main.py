@@ -13,7 +13,7 @@ from evenkeel_client.errors import CommandFailed, Exit
 
 
 class CommandGroup(NamedTuple):
-    """One word after `evenkeel`."""
+    """A word after `evenkeel`."""
 
     module: str
     help: str

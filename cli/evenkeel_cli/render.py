@@ -1,7 +1,7 @@
 """Output for people: aligned columns, a glyph with a word, relative times on a terminal, RFC 3339 in a pipe.
 
-All output passes `Printer`, and all text in it `escape_control_characters`: text of jobs, detectors and providers
-cannot move the cursor, set a colour or turn text around.
+All output goes through `Printer`, and all text in it through `escape_control_characters`. So text of jobs, detectors
+and providers cannot move the cursor, set a colour or reverse text.
 """
 
 import json
@@ -53,7 +53,7 @@ class OutputFormat(StrEnum):
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table, and how its cells follow from the items."""
+    """A column of a table, and how its cells follow from the items."""
 
     title: str
     value: str | int | Callable[[Any], Any]
@@ -67,14 +67,14 @@ class Column:
     """Whether only the wide form shows the column."""
 
     def cell(self, item: Any) -> str:
-        """Return the cell of an item, on one line: a reason cannot begin a line that looks like one of ours."""
+        """Return the cell of an item, on one line. So a reason cannot forge a line of the table."""
         found = self.value(item) if callable(self.value) else item[self.value]
         return re.sub(r"[\n\t]", " ", str(found))
 
 
 @dataclass
 class Printer:
-    """Where a command writes, and what that place can show."""
+    """The output of a command, and what it can show."""
 
     stream: TextIO
     environment: Mapping[str, str]
@@ -120,7 +120,7 @@ class Printer:
         return f"{self.glyph(status)} {text}"
 
     def when(self, instant: str | None, *, ago: bool = True) -> str:
-        """Say an instant: `3m ago` on a terminal, RFC 3339 in a pipe."""
+        """Format an instant: `3m ago` on a terminal, RFC 3339 in a pipe."""
         if not instant:
             return "–"
         if not self.is_terminal:
@@ -130,7 +130,7 @@ class Printer:
         return f"in {text}" if seconds < -1 else f"{text} ago" if ago else text
 
     def last_seen(self, item: Mapping[str, Any]) -> str:
-        """Say since when nothing was seen of a node or job whose cluster does not answer; nothing where it does."""
+        """Format when a node or job was last seen, if its cluster does not answer; else an empty text."""
         if not item.get("isStale"):
             return ""
         return f", last seen {self.when(item['lastSeenAt'])}" if item.get("lastSeenAt") else ", never seen"
@@ -140,10 +140,10 @@ class Printer:
         return "AGE" if self.is_terminal else instant
 
     def clocks(self, instants: Iterable[str]) -> list[str]:
-        """Say the times of lines that follow one another: RFC 3339 in a pipe.
+        """Format the times of consecutive lines: RFC 3339 in a pipe.
 
-        On a terminal they are times of day in UTC, aligned, with the date where it is not that of the line before; the
-        first line is compared with today.
+        On a terminal they are aligned times of day in UTC. A line shows its date if the line before has another date;
+        the first line is compared with today.
         """
         if not self.is_terminal:
             return list(instants)
@@ -156,7 +156,7 @@ class Printer:
         return [text.rjust(widest) for text in texts]
 
     def now(self) -> datetime:
-        """Return the present; `EVENKEEL_NOW` sets it, so that a picture in a document can be made again."""
+        """Return the current time. `EVENKEEL_NOW` overrides it, so that pictures in documents are reproducible."""
         fixed = self.environment.get("EVENKEEL_NOW")
         return datetime.fromisoformat(fixed) if fixed else datetime.now(UTC)
 
@@ -170,7 +170,7 @@ class Printer:
         self._write_lines(_with_styles(text))
 
     def next(self, command: str) -> None:
-        """Write the command that helps next."""
+        """Write the suggested next command."""
         self.line(f"{self.dim('next')}  {command}")
 
     def text(self, text: str) -> None:

@@ -29,7 +29,7 @@ def warn_on_stderr(text: str) -> None:
 
 
 class ApiClient:
-    """One API. Retries a request that was throttled or not answered: an idempotency key makes changes safe to retry."""
+    """An API. Retries a request that was throttled or not answered: an idempotency key makes changes safe to retry."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Routes of administrators: the policy, and the quotas of teams."""
+"""Routes of administrators: the policy (the shipped policy with the site's changes), the teams and the quotas."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services.admin import change_policy, remove_team, set_quotas, try_policy

@@ -1,4 +1,4 @@
-"""Routes of operators: hold and release automation, answer plans, cordon and replace nodes."""
+"""Routes of operators: hold and release automation, answer recovery plans, cordon and replace nodes."""
 
 from typing import Any
 

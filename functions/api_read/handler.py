@@ -1,4 +1,4 @@
-"""GET routes: what is so, and why. Changes nothing."""
+"""GET routes: states and their reasons. They change nothing."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services.jobs.check_authority import Requester
@@ -18,7 +18,7 @@ app = api.Resolver(lambda: wiring.world().telemetry)
 
 
 def _reader() -> disclosure.Reader:
-    """Return the caller, as what it may read of other teams' jobs is decided by."""
+    """Return the caller, with the facts that decide which jobs it may read."""
     context = wiring.context()
     caller = app.caller()
     asker = Requester(principal=caller.principal, identity=caller.identity, actor=caller.actor)

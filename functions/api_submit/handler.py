@@ -1,4 +1,4 @@
-"""Routes of researchers: submit, cancel and suspend jobs, and change their priority class."""
+"""Routes of researchers: submit, cancel, suspend and re-rank jobs."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services.jobs import cancel_job, set_priority, submit_job, suspend_job

@@ -1,4 +1,4 @@
-"""State CheckNode of recover_node: begin the check that is to vouch for a machine before it takes work again."""
+"""State CheckNode of recover_node: start the check that a node must pass before it takes work again."""
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.recovery import check_node

@@ -1,4 +1,4 @@
-"""State LaunchJob of run_job: fence the past out, pin the resume point, create the Kubernetes Job."""
+"""State LaunchJob of run_job: fence out earlier attempts, pin the resume point, create the Kubernetes Job."""
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.attempts import launch_job

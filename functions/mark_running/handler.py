@@ -1,4 +1,4 @@
-"""State MarkRunning of run_job: every pod of the attempt runs."""
+"""State MarkRunning of run_job: record that every pod of the attempt runs."""
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.attempts import mark_running

@@ -1,4 +1,4 @@
-"""States Await… of both workflows: put the wait, look once. The answer comes through `resolve_wait`."""
+"""States Await… of both workflows: store the wait and evaluate it once. `resolve_wait` sends the answer."""
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.waits import open_wait

@@ -1,4 +1,4 @@
-"""State PlanRecovery of recover_node: what is to be done about this node, and may we?"""
+"""State PlanRecovery of recover_node: plan the recovery of the node, and check whether it is allowed."""
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.recovery import plan_recovery

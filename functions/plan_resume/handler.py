@@ -1,4 +1,4 @@
-"""State PlanResume of recover_node: choose for each interrupted job the way back with the least loss."""
+"""State PlanResume of recover_node: choose the resume option with the least loss for each interrupted job."""
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.resume import plan_resume

@@ -1,4 +1,4 @@
-"""State ProtectJobs of recover_node: stop what runs on the node, with the grace that its fault allows."""
+"""State ProtectJobs of recover_node: stop the jobs on the node, with the grace that its fault allows."""
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.recovery import protect_jobs

@@ -1,4 +1,4 @@
-"""Queue `events`: one event about nodes or groups of them, from EventBridge or from a site's own detector."""
+"""Ingest an event of the queue `events`: about nodes or instance groups, from EventBridge or a site's detector."""
 
 from evenkeel.events import envelope
 from evenkeel.events.outcomes import Ignored, Malformed, ParsedEvent, Unknown

@@ -1,4 +1,4 @@
-"""The tasks of burst_capacity: open a pool, hand its nodes over, ask elsewhere, give everything back."""
+"""Tasks of burst_capacity: open a pool, hand its nodes over, try other pools, return all nodes."""
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.rentals import rent_capacity

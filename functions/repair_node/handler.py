@@ -1,4 +1,4 @@
-"""State RepairNode of recover_node: choose the next rung, record the intent, ask the provider once."""
+"""State RepairNode of recover_node: choose the next rung, record the intent, call the provider once."""
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.recovery import repair_node

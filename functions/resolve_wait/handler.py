@@ -1,4 +1,4 @@
-"""The only sender of task success: answers one wait, once."""
+"""Answer one wait, once. The only function that sends task success."""
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.waits import resolve_wait

@@ -1,4 +1,4 @@
-"""State ReturnNode of recover_node: let the node in the slot take new pods again."""
+"""State ReturnNode of recover_node: return the node in the slot to service."""
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.recovery import return_node

@@ -1,4 +1,4 @@
-"""A scheduling pass: asked for through the queue `passes`, and each minute."""
+"""Run a scheduling cycle: each minute, and on a request in the queue `passes`."""
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.scheduling import schedule_jobs

@@ -1,4 +1,4 @@
-"""State SettleAttempt of run_job: the attempt's end, its charge, and what becomes of the job."""
+"""State SettleAttempt of run_job: record the attempt's end, release its charge, set the job's next state."""
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.attempts import settle_attempt

@@ -1,4 +1,4 @@
-"""State SettleIncident of recover_node: close the incident and, if need be, call a person."""
+"""State SettleIncident of recover_node: close the incident and, if needed, page a person."""
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.incidents import settle_incident

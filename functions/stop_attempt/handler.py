@@ -1,4 +1,4 @@
-"""State StopAttempt of run_job: end the attempt's pods, with time for a last checkpoint."""
+"""State StopAttempt of run_job: stop the attempt's pods, with time for a last checkpoint."""
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.attempts import stop_attempt

@@ -1,4 +1,4 @@
-"""Each minute: compare ledger and world, and repeat what a crash left half done."""
+"""Compare the ledger with the clusters each minute, and finish work that a crash interrupted."""
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.sweep import sweep_fleet

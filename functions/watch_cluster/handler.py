@@ -1,4 +1,4 @@
-"""Each minute: watch the cluster for most of it, and resolve waits in about a second."""
+"""Watch the cluster for most of each minute, and resolve waits in about a second."""
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.sweep import watch_cluster

@@ -1,1 +1,1 @@
-"""One module per noun. Each is imported only when its noun is typed."""
+"""Commands, by noun. Each module is imported only when its noun is typed."""

@@ -20,12 +20,12 @@ _DAY = timedelta(days=1)
 
 
 class DoctorCheck(NamedTuple):
-    """One line of the table."""
+    """A line of the table."""
 
     name: str
     run: Callable[[Site, datetime], list[DoctorFinding]]
     title: str
-    """The purpose of the check, for the help and the documentation."""
+    """Subject of the check, for the help and the documentation."""
     if_unanswered: Status = Status.UNKNOWN
     """Status of the check if it does not finish in time."""
 

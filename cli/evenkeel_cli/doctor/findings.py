@@ -22,7 +22,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """One line of the report."""
+    """A line of the report."""
 
     status: Status
     text: str

@@ -38,7 +38,7 @@ _NETWORK = "Check the network, the proxy and the region."
 
 
 class NotThere(Exception):
-    """The requested object does not exist."""
+    """The requested resource does not exist."""
 
 
 class BadCredentials(CouldNotCheck):
@@ -52,21 +52,21 @@ class Aws(Protocol):
         """Return the answer.
 
         Raises:
-            NotThere: there is no such thing.
-            CouldNotCheck: it did not answer, or refused.
+            NotThere: the resource does not exist.
+            CouldNotCheck: AWS did not answer, or refused the call.
         """
         ...
 
 
 class BotocoreAws:
-    """AWS by botocore, as the context says, with its answers to failures said in words."""
+    """Call AWS through botocore with the context's settings. Translates failures into plain messages."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
         self._clients: dict[str, Any] = {}
         self._lock = threading.Lock()
         self.endpoints: dict[str, str] = {}
-        """Endpoints of single services that are elsewhere than AWS."""
+        """Service → its endpoint, if that is not the default endpoint."""
 
     def call(self, service: str, operation: str, **parameters: Any) -> Json:
         from botocore.exceptions import BotoCoreError, ClientError
@@ -124,8 +124,8 @@ def _no_answer_reason(error: Exception) -> str:
 
 
 def _failure(service: str, operation: str, error: Any) -> Exception:
-    told = error.response.get("Error", {})
-    code, text = str(told.get("Code", "")), str(told.get("Message", ""))
+    details = error.response.get("Error", {})
+    code, text = str(details.get("Code", "")), str(details.get("Message", ""))
     call = f"{service}:{operation}"
     if code in _BAD_CREDENTIALS:
         return BadCredentials(f"AWS does not accept the credentials: {code}: {text}", SIGN_IN)
@@ -164,7 +164,7 @@ def read_once(read: Callable[["Site"], T]) -> Callable[["Site"], T]:
 
 
 class Site:
-    """One stack and its surroundings. Facts that several checks need are read once."""
+    """A stack and its surroundings. Facts that several checks need are read once."""
 
     def __init__(
         self, aws: Aws, client: ApiClient | None, context: ApiContext, stack: str, rights: "RightsTable"
@@ -238,7 +238,7 @@ class Site:
         return {name: arn for name, _, arn in pairs}
 
     def fleet(self) -> str:
-        """Return the fleet's name; empty where nothing tells it."""
+        """Return the fleet's name; empty if it is unknown."""
         try:
             return self.context.name or self.parameter("FleetName")
         except CouldNotCheck:
@@ -314,8 +314,8 @@ class Site:
             return error
         document = json.loads(answer["Payload"] or b"{}")
         if answer.get("FunctionError") or not isinstance(document, dict) or "clusters" not in document:
-            told = document.get("errorMessage") or document.get("error") if isinstance(document, dict) else document
-            text = f"The self-test of {function} failed: {told or 'no answer'}"
+            message = document.get("errorMessage") or document.get("error") if isinstance(document, dict) else document
+            text = f"The self-test of {function} failed: {message or 'no answer'}"
             return CouldNotCheck(text, "docs/runbooks/function-errors.md")
         return document
 
@@ -325,7 +325,7 @@ KUEUE_READER = "schedule_jobs"
 
 
 class RightsTable(Protocol):
-    """The Kubernetes permissions that each function needs: the module `offline.access`."""
+    """The Kubernetes rights that each function needs: the module `offline.access`."""
 
     def functions(self) -> tuple[str, ...]: ...
 

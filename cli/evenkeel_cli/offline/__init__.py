@@ -1,1 +1,1 @@
-"""Commands that need no fleet: the fault catalogue, policies, quotas and plans."""
+"""Commands that need no fleet: the fault catalogue, a policy, and previews of their effects."""

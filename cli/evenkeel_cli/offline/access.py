@@ -1,7 +1,7 @@
-"""The Kubernetes permissions that each function needs, from the manifests that the deployment applies.
+"""List the Kubernetes rights that each function needs, from the manifests that the deployment applies.
 
-`charts/kubernetes-access.yaml` says what each group may do, `charts/access-entries.json` in which groups the role of
-each function is. A wheel carries both; in a clone they are found where they are edited.
+`charts/kubernetes-access.yaml` grants rights to groups. `charts/access-entries.json` lists the groups of each
+function's role. A wheel contains copies of both files; a clone uses the files in `charts/`.
 """
 
 import json
@@ -15,13 +15,13 @@ import yaml
 Json = dict[str, Any]
 
 JOBS_NAMESPACE = "evenkeel-jobs"
-"""As the manifest spells it: each namespace in which jobs run gets the same."""
+"""Namespace in the manifest. Every namespace in which jobs run gets the same rights."""
 _PACKAGED = Path(__file__).parents[1] / "charts"
 _CLONED = Path(__file__).parents[3] / "charts"
 
 
 class AccessRule(NamedTuple):
-    """One verb on one kind of object; an empty namespace means the whole cluster."""
+    """A verb on one kind of object; an empty namespace means the whole cluster."""
 
     verb: str
     group: str

@@ -36,8 +36,8 @@ def load(file: Path) -> list[Any]:
     except OSError as error:
         raise CommandFailed(Exit.USAGE, f"{file}: {error.strerror}", code="USAGE") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        said = " ".join(str(error).split())
-        raise CommandFailed(Exit.USAGE, f"{file} is neither YAML nor JSON: {said}", code="NOT_YAML") from error
+        message = " ".join(str(error).split())
+        raise CommandFailed(Exit.USAGE, f"{file} is neither YAML nor JSON: {message}", code="NOT_YAML") from error
 
 
 def declared(profile: Profile, quota: list[Path], config: Path | None = None) -> Declared:
@@ -52,7 +52,7 @@ def declared(profile: Profile, quota: list[Path], config: Path | None = None) ->
             found.configure(each, str(config))
         for file in quota:
             for each in load(file):
-                # What `quota export` wrote holds its documents in a list.
+                # A file that `quota export` wrote holds its documents in a list.
                 for document in each["documents"] if isinstance(each, dict) and "documents" in each else [each]:
                     found.add(document, str(file))
     except DocumentError as error:

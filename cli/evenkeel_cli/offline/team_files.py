@@ -15,23 +15,23 @@ from evenkeel_cli.offline import quota_files
 
 Json = dict[str, Any]
 OF_QUOTA_FILES = ("cohorts", "flavors", "priorityClasses", "fairSharing")
-"""The contents of a quota file. It cannot express switches and members."""
+"""Parts of the fleet's set-up that a quota file can declare. It cannot declare switches or members."""
 
 
 @dataclass
 class DesiredState:
-    """What files say."""
+    """The set-up that files declare."""
 
     teams: dict[str, Json] = field(default_factory=dict)
     """Whole teams, as the service shows them."""
     quotas: Json | None = None
-    """The whole of what no single team owns."""
+    """The fleet's part of the set-up, complete."""
     queues: dict[str, Json] = field(default_factory=dict)
-    """Teams of which only the queue is said, and a namespace where there is one."""
+    """Teams for which the files declare only the queue, and perhaps a namespace."""
     fleet: Json = field(default_factory=dict)
-    """Parts of what no single team owns."""
+    """Single fields of the fleet's part of the set-up."""
     versions: dict[str, int] = field(default_factory=dict)
-    """Of the parts that say with which version they were read; the fleet's under the empty name."""
+    """Part → the version at which it was read, if the file states it. The fleet's part has the empty name."""
     losses: tuple[str, ...] = ()
 
 
@@ -52,8 +52,8 @@ def read(files: list[Path]) -> DesiredState:
         document = OwnQuotas.model_validate(found.documents[0])
         setup = setup_of_quotas(document)
         wanted.queues = {team.name: team.to_json() for team in setup.teams}
-        said = setup.fleet.to_json()
-        wanted.fleet = {name: said[name] for name in OF_QUOTA_FILES if _declares(name, found.documents[0])}
+        fleet = setup.fleet.to_json()
+        wanted.fleet = {name: fleet[name] for name in OF_QUOTA_FILES if _declares(name, found.documents[0])}
     _check(wanted, ", ".join(map(str, files)))
     return wanted
 

@@ -15,10 +15,10 @@ Json = dict[str, Any]
 
 
 def lint(file: Path) -> Json:
-    """Return what there is to say of a values file, and how much of it cannot work.
+    """Return the findings about a values file, and the number of values that Evenkeel refuses.
 
     Raises:
-        CommandFailed: it cannot be read; names the field.
+        CommandFailed: the command cannot read the file; names the field.
     """
     read = _read(file)
     refused = sum(each.weight is FindingSeverity.REFUSED for each in read.findings)
@@ -26,14 +26,14 @@ def lint(file: Path) -> Json:
 
 
 def import_(file: Path, onto: Path | None) -> Json:
-    """Return the documents that a values file becomes, judged as the service would judge them.
+    """Convert a values file into Evenkeel's documents, with the service's own checks.
 
     Args:
         file: The values.
-        onto: A site's policy file whose other fields are kept.
+        onto: The site's policy file. The import keeps its other fields.
 
     Raises:
-        CommandFailed: it cannot be read, or what came of it would be refused; names the field.
+        CommandFailed: the file cannot be read, or the service would refuse the result; names the field.
     """
     read = _read(file)
     try:
@@ -46,10 +46,10 @@ def import_(file: Path, onto: Path | None) -> Json:
 
 
 def write(found: Json, into: Path, *, force: bool) -> list[str]:
-    """Write the documents; return the names of their files. Nothing is written over unless that is wanted.
+    """Write the documents and return the names of their files. Only `force` replaces existing files.
 
     Raises:
-        CommandFailed: a file is there, or cannot be written.
+        CommandFailed: a file exists, or cannot be written.
     """
     files = [
         (into / "policy.json", found["policy"]),

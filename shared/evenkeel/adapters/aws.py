@@ -93,7 +93,7 @@ def translate_errors(attempt: str, also: Mapping[str, type[EvenkeelError]] | Non
     """Translate the errors of a call into the errors of the ports, by error code alone.
 
     Args:
-        attempt: The attempted operation, with its id. The message begins with it.
+        attempt: The attempted operation and its id. The message begins with it.
         also: Errors for codes that have a special meaning for this call.
 
     Raises:

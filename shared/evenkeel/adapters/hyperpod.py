@@ -23,7 +23,7 @@ _PAGE = 100
 
 
 class HyperPodProvider:
-    """One HyperPod cluster, by ARN."""
+    """A HyperPod cluster, by ARN."""
 
     def __init__(self, cluster_arn: str, reader: Any = None, repairer: Any = None) -> None:
         if _ARN.fullmatch(cluster_arn) is None:

@@ -77,7 +77,7 @@ _ERRORS_BY_STATUS: Mapping[int, type[EvenkeelError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of a watch."""
+    """A line of a watch."""
 
     kind: str
     """ADDED, MODIFIED, DELETED or BOOKMARK."""
@@ -85,7 +85,7 @@ class Event:
 
 
 class KubernetesApi:
-    """One API server. Safe to share between threads."""
+    """An API server. Safe to share between threads."""
 
     def __init__(self, name: str, endpoint: str, ca_pem: str, token: Callable[[bool], str]) -> None:
         """Create a client. It sends nothing yet.

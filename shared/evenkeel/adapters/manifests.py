@@ -129,7 +129,7 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
         **({"tolerations": [each.to_pod() for each in spec.job.tolerations]} if spec.job.tolerations else {}),
         "affinity": {
             **({"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": node_terms}}} if node_terms else {}),
-            # One pod per node, even if a pod needs less than a whole node.
+            # Each node gets a single pod, even if a pod needs less than a whole node.
             "podAntiAffinity": _one_per_node(own_labels),
         },
         # The whole pod security standard "restricted". With EFA also IPC_LOCK, which only "privileged" allows.

@@ -41,7 +41,7 @@ def has_condition(item: Mapping[str, Any], *kinds: str) -> bool:
 
 
 def parse_instant(text: str | None) -> datetime | None:
-    """Parse a time from an agent; None if it is not valid. One bad time must not hide the whole node."""
+    """Parse a time from an agent; None if it is not valid. A bad time must not hide the whole node."""
     try:
         at = datetime.fromisoformat(text or "")
     except ValueError:

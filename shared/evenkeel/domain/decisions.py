@@ -53,7 +53,7 @@ def unpacked(facts: Any) -> Any:
 
 
 class Alternative(Value):
-    """One option that the decision rejected."""
+    """An option that the decision rejected."""
 
     option: Sentence
     why_not: Sentence

@@ -33,7 +33,7 @@ _MAX_STEPS = 8
 
 
 class RungPreview(Value):
-    """One rung of the ladder, reached because no earlier rung helped."""
+    """A rung of the ladder, reached because no earlier rung helped."""
 
     rung: str
     """`reboot`, `replace`, …; `page_human` at the end."""

@@ -17,7 +17,7 @@ KEPT_RANKS = 64
 
 _MASK = "[redacted]"
 _EXAMINED = 65_536
-"""Characters at the end of a log that are searched for secrets. One log line may have megabytes."""
+"""Characters at the end of a log that are searched for secrets. A single log line may have megabytes."""
 _LONGEST_SECRET = 4_096
 # Every repetition has a limit: a training script may print any text, and a match must take linear time.
 _SENSITIVE_NAME = r"(?:passw(?:or)?d|secret|token|api[_-]?key|access[_-]?key|credential|signature|authorization)"

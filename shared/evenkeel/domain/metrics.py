@@ -21,7 +21,7 @@ class Unit(StrEnum):
 
 
 class Metric(NamedTuple):
-    """One metric."""
+    """A metric."""
 
     name: str
     unit: Unit
@@ -119,7 +119,7 @@ METRICS = {
         Metric("RentalsStarted", _COUNT, (), "A rental began."),
         Metric("RentalsReady", _COUNT, (), "All nodes of a rental are ready."),
         Metric("RentalsEnded", _COUNT, (), "A rental ended."),
-        Metric("RentalCostUsd", _COUNT, (), "Cost of an ended rental, in US dollars."),
+        Metric("RentalCostUsd", _COUNT, (), "Cost of an ended rental in US dollars."),
         Metric("RentalReadySeconds", _SECONDS, (), "From a rental's beginning until its nodes are ready."),
         Metric("CapacityUnavailable", _COUNT, ("market",), "A market had no capacity."),
     )

@@ -91,7 +91,7 @@ class ProviderCluster(Value):
 
 
 class NodeCondition(Value):
-    """One condition of a node object. The heartbeat time is left out, because it changes without any news."""
+    """A condition of a node object. The heartbeat time is left out, because it changes without any news."""
 
     type: str
     status: str
@@ -159,7 +159,7 @@ class KubernetesNode(Value):
 
 
 class Node(Value):
-    """One node as Kubernetes and its provider show it; either view may be missing."""
+    """A node as Kubernetes and its provider show it; either view may be missing."""
 
     life: NodeLife
     kubernetes: KubernetesNode | None = None
@@ -219,7 +219,7 @@ _IN_MAINTENANCE = ("SystemUpdating", "DeepHealthCheckInProgress", "ShuttingDown"
 
 
 class FleetNode(Value):
-    """One node as the ledger stores it: the document of a `NODE#` row. Only the sweep writes it."""
+    """A node as the ledger stores it: the document of a `NODE#` row. Only the sweep writes it."""
 
     life: NodeLife
     slot: str

@@ -22,7 +22,7 @@ from evenkeel.domain.values import NOT_A_NUMBER, Instant, Line, Value, Word, boo
 
 
 class Policy(Section):
-    """One version of the whole policy."""
+    """A version of the whole policy."""
 
     name: Line = "production"
     modes: tuple[ModeRule, ...] = ()

@@ -60,11 +60,11 @@ class SourceKind(StrEnum):
     WAITS = "waits"
     """An evaluation of all open waits of workflows."""
     SWEEP = "sweep"
-    """One step of the sweeper."""
+    """A step of the sweeper."""
 
 
 class Source(Value):
-    """One source of facts: its kind, and its cluster or sweep step if the kind has several sources."""
+    """A source of facts: its kind, and its cluster or sweep step if the kind has several sources."""
 
     kind: SourceKind
     target: str = ""
@@ -174,7 +174,7 @@ class SourceAge(Value):
     failing_since: Instant | None = None
     error: str = ""
     reason: str
-    """One sentence: the problem, or the time of the last answer."""
+    """A sentence: the problem, or the time of the last answer."""
 
     @property
     def is_trusted(self) -> bool:

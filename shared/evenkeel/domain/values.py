@@ -52,7 +52,7 @@ Word = Annotated[str, StringConstraints(max_length=253, pattern=r"^[!-~]*$")]
 Image = Annotated[str, StringConstraints(max_length=512, pattern=r"^[!-~]*$")]
 """A container image."""
 Line = Annotated[str, StringConstraints(max_length=300, pattern=r"^[^\p{C}]*$")]
-"""One line of text in any language, without control characters."""
+"""A line of text in any language, without control characters."""
 ProgramText = Annotated[
     str, StringConstraints(max_length=LONGEST_TEXT, pattern=r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x{9f}]*$")
 ]

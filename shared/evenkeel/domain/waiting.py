@@ -66,7 +66,7 @@ DEADLINE_PASSED = "DEADLINE_PASSED"
 
 
 class Wait(Value):
-    """One pause of one workflow."""
+    """A pause of one workflow."""
 
     subject: str
     """Id of the job or incident whose partition holds the row."""

@@ -30,7 +30,7 @@ _LIMITS = {
 
 
 class WrongField(NamedTuple):
-    """One field that is not valid."""
+    """A field that is not valid."""
 
     field: str
     """Path in the document, such as `spec.podSets[0].count`; empty for the document itself."""

@@ -70,7 +70,7 @@ _HttpDate = Annotated[datetime | None, BeforeValidator(_http_date)]
 
 
 class _Entity(EventModel):
-    """One entry of `detail.affectedEntities`."""
+    """An entry of `detail.affectedEntities`."""
 
     model_config = ConfigDict(alias_generator=to_camel)
 

@@ -20,7 +20,7 @@ _FAILED = ("Failed", "RollingBack")
 
 
 class _InstanceGroup(EventModel):
-    """One entry of `detail.InstanceGroups`."""
+    """An entry of `detail.InstanceGroups`."""
 
     model_config = ConfigDict(alias_generator=to_pascal)
 

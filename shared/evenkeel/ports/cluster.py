@@ -86,7 +86,7 @@ class CheckSpec:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesPermission:
-    """One verb on one kind of Kubernetes object."""
+    """A verb on one kind of Kubernetes object."""
 
     verb: str
     group: str
@@ -203,8 +203,8 @@ class Cluster(RentedCapacity, Protocol):
         Idempotent: yes, by name; an existing Job with the attempt's decision is ALREADY_THERE.
 
         Raises:
-            Refused: A Job of that name does not belong to the attempt, the API server rejects the manifest, or another
-                system suspends a Job that Evenkeel did not hand over to Kueue.
+            Refused: A Job of that name does not belong to the attempt, or the API server rejects the manifest. Also if
+                another system suspends a Job that Evenkeel did not hand over to Kueue.
         """
         ...
 

@@ -1,18 +1,20 @@
 """The errors that ports may raise.
 
-EvenkeelError
-├── TransientError            the same call may soon succeed
-│   ├── Throttled             the other side asks for fewer calls
-│   ├── Unreachable           no answer, or a 5xx: whether the call took effect is unknown
-│   └── Conflict              a condition of a ledger write failed: reload and decide again
-│       └── StaleVersion      the resource has another version than the change expects
-└── PermanentError            the same call will not succeed
-    ├── NotFound              the resource does not exist
-    ├── NotAllowed            401, 403, AccessDenied
-    └── Refused               the request itself is wrong
-        ├── TooLarge          an object is larger than the limit for its kind
-        ├── Invalid           names each wrong field
-        └── KeyReused         an idempotency key was used again with different content
+The tree:
+
+    EvenkeelError
+    ├── TransientError            the same call may soon succeed
+    │   ├── Throttled             the other side asks for fewer calls
+    │   ├── Unreachable           no answer, or a 5xx: whether the call took effect is unknown
+    │   └── Conflict              a condition of a ledger write failed: reload and decide again
+    │       └── StaleVersion      the resource has another version than the change expects
+    └── PermanentError            the same call will not succeed
+        ├── NotFound              the resource does not exist
+        ├── NotAllowed            401, 403, AccessDenied
+        └── Refused               the request itself is wrong
+            ├── TooLarge          an object is larger than the limit for its kind
+            ├── Invalid           names each wrong field
+            └── KeyReused         an idempotency key was used again with different content
 """
 
 

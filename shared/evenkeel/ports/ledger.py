@@ -31,15 +31,15 @@ class Key(NamedTuple):
 def site_policy_key(table: Table) -> Key:
     """Return the key of the site's policy, `POLICY#site / META`: its changes to the shipped policy.
 
-    The row has an equal copy in the tables INCIDENTS and JOBS, so that each function can read it with the permissions
-    that it has anyway. The key is defined here because the wiring reads the row and a service writes it.
+    The tables INCIDENTS and JOBS hold equal copies of the row. So no function needs another permission to read it.
+    The key is defined here because the wiring reads the row and a service writes it.
     """
     return Key(table, "POLICY#site", "META")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: a document under a key. Every write increases its version by one.
+    """A row: a document under a key. Every write increases its version by one.
 
     `state` puts the row into the sparse index `byState` as (partition, sort); None leaves it out.
     """
@@ -146,7 +146,7 @@ def utf8_bytes(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page of rows. `cursor` is opaque; it is None on the last page."""
+    """A page of rows. `cursor` is opaque; it is None on the last page."""
 
     rows: tuple[Row, ...]
     cursor: str | None = None

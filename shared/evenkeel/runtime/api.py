@@ -108,7 +108,7 @@ PROBLEMS: Mapping[str, ProblemKind] = {
 
 
 class FieldError(NamedTuple):
-    """One field that is wrong."""
+    """A field that is wrong."""
 
     field: str
     message: str
@@ -190,7 +190,7 @@ class Resolver(APIGatewayRestResolver):
         """Parse the query string.
 
         Raises:
-            ApiProblem: A parameter is unknown, not valid, or given twice. One of two values would be ignored silently.
+            ApiProblem: A parameter is unknown, not valid, or given twice. A second value would be ignored silently.
         """
         given = self.incoming.multi_value_query_string_parameters
         faults = tuple(

@@ -20,7 +20,7 @@ LONGEST_LOG_TAIL = 5000
 
 
 def _one_line(text: str) -> str:
-    """Text for timelines and terminals: no line breaks, no escapes, no bidirectional controls."""
+    """Check text that timelines and terminals show: no line breaks, escapes or marks that reverse text."""
     if any(unicodedata.category(character).startswith("C") for character in text):
         raise ValueError("must be one line of plain text")
     return text
@@ -154,9 +154,9 @@ class ReplaceBody(Body):
 
     reason: Reason
     code: FaultCode = ""
-    """The fault, if it is known."""
+    """Fault of the node, if it is known."""
     dry_run: bool = False
-    """Plan and record what would be done, and do nothing."""
+    """Plan and record the replacement, but do not start it."""
 
 
 class ApprovalBody(Body):
@@ -234,9 +234,9 @@ def _split(value: object) -> object:
     return tuple(dict.fromkeys(part for part in value.split(",") if part)) if isinstance(value, str) else value
 
 
-def _check_unmanaged_filter(value: str, others: ValidationInfo) -> str:
-    has_filters = any(map(others.data.get, ("state", "team", "next_page_token")))
-    if value and (has_filters or others.data.get("priority_class") is not None):
+def _check_unmanaged_filter(value: str, fields: ValidationInfo) -> str:
+    has_filters = any(map(fields.data.get, ("state", "team", "next_page_token")))
+    if value and (has_filters or fields.data.get("priority_class") is not None):
         raise ValueError("cannot be combined with state, team, class or nextPageToken")
     return value
 

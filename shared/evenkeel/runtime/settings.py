@@ -17,7 +17,7 @@ class BadSetting(PermanentError):
 
 
 class Settings(BaseModel):
-    """One field per variable. All are optional, because each function gets only its own. `need` finds missing ones."""
+    """The environment variables of all functions. Each function has only its own, so all are optional; see `need`."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

@@ -1,4 +1,4 @@
-"""The context of one invocation of a service: ports, policy, mode, settings of the site and the time."""
+"""The inputs of an invocation of a service: ports, policy, mode, the site's settings and the time."""
 
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
@@ -26,7 +26,7 @@ from evenkeel.ports import (
 
 
 class Site(Value):
-    """Settings of the deployment that hold for the whole stack."""
+    """Settings of the deployment for the whole stack."""
 
     fleet: str = ""
     clusters: tuple[str, ...] = ()
@@ -60,17 +60,16 @@ class Site(Value):
 
 
 class Context:
-    """The ports, the policy, the mode, the site's settings and the instant of one invocation.
+    """The ports, the policy, the mode, the site's settings and the time of one invocation.
 
-    A port is built on its first use, and the policy is read on its first use, so that a function that needs neither
-    pays for neither. `but` returns a copy with something replaced.
+    Ports are built, and the policy is read, on first use. So a function pays only for the parts that it needs.
     """
 
     site: Site
     mode: Mode
     """The mode of the stack; a policy may narrow it per fault class, pool or job."""
     now: datetime
-    """When the invocation began, in UTC. A service that outlasts it asks `clock`."""
+    """Start of the invocation, in UTC. A service that waits within the invocation reads `clock`."""
     policy: Policy
 
     ledger: Ledger

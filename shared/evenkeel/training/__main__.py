@@ -1,12 +1,14 @@
 """Prove checkpoints from a shell: `python -m evenkeel.training prove <uri>`, `… resume-point <uri> --attempt <n>`.
 
-| exit code | |
-|---|---|
-| 0 | `prove`: a checkpoint is valid. `resume-point`: the resume point is pinned (it may be step 0) |
-| 1 | `prove`: no checkpoint is valid |
-| 2 | the arguments are not valid, or the store cannot be read |
-| 65 | `resume-point`: finished checkpoints exist and none is valid; nothing was pinned |
-| 75 | a later attempt has taken over |
+Exit codes:
+
+    | exit code | |
+    |---|---|
+    | 0 | `prove`: a checkpoint is valid. `resume-point`: the resume point is pinned (it may be step 0) |
+    | 1 | `prove`: no checkpoint is valid |
+    | 2 | the arguments are not valid, or the store cannot be read |
+    | 65 | `resume-point`: finished checkpoints exist and none is valid; nothing was pinned |
+    | 75 | a later attempt has taken over |
 """
 
 import argparse

@@ -8,7 +8,7 @@
       result/attempt=2.json
 
 `evenkeel.domain.checkpoints` has its own code for this layout, because this package may import only the standard
-library. One set of test cases checks that both read every checkpoint alike.
+library. Shared test cases check that both read every checkpoint alike.
 """
 
 import json
@@ -39,7 +39,7 @@ class UnreadableError(ValueError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Checkpoint:
-    """One checkpoint of a job. Checkpoints sort by step, then by attempt, which is the order of examination."""
+    """A checkpoint of a job. Checkpoints sort by step, then by attempt, which is the order of examination."""
 
     step: int
     attempt: int
@@ -112,7 +112,7 @@ def read_instant(text: object) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file of a checkpoint, with the size and checksum that its rank wrote."""
+    """A file of a checkpoint, with the size and checksum that its rank wrote."""
 
     key: str
     size_bytes: int

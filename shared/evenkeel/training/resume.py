@@ -88,7 +88,7 @@ class Distrust:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """One rejected checkpoint, with the reason."""
+    """A rejected checkpoint, with the reason."""
 
     checkpoint: Checkpoint
     code: str

@@ -163,14 +163,14 @@ class Resume:
     def _read(self) -> Manifest:
         if self._manifest is None:
             raise NotInCheckpointError(
-                f"{self.key} is complete by the DCP convention and has no manifest, so it has no shards, metrics or "
-                f"extra to read here: load it from {self.uri}, which DCP takes as checkpoint_id"
+                f"{self.key} is complete by the DCP convention and has no manifest, shards, metrics or extra. "
+                f"Load it with DCP: pass {self.uri} as checkpoint_id"
             )
         return self._manifest
 
 
 class Run:
-    """One rank of one attempt. Call `attach` to create it."""
+    """A rank of one attempt. Call `attach` to create it."""
 
     def __init__(  # noqa: PLR0913 - keyword-only: one argument for each variable that `attach` reads
         self,

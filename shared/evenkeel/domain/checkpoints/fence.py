@@ -1,7 +1,7 @@
 """The fence: the attempt that may still write checkpoints, and the resume point (pin) of every attempt.
 
 A process on a partitioned node may still run, and no service can prove otherwise. So a late manifest of an old attempt
-must do no harm. One conditional write stores the fence together with the pin:
+must do no harm. A single conditional write stores the fence together with the pin:
 
     attempt 1 writes 10, 20, 30 ...          (its node is lost, but the process still runs)
     launch_job of 2 proves step 20           and writes fence {attempt 2, resumeFrom (1, 20)} if the fence is unchanged
@@ -10,8 +10,12 @@ must do no harm. One conditional write stores the fence together with the pin:
     attempt 1 saves again                    reads fence 2 > 1 and ends
 
 The fence also stores the pins of all earlier attempts. A checkpoint (attempt m, step s) counts for attempt n only if
-every attempt between m and n was pinned at or after it: pin.attempt >= m and pin.step >= s. An attempt starts at its
-own pin and writes steps in rising order. So every checkpoint that it writes after a later fence fails this rule.
+every attempt between m and n was pinned at or after it:
+
+    pin.attempt >= m and pin.step >= s
+
+An attempt starts at its own pin and writes steps in rising order. So every checkpoint that it writes after a later
+fence fails this rule.
 """
 
 from enum import StrEnum
@@ -90,7 +94,7 @@ never finished, a later attempt fenced it, or a fault makes it suspect."""
 
 
 class Rejection(Value):
-    """One rejected checkpoint, with the reason."""
+    """A rejected checkpoint, with the reason."""
 
     attempt: int
     step: int

@@ -9,8 +9,8 @@
 
 Keys are relative to the checkpoint URI, so a checkpoint stays valid when its bucket is copied.
 
-`evenkeel.training` has its own code for this layout, because it may import only the standard library. One set of test
-cases checks that both read every checkpoint alike.
+`evenkeel.training` has its own code for this layout, because it may import only the standard library. Shared test
+cases check that both read every checkpoint alike.
 """
 
 import re
@@ -31,7 +31,7 @@ _SHARD = re.compile(r"shard-([0-9]+)-of-([0-9]+)\.[A-Za-z0-9._-]+")
 
 
 class CheckpointRef(Value):
-    """One checkpoint of a job: the attempt that wrote it, and its step."""
+    """A checkpoint of a job: the attempt that wrote it, and its step."""
 
     attempt: int = Field(ge=1)
     step: int = Field(ge=0)

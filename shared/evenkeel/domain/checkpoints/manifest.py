@@ -28,7 +28,7 @@ Metric = StrictInt | StrictFloat | StrictStr
 
 
 class Shard(Value):
-    """One file of a checkpoint."""
+    """A file of a checkpoint."""
 
     key: StrictStr
     """Relative to the checkpoint URI."""

@@ -17,7 +17,7 @@ class ContentsNeeded(Value):
 
 
 class CheckpointRules(Value):
-    """Requirements of a job for a checkpoint that it resumes from."""
+    """Requirements of a job for the checkpoint that it resumes from."""
 
     distrust: tuple[Distrust, ...] = ()
     """Distrust of earlier faults. A covered checkpoint is rejected; all others must meet its requirement."""
@@ -52,7 +52,7 @@ def choose_resume_point(
         fence: The stored fence, with the pins of all earlier attempts.
         found: Every checkpoint folder under the URI, finished or not.
         evidence: The contents of the checkpoints that were read so far.
-        rules: The job's requirements for a checkpoint; None = proof, without distrust.
+        rules: Requirements of the job for a checkpoint; None = proof, without distrust.
         max_reads: Maximum number of checkpoints to read. The next one is `NOT_EXAMINED`, and none is chosen.
     """
     rules = rules or CheckpointRules()

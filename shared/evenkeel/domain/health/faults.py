@@ -100,7 +100,7 @@ class RecurKey(StrEnum):
 
 
 class Rung(StrEnum):
-    """One step of a repair ladder. After the last step a person takes over."""
+    """A step of a repair ladder. After the last step a person takes over."""
 
     IGNORE = "ignore"
     WATCH = "watch"

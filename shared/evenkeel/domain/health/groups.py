@@ -15,7 +15,7 @@ from evenkeel.domain.values import Instant, Value
 
 
 class GroupFactKind(StrEnum):
-    """The event of the group. The first five values are problems; the others report a state."""
+    """Kind of fact about an instance group. The first five values are problems; all later values report a state."""
 
     NO_CAPACITY = "NO_CAPACITY"
     """A launch found no capacity."""
@@ -44,7 +44,7 @@ class GroupFactKind(StrEnum):
 
 
 class GroupFact(Value):
-    """One signal about a group or the cluster."""
+    """A signal about a group or the cluster."""
 
     kind: GroupFactKind
     source: SourceName

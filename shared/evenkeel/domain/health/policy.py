@@ -43,7 +43,7 @@ class SourcePolicy(Section):
     scheduling_cycle_seconds: Seconds = 300
     waits_seconds: Seconds = 300
     sweep_seconds: Seconds = 600
-    """One step of the sweeper."""
+    """A step of the sweeper."""
 
     def threshold_seconds(self, kind: str) -> int:
         """Return the threshold of a kind of source, such as `kubernetes-list`."""

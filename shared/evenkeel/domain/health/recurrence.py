@@ -23,7 +23,7 @@ _MAX_SOURCES = 10
 
 
 class FaultOccurrence(Value):
-    """One fault that one incident recorded."""
+    """A fault that one incident recorded."""
 
     fault_key: str
     incident_id: str

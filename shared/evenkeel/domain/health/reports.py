@@ -34,7 +34,7 @@ def is_detector_fault(fault_key: str) -> bool:
 
 
 class FaultReport(Value):
-    """One fault of one node or one job, as a detector reports it."""
+    """A fault of one node or one job, as a detector reports it."""
 
     instance_id: str = ""
     node_name: str = ""

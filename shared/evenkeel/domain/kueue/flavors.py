@@ -1,8 +1,10 @@
 """Which flavor each pod set of a workload gets, and in which mode.
 
-Fit      quota is free, possibly by borrowing
-Preempt  quota is not free, but preemption could free it (whether it may is found out separately)
-NoFit    neither
+The modes:
+
+    Fit      quota is free, possibly by borrowing
+    Preempt  quota is not free, but preemption could free it (whether it may is found out separately)
+    NoFit    neither
 """
 
 from collections.abc import Callable, Mapping

@@ -97,7 +97,7 @@ class DecisionAnswer(Output):
     waits until pods are ready. NoCandidates: the job fits only after preemption, and no job may be preempted. NoFit.
     Inadmissible: its queue does not accept it."""
     reason: str
-    """One sentence."""
+    """A sentence."""
     pending: str
     """NoMatchingFlavor, ExceedsMaxQuota, WaitingForQuota or WaitingForPodsReady; empty otherwise."""
     level: int

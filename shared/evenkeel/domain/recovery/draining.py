@@ -59,8 +59,8 @@ class Drain(Value):
 def plan_drain(facts: DrainFacts, policy: Policy) -> Drain:
     """Return the time that a job's pods get to save: the requested grace, within the limits of fault and deadline.
 
-    A node that may be able to save (`try`) gets the same time as one that can. A failed save costs no more than that
-    time, and no job resumes from an unproved checkpoint.
+    If it is unknown whether the node can save (`try`), the pods get the same time as if it can. A failed save costs no
+    more than that time, and no job resumes from an unproved checkpoint.
     """
 
     def decided(grace: int, explanation: str, *, on_faulty_node: bool = True) -> Drain:

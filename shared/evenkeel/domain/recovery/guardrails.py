@@ -5,8 +5,8 @@
 
 The limit of repairs per node belongs to the repair ladder, because it ends with a person and not with a wait.
 
-Registers list the actions under way. The commit that records the intent of an action also enters it in its register, on
-condition that the register still has the version of the verdict. So two actions cannot both take the last place.
+Registers list the actions under way. The commit that records the intent of an action also enters it in its register.
+The register must still have the version of the verdict. So two actions cannot both take the last place.
 """
 
 import math

@@ -27,7 +27,7 @@ class RepairRequest(Value):
 
 
 class NodeReturn(Value):
-    """One return of a node to service."""
+    """A return of a node to service."""
 
     life: str
     at: Instant

@@ -11,8 +11,8 @@ from evenkeel.domain.values import Image, ProgramText, Word
 class GuardrailPolicy(Section):
     """Limits on harmful actions.
 
-    If a pool has a limit as a count and as a share, the lower one applies. One node is always allowed, so a pool of
-    three nodes can still repair one.
+    If a pool has a limit as a count and as a share, the lower limit applies. A limit is at least 1, so a pool of three
+    nodes can still repair a node.
     """
 
     fleet_repairs: int = Field(default=10, ge=1, le=1000)

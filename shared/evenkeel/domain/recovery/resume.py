@@ -156,11 +156,15 @@ class _Option(Value):
 
 
 def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
-    """Choose how to resume one interrupted job: the least expected loss in dollars; ties follow `OPTION_ORDER`.
+    """Choose how to resume one interrupted job: the option with the least expected loss in dollars.
 
-    seconds = wait for nodes + launch + restore + lost work
-    loss    = (seconds x accelerators / 3600 + GPU-hours that other jobs lose) x price
-              + seconds x price of delay + cost of the option itself
+    The loss of an option:
+
+        seconds = wait for nodes + launch + restore + lost work
+        loss    = (seconds x accelerators / 3600 + GPU-hours that other jobs lose) x price
+                  + seconds x price of delay + cost of the option itself
+
+    Ties follow `OPTION_ORDER`.
     """
     options = sorted(_options(facts), key=lambda each: OPTION_ORDER.index(each.option))
     possible = [each for each in options if not each.why_not]

@@ -111,9 +111,12 @@ class MigrationDecision(Value):
 def decide_migration(facts: MigrationFacts) -> MigrationDecision:
     """Decide whether a job stays on its rented or reserved nodes.
 
-    saving = rent of the time left - shadow price of the same time on committed nodes
-    cost   = rent during the last checkpoint + price of delay x (save + launch + restart)
-    migrate iff saving > cost + price of delay x restart
+    The amounts that it compares:
+
+        saving = rent of the time left - shadow price of the same time on committed nodes
+        cost   = rent during the last checkpoint + price of delay x (save + launch + restart)
+
+    The job migrates if the saving exceeds the cost plus the price of delay x restart.
     """
     candidate, pool = facts.candidate, facts.pool
     saving, cost = facts.saving_parts, facts.cost_parts

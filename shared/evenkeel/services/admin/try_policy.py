@@ -64,7 +64,7 @@ def run(
     }
     subjects = [each.incident_id for each in incidents[:_MOST_INCIDENTS]]
     subjects += [str(row.doc["jobId"]) for row in jobs.rows]
-    examined, cannot, others = 0, 0, []
+    examined, unreadable, differing = 0, 0, []
     for record in (record for subject in subjects for record in _decisions(ledger, subject, since)):
         examined += 1
         other_mode = modes.get(record.subject)
@@ -73,16 +73,16 @@ def run(
             again = replay.under(wanted, policy)
             before, after = replay.effect_of(record, record.action), replay.effect_of(wanted, again.action)
         except ValueError:  # this release cannot read the record
-            cannot += 1
+            unreadable += 1
             continue
         if (again.action, after) != (record.action, before):
-            others.append(_changed(record, wanted, again, before, after))
+            differing.append(_changed(record, wanted, again, before, after))
     return {
         "policyHash": policy.hash,
         "since": rfc3339(since),
         "examined": examined,
-        "cannot": cannot,
-        "changed": others,
+        "cannot": unreadable,
+        "changed": differing,
         "isLowerBound": len(incidents) > _MOST_INCIDENTS or bool(jobs.next_token),
         "asRecorded": AS_RECORDED,
     }

@@ -229,7 +229,9 @@ def _why_give_up(job: Job, attempt: Attempt, context: Context) -> str:
 
 
 def _earlier_attempts(attempt: Attempt, context: Context) -> tuple[_EarlierAttempt, ...]:
-    """Find the remaining parts of earlier attempts, back to the last launched one. That one fenced out those before it.
+    """Find the remaining parts of earlier attempts, back to the last launched attempt.
+
+    The last launched attempt fenced out all attempts before it.
 
     Two attempts never run side by side if both can be reached.
     """

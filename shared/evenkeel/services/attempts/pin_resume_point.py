@@ -3,9 +3,13 @@
 The fence is the write that decides. A retry that finds it at n takes its pin as the result; if it is higher than n, the
 attempt is stale. Pods behind a lost node end at their next save, and checkpoints that they save late never count.
 
-Calls to the store, with A attempts and L newest checkpoints without proof: one GET of the fence, and 1 + A LISTs of the
-folders. Then for each of L + 1 checkpoints one GET and, unless the manifest alone decides, one LIST and one HEAD for
-each shard. Then one PUT. L is at most `MOST_LOOKS`; lists of more than 1,000 entries take more pages.
+Calls to the store, with A attempts and L newest checkpoints without proof:
+
+    one GET of the fence, and 1 + A LISTs of the folders
+    for each of L + 1 checkpoints one GET and, unless the manifest alone decides, one LIST and one HEAD for each shard
+    one PUT
+
+L is at most `MOST_LOOKS`; lists of more than 1,000 entries take more pages.
 """
 
 from enum import StrEnum

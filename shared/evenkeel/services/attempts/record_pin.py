@@ -28,7 +28,7 @@ def run(found: attempt_rows.StoredAttempt, context: Context) -> bool:
     try:
         text = context.cluster.logs(attempt, 0, None)
     except (NotFound, Refused, TransientError):
-        return False  # no pod, a pod that has not started, or a node that is not reachable
+        return False  # the pod does not exist, has not started, or is unreachable: no step may wait for a log
     choice = _reported_pin(text, attempt)
     if choice is None:
         return False

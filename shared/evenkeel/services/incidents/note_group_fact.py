@@ -61,7 +61,7 @@ def _remember_capacity(fact: GroupFact, ledger: Ledger) -> None:
         else known.with_success(fact.instance_group, "", Market.COMMITTED)
     )
     if after != known:
-        with contextlib.suppress(Conflict):  # another writer changed the row: HyperPod repeats the event
+        with contextlib.suppress(Conflict):  # another writer was first; HyperPod repeats the event
             ledger.commit(Put(rows.shortages_row(after, row.version if row else 0)))
 
 

@@ -1,7 +1,7 @@
 """Ingest signals about nodes: find the node, let each signal join or open its one incident, start the recovery.
 
-One event may carry several facts. Each is ingested by itself and has its own row, so a half-ingested event is simply
-ingested again.
+An event may carry several facts. Each fact has its own row and is ingested separately, so a partly ingested event is
+simply ingested again.
 
     keep a raw copy ─▶ find the life ─▶ one commit: FACT, OPEN#life, incident, evidence, timeline ─▶ start <incident>-r1
                          │ unknown                                                                     ▲
@@ -181,7 +181,7 @@ def _without_future_time(fact: NodeFact, now: datetime) -> NodeFact:
 def _node_in_repair(fact: NodeFact, context: Context) -> AffectedNode | None:
     """Find the open incident that a signal about a repair belongs to: the one of the node, else the one of its slot.
 
-    A signal about a replacement may name either node, or one that never ran. HyperPod is not asked about it.
+    A signal about a replacement may name either node, or a node that never ran. HyperPod is not called.
     """
     own = resolve(fact.instance_id, context, provider=None)
     if own is not None and context.ledger.get(rows.open_key(own.life, is_drill=fact.is_drill)) is not None:
@@ -476,7 +476,7 @@ def retry_unresolved(context: Context) -> tuple[Outcome, ...]:
             continue
         if context.clock.now() - _kept_since(row) > _UNRESOLVED_KEPT:
             context.telemetry.count("FactsDropped")
-            with contextlib.suppress(Conflict):  # another sweep resolved it meanwhile
+            with contextlib.suppress(Conflict):  # another writer resolved it meanwhile
                 context.ledger.commit(Delete(row.key, row.version))
     if failures:
         raise failures[0]

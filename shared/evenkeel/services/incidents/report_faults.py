@@ -41,7 +41,7 @@ _HYPERPOD_NAME = re.compile(r"hyperpod-(?P<id>i-[0-9a-f]{8,17})", re.ASCII)
 
 
 class Request(Value):
-    """One report of a detector."""
+    """A report of a detector."""
 
     reports: tuple[FaultReport, ...]
     caller: str

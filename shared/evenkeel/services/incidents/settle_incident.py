@@ -1,7 +1,9 @@
 """State SettleIncident of recover_node: the only service that closes an incident. It pages a person if needed.
 
-Evenkeel failed, and runs are left ─▶ recorded; the incident stays open, and the sweep starts the next run
-otherwise, one commit: settle the incident, delete OPEN#life, release the lease ─▶ page ─▶ record the page
+The two results:
+
+    Evenkeel failed, and runs are left ─▶ recorded; the incident stays open, and the sweep starts the next run
+    otherwise, one commit: settle the incident, delete OPEN#life, release the lease ─▶ page ─▶ record the page
 """
 
 from typing import Any

@@ -39,7 +39,7 @@ class ConfiguredFleet(NamedTuple):
     """The nodes of a cluster when all of them are in service."""
 
     capacities: tuple[NodeCapacity, ...] = ()
-    is_whole: bool = False
+    is_complete: bool = False
     """Whether a sweep has read the cluster, and all its nodes are here."""
 
 
@@ -47,10 +47,10 @@ def read_fleet(cluster: str, ledger: Ledger) -> ConfiguredFleet:
     """Return a cluster's nodes as the last sweeps stored them, also nodes that are gone: they may be replaced."""
     found, is_cut = pagination.everything(ledger, Table.FLEET, "NODE", at_most=MOST_NODES)
     nodes = [node for node in (rows.read(row, FleetNode) for row in found) if node.life.cluster == cluster]
-    # Of all nodes that ever held a slot, one counts.
-    by_seat = {node.slot or node.life.key: node for node in nodes}
-    is_whole = bool(nodes) and not is_cut and not _unread(cluster, ledger)
-    return ConfiguredFleet(tuple(map(_idle, by_seat.values())), is_whole)
+    # A slot counts once, although several nodes may have held it.
+    by_slot = {node.slot or node.life.key: node for node in nodes}
+    is_complete = bool(nodes) and not is_cut and not _unread(cluster, ledger)
+    return ConfiguredFleet(tuple(map(_idle, by_slot.values())), is_complete)
 
 
 def _unread(cluster: str, ledger: Ledger) -> bool:
@@ -80,11 +80,11 @@ def why_never(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy
         policy: Names the pools to rent from and the spare nodes.
         now: The time.
     """
-    if not fleet.is_whole:
+    if not fleet.is_complete:
         return None
     team = setup.by_name.get(job.queue)
     if setup.has_teams and (team is None or team.queue.stop is not StopPolicy.NONE):
-        return None  # a stopped queue starts no job, and may be resumed at any time
+        return None  # a stopped queue starts no job, but it may be resumed at any time
 
     def decided(spec: JobSpec) -> AdmissionDecision:
         return _decided(job.but(spec=spec), fleet, setup, policy, now)

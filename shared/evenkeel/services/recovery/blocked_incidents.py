@@ -1,6 +1,6 @@
 """Incidents that a guardrail blocks, and those of them that may continue now.
 
-One decision covers all blocked incidents, so none of them overtakes a worse or older one.
+A single decision covers all blocked incidents, so no incident overtakes a worse or older incident.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,8 +1,10 @@
 """State CheckNode of recover_node: start the check that a node must pass before it takes work again.
 
-choose ─▶ record the check with the incident ─▶ test job, or HyperPod's deep health check ─▶ outcome
-            │ crash here: the next try starts it    │ crash here: the test job has its name. A deep check shows on
-            └───────────────────────────────────────┘ the node, and is requested again only if it does not
+The order of the writes, and the effect of a crash:
+
+    choose ─▶ record the check with the incident ─▶ test job, or HyperPod's deep health check ─▶ outcome
+                │ crash here: the next try starts it    │ crash here: the test job has its name. A deep check shows on
+                └───────────────────────────────────────┘ the node, and is requested again only if it does not
 """
 
 from evenkeel.domain.health.incidents import Incident, NodeCheck

@@ -1,7 +1,9 @@
 """State CordonNode of recover_node: keep new pods off a suspect node.
 
-check ─▶ register: add the node, if its version is the checked one ─▶ cordon ─▶ timeline of the incident
-           │ crash here: the node counts, and the next try continues  │ crash here: the node has the mark
+The order of the writes, and the effect of a crash:
+
+    check ─▶ register: add the node, if its version is the checked one ─▶ cordon ─▶ timeline of the incident
+               │ crash here: the node counts, and the next try continues  │ crash here: the node has the mark
 """
 
 from evenkeel.domain.health.incidents import Incident

@@ -53,7 +53,7 @@ class GuardContext(NamedTuple):
 
 
 class GuardrailInputs:
-    """The facts of the fleet that guardrails need. Each part is read once, and only if it matters."""
+    """The facts of the fleet that guardrails need. Each property reads the ledger once, on first use."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -178,10 +178,10 @@ class GuardrailInputs:
 
 
 def check_stop_allowed(incident: Incident, context: Context) -> GuardrailVerdict:
-    """Decide whether the jobs on an incident's node may be stopped.
+    """Decide whether Evenkeel may stop the jobs on an incident's node.
 
-    If the cordon is blocked, the jobs run on: elsewhere on the same node they would only be stopped again. If none of
-    their pods can be alive, they may be stopped. That is so once the node was NotReady for its give-up time.
+    If a guardrail blocks the cordon, the jobs run on. New pods could land on the same node and would have to stop
+    again. Evenkeel may stop the jobs if none of their pods can be alive: the node was NotReady for its give-up time.
     """
     fleet = GuardrailInputs(context)
     barred = incident.block.reason if incident.block and incident.block.act == GuardedAction.CORDON else ""
@@ -198,8 +198,8 @@ def check_stop_allowed(incident: Incident, context: Context) -> GuardrailVerdict
 
 
 def _evidence_at(incident: Incident) -> datetime:
-    heard_at = incident.last_signal_at or incident.first_signal_at
-    return max(heard_at, incident.invalid_at or heard_at)
+    signal_at = incident.last_signal_at or incident.first_signal_at
+    return max(signal_at, incident.invalid_at or signal_at)
 
 
 def _register_of(act: GuardedAction) -> RegisterName:

@@ -456,8 +456,8 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
 def _evict(incident: Incident, pods: Sequence[UnmanagedPod], context: Context) -> tuple[Incident, list[UnmanagedPod]]:
     """Request the eviction of each pod. Return the evicted pods, and the incident with the answers for the rest.
 
-    One refusal stops no other eviction. A server that does not answer would use up the function's time, so the
-    try ends after a few such pods. The next try begins with another pod.
+    A refusal stops no other eviction. A server that does not answer would use up the function's time, so the try ends
+    after a few such pods. The next try begins with another pod.
     """
     evicted, refused, unanswered = [], {}, 0
     start = int(context.now.timestamp()) % len(pods) if pods else 0
@@ -509,8 +509,8 @@ def _eviction_failure(incident: Incident, pod: UnmanagedPod) -> str:
 
 
 def _record_evictions(incident: Incident, messages: list[str], context: Context) -> None:
-    text = f"{' '.join(one.rstrip('.') + '.' for one in messages[:4])}{' And more.' if len(messages) > 4 else ''}"
-    with contextlib.suppress(Conflict):  # recorded before, in the very same instant
+    text = " ".join(message.rstrip(".") + "." for message in messages[:4]) + (" And more." if len(messages) > 4 else "")
+    with contextlib.suppress(Conflict):  # the same line exists already
         context.ledger.commit(
             incident_record.timeline_put(incident.incident_id, "job", text, at=context.now, writer=f"{WRITER}-foreign")
         )

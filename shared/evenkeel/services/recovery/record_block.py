@@ -107,7 +107,7 @@ def page_shared_cause(verdict: GuardrailVerdict, context: Context, *, is_drill: 
         return
     claim = Row(key, doc | {"claimedAt": rfc3339(context.now)}, row.version if row else 0, None, expires_at)
     if not _try_put(context.ledger, claim):
-        return  # another service saw it at the same moment, and pages
+        return  # another run recorded it first, and pages
     kind, _, name = verdict.cause.partition("/")
     message = (
         f"{verdict.reason}\nRepairs of these nodes wait until it is over. Next: evenkeel incidents ls --state BLOCKED"

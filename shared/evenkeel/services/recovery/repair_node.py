@@ -1,8 +1,10 @@
 """State RepairNode of recover_node: choose the next rung, record the intent, call the provider once.
 
-decide ─▶ lease: request without answer ─▶ provider call ─▶ lease: the answer
-            │ crash here: no call             │ crash here: the call may have taken effect
-            └──────────── the next try waits for evidence before it calls again ┘
+The order of the writes, and the effect of a crash:
+
+    decide ─▶ lease: request without answer ─▶ provider call ─▶ lease: the answer
+                │ crash here: no call             │ crash here: the call may have taken effect
+                └──────────── the next try waits for evidence before it calls again ┘
 """
 
 from datetime import datetime, timedelta

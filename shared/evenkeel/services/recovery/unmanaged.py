@@ -1,8 +1,8 @@
 """Pods of a cluster that are not Evenkeel's. Labels are only a claim; the ledger decides.
 
 Any user who may create a pod can give it Evenkeel's labels. A pod is Evenkeel's only if the ledger has the attempt,
-rental or node test that its labels name, in the pod's namespace, and with the Job that controls the pod. All other pods
-are unmanaged: they are listed, counted and evicted like any other team's.
+rental or node test that its labels name. The record must have the pod's namespace, and the Job that controls the pod.
+All other pods are unmanaged: they are listed, counted and evicted like any other team's.
 """
 
 import re

@@ -213,8 +213,8 @@ def _placeholder_life(node: KubernetesNode, now: datetime) -> NodeLife:
 def _queue_heads(job: Job, setup: TeamSetup, kept: Iterable[str], context: Context) -> tuple[Job, ...]:
     """Return the other pending jobs that a scheduling cycle considers in any case.
 
-    These are the first page of each queue, and the jobs in `kept` wherever they stand: jobs that wait for their
-    victims, and interrupted jobs that a released charge names.
+    These are the first page of each queue, and the jobs in `kept` at any position. Jobs in `kept` wait for their
+    victims, or a released charge names them.
     """
     prefixes = [rows.queue_prefix(team) for team in setup.by_name] or [""]
     state, heads = f"JOB#{JobState.PENDING}", context.policy.scheduling.heads_per_cycle
@@ -225,7 +225,7 @@ def _queue_heads(job: Job, setup: TeamSetup, kept: Iterable[str], context: Conte
     return tuple(each for each in found if each.job_id != job.job_id and each.state is JobState.PENDING)
 
 
-# ---------------------------------------------------------------- who gives way
+# ---------------------------------------------------------------- preemption victims
 
 
 def _as_waiting(interrupted: InterruptedJob, option: ResumeOption, now: datetime) -> Job:
@@ -269,7 +269,7 @@ def _preemption_candidate(charge: Charge, holder: Job | None, policy: Policy, no
     )
 
 
-# ---------------------------------------------------------------- what is rented
+# ---------------------------------------------------------------- rented nodes
 
 
 def _find_rental(

@@ -28,7 +28,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
     ledger = sweep.context.ledger
     in_use_of = sweep.read_each_cluster("pods", sweep.context.cluster.resources_in_use)
     in_use = {(cluster, name): amounts for cluster, nodes in in_use_of.items() for name, amounts in nodes.items()}
-    others, jobs = _record_unmanaged_workloads(sweep), _jobs_on_nodes(sweep)
+    unmanaged_by_node, jobs = _record_unmanaged_workloads(sweep), _jobs_on_nodes(sweep)
     read = _complete_clusters(sweep)
     seen = {
         (node.life.cluster, node.life.instance_id): FleetNode.seen(
@@ -37,7 +37,9 @@ def refresh_fleet(sweep: SweepRun) -> int:
             sweep.context.now,
             is_lemon=node.life.key in sweep.lemons,
             marks=_marks(sweep, node),
-            unmanaged_workloads=others.get((node.life.cluster, node.kubernetes.name), ()) if node.kubernetes else (),
+            unmanaged_workloads=unmanaged_by_node.get((node.life.cluster, node.kubernetes.name), ())
+            if node.kubernetes
+            else (),
             job_ids=jobs.get((node.life.cluster, node.kubernetes.name), ()) if node.kubernetes else (),
         )
         for node in sweep.nodes
@@ -62,14 +64,14 @@ def refresh_fleet(sweep: SweepRun) -> int:
             _store_node(sweep, node, stored_now, row_now.version if row_now else 0)
     if read == set(sweep.context.site.clusters):
         cordoned = frozenset(node.life.key for node in seen.values() if node.is_cordoned)
-        with contextlib.suppress(Conflict):  # a person cordons or un-cordons now; the next sweep reads it again
+        with contextlib.suppress(Conflict):  # a person cordons or un-cordons now; the next sweep prunes
             person_cordons.prune(sweep.context, cordoned)
         _count_pools(sweep, seen.values())
     return 0
 
 
 def _complete_clusters(sweep: SweepRun) -> set[str]:
-    """Return the clusters of which every list was read. HyperPod's own cluster needs HyperPod's list, too."""
+    """Return the clusters whose lists were all read. HyperPod's own cluster also needs HyperPod's list."""
     home = sweep.context.site.clusters[0]
     seen = {
         cluster
@@ -156,5 +158,5 @@ def _store_node(
     if stored is not None and node.is_same_as(stored):
         return
     row = rows.node_row(node.life.cluster, node.life.instance_id, node.to_json(), version, expires_at)
-    with contextlib.suppress(Conflict):  # the index lagged behind; the next sweep reads the row again
+    with contextlib.suppress(Conflict):  # the index was stale; the next sweep reads the current row
         sweep.context.ledger.commit(Put(row))

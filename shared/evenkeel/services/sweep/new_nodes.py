@@ -43,8 +43,8 @@ def release_new_nodes(sweep: SweepRun) -> int:
 def _is_in_repair(sweep: SweepRun, node: Node) -> bool:
     """Whether an open incident waits for this node. Then that incident validates it."""
     for incident in sweep.open_incidents:
-        has_no_seat = incident.slot == incident.life.key
-        if incident.slot == node.slot or (has_no_seat and incident.pool == node.pool):
+        has_no_slot = incident.slot == incident.life.key
+        if incident.slot == node.slot or (has_no_slot and incident.pool == node.pool):
             return True
     return False
 
@@ -53,7 +53,7 @@ def _record_release(sweep: SweepRun, node: Node, machine: ObservedNode, expected
     assert node.kubernetes
     boot = node.kubernetes.boot_id or "first"
     record = Decision(
-        # One decision for each boot and mode, although each sweep decides the same.
+        # Each boot and mode has a single decision, although each sweep decides the same.
         decision_id=f"dec-{node.life.instance_id}-{boot}-{sweep.context.mode}",
         kind="VALIDATION",
         subject=node.life.key,

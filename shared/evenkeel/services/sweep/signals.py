@@ -32,14 +32,14 @@ def ingest_early_notices(sweep: SweepRun) -> int:
     ledger = sweep.context.ledger
     early_rows = [(str(row.doc["instanceId"]), row) for row in sweep.listed(Table.INCIDENTS, "EARLY")]
     ours = {node.life.instance_id for node in sweep.nodes} | _known_instances(
-        sweep, {machine for machine, _ in early_rows}
+        sweep, {instance_id for instance_id, _ in early_rows}
     )
     opened = 0
-    for row in sweep.as_stored(row for machine, row in early_rows if machine in ours):
+    for row in sweep.as_stored(row for instance_id, row in early_rows if instance_id in ours):
         outcomes = [_ingest(sweep, fact) for fact in receive_event.early_facts(row)]
         opened += outcomes.count(IntakeAction.OPEN)
         if receive_event.OTHER_FLEET in outcomes:
-            continue  # this sweep saw the node but could not store it; the next sweep ingests the notice
+            continue  # this sweep listed the node but could not store it; the next sweep ingests the notices
         with contextlib.suppress(Conflict):  # another notice arrived; the next sweep ingests it
             ledger.commit(Delete(row.key, row.version))
     return opened

@@ -1,4 +1,4 @@
-"""One run of the sweep: the facts that its steps need, each read once and only if it matters."""
+"""A run of the sweep: the facts that its steps need, each read once and only if it matters."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,7 +35,7 @@ _MIN_INTERVAL_SECONDS = {"kueue": 50, "ghosts": 50, "gauges": 50, "sources": 50,
 
 
 class SweepRun:
-    """One run of the sweep, with its facts. Each is read once."""
+    """A run of the sweep, with its facts. Each is read once."""
 
     def __init__(self, context: Context, notes: Mapping[str, Any]) -> None:
         self.context = context
@@ -86,9 +86,9 @@ class SweepRun:
         self.results.failed(source, error)
         self._warn(source.words, error)
 
-    def _warn(self, whom: str, error: EvenkeelError) -> None:
+    def _warn(self, source: str, error: EvenkeelError) -> None:
         self.context.telemetry.warning(
-            "A source could not be read", what=whom, error=type(error).__name__, detail=str(error)
+            "A source could not be read", what=source, error=type(error).__name__, detail=str(error)
         )
 
     @contextlib.contextmanager

@@ -77,7 +77,7 @@ def _lock_seconds(policy: Policy) -> float:
 
 
 class _Watch:
-    """One invocation: its observed changes, and the time of its next round."""
+    """An invocation: its observed changes, and the time of its next round."""
 
     def __init__(self, context: Context, lock: locks.Lock) -> None:
         self.context = context

@@ -88,7 +88,7 @@ class EvaluationResult(Value):
 
     @property
     def failure(self) -> str:
-        """One sentence about the waits that could not be evaluated; empty if all were."""
+        """A sentence about the waits that could not be evaluated; empty if all were."""
         if not self.failed:
             return ""
         return f"{len(self.failed)} of {self.open} waits could not be evaluated. The first: {self.failed[0]}"
@@ -108,13 +108,13 @@ class Observation:
         self._no_answer: dict[str, Unreachable] = {}
         """Cluster or `HyperPod` → the call without an answer. It is not repeated for each of many waits."""
 
-    def _ask(self, whom: str, read: Callable[[], T]) -> T:
-        if whom in self._no_answer:
-            raise Unreachable(str(self._no_answer[whom]))
+    def _call(self, source: str, read: Callable[[], T]) -> T:
+        if source in self._no_answer:
+            raise Unreachable(str(self._no_answer[source]))
         try:
             return read()
         except Unreachable as error:
-            self._no_answer[whom] = error
+            self._no_answer[source] = error
             raise
 
     def read_ahead(self, waits: Iterable[Wait]) -> None:
@@ -147,13 +147,13 @@ class Observation:
     def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
         """Return the node objects of a cluster."""
         if cluster not in self._nodes:
-            self._nodes[cluster] = self._ask(cluster, lambda: self.context.cluster.nodes(cluster))
+            self._nodes[cluster] = self._call(cluster, lambda: self.context.cluster.nodes(cluster))
         return self._nodes[cluster]
 
     @cached_property
     def records(self) -> tuple[ProviderNode, ...]:
         """HyperPod's list of nodes."""
-        return self._ask("HyperPod", self.context.provider.nodes)
+        return self._call("HyperPod", self.context.provider.nodes)
 
     @cached_property
     def fleet(self) -> GuardrailInputs:
@@ -202,7 +202,7 @@ class Observation:
 
     def has_work(self, node: KubernetesNode) -> bool:
         """Whether a pod with accelerators runs on a node."""
-        in_use = self._ask(node.cluster, lambda: self.context.cluster.resources_in_use(node.cluster))
+        in_use = self._call(node.cluster, lambda: self.context.cluster.resources_in_use(node.cluster))
         return in_use.get(node.name, NONE).accelerators > 0
 
     def workload(self, attempt: Attempt) -> ObservedWorkload:
@@ -210,7 +210,7 @@ class Observation:
         if not self._reads_all:
             return self.context.cluster.workload(attempt)
         if attempt.cluster not in self._workloads:
-            listed = self._ask(attempt.cluster, lambda: self.context.cluster.workloads(attempt.cluster))
+            listed = self._call(attempt.cluster, lambda: self.context.cluster.workloads(attempt.cluster))
             by_name = self._workloads.setdefault(attempt.cluster, {})
             for seen in listed:
                 by_name.setdefault((seen.job_id, seen.attempt), []).append(seen)
@@ -356,7 +356,7 @@ def _is_debounced(wait: Wait, row: Row, world: Observation) -> bool:
         )
     if world.context.policy.jobs.attribution_delay_seconds <= 0:
         return True
-    with contextlib.suppress(Conflict):  # another evaluation changed the wait; the next one reads it again
+    with contextlib.suppress(Conflict):  # the wait changed meanwhile; the next evaluation reads it
         world.context.ledger.commit(Put(rows.wait_row(wait.but(seen_since=world.context.now), row.version)))
     return False
 
@@ -526,7 +526,7 @@ def _record_kueue_status(wait: Wait, row: Row, world: Observation) -> tuple[Wait
     )
     try:
         world.context.ledger.commit(Put(rows.wait_row(changed, row.version)), *timeline)
-    except Conflict:  # another evaluation changed the wait; the next one reads it again
+    except Conflict:  # the wait changed meanwhile; the next evaluation reads it
         return wait, row
     return changed, rows.wait_row(changed, row.version + 1)
 
