@@ -610,7 +610,10 @@ def test_checkpoint_by_convention_is_returned_as_a_folder(uri: str) -> None:
     assert (resume.step, resume.grade) == (10, "COMPLETE_BY_CONVENTION")
     assert resume.uri == f"{uri}/attempt=1/step=000000010"
     for asked in ("world_size", "metrics", "extra"):
-        with pytest.raises(training.NotInCheckpointError, match=r"no manifest, .* load it from .*step=000000010"):
+        with pytest.raises(
+            training.NotInCheckpointError,
+            match=r"no manifest, .* Load it with DCP: pass .*step=000000010 as checkpoint_id",
+        ):
             getattr(resume, asked)
     with pytest.raises(training.NotInCheckpointError, match="no manifest"):
         resume.shard(0)
