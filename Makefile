@@ -20,6 +20,8 @@ SAM := .tools/sam/bin/sam
 SOURCES := $(wildcard shared cli local examples functions bench tests tools)
 
 export PYTHON
+# Tests start thousands of Python processes. Without byte code, each compiles all modules that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 export SAM_CLI_TELEMETRY := 0
 
 .PHONY: help setup demo dev test test-all fuzz mutants drill-mutants lint generate fmt build deploy bench soak drills scenarios storm clean lock lock-check
