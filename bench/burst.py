@@ -547,7 +547,7 @@ class BurstSimulation:
         ]
         for pool in self.pools[_size(job)]:
             barred = self.shortages.barred_until(pool.instance_type, pool.zone, pool.market, moment)
-            left = pool.most_nodes * pool.accelerators_per_node
+            left = pool.max_nodes * pool.accelerators_per_node
             candidates.append(CandidatePool(pool=pool, accelerators_left=left, barred_until=barred))
         waiting = JobDemand(
             job_id=job.name,
@@ -646,7 +646,7 @@ def _committed(setup: Json) -> Pool:
         market=Market.COMMITTED,
         instance_type=fleet["instanceType"],
         accelerators_per_node=8,
-        most_nodes=fleet["nodes"],
+        max_nodes=fleet["nodes"],
         launch=launch,
         place=PoolEnvironment(),
     )
@@ -667,9 +667,9 @@ def _pools(setup: Json) -> dict[str, tuple[Pool, ...]]:
                 instance_type=name,
                 zone=zone,
                 accelerators_per_node=price["gpus"],
-                most_nodes=64,
+                max_nodes=64,
                 micros_per_node_hour=round(price["onDemand"] * share),
-                least_billed_seconds=market["leastBilledSeconds"],
+                min_billed_seconds=market["leastBilledSeconds"],
                 launch=launch,
                 interruptions_per_node_hour=law["interruptionsPerNodeHour"],
                 place=PoolEnvironment(),

@@ -527,7 +527,7 @@ def _add_node_pools(run: ScenarioRun, taint: Json | None = None, burst: Json | N
     run.centre.cluster.apply([node_pool(name, market[name], limit=0, taints=taints) for name in _NODE_POOLS])
     shown = [f"{each['key']}={each['value']}:{each['effect']}" for each in taints]
     pools = [
-        rented_pool(run.centre, name, market[name], most_nodes=2, price=price) | {"taints": shown}
+        rented_pool(run.centre, name, market[name], max_nodes=2, price=price) | {"taints": shown}
         for name, price in PRICES.items()
     ]
     may = {

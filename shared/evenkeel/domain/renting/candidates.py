@@ -223,7 +223,7 @@ def committed_pools(capacities: Iterable[NodeCapacity], policy: Policy) -> tuple
             market=Market.COMMITTED,
             instance_type=instance_type,
             accelerators_per_node=max(capacity.accelerators for capacity in found),
-            most_nodes=len(found),
+            max_nodes=len(found),
             launch=LaunchDelay(p50_seconds=seconds, p90_seconds=seconds),
             reservation=policy.scheduling.reservation_of(cluster, pool),
             place=PoolEnvironment(),
@@ -304,7 +304,7 @@ def shadow_price_of(pool: Pool, delay_micros_per_hour: int, burst: BurstPolicy) 
     Past demand by the hour is not recorded yet. While a job waits, every hour counts as wanted.
     """
     prices = [each.micros_per_node_hour // max(1, each.accelerators_per_node) for each in burst.pools]
-    accelerators = pool.most_nodes * pool.accelerators_per_node
+    accelerators = pool.max_nodes * pool.accelerators_per_node
     return shadow_price(min(prices, default=0), 1.0, delay_micros_per_hour, accelerators)
 
 

@@ -26,7 +26,7 @@ WRITER = "submit_job"
 _TRIES = 50
 """Tries of a commit. A try fails if another submission, or the end of a job, was committed first."""
 NO_TYPES = JobTypes()
-_MOST_INSIDE = 20
+_MAX_INSIDE = 20
 """Claims of nested checkpoint folders that one submission reads. Most of them belong to jobs that never ran."""
 SHIPPED = Policy()
 
@@ -102,7 +102,7 @@ def run(request: Request, context: Context) -> Outcome:
             if isinstance(error, Conflict):
                 continue  # another submission or end was counted, or another job claimed the checkpoints
             raise
-        context.passes.request(f"{job.job_id} submitted")
+        context.cycle_requests.request(f"{job.job_id} submitted")
         return Outcome(job=job, is_repeat=False)
     raise Throttled("other submissions changed the same rows on every attempt; submit the job again")
 
@@ -203,7 +203,7 @@ def claim_of(job: Job, requester: check_authority.Requester, setup: TeamSetup, l
     around = (ledger.get(rows.checkpoints_key(each)) for each in _parent_folders(place))
     state, prefix = rows.checkpoints_entry(place)
     inside = every(lambda cursor: ledger.by_state(Table.JOBS, state, prefix=prefix, cursor=cursor))
-    for taken in (own, *around, *itertools.islice(inside, _MOST_INSIDE)):
+    for taken in (own, *around, *itertools.islice(inside, _MAX_INSIDE)):
         if taken is not None and _is_kept(taken, ledger):
             other = str(taken.doc["jobId"])
             row = ledger.get(rows.job_key(other))
@@ -246,7 +246,7 @@ def _again(earlier: Row, fingerprint: str, context: Context) -> Outcome:
     row = context.ledger.get(rows.job_key(job_id))
     if row is None:
         raise Conflict(f"{job_id} was accepted under this idempotency key, but its row is gone.")
-    context.passes.request(f"{job_id} submitted")
+    context.cycle_requests.request(f"{job_id} submitted")
     return Outcome(job=rows.read(row, Job), is_repeat=True)
 
 

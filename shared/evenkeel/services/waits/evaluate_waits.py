@@ -456,7 +456,7 @@ def _check(incident: Incident, machine: ObservedNode, world: Observation) -> Che
         return CheckResult.PASSED
     match check.kind:
         case CheckKind.DEEP:
-            least = world.context.policy.repair.deep_check_least_seconds
+            least = world.context.policy.repair.deep_check_min_seconds
             return judge_deep_check(
                 machine.node, started_at=check.started_at, least_seconds=least, now=world.context.now
             )
