@@ -1,4 +1,4 @@
-"""Run a scheduling cycle: each minute, and on a request in the queue `passes`."""
+"""Run a scheduling cycle: each minute, and on a request in `CyclesQueue`."""
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.scheduling import schedule_jobs

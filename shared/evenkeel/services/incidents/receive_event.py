@@ -95,8 +95,6 @@ def affected_node_of(node: Node) -> AffectedNode:
 def ingest_event(facts: Iterable[NodeFact | GroupFact], context: Context) -> tuple[Outcome, ...]:
     """Ingest the facts of one event, each by itself. A failing fact does not stop the rest.
 
-    `cluster_arn` is the fleet's HyperPod cluster; empty if it has none.
-
     Idempotent: yes, as `run` and `note_group_fact.run`. A fact that was ingested before a failure is a duplicate later.
 
     Raises:
@@ -125,7 +123,7 @@ def ingest_event(facts: Iterable[NodeFact | GroupFact], context: Context) -> tup
 
 
 def summary(outcomes: tuple[Outcome, ...]) -> dict[str, Any]:
-    """Return the log text for an event: its single outcome, or the number of each outcome."""
+    """Return the handler's answer for an event: its single outcome, or the number of each outcome."""
     if len(outcomes) == 1:
         return outcomes[0].to_json()
     counts = Counter(each.outcome for each in outcomes)
@@ -146,8 +144,6 @@ def _other_fleet_outcome(reason: str, source: str, telemetry: Telemetry) -> Outc
 
 def run(fact: NodeFact, context: Context) -> Outcome:
     """Ingest one fact: find its node, then record it.
-
-    `clusters` are the Kubernetes clusters of the fleet. HyperPod's nodes join the first.
 
     Idempotent: yes, by the fact's own row. Any number of copies, in any order and at once, make one incident.
     """

@@ -11,9 +11,8 @@ from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import DEFAULT_TEAM, JobSpec
-from evenkeel.domain.jobs.types import JobTypes, check_type, with_defaults
+from evenkeel.domain.jobs.types import check_type, with_defaults
 from evenkeel.domain.jobs.validation import SpecError, check_deadline, check_spec
-from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.permissions import check_permitted, may_read, team_of
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.values import Value
@@ -25,10 +24,8 @@ from evenkeel.services.storage import open_jobs, read_setup, rows
 WRITER = "submit_job"
 _TRIES = 50
 """Tries of a commit. A try fails if another submission, or the end of a job, was committed first."""
-NO_TYPES = JobTypes()
 _MOST_INSIDE = 20
 """Claims of nested checkpoint folders that one submission reads. Most of them belong to jobs that never ran."""
-SHIPPED = Policy()
 
 
 class Request(Value):

@@ -244,7 +244,7 @@ def _decisions(ledger: Ledger, subject: str) -> list[Decision]:
 
 
 def _why_pending(decided: list[Decision], planned: str, latest: Attempt | None) -> Decision | None:
-    """Return the newest decision that says why a job is pending now; None if there is none since it is pending.
+    """Return the newest decision that says why a job is pending now; None if there is none since then.
 
     An admission belongs to the attempt that it started, and so does every decision before it.
     """

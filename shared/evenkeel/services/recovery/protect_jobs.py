@@ -130,8 +130,9 @@ def protect(incident: Incident, context: Context) -> Outcome:
 def find_affected_jobs(incident: Incident, context: Context) -> tuple[AffectedJob, ...]:
     """Find the jobs whose current attempt uses the node, by its pods there and by the ledger.
 
-    Attempts that ended there since about the first signal count, too. The fault affected them, their job may not run
-    again yet, and their last checkpoint may be damaged. Their pods may be gone with the node, so the ledger is read.
+    Attempts that ended there since about the first signal count, too: the fault affected them. Perhaps their job has
+    not resumed yet, and their last checkpoint may be damaged. Their pods may be gone with the node, so the ledger is
+    read.
     """
     here = incident.life.cluster
     there = [

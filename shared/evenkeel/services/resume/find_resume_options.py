@@ -68,7 +68,6 @@ def run(
         interrupted: The job, its interrupted attempt, and the faulty node.
         nodes: Nodes of the cluster in which it ran, and of its own cluster.
         in_use: Amounts that live pods request there, by node.
-        setup: Teams and quotas.
         context: The context.
     """
     if interrupted.job.local_queue:

@@ -59,8 +59,7 @@ _NO_OFFERS = tuple(
     ResumeOffer(option=option, why_not="not checked: existing nodes can run the job now")
     for option in (ResumeOption.PREEMPT, ResumeOption.BURST)
 )
-
-"""Options that need nothing from other jobs and cost least. Only without one are the admission rules asked."""
+"""Used if existing nodes can run the job, so renting and preempting were not checked."""
 
 
 class PlannedJob(Value):

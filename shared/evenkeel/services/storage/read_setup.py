@@ -40,7 +40,7 @@ def show_team(ledger: Ledger, team: str) -> dict[str, Any]:
 
 
 def show_fleet(ledger: Ledger) -> dict[str, Any]:
-    """Return the fleet's own part; version 0 if it was never set up."""
+    """Return the quota settings that belong to no team; version 0 if they were never set up."""
     row = ledger.get(rows.fleet_quotas_key())
     return shown(
         FleetQuotas.model_validate_json(row.doc["document"]) if row else FleetQuotas(), row.version if row else 0
