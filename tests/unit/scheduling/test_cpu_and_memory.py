@@ -7,6 +7,7 @@ from evenkeel.domain.admission.fifo import admit
 from evenkeel.domain.admission.offers import describe_request
 from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
+from evenkeel.domain.admission.resize_plan import shrunk_charge
 from evenkeel.domain.capacity.instance_types import shipped
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pod_shares import (
@@ -19,7 +20,7 @@ from evenkeel.domain.capacity.pod_shares import (
 from evenkeel.domain.kueue.hyperpod import QuotaResources
 from evenkeel.domain.resources import NONE, Resources, why_too_small
 from tests.unit.scheduling.builders import CLUSTER, a_node_capacity, a_request, at
-from tests.unit.scheduling.test_sharing import GPU, P5, a_setup, a_team, passed
+from tests.unit.scheduling.test_sharing import GPU, P5, a_charge, a_setup, a_team, passed
 
 P4 = "ml.p4d.24xlarge"
 G6 = "ml.g6.12xlarge"
@@ -161,6 +162,15 @@ def test_request_with_default_shares_is_described_by_its_gpus() -> None:
     request = a_request(1, cpu_millis_per_node=179_970, memory_mib_per_node=gib(1890))
 
     assert describe_request(request) == "1 node with 8 free accelerators each"
+
+
+def test_shrunk_charge_keeps_its_amounts_per_node() -> None:
+    charge = a_charge(1, "red", 1, 2, 3, cpu_millis=3 * 80_000, memory_mib=3 * gib(500))
+
+    shrunk = shrunk_charge(charge, 2)
+
+    assert shrunk.node_names == ("node-1", "node-2")
+    assert shrunk.per_node == charge.per_node == Resources(accelerators=8, cpu_millis=80_000, memory_mib=gib(500))
 
 
 # ---------------------------------------------------------------- quota

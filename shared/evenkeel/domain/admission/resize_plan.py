@@ -373,7 +373,7 @@ class _Planner:
             held = self._schedulable_first(charge) if kept < len(charge.node_names) else charge
             freed += [((charge.cluster, name), charge.per_node) for name in held.node_names[kept:]]
             if kept or not charge.node_names:
-                charges.append(_shrunk_charge(held, kept))
+                charges.append(shrunk_charge(held, kept))
         capacities = with_freed(fleet.capacities, sum_by_place(freed))
         return fleet._replace(capacities=capacities, charges=tuple(charges), stopping=fleet.stopping - keeps.keys())
 
@@ -499,7 +499,7 @@ def _max_nodes_freed(job: ElasticJob) -> int:
     return job.nodes if job.is_preemptable else job.nodes - (job.sizes.legal[0] if job.sizes else job.nodes)
 
 
-def _shrunk_charge(charge: Charge, nodes: int) -> Charge:
+def shrunk_charge(charge: Charge, nodes: int) -> Charge:
     """Return the charge of an attempt that keeps only the first nodes of its list."""
     count = len(charge.node_names)
     if nodes == count:
@@ -508,6 +508,8 @@ def _shrunk_charge(charge: Charge, nodes: int) -> Charge:
         update={
             "node_names": charge.node_names[:nodes],
             "accelerators": charge.accelerators * nodes // count,
+            "cpu_millis": charge.cpu_millis * nodes // count,
+            "memory_mib": charge.memory_mib * nodes // count,
             "use": {
                 flavor: {resource: amount * nodes // count for resource, amount in amounts.items()}
                 for flavor, amounts in charge.use.items()
