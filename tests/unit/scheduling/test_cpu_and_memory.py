@@ -98,6 +98,18 @@ def test_machine_outside_the_catalogue_counts_as_its_node_states() -> None:
     assert asked.cpu_millis == available_to_pods(Resources(cpu_millis=100_000)).cpu_millis // 2
 
 
+def test_share_never_exceeds_what_a_node_states() -> None:
+    nodes = [a_node(1, cpu=191, memory_gib=2000), a_node(2, cpu=160, memory_gib=1600)]
+    shares = MachineShares(nodes)
+
+    whole = shares.request_of(Resources(accelerators=8), CLUSTER)
+    half = shares.request_of(Resources(accelerators=4), CLUSTER)
+
+    assert whole == Resources(accelerators=8, cpu_millis=160_000, memory_mib=gib(1600))
+    assert half == Resources(accelerators=4, cpu_millis=80_000, memory_mib=gib(800))
+    assert not any(node.why_too_small(whole) for node in nodes)
+
+
 # ---------------------------------------------------------------- nodes
 
 

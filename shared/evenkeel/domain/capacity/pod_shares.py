@@ -54,7 +54,7 @@ def _allowance(
     return found + left * of_the_rest
 
 
-def complete_request(wanted: Resources, machine: Resources) -> Resources:
+def complete_request(wanted: Resources, machine: Resources, stated: Resources = NONE) -> Resources:
     """Return a pod's request on a machine, with the CPU and the memory that it leaves open.
 
     An open amount follows from the largest share that the request names, as in HyperPod task governance. A request
@@ -63,10 +63,15 @@ def complete_request(wanted: Resources, machine: Resources) -> Resources:
     Args:
         wanted: The request. 0 CPU or memory = open.
         machine: Everything that the machine has.
+        stated: The allocatable amounts of its node object; 0 = not stated. An open amount never exceeds its share.
     """
-    if not (wanted.accelerators or wanted.cpu_millis or wanted.memory_mib):
-        return _WITHOUT_ACCELERATORS.at_most(available_to_pods(machine))
     usable = available_to_pods(machine)
+    usable = usable.but(
+        cpu_millis=min(usable.cpu_millis, stated.cpu_millis or usable.cpu_millis),
+        memory_mib=min(usable.memory_mib, stated.memory_mib or usable.memory_mib),
+    )
+    if not (wanted.accelerators or wanted.cpu_millis or wanted.memory_mib):
+        return _WITHOUT_ACCELERATORS.at_most(usable)
     share = max(
         _share(wanted.accelerators, machine.accelerators),
         _share(wanted.cpu_millis, machine.cpu_millis),
@@ -83,12 +88,18 @@ def _share(part: int, whole: int) -> Fraction:
     return min(Fraction(1), Fraction(part, whole)) if whole else Fraction(0)
 
 
-def smallest_request(wanted: Resources, machines: Iterable[Resources]) -> Resources:
+def smallest_request(wanted: Resources, machines: Iterable[tuple[Resources, Resources]]) -> Resources:
     """Return the request that a pod makes wherever it runs: the smallest of its requests on the machines that fit.
 
     Requests are no limits: on a larger machine the pod may use idle CPU and memory beyond its request.
+
+    Args:
+        wanted: The request. 0 CPU or memory = open.
+        machines: Everything that each machine has, and what its node object states.
     """
-    found = [complete_request(wanted, each) for each in machines if _is_large_enough(each, wanted)]
+    found = [
+        complete_request(wanted, machine, stated) for machine, stated in machines if _is_large_enough(machine, wanted)
+    ]
     if not found:
         return wanted
     smallest = found[0]
@@ -117,11 +128,15 @@ class MachineShares:
         """
         self._machines: dict[tuple[str, str], Resources] = {}
         """(cluster, instance type) → everything that such a machine has."""
+        self._stated: dict[tuple[str, str], Resources] = {}
+        """(cluster, instance type) → the smallest amounts that such a node states."""
         self._found: dict[tuple[str, tuple[str, ...], Resources], Resources] = {}
         for capacity in capacities:
             kind = (capacity.cluster, capacity.instance_type)
-            stated = self._machines.get(kind, NONE).at_least(capacity.offered)
-            self._machines[kind] = machine_of(capacity.instance_type, stated)
+            largest = self._machines.get(kind, NONE).at_least(capacity.offered)
+            self._machines[kind] = machine_of(capacity.instance_type, largest)
+            if capacity.offered.cpu_millis and capacity.offered.memory_mib:
+                self._stated[kind] = self._stated.get(kind, capacity.offered).at_most(capacity.offered)
         for pool in pools:
             kind = (pool.cluster, pool.instance_type)
             if kind not in self._machines:
@@ -140,12 +155,12 @@ class MachineShares:
         key = (cluster, instance_types, wanted)
         if key not in self._found:
             machines = [
-                machine
+                (machine, self._stated.get((place, instance_type), NONE))
                 for (place, instance_type), machine in self._machines.items()
                 if place == cluster and (not instance_types or instance_type in instance_types)
             ]
             # A job may name types of which the fleet shows no machine yet, for example where Kueue admits.
-            named = machines or [machine_of(each, NONE) for each in instance_types]
+            named = machines or [(machine_of(each, NONE), NONE) for each in instance_types]
             self._found[key] = smallest_request(wanted, named)
         return self._found[key]
 
