@@ -130,7 +130,7 @@ def jobs_of(setup: Json, seed: int, sigma: float) -> list[TraceJob]:
             place_in = rng.random() * (len(lengths) - 1)
             low = int(place_in)
             run = lengths[low] + (place_in - low) * (lengths[low + 1] - lengths[low])
-            run = min(max(run, 1.0), law["mostRunSeconds"])
+            run = min(max(run, 1.0), law["maxRunSeconds"])
             kind = rng.choices(kinds, weights)[0]
             wrong = math.exp(rng.gauss(0, 1) * sigma)
             saves = rng.random() < law["classes"][kind]["checkpoints"]
@@ -226,11 +226,11 @@ def baselines(setup: Json) -> dict[str, list[BaselinePolicy]]:
         "committed": [BaselinePolicy("committed", order) for order in knobs["committed"]["orders"]],
         "always": [
             BaselinePolicy("always", *each)
-            for each in itertools.product(always["orders"], [0.0], always["spot"], always["mostGpus"])
+            for each in itertools.product(always["orders"], [0.0], always["spot"], always["maxGpus"])
         ],
         "greedy": [
             BaselinePolicy("greedy", *each)
-            for each in itertools.product(greedy["orders"], greedy["patienceHours"], greedy["spot"], greedy["mostGpus"])
+            for each in itertools.product(greedy["orders"], greedy["patienceHours"], greedy["spot"], greedy["maxGpus"])
         ],
     }
 
@@ -547,7 +547,7 @@ class BurstSimulation:
         ]
         for pool in self.pools[_size(job)]:
             barred = self.shortages.barred_until(pool.instance_type, pool.zone, pool.market, moment)
-            left = pool.most_nodes * pool.accelerators_per_node
+            left = pool.max_nodes * pool.accelerators_per_node
             candidates.append(CandidatePool(pool=pool, accelerators_left=left, barred_until=barred))
         waiting = JobDemand(
             job_id=job.name,
@@ -646,7 +646,7 @@ def _committed(setup: Json) -> Pool:
         market=Market.COMMITTED,
         instance_type=fleet["instanceType"],
         accelerators_per_node=8,
-        most_nodes=fleet["nodes"],
+        max_nodes=fleet["nodes"],
         launch=launch,
         place=PoolEnvironment(),
     )
@@ -667,9 +667,9 @@ def _pools(setup: Json) -> dict[str, tuple[Pool, ...]]:
                 instance_type=name,
                 zone=zone,
                 accelerators_per_node=price["gpus"],
-                most_nodes=64,
+                max_nodes=64,
                 micros_per_node_hour=round(price["onDemand"] * share),
-                least_billed_seconds=market["leastBilledSeconds"],
+                min_billed_seconds=market["minBilledSeconds"],
                 launch=launch,
                 interruptions_per_node_hour=law["interruptionsPerNodeHour"],
                 place=PoolEnvironment(),
@@ -737,8 +737,8 @@ def described(outcomes: Mapping[int, BurstOutcome]) -> Json:
         "interruptions": round(statistics.fmean(each.interruptions for each in every)),
         "moves": round(statistics.fmean(each.moves for each in every)),
         "idleShare": round(statistics.fmean(each.idle_share for each in every), 3),
-        "mostFleetUsdPerHour": round(max(each.most_fleet_rate for each in every) / money.MICROS, 2),
-        "mostTeamUsdPerHour": round(max(each.most_team_rate for each in every) / money.MICROS, 2),
+        "maxFleetUsdPerHour": round(max(each.most_fleet_rate for each in every) / money.MICROS, 2),
+        "maxTeamUsdPerHour": round(max(each.most_team_rate for each in every) / money.MICROS, 2),
         "cpuSeconds": round(sum(each.cpu_seconds for each in every), 1),
         "bySeed": {str(seed): round(each.usd, 2) for seed, each in outcomes.items()},
     }
@@ -749,7 +749,7 @@ def _shown(policy: BaselinePolicy) -> Json:
         "order": policy.order,
         "spot": policy.spot,
         "patienceHours": None if policy.patience_hours == math.inf else policy.patience_hours,
-        "mostGpus": policy.most_gpus,
+        "maxGpus": policy.most_gpus,
         "valueFactor": policy.value_factor,
     }
 
@@ -760,7 +760,7 @@ def _frontier(setup: Json, best: Mapping[str, BaselinePolicy], seeds: Sequence[i
     policies += [
         replace(best["greedy"], patience_hours=hours) for hours in setup["baselines"]["greedy"]["patienceHours"]
     ]
-    policies += [replace(best["always"], most_gpus=most) for most in setup["baselines"]["always"]["mostGpus"]]
+    policies += [replace(best["always"], most_gpus=most) for most in setup["baselines"]["always"]["maxGpus"]]
     policies.append(best["committed"])
     for policy in policies:
         figures = described({seed: BurstSimulation(setup, policy, seed).play() for seed in seeds})
@@ -832,7 +832,7 @@ def _more(setup: Json, best: Mapping[str, BaselinePolicy], rival: str, seeds: Se
     found["frontier"] = list(_frontier(setup, best, seeds[:_FRONTIER_SEEDS]))
     print(f"\n  frontier, {_FRONTIER_SEEDS} seeds: rent $ and mean delay h")
     for row in found["frontier"]:
-        knob = row["valueFactor"] if row["policy"] == "evenkeel" else row["patienceHours"] or row["mostGpus"]
+        knob = row["valueFactor"] if row["policy"] == "evenkeel" else row["patienceHours"] or row["maxGpus"]
         print(f"  {row['policy']:<10}{knob!s:>8}{row['rentUsd']:>10}{row['meanDelayHours']:>8.2f}", flush=True)
     found["otherEstimates"] = {}
     for sigma in setup["jobs"]["estimate"]["otherSigmas"]:

@@ -95,12 +95,12 @@ FACTS: Mapping[str, type[Value]] = {
     "RESUME": resume.ResumeFacts,
     "ROLLBACK": rollback.RollbackFacts,
     "DRAIN": draining.DrainFacts,
-    "BLAME": attribution.AttributionFacts,
+    "ATTRIBUTION": attribution.AttributionFacts,
     "ADMISSION": decide.AdmissionFacts,
     "RESIZE": resize_facts.ResizeFacts,
     "PLACEMENT": placement.PlacementFacts,
-    "STAY": migration.MigrationFacts,
-    "LOAN": migration.TemporaryCapacityFacts,
+    "MIGRATION": migration.MigrationFacts,
+    "TEMPORARY_CAPACITY": migration.TemporaryCapacityFacts,
     "VALIDATION": ValidationFacts,
 }
 """The model that reads the facts of each kind of decision."""

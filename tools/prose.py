@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 DEBT = ROOT / "tools" / "prose_debt.json"
-MOST_WORDS = 25
+MAX_WORDS = 25
 """Longest sentence. The aim is 20."""
-MOST_PASSIVE = 0.4
+MAX_PASSIVE = 0.4
 """Largest share of passive sentences of a page; a page of fewer than 10 sentences is exempt."""
 _CHECKED = (".md", ".py", ".json")
 _LEFT_OUT = ("CHANGELOG.md", "docs/decisions/", "tests/", "requirements/", "docs/schemas/", "openapi.json")
@@ -168,13 +168,13 @@ def judge(path: str, source: str) -> list[Finding]:
         for sentence in sentences_of(text.words):
             count += 1
             passive += bool(_PASSIVE.search(sentence))
-            if len(sentence.split()) > MOST_WORDS:
-                found.append(Finding(path, text.line, f"more than {MOST_WORDS} words", sentence))
+            if len(sentence.split()) > MAX_WORDS:
+                found.append(Finding(path, text.line, f"more than {MAX_WORDS} words", sentence))
             if _NOUN.search(sentence):
                 found.append(Finding(path, text.line, "name the subject", sentence))
             if hit := _RETIRED.search(sentence):
                 found.append(Finding(path, text.line, f"retired: {hit[0].lower()}", sentence))
-    if count >= 10 and passive > count * MOST_PASSIVE:
+    if count >= 10 and passive > count * MAX_PASSIVE:
         found.append(Finding(path, 1, f"passive in {passive} of {count} sentences", "say who acts"))
     return sorted(found, key=lambda each: each.line)
 

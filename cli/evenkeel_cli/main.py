@@ -79,9 +79,9 @@ def _run(words: list[str]) -> int:
 
 def _discard_output(stream: TextIO) -> None:
     """Discard the rest of the output to a closed pipe; otherwise Python prints an error on exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+    null_device = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_device, stream.fileno())
+    os.close(null_device)
 
 
 def _root(words: Sequence[str]) -> typer.Typer:

@@ -59,7 +59,7 @@ class Column:
     value: str | int | Callable[[Any], Any]
     """A key of the item, or a function of the item."""
     is_right: bool = False
-    gives_way: bool = False
+    may_shrink: bool = False
     """Whether the cells are cut where the line is too long."""
     wraps: bool = False
     """Whether the cells continue on the next line where the line is too long."""
@@ -241,26 +241,26 @@ class Printer:
         from rich.text import Text
 
         width = (self.width or _UNLIMITED) - len(indent)
-        room = width - sum(widths) - 2 * (len(widths) - 1)
+        free_width = width - sum(widths) - 2 * (len(widths) - 1)
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
         cells = []
         for column, taken, texts in zip(columns, widths, zip(*rows, strict=True), strict=True):
             found = [Text.from_ansi(_with_styles(text), overflow="ellipsis", no_wrap=True) for text in texts]
             least = taken
-            if column.gives_way:
+            if column.may_shrink:
                 least = min(taken, max(len(column.title), 12))
             elif column.wraps:
-                found = [_wrapped(text, max(20, taken + room)) for text in found]
+                found = [_wrapped(text, max(20, taken + free_width)) for text in found]
                 least = 0
             cells.append(found)
             justify: Literal["left", "right"] = "right" if column.is_right else "left"
-            table.add_column(justify=justify, min_width=least, no_wrap=not column.gives_way)
+            table.add_column(justify=justify, min_width=least, no_wrap=not column.may_shrink)
         for row in zip(*cells, strict=True):
             table.add_row(*row)
         written = StringIO()
         colours: Literal["standard"] | None = "standard" if self.has_colour else None
         console = Console(file=written, width=_UNLIMITED, color_system=colours, force_terminal=True, highlight=False)
-        console.print(table, width=width if any(column.gives_way for column in columns) else _UNLIMITED)
+        console.print(table, width=width if any(column.may_shrink for column in columns) else _UNLIMITED)
         self._write_lines(*(f"{indent}{line}".rstrip() for line in written.getvalue().splitlines()))
 
     def json(self, document: Any, *, one_line: bool = False) -> None:

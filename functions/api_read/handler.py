@@ -21,8 +21,8 @@ def _reader() -> disclosure.Reader:
     """Return the caller, with the facts that decide which jobs it may read."""
     context = wiring.context()
     caller = app.caller()
-    asker = Requester(principal=caller.principal, identity=caller.identity, actor=caller.actor)
-    return disclosure.Reader.of(asker, context.ledger, context.site.operators)
+    requester = Requester(principal=caller.principal, identity=caller.identity, actor=caller.actor)
+    return disclosure.Reader.of(requester, context.ledger, context.site.operators)
 
 
 def _ages() -> read_sources.Ages:

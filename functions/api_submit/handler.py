@@ -13,7 +13,7 @@ def submit() -> api.Reply:
     context = wiring.context()
     request = submit_job.Request(
         spec=app.body(api_types.JobBody).spec(),
-        requester=_asker(),
+        requester=_requester(),
         idempotency_key=app.idempotency_key(),
     )
     outcome = submit_job.run(request, context)
@@ -23,7 +23,7 @@ def submit() -> api.Reply:
 @app.post("/v1/jobs/plan")
 def plan() -> api.Reply:
     context = wiring.context()
-    found = read_queue.plan(app.body(api_types.JobBody).spec(), _asker(), context)
+    found = read_queue.plan(app.body(api_types.JobBody).spec(), _requester(), context)
     return app.done(found)
 
 
@@ -31,7 +31,7 @@ def plan() -> api.Reply:
 def cancel(job_id: str) -> api.Reply:
     context = wiring.context()
     app.idempotency_key()  # the job's own state makes a repeat harmless; a key is asked of every change
-    request = cancel_job.Request(job_id=job_id, requester=_asker(), reason=app.body(api_types.CancelBody).reason)
+    request = cancel_job.Request(job_id=job_id, requester=_requester(), reason=app.body(api_types.CancelBody).reason)
     outcome = cancel_job.run(request, context)
     app.expect(outcome.outcome != cancel_job.CancelOutcome.ALREADY_ENDED, "JOB_ENDED", outcome.job.reason)
     return app.accepted(read_jobs.summary(outcome.job), f"/v1/jobs/{job_id}")
@@ -41,7 +41,7 @@ def cancel(job_id: str) -> api.Reply:
 def suspend(job_id: str) -> api.Reply:
     context = wiring.context()
     app.idempotency_key()  # as above
-    request = suspend_job.Request(job_id=job_id, requester=_asker(), reason=app.body(api_types.CancelBody).reason)
+    request = suspend_job.Request(job_id=job_id, requester=_requester(), reason=app.body(api_types.CancelBody).reason)
     job = suspend_job.suspend(request, context)
     return app.accepted(read_jobs.summary(job), f"/v1/jobs/{job_id}")
 
@@ -50,7 +50,7 @@ def suspend(job_id: str) -> api.Reply:
 def resume(job_id: str) -> api.Reply:
     context = wiring.context()
     app.idempotency_key()  # as above
-    request = suspend_job.Request(job_id=job_id, requester=_asker(), reason=app.body(api_types.CancelBody).reason)
+    request = suspend_job.Request(job_id=job_id, requester=_requester(), reason=app.body(api_types.CancelBody).reason)
     job = suspend_job.resume(request, context)
     return app.accepted(read_jobs.summary(job), f"/v1/jobs/{job_id}")
 
@@ -63,14 +63,14 @@ def rank(job_id: str) -> api.Reply:
         job_id=job_id,
         priority_class=body.priority_class,
         expected=app.expected_version(),
-        requester=_asker(),
+        requester=_requester(),
         reason=body.reason,
     )
     job = set_priority.run(request, context)
     return app.done(read_jobs.summary(job))
 
 
-def _asker() -> Requester:
+def _requester() -> Requester:
     caller = app.caller()
     return Requester(principal=caller.principal, identity=caller.identity, actor=caller.actor)
 

@@ -214,12 +214,12 @@ class ScenarioRun:
         self.check(
             "every bill equals price x started seconds x nodes, to the micro-dollar", not wrong, wrong or f"${whole}"
         )
-        used = meter.least_usd()
+        used = meter.min_usd()
         self.check(
             "the bills are at least the cost of the observed run time of the nodes", whole >= used, f"{whole}, {used}"
         )
-        most = Decimal(meter.most_micros_per_hour) / 1_000_000
-        within = meter.most_micros_per_hour <= CAP_MICROS_PER_HOUR
+        most = Decimal(meter.max_micros_per_hour) / 1_000_000
+        within = meter.max_micros_per_hour <= CAP_MICROS_PER_HOUR
         self.check(
             f"rented nodes never cost more than $120 per hour: ${most:.2f} at the peak", within, f"${most} an hour"
         )
@@ -229,7 +229,7 @@ class CostMeter:
     """The cost of the rented nodes, measured independently of Evenkeel."""
 
     def __init__(self) -> None:
-        self.most_micros_per_hour = 0
+        self.max_micros_per_hour = 0
         self._seen: dict[str, tuple[str, float, float]] = {}
         """For each machine: its pool, and the times when it was first and last seen."""
 
@@ -245,9 +245,9 @@ class CostMeter:
         for name, pool in pools.items():
             first = self._seen[name][1] if name in self._seen else now
             self._seen[name] = (pool, first, now)
-        self.most_micros_per_hour = max(self.most_micros_per_hour, sum(PRICES[pool] for pool in pools.values()))
+        self.max_micros_per_hour = max(self.max_micros_per_hour, sum(PRICES[pool] for pool in pools.values()))
 
-    def least_usd(self) -> Decimal:
+    def min_usd(self) -> Decimal:
         """Return the minimum cost: the whole seconds between the first and the last observation of each machine."""
         parts = sum(PRICES[pool] * math.floor(last - first) for pool, first, last in self._seen.values())
         return Decimal(parts) / _PARTS
@@ -527,7 +527,7 @@ def _add_node_pools(run: ScenarioRun, taint: Json | None = None, burst: Json | N
     run.centre.cluster.apply([node_pool(name, market[name], limit=0, taints=taints) for name in _NODE_POOLS])
     shown = [f"{each['key']}={each['value']}:{each['effect']}" for each in taints]
     pools = [
-        rented_pool(run.centre, name, market[name], most_nodes=2, price=price) | {"taints": shown}
+        rented_pool(run.centre, name, market[name], max_nodes=2, price=price) | {"taints": shown}
         for name, price in PRICES.items()
     ]
     may = {

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 FIRST_PAUSE_SECONDS: Final = 1.0
 LONGEST_PAUSE_SECONDS: Final = 30.0
-MOST_DEATHS: Final = 5
+MAX_DEATHS: Final = 5
 """Deaths within the window; one more ends the data centre."""
 WINDOW_SECONDS: Final = 600.0
 PROBE_SECONDS: Final = 5.0
@@ -75,7 +75,7 @@ class Backoff:
         """Count a death; return the pause in seconds, or None if the part has died too often."""
         recent = [*(at for at in self.deaths.get(part, []) if now - at < WINDOW_SECONDS), now]
         self.deaths[part] = recent
-        if len(recent) > MOST_DEATHS:
+        if len(recent) > MAX_DEATHS:
             return None
         return float(min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (len(recent) - 1)))
 
@@ -144,7 +144,7 @@ class Supervisor:
             pause = self._backoff.died(part.name, self._clock())
             if pause is None:
                 raise RestartLimitReached(
-                    f"{why}: it died more than {MOST_DEATHS} times in {WINDOW_SECONDS / 60:.0f} minutes"
+                    f"{why}: it died more than {MAX_DEATHS} times in {WINDOW_SECONDS / 60:.0f} minutes"
                 )
             self._say(f"{why}: restarting it in {pause:.0f} s")
             if stopping.wait(pause):

@@ -171,7 +171,7 @@ def test_recent_karpenter_event_shows_a_refusal(handle: ClusterHandle) -> None:
 
 def test_rental_runs_from_request_to_bill_on_real_pods(untouched: ClusterHandle) -> None:
     """The services on a ledger in memory; pods, nodes, limits and Karpenter are the local cluster's."""
-    pool = a_pool(ON_DEMAND, Market.ON_DEMAND, most_nodes=2).but(name=BOUNDED)
+    pool = a_pool(ON_DEMAND, Market.ON_DEMAND, max_nodes=2).but(name=BOUNDED)
     market = RentalScenario(policy=a_policy(pools=(pool,)))
     cluster = adapter(untouched)
     market.scenario.cluster = cluster  # type: ignore[assignment] # the real one in place of its twin
@@ -244,7 +244,7 @@ def test_deployment_spike_rents_and_returns_nodes_on_real_pods(untouched: Cluste
     """The services on a ledger in memory; the Deployment, pods, nodes, limits and Karpenter are the local cluster's."""
     name = "chat-burst"
     pool = a_pool(
-        ON_DEMAND, Market.ON_DEMAND, most_nodes=2, taints=(f"{CHAT_TAINT['key']}={CHAT_TAINT['value']}:NoSchedule",)
+        ON_DEMAND, Market.ON_DEMAND, max_nodes=2, taints=(f"{CHAT_TAINT['key']}={CHAT_TAINT['value']}:NoSchedule",)
     ).but(name=name)
     chat = ServingWorkload(cluster=CLUSTER, namespace="default", name="chat", rents_from=(name,), patience_seconds=0)
     policy = a_policy(pools=(pool,), quiet_seconds=1, capacity_pod_namespace=NAMESPACE)

@@ -69,7 +69,7 @@ class FakeWorld:
         self.workflows = RecordingWorkflows()
         self.tokens = RecordingTokens()
         self.wait_answers = RecordingWaitAnswers()
-        self.passes = RecordingCycleRequests()
+        self.cycle_requests = RecordingCycleRequests()
         self.pager = RecordingPager()
         self.raw_events = InMemoryRawEvents()
         self.dead_letters = InMemoryDeadLetters()

@@ -53,7 +53,7 @@ def rented_pool(centre: DataCentre, name: str, market: str) -> Json:
         "instanceType": TYPE,
         "zone": "us-west-2a",
         "acceleratorsPerNode": 8,
-        "mostNodes": 2,
+        "maxNodes": 2,
         "microsPerNodeHour": MICROS[name],
         "launch": {"p50Seconds": 2, "p90Seconds": 4},
         "place": {},

@@ -18,7 +18,7 @@ PORTS: dict[str, type] = {
     "workflows": ports.Workflows,
     "tokens": ports.Tokens,
     "wait_answers": ports.WaitAnswers,
-    "passes": ports.CycleRequests,
+    "cycle_requests": ports.CycleRequests,
     "pager": ports.Pager,
     "raw_events": ports.RawEvents,
     "inbox": ports.Inbox,

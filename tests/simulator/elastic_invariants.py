@@ -123,7 +123,7 @@ def growth_waits(world: "Simulation", changes: Changes) -> Iterator[str]:
             continue
         if seen.resized_at and wish.asked_at < seen.resized_at + timedelta(seconds=terms.snooze_seconds):
             yield f"{job.job_id} grows too soon after its last resize at {seen.resized_at:%H:%M:%S}"
-        pause = min(terms.backoff_seconds * 2 ** max(0, seen.failures - 1), terms.most_backoff_seconds)
+        pause = min(terms.backoff_seconds * 2 ** max(0, seen.failures - 1), terms.max_backoff_seconds)
         if seen.failed_at and wish.asked_at < seen.failed_at + timedelta(seconds=pause):
             yield f"{job.job_id} grows too soon: {seen.failures} tries failed, the last at {seen.failed_at:%H:%M:%S}"
     for before, attempt in _attempts_changed(changes):
@@ -208,7 +208,7 @@ def _waiting(world: "Simulation", pool: tuple[str, str]) -> list[str]:
         if job.next_node_count <= size and not (job.not_before and now < job.not_before):
             found.append(job.job_id)
     replicas = [pod for pod in world.cluster.unmanaged_pods(CLUSTER) if pod.namespace == "serving"]
-    most = sum(each.most_replicas for each in world.policy.scheduling.serving)
+    most = sum(each.max_replicas for each in world.policy.scheduling.serving)
     placed = sum(bool(pod.node_name) for pod in replicas)
     return found + [pod.name for pod in replicas if not pod.node_name][: max(0, most - placed)]
 
@@ -501,6 +501,6 @@ def grows_when_idle(world: "Simulation") -> Iterator[str]:
         pays = terms.resize_seconds * (held + idle)
         pause = terms.snooze_seconds + pays + terms.scaling_timeout_seconds + 3 * PASSES_EVERY
         if seen.failures:
-            pause += terms.most_backoff_seconds
+            pause += terms.max_backoff_seconds
         if world.loop.seconds - known.disturbed_at > pause:
             yield f"{job.job_id} stays at {held} nodes, although {idle} idle nodes allow {larger}"

@@ -109,7 +109,7 @@ class ElasticScenario:
             resize_seconds=dice.choice((1, 3)),
             snooze_seconds=dice.choice((5, 20)),
             backoff_seconds=dice.choice((30, 60)),
-            most_backoff_seconds=120,
+            max_backoff_seconds=120,
             scaling_timeout_seconds=dice.choice((0, 0, 8)),
             spare_wait_seconds=dice.choice((10, 25)),
         )
@@ -126,7 +126,7 @@ class ElasticScenario:
 
     def policy(self, policy: Policy) -> Policy:
         """Return the policy of this seed."""
-        chat = ServingWorkload(cluster=CLUSTER, namespace="serving", name="chat", most_replicas=3)
+        chat = ServingWorkload(cluster=CLUSTER, namespace="serving", name="chat", max_replicas=3)
         return policy.but(
             scheduling=policy.scheduling.but(
                 elastic=self.terms,

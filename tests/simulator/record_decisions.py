@@ -79,12 +79,12 @@ DRILLS = ("app-crash", "gpu-xid79", "node-lost", "poisoned-checkpoint", "spot-re
 SHIPPED_POLICIES = ("local", "production")
 LARGEST = 40_000
 """Characters of a record that is kept."""
-MOST_OF_A_KIND = 60
+MAX_PER_KIND = 60
 """Decisions of one kind that are kept, of each source."""
-MOST_OF_A_FUNCTION = 40
+MAX_PER_FUNCTION = 40
 _CANDIDATES = 8
 """Calls of one shape that are weighed by their size."""
-_MOST_SHAPES = 400
+_MAX_SHAPES = 400
 _DEPTH = 2
 _WITH_DIGIT = re.compile(r"\S*\d\S*")
 
@@ -180,7 +180,7 @@ class Calls:
             answer = function(*args, **kwargs)
             shapes = self.found[name]
             shape = (codes_of(answer), shape_of(answer))
-            if len(shapes) < _MOST_SHAPES or shape in shapes:
+            if len(shapes) < _MAX_SHAPES or shape in shapes:
                 alike = shapes.setdefault(shape, [])
             else:
                 alike = [None] * _CANDIDATES
@@ -227,8 +227,8 @@ class Calls:
                 sorted(by_codes[key], key=lambda alike: (len(alike), json.dumps(alike))) for key in sorted(by_codes)
             ]
             # A call of each shape first; with few shapes, more calls of each.
-            shapes = itertools.islice(in_turn(groups), MOST_OF_A_FUNCTION)
-            chosen += itertools.islice(in_turn([self._replayable(alike) for alike in shapes]), MOST_OF_A_FUNCTION)
+            shapes = itertools.islice(in_turn(groups), MAX_PER_FUNCTION)
+            chosen += itertools.islice(in_turn([self._replayable(alike) for alike in shapes]), MAX_PER_FUNCTION)
         return chosen
 
     def _replayable(self, alike: list[Json]) -> list[Json]:
@@ -312,11 +312,11 @@ class Decisions:
         for (kind, action, mode, *_), (_, document) in sorted(
             self.found.items(), key=lambda each: (each[1][0], str(each[0]))
         ):
-            by_kind[kind]["" if kind == "BLAME" else action, mode].append(document)
+            by_kind[kind]["" if kind == "ATTRIBUTION" else action, mode].append(document)
         chosen = []
         for _, groups in sorted(by_kind.items()):
             replayable = map(self._with_other_policies, in_turn([groups[key] for key in sorted(groups)]))
-            chosen += list(itertools.islice((each for each in replayable if each), MOST_OF_A_KIND))
+            chosen += list(itertools.islice((each for each in replayable if each), MAX_PER_KIND))
         return chosen
 
     def _with_other_policies(self, document: Json) -> Json | None:

@@ -125,7 +125,7 @@ def pools_are_bounded(world: Simulation, pool: str, limit: tuple[int, int]) -> I
     most = sum(each.nodes for each in asked if each.until >= began)
     if not least <= nodes <= most:
         yield f"{pool} has a limit of {nodes} nodes; its rentals need {least} to {most}"
-    if nodes > world.renting.by_name[pool].most_nodes or accelerators != GPUS * nodes:
+    if nodes > world.renting.by_name[pool].max_nodes or accelerators != GPUS * nodes:
         yield f"{pool} has limits of {nodes} nodes and {accelerators} accelerators, which do not match"
 
 
@@ -141,8 +141,8 @@ def asks_are_bounded(world: Simulation, changes: Changes) -> Iterator[str]:
             one.until = min(one.until, now) if is_over else math.inf
         pool = world.renting.by_name[doc["offers"][-1]["pool"]]
         held = sum(each.nodes for each in asked.values() if each.pool == pool.name and each.until == math.inf)
-        if held > pool.most_nodes:
-            yield f"{held} nodes of {pool.name} are requested, more than its {pool.most_nodes}"
+        if held > pool.max_nodes:
+            yield f"{held} nodes of {pool.name} are requested, more than its {pool.max_nodes}"
 
 
 @invariant_check(
@@ -176,7 +176,7 @@ def rentals_end(world: Simulation, changes: Changes) -> Iterator[str]:
 
 def _held_seconds(offer: Json) -> int:
     seconds = _seconds(offer["closedAt"]) - _seconds(offer["openedAt"])
-    return max(int(offer["leastBilledSeconds"]), math.ceil(round(seconds, 6)))
+    return max(int(offer["minBilledSeconds"]), math.ceil(round(seconds, 6)))
 
 
 @invariant_check(

@@ -49,7 +49,14 @@ TROUBLES = (
     "slow controller",
 )
 """Faults of Karpenter's machines between launch and end."""
-OUTCOMES = ("PLACEMENT RENT", "PLACEMENT WAIT", "PLACEMENT NO_POOL", "STAY MIGRATE", "LOAN END", "LOAN RETURN")
+OUTCOMES = (
+    "PLACEMENT RENT",
+    "PLACEMENT WAIT",
+    "PLACEMENT NO_POOL",
+    "MIGRATION MIGRATE",
+    "TEMPORARY_CAPACITY END",
+    "TEMPORARY_CAPACITY RETURN",
+)
 """Answers of the rules that some seed must have."""
 DEEDS = ("cancel a rented job", "cancel the first", "fail a committed node", "lower the caps", "drop a pool")
 KINDS = ("a pool without a limit", "a pool that is not there", "a pool that runs dry")
@@ -115,7 +122,7 @@ class RentingScenario:
             instance_type=_TYPE,
             zone="us-west-2b" if name == OTHER_ZONE else "us-west-2a",
             accelerators_per_node=GPUS,
-            most_nodes=self.dice.choice((2, 3, 4)),
+            max_nodes=self.dice.choice((2, 3, 4)),
             micros_per_node_hour=_MICROS[name],
             launch=LaunchDelay(p50_seconds=20, p90_seconds=40),
             place=PoolEnvironment(),
@@ -135,7 +142,7 @@ class RentingScenario:
             ready_seconds=dice.choice((25, 40, 60)),
             quiet_seconds=dice.choice((0, 5, 20)),
             temporary_seconds=dice.choice((60, 120, 300, 600)),
-            most_offers=dice.choice((2, 4)),
+            max_offers=dice.choice((2, 4)),
             rentals_per_cycle=dice.choice((1, 4)),
         )
         self.policies.append((0.0, burst))

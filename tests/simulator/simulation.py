@@ -496,7 +496,7 @@ class Simulation:
                 "workflows": SimulatedWorkflows(self),
                 "tokens": SimulatedTokens(self),
                 "wait_answers": SimulatedWaitAnswers(self),
-                "passes": SimulatedCycleRequests(self),
+                "cycle_requests": SimulatedCycleRequests(self),
                 "pager": SimulatedPager(self),
                 "raw_events": InMemoryRawEvents(),
                 "inbox": InMemoryInbox(),

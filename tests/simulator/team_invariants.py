@@ -25,7 +25,7 @@ _JUST_NOW_SECONDS = 60
 """Longest throttling of a function that carries out an answer."""
 _CAUGHT = ("LaunchJob", "AwaitRunning", "MarkRunning", "AwaitEnd", "StopAttempt")
 """States of run_job that lead to SettleAttempt by their Catch alone."""
-_MOST_TURNS = 3
+_MAX_TURNS = 3
 """Largest number of preemptions between two starts: faults may take the freed machines this often."""
 
 
@@ -78,7 +78,7 @@ def quotas_hold(world: "Simulation", changes: Changes) -> Iterator[str]:
         if team is None or charge.queue != team.name or not charge.use:
             yield f"{charge.job_id} has a charge that is not on the quota of its team {charge.team}"
             continue
-        most = team.most_accelerators_per_user
+        most = team.max_accelerators_per_user
         held = sum(each.accelerators for each in charges if (each.team, each.owner) == (team.name, charge.owner))
         if most is not None and held > most:
             yield f"{charge.owner} holds {held} in team {team.name}, more than the limit of {most}"
@@ -170,7 +170,7 @@ def no_preempt_cycle(world: "Simulation", changes: Changes) -> Iterator[str]:
             yield f"{by} preempts {after.job_id} again; the last preemption between them was at {last:%H:%M:%S}"
         known.at[pair] = asked.requested_at
         known.turns[by, after.job_id] += 1
-        if known.turns[by, after.job_id] > _MOST_TURNS:
+        if known.turns[by, after.job_id] > _MAX_TURNS:
             yield f"{by} preempted {after.job_id} {known.turns[by, after.job_id]} times without starting"
 
 
@@ -264,7 +264,7 @@ def _comes_before(job: Job, younger: Job, charge: Charge, world: "Simulation") -
     if job.not_before and job.not_before > world.loop.now():
         return False
     team = world.sharing.setup.by_name.get(job.queue) if world.sharing else None
-    if team and (team.queue.by_use or (team.most_accelerators_per_user is not None and job.owner != younger.owner)):
+    if team and (team.queue.by_use or (team.max_accelerators_per_user is not None and job.owner != younger.owner)):
         return False
     mine, other = AdmissionRequest.of(job), AdmissionRequest.of(younger)
     if (mine.queued_at or mine.submitted_at, job.job_id) > (other.queued_at or other.submitted_at, younger.job_id):

@@ -172,10 +172,10 @@ class TeamScenario:
         if dice.random() < 0.25:
             asked["budgets"] = [{"period": dice.choice(("day", "month")), "gpu_hours": dice.choice((0.2, 0.5, 1.0))}]
         if dice.random() < 0.35:
-            asked["most_accelerators_per_user"] = dice.choice((GPUS, GPUS, 2 * GPUS))
+            asked["max_accelerators_per_user"] = dice.choice((GPUS, GPUS, 2 * GPUS))
         self._count_seen("a strict queue", asked["queue"]["strategy"] == "StrictFIFO")
         self._count_seen("budgets", "budgets" in asked)
-        self._count_seen("limits per member", "most_accelerators_per_user" in asked)
+        self._count_seen("limits per member", "max_accelerators_per_user" in asked)
         self._count_seen("queues by use", asked["queue"]["by_use"])
         if self.greedy:
             self._let_borrow(asked)
@@ -185,7 +185,7 @@ class TeamScenario:
         """Let a team borrow, or lend and reclaim."""
         is_greedy = asked["name"] == self.greedy
         share = max(1, self.world.size // (len(self.names) - 1))
-        for limit in ("budgets", "most_accelerators_per_user") if is_greedy else ():
+        for limit in ("budgets", "max_accelerators_per_user") if is_greedy else ():
             asked.pop(limit, None)
         queue = asked["queue"]
         queue["cohort"] = COHORT

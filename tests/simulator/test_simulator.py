@@ -14,13 +14,13 @@ from tests.simulator.invariants import TABLE, CheckTrigger
 FEW, ALL = 100, 500
 OUTCOMES = ("end ", "recover_node: ", "run_job: ", "burst_capacity: ")
 """All seeds together try every disturbance and trip every guardrail. They need not reach every outcome."""
-MOST_UNTRIED = 20
+MAX_UNTRIED = 20
 """Kinds of disturbance that the first hundred seeds may leave untried. They leave eight."""
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("last", "most_untried"), [(FEW, MOST_UNTRIED), pytest.param(ALL, 0, marks=pytest.mark.exhaustive)]
+    ("last", "most_untried"), [(FEW, MAX_UNTRIED), pytest.param(ALL, 0, marks=pytest.mark.exhaustive)]
 )
 def test_every_invariant_holds_on_every_seed(last: int, most_untried: int) -> None:
     chunks = list(run_all(1, last, processes=os.cpu_count() or 1))

@@ -26,7 +26,7 @@ FUNCTIONS = resources("AWS::Serverless::Function")
 ALARMS = resources("AWS::CloudWatch::Alarm")
 DOCUMENTS = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 LIST = ROOT / "docs" / "operate" / "metrics.md"
-_MOST_DIMENSIONS = 3
+_MAX_DIMENSIONS = 3
 SAID = {"FleetName": "research", "KubernetesClusters": ["research-eks", "burst-eks"]}
 """Parameters of a deployment; all others have their defaults."""
 LAMBDA = {"AWS_REGION": "us-west-2", "AWS_LAMBDA_FUNCTION_NAME": "evenkeel-main-x", "_X_AMZN_TRACE_ID": "Root=1"}
@@ -161,7 +161,7 @@ def test_every_metric_has_exactly_its_declared_dimensions(
         names = {name for name, _ in series.dimensions}
         assert series.namespace == NAMESPACE
         assert names == {FLEET_DIMENSION, *map(to_pascal, metric.dimensions)}
-        assert len(names) <= _MOST_DIMENSIONS
+        assert len(names) <= _MAX_DIMENSIONS
         assert unit == metric.unit
         assert (FLEET_DIMENSION, SAID["FleetName"]) in series.dimensions
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.decisions import MOST_ALTERNATIVES, Decision
+from evenkeel.domain.decisions import MAX_ALTERNATIVES, Decision
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.replay import KINDS, under
 from tests.decision_corpus import (
@@ -64,7 +64,7 @@ def check_decision(record: Json, translation: Translation, policies: dict[str, J
 
 def answer_of(decision: Decision, policy: Json) -> Json:
     answer = under(decision, Policy.model_validate(policy)).to_json()
-    return {**answer, "alternatives": answer["alternatives"][:MOST_ALTERNATIVES]}
+    return {**answer, "alternatives": answer["alternatives"][:MAX_ALTERNATIVES]}
 
 
 def check_call(record: Json, translation: Translation, policies: dict[str, Json]) -> None:

@@ -64,5 +64,5 @@ def test_meter_keeps_the_highest_rate_of_launched_machines() -> None:
     for claims in ([spot], [spot, on_demand, a_claim("three", "burst-on-demand", is_launched=False)], [on_demand], []):
         meter.read(a_centre(*claims))
 
-    assert meter.most_micros_per_hour == 22_000_000 + 55_040_000
-    assert meter.least_usd() == Decimal(0)  # no whole second went by
+    assert meter.max_micros_per_hour == 22_000_000 + 55_040_000
+    assert meter.min_usd() == Decimal(0)  # no whole second went by

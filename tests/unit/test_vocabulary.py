@@ -43,7 +43,6 @@ ALLOWED = frozenset(
     {
         ("local/evenkeel_local/engine_program.py", "reject_foreign_hosts"),
         ("local/evenkeel_local/gpu_cluster/api_server.py", "PODS_STAY"),
-        ("shared/evenkeel/domain/renting/migration.py", "STAY"),
     }
 )
 

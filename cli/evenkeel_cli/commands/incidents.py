@@ -146,7 +146,7 @@ def _columns(out: Printer, *, is_wide: bool) -> list[Column]:
         Column("POOL", lambda incident: incident["node"]["pool"], is_wide=True),
         Column("REPAIRS", lambda incident: ",".join(incident["repairs"]) or "–", is_wide=True),
         Column("JOBS", jobs, is_wide=True),
-        Column("OUTCOME", "outcome", gives_way=True),
+        Column("OUTCOME", "outcome", may_shrink=True),
     ]
 
 
@@ -216,6 +216,6 @@ def _print_evidence(out: Printer, evidence: list[Json]) -> None:
         Column("EVIDENCE", lambda row: row[0]["faultKey"] or plain(row[0]["kind"])),
         Column("SEEN", 1),
         Column("SOURCE", lambda row: row[0]["source"]),
-        Column("DETAIL", lambda row: row[0]["detail"], gives_way=True),
+        Column("DETAIL", lambda row: row[0]["detail"], may_shrink=True),
     ]
     out.table(columns, zip(evidence, clocks, strict=True), indent="  ")

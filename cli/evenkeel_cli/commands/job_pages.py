@@ -22,7 +22,7 @@ def list_columns(out: Printer) -> list[Column]:
     """Return the columns of a list of jobs."""
     return [
         Column("JOB", "jobId"),
-        Column("NAME", "name", gives_way=True),
+        Column("NAME", "name", may_shrink=True),
         Column("STATE", lambda job: out.with_glyph(_sign(job), plain(job["state"]) + out.last_seen(job))),
         Column("NODES", "nodes", is_right=True),
         Column("TRY", "currentAttempt", is_right=True),
@@ -31,7 +31,7 @@ def list_columns(out: Printer) -> list[Column]:
         Column("CLASS", lambda job: job["priorityClass"] or "(unset)", is_wide=True),
         Column("GPUS", lambda job: job["nodes"] * job["gpusPerNode"], is_right=True, is_wide=True),
         Column("BY", "submittedBy", is_wide=True),
-        Column("REASON", "reason", gives_way=True),
+        Column("REASON", "reason", may_shrink=True),
     ]
 
 
@@ -42,7 +42,7 @@ def unmanaged_columns(*, is_wide: bool) -> list[Column]:
         Column("PODS", "pods", is_right=True),
         Column("GPUS", "accelerators", is_right=True),
         Column("NODES", lambda each: ",".join(each["nodeNames"]) if is_wide else len(each["nodeNames"])),
-        Column("ON NODE FAULT", "says", gives_way=True),
+        Column("ON NODE FAULT", "says", may_shrink=True),
     ]
 
 
@@ -135,7 +135,7 @@ def _pool_columns(out: Printer) -> list[Column]:
         Column(
             "WHY NOT",
             lambda each: each["whyNot"] or ("chosen" if each["isChosen"] else "dearer"),
-            gives_way=True,
+            may_shrink=True,
         ),
     ]
 
@@ -150,8 +150,8 @@ def _attempt_columns(out: Printer) -> list[Column]:
         Column("STATE", lambda attempt: out.with_glyph(ATTEMPT[attempt["state"]], plain(attempt["state"]))),
         Column("FROM", start),
         Column("RAN", lambda attempt: _run_duration(out, attempt), is_right=True),
-        Column("NODES", lambda attempt: ",".join(node["instanceId"][-5:] for node in attempt["nodes"]), gives_way=True),
-        Column("REASON", lambda attempt: attempt.get("reason", ""), gives_way=True),
+        Column("NODES", lambda run: ",".join(node["instanceId"][-5:] for node in run["nodes"]), may_shrink=True),
+        Column("REASON", lambda attempt: attempt.get("reason", ""), may_shrink=True),
     ]
 
 
@@ -161,7 +161,7 @@ _RENTAL_COLUMNS = (
     Column("POOLS", lambda rental: ",".join(offer["pool"] for offer in rental["offers"])),
     Column("NODES", "nodes", is_right=True),
     Column("COST", lambda rental: f"${rental['costUsd']}" if rental["costUsd"] else "–", is_right=True),
-    Column("REASON", "reason", gives_way=True),
+    Column("REASON", "reason", may_shrink=True),
 )
 
 

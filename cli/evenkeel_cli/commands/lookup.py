@@ -15,7 +15,7 @@ from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 
-MOST_LISTED = 1000
+MAX_LISTED = 1000
 
 OutputOption = Annotated[OutputFormat, typer.Option("-o", "--output", help="Output format.")]
 KeyOption = Annotated[
@@ -28,7 +28,7 @@ StateOption = Annotated[
     str | None, typer.Option("--state", help="Only these states, comma-separated.", metavar="STATE,…")
 ]
 LimitOption = Annotated[
-    int, typer.Option("--limit", min=1, max=MOST_LISTED, help="Maximum number of items, newest first.")
+    int, typer.Option("--limit", min=1, max=MAX_LISTED, help="Maximum number of items, newest first.")
 ]
 
 _FULL_ID = re.compile(r"(job|inc|dec|op)-[0-9a-z]{10}", re.ASCII)

@@ -175,7 +175,7 @@ def _columns(out: Printer, *, has_cordons: bool) -> list[Column]:
 
     return [
         Column("NODE", "instanceId"),
-        Column("POOL", "pool", gives_way=True),
+        Column("POOL", "pool", may_shrink=True),
         Column("STATE", lambda node: out.with_glyph(_sign(node), plain(node["state"]) + out.last_seen(node))),
         Column("GPUS", lambda node: f"{node['gpusInUse']}/{node['gpus']}", is_right=True),
         Column(out.age_title("LAUNCHED"), lambda node: out.when(node["launchedAt"], ago=False), is_right=True),
@@ -186,5 +186,5 @@ def _columns(out: Printer, *, has_cordons: bool) -> list[Column]:
         Column("HYPERPOD", lambda node: node["providerStatus"] or "–", is_wide=True),
         Column("UNMANAGED WORK", lambda node: ", ".join(node["unmanagedWorkloads"]) or "–", is_wide=True),
         Column("INCIDENT", incident),
-        *([Column("CORDONED BY", cordoned_by, gives_way=True)] if has_cordons else []),
+        *([Column("CORDONED BY", cordoned_by, may_shrink=True)] if has_cordons else []),
     ]

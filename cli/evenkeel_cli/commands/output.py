@@ -76,7 +76,7 @@ def answer_list(
         case _:
             out.table(columns(out), found, is_wide=output is OutputFormat.WIDE)
     if page_token:
-        way = f": --limit accepts up to {lookup.MOST_LISTED}" if ends_after != lookup.MOST_LISTED else ""
+        way = f": --limit accepts up to {lookup.MAX_LISTED}" if ends_after != lookup.MAX_LISTED else ""
         note(f"Listed the first {ends_after} items. There may be more{way}.")
 
 

@@ -114,8 +114,8 @@ def _columns(out: Printer) -> list[Column]:
         Column("CHANGE", "number", is_right=True),
         Column("AT", lambda change: out.when(change["at"])),
         Column("BY", "by"),
-        Column("BECAUSE", "reason", gives_way=True),
-        Column("CHANGES", _changes_text, gives_way=True),
+        Column("BECAUSE", "reason", may_shrink=True),
+        Column("CHANGES", _changes_text, may_shrink=True),
     ]
 
 
@@ -223,5 +223,5 @@ def _print_check(out: Printer, found: Json) -> None:
     out.line(out.with_glyph("ok", f"The file is valid: policy {found['hash']}, catalogue {found['catalogueHash']}"))
     if found["changes"]:
         out.line()
-        columns = [Column("FIELD", "field"), Column("SHIPPED", "before"), Column("HERE", "after", gives_way=True)]
+        columns = [Column("FIELD", "field"), Column("SHIPPED", "before"), Column("HERE", "after", may_shrink=True)]
         out.table(columns, found["changes"], indent="  ")

@@ -103,7 +103,7 @@ def show(out: Printer, found: Json, *, is_wide: bool = False) -> None:
             continue
         word = "NEEDS YOU" if incident["needsYou"] else "WORKING"
         name = f"{incident['incidentId']}  {incident['node']['instanceId']}  {incident['fault']['name']}"
-        out.table([Column("", 0, gives_way=True)], [[f"{out.bold(word)} {name}"]])
+        out.table([Column("", 0, may_shrink=True)], [[f"{out.bold(word)} {name}"]])
         print_recovery_branches(out, incident, indent="        ")
         if incident["needsYou"] and incident["outcome"]:
             out.paragraph(incident["outcome"], indent="        ")
@@ -249,5 +249,5 @@ def _print_next_steps(out: Printer, found: Json) -> None:
 
 
 def _print_left_right(out: Printer, left: str, right: str) -> None:
-    room = (out.width or 80) - visible(left) - visible(right)
-    out.line(left + " " * max(2, room) + right)
+    free_width = (out.width or 80) - visible(left) - visible(right)
+    out.line(left + " " * max(2, free_width) + right)

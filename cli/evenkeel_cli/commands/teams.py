@@ -151,17 +151,17 @@ def _held(title: str, name: str, *, is_wide: bool = False) -> Column:
 
 
 _COLUMNS = (
-    Column("TEAM", "team", gives_way=True),
+    Column("TEAM", "team", may_shrink=True),
     *(_held("QUOTA", "allocated"), _held("USED", "used"), _held("BORROWED", "borrowed"), _held("LENT", "lent")),
     Column("UTIL", lambda team: _percent(team["accelerators"]["utilization"]), is_right=True),
     Column("RUN", "running", is_right=True),
     Column("PEND", "pending", is_right=True),
     Column("COHORT", lambda team: team["cohort"] or "–", is_wide=True),
     Column("WEIGHT", lambda team: _number(team["weight"]), is_right=True, is_wide=True),
-    _held("BESIDES", "usedBesides", is_wide=True),
+    _held("BESIDES", "usedByUnmanaged", is_wide=True),
 )
 _RESOURCE_COLUMNS = (
-    Column("FLAVOR", "flavor", gives_way=True),
+    Column("FLAVOR", "flavor", may_shrink=True),
     Column("RESOURCE", "resource"),
     Column("QUOTA", "allocated", is_right=True),
     Column("USED", "used", is_right=True),
@@ -173,7 +173,7 @@ _RESOURCE_COLUMNS = (
 
 def _resources(out: Printer, team: Json) -> None:
     out.table(_RESOURCE_COLUMNS, team["resources"])
-    besides = team["accelerators"]["usedBesides"]
+    besides = team["accelerators"]["usedByUnmanaged"]
     if besides:
         out.line(f"also uses {besides} accelerators on nodes outside the flavors of its quota")
 
@@ -197,8 +197,8 @@ def _show(out: Printer, found: Json) -> None:
             ("images", ", ".join(team["images"]) or "any"),
             (
                 "each user",
-                f"at most {_number(team['mostAcceleratorsPerUser'])} accelerators"
-                if team["mostAcceleratorsPerUser"] is not None
+                f"at most {_number(team['maxAcceleratorsPerUser'])} accelerators"
+                if team["maxAcceleratorsPerUser"] is not None
                 else "",
             ),
             ("budgets", "; ".join(_budget(each) for each in team["budgets"])),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from evenkeel_cli.doctor import evaluate
 from evenkeel_cli.doctor.deadlines import CHECK_SECONDS, answers_within
 from evenkeel_cli.doctor.findings import CouldNotCheck, DoctorFinding, Status, failed, unknown
-from evenkeel_cli.doctor.site import KUEUE_READER, BadCredentials, NotThere, Site
+from evenkeel_cli.doctor.site import KUEUE_READER, BadCredentials, ResourceNotFound, Site
 from evenkeel_client.errors import CommandFailed
 
 Json = dict[str, Any]
@@ -63,7 +63,7 @@ def hyperpod(site: Site, _now: datetime) -> list[DoctorFinding]:
         return evaluate.judge_hyperpod("", None)
     try:
         found = site.aws.call("sagemaker", "describe_cluster", ClusterName=arn)
-    except NotThere:
+    except ResourceNotFound:
         return evaluate.judge_hyperpod(arn, None)
     return evaluate.judge_hyperpod(arn, found)
 
@@ -77,7 +77,7 @@ def kubernetes(site: Site, _now: datetime) -> list[DoctorFinding]:
 def _eks_state(site: Site, cluster: str) -> str:
     try:
         return str(site.aws.call("eks", "describe_cluster", name=cluster)["cluster"].get("status", ""))
-    except NotThere:
+    except ResourceNotFound:
         return "NOT_FOUND"
     except CouldNotCheck:
         return ""  # the functions' own answers say more
@@ -86,8 +86,10 @@ def _eks_state(site: Site, cluster: str) -> str:
 def access(site: Site, _now: datetime) -> list[DoctorFinding]:
     tests, problems = site.self_tests()
     groups = {function: site.rights.groups_of(function) for function in tests}
-    untold = site.namespaces_problem()
-    partly = [unknown(f"Namespaces of teams were not tested: {untold}", "evenkeel teams ls", "teams")] if untold else []
+    problem = site.namespaces_problem()
+    partly = (
+        [unknown(f"Namespaces of teams were not tested: {problem}", "evenkeel teams ls", "teams")] if problem else []
+    )
     return [*evaluate.judge_access(tests, site.roles(), groups), *evaluate.judge_untested(problems), *partly]
 
 
@@ -137,7 +139,7 @@ def schedules(site: Site, _now: datetime) -> list[DoctorFinding]:
 def _schedule(site: Site, function: str) -> str:
     try:
         return str(site.aws.call("scheduler", "get_schedule", Name=f"{site.stack}-{function}").get("State", ""))
-    except NotThere:
+    except ResourceNotFound:
         return ""
 
 
@@ -207,7 +209,7 @@ def _rule(site: Site, name: str) -> str:
         return ""
     try:
         return str(site.aws.call("events", "describe_rule", Name=name.rpartition("|")[2]).get("State", ""))
-    except NotThere:
+    except ResourceNotFound:
         return ""
 
 
@@ -288,7 +290,7 @@ def _found(check: DoctorCheck, site: Site, now: datetime) -> list[DoctorFinding]
         return check.run(site, now) or [unknown("The check found nothing to judge.", "docs/operate/doctor.md")]
     except CouldNotCheck as error:
         return [unknown(error.reason, error.fix)]
-    except NotThere as error:
+    except ResourceNotFound as error:
         return [unknown(str(error), "Deploy the stack again: make deploy")]
     except CommandFailed as error:
         return [unknown(error.text, error.hint)]

@@ -7,7 +7,7 @@ from evenkeel_cli.doctor.findings import DoctorFinding, Status, failed, merged, 
 
 Json = dict[str, Any]
 
-LEAST_CONCURRENCY = 25
+MIN_CONCURRENCY = 25
 """Below this, the functions of the stack throttle each other."""
 ENOUGH_CONCURRENCY = 100
 """Concurrent invocations in a storm of events (docs/operate/doctor.md)."""
@@ -238,9 +238,11 @@ def judge_kueue(test: Json, namespaces: Sequence[str]) -> list[DoctorFinding]:
     return found or [unknown("No cluster could be checked for Kueue.", _INVOKE)]
 
 
-def _kueue(cluster: str, admission: str, of_kueue: Mapping[str, str], namespaces: Sequence[str]) -> DoctorFinding:
-    shared = [name for name in namespaces if name in of_kueue]
-    missing = [name for name in namespaces if name not in of_kueue]
+def _kueue(
+    cluster: str, admission: str, kueue_namespaces: Mapping[str, str], namespaces: Sequence[str]
+) -> DoctorFinding:
+    shared = [name for name in namespaces if name in kueue_namespaces]
+    missing = [name for name in namespaces if name not in kueue_namespaces]
     if admission == "kueue" and missing:
         text = (
             f"Admission=kueue, but Kueue does not admit in {', '.join(missing)} of {cluster}: jobs there never start."
@@ -251,7 +253,7 @@ def _kueue(cluster: str, admission: str, of_kueue: Mapping[str, str], namespaces
         return failed(text, "Deploy with Admission=kueue (docs/operate/queues.md).", cluster)
     if admission == "kueue":
         return ok(f"Kueue admits in {', '.join(namespaces)} of {cluster}.", cluster)
-    beside = f"; Kueue admits in {len(of_kueue)} other namespaces" if of_kueue else ""
+    beside = f"; Kueue admits in {len(kueue_namespaces)} other namespaces" if kueue_namespaces else ""
     return ok(f"Kueue does not admit in the namespaces of Evenkeel's jobs in {cluster}{beside}.", cluster)
 
 
@@ -378,7 +380,7 @@ def judge_concurrency(limit: int, unreserved: int, peak: float | None) -> list[D
         "aws service-quotas request-service-quota-increase --service-code lambda --quota-code L-B99A9384 "
         f"--desired-value {max(1000, limit)}"
     )
-    if left < LEAST_CONCURRENCY:
+    if left < MIN_CONCURRENCY:
         return [failed(text, fix)]
     if left < ENOUGH_CONCURRENCY:
         return [warning(text, fix)]

@@ -27,7 +27,7 @@ _BAD_CREDENTIALS = frozenset(
         *("SignatureDoesNotMatch", "InvalidSignatureException", "RequestExpired", "IncompleteSignature"),
     }
 )
-_NOT_THERE = frozenset(
+_NOT_FOUND_CODES = frozenset(
     {"ResourceNotFoundException", "ResourceNotFound", "NotFoundException", "ValidationError", "NotFound", "404"}
 )
 _NOT_OFFERED = frozenset({"InvalidAction", "UnknownOperationException", "NotImplemented", "UnsupportedOperation"})
@@ -37,7 +37,7 @@ _TEAMS = 50
 _NETWORK = "Check the network, the proxy and the region."
 
 
-class NotThere(Exception):
+class ResourceNotFound(Exception):
     """The requested resource does not exist."""
 
 
@@ -52,7 +52,7 @@ class Aws(Protocol):
         """Return the answer.
 
         Raises:
-            NotThere: the resource does not exist.
+            ResourceNotFound: the resource does not exist.
             CouldNotCheck: AWS did not answer, or refused the call.
         """
         ...
@@ -134,8 +134,8 @@ def _failure(service: str, operation: str, error: Any) -> Exception:
         return CouldNotCheck(f"Your identity may not call {call}.", fix)
     if code in _NOT_OFFERED:
         return CouldNotCheck(f"This endpoint does not offer {call}.", "docs/operate/doctor.md")
-    if code in _NOT_THERE or code.endswith(("NotFoundException", "NonExistentQueue")):
-        return NotThere(f"{call}: {code}: {text}")
+    if code in _NOT_FOUND_CODES or code.endswith(("NotFoundException", "NonExistentQueue")):
+        return ResourceNotFound(f"{call}: {code}: {text}")
     return CouldNotCheck(f"{call} failed: {code}: {text}", "Try again in a minute.")
 
 
@@ -153,7 +153,7 @@ def read_once(read: Callable[["Site"], T]) -> Callable[["Site"], T]:
             if read.__name__ not in site.known:
                 try:
                     site.known[read.__name__] = read(site)
-                except (CouldNotCheck, NotThere, CommandFailed) as error:
+                except (CouldNotCheck, ResourceNotFound, CommandFailed) as error:
                     site.known[read.__name__] = error
         found: T | Exception = site.known[read.__name__]
         if isinstance(found, Exception):
@@ -198,7 +198,7 @@ class Site:
         """Return the stack as CloudFormation describes it, or raise why not."""
         try:
             found: Json = self.aws.call("cloudformation", "describe_stacks", StackName=self.stack)["Stacks"][0]
-        except NotThere:
+        except ResourceNotFound:
             text = f"There is no stack {self.stack} in {self.context.region}."
             raise CouldNotCheck(text, "Give its name with --stack, or deploy the stack: docs/deploy.md") from None
         return found
@@ -308,7 +308,7 @@ class Site:
             answer = self.aws.call(
                 "lambda", "invoke", FunctionName=name, Payload=json.dumps({"selfTest": asked}).encode()
             )
-        except NotThere:
+        except ResourceNotFound:
             return CouldNotCheck(f"There is no function {name}.", "Deploy the stack again: make deploy")
         except CouldNotCheck as error:
             return error

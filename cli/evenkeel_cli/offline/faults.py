@@ -45,8 +45,8 @@ COLUMNS = (
     Column("CLASS", "class", is_wide=True),
     Column("ALONE", lambda fault: "yes" if fault["actsAlone"] else "no", is_wide=True),
     Column("CHECKPOINTS", "checkpointTrust", is_wide=True),
-    Column("LADDER", lambda fault: " > ".join(fault["ladder"]), gives_way=True),
-    Column("NAME", "name", gives_way=True),
+    Column("LADDER", lambda fault: " > ".join(fault["ladder"]), may_shrink=True),
+    Column("NAME", "name", may_shrink=True),
 )
 
 
@@ -177,9 +177,9 @@ def _recurrence_text(found: Preview) -> str:
     again = found.repeated
     if again is None:
         return ""
-    nth = {2: "2nd", 3: "3rd"}.get(again.count, f"{again.count}th")
+    ordinal = {2: "2nd", 3: "3rd"}.get(again.count, f"{again.count}th")
     where = _RECURRENCE_KEY_TEXTS[again.key]
-    return f"the {nth} time within {again.window_hours} h {where}, recovery starts with {again.rung}"
+    return f"the {ordinal} time within {again.window_hours} h {where}, recovery starts with {again.rung}"
 
 
 def _ladder(out: Printer, found: Preview) -> None:

@@ -82,7 +82,7 @@ def draw(out: Printer, plan: Plan) -> None:
     if waiting or plan.end.unqueued:
         out.line()
         waiting += [(each.job, each.reason) for each in plan.end.unqueued]
-        out.table([Column("NOT ADMITTED", 0), Column("STATE", 1, gives_way=True)], waiting)
+        out.table([Column("NOT ADMITTED", 0), Column("STATE", 1, may_shrink=True)], waiting)
 
 
 def _draw_cycle(out: Printer, cycle: CycleAnswer) -> None:
@@ -133,7 +133,7 @@ _CYCLE_COLUMNS = (
 _TREE_COLUMNS = (
     Column("QUEUE OR COHORT", attrgetter("name")),
     Column("IN", lambda node: node.parent or "–"),
-    Column("USED OF QUOTA", _usage_text, gives_way=True),
+    Column("USED OF QUOTA", _usage_text, may_shrink=True),
     Column("SHARE", lambda node: "∞" if node.share.value is None else node.share.value, is_right=True),
 )
 
@@ -211,7 +211,7 @@ def draw_why(out: Printer, found: "Why") -> None:
             Column("POD SET", attrgetter("pod_set")),
             Column("FLAVOR", attrgetter("flavor")),
             Column("MODE", attrgetter("mode")),
-            Column("WEIGHED", lambda each: _comparison_text(each) or each.why or each.pending, gives_way=True),
+            Column("WEIGHED", lambda each: _comparison_text(each) or each.why or each.pending, may_shrink=True),
         ]
         out.table(columns, found.decision.considered)
     if found.changes:

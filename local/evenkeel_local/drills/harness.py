@@ -88,7 +88,7 @@ def node_pool(
     return {"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": name}, "spec": spec}
 
 
-def rented_pool(centre: DataCentre, name: str, market: str, *, most_nodes: int, price: int) -> Json:
+def rented_pool(centre: DataCentre, name: str, market: str, *, max_nodes: int, price: int) -> Json:
     """Return the policy of a pool that Evenkeel may rent from; `price` is in micro-dollars per node hour."""
     return {
         "name": name,
@@ -97,7 +97,7 @@ def rented_pool(centre: DataCentre, name: str, market: str, *, most_nodes: int, 
         "instanceType": RENTED_TYPE,
         "zone": "us-west-2a",
         "acceleratorsPerNode": 8,
-        "mostNodes": most_nodes,
+        "maxNodes": max_nodes,
         "microsPerNodeHour": price,
         "launch": {"p50Seconds": 2, "p90Seconds": 4},
         "place": {},

@@ -195,7 +195,7 @@ def _nodes_to_rent(drill: DrillRun, count: int) -> Iterator[None]:
 
     Delay costs so little that a scheduling cycle would wait. The recovery counts the cost of the interrupted job.
     """
-    pool = rented_pool(drill.centre, RENTED, "on-demand", most_nodes=count, price=_RENT_MICROS)
+    pool = rented_pool(drill.centre, RENTED, "on-demand", max_nodes=count, price=_RENT_MICROS)
     burst = {
         "pools": [pool],
         "fleetCapMicrosPerHour": _RENT_MICROS * count,
@@ -203,7 +203,7 @@ def _nodes_to_rent(drill: DrillRun, count: int) -> Iterator[None]:
         "otherDelayMicrosPerHour": 1_000_000,
         "otherExpectedRunSeconds": 120,
     }
-    slow = {"jobs": {"expectedReplaceSeconds": 960}, "economy": {"leastSamples": 1000, "expectedRebootSeconds": 960}}
+    slow = {"jobs": {"expectedReplaceSeconds": 960}, "economy": {"minSamples": 1000, "expectedRebootSeconds": 960}}
     drill.cluster.apply([node_pool(RENTED, "on-demand", limit=0)])
     try:
         with policy_with(drill, {"burst": burst, **slow}) as in_force:

@@ -23,7 +23,7 @@ TRACKING = "batch.kubernetes.io/job-tracking"
 SUFFIX_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 LONGEST_PREFIX = 58
 """Number of characters of `generateName` that are kept: with the suffix, the name is a DNS label."""
-MOST_FAILURES = 2**31 - 1
+MAX_FAILURES = 2**31 - 1
 
 
 def generated_name(prefix: str) -> str:
@@ -121,7 +121,7 @@ def _default_job(obj: Obj) -> None:
         spec["completions"] = 1
     spec.setdefault("parallelism", 1)
     spec.setdefault("completionMode", "NonIndexed")
-    spec.setdefault("backoffLimit", 6 if spec.get("backoffLimitPerIndex") is None else MOST_FAILURES)
+    spec.setdefault("backoffLimit", 6 if spec.get("backoffLimitPerIndex") is None else MAX_FAILURES)
     spec.setdefault("suspend", False)
     spec.setdefault("manualSelector", False)
     spec.setdefault("podReplacementPolicy", "Failed" if spec.get("podFailurePolicy") else "TerminatingOrFailed")

@@ -27,7 +27,7 @@ have none.
 """
 SET_LISTS = frozenset({"finalizers", "podCIDRs"})
 """Lists of plain values that a strategic merge joins as sets (`patchStrategy: merge` without a key)."""
-MOST_OPERATIONS = 10_000
+MAX_OPERATIONS = 10_000
 DIRECTIVES = (None, "delete", "merge", "replace")
 
 
@@ -57,8 +57,8 @@ def json_patch(target: Any, operations: Any) -> Any:
     """
     if not isinstance(operations, list):
         raise errors.bad_request("json: cannot unmarshal object into Go value of type jsonpatch.Patch")
-    if len(operations) > MOST_OPERATIONS:
-        message = f"The allowed maximum operations in a JSON patch is {MOST_OPERATIONS}, got {len(operations)}"
+    if len(operations) > MAX_OPERATIONS:
+        message = f"The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {len(operations)}"
         raise errors.ApiError(413, "RequestEntityTooLarge", message)
     if not all(isinstance(operation, dict) for operation in operations):
         raise errors.bad_request("json: cannot unmarshal value into Go value of type jsonpatch.Operation")

@@ -32,7 +32,7 @@ from evenkeel.ports import (
     LARGEST_ROW,
     LONGEST_PK,
     LONGEST_SK,
-    MOST_WRITES,
+    MAX_WRITES,
     Add,
     ConditionCheck,
     Conflict,
@@ -164,8 +164,8 @@ class DynamoLedger:
     def commit(self, *writes: Write, token: str = "") -> None:
         if not writes:
             return
-        if len(writes) > MOST_WRITES:
-            raise Refused(f"commit {len(writes)} writes: at most {MOST_WRITES} are allowed")
+        if len(writes) > MAX_WRITES:
+            raise Refused(f"commit {len(writes)} writes: at most {MAX_WRITES} are allowed")
         keys = [write.row.key if isinstance(write, Put) else write.key for write in writes]
         if len(set(keys)) < len(keys):
             raise Refused("commit: two writes are for the same row")

@@ -21,7 +21,7 @@ _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "InvalidParameterException": Refused,
     "RequestTooLargeException": Refused,
 }
-_CYCLE_GROUP = "passes"
+_MESSAGE_GROUP = "cycles"
 """Message group of all cycle requests, so that the queue delivers them one after the other."""
 _DEDUPLICATION_SECONDS = 4.0
 """A second request for the same wait is sent only after this time."""
@@ -60,7 +60,7 @@ class SqsCycleRequests:
             self._client.send_message(
                 QueueUrl=self._queue_url,
                 MessageBody=json.dumps({"reason": reason}),
-                MessageGroupId=_CYCLE_GROUP,
+                MessageGroupId=_MESSAGE_GROUP,
                 MessageDeduplicationId=uuid.uuid4().hex,
             )
 

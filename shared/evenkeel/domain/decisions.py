@@ -18,7 +18,7 @@ PACKED_FROM = 65_536
 """Facts with at least this many characters are compressed. A row has at most 400 kB, and a commit 4 MB."""
 LARGEST_PACKED = 250_000
 """Maximum characters of compressed facts. Of larger facts a record keeps only the size, so that it can be stored."""
-MOST_ALTERNATIVES = 50
+MAX_ALTERNATIVES = 50
 """Maximum alternatives in one record, in the order in which they were considered."""
 _PACKED = "packed"
 OMITTED = "omitted"

@@ -32,7 +32,7 @@ _AFTER_NAME = re.compile(rf"(?i)({_SENSITIVE_NAME}{_BETWEEN})(?:(?:bearer|basic)
 _BEARER = re.compile(r"(?i)\b((?:bearer|basic)[ \t]{1,4})[A-Za-z0-9._~+/=-]{8,}")
 _USER_INFO = re.compile(r"(://)[^\s/@:]{0,200}:[^\s/@]{1,400}@")
 _SECRET_VARIABLE = re.compile(_SENSITIVE_NAME, re.IGNORECASE)
-_LEAST_SECRET = 6
+_MIN_SECRET = 6
 """Minimum characters of a secret. Masking a shorter value would also mask ordinary words."""
 
 
@@ -55,7 +55,7 @@ class KeptLog(Value):
 def secrets_of(env: Mapping[str, str]) -> tuple[str, ...]:
     """Return the values of a job's variables whose names suggest a secret, such as `API_KEY`."""
     found = (value for name, value in env.items() if _SECRET_VARIABLE.search(name))
-    return tuple(value for value in found if len(value) >= _LEAST_SECRET)
+    return tuple(value for value in found if len(value) >= _MIN_SECRET)
 
 
 def shortened(text: str, secrets: Iterable[str]) -> tuple[str, bool]:

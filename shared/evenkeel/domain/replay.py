@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from evenkeel.domain.admission.decide import AdmissionFacts, decide, recorded_reason
 from evenkeel.domain.admission.fifo import with_spares
 from evenkeel.domain.admission.resize_facts import ResizeFacts, resize_answer
-from evenkeel.domain.decisions import ENGINE_VERSION, MOST_ALTERNATIVES, OMITTED, Alternative, Decision
+from evenkeel.domain.decisions import ENGINE_VERSION, MAX_ALTERNATIVES, OMITTED, Alternative, Decision
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.attribution import AttributionFacts, attribute_fault
@@ -48,7 +48,7 @@ class Replayed(Value):
         for name in ("action", "reason", "alternatives"):
             now, then = getattr(self, name), getattr(record, name)
             if name == "alternatives":
-                now, then = now[:MOST_ALTERNATIVES], then[:MOST_ALTERNATIVES]
+                now, then = now[:MAX_ALTERNATIVES], then[:MAX_ALTERNATIVES]
             if now != then:
                 return f"its {name} was {then!r} and would be {now!r}"
         return ""
@@ -194,12 +194,12 @@ _BY_KIND: Mapping[str, Callable[[Decision, Policy], Replayed]] = {
     "RESUME": _resume,
     "ROLLBACK": _rollback,
     "DRAIN": _drain,
-    "BLAME": _attribution,
+    "ATTRIBUTION": _attribution,
     "ADMISSION": _admission,
     "RESIZE": _resize,
     "PLACEMENT": _placement,
-    "STAY": _decide_migration,
-    "LOAN": _temporary_capacity,
+    "MIGRATION": _decide_migration,
+    "TEMPORARY_CAPACITY": _temporary_capacity,
     "VALIDATION": _validation,
 }
 

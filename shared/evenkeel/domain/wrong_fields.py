@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-_MOST_SHOWN = 40
+_MAX_SHOWN = 40
 """Maximum characters of a wrong value in a message."""
 
 _EXPECTED = {
@@ -115,4 +115,4 @@ def _shown(value: Any) -> str:
             return "a list"
         case _:
             text = repr(value) if isinstance(value, str) else str(value)
-            return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"
+            return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"

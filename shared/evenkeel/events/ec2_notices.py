@@ -69,8 +69,8 @@ class _BlockDetail(EventModel):
 def _spot(document: dict[str, Any]) -> ParsedEvent:
     event = Event[_SpotDetail].model_validate(document)
     action = event.detail.instance_action
-    goes_at = event.time if action == "hibernate" else event.time + SPOT_NOTICE
-    return _node_fact_event(event, "ec2:spot_interruption", action, goes_at)
+    terminates_at = event.time if action == "hibernate" else event.time + SPOT_NOTICE
+    return _node_fact_event(event, "ec2:spot_interruption", action, terminates_at)
 
 
 def _rebalance(document: dict[str, Any]) -> ParsedEvent:
@@ -91,8 +91,8 @@ def _state(document: dict[str, Any]) -> ParsedEvent | Ignored:
 def _reservation(document: dict[str, Any]) -> ParsedEvent:
     event = Event[_ReservationDetail].model_validate(document)
     detail = event.detail
-    goes_at = detail.instance_termination_time
-    return _node_fact_event(event, "ec2:capacity_reservation_interruption", detail.instance_action, goes_at)
+    terminates_at = detail.instance_termination_time
+    return _node_fact_event(event, "ec2:capacity_reservation_interruption", detail.instance_action, terminates_at)
 
 
 def _block(document: dict[str, Any]) -> ParsedEvent:
@@ -128,7 +128,7 @@ PARSERS = {
 
 
 def _node_fact_event(
-    event: Event[Any], fault_key: str, code: str, goes_at: datetime | None, *, occurrence: str = ""
+    event: Event[Any], fault_key: str, code: str, terminates_at: datetime | None, *, occurrence: str = ""
 ) -> ParsedEvent:
     fact = NodeFact(
         kind=FactKind.SICKENED,
@@ -136,7 +136,7 @@ def _node_fact_event(
         instance_id=event.detail.instance_id,
         fault_key=fault_key,
         code=code,
-        deadline_at=goes_at,
+        deadline_at=terminates_at,
         observed_at=event.time,
         envelope_id=event.id,
         detail=_MESSAGES[fault_key],

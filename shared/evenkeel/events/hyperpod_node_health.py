@@ -54,15 +54,15 @@ def parse(document: dict[str, Any]) -> ParsedEvent:
     """
     event = Event[_Detail].model_validate(document)
     detail, summary = event.detail, event.detail.health_summary
-    is_sick = summary.health_status == "Unhealthy"
-    code = _code(summary.health_status_reason) if is_sick else ""
+    is_unhealthy = summary.health_status == "Unhealthy"
+    code = _code(summary.health_status_reason) if is_unhealthy else ""
     words = (summary.health_status_reason, summary.recommendation)
     fact = NodeFact(
-        kind=FactKind.SICKENED if is_sick else FactKind.RECOVERED,
+        kind=FactKind.SICKENED if is_unhealthy else FactKind.RECOVERED,
         source=SOURCE,
         instance_id=detail.instance_id,
         cluster_arn=detail.cluster_arn,
-        fault_key=fault_key(code) if is_sick else "",
+        fault_key=fault_key(code) if is_unhealthy else "",
         code=code,
         observed_at=event.time,
         envelope_id=event.id,

@@ -37,7 +37,7 @@ NOT_READY = "node:not_ready"
 
 _NAMES = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 _DETAILS_LIMIT = 65_536
-_MOST_DETAILS = 8
+_MAX_DETAILS = 8
 _NEW_NODE_WINDOW = timedelta(seconds=10)
 _FAULT_REASONS = ("sagemaker.amazonaws.com/fault-reasons", "sagemaker.amazonaws.com/fault-reason")
 _RESERVATION = "karpenter.k8s.aws/capacity-reservation-id"
@@ -220,14 +220,14 @@ def _recovery_facts(
 def _from_reservation(node: KubernetesNode, ending: Mapping[str, GroupFact], now: datetime) -> Iterator[NodeFact]:
     reservation = node.labels.get(_RESERVATION, "")
     notice = ending.get(reservation)
-    goes_at = notice.deadline_at if notice else None
-    if notice is None or goes_at is None:
+    terminates_at = notice.deadline_at if notice else None
+    if notice is None or terminates_at is None:
         return
     reading = Reading("ec2:capacity_block_expiring", reservation)
-    detail = f"Capacity reservation {reservation} ends node {node.name} at {rfc3339(goes_at)}."
-    occurrence = f"{reservation}-{rfc3339(goes_at)}"
+    detail = f"Capacity reservation {reservation} ends node {node.name} at {rfc3339(terminates_at)}."
+    occurrence = f"{reservation}-{rfc3339(terminates_at)}"
     fact = _fact(node, SOURCE_RESERVATION, reading, now, occurrence=occurrence, detail=detail)
-    yield fact.but(deadline_at=goes_at, is_drill=notice.is_drill)
+    yield fact.but(deadline_at=terminates_at, is_drill=notice.is_drill)
 
 
 def _from_labels(node: KubernetesNode, now: datetime) -> tuple[NodeFact, ...]:
@@ -279,9 +279,7 @@ def _details(node: KubernetesNode) -> list[_FaultDetail]:
         entries = _FaultDetails.model_validate(json.loads(node.fault_details)).root
     except (ValueError, RecursionError):
         return []
-    return sorted(entries, key=lambda entry: (entry.timestamp, entry.type, entry.reason, entry.message))[
-        -_MOST_DETAILS:
-    ]
+    return sorted(entries, key=lambda entry: (entry.timestamp, entry.type, entry.reason, entry.message))[-_MAX_DETAILS:]
 
 
 def _fact(

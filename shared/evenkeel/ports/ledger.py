@@ -103,7 +103,7 @@ LARGEST_ROW = 400_000
 """Maximum bytes of one stored row with its names and keys. DynamoDB's limit of 400 KB is slightly higher."""
 LARGEST_COMMIT = 4_000_000
 """Maximum bytes of all rows of one commit. DynamoDB's limit of 4 MB is slightly higher."""
-MOST_WRITES = 100
+MAX_WRITES = 100
 """Maximum writes of one commit: the limit of DynamoDB."""
 LONGEST_PK = 2048
 """Maximum bytes of a partition key, also of the index."""
@@ -190,7 +190,7 @@ class Ledger(Protocol):
         ...
 
     def commit(self, *writes: Write, token: str = "") -> None:
-        """Do all writes or none: at most `MOST_WRITES` of them and `LARGEST_COMMIT` bytes, each row `LARGEST_ROW`.
+        """Do all writes or none: at most `MAX_WRITES` of them and `LARGEST_COMMIT` bytes, each row `LARGEST_ROW`.
 
         Idempotent: yes, by `token`: the same token and writes within 10 minutes succeed without effect. Without a token
         no, because a repeat writes again; guarded by the conditions of the writes.

@@ -118,9 +118,9 @@ def event(
             world.raw_events.keep(envelope_id, body)
             parsed = parse(body)
             if isinstance(parsed, malformed):
-                return _put_aside(body, parsed, world)
+                return _send_to_dead_letters(body, parsed, world)
             if isinstance(parsed, passed_over):
-                return _pass_over(parsed, world)
+                return _count_ignored(parsed, world)
             world.telemetry.count("EventsReceived")
             return handler(parsed, context)
 
@@ -148,7 +148,7 @@ def event(
     return decorate
 
 
-def _put_aside(body: bytes, parsed: MalformedEvent, world: wiring.World) -> Json:
+def _send_to_dead_letters(body: bytes, parsed: MalformedEvent, world: wiring.World) -> Json:
     """Put a malformed event on the dead-letter queue, and return its outcome."""
     world.dead_letters.put(body.decode(), parsed.code, parsed.reason)
     world.telemetry.count("EventsFailed", code=parsed.code)
@@ -156,7 +156,7 @@ def _put_aside(body: bytes, parsed: MalformedEvent, world: wiring.World) -> Json
     return {"outcome": "DEAD_LETTERED", "code": parsed.code, "reason": parsed.reason, "beginning": beginning}
 
 
-def _pass_over(parsed: object, world: wiring.World) -> Json:
+def _count_ignored(parsed: object, world: wiring.World) -> Json:
     """Count an event that needs no action, and return its outcome."""
     kind = type(parsed).__name__
     world.telemetry.count(f"Events{kind}")
@@ -185,7 +185,7 @@ def scheduled(handler: Handler) -> Handler:
     A request holds no data: the next cycle finds the same work. So only a transient failure returns a batch to the
     queue. A cycle with a permanent failure must not block the queue's only message group.
 
-    A run by the clock that fails for a known reason ends as `PUT_OFF`: the next minute's run does the same work. Its
+    A run by the clock that fails for a known reason ends as `DEFERRED`: the next minute's run does the same work. Its
     heartbeat names the source that failed, and an alarm watches the age of the last success. A bug is raised.
     """
 
@@ -193,14 +193,14 @@ def scheduled(handler: Handler) -> Handler:
     def wrapped(event: Json, context: Any) -> Json:
         records = event.get("Records", ())
         try:
-            with _log_call("RoundDone", context, {"requests": len(records)}) as line:
+            with _log_call("RunDone", context, {"requests": len(records)}) as line:
                 answer = handler(event, context)
                 line.update({name: value for name, value in answer.items() if isinstance(value, str | int | float)})
                 return answer
         except EvenkeelError as error:
             if not records:
                 wiring.world().telemetry.count("ScheduledRunsDeferred")
-                return {"outcome": "PUT_OFF", "reason": f"{type(error).__name__}: {error}"}
+                return {"outcome": "DEFERRED", "reason": f"{type(error).__name__}: {error}"}
             if not isinstance(error, TransientError):
                 return {"batchItemFailures": []}
             return {"batchItemFailures": [{"itemIdentifier": record["messageId"]} for record in records]}

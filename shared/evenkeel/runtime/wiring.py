@@ -142,7 +142,7 @@ class World:
         return LambdaWaitAnswers(self.settings.need("resolve_wait_function"))
 
     @cached_property
-    def passes(self) -> CycleRequests:
+    def cycle_requests(self) -> CycleRequests:
         from evenkeel.adapters.messages import SqsCycleRequests
 
         return SqsCycleRequests(self.settings.need("cycles_queue_url"))

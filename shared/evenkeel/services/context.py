@@ -79,7 +79,7 @@ class Context:
     workflows: Workflows
     tokens: Tokens
     wait_answers: WaitAnswers
-    passes: CycleRequests
+    cycle_requests: CycleRequests
     pager: Pager
     inbox: Inbox
     clock: Clock

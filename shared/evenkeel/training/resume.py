@@ -139,7 +139,7 @@ class ResumeChoice:
         }
 
     @property
-    def would_disown_work(self) -> bool:
+    def would_discard_checkpoints(self) -> bool:
         """Whether a start at step 0 would discard finished checkpoints, because none of them is valid."""
         return self.resume_from is None and any(each["code"] in UNPROVED for each in self.rejected)
 
@@ -284,7 +284,7 @@ def pin(
             job_id=job_id,
             damaged=damaged,
         )
-        if choice.would_disown_work and not may_start_over:
+        if choice.would_discard_checkpoints and not may_start_over:
             raise Unproved(attempt, choice.reason)
         # If another writer was first, the next read finds a higher fence than before, so the loop ends.
         storage.raise_fence(raised(fence, attempt, choice), stored)

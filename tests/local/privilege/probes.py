@@ -315,7 +315,7 @@ def a_rental_beside(stage: PermissionBench, *, pool: str = TO_RENT, **changes: A
         zone=MARKET[1],
         accelerators_per_node=8,
         micros_per_node_hour=1_000_000,
-        least_billed_seconds=60,
+        min_billed_seconds=60,
         opened_at=now(),
     )
     facts: dict[str, Any] = {
@@ -357,7 +357,7 @@ def _policy_that_rents(stage: PermissionBench, function: str) -> Iterator[None]:
         "market": "on-demand",
         "instanceType": MARKET[0],
         "acceleratorsPerNode": 8,
-        "mostNodes": 4,
+        "maxNodes": 4,
         "microsPerNodeHour": 1_000_000,
         "launch": {"p50Seconds": 1, "p90Seconds": 1},
         "place": {},

@@ -106,7 +106,7 @@ class Gateway:
             ledger=fakes.ledger,
             cluster=fakes.cluster,
             provider=fakes.provider,
-            passes=fakes.passes,
+            cycle_requests=fakes.cycle_requests,
             inbox=fakes.inbox,
             clock=fakes.clock,
             ids=fakes.ids,

@@ -46,9 +46,9 @@ def test_boolean_in_other_requests_is_refused(gateway: Gateway) -> None:
 
 
 def test_boolean_in_a_team_is_found() -> None:
-    team = {"name": "red", "mostAcceleratorsPerUser": True, "budgets": [{"period": "day", "gpuHours": True}]}
+    team = {"name": "red", "maxAcceleratorsPerUser": True, "budgets": [{"period": "day", "gpuHours": True}]}
 
-    assert list(booleans_for_numbers(Team, team)) == [("mostAcceleratorsPerUser",), ("budgets", 0, "gpuHours")]
+    assert list(booleans_for_numbers(Team, team)) == [("maxAcceleratorsPerUser",), ("budgets", 0, "gpuHours")]
 
 
 def test_boolean_in_a_policy_is_refused() -> None:

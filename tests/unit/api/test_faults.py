@@ -256,7 +256,7 @@ def test_hang_after_a_node_fault_joins_its_incident(training: Gateway) -> None:
     assert [fact.instance_id for fact in reported(training)] == [instance_id(2)]
     (row,) = training.fakes.ledger.by_state(Table.INCIDENTS, "DEC#job-0000000001").rows
     record = Decision.model_validate(row.doc)
-    assert (record.kind, record.action) == ("BLAME", instance_id(2))
+    assert (record.kind, record.action) == ("ATTRIBUTION", instance_id(2))
     assert replay(record, training.fakes.policy).differs_from(record) == ""
 
 

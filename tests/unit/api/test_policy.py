@@ -321,7 +321,7 @@ POOL = {
     "market": "spot",
     "instanceType": "ml.p5.48xlarge",
     "acceleratorsPerNode": 8,
-    "mostNodes": 4,
+    "maxNodes": 4,
     "microsPerNodeHour": 24_000_000,
     "launch": {"p50Seconds": 120, "p90Seconds": 600},
     "interruptionsPerNodeHour": 0.1,

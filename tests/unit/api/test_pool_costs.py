@@ -19,7 +19,7 @@ DEMAND = {
     "market": "on-demand",
     "instanceType": "ml.p5.48xlarge",
     "acceleratorsPerNode": 8,
-    "mostNodes": 4,
+    "maxNodes": 4,
     "microsPerNodeHour": 55_040_000,
     "place": {},
     **DELAY,

@@ -102,7 +102,7 @@ def test_another_change_under_an_old_etag_is_refused(site: Gateway) -> None:
         ({"reason": "x"}, "team"),
         (a_team(budgets=[{"usd": 1e308}]), "team.budgets[0].usd"),
         (a_team(budgets=[{"gpuHours": 1e308}]), "team.budgets[0].gpuHours"),
-        (a_team(mostAcceleratorsPerUser=10**40), "team.mostAcceleratorsPerUser"),
+        (a_team(maxAcceleratorsPerUser=10**40), "team.maxAcceleratorsPerUser"),
     ],
 )
 def test_invalid_team_field_is_named(gateway: Gateway, body: dict[str, Any], field: str) -> None:
@@ -260,7 +260,7 @@ def test_team_table_shows_quota_use_borrowing_and_lending(site: Gateway) -> None
     assert nlp["accelerators"] == {
         "allocated": 16,
         "used": 24,
-        "usedBesides": 0,
+        "usedByUnmanaged": 0,
         "borrowed": 8,
         "lent": 0,
         "utilization": 150,

@@ -181,7 +181,7 @@ def seeded(gateway: Gateway) -> None:
         a_decision(1, incident.incident_id, facts={"rungs": ["replace"]}),
         a_decision(2, incident.incident_id, kind="RESUME", reason=SECRET, facts={"jobId": SECRET}),
         a_decision(3, job.job_id, kind="ADMISSION", action="ADMIT", reason="It fits.", facts={"request": SECRET}),
-        a_decision(4, job.job_id, kind="BLAME", reason=SECRET, facts={"request": SECRET}),
+        a_decision(4, job.job_id, kind="ATTRIBUTION", reason=SECRET, facts={"request": SECRET}),
     )
     an_event(
         ledger,
@@ -240,7 +240,9 @@ def test_without_teams_every_caller_sees_everything() -> None:
     assert [SECRET in answer.text for answer in shown] == [True] * len(shown)
 
 
-@pytest.mark.parametrize("kind", ["RESUME", "ROLLBACK", "DRAIN", "BLAME", "RESIZE", "STAY", "LOAN", "NEW_KIND"])
+@pytest.mark.parametrize(
+    "kind", ["RESUME", "ROLLBACK", "DRAIN", "ATTRIBUTION", "RESIZE", "MIGRATION", "TEMPORARY_CAPACITY", "NEW_KIND"]
+)
 def test_decisions_about_jobs_keep_reasons_and_facts(site: Gateway, kind: str) -> None:
     for number, subject in ((8, "job-0000000001"), (9, "inc-0000000001")):
         stored(site.fakes.ledger, a_decision(number, subject, kind=kind, reason=SECRET, facts={"x": SECRET}))
@@ -251,7 +253,7 @@ def test_decisions_about_jobs_keep_reasons_and_facts(site: Gateway, kind: str) -
 
 
 def test_decision_about_a_vanished_job_is_withheld(site: Gateway) -> None:
-    stored(site.fakes.ledger, a_decision(9, "job-0000009999", kind="BLAME", reason=SECRET, facts={"x": SECRET}))
+    stored(site.fakes.ledger, a_decision(9, "job-0000009999", kind="ATTRIBUTION", reason=SECRET, facts={"x": SECRET}))
 
     assert SECRET not in site.get("/v1/decisions/dec-0000000009", caller=session("Nlp")).text
     assert SECRET in site.get("/v1/decisions/dec-0000000009", caller=session("Operator")).text

@@ -142,8 +142,8 @@ def test_stopped_queue_and_removed_team_refuse_nothing(site: Gateway) -> None:
 
 def test_rental_pool_counts_up_to_its_limit(site: Gateway) -> None:
     policy = changed(Policy(), {"burst": BURST})
-    most = max(pool.most_nodes for pool in policy.burst.pools)
-    kind = max(policy.burst.pools, key=lambda pool: pool.most_nodes)
+    most = max(pool.max_nodes for pool in policy.burst.pools)
+    kind = max(policy.burst.pools, key=lambda pool: pool.max_nodes)
 
     assert why(site, most, TeamSetup(), policy, accelerators_per_node=kind.accelerators_per_node) is None
     assert why(site, most + 5, TeamSetup(), policy, accelerators_per_node=kind.accelerators_per_node)

@@ -115,8 +115,8 @@ class ServiceSide:
         world.fence = json.dumps(service_side.raised(fence, attempt, choice).to_json()).encode()
         return _as_answer(choice)
 
-    def would_disown_work(self, world: CheckpointWorld, attempt: int, doubt: datetime | None = None) -> bool:
-        return self._choose(world, attempt, doubt).would_disown_work
+    def would_discard_checkpoints(self, world: CheckpointWorld, attempt: int, doubt: datetime | None = None) -> bool:
+        return self._choose(world, attempt, doubt).would_discard_checkpoints
 
     def _fence(self, world: CheckpointWorld) -> service_side.Fence | None:
         return None if world.fence is None else service_side.fence_of(json.loads(world.fence))
@@ -176,8 +176,8 @@ class TrainingSide:
     ) -> ReaderAnswer:
         return _said(self._choose(world, attempt, doubt, convention=convention, demand=demand))
 
-    def would_disown_work(self, world: CheckpointWorld, attempt: int, doubt: datetime | None = None) -> bool:
-        return self._choose(world, attempt, doubt).would_disown_work
+    def would_discard_checkpoints(self, world: CheckpointWorld, attempt: int, doubt: datetime | None = None) -> bool:
+        return self._choose(world, attempt, doubt).would_discard_checkpoints
 
     def _choose(
         self,

@@ -382,7 +382,7 @@ def test_work_without_evidence_is_not_discarded_automatically(reader: Reader) ->
 
     choice = reader._choose(world, 2, demand="EVIDENCE")
 
-    assert choice.would_disown_work
+    assert choice.would_discard_checkpoints
 
 
 class WrittenCheckpoint(NamedTuple):
@@ -455,7 +455,7 @@ def test_only_finished_checkpoints_can_be_discarded(reader: Reader, spoil: Any, 
     world = CheckpointWorld()
     spoil(world, world.save(1, 10))
 
-    assert reader.would_disown_work(world, 2) is is_disowned
+    assert reader.would_discard_checkpoints(world, 2) is is_disowned
 
 
 @reader_of_both
@@ -465,7 +465,7 @@ def test_restart_discards_no_fenced_or_distrusted_checkpoint(reader: Reader) -> 
     world.save(1, 10)
     world.save(2, 20, began=9)
 
-    assert not reader.would_disown_work(world, 3, at(5))
+    assert not reader.would_discard_checkpoints(world, 3, at(5))
 
 
 @reader_of_both
@@ -474,7 +474,7 @@ def test_valid_checkpoint_makes_a_broken_one_irrelevant(reader: Reader) -> None:
     world.save(1, 10)
     _drop(world, world.save(1, 20))
 
-    assert not reader.would_disown_work(world, 2)
+    assert not reader.would_discard_checkpoints(world, 2)
 
 
 def test_training_script_limits_distrust_to_earlier_attempts() -> None:
@@ -512,4 +512,4 @@ def test_number_of_examined_checkpoints_is_bounded() -> None:
 
     assert isinstance(choice, service_side.ResumeChoice)
     assert [(out.step, out.code) for out in choice.rejected] == [(30, "MANIFEST_UNREADABLE"), (20, "NOT_EXAMINED")]
-    assert choice.would_disown_work
+    assert choice.would_discard_checkpoints

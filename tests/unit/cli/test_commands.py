@@ -916,7 +916,7 @@ def test_job_shows_its_rental_and_cost(served: CliFixture) -> None:
         zone="us-west-2a",
         accelerators_per_node=8,
         micros_per_node_hour=20_000_000,
-        least_billed_seconds=60,
+        min_billed_seconds=60,
         opened_at=job.submitted_at,
         joined_node_names=("ip-1", "ip-2"),
     )

@@ -23,7 +23,7 @@ from evenkeel_cli.doctor import site as site_module
 from evenkeel_cli.doctor.checks import CHECKS
 from evenkeel_cli.doctor.evaluate import DEAD_LETTERS
 from evenkeel_cli.doctor.findings import CouldNotCheck, DoctorFinding, Status
-from evenkeel_cli.doctor.site import BadCredentials, BotocoreAws, NotThere, Site
+from evenkeel_cli.doctor.site import BadCredentials, BotocoreAws, ResourceNotFound, Site
 from evenkeel_cli.offline import access
 from evenkeel_cli.render import Printer
 from evenkeel_client.context import ApiContext
@@ -291,7 +291,7 @@ FAULTS = [
     ),
     DoctorCase(
         "stack",
-        plant("cloudformation:describe_stacks", NotThere("no")),
+        plant("cloudformation:describe_stacks", ResourceNotFound("no")),
         "unknown",
         "no stack evenkeel in us-west-2",
         "--stack",
@@ -336,7 +336,7 @@ FAULTS = [
     DoctorCase("api-logs", plant("apigateway:get_account", DENIED), "unknown", "may not", "identity"),
     DoctorCase(
         "hyperpod",
-        plant("sagemaker:describe_cluster", NotThere("no")),
+        plant("sagemaker:describe_cluster", ResourceNotFound("no")),
         "failed",
         "no HyperPod cluster",
         "HyperPodClusterArn",
@@ -385,7 +385,7 @@ FAULTS = [
     ),
     DoctorCase(
         "kubernetes",
-        plant("eks:describe_cluster", NotThere("no")),
+        plant("eks:describe_cluster", ResourceNotFound("no")),
         "failed",
         "no cluster research-eks",
         "KubernetesClusters",
@@ -446,7 +446,7 @@ FAULTS = [
     DoctorCase("access", plant("lambda:invoke:evenkeel-repair_node", DENIED), "unknown", "may not call", "identity"),
     DoctorCase(
         "access",
-        plant("lambda:invoke:evenkeel-repair_node", NotThere("no")),
+        plant("lambda:invoke:evenkeel-repair_node", ResourceNotFound("no")),
         "unknown",
         "no function evenkeel-repair_node",
         "make deploy",
@@ -525,7 +525,7 @@ FAULTS = [
     ),
     DoctorCase(
         "schedules",
-        plant("scheduler:get_schedule:evenkeel-sweep_fleet", NotThere("no")),
+        plant("scheduler:get_schedule:evenkeel-sweep_fleet", ResourceNotFound("no")),
         "failed",
         "no schedule for sweep_fleet",
         "make deploy",
@@ -598,7 +598,7 @@ FAULTS = [
     ),
     DoctorCase(
         "events",
-        plant("events:describe_rule:evenkeel-HealthEvents-1X", NotThere("no")),
+        plant("events:describe_rule:evenkeel-HealthEvents-1X", ResourceNotFound("no")),
         "failed",
         "is missing",
         "Deploy",

@@ -15,9 +15,9 @@ def repaired(seconds: float | None, **changes: object) -> Incident:
 
 
 def test_median_of_enough_cases_replaces_the_policy_figure() -> None:
-    assert Forecast(seconds=960) == forecast([10, 20], 960, least_samples=3)
-    assert Forecast(seconds=20, samples=3) == forecast([20, 86_400, 10], 960, least_samples=3)
-    assert Forecast(seconds=960) == forecast([], 960, least_samples=0)
+    assert Forecast(seconds=960) == forecast([10, 20], 960, min_samples=3)
+    assert Forecast(seconds=20, samples=3) == forecast([20, 86_400, 10], 960, min_samples=3)
+    assert Forecast(seconds=960) == forecast([], 960, min_samples=0)
 
 
 def test_forecast_uses_only_the_same_rung_and_pool() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from evenkeel_local.supervisor import (
-    MOST_DEATHS,
+    MAX_DEATHS,
     PROBE_SECONDS,
     WINDOW_SECONDS,
     Backoff,
@@ -157,7 +157,7 @@ def test_part_that_keeps_failing_is_given_up() -> None:
     with pytest.raises(RestartLimitReached, match="engine died: it died more than 5 times"):
         supervised(part, waits=100)
 
-    assert len(part.restarts) == MOST_DEATHS
+    assert len(part.restarts) == MAX_DEATHS
 
 
 def test_supervision_ends_during_a_pause() -> None:

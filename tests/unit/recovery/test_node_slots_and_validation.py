@@ -301,7 +301,7 @@ def test_strongest_check_allowed_by_the_site_is_used(
 def test_early_deep_check_result_may_belong_to_an_older_check(said: str, seconds: float, result: CheckResult) -> None:
     node = a_node(1, labels={DEEP_CHECK_STATUS: said})
 
-    assert judge_deep_check(node, started_at=at(0), least_seconds=60, now=at(seconds)) is result
+    assert judge_deep_check(node, started_at=at(0), min_seconds=60, now=at(seconds)) is result
 
 
 @pytest.mark.parametrize(("returns", "margin"), [(0, 10), (1, 40), (3, 640), (9, 640)])

@@ -277,7 +277,7 @@ def test_karpenter_nodes_are_drained_and_terminated(
             Repair.STAND_DOWN,
             False,
         ),
-        ("nobody's machine", {"owner": Owner.NOBODY}, Repair.ASK_PERSON, True),
+        ("nobody's machine", {"owner": Owner.NONE}, Repair.ASK_PERSON, True),
         ("its machine is gone, and its node slot is empty", {"slot_state": GONE}, Repair.AWAIT, False),
         ("… and stays empty", {"slot_state": GONE, "now": at(200)}, Repair.NOT_NEEDED, False),
     ],

@@ -299,7 +299,7 @@ def renting(
         market=Market.ON_DEMAND,
         instance_type="p5.48xlarge",
         accelerators_per_node=8,
-        most_nodes=32,
+        max_nodes=32,
         micros_per_node_hour=micros,
         launch=LaunchDelay(p50_seconds=240, p90_seconds=400),
         place=PoolEnvironment(),

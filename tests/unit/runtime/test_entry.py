@@ -309,7 +309,7 @@ def test_scheduled_run_logs_its_result(world: FakeWorld) -> None:
 
     assert answer == {"admitted": 2, "names": ["a"]}
     (line,) = world.telemetry.lines
-    assert (line.message, line.keys["admitted"], "names" in line.keys) == ("RoundDone", 2, False)
+    assert (line.message, line.keys["admitted"], "names" in line.keys) == ("RunDone", 2, False)
 
 
 def test_bug_in_a_scheduled_run_is_raised() -> None:
@@ -321,14 +321,14 @@ def test_bug_in_a_scheduled_run_is_raised() -> None:
 def test_scheduled_run_without_access_is_put_off(world: FakeWorld, error: Exception) -> None:
     answer = entry.scheduled(raising(error))({}, CONTEXT)
 
-    assert answer == {"outcome": "PUT_OFF", "reason": f"{type(error).__name__}: {error}"}
+    assert answer == {"outcome": "DEFERRED", "reason": f"{type(error).__name__}: {error}"}
     assert world.telemetry.totals["ScheduledRunsDeferred"] == 1
 
 
 def test_transient_failure_of_a_scheduled_run_pages_no_person(world: FakeWorld) -> None:
     answer = entry.scheduled(raising(Throttled("slow")))({}, CONTEXT)
 
-    assert answer == {"outcome": "PUT_OFF", "reason": "Throttled: slow"}
+    assert answer == {"outcome": "DEFERRED", "reason": "Throttled: slow"}
     assert [line.message for line in world.telemetry.lines] == ["RunWillBeRetried"]
     assert world.telemetry.totals["ScheduledRunsDeferred"] == 1
 

@@ -27,7 +27,7 @@ ALL = {
     "JOBS_TABLE": "jobs",
     "RAW_EVENTS_BUCKET": "raw",
     "DEAD_LETTER_QUEUE_URL": "https://q/dead",
-    "CYCLES_QUEUE_URL": "https://q/passes.fifo",
+    "CYCLES_QUEUE_URL": "https://q/cycles.fifo",
     "EVENTS_QUEUE_URL": "https://q/events",
     "RECOVER_NODE_ARN": "arn:recover",
     "RUN_JOB_ARN": "arn:run",
@@ -53,7 +53,7 @@ def test_a_world_builds_nothing_before_it_is_used() -> None:
     world = World(Settings.from_environment({}))
 
     assert set(vars(world)) == {"settings"}
-    for name in ("wait_answers", "passes", "inbox", "pager", "raw_events", "dead_letters"):
+    for name in ("wait_answers", "cycle_requests", "inbox", "pager", "raw_events", "dead_letters"):
         with pytest.raises(BadSetting):
             getattr(world, name)
 

@@ -24,7 +24,7 @@ def a_pool(market: Market = Market.COMMITTED, **changes: Any) -> Pool:
         "market": market,
         "instance_type": "p5.48xlarge",
         "accelerators_per_node": 8,
-        "most_nodes": 16,
+        "max_nodes": 16,
         "micros_per_node_hour": rent,
         "invoice_micros_per_node_hour": 0 if rent else 20 * MICROS,
         "launch": {"p50Seconds": 0, "p90Seconds": 0},
@@ -40,7 +40,7 @@ def a_candidate_pool(
     market: Market = Market.COMMITTED, *, pool: dict[str, Any] | None = None, **changes: Any
 ) -> CandidatePool:
     place = a_pool(market, **(pool or {}))
-    facts: dict[str, Any] = {"pool": place, "accelerators_left": 8 * place.most_nodes if market.is_rented else 0}
+    facts: dict[str, Any] = {"pool": place, "accelerators_left": 8 * place.max_nodes if market.is_rented else 0}
     return CandidatePool.model_validate({**facts, **changes})
 
 

@@ -69,7 +69,7 @@ def test_migration_must_also_save_one_restart() -> None:
         for seconds in (510, 512)
     )
 
-    assert (just_not.action, just.action) == (MigrationAction.STAY, MigrationAction.MIGRATE)
+    assert (just_not.action, just.action) == (MigrationAction.KEEP, MigrationAction.MIGRATE)
     assert "the migration and one restart cost $4.53" in just_not.alternatives[0].why_not
 
 
@@ -87,7 +87,7 @@ def test_migration_must_also_save_one_restart() -> None:
 def test_migration_is_refused_with_a_reason(change: dict[str, Any], message: str) -> None:
     decision = decide_migration(migration_facts(**change))
 
-    assert decision.action is MigrationAction.STAY
+    assert decision.action is MigrationAction.KEEP
     assert message in decision.alternatives[0].why_not
 
 
@@ -99,7 +99,7 @@ def test_job_leaves_a_reservation_before_it_ends() -> None:
         for seconds in (1.5 * HOUR - 121, 1.5 * HOUR - 120)
     )
 
-    assert (before.action, due.action) == (MigrationAction.STAY, MigrationAction.REQUEUE)
+    assert (before.action, due.action) == (MigrationAction.KEEP, MigrationAction.REQUEUE)
     assert before.by == due.by == at(1.5 * HOUR - 120)
     done_first = decide_migration(
         migration_facts(Market.RESERVED, pool=pool, target=None, candidate=a_migration_candidate(left_seconds=600))

@@ -14,7 +14,7 @@ from evenkeel.domain.capacity.efa import (
     EfaRequest,
     efa_request,
     interfaces_per_pod,
-    least_interfaces,
+    min_interfaces,
 )
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, node_capacity
 from evenkeel.domain.nodes import Node
@@ -104,9 +104,9 @@ def test_huge_pages_follow_the_share_of_interfaces() -> None:
 def test_job_of_several_types_requests_the_fewest_interfaces() -> None:
     p4 = EfaNode("old", "ml.p4d.24xlarge", 8, 4)
 
-    assert least_interfaces((P5, p4), 2, 8, {}) == 4
-    assert least_interfaces((P5, EfaNode("x", "ml.g5.xlarge", 8)), 2, 8, {}) == 0
-    assert least_interfaces((), 2, 8, {}) == 0
+    assert min_interfaces((P5, p4), 2, 8, {}) == 4
+    assert min_interfaces((P5, EfaNode("x", "ml.g5.xlarge", 8)), 2, 8, {}) == 0
+    assert min_interfaces((), 2, 8, {}) == 0
 
 
 # ---------------------------------------------------------------- admission

@@ -345,7 +345,7 @@ def test_second_job_sees_what_the_first_left(limit: dict[str, int]) -> None:
         (a_candidate_pool(O, differences=("data is another volume.",)), "another volume"),
         (a_candidate_pool(O, accelerators_left=7), "leaves capacity for 0 nodes"),
         (a_candidate_pool(O, pool={"accelerators_per_node": 4}), "has 4 accelerators, the job asks for 8"),
-        (a_candidate_pool(C, pool={"most_nodes": 0}), "at most 0 nodes"),
+        (a_candidate_pool(C, pool={"max_nodes": 0}), "at most 0 nodes"),
     ],
 )
 def test_unusable_pool_states_its_reason(candidate: CandidatePool, message: str) -> None:

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from evenkeel.domain.capacity.compatibility import EnvironmentNeeds, PoolEnvironment, differences
 from evenkeel.domain.capacity.pools import LaunchDelay, Market
-from evenkeel.domain.capacity.shortages import LEAST_WEIGHT, MOST_HOLD_SECONDS, Shortages
+from evenkeel.domain.capacity.shortages import MAX_HOLD_SECONDS, MIN_WEIGHT, Shortages
 from tests.unit.scheduling.markets import NOW, a_pool, a_reservation, at
 
 SPOT = ("g5.48xlarge", "a", Market.SPOT)
@@ -29,9 +29,9 @@ def test_invalid_pool_is_refused(market: Market, change: dict[str, object], mess
 
 def test_pool_needs_a_limit() -> None:
     facts = a_pool(Market.ON_DEMAND).to_json()
-    del facts["mostNodes"]
+    del facts["maxNodes"]
 
-    with pytest.raises(ValidationError, match="mostNodes"):
+    with pytest.raises(ValidationError, match="maxNodes"):
         type(a_pool()).model_validate(facts)
 
 
@@ -83,8 +83,8 @@ def test_shortages_stay_few_and_end(refusals: list[tuple[int, str]]) -> None:
         memory = memory.with_refusal("g5.48xlarge", zone, Market.SPOT, at(seconds))
         until = memory.barred_until("g5.48xlarge", zone, Market.SPOT, at(seconds))
         assert until is not None
-        assert 180 <= (until - at(seconds)).total_seconds() <= MOST_HOLD_SECONDS
-        assert all(each.weight_at(at(seconds)) >= LEAST_WEIGHT for each in memory.entries)
+        assert 180 <= (until - at(seconds)).total_seconds() <= MAX_HOLD_SECONDS
+        assert all(each.weight_at(at(seconds)) >= MIN_WEIGHT for each in memory.entries)
     assert len(memory.entries) <= 3
 
 

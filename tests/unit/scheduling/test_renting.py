@@ -40,7 +40,7 @@ POOL = RentedPool(
     market=Market.ON_DEMAND,
     instance_type="p5.48xlarge",
     accelerators_per_node=8,
-    most_nodes=4,
+    max_nodes=4,
     micros_per_node_hour=50_000_000,
     launch=LaunchDelay(p50_seconds=60, p90_seconds=120),
     place=PoolEnvironment(),
@@ -216,7 +216,7 @@ def test_no_placement_breaks_a_cap_or_a_limit(rented: int, cap: int) -> None:
 
     if decision.action is PlacementAction.RENT:
         assert rented * 50_000_000 + 2 * POOL.micros_per_node_hour <= cap
-        assert rented + 2 <= POOL.most_nodes
+        assert rented + 2 <= POOL.max_nodes
 
 
 # ---------------------------------------------------------------- waits

@@ -62,7 +62,7 @@ def a_pool(index: int, dollars: int, most: int, market: Market) -> RentedPool:
         market=market,
         instance_type="p5.48xlarge",
         accelerators_per_node=8,
-        most_nodes=most,
+        max_nodes=most,
         micros_per_node_hour=dollars * money.MICROS,
         launch=LaunchDelay(p50_seconds=60, p90_seconds=60),
         place=PoolEnvironment(),
@@ -147,7 +147,7 @@ def test_rentals_never_exceed_caps_pool_limits_or_budgets(
             if usd is not None:
                 assert paid[team] + sum(each.expected_parts for each in rentals_of_team) <= usd * money.PARTS
         for pool in found:
-            assert sum(hold.nodes for hold in holds if hold.pool == pool.name) <= pool.most_nodes
+            assert sum(hold.nodes for hold in holds if hold.pool == pool.name) <= pool.max_nodes
 
 
 def a_rental(team: str, nodes: int, pool: RentedPool, row: Any, now: Any) -> Rental:

@@ -56,7 +56,7 @@ POOL = RentedPool(
     market=Market.ON_DEMAND,
     instance_type="p5.48xlarge",
     accelerators_per_node=8,
-    most_nodes=4,
+    max_nodes=4,
     micros_per_node_hour=MICROS,
     launch=LaunchDelay(p50_seconds=240, p90_seconds=240),
     place=PoolEnvironment(),
@@ -273,7 +273,7 @@ def test_serving_rentals_respect_limits_and_replay(
     answers = decided(*pods, policy=policy, most=most, rented=RentalBook(holds=(hold,) if held else ()))
 
     rented = [each for each in answers if each.action is PlacementAction.RENT]
-    assert len(rented) <= min(most, POOL.most_nodes - held, -(-replicas // (8 // accelerators)))
+    assert len(rented) <= min(most, POOL.max_nodes - held, -(-replicas // (8 // accelerators)))
     assert not rented or (held + len(rented)) * MICROS <= cap
     assert not rented or len(rented) == len(answers)
     assert [choose_pool(each.facts) for each in answers] == list(answers)
@@ -420,7 +420,7 @@ def test_replicas_request_only_nodes_beyond_rented_ones() -> None:
 def test_longest_waiting_replicas_count_up_to_the_agreed_number() -> None:
     pods = [a_replica(number, created_at=START - timedelta(seconds=number)) for number in range(3)]
 
-    (short,) = replica_shortfalls((CHAT.but(most_replicas=2),), {CLUSTER: pods})
+    (short,) = replica_shortfalls((CHAT.but(max_replicas=2),), {CLUSTER: pods})
 
     assert isinstance(short, ReplicaShortfall)
     assert [pod.name for pod in short.waiting] == ["chat-7d9f-2", "chat-7d9f-1"]

@@ -243,7 +243,7 @@ def test_job_without_nodes_of_its_type_blocks_no_other_job() -> None:
 
 
 def test_user_limit_counts_admissions_of_this_cycle() -> None:
-    setup = a_setup(a_team("red", mostAcceleratorsPerUser=16))
+    setup = a_setup(a_team("red", maxAcceleratorsPerUser=16))
     of_ana = [a_request(number, team="red", owner="role/ana") for number in (1, 2)]
 
     answers = passed(
@@ -262,7 +262,7 @@ def test_user_limit_counts_admissions_of_this_cycle() -> None:
 
 
 def test_user_limit_counts_recoveries_of_this_cycle() -> None:
-    setup = a_setup(a_team("red", mostAcceleratorsPerUser=8))
+    setup = a_setup(a_team("red", maxAcceleratorsPerUser=8))
     back = a_request(1, team="red", owner="role/ana", is_recovery=True, attempts=1)
 
     answers = passed(setup, capacities(4), back, a_request(2, team="red", owner="role/ana"))
@@ -351,7 +351,7 @@ def test_record_lists_only_preemptable_holders_singly() -> None:
 
 
 def test_oversized_record_sums_holders_and_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota_facts, "MOST_BYTES", 500)
+    monkeypatch.setattr(quota_facts, "MAX_BYTES", 500)
     setup = a_setup(a_team("red", gpus=160), a_team("blue", gpus=0))
     charges = [a_charge(number, "blue", number) for number in range(1, 20)]
     snapshot = QueueSnapshot(
@@ -392,7 +392,7 @@ def test_record_of_a_thousand_nodes_is_complete_and_replays() -> None:
         decided_at=at(2000),
     )
     stored = rows.decision_row(record).doc
-    assert len(json.dumps(stored)) < quota_facts.MOST_BYTES < len(json.dumps(facts))
+    assert len(json.dumps(stored)) < quota_facts.MAX_BYTES < len(json.dumps(facts))
     read = Decision.model_validate(json.loads(json.dumps(stored)))
     assert read.facts == facts
     assert replay(read, Policy()).differs_from(record) == ""

@@ -119,7 +119,7 @@ def test_exactly_spent_budget_blocks() -> None:
 
 
 def test_member_limit_may_be_reached_but_not_exceeded() -> None:
-    (reached,) = limits({"mostAcceleratorsPerUser": 16})
-    (passed,) = limits({"mostAcceleratorsPerUser": 15})
+    (reached,) = limits({"maxAcceleratorsPerUser": 16})
+    (passed,) = limits({"maxAcceleratorsPerUser": 15})
 
     assert (reached.is_reached, passed.is_reached) == (False, True)

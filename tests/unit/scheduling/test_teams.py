@@ -41,7 +41,7 @@ def test_valid_team_has_no_error() -> None:
         namespace="nlp",
         serviceAccount="trainer",
         images=["registry.example/nlp/*", "registry.example/base@sha256:0f"],
-        mostAcceleratorsPerUser=8,
+        maxAcceleratorsPerUser=8,
         budgets=[{"period": "week", "gpuHours": 500}, {"period": "month", "usd": 10000.5}],
     )
 

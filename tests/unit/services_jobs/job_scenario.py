@@ -54,7 +54,7 @@ class JobScenario:
         self.cluster = crashing(world.cluster, self.plan, "launch", "stop", "force_delete_pods", "release")
         self.checkpoints = crashing(world.checkpoints, self.plan, "raise_fence")
         self.workflows = crashing(world.workflows, self.plan, "start")
-        self.passes = crashing(world.passes, self.plan, "request")
+        self.cycle_requests = crashing(world.cycle_requests, self.plan, "request")
 
     # ------------------------------------------------------------ services
 
@@ -65,7 +65,7 @@ class JobScenario:
             "cluster": self.cluster,
             "checkpoints": self.checkpoints,
             "workflows": self.workflows,
-            "passes": self.passes,
+            "cycle_requests": self.cycle_requests,
             "policy": self.policy,
             "mode": self.mode,
             "admission": self.admission,

@@ -122,7 +122,7 @@ def test_job_does_not_migrate_if_that_misses_its_deadline() -> None:
         market.scenario.settle(FIRST, 1)
         market.scenario.run_scheduling_cycle()
         went[hours] = market.scenario.job(job.job_id).is_migrating_back
-        for record in market.records("STAY"):
+        for record in market.records("MIGRATION"):
             assert MigrationFacts.model_validate(record.facts).candidate.deadline_at == job.spec.deadline_at
     assert list(went.values()) == [False, True]
 

@@ -570,7 +570,7 @@ def test_grown_job_resumes_at_its_last_size() -> None:
 # ---------------------------------------------------------------- serving
 
 
-CHAT = ServingWorkload(cluster=CLUSTER, namespace="serving", name="chat", most_replicas=3)
+CHAT = ServingWorkload(cluster=CLUSTER, namespace="serving", name="chat", max_replicas=3)
 
 
 def a_replica(number: int, node: str = "", **changes: Any) -> UnmanagedPod:

@@ -242,7 +242,7 @@ def test_holds_have_a_limit() -> None:
             until=now + timedelta(hours=1),
             instance_id=f"i-{n:017x}",
         )
-        for n in range(hold_automation.MOST_HOLDS)
+        for n in range(hold_automation.MAX_HOLDS)
     )
     row = Row(rows.hold_key(), Holds(holds=held).to_json())
     scenario.put(row)

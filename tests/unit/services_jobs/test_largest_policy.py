@@ -29,7 +29,7 @@ def a_pool(n: int) -> dict[str, Any]:
         "instanceType": "p5.48xlarge",
         "zone": "z" * 253,
         "acceleratorsPerNode": 8,
-        "mostNodes": 8,
+        "maxNodes": 8,
         "microsPerNodeHour": 30_000_000,
         "launch": {"p50Seconds": 60, "p90Seconds": 120},
         "place": {"accelerator": "h100", "storage": {"s" * 253: WIDE * 300}},

@@ -28,11 +28,11 @@ def open_of(scenario: JobScenario, name: str) -> int:
 
 
 def test_submission_beyond_principals_limit_is_refused() -> None:
-    scenario = a_scenario(most_open_jobs_per_principal=2)
+    scenario = a_scenario(max_open_jobs_per_principal=2)
     scenario.submit("a")
     scenario.submit("b")
 
-    with pytest.raises(TooManyOpenJobs, match=r"role/ana has 2 open jobs.* 2 \(scheduling.mostOpenJobsPerPrincipal\)"):
+    with pytest.raises(TooManyOpenJobs, match=r"role/ana has 2 open jobs.* 2 \(scheduling.maxOpenJobsPerPrincipal\)"):
         scenario.submit("c")
 
     assert scenario.submission("c", principal="role/bo").job.state is JobState.PENDING
@@ -41,17 +41,17 @@ def test_submission_beyond_principals_limit_is_refused() -> None:
 
 def test_submission_beyond_teams_limit_is_refused() -> None:
     scenario = shared()
-    scenario.policy = Policy(scheduling=SchedulingPolicy(most_open_jobs_per_team=1))
+    scenario.policy = Policy(scheduling=SchedulingPolicy(max_open_jobs_per_team=1))
     scenario.submit("a", team="red")
 
-    with pytest.raises(TooManyOpenJobs, match=r"Team red has 1 open jobs.*scheduling.mostOpenJobsPerTeam"):
+    with pytest.raises(TooManyOpenJobs, match=r"Team red has 1 open jobs.*scheduling.maxOpenJobsPerTeam"):
         scenario.submission("b", principal="role/bo", team="red")
 
     scenario.submit("c", team="blue")
 
 
 def test_limit_without_teams_counts_all_jobs() -> None:
-    scenario = a_scenario(most_open_jobs_per_team=1)
+    scenario = a_scenario(max_open_jobs_per_team=1)
     scenario.submit("a")
 
     with pytest.raises(TooManyOpenJobs, match="The queue that all jobs share has 1 open jobs"):
@@ -59,7 +59,7 @@ def test_limit_without_teams_counts_all_jobs() -> None:
 
 
 def test_repeat_of_a_submission_is_answered_at_the_limit() -> None:
-    scenario = a_scenario(most_open_jobs_per_principal=1)
+    scenario = a_scenario(max_open_jobs_per_principal=1)
     job = scenario.submit("a")
 
     assert scenario.submission("a").job.job_id == job.job_id
@@ -67,7 +67,7 @@ def test_repeat_of_a_submission_is_answered_at_the_limit() -> None:
 
 
 def test_ended_jobs_no_longer_count_against_the_limit() -> None:
-    scenario = a_scenario(most_open_jobs_per_principal=2)
+    scenario = a_scenario(max_open_jobs_per_principal=2)
     done, cancelled = scenario.running(), scenario.submit("cancelled")
     scenario.world.cluster.finish_pods(done.job_id, 1)
     scenario.settle(done.job_id)
@@ -119,7 +119,7 @@ class BarrierLedger:
 
 
 def test_racing_submissions_stay_within_the_limit() -> None:
-    scenario = a_scenario(most_open_jobs_per_principal=2)
+    scenario = a_scenario(max_open_jobs_per_principal=2)
     scenario.world.ids = _locked(scenario.world.ids)
     scenario.ledger = BarrierLedger(scenario.world.ledger)  # type: ignore[assignment]
 
@@ -140,4 +140,4 @@ def test_racing_submissions_stay_within_the_limit() -> None:
 
 def test_shipped_limits_are_the_policy_defaults() -> None:
     shipped = Policy().scheduling
-    assert (shipped.most_open_jobs_per_principal, shipped.most_open_jobs_per_team) == (500, 2000)
+    assert (shipped.max_open_jobs_per_principal, shipped.max_open_jobs_per_team) == (500, 2000)

@@ -146,13 +146,13 @@ def parts_of(*sizes: int) -> list[batches.WriteGroup]:
 
 def test_batches_stay_below_three_megabytes_and_a_hundred_writes() -> None:
     parts = parts_of(*[300_000] * 25, *[10] * 250)
-    besides = (Put(Row(rows.tree_key(), {"memory": "x" * 200_000})),)
+    common_writes = (Put(Row(rows.tree_key(), {"memory": "x" * 200_000})),)
 
-    found = list(batches.cut(parts, besides=besides, besides_each=1))
+    found = list(batches.cut(parts, common_writes=common_writes, extra_writes=1))
 
     assert [part for some in found for part in some] == parts
     assert all(2 * len(some) + 1 <= 100 for some in found)
-    assert all(batches.size_of([*besides, *(part.writes[0] for part in some)]) <= 3_000_000 for some in found)
+    assert all(batches.size_of([*common_writes, *(part.writes[0] for part in some)]) <= 3_000_000 for some in found)
     assert len(found) <= 9
 
 

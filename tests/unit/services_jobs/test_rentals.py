@@ -44,7 +44,7 @@ def a_pool(name: str, market: Market, **changes: Any) -> RentedPool:
         "instance_type": "p5.48xlarge",
         "zone": "us-west-2a",
         "accelerators_per_node": 8,
-        "most_nodes": 4,
+        "max_nodes": 4,
         "micros_per_node_hour": NODE_HOUR[name],
         "launch": LaunchDelay(p50_seconds=60, p90_seconds=120),
         "place": PoolEnvironment(),
@@ -395,9 +395,9 @@ def test_placement_and_migration_decisions_replay() -> None:
     market.scenario.settle(first.job_id, 1)
     market.scenario.run_scheduling_cycle()
 
-    records = [*market.records("PLACEMENT"), *market.records("STAY")]
+    records = [*market.records("PLACEMENT"), *market.records("MIGRATION")]
 
-    assert {record.kind for record in records} == {"PLACEMENT", "STAY"}
+    assert {record.kind for record in records} == {"PLACEMENT", "MIGRATION"}
     assert [replay(record, market.policy).differs_from(record) for record in records] == [""] * len(records)
 
 

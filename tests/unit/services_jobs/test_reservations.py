@@ -61,7 +61,7 @@ def a_job_at_work(market: RentalScenario, **changes: Any) -> Job:
 
 
 def stays(market: RentalScenario) -> list[Decision]:
-    return market.records("STAY")
+    return market.records("MIGRATION")
 
 
 def test_job_is_stopped_once_in_time_for_its_last_save() -> None:
@@ -214,7 +214,7 @@ def test_one_cycle_drains_each_job_once_despite_races() -> None:
     scenario.world.ledger.commit = race  # type: ignore[method-assign]
     scenario.run_scheduling_cycle()
 
-    stays = [row for row in scenario.world.ledger.rows.values() if row.doc.get("kind") == "STAY"]
+    stays = [row for row in scenario.world.ledger.rows.values() if row.doc.get("kind") == "MIGRATION"]
     assert raced
     assert all(scenario.job(each.job_id).stop_request is not None for each in jobs)
     assert len(stays) == len(jobs)

@@ -14,7 +14,7 @@ from evenkeel.domain.recovery.validation import HEALTH_STATUS
 from evenkeel.ports import NotAllowed, NotFound, Refused, TooLarge
 from evenkeel.services.attempts.launch_job import LaunchOutcome
 from evenkeel.services.attempts.mark_running import RunningOutcome
-from evenkeel.services.attempts.pin_resume_point import MOST_LOOKS
+from evenkeel.services.attempts.pin_resume_point import MAX_CHECKPOINTS_READ
 from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
 from tests.fakes import Crash
@@ -321,7 +321,7 @@ def test_launch_examines_a_bounded_number_of_checkpoints() -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.save(job.job_id, 1, 1)
-    for step in range(2, MOST_LOOKS + 3):
+    for step in range(2, MAX_CHECKPOINTS_READ + 3):
         spoil(scenario, job, scenario.save(job.job_id, 1, step), "shard-1-of-2.bin", None)
     lost(scenario, job)
 
@@ -329,7 +329,7 @@ def test_launch_examines_a_bounded_number_of_checkpoints() -> None:
 
     codes = [out["code"] for out in scenario.attempt(job.job_id, 2).rejected_checkpoints]
     assert outcome.outcome is LaunchOutcome.GIVE_UP
-    assert codes == ["SHARD_MISSING"] * MOST_LOOKS + ["NOT_EXAMINED"]
+    assert codes == ["SHARD_MISSING"] * MAX_CHECKPOINTS_READ + ["NOT_EXAMINED"]
 
 
 def test_rank_0_chooses_checkpoints_that_functions_cannot_read() -> None:

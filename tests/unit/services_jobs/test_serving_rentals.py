@@ -40,7 +40,7 @@ CHAT = ServingWorkload(
     namespace="serving",
     name="chat",
     priority_class="critical",
-    most_replicas=6,
+    max_replicas=6,
     rents_from=(SERVING, DEARER),
     team="chat",
 )
@@ -52,7 +52,7 @@ def a_serving_pool(name: str = SERVING, **changes: Any) -> RentedPool:
         "name": name,
         "micros_per_node_hour": MICROS if name == SERVING else 2 * MICROS,
         "taints": (TAINT,),
-        "most_nodes": 3,
+        "max_nodes": 3,
         "zone": "us-west-2a" if name == SERVING else "us-west-2b",
     }
     pool = a_pool(ON_DEMAND, Market.ON_DEMAND)

@@ -51,7 +51,7 @@ def test_every_change_raises_the_tree_version_and_requests_a_cycle() -> None:
     put(world, FleetQuotas())
 
     assert tree_version(world) == before + 2
-    assert len(world.passes.reasons) == 2
+    assert len(world.cycle_requests.reasons) == 2
 
 
 def test_the_same_change_twice_is_made_once() -> None:

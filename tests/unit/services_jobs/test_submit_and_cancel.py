@@ -19,7 +19,7 @@ def test_submitted_job_is_queued_and_requests_a_cycle() -> None:
 
     job = scenario.submit()
 
-    assert (scenario.job(job.job_id).state, scenario.world.passes.reasons) == (
+    assert (scenario.job(job.job_id).state, scenario.world.cycle_requests.reasons) == (
         JobState.PENDING,
         [f"{job.job_id} submitted"],
     )

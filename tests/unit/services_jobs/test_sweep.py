@@ -109,7 +109,7 @@ def test_failed_step_does_not_stop_the_other_steps() -> None:
     del scenario.world.workflows.start
     later(scenario)
     scenario.submit("key-waits", nodes=4)
-    scenario.world.passes.request = _refuse  # type: ignore[method-assign]
+    scenario.world.cycle_requests.request = _refuse  # type: ignore[method-assign]
 
     outcome = scenario.sweep()
 
@@ -450,7 +450,7 @@ def test_healthy_new_node_is_released_and_a_cycle_requested() -> None:
     scenario.sweep()
 
     assert not is_tainted(scenario, name)
-    assert "machines arrived" in scenario.world.passes.reasons
+    assert "machines arrived" in scenario.world.cycle_requests.reasons
     life = fleet(scenario)[instance_id(9)].life
     (row,) = scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{life.key}").rows
     assert (row.doc["kind"], row.doc["action"]) == ("VALIDATION", "RELEASE")
@@ -552,11 +552,11 @@ def test_frequent_sweeps_count_once_per_minute() -> None:
 def test_sweep_requests_a_cycle_after_lost_requests() -> None:
     scenario = JobScenario()
     scenario.submit()
-    scenario.world.passes.reasons.clear()
+    scenario.world.cycle_requests.reasons.clear()
 
     scenario.sweep()
 
-    assert scenario.world.passes.reasons == ["sweep"]
+    assert scenario.world.cycle_requests.reasons == ["sweep"]
 
 
 # ---------------------------------------------------------------- signals that no watch brings

@@ -14,7 +14,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.spending import week_of
-from evenkeel.domain.quotas.teams import MOST_GPU_HOURS, MOST_USD, FleetQuotas, Period, Team, TeamSetup
+from evenkeel.domain.quotas.teams import MAX_GPU_HOURS, MAX_USD, FleetQuotas, Period, Team, TeamSetup
 from evenkeel.domain.renting.policy import BurstPolicy
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Key, Put, Row, Table, WorkflowName, row_bytes
@@ -555,7 +555,7 @@ class _LockedIds:
 
 def test_admission_works_with_the_largest_budgets() -> None:
     scenario = shared(red=16)
-    budgets = [{"usd": MOST_USD, "gpuHours": MOST_GPU_HOURS, "period": period} for period in ("day", "week", "month")]
+    budgets = [{"usd": MAX_USD, "gpuHours": MAX_GPU_HOURS, "period": period} for period in ("day", "week", "month")]
     team = a_team("red", 16, members=MEMBERS)
     set_up(scenario, Team.model_validate({**team.model_dump(by_alias=True), "budgets": budgets}))
     job = scenario.submit(team="red")

@@ -136,7 +136,7 @@ def test_temporary_capacity_decisions_replay() -> None:
     free(town, first)
     town.scenario.run_scheduling_cycle()
 
-    records = town.records("LOAN")
+    records = town.records("TEMPORARY_CAPACITY")
 
     assert [record.action for record in records] == ["RETURN"]
     assert [replay(record, town.policy).differs_from(record) for record in records] == [""]

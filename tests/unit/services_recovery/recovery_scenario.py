@@ -92,14 +92,14 @@ class RecoveryScenario:
         self.world = world = self.scenario.world
         self.job_id = self.scenario.running(nodes=2, checkpoint_uri="").job_id if self.with_job else ""
         world.workflows.executions.clear()
-        world.passes.reasons.clear()
+        world.cycle_requests.reasons.clear()
         self.ledger = crashing(world.ledger, self.plan, "commit")
         self.cluster = crashing(world.cluster, self.plan, "cordon", "release", "stop", "evict", "start_check")
         self.provider = crashing(world.provider, self.plan, "reboot", "replace", "check_health")
         self.workflows = crashing(world.workflows, self.plan, "start")
         self.tokens = crashing(world.tokens, self.plan, "succeed")
         self.wait_answers = crashing(world.wait_answers, self.plan, "request")
-        self.passes = crashing(world.passes, self.plan, "request")
+        self.cycle_requests = crashing(world.cycle_requests, self.plan, "request")
         self.pager = crashing(world.pager, self.plan, "page")
         self.crashes = 0
         self.visited: list[str] = []
@@ -130,7 +130,7 @@ class RecoveryScenario:
             "workflows": self.workflows,
             "tokens": self.tokens,
             "wait_answers": self.wait_answers,
-            "passes": self.passes,
+            "cycle_requests": self.cycle_requests,
             "pager": self.pager,
             "policy": self.policy,
             "mode": self.mode,

@@ -42,7 +42,7 @@ REPORT = {
 SAMPLES = {**{path.stem: json.loads(path.read_text()) for path in EVENTS}, "report": REPORT}
 CHARACTERS = ("x", '"', "\n", "\u20ac", "\U0001f600")
 LENGTHS = (40, 64, 80, 128, 500, 512, 2_000, 2_048, 8_192)
-MOST_JOBS_OF_A_NODE = 737
+MAX_JOBS_OF_A_NODE = 737
 """Pods that EKS runs on one node at most."""
 
 
@@ -143,7 +143,7 @@ def test_node_with_the_most_signals_recovers() -> None:
 
 
 def test_answers_about_the_most_jobs_of_a_node_fit_a_workflow() -> None:
-    names = [f"job-{n:026d}" for n in range(MOST_JOBS_OF_A_NODE)]
+    names = [f"job-{n:026d}" for n in range(MAX_JOBS_OF_A_NODE)]
     affected = tuple(
         AffectedJob(job_id=name, attempt=99_999, is_failure_excused=True, suspect_attempt=99_999) for name in names
     )

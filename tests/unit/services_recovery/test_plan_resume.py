@@ -20,7 +20,7 @@ from evenkeel.services.storage import rows
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, say
 
 WITH_ITS_OWN_PRICE = QUICK.but(
-    economy=QUICK.economy.but(usd_per_accelerator_hour={"ml.p5.48xlarge": 2.5}, least_samples=2)
+    economy=QUICK.economy.but(usd_per_accelerator_hour={"ml.p5.48xlarge": 2.5}, min_samples=2)
 )
 
 

@@ -279,7 +279,7 @@ def test_late_signal_of_a_replaced_node_spares_its_replacement(fault_key: str, o
 
 # ---------------------------------------------------------------- what vouches for a machine
 
-DEEP = QUICK.but(repair=QUICK.repair.but(deep_checks_after=("hardware",), deep_check_least_seconds=1))
+DEEP = QUICK.but(repair=QUICK.repair.but(deep_checks_after=("hardware",), deep_check_min_seconds=1))
 TESTED = QUICK.but(repair=QUICK.repair.but(test_job_image="registry/node-test:1"))
 EXAMINED = {"fault_key": "xid:79", "source": "hyperpod.node-labels"}
 

@@ -14,7 +14,7 @@ from evenkeel_local.gpu_cluster.objects import annotations_of
 from evenkeel_local.gpu_cluster.validation import names
 from evenkeel_local.gpu_cluster.validation.causes import Cause, forbidden, immutable, invalid, required, too_long
 
-MOST_BYTES = 1024 * 1024
+MAX_BYTES = 1024 * 1024
 WHOLE = "[]"
 """The field that a message names for the whole object."""
 SET_ONCE = "field is immutable when `immutable` is set"
@@ -42,16 +42,16 @@ def check_config_map(obj: Obj) -> Iterator[Cause]:
             yield invalid(f"data[{key}]", key, "duplicate of key present in binaryData")
     yield from _check_keys(binary, "binaryData")
     size = sum(len(value.encode()) for value in data.values()) + sum(map(_decoded_size, binary.values()))
-    if size > MOST_BYTES:
-        yield too_long(WHOLE, MOST_BYTES)
+    if size > MAX_BYTES:
+        yield too_long(WHOLE, MAX_BYTES)
 
 
 def check_secret(obj: Obj) -> Iterator[Cause]:
     """Yield what is wrong with a Secret."""
     data, kind = obj.get("data") or {}, obj.get("type")
     yield from _check_keys(data, "data")
-    if sum(map(_decoded_size, data.values())) > MOST_BYTES:
-        yield too_long("data", MOST_BYTES)
+    if sum(map(_decoded_size, data.values())) > MAX_BYTES:
+        yield too_long("data", MAX_BYTES)
     if kind == "kubernetes.io/service-account-token" and not annotations_of(obj).get(ACCOUNT):
         yield required(f"metadata.annotations[{ACCOUNT}]")
     for key in NEEDED_KEYS.get(kind or "", ()):

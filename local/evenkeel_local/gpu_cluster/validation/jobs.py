@@ -34,8 +34,8 @@ COUNTS = (
 FIXED = ("selector", "completionMode", "podFailurePolicy", "backoffLimitPerIndex", "managedBy", "successPolicy")
 DIRECTIVES = ("nodeSelector", "tolerations", "schedulingGates")
 """Fields of a template's spec that a Job may change while it is suspended and has never started."""
-MOST_INDEXED, MANY_COMPLETIONS, MOST_WITH_MANY = 100_000, 100_000, 10_000
-MOST_RULES, MOST_VALUES, MOST_PATTERNS, MOST_SUCCESS_RULES = 20, 255, 20, 20
+MAX_INDEXED, MANY_COMPLETIONS, MAX_WITH_MANY = 100_000, 100_000, 10_000
+MAX_RULES, MAX_VALUES, MAX_PATTERNS, MAX_SUCCESS_RULES = 20, 255, 20, 20
 ACTIONS = ("Count", "FailIndex", "FailJob", "Ignore")
 INDEXES = re.compile(r"^(\d+(-\d+)?(,\d+(-\d+)?)*)?\Z")
 PREFIXED = re.compile(r"^[^/]+/[A-Za-z0-9/\-._~%!$&'()*+,;=:]+\Z")
@@ -127,21 +127,21 @@ def _check_indexed(spec: Obj) -> Iterator[Cause]:
     failed_indexes = spec.get("maxFailedIndexes")
     if completions is None:
         yield required("spec.completions", "when completion mode is Indexed")
-    if parallelism > MOST_INDEXED:
-        message = f"must be less than or equal to {MOST_INDEXED} when completion mode is Indexed"
+    if parallelism > MAX_INDEXED:
+        message = f"must be less than or equal to {MAX_INDEXED} when completion mode is Indexed"
         yield invalid("spec.parallelism", parallelism, message)
     if failed_indexes is not None:
         if completions is not None and failed_indexes > completions:
             yield invalid("spec.maxFailedIndexes", failed_indexes, "must be less than or equal to completions")
-        if failed_indexes > MOST_INDEXED:
-            yield invalid("spec.maxFailedIndexes", failed_indexes, f"must be less than or equal to {MOST_INDEXED}")
+        if failed_indexes > MAX_INDEXED:
+            yield invalid("spec.maxFailedIndexes", failed_indexes, f"must be less than or equal to {MAX_INDEXED}")
     if (completions or 0) > MANY_COMPLETIONS and spec.get("backoffLimitPerIndex") is not None:
-        text = f"must be less than or equal to {MOST_WITH_MANY} when completions are above {MANY_COMPLETIONS} and used"
+        text = f"must be less than or equal to {MAX_WITH_MANY} when completions are above {MANY_COMPLETIONS} and used"
         if failed_indexes is None:
             yield required("spec.maxFailedIndexes", f"must be specified when completions is above {MANY_COMPLETIONS}")
-        if parallelism > MOST_WITH_MANY:
+        if parallelism > MAX_WITH_MANY:
             yield invalid("spec.parallelism", parallelism, f"{text} with backoff limit per index")
-        if failed_indexes is not None and failed_indexes > MOST_WITH_MANY:
+        if failed_indexes is not None and failed_indexes > MAX_WITH_MANY:
             yield invalid("spec.maxFailedIndexes", failed_indexes, f"{text} with backoff limit per index")
 
 
@@ -161,8 +161,8 @@ def _check_restart_policy(spec: Obj) -> Iterator[Cause]:
 
 def _check_failure_policy(spec: Obj) -> Iterator[Cause]:
     rules, path = spec["podFailurePolicy"].get("rules") or [], "spec.podFailurePolicy.rules"
-    if len(rules) > MOST_RULES:
-        yield too_many(path, len(rules), MOST_RULES)
+    if len(rules) > MAX_RULES:
+        yield too_many(path, len(rules), MAX_RULES)
     pod = spec["template"].get("spec") or {}
     known = {item.get("name") for part in ("containers", "initContainers") for item in pod.get(part) or ()}
     for number, rule in enumerate(rules):
@@ -194,8 +194,8 @@ def _check_exit_codes(codes: Obj, known: set[str], at: str) -> Iterator[Cause]:
         yield invalid(f"{at}.containerName", codes["containerName"], message)
     if not values:
         yield invalid(f"{at}.values", values, "at least one value is required")
-    elif len(values) > MOST_VALUES:
-        yield too_many(f"{at}.values", len(values), MOST_VALUES)
+    elif len(values) > MAX_VALUES:
+        yield too_many(f"{at}.values", len(values), MAX_VALUES)
     for number, value in enumerate(values):
         if operator == "In" and value == 0:
             yield invalid(f"{at}.values[{number}]", value, "must not be 0 for the In operator")
@@ -206,8 +206,8 @@ def _check_exit_codes(codes: Obj, known: set[str], at: str) -> Iterator[Cause]:
 
 
 def _check_patterns(patterns: list[Obj], path: str) -> Iterator[Cause]:
-    if len(patterns) > MOST_PATTERNS:
-        yield too_many(path, len(patterns), MOST_PATTERNS)
+    if len(patterns) > MAX_PATTERNS:
+        yield too_many(path, len(patterns), MAX_PATTERNS)
     for number, pattern in enumerate(patterns):
         at, kind = f"{path}[{number}]", pattern.get("type") or ""
         yield from names.causes(f"{at}.type", kind, names.qualified_name(kind))
@@ -221,8 +221,8 @@ def _check_success_policy(spec: Obj) -> Iterator[Cause]:
     rules, path = spec["successPolicy"].get("rules") or [], "spec.successPolicy.rules"
     if not rules:
         yield required(path, "at least one rules must be specified when the successPolicy is specified")
-    if len(rules) > MOST_SUCCESS_RULES:
-        yield too_many(path, len(rules), MOST_SUCCESS_RULES)
+    if len(rules) > MAX_SUCCESS_RULES:
+        yield too_many(path, len(rules), MAX_SUCCESS_RULES)
     completions = spec.get("completions") or 0
     for number, rule in enumerate(rules):
         at, count = f"{path}[{number}]", rule.get("succeededCount")

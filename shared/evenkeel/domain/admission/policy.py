@@ -21,9 +21,9 @@ class SchedulingPolicy(Section):
     """Pool → EFA interfaces of each node, if they differ from those of the instance type; 0 = jobs there use none."""
     heads_per_cycle: int = Field(default=50, ge=1, le=1000)
     """Pending jobs that one scheduling cycle examines, in queue order."""
-    most_open_jobs_per_principal: int = Field(default=500, ge=1, le=100_000)
+    max_open_jobs_per_principal: int = Field(default=500, ge=1, le=100_000)
     """Jobs of one submitter that have not ended. A submission beyond this number is refused."""
-    most_open_jobs_per_team: int = Field(default=2000, ge=1, le=100_000)
+    max_open_jobs_per_team: int = Field(default=2000, ge=1, le=100_000)
     """The same for one team; without teams, for all jobs together."""
     elastic: ElasticTerms = ElasticTerms()
     """When elastic jobs grow, and how long they wait for a spare node."""

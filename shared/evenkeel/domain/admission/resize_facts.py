@@ -36,7 +36,7 @@ class ResizeAnswer(Value):
     """The decision about one job's size."""
 
     action: str
-    """GROW, SHRINK, END or STAY."""
+    """GROW, SHRINK, END or KEEP."""
     nodes: int
     reason: str
     alternatives: tuple[Alternative, ...] = ()
@@ -47,7 +47,7 @@ def resize_answer(facts: ResizeFacts) -> ResizeAnswer:
     decided = _decided(facts)
     mine = next((each for each in decided.resizes if each.job_id == facts.job_id), None)
     if mine is None:
-        return ResizeAnswer(action="STAY", nodes=0, reason=decided.reason, alternatives=decided.alternatives)
+        return ResizeAnswer(action="KEEP", nodes=0, reason=decided.reason, alternatives=decided.alternatives)
     action = "GROW" if mine.to_nodes > mine.from_nodes else "SHRINK" if mine.to_nodes else "END"
     whom = f" The resize frees nodes for {facts.shrink.waiting_id}." if facts.shrink else ""
     return ResizeAnswer(

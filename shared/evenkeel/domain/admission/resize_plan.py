@@ -426,11 +426,11 @@ class _Planner:
         usable = since[: max(0, len(since) - policy.spare_nodes.get(kind[1], 0))]
         if not usable:
             return None
-        stood = IdleNodes(nodes=len(usable), idle_node_seconds=sum((now - at).total_seconds() for at in usable))
+        idle_nodes = IdleNodes(nodes=len(usable), idle_node_seconds=sum((now - at).total_seconds() for at in usable))
         running = {job.job_id: job for job in jobs}
         weighed = {name: self._elastic(job) for name, job in running.items()}
         for _ in range(_MAX_SIZES_TRIED):
-            growth = GrowFacts(jobs=tuple(weighed.values()), idle=stood, terms=policy.elastic, now=now)
+            growth = GrowFacts(jobs=tuple(weighed.values()), idle=idle_nodes, terms=policy.elastic, now=now)
             decided = plan_growth(growth)
             if not decided.resizes:
                 return None

@@ -37,7 +37,7 @@ class ElasticState(Value):
         return self.but(jobs=jobs, resizing=tuple(name for name in self.resizing if name != job_id))
 
 
-MOST_PAIRS = 500
+MAX_PAIRS = 500
 """The latest evictions, which the flap guard needs."""
 
 
@@ -89,7 +89,7 @@ class SchedulerState(Value):
         return self.but(
             sticky={**self.sticky, queue: job_id},
             stopping={**self.stopping, **dict.fromkeys(stopping, job_id)},
-            evictions=evictions[-MOST_PAIRS:],
+            evictions=evictions[-MAX_PAIRS:],
         )
 
     def pruned(self, charges: Iterable[Charge], setup: TeamSetup, now: datetime) -> "SchedulerState":

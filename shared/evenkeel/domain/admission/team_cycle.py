@@ -79,10 +79,10 @@ def run_team_cycle(
         answers = _TeamCycle(snapshot, policy, economy, now, last).run()
         started = {answer.job_id for answer in answers if answer.action is Action.ADMIT}
         # A job that would start and be preempted in the same cycle is decided last: it takes what is left.
-        in_vain = started & {victim.job_id for answer in answers for victim in answer.victims}
-        if in_vain <= last:
+        preempted_at_once = started & {victim.job_id for answer in answers for victim in answer.victims}
+        if preempted_at_once <= last:
             return answers
-        last |= in_vain
+        last |= preempted_at_once
 
 
 class _TeamCycle:
@@ -236,7 +236,7 @@ class _TeamCycle:
 
     def _limits(self, request: AdmissionRequest) -> tuple[UsageLimit, ...]:
         team = self.snapshot.setup.by_name[request.team]
-        if team.most_accelerators_per_user is None and not team.budgets:
+        if team.max_accelerators_per_user is None and not team.budgets:
             return ()
         held = [each for each in self.snapshot.charges if each.team == team.name]
         spent = {period: found for (of, period), found in self.snapshot.spent.items() if of == team.name}

@@ -81,13 +81,13 @@ class Pool(Value):
     instance_type: Word
     zone: Word = ""
     accelerators_per_node: int = Field(ge=0)
-    most_nodes: int = Field(ge=0)
+    max_nodes: int = Field(ge=0)
     """Size of a committed pool; limit of a rented pool. A rented pool needs a limit."""
     micros_per_node_hour: int = Field(default=0, ge=0)
     """Cost of one more node-hour; 0 if the capacity is paid anyway."""
     invoice_micros_per_node_hour: int = Field(default=0, ge=0)
     """The invoiced cost of a node-hour. Reported, but never a reason for a decision."""
-    least_billed_seconds: int = 60
+    min_billed_seconds: int = 60
     launch: LaunchDelay
     interruptions_per_node_hour: float = Field(default=0.0, ge=0)
     reservation: Reservation | None = None

@@ -9,8 +9,8 @@ HOLD_SECONDS = 180
 """How long one refusal counts. Karpenter's own figure (karpenter.sh, insufficient capacity cache)."""
 HALF_LIFE_SECONDS = 1800
 """Half-life of the weight of an older refusal."""
-MOST_HOLD_SECONDS = 3600
-LEAST_WEIGHT = 0.1
+MAX_HOLD_SECONDS = 3600
+MIN_WEIGHT = 0.1
 
 
 class Shortage(Value):
@@ -32,7 +32,7 @@ class Shortage(Value):
     @property
     def until(self) -> datetime:
         """When the market may be asked again: the hold time doubles with each refusal that still counts."""
-        hold = min(MOST_HOLD_SECONDS, HOLD_SECONDS * 2 ** (self.weight - 1))
+        hold = min(MAX_HOLD_SECONDS, HOLD_SECONDS * 2 ** (self.weight - 1))
         return self.refused_at + timedelta(seconds=round(hold))
 
     def weight_at(self, now: datetime) -> float:
@@ -58,7 +58,7 @@ class Shortages(Value):
             return self
         weight = 1.0 + (known.weight_at(now) if known else 0.0)
         entry = Shortage(instance_type=instance_type, zone=zone, market=market, refused_at=now, weight=weight)
-        remembered = (each for each in self.entries if each.key != key and each.weight_at(now) >= LEAST_WEIGHT)
+        remembered = (each for each in self.entries if each.key != key and each.weight_at(now) >= MIN_WEIGHT)
         return Shortages(entries=tuple(sorted((*remembered, entry), key=lambda each: each.key)))
 
     def with_success(self, instance_type: str, zone: str, market: Market) -> "Shortages":

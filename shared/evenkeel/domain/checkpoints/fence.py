@@ -118,7 +118,7 @@ class ResumeChoice(Value):
     """A sentence for an operator."""
 
     @property
-    def would_disown_work(self) -> bool:
+    def would_discard_checkpoints(self) -> bool:
         """Whether a start at step 0 would discard finished checkpoints, because none of them is valid."""
         return self.resume_from is None and any(each.code in UNPROVED for each in self.rejected)
 

@@ -16,13 +16,13 @@ class Forecast(Value):
     """Number of measured cases in the median; 0 = the policy's figure."""
 
 
-def forecast(measured: Iterable[float], policy_seconds: float, *, least_samples: int) -> Forecast:
-    """Return the median of the measured seconds, or the policy's figure if there are fewer than `least_samples`.
+def forecast(measured: Iterable[float], policy_seconds: float, *, min_samples: int) -> Forecast:
+    """Return the median of the measured seconds, or the policy's figure if there are fewer than `min_samples`.
 
     A median is used, because one repair that took a day does not predict the next one.
     """
     cases = sorted(measured)
-    if len(cases) < max(1, least_samples):
+    if len(cases) < max(1, min_samples):
         return Forecast(seconds=policy_seconds)
     return Forecast(seconds=round(median(cases), 3), samples=len(cases))
 

@@ -35,7 +35,7 @@ class BillableRental(Value):
     team: str
     micros_per_node_hour: int
     nodes: int
-    least_billed_seconds: int = 60
+    min_billed_seconds: int = 60
     started_at: Instant
     ended_at: Instant | None = None
 
@@ -48,7 +48,7 @@ class BillableRental(Value):
         """Return the cost until now, in parts. A started second counts as a whole second, as in the provider's bill."""
         duration = (self.ended_at or max(now, self.started_at)) - self.started_at
         seconds = duration.days * 86_400 + duration.seconds + (1 if duration.microseconds else 0)
-        return self.micros_per_hour * max(seconds, self.least_billed_seconds)
+        return self.micros_per_hour * max(seconds, self.min_billed_seconds)
 
 
 class Bill(Value):

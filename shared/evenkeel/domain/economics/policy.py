@@ -20,7 +20,7 @@ class EconomyPolicy(Section):
     """Until the scheduler finds capacity without a repair."""
     expected_checkpoint_seconds: Seconds = 900
     """Usual time between two checkpoints. On average, half of it is lost."""
-    least_samples: int = Field(default=5, ge=1, le=1000)
+    min_samples: int = Field(default=5, ge=1, le=1000)
     """Number of measured cases from which their median replaces the figures here."""
 
     def price_of(self, instance_type: str) -> float:

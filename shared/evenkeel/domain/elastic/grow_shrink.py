@@ -125,7 +125,7 @@ def _growth(job: ElasticJob, facts: GrowFacts) -> tuple[int, str]:
 def growth_backoff_until(job: ElasticJob, terms: ElasticTerms) -> datetime:
     """Return when a job whose growth failed may grow again."""
     assert job.growth_failed_at is not None  # callers check this
-    pause = min(terms.most_backoff_seconds, terms.backoff_seconds * 2 ** max(0, job.failed_growths - 1))
+    pause = min(terms.max_backoff_seconds, terms.backoff_seconds * 2 ** max(0, job.failed_growths - 1))
     return job.growth_failed_at + timedelta(seconds=pause)
 
 

@@ -82,7 +82,7 @@ class ElasticTerms(Value):
     """Time after any resize of a job during which it does not grow."""
     backoff_seconds: float = Field(default=600, ge=0)
     """Time after a failed growth before the next one; doubles with each failure in a row."""
-    most_backoff_seconds: float = Field(default=21_600, ge=0)
+    max_backoff_seconds: float = Field(default=21_600, ge=0)
     scaling_timeout_seconds: float = Field(default=0, ge=0)
     """Time for which nodes must have been idle, however cheap the resize is."""
     spare_wait_seconds: float = Field(default=120, ge=0)

@@ -62,9 +62,7 @@ def replica_shortfalls(
         placed = sum(bool(pod.node_name) for pod in replicas)
         without_node = (pod for pod in replicas if not pod.node_name and pod.accelerators)
         # Replicas beyond the agreed number are ignored, although the owner scaled the Deployment to them.
-        waiting = sorted(without_node, key=lambda pod: pod.created_at or LONG_AGO)[
-            : max(0, each.most_replicas - placed)
-        ]
+        waiting = sorted(without_node, key=lambda pod: pod.created_at or LONG_AGO)[: max(0, each.max_replicas - placed)]
         if waiting:
             found.append(ReplicaShortfall(each, replicas, tuple(waiting)))
     return tuple(found)

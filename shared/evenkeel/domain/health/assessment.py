@@ -48,11 +48,11 @@ def merge_signal(signals: Iterable[Signal], new: Signal) -> tuple[Signal, ...]:
         first_at=min(each.first_at for each in (new, *same)), last_at=max(each.last_at for each in (new, *same))
     )
     ordered = sorted((*others, merged), key=_sort_key)
-    nth = {
+    occurrence = {
         id(each): sum(other.fault_key == each.fault_key for other in ordered[:at]) for at, each in enumerate(ordered)
     }
     # If there are too many, prefer the first signals of each fault: they carry the most information.
-    kept_ids = {id(each) for each in sorted(ordered, key=lambda each: nth[id(each)])[:_MAX_SIGNALS]}
+    kept_ids = {id(each) for each in sorted(ordered, key=lambda each: occurrence[id(each)])[:_MAX_SIGNALS]}
     return tuple(each for each in ordered if id(each) in kept_ids)
 
 

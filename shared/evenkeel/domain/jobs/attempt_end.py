@@ -292,7 +292,7 @@ def judge_abandoned(workload: ObservedWorkload, job: Job, attempt: Attempt, fail
     waiting = [pod for pod in workload.pods if not pod.node_name]
     if waiting or not workload.pods:
         return AttemptEnd(state=A.NEVER_RAN, reason="Its pods were not scheduled in time.", exit_codes=codes)
-    stuck = next((pod for pod in workload.pods if pod.phase is PodPhase.PENDING), workload.pods[0])
-    why = f" ({stuck.reason})" if stuck.reason else ""
-    reason = f"Pod {stuck.name} did not start in time{why}."
+    pending_pod = next((pod for pod in workload.pods if pod.phase is PodPhase.PENDING), workload.pods[0])
+    why = f" ({pending_pod.reason})" if pending_pod.reason else ""
+    reason = f"Pod {pending_pod.name} did not start in time{why}."
     return AttemptEnd(state=A.NEVER_RAN, reason=reason, exit_codes=codes, counts_as_failure=True)

@@ -13,7 +13,7 @@ from evenkeel.domain.jobs.templates import (
     object_at,
 )
 
-LEAST_NOTICE_SECONDS = 120
+MIN_NOTICE_SECONDS = 120
 _GIB = 2**30
 _KEYS = frozenset(
     {
@@ -109,7 +109,7 @@ def _findings_of_jobs(document: Json, read: JobTemplates) -> Iterator[TemplateFi
             "T0-9",
             FindingSeverity.WARNING,
             f"jobTemplates.{on_spot[0]}",
-            f"It runs on spot nodes, which end {LEAST_NOTICE_SECONDS} s after a notice, but the file does not set "
+            f"It runs on spot nodes, which end {MIN_NOTICE_SECONDS} s after a notice, but the file does not set "
             f"{' or '.join(missing)}. Until it does, the job runs on demand.",
         )
     if read.claims and len(read.pools) > 1:

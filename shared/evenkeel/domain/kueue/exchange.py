@@ -223,7 +223,7 @@ def _hyperpod(declared: Declared) -> Converted:
     ]
     classes: list[Json] = []
     for name, weight in declared.priorities.items():
-        if not name.endswith("-priority") or not 0 <= weight <= 100 or len(classes) == hyperpod.MOST_CLASSES:
+        if not name.endswith("-priority") or not 0 <= weight <= 100 or len(classes) == hyperpod.MAX_CLASSES:
             losses.append(f"priority class {name}: {weight}")
             continue
         classes.append({"Name": name.removesuffix("-priority"), "Weight": weight})

@@ -42,7 +42,7 @@ _QUEUE_SUFFIX = "-clusterqueue"
 _NAMESPACE_PREFIX = "hyperpod-ns-"
 _GIB = 2**30
 _DEFAULT_BORROW_LIMIT = 50
-MOST_CLASSES = 10
+MAX_CLASSES = 10
 
 
 class _Aws(Document):

@@ -43,11 +43,11 @@ from evenkeel.domain.kueue.report import (
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.setup import Declared
 
-_MOST_EVICTING_CYCLES = 10_000
+_MAX_EVICTING_CYCLES = 10_000
 """Evicting cycles at one instant after which a plan stops, even if no state was repeated."""
-_MOST_SETTINGS = 8
+_MAX_SETTINGS = 8
 """Settings that are tried to end an eviction loop. Each needs a run of its own."""
-_MOST_TRIAL_CYCLES = 500
+_MAX_TRIAL_CYCLES = 500
 """Cycles within which a setting must end an eviction loop."""
 
 
@@ -341,7 +341,7 @@ class Replay:
                 if self.releases_at_once and any(each.victims for each in decisions):
                     state = state_digest(self.scheduler)
                     evicting.append(tuple(decisions))
-                    if state in states or len(evicting) >= _MOST_EVICTING_CYCLES:
+                    if state in states or len(evicting) >= _MAX_EVICTING_CYCLES:
                         self._note_loop(evicting[states.get(state, 0) :], self.scheduler.cycles)
                         return
                     states[state] = len(evicting)
@@ -360,7 +360,7 @@ class Replay:
         evictions = evictions_of(itertools.chain(*evicting))
         settings: dict[tuple[str, str], Setting] = {}
         if not self.is_trial:
-            for each in itertools.islice(candidate_settings(self.scheduler, evictions), _MOST_SETTINGS):
+            for each in itertools.islice(candidate_settings(self.scheduler, evictions), _MAX_SETTINGS):
                 if (each.queue, each.field) not in settings and self._ends_with(each):
                     settings[each.queue, each.field] = each  # the smallest sufficient change of this field
         loop = LoopAnswer(
@@ -381,7 +381,7 @@ class Replay:
         declared = replace(
             self.declared, queues={**self.declared.queues, setting.queue: queue}, read_warnings=ReadWarnings()
         )
-        trial = Replay(declared, _MOST_TRIAL_CYCLES, self.releases_at_once, self.at, is_trial=True)
+        trial = Replay(declared, _MAX_TRIAL_CYCLES, self.releases_at_once, self.at, is_trial=True)
         for running in self.scheduler.snapshot.queues.values():
             for admitted in running.admitted.values():
                 trial.scheduler.restore(replace(admitted))
@@ -392,7 +392,7 @@ class Replay:
                 assert in_queue is not None
                 trial.scheduler.submit(in_queue.workload)
         trial.run(Events())
-        return not trial.loops and len(trial.cycles) < _MOST_TRIAL_CYCLES
+        return not trial.loops and len(trial.cycles) < _MAX_TRIAL_CYCLES
 
     def _cycle(self) -> tuple[list[CycleDecision], bool]:
         """Run a cycle; return its decisions, and whether a job was admitted or newly evicted."""

@@ -20,7 +20,7 @@ _MODES = {
     FlavorMode.FIT: "Fit",
 }
 
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 """Most jobs that a sentence lists by name."""
 
 
@@ -232,8 +232,8 @@ class LoopAnswer(Output):
     @property
     def sentence(self) -> str:
         """Describe the loop and the settings that end it."""
-        shown = ", ".join(self.jobs[:_MOST_NAMED])
-        more = f" and {len(self.jobs) - _MOST_NAMED} more" if len(self.jobs) > _MOST_NAMED else ""
+        shown = ", ".join(self.jobs[:_MAX_NAMED])
+        more = f" and {len(self.jobs) - _MAX_NAMED} more" if len(self.jobs) > _MAX_NAMED else ""
         text = f"jobs {shown}{more} evict each other without end; the plan stops after cycle {self.last_cycle}."
         changes = [f"`preemption.{each.field}: {each.value}` of queue {each.queue}" for each in self.settings]
         if not changes:

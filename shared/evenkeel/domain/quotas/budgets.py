@@ -117,7 +117,7 @@ def _split_by_period(bill: money.BillableRental, period: Period, now: datetime) 
     pieces = split_by_period(period, bill.started_at, bill.ended_at or now)
     for key, _, until in pieces[:-1]:
         # A started second is billed. A second across the border belongs to the earlier period.
-        by_then = min(total, bill.but(ended_at=until, least_billed_seconds=0).parts(now))
+        by_then = min(total, bill.but(ended_at=until, min_billed_seconds=0).parts(now))
         result.append((key, by_then - before))
         before = by_then
     return [*result, (pieces[-1][0], total - before)]

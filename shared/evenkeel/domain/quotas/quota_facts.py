@@ -55,9 +55,9 @@ StoredDocument = Annotated[Json, *_AS_TEXT]
 """A document stored as text. The order of a queue's flavors matters, and a stored map has no order."""
 StoredDocuments = Annotated[tuple[Json, ...], *_AS_TEXT]
 
-MOST_BYTES = 180_000
+MAX_BYTES = 180_000
 """Of one stored record; an item may have 400 kB. Beyond it, holders that could be preempted are added up too."""
-_MOST_PLAIN_BYTES = 3_000_000
+_MAX_PLAIN_BYTES = 3_000_000
 """Of one unpacked record; an answer of the API may have 6 MB."""
 
 
@@ -213,16 +213,16 @@ def _max_single_holders(quota_document: Json, single_documents: list[tuple[Json,
     """Return how many single holders fit into a record: as they are, or else packed."""
     size = _size(quota_document)
     keep = 0
-    while keep < len(single_documents) and size + single_documents[keep][1] <= _MOST_PLAIN_BYTES:
+    while keep < len(single_documents) and size + single_documents[keep][1] <= _MAX_PLAIN_BYTES:
         size += single_documents[keep][1]
         keep += 1
-    if size <= MOST_BYTES:
+    if size <= MAX_BYTES:
         return keep
     while keep:
         size = packed_size([quota_document, *(each for each, _ in single_documents[:keep])])
-        if size <= MOST_BYTES:
+        if size <= MAX_BYTES:
             break
-        keep = min(keep - 1, keep * MOST_BYTES * 19 // (size * 20))
+        keep = min(keep - 1, keep * MAX_BYTES * 19 // (size * 20))
     return keep
 
 

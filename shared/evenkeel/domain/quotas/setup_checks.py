@@ -13,13 +13,13 @@ from evenkeel.domain.kueue.webhook_rules import refusals
 from evenkeel.domain.names import unknown_name
 from evenkeel.domain.quotas.teams import PRINCIPAL, Budget, FleetQuotas, Member, Team, TeamSetup
 
-MOST_TEAMS = 500
-MOST_MEMBERS = 100
-MOST_IMAGES = 50
-MOST_COHORTS = 500
-MOST_CLASSES = 100
-MOST_CHECKPOINTS = 50
-MOST_FLAVORS = 500
+MAX_TEAMS = 500
+MAX_MEMBERS = 100
+MAX_IMAGES = 50
+MAX_COHORTS = 500
+MAX_CLASSES = 100
+MAX_CHECKPOINTS = 50
+MAX_FLAVORS = 500
 LARGEST_PART = 65_536
 """Bytes of one team, or of the fleet's part, as JSON in UTF-8."""
 LARGEST_QUOTAS = 1_000_000
@@ -101,8 +101,8 @@ def _team_errors(team: Team) -> Iterator[SetupError]:
     yield from _placement_errors(team)
     yield from _image_errors(team.images)
     yield from _checkpoint_errors(team.checkpoints)
-    if len(team.priority_classes) > MOST_CLASSES:
-        yield SetupError("priorityClasses", f"Name at most {MOST_CLASSES} classes.")
+    if len(team.priority_classes) > MAX_CLASSES:
+        yield SetupError("priorityClasses", f"Name at most {MAX_CLASSES} classes.")
     for index, name in enumerate(team.priority_classes):
         if not _NAME.fullmatch(name):
             yield SetupError(f"priorityClasses.{index}", "Use 1 to 63 lower-case letters, digits and dashes.")
@@ -140,8 +140,8 @@ def _is_system_namespace(namespace: str) -> bool:
 
 
 def _image_errors(images: tuple[str, ...]) -> Iterator[SetupError]:
-    if len(images) > MOST_IMAGES:
-        yield SetupError("images", f"Name at most {MOST_IMAGES} images.")
+    if len(images) > MAX_IMAGES:
+        yield SetupError("images", f"Name at most {MAX_IMAGES} images.")
     for index, pattern in enumerate(images):
         parts = set(pattern.removesuffix("*").removesuffix("/").split("/"))
         allowed = _IMAGE_PREFIXES if pattern.endswith("*") else _IMAGES
@@ -151,8 +151,8 @@ def _image_errors(images: tuple[str, ...]) -> Iterator[SetupError]:
 
 
 def _checkpoint_errors(folders: tuple[str, ...]) -> Iterator[SetupError]:
-    if len(folders) > MOST_CHECKPOINTS:
-        yield SetupError("checkpoints", f"Name at most {MOST_CHECKPOINTS} folders.")
+    if len(folders) > MAX_CHECKPOINTS:
+        yield SetupError("checkpoints", f"Name at most {MAX_CHECKPOINTS} folders.")
     for index, folder in enumerate(folders):
         parts = folder.partition("://")[2].split("/")
         if len(folder) > 1024 or not _CHECKPOINTS.fullmatch(folder) or {".", ".."} & set(parts):
@@ -172,8 +172,8 @@ def _text(document: object) -> str:
 
 
 def _member_errors(members: tuple[Member, ...]) -> Iterator[SetupError]:
-    if len(members) > MOST_MEMBERS:
-        yield SetupError("members", f"Name at most {MOST_MEMBERS} members: roles, which many people can assume.")
+    if len(members) > MAX_MEMBERS:
+        yield SetupError("members", f"Name at most {MAX_MEMBERS} members: roles, which many people can assume.")
     for index, member in enumerate(members):
         if not PRINCIPAL.fullmatch(member.principal):
             text = "Name the ARN of an IAM role, for example arn:aws:iam::111122223333:role/Research; not of a session."
@@ -185,8 +185,8 @@ def _member_errors(members: tuple[Member, ...]) -> Iterator[SetupError]:
 def _fleet_errors(fleet: FleetQuotas) -> Iterator[SetupError]:
     for path in unknown_fields(fleet):
         yield SetupError(path, "is not a known field")
-    if len(fleet.cohorts) > MOST_COHORTS:
-        yield SetupError("cohorts", f"Name at most {MOST_COHORTS} cohorts.")
+    if len(fleet.cohorts) > MAX_COHORTS:
+        yield SetupError("cohorts", f"Name at most {MAX_COHORTS} cohorts.")
     for index, cohort in enumerate(fleet.cohorts):
         for field, name in (("name", cohort.name), ("parent", cohort.parent)):
             if not _NAME.fullmatch(name) and (name or field == "name"):
@@ -197,8 +197,8 @@ def _fleet_errors(fleet: FleetQuotas) -> Iterator[SetupError]:
         yield SetupError("cohorts", f"{name} is listed twice.")
     for name in _duplicates(each.name for each in fleet.flavors):
         yield SetupError("flavors", f"{name} is listed twice.")
-    if len(fleet.flavors) > MOST_FLAVORS:
-        yield SetupError("flavors", f"Name at most {MOST_FLAVORS} flavors.")
+    if len(fleet.flavors) > MAX_FLAVORS:
+        yield SetupError("flavors", f"Name at most {MAX_FLAVORS} flavors.")
     yield from _class_errors(fleet.priority_classes)
     parents = {each.name: each.parent for each in fleet.cohorts}
     for name in sorted(parents):
@@ -209,8 +209,8 @@ def _fleet_errors(fleet: FleetQuotas) -> Iterator[SetupError]:
 
 
 def _class_errors(classes: Mapping[str, int]) -> Iterator[SetupError]:
-    if len(classes) > MOST_CLASSES:
-        yield SetupError("priorityClasses", f"Name at most {MOST_CLASSES} priority classes.")
+    if len(classes) > MAX_CLASSES:
+        yield SetupError("priorityClasses", f"Name at most {MAX_CLASSES} priority classes.")
     for name, value in classes.items():
         if not _NAME.fullmatch(name):
             shown = name[:80].encode("unicode_escape").decode()
@@ -222,8 +222,8 @@ def _class_errors(classes: Mapping[str, int]) -> Iterator[SetupError]:
 
 
 def _conflicts(setup: TeamSetup) -> Iterator[SetupError]:
-    if len(setup.teams) > MOST_TEAMS:
-        yield SetupError("name", f"The fleet already has {MOST_TEAMS} teams, which is the limit.")
+    if len(setup.teams) > MAX_TEAMS:
+        yield SetupError("name", f"The fleet already has {MAX_TEAMS} teams, which is the limit.")
     # Pods in the same namespace can read each other's secrets.
     for namespace in _duplicates(team.namespace for team in setup.teams if team.namespace):
         owners = ", ".join(team.name for team in setup.teams if team.namespace == namespace)

@@ -27,7 +27,7 @@ from evenkeel.domain.values import Value
 HALF_LIFE_SECONDS = Decay().half_life_seconds
 USED_WEEKS = 8
 """Weeks of use that are stored. A week is one half-life, so older use has decayed to less than 1 in 256."""
-_MOST_PERIODS = 13
+_MAX_PERIODS = 13
 """Most periods of one kind to which an attempt is added: the last ones. A year touches at most 13 months."""
 
 
@@ -110,7 +110,7 @@ def usage_by_period(attempt: Attempt, ended_at: datetime, economy: EconomyPolicy
     return tuple(
         PeriodUsage(key, _spent(attempt.accelerators, start, end, price))
         for period in Period
-        for key, start, end in split_by_period(period, attempt.charged_since, ended_at)[-_MOST_PERIODS:]
+        for key, start, end in split_by_period(period, attempt.charged_since, ended_at)[-_MAX_PERIODS:]
     )
 
 
@@ -136,11 +136,11 @@ def usage_limits(
     """
     held = tuple(charges)
     found = []
-    if team.most_accelerators_per_user is not None and owner:
+    if team.max_accelerators_per_user is not None and owner:
         own = sum(charge.accelerators for charge in held if charge.owner == owner)
         quantity = f"accelerators that {owner} may hold in team {team.name}"
         found.append(
-            UsageLimit(quantity=quantity, used=own, limit=team.most_accelerators_per_user, requested=accelerators)
+            UsageLimit(quantity=quantity, used=own, limit=team.max_accelerators_per_user, requested=accelerators)
         )
     for budget in team.budgets:
         found += _budget_limits(team, budget, held, spent, economy, now)
@@ -202,7 +202,7 @@ def split_by_period(period: Period, start: datetime, end: datetime) -> list[tupl
     """Split a time span at the ends of periods; return the last pieces as (period name, start, end)."""
     pieces: list[tuple[str, datetime, datetime]] = []
     until = max(start, end)
-    while len(pieces) < _MOST_PERIODS:
+    while len(pieces) < _MAX_PERIODS:
         since = max(start, _begin_of(period, until if not pieces else until - timedelta(microseconds=1)))
         pieces.append((period.key_at(since), since, until))
         if since <= start:

@@ -25,11 +25,11 @@ from evenkeel.domain.kueue.setup import RULES, Declared, Profile
 from evenkeel.domain.kueue.snapshot import Rules
 from evenkeel.domain.values import Value
 
-MOST_GPU_HOURS = 1_000_000_000
+MAX_GPU_HOURS = 1_000_000_000
 """Of a budget. Larger than any fleet; a larger sum in micro-dollars would lose precision."""
-MOST_USD = 1_000_000_000_000
-MOST_ACCELERATORS = 10_000_000
-MOST_SECONDS = 366 * 86_400
+MAX_USD = 1_000_000_000_000
+MAX_ACCELERATORS = 10_000_000
+MAX_SECONDS = 366 * 86_400
 """Longest time that a switch may protect a job."""
 PRINCIPAL = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):(role|user)/(?:[\x21-\x7e]*/)?([\w+=,.@-]{1,64})", re.ASCII)
 _SESSION = re.compile(r"arn:aws[a-z-]*:sts::(\d{12}):assumed-role/([\w+=,.@-]{1,64})/.+", re.ASCII)
@@ -104,8 +104,8 @@ class Budget(_SetupPart):
     """A team's budget for a period. When it is spent, no job of the team starts."""
 
     period: Period = Period.MONTH
-    gpu_hours: float | None = Field(None, ge=0, le=MOST_GPU_HOURS, allow_inf_nan=False)
-    usd: float | None = Field(None, ge=0, le=MOST_USD, allow_inf_nan=False)
+    gpu_hours: float | None = Field(None, ge=0, le=MAX_GPU_HOURS, allow_inf_nan=False)
+    usd: float | None = Field(None, ge=0, le=MAX_USD, allow_inf_nan=False)
 
 
 def _plan_schema(part: str) -> WithJsonSchema:
@@ -141,7 +141,7 @@ class Team(_SetupPart):
     """Folders in which its jobs may keep checkpoints; empty allows any folder that belongs to no other team."""
     priority_classes: tuple[str, ...] = ()
     """Priority classes of the fleet that its jobs may have; empty allows all."""
-    most_accelerators_per_user: int | None = Field(None, ge=0, le=MOST_ACCELERATORS)
+    max_accelerators_per_user: int | None = Field(None, ge=0, le=MAX_ACCELERATORS)
     budgets: tuple[Budget, ...] = ()
 
     def to_queue(self) -> Queue:
@@ -172,9 +172,9 @@ class Switches(_SetupPart):
     """Switches for the rules that Kueue does not have."""
 
     flap_guard_seconds: float = Field(
-        RULES[Profile.EVENKEEL].flap_guard_seconds, ge=0, le=MOST_SECONDS, allow_inf_nan=False
+        RULES[Profile.EVENKEEL].flap_guard_seconds, ge=0, le=MAX_SECONDS, allow_inf_nan=False
     )
-    min_run_seconds: float = Field(RULES[Profile.EVENKEEL].min_run_seconds, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
+    min_run_seconds: float = Field(RULES[Profile.EVENKEEL].min_run_seconds, ge=0, le=MAX_SECONDS, allow_inf_nan=False)
     never_overcommits: bool = RULES[Profile.EVENKEEL].never_overcommits
     spares_work: bool = RULES[Profile.EVENKEEL].spares_work
 

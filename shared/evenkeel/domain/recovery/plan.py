@@ -38,7 +38,7 @@ class Owner(StrEnum):
     HYPERPOD = "HYPERPOD"
     KARPENTER = "KARPENTER"
     PERSON = "PERSON"
-    NOBODY = "NOBODY"
+    NONE = "NONE"
 
 
 class FaultTerms(Value):
@@ -196,16 +196,16 @@ def _intended_plan(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
         reason = "The node is already gone. Evenkeel moves its jobs and checks the replacement node."
         return plan(act, Owner.EVENKEEL, reason, ("repair", "the node no longer exists"))
     if facts.has_recovered:
-        return plan(nothing, Owner.NOBODY, "The node recovered before Evenkeel acted.", ("repair", "not needed"))
+        return plan(nothing, Owner.NONE, "The node recovered before Evenkeel acted.", ("repair", "not needed"))
     if first in _NO_ACTION_RUNGS or (first == "stand_down" and not facts.hyperpod_repairs):
         explanation = _NO_ACTION_RUNGS.get(first, "this label needs no action here")
         why_not = "this fault needs no repair" if not repair else f"the first rung is {first}"
         reason = f"{fault.name}: {explanation}.{f' {facts.min_rung_reason}' if facts.min_rung_reason else ''}"
-        return plan(nothing, Owner.NOBODY, reason, (repair or "repair", why_not))
+        return plan(nothing, Owner.NONE, reason, (repair or "repair", why_not))
     if not fault.acts_alone and len(facts.sources) < _MIN_SOURCES:
         why_not = "one source is not enough for this fault"
         reason = f"{fault.name}: Evenkeel waits for a second, independent source."
-        return plan(nothing, Owner.NOBODY, reason, (repair or first, why_not))
+        return plan(nothing, Owner.NONE, reason, (repair or first, why_not))
     busy = provider_busy_reason(facts.cluster_status, facts.node_status)
     if busy:
         why_not = "two repairs of one node would conflict"
@@ -213,7 +213,7 @@ def _intended_plan(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     if first in _JOB_RUNGS and not _diagnoses(facts, first):
         jobs, explanation = _JOB_RUNGS[first]
         later = (repair or "repair", "the job action comes first")
-        return plan(act, Owner.NOBODY, f"{fault.name}: {explanation}.", later, jobs=jobs, repairs=False)
+        return plan(act, Owner.NONE, f"{fault.name}: {explanation}.", later, jobs=jobs, repairs=False)
     jobs = JobAction.ROLLBACK if first == "rollback_job" else JobAction.MOVE
     if facts.is_person_cordon:
         reason = "A person cordoned this node, so Evenkeel leaves it to that person and moves its jobs."
@@ -235,7 +235,7 @@ def _owner(facts: PlanFacts, name: str, first: str) -> tuple[Owner, str]:
     if facts.is_karpenter:
         return Owner.KARPENTER, f"{name}: Evenkeel drains the node, Karpenter terminates it, and the jobs move."
     if not facts.is_hyperpod:
-        return Owner.NOBODY, f"{name}: out of service, its jobs move, and a person must repair the node."
+        return Owner.NONE, f"{name}: out of service, its jobs move, and a person must repair the node."
     if facts.hyperpod_repairs and facts.fault_key.startswith(("hp:", "xid:")):
         explanation = "NodeRecovery is Automatic, so HyperPod repairs the node; Evenkeel moves the jobs"
         return Owner.HYPERPOD, f"{name}: {explanation}."

@@ -92,7 +92,7 @@ class RepairPolicy(Section):
     deep_checks_after: tuple[Word, ...] = ()
     """Fault classes after which HyperPod's deep health check validates the node, if the fault requires `deep`. The
     check takes about two hours per node, and HyperPod itself repairs a node that fails it."""
-    deep_check_least_seconds: Seconds = 300
+    deep_check_min_seconds: Seconds = 300
     """Ignore the result label of a deep check that is younger than this: it may belong to an earlier check."""
     deep_check_deadline_seconds: Deadline = 14_400
     test_job_image: Image = ""

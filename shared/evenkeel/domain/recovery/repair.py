@@ -204,7 +204,7 @@ def _before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
 
 def _leave_to_owner(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision | None:
     """Return the decision if the node's owner repairs it first, or if it has no owner; None if Evenkeel repairs it."""
-    if facts.owner is Owner.NOBODY:
+    if facts.owner is Owner.NONE:
         reason = "Neither HyperPod nor Karpenter manages this node: it stays out of service until a person acts."
         return _decided(Repair.ASK_PERSON, reason).but(drains=True)
     if facts.owner is Owner.HYPERPOD and _has_rebooted_since_opening(facts) and facts.validity.is_valid:

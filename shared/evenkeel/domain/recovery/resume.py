@@ -194,9 +194,9 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
 
 
 def _options(facts: ResumeFacts) -> Iterator[_Option]:
-    most_usable = max((pool.usable for pool in facts.pools), default=0)
+    max_usable = max((pool.usable for pool in facts.pools), default=0)
     need = "1 node is" if facts.nodes == 1 else f"{facts.nodes} nodes are"
-    shortage = f"{need} needed and {most_usable} {'is' if most_usable == 1 else 'are'} free"
+    shortage = f"{need} needed and {max_usable} {'is' if max_usable == 1 else 'are'} free"
     free = next((pool for pool in facts.pools if pool.usable - pool.spares >= facts.nodes), None)
     spare = next((pool for pool in facts.pools if pool.usable >= facts.nodes and pool.spares), None)
     if free is None:
@@ -205,16 +205,16 @@ def _options(facts: ResumeFacts) -> Iterator[_Option]:
     else:
         yield _weighed(facts, ResumeOption.FREE_NODE, f"Free nodes in {free.pool} can run the job now.", pool=free.pool)
     if spare is None:
-        why_not = "the pool has no spare node" if most_usable >= facts.nodes else shortage
+        why_not = "the pool has no spare node" if max_usable >= facts.nodes else shortage
         yield _Option(option=ResumeOption.SPARE, why_not=why_not)
     else:
         why = f"A spare node in {spare.pool} can run the job now; no other node is free."
         yield _weighed(facts, ResumeOption.SPARE, why, pool=spare.pool)
-    yield _waiting(facts, shortage, most_usable)
+    yield _waiting(facts, shortage, max_usable)
     if facts.fault is not None:
         yield _shrinking(facts, facts.fault)
     if facts.preemption_victims:
-        yield _preempting(facts, _wait_seconds(facts, most_usable))
+        yield _preempting(facts, _wait_seconds(facts, max_usable))
     if facts.renting is not None:
         yield _renting(facts, facts.renting)
     for offer in facts.offers:
@@ -231,22 +231,22 @@ _OFFERED = {
 }
 
 
-def _waiting(facts: ResumeFacts, shortage: str, most_usable: int) -> _Option:
+def _waiting(facts: ResumeFacts, shortage: str, max_usable: int) -> _Option:
     shortage = shortage[0].upper() + shortage[1:]
     why = f"{shortage}, so the job waits for the repair."
     if not facts.is_repaired:
         why = f"{shortage}, so the job waits for capacity."
-    elif facts.nodes - most_usable > 1:
+    elif facts.nodes - max_usable > 1:
         why = f"{shortage}: one repaired node is not enough, so the job waits for capacity."
-    return _weighed(facts, ResumeOption.WAIT_FOR_REPAIR, why, wait=_wait_seconds(facts, most_usable))
+    return _weighed(facts, ResumeOption.WAIT_FOR_REPAIR, why, wait=_wait_seconds(facts, max_usable))
 
 
-def _wait_seconds(facts: ResumeFacts, most_usable: int) -> float:
+def _wait_seconds(facts: ResumeFacts, max_usable: int) -> float:
     """Return the expected seconds until a waiting job gets nodes."""
     repair, capacity = facts.delays.repair.seconds, facts.delays.capacity.seconds
     if not facts.is_repaired:
         return capacity
-    return max(repair, capacity) if facts.nodes - most_usable > 1 else repair
+    return max(repair, capacity) if facts.nodes - max_usable > 1 else repair
 
 
 def _renting(facts: ResumeFacts, renting: RentOption) -> _Option:

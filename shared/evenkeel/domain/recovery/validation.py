@@ -97,10 +97,10 @@ class CheckResult(StrEnum):
     FAILED = "FAILED"
 
 
-def judge_deep_check(node: KubernetesNode, *, started_at: datetime, least_seconds: int, now: datetime) -> CheckResult:
+def judge_deep_check(node: KubernetesNode, *, started_at: datetime, min_seconds: int, now: datetime) -> CheckResult:
     """Return the result of a node's deep health check. A label shortly after the start may be from an earlier check."""
     status = node.labels.get(DEEP_CHECK_STATUS, "")
-    if now - started_at < timedelta(seconds=least_seconds):
+    if now - started_at < timedelta(seconds=min_seconds):
         return CheckResult.PENDING
     return {"Passed": CheckResult.PASSED, "Failed": CheckResult.FAILED}.get(status, CheckResult.PENDING)
 

@@ -137,7 +137,7 @@ def spend_limits(
 def accelerators_left(pool: Pool, holds: Iterable[RentalAllocation]) -> int:
     """Return the accelerators that the limit of a pool leaves for new rentals."""
     held = sum(hold.nodes for hold in holds if (hold.cluster, hold.pool) == (pool.cluster, pool.name))
-    return max(0, pool.most_nodes - held) * pool.accelerators_per_node
+    return max(0, pool.max_nodes - held) * pool.accelerators_per_node
 
 
 def _planned_allocation(holder_id: str, team: str, nodes: int, pool: Pool) -> RentalAllocation:

@@ -223,7 +223,7 @@ def committed_pools(capacities: Iterable[NodeCapacity], policy: Policy) -> tuple
             market=Market.COMMITTED,
             instance_type=instance_type,
             accelerators_per_node=max(capacity.accelerators for capacity in found),
-            most_nodes=len(found),
+            max_nodes=len(found),
             launch=LaunchDelay(p50_seconds=seconds, p90_seconds=seconds),
             reservation=policy.scheduling.reservation_of(cluster, pool),
             place=PoolEnvironment(),
@@ -256,7 +256,7 @@ def _committed_candidate(job: Job, pool: Pool, seen: PlacementContext, policy: P
 
 
 def forecast_starts(
-    pool: Pool, queue: Sequence[WaitingUse], seen: PlacementContext, policy: Policy, *, least_free: int = 0
+    pool: Pool, queue: Sequence[WaitingUse], seen: PlacementContext, policy: Policy, *, min_free: int = 0
 ) -> tuple[float, ...]:
     """Return after how many seconds each request of a queue is expected to get accelerators of a committed pool.
 
@@ -265,7 +265,7 @@ def forecast_starts(
         queue: The requests, in order.
         seen: The snapshot of the cycle.
         policy: Expected run times and repair times.
-        least_free: Count the free accelerators of only those nodes that have at least so many.
+        min_free: Count the free accelerators of only those nodes that have at least so many.
     """
     kind = (pool.cluster, pool.name, pool.instance_type)
     own = [
@@ -293,7 +293,7 @@ def forecast_starts(
             if not capacity.is_open
         ]
     free = sum(
-        capacity.free.accelerators for capacity in own if capacity.is_open and capacity.free.accelerators >= least_free
+        capacity.free.accelerators for capacity in own if capacity.is_open and capacity.free.accelerators >= min_free
     )
     return expected_starts(free, held, queue)
 
@@ -304,7 +304,7 @@ def shadow_price_of(pool: Pool, delay_micros_per_hour: int, burst: BurstPolicy) 
     Past demand by the hour is not recorded yet. While a job waits, every hour counts as wanted.
     """
     prices = [each.micros_per_node_hour // max(1, each.accelerators_per_node) for each in burst.pools]
-    accelerators = pool.most_nodes * pool.accelerators_per_node
+    accelerators = pool.max_nodes * pool.accelerators_per_node
     return shadow_price(min(prices, default=0), 1.0, delay_micros_per_hour, accelerators)
 
 

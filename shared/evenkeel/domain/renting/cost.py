@@ -194,7 +194,7 @@ def cost_of_pool(
     end = round(start + run, 3)
     rent = 0
     if pool.market.is_rented:
-        held = max(pool.least_billed_seconds, math.ceil(launch + job.restart_seconds + run))
+        held = max(pool.min_billed_seconds, math.ceil(launch + job.restart_seconds + run))
         rent = pool.micros_per_node_hour * job.nodes * held
     asked = _PoolQuestion(job, candidate, spending, terms, now, start, end, rent, changeover_seconds)
     why_not = next(_rejections(asked), "")
@@ -238,8 +238,8 @@ def _rejections(asked: _PoolQuestion) -> Iterator[str]:
     pool = candidate.pool
     if job.accelerators_per_node > pool.accelerators_per_node:
         yield f"Each node has {pool.accelerators_per_node} accelerators, the job asks for {job.accelerators_per_node}."
-    if job.accelerators_in(pool) > pool.most_nodes * pool.accelerators_per_node or job.nodes > pool.most_nodes:
-        yield f"The pool has at most {_count(pool.most_nodes, 'node')}."
+    if job.accelerators_in(pool) > pool.max_nodes * pool.accelerators_per_node or job.nodes > pool.max_nodes:
+        yield f"The pool has at most {_count(pool.max_nodes, 'node')}."
     if candidate.differences:
         yield candidate.differences[0]
     yield from _past_reservation(asked)

@@ -88,7 +88,7 @@ class MigrationFacts(Value):
 class MigrationAction(StrEnum):
     """Action for a migration candidate."""
 
-    STAY = "STAY"
+    KEEP = "KEEP"
     MIGRATE = "MIGRATE"
     """Migrate at the next checkpoint."""
     REQUEUE = "REQUEUE"
@@ -133,13 +133,13 @@ def decide_migration(facts: MigrationFacts) -> MigrationDecision:
             saving_parts=saving,
             migration_cost_parts=cost,
             alternatives=(
-                Alternative(option=MigrationAction.STAY, why_not=f"{money.format_usd(saving - cost)} more."),
+                Alternative(option=MigrationAction.KEEP, why_not=f"{money.format_usd(saving - cost)} more."),
             ),
             facts=facts,
         )
     until = f", and must begin its checkpoint at {ends[0]:%d %b %H:%M} UTC" if ends else ""
     return MigrationDecision(
-        action=MigrationAction.STAY,
+        action=MigrationAction.KEEP,
         reason=f"{candidate.job_id} stays on {pool.name}{until}.",
         by=ends[0] if ends else None,
         saving_parts=saving,
@@ -335,7 +335,7 @@ class DepartureDecision(NamedTuple):
     """Why a job leaves its rented nodes, as it is recorded."""
 
     kind: str
-    """Kind of the decision record: `LOAN` or `STAY`."""
+    """Kind of the decision record: `TEMPORARY_CAPACITY` or `MIGRATION`."""
     action: str
     reason: str
     alternatives: tuple[Alternative, ...]
@@ -383,7 +383,7 @@ def _return_temporary_capacity(
     if decided.state is TemporaryCapacityState.KEEP:
         return None
     message = f"The job's nodes were temporary capacity. {decided.reason}"
-    return DepartureDecision("LOAN", decided.state, decided.reason, (), facts, message)
+    return DepartureDecision("TEMPORARY_CAPACITY", decided.state, decided.reason, (), facts, message)
 
 
 def _migrate_back(
@@ -404,4 +404,4 @@ def _migrate_back(
     if decided.action is not MigrationAction.MIGRATE:
         return None
     message = f"The job migrates back to committed capacity: {decided.reason}"
-    return DepartureDecision("STAY", decided.action, decided.reason, decided.alternatives, decided.facts, message)
+    return DepartureDecision("MIGRATION", decided.action, decided.reason, decided.alternatives, decided.facts, message)

@@ -27,8 +27,8 @@ class RentedPool(Pool):
     def _is_rented_and_bounded(self) -> Self:
         if not self.market.is_rented:
             raise ValueError(f"{self.name}: its market must be spot or on-demand")
-        if not self.most_nodes or not self.accelerators_per_node:
-            raise ValueError(f"{self.name}: it needs mostNodes and acceleratorsPerNode above 0")
+        if not self.max_nodes or not self.accelerators_per_node:
+            raise ValueError(f"{self.name}: it needs maxNodes and acceleratorsPerNode above 0")
         # The time of the slowest of many launches is computed from both. Extreme values would overflow it.
         if self.launch.p90_seconds > min(86_400, 100 * self.launch.p50_seconds or 86_400):
             raise ValueError(f"{self.name}: p90Seconds may be at most a day, and at most 100 times p50Seconds")
@@ -59,7 +59,7 @@ class BurstPolicy(Section):
     """How long idle nodes are kept for their job while it is pending again."""
     temporary_seconds: Deadline = 86_400
     """How long temporary capacity may replace failed nodes that do not come back."""
-    most_offers: int = Field(default=4, ge=1, le=100)
+    max_offers: int = Field(default=4, ge=1, le=100)
     """Maximum number of pools that are asked for one rental."""
     rentals_per_cycle: Tries = 4
     """Maximum number of rentals that one scheduling cycle may begin."""

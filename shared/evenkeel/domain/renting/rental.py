@@ -72,7 +72,7 @@ class RentalOffer(Value):
     zone: str
     accelerators_per_node: int
     micros_per_node_hour: int
-    least_billed_seconds: int
+    min_billed_seconds: int
     taints: tuple[str, ...] = ()
     """Taints of all nodes of the pool. The job's pods tolerate them."""
     opened_at: Instant
@@ -95,7 +95,7 @@ class RentalOffer(Value):
             zone=pool.zone,
             accelerators_per_node=pool.accelerators_per_node,
             micros_per_node_hour=pool.micros_per_node_hour,
-            least_billed_seconds=pool.least_billed_seconds,
+            min_billed_seconds=pool.min_billed_seconds,
             taints=pool.taints,
             opened_at=now,
         )
@@ -198,7 +198,7 @@ class Rental(Value):
                 team=self.team,
                 micros_per_node_hour=offer.micros_per_node_hour,
                 nodes=len(offer.joined_node_names),
-                least_billed_seconds=offer.least_billed_seconds,
+                min_billed_seconds=offer.min_billed_seconds,
                 started_at=offer.opened_at,
                 ended_at=offer.closed_at,
             )

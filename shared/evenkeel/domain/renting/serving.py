@@ -36,7 +36,7 @@ from evenkeel.domain.values import Instant, Value
 
 NO_EXTRA_NODE = "the end of the spike"
 """Row of the placement table for renting nothing: the replica waits until the spike is over, at no rent."""
-_MOST_UNUSED_SECONDS = 86_400
+_MAX_UNUSED_SECONDS = 86_400
 _UNUSED_SECONDS = 900
 """Pause before the next rental after a node that no replica used. It doubles each time."""
 
@@ -71,7 +71,7 @@ class ServingState(Value):
         """Return the state once one of its nodes goes back."""
         if was_used:
             return self.but(unused_rentals=0, not_before=None)
-        seconds = min(_MOST_UNUSED_SECONDS, _UNUSED_SECONDS * 2**self.unused_rentals)
+        seconds = min(_MAX_UNUSED_SECONDS, _UNUSED_SECONDS * 2**self.unused_rentals)
         return self.but(unused_rentals=self.unused_rentals + 1, not_before=now + timedelta(seconds=seconds))
 
     def next_holder(
@@ -239,7 +239,7 @@ def _committed_candidate(
     """Return a committed pool. None of it is free for a waiting replica, and nothing waits ahead of the replica."""
     spike, per_replica = short.registered.spike_seconds, short.per_replica
     queue = [WaitingUse(per_replica, spike)] * together
-    starts = forecast_starts(pool, queue, seen, policy, least_free=per_replica)
+    starts = forecast_starts(pool, queue, seen, policy, min_free=per_replica)
     return CandidatePool(
         pool=pool, accelerators_left=0, wait_seconds=min(float(spike), expected_wait(starts[-1], waited_seconds))
     )
@@ -252,7 +252,7 @@ def _no_extra_node(short: ReplicaShortfall) -> CandidatePool:
         market=Market.COMMITTED,
         instance_type="",
         accelerators_per_node=short.per_replica,
-        most_nodes=1,
+        max_nodes=1,
         launch=LaunchDelay(p50_seconds=0, p90_seconds=0),
         place=PoolEnvironment(),
     )

@@ -57,7 +57,7 @@ def run(request: Request, context: Context) -> Outcome:
     """
     was_there = until_committed(lambda: _remove(request, context), "The setup changed on every try. Try again.")
     if was_there:
-        context.passes.request(f"Team {request.team} removed")
+        context.cycle_requests.request(f"Team {request.team} removed")
     return Outcome(team=request.team, was_there=was_there)
 
 

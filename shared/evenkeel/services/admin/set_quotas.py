@@ -61,7 +61,7 @@ def run(request: Request, context: Context, *, own_namespaces: Collection[str] =
     if isinstance(request.part, Team) and request.part.namespace in own_namespaces:
         _refuse((SetupError("namespace", f"{request.part.namespace} is reserved for Evenkeel."),), field)
     until_committed(lambda: _set(request, context), "The setup changed on every try. Try again.")
-    context.passes.request(f"{_part_text(name)} set")
+    context.cycle_requests.request(f"{_part_text(name)} set")
     return Outcome(part=request.part, version=request.expected + 1)
 
 

@@ -19,11 +19,11 @@ from evenkeel.services.storage import pagination, rows
 Json = dict[str, Any]
 
 LOOKBACK = timedelta(days=7)
-_MOST_INCIDENTS = 100
+_MAX_INCIDENTS = 100
 """Maximum number of incidents, newest first. More would take longer than a request may."""
-_MOST_JOBS = 100
+_MAX_JOBS = 100
 """Maximum number of admissions, newest first."""
-_MOST_DECISIONS = 50
+_MAX_DECISIONS = 50
 """Maximum number of decisions for each incident or job, newest first."""
 AS_RECORDED = (
     "For admissions, recorded quotas, nodes, limits and budgets apply. Only the number of spare nodes is tried "
@@ -53,16 +53,16 @@ def run(
     except PolicyError as error:
         raise Invalid("The policy changes are not valid.", (("changes", str(error)),)) from error
     since = since or now - LOOKBACK
-    incidents = list(islice(_incidents(ledger, since), _MOST_INCIDENTS + 1))
+    incidents = list(islice(_incidents(ledger, since), _MAX_INCIDENTS + 1))
     jobs = pagination.newest_first(
-        ledger, Table.JOBS, [f"JOB#{state}" for state in JobState], pagination.Request(_MOST_JOBS)
+        ledger, Table.JOBS, [f"JOB#{state}" for state in JobState], pagination.Request(_MAX_JOBS)
     )
     modes = {
         each.incident_id: mode
-        for each in incidents[:_MOST_INCIDENTS]
+        for each in incidents[:_MAX_INCIDENTS]
         if (mode := _mode(each, policy, stack_mode)) is not _mode(each, current, stack_mode)
     }
-    subjects = [each.incident_id for each in incidents[:_MOST_INCIDENTS]]
+    subjects = [each.incident_id for each in incidents[:_MAX_INCIDENTS]]
     subjects += [str(row.doc["jobId"]) for row in jobs.rows]
     examined, unreadable, differing = 0, 0, []
     for record in (record for subject in subjects for record in _decisions(ledger, subject, since)):
@@ -83,7 +83,7 @@ def run(
         "examined": examined,
         "cannot": unreadable,
         "changed": differing,
-        "isLowerBound": len(incidents) > _MOST_INCIDENTS or bool(jobs.next_token),
+        "isLowerBound": len(incidents) > _MAX_INCIDENTS or bool(jobs.next_token),
         "asRecorded": AS_RECORDED,
     }
 
@@ -105,7 +105,7 @@ def _incidents(ledger: Ledger, since: datetime) -> Iterator[Incident]:
 
 
 def _decisions(ledger: Ledger, subject: str, since: datetime) -> list[Decision]:
-    page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=_MOST_DECISIONS, newest_first=True)
+    page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=_MAX_DECISIONS, newest_first=True)
     found = (rows.read(row, Decision) for row in page.rows)
     # Decisions about an incident follow its opening, but a job may have waited for weeks.
     return [each for each in found if subject.startswith("inc-") or each.decided_at >= since]

@@ -146,7 +146,7 @@ def _launch(
         if left.out_of_reach:
             context.cluster.force_delete_pods(left.attempt, left.out_of_reach)
     resume_from = choice.resume_from.manifest if choice.resume_from else ""
-    seated = (_without_fixed_nodes if attempt.local_queue else _network_request)(job, attempt, context)
+    pod_placement = (_without_fixed_nodes if attempt.local_queue else _network_request)(job, attempt, context)
     try:
         _, uid = context.cluster.launch(
             LaunchSpec(
@@ -155,7 +155,7 @@ def _launch(
                 resume_from=resume_from,
                 service_account=job.service_account or context.site.job_service_account,
                 terms=answer.terms,
-                **seated,
+                **pod_placement,
             )
         )
     except Refused as error:
@@ -169,7 +169,7 @@ def _launch(
         return _give_up(context, found, decided, reason, is_refused=False)
     rentals.delete_capacity_pods_of(job, attempt, context)
     launched = decided.but(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=context.now)
-    _record_launch(context, found, launched, answer, seated["network"])
+    _record_launch(context, found, launched, answer, pod_placement["network"])
     context.telemetry.count("AttemptsLaunched")
     context.telemetry.info("Attempt launched", job_id=job.job_id, attempt=attempt.attempt, resume_from=resume_from)
     return Outcome(outcome=_launched(attempt), reason=choice.reason)
@@ -207,7 +207,7 @@ def _without_fixed_nodes(job: Job, attempt: Attempt, context: Context) -> dict[s
     fitting = [efa.EfaNode.of(node) for node in kinds if node.accelerators >= own]
     there = {machine.instance_type for machine in fitting}
     machines_of_types = [efa.EfaNode("", name) for name in job.spec.instance_types if name not in there]
-    interfaces = efa.least_interfaces((*fitting, *machines_of_types), attempt.ranks, own, by_pool)
+    interfaces = efa.min_interfaces((*fitting, *machines_of_types), attempt.ranks, own, by_pool)
     return {
         "network": efa.EfaRequest(interfaces),
         "avoid": tuple(sorted(node.name for node in nodes if node.instance_id in machines)),

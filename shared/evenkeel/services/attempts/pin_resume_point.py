@@ -9,7 +9,7 @@ Calls to the store, with A attempts and L newest checkpoints without proof:
     for each of L + 1 checkpoints one GET and, unless the manifest alone decides, one LIST and one HEAD for each shard
     one PUT
 
-L is at most `MOST_LOOKS`; lists of more than 1,000 entries take more pages.
+L is at most `MAX_CHECKPOINTS_READ`; lists of more than 1,000 entries take more pages.
 """
 
 from enum import StrEnum
@@ -42,7 +42,7 @@ from evenkeel.domain.jobs.policy import RESTART, JobPolicy
 from evenkeel.ports import CheckpointStore, NotFound, ProofTerms, TooLarge
 from evenkeel.services.storage.retries import until_committed
 
-MOST_LOOKS = 50
+MAX_CHECKPOINTS_READ = 50
 """Checkpoints that one launch examines before it asks a person."""
 _SETTLED_BY_MANIFEST = (RejectionCode.DISTRUSTED, RejectionCode.MANIFEST_UNREADABLE)
 
@@ -106,7 +106,7 @@ def _pin(job: Job, attempt: Attempt, checkpoints: CheckpointStore, policy: JobPo
         case FenceStatus.MAY_RAISE:
             pass
     choice = _choose(job, attempt, fence, checkpoints, policy)
-    if choice.would_disown_work and not policy.start_over_when_unproved:
+    if choice.would_discard_checkpoints and not policy.start_over_when_unproved:
         return PinAnswer(PinOutcome.UNPROVED, choice)
     checkpoints.raise_fence(uri, raised(fence, attempt.attempt, choice).to_json(), tag)
     return PinAnswer(PinOutcome.PINNED, choice)
@@ -169,7 +169,7 @@ def _choose(
     )
     evidence: dict[CheckpointRef, CheckpointContents] = {}
     while True:
-        answer = choose_resume_point(attempt.attempt, fence, refs, evidence, rules, max_reads=MOST_LOOKS)
+        answer = choose_resume_point(attempt.attempt, fence, refs, evidence, rules, max_reads=MAX_CHECKPOINTS_READ)
         if not isinstance(answer, ContentsNeeded):
             return answer
         evidence[answer.ref] = _examine(uri, answer.ref, checkpoints, rules.distrust)

@@ -33,14 +33,14 @@ def run(job_id: str, number: int, context: Context) -> bool:
         for node in nodes
         if node.kubernetes
     }
-    seated = attempt.but(
+    with_nodes = attempt.but(
         nodes=tuple(node.life for node in nodes),
         node_names=names,
         pool=first.pool,
         instance_type=next(iter(types)) if len(types) == 1 else "",
     )
     try:
-        context.ledger.commit(Put(rows.attempt_row(seated, found.attempt_version)))
+        context.ledger.commit(Put(rows.attempt_row(with_nodes, found.attempt_version)))
     except Conflict:
         return False  # the row changed meanwhile; the next evaluation reads it again
     return True

@@ -70,13 +70,13 @@ def _settle(request: Request, context: Context) -> Outcome:
     if attempt.state.has_ended:
         _keep(job, attempt, seen, context)
         _clear(job, attempt, seen, context.cluster)
-        context.passes.request(f"{attempt.workload_name} settled")
+        context.cycle_requests.request(f"{attempt.workload_name} settled")
         reason = f"{attempt.workload_name} was settled before: {settled_outcome(job)}."
         return Outcome(outcome=SettleOutcome.ALREADY_SETTLED, reason=reason)
     ending = _judge(request, job, attempt, seen, context)
     decided = settle(job, attempt, ending, context.policy.jobs, context.now)
     _commit(context, found, decided)
-    context.passes.request(f"{attempt.workload_name} settled")
+    context.cycle_requests.request(f"{attempt.workload_name} settled")
     _keep(job, decided.attempt, seen, context)
     _clear(job, decided.attempt, seen, context.cluster)
     context.telemetry.count("AttemptsSettled", state=decided.attempt.state)
@@ -120,8 +120,8 @@ def _failure(failure: Mapping[str, Any] | None) -> str:
 
 def _faulty(attempt: Attempt, ledger: Ledger) -> set[str]:
     """Return the attempt's nodes with an open incident."""
-    seats = zip(attempt.nodes, attempt.node_names, strict=True)
-    return {name for life, name in seats if ledger.get(rows.open_key(life))}
+    slots = zip(attempt.nodes, attempt.node_names, strict=True)
+    return {name for life, name in slots if ledger.get(rows.open_key(life))}
 
 
 def _commit(context: Context, found: attempt_rows.StoredAttempt, decided: Settlement) -> None:

@@ -93,8 +93,8 @@ def _why_not(incident: Incident, request: Request, ledger: Ledger) -> str:
 def _is_left_unhealthy(incident: Incident, ledger: Ledger) -> bool:
     """Whether the node still waits for a repair and no later incident works on it. The sweep acts on an approval."""
     row = ledger.get(rows.unhealthy_key(incident.life))
-    is_its = row is not None and row.doc["incidentId"] == incident.incident_id and not row.doc["trustedBy"]
-    return is_its and ledger.get(rows.open_key(incident.life)) is None
+    is_of_incident = row is not None and row.doc["incidentId"] == incident.incident_id and not row.doc["trustedBy"]
+    return is_of_incident and ledger.get(rows.open_key(incident.life)) is None
 
 
 def _node(incident: Incident, ledger: Ledger) -> KubernetesNode | None:

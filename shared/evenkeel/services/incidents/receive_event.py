@@ -264,7 +264,7 @@ def _record_once(fact: NodeFact, affected: AffectedNode, context: Context) -> In
         affected = affected.but(job_ids=(fact.job_id,))
     report = ClassifiedFact.of(fact, affected, context.policy.catalogue)
     remembered_at = history_keys(report.fault, affected) if fact.kind is FactKind.SICKENED else ()
-    known, last_row, pointer, forgotten, in_seat, *history_rows = context.ledger.batch_get(
+    known, last_row, pointer, unresolved, slot_now, *history_rows = context.ledger.batch_get(
         rows.fact_key(fact.fact_key),
         rows.last_key(affected.life, is_drill=is_drill),
         rows.open_key(affected.life, is_drill=is_drill),
@@ -307,9 +307,9 @@ def _record_once(fact: NodeFact, affected: AffectedNode, context: Context) -> In
         version = before.version if before else 0
         writes.append(Put(rows.history_row(place, history, version, now, is_drill=is_drill)))
     if decision.action is IntakeAction.OPEN and decision.incident:
-        writes.append(Put(rows.slot_row(decision.incident, in_seat.version if in_seat else 0, now)))
-    if forgotten is not None:
-        writes.append(Delete(forgotten.key, forgotten.version))
+        writes.append(Put(rows.slot_row(decision.incident, slot_now.version if slot_now else 0, now)))
+    if unresolved is not None:
+        writes.append(Delete(unresolved.key, unresolved.version))
     if writes:
         context.ledger.commit(*writes)
     return decision

@@ -56,7 +56,7 @@ def run(request: Request, context: Context) -> Outcome:
     message = f"{request.job_id} kept changing while it was to be cancelled."
     outcome, is_changed = until_committed(lambda: _cancel(request, setup, context), message)
     if is_changed:
-        context.passes.request(f"{request.job_id} cancelled")
+        context.cycle_requests.request(f"{request.job_id} cancelled")
     return outcome
 
 

@@ -30,7 +30,7 @@ from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.storage import heartbeats, pagination, rows
 
-MOST_NODES = 5000
+MAX_NODES = 5000
 _UNKNOWN_ACCELERATORS = 1024
 """Accelerators of a node if neither its node object nor the catalogue states them."""
 
@@ -45,7 +45,7 @@ class ConfiguredFleet(NamedTuple):
 
 def read_fleet(cluster: str, ledger: Ledger) -> ConfiguredFleet:
     """Return a cluster's nodes as the last sweeps stored them, also nodes that are gone: they may be replaced."""
-    found, is_cut = pagination.everything(ledger, Table.FLEET, "NODE", at_most=MOST_NODES)
+    found, is_cut = pagination.everything(ledger, Table.FLEET, "NODE", at_most=MAX_NODES)
     nodes = [node for node in (rows.read(row, FleetNode) for row in found) if node.life.cluster == cluster]
     # A slot counts once, although several nodes may have held it.
     by_slot = {node.slot or node.life.key: node for node in nodes}
@@ -126,7 +126,7 @@ def _decided(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy,
         capacities = (*home, *nodes_to_rent(job, pool, now))
         request = with_open_amounts(asked.model_copy(update={"cluster": pool.cluster}), shares)
         there = _weighed(request, capacities, setup, policy, now)
-        if there.action is Action.ADMIT and job.spec.nodes <= pool.most_nodes:
+        if there.action is Action.ADMIT and job.spec.nodes <= pool.max_nodes:
             return there
     return found
 

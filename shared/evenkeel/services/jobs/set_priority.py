@@ -68,5 +68,5 @@ def run(request: Request, context: Context) -> Job:
         )
     except Conflict as error:
         raise StaleVersion(f"{request.job_id} changed during this request. Read it again and retry.") from error
-    context.passes.request(f"{job.job_id} ranked")
+    context.cycle_requests.request(f"{job.job_id} ranked")
     return after

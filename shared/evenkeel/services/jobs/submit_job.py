@@ -24,7 +24,7 @@ from evenkeel.services.storage import open_jobs, read_setup, rows
 WRITER = "submit_job"
 _TRIES = 50
 """Tries of a commit. A try fails if another submission, or the end of a job, was committed first."""
-_MOST_INSIDE = 20
+_MAX_INSIDE = 20
 """Claims of nested checkpoint folders that one submission reads. Most of them belong to jobs that never ran."""
 
 
@@ -99,7 +99,7 @@ def run(request: Request, context: Context) -> Outcome:
             if isinstance(error, Conflict):
                 continue  # another submission or end was counted, or another job claimed the checkpoints
             raise
-        context.passes.request(f"{job.job_id} submitted")
+        context.cycle_requests.request(f"{job.job_id} submitted")
         return Outcome(job=job, is_repeat=False)
     raise Throttled("other submissions changed the same rows on every attempt; submit the job again")
 
@@ -200,7 +200,7 @@ def claim_of(job: Job, requester: check_authority.Requester, setup: TeamSetup, l
     around = (ledger.get(rows.checkpoints_key(each)) for each in _parent_folders(place))
     state, prefix = rows.checkpoints_entry(place)
     inside = every(lambda cursor: ledger.by_state(Table.JOBS, state, prefix=prefix, cursor=cursor))
-    for taken in (own, *around, *itertools.islice(inside, _MOST_INSIDE)):
+    for taken in (own, *around, *itertools.islice(inside, _MAX_INSIDE)):
         if taken is not None and _is_kept(taken, ledger):
             other = str(taken.doc["jobId"])
             row = ledger.get(rows.job_key(other))
@@ -243,7 +243,7 @@ def _again(earlier: Row, fingerprint: str, context: Context) -> Outcome:
     row = context.ledger.get(rows.job_key(job_id))
     if row is None:
         raise Conflict(f"{job_id} was accepted under this idempotency key, but its row is gone.")
-    context.passes.request(f"{job_id} submitted")
+    context.cycle_requests.request(f"{job_id} submitted")
     return Outcome(job=rows.read(row, Job), is_repeat=True)
 
 

@@ -107,5 +107,5 @@ def _change(request: Request, kind: str, changed: Callable[[Job], Job | None], c
 
     job, is_changed = until_committed(attempt, f"{request.job_id} kept changing while it was to be {kind}.")
     if is_changed:
-        context.passes.request(f"{job.job_id} {kind}")
+        context.cycle_requests.request(f"{job.job_id} {kind}")
     return job

@@ -20,7 +20,7 @@ from evenkeel.services.storage import rows
 
 Json = dict[str, Any]
 
-_MOST_BEFORE = 3
+_MAX_BEFORE = 3
 """Length of the chain of blocking jobs that is followed."""
 
 
@@ -41,8 +41,8 @@ def why_job(context: Context, job_id: str, reader: Reader) -> Json:
     # The decision that the job itself names comes first: its resume plan, then its admission.
     planned = job.resume_plan.decision_id if job.resume_plan else ""
     admitted = latest.decision_id if latest else ""
-    wish = job.live_resize()
-    resized = wish.decision_id if wish else ""
+    requested = job.live_resize()
+    resized = requested.decision_id if requested else ""
     head: Decision | None = None
     if job.state is JobState.PENDING:
         if job.live_plan():
@@ -160,14 +160,14 @@ def _after_stop(job: Job, stop: StopRequest) -> str:
         return f"{begin} it stays suspended until a person resumes it."
     if stop.is_final:
         return f"{begin} it is FAILED, because another attempt would fail too."
-    wish = job.live_resize()
+    requested = job.live_resize()
     point = (
         "resumes from its last checkpoint"
         if job.spec.checkpoint_uri
         else "starts from the beginning, because it has no checkpoint"
     )
-    if wish is not None and wish.after_attempt == stop.attempt:
-        return f"{begin} it starts on {wish.nodes} nodes and {point}."
+    if requested is not None and requested.after_attempt == stop.attempt:
+        return f"{begin} it starts on {requested.nodes} nodes and {point}."
     if stop.counts_as_failure:
         return f"{begin} it uses one restart; if one is left, it waits for capacity and {point}."
     return f"{begin} it waits for capacity and {point}."
@@ -273,7 +273,7 @@ def _first(ledger: Ledger, decision_id: str, others: list[Decision]) -> list[Dec
 
 def _changes(ledger: Ledger, decision: Decision) -> list[Json]:
     """Return the smallest changes that would flip the result; of a blocked job, those of the job that blocks it."""
-    for _ in range(_MOST_BEFORE):
+    for _ in range(_MAX_BEFORE):
         facts = AdmissionFacts.model_validate(decision.facts) if decision.kind == "ADMISSION" else None
         if facts is None or decision.action not in (Action.NO_QUOTA, Action.SAME_SHAPE, Action.BLOCKED):
             break

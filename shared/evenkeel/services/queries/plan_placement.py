@@ -20,7 +20,7 @@ from evenkeel.services.rentals import rentals
 
 Json = dict[str, Any]
 
-_MOST_RUNNING = 1000
+_MAX_RUNNING = 1000
 _NODES_WOULD_HELP = (Action.ADMIT, Action.WAIT, Action.BLOCKED, Action.NEVER_FITS)
 
 
@@ -118,7 +118,7 @@ def _usd(parts: int) -> float:
 def _classes(ledger: Ledger) -> dict[str, str]:
     """Return the priority class of each job that runs or is about to."""
     states = (JobState.RUNNING, JobState.STARTING)
-    pages = (ledger.by_state(Table.JOBS, f"JOB#{state}", limit=_MOST_RUNNING) for state in states)
+    pages = (ledger.by_state(Table.JOBS, f"JOB#{state}", limit=_MAX_RUNNING) for state in states)
     return {
         str(row.doc["jobId"]): str(row.doc["spec"].get("priorityClass") or "") for page in pages for row in page.rows
     }

@@ -25,20 +25,20 @@ Json = dict[str, Any]
 HEARTBEATS = ("schedule_jobs", "sweep_fleet", "watch_cluster")
 SILENT_AFTER = timedelta(minutes=10)
 """A scheduled function without a run for this long is an alarm."""
-_MOST_NODES = 5000
-_MOST_JOBS = 2000
+_MAX_NODES = 5000
+_MAX_JOBS = 2000
 """Jobs of one state that the overview counts. Beyond it, the count is marked as a lower bound."""
-_MOST_OPEN = 1000
+_MAX_OPEN = 1000
 """Open incidents of one state that the overview counts. Beyond it, the counts are marked as lower bounds."""
 _MAX_UNRESOLVED = 100
 """Newest incidents of one failed outcome that are examined. Older ones are found by what they left."""
-_MOST_LEFT = 50
+_MAX_LEFT = 50
 """Older incidents that are looked up by the nodes and jobs that they left."""
 _MAX_INTERRUPTED = 200
 """Interrupted jobs that are looked up one by one, if not all live jobs could be listed."""
-_MOST_SHOWN = 50
+_MAX_SHOWN = 50
 """Active incidents that are shown and not only counted, and as many that need a person."""
-_MOST_TEAMS = 100
+_MAX_TEAMS = 100
 
 
 class Health(StrEnum):
@@ -146,13 +146,13 @@ def status(context: Context, sources: Sequence[SourceAge]) -> Json:
             | {"marks": list(node.marks), **_why_unhealthy(unhealthy.get(node.life.key))}
             for node in nodes
             if states[node.life.key] is NodeState.UNHEALTHY
-        ][:_MOST_SHOWN],
+        ][:_MAX_SHOWN],
         "gpus": _gpus(nodes, states, sources),
         "cordons": _cordons(context.ledger, nodes),
         "jobs": _jobs(context, work) | _sight_of_all(sources),
         "teams": [
             {name: value for name, value in team.items() if name != "resources"}
-            for team in read_teams.list_teams(context)["items"][:_MOST_TEAMS]
+            for team in read_teams.list_teams(context)["items"][:_MAX_TEAMS]
         ],
         "serving": read_serving.list_serving(context.ledger),
         "heartbeats": beats,
@@ -272,12 +272,12 @@ def _cordons(ledger: Ledger, nodes: Iterable[FleetNode]) -> list[Json]:
     found.sort(key=lambda each: each[0].at, reverse=True)
     return [
         {"instanceId": node.life.instance_id, "name": node.node_name, "pool": node.pool, **_cordon(cordon)}
-        for cordon, node in found[:_MOST_SHOWN]
+        for cordon, node in found[:_MAX_SHOWN]
     ]
 
 
 def _nodes(ledger: Ledger) -> tuple[tuple[FleetNode, ...], bool]:
-    found, more = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MOST_NODES, keep=read_queue.is_present)
+    found, more = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MAX_NODES, keep=read_queue.is_present)
     return tuple(rows.read(row, FleetNode) for row in found), more
 
 
@@ -286,7 +286,7 @@ def _open_incidents(ledger: Ledger) -> tuple[list[Incident], bool]:
     is_lower_bound = False
     for state in OPEN_STATES:
         seen, more = pagination.everything(
-            ledger, Table.INCIDENTS, f"INC#{state}", at_most=_MOST_OPEN, newest_first=True
+            ledger, Table.INCIDENTS, f"INC#{state}", at_most=_MAX_OPEN, newest_first=True
         )
         found += [rows.read(row, Incident) for row in seen]
         is_lower_bound |= more
@@ -380,9 +380,9 @@ def _unresolved(
     named = {node.incident_id for node in nodes} | {(doc.get("resumePlan") or {}).get("incidentId") for doc in docs}
     known = {incident.incident_id for incident in (*found, *others)}
     older = sorted({name for name in named if name} - known, reverse=True)
-    left = map(context.ledger.get, map(rows.incident_key, older[:_MOST_LEFT]))
+    left = map(context.ledger.get, map(rows.incident_key, older[:_MAX_LEFT]))
     found += [rows.read(row, Incident) for row in left if row is not None]
-    return found, is_lower_bound or len(older) > _MOST_LEFT
+    return found, is_lower_bound or len(older) > _MAX_LEFT
 
 
 def _next(incidents: _Incidents, unhealthy: Mapping[str, UnhealthyNode]) -> str | None:
@@ -422,8 +422,8 @@ def _outage(cause: str, members: Sequence[Incident]) -> Json:
 
 
 def _shown(context: Context, incidents: _Incidents) -> list[Json]:
-    needing = read_incidents.with_jobs(context.ledger, incidents.needing[:_MOST_SHOWN])
-    working = read_incidents.with_jobs(context.ledger, incidents.working[:_MOST_SHOWN])
+    needing = read_incidents.with_jobs(context.ledger, incidents.needing[:_MAX_SHOWN])
+    working = read_incidents.with_jobs(context.ledger, incidents.working[:_MAX_SHOWN])
     return [_incident(context, incident, needs_you=True) for incident in needing] + [
         _incident(context, incident, needs_you=False) for incident in working
     ]
@@ -494,7 +494,7 @@ def _gpus(nodes: Sequence[FleetNode], states: Mapping[str, NodeState], sources: 
 def _work(ledger: Ledger) -> dict[JobState, _JobCounts]:
     found: dict[JobState, _JobCounts] = {}
     for state in (state for state in JobState if not state.has_ended):
-        seen, more = pagination.everything(ledger, Table.JOBS, f"JOB#{state}", at_most=_MOST_JOBS)
+        seen, more = pagination.everything(ledger, Table.JOBS, f"JOB#{state}", at_most=_MAX_JOBS)
         found[state] = _JobCounts(rows=seen, is_lower_bound=more)
     return found
 
@@ -583,10 +583,10 @@ def _judge(
     if silent:
         critical.append(f"no heartbeat from {', '.join(silent)} for 10 minutes")
     critical += stale
-    unheard = [] if is_off else [beat["function"] for beat in beats if beat["at"] is None]
+    never_ran = [] if is_off else [beat["function"] for beat in beats if beat["at"] is None]
     degraded = list(unknown)
-    if unheard:
-        degraded.append(f"no heartbeat yet from {', '.join(unheard)}")
+    if never_ran:
+        degraded.append(f"no heartbeat yet from {', '.join(never_ran)}")
     if incidents.working:
         degraded.append(incidents.counted(incidents.working, ("working", "working")))
     if states[NodeState.NOT_READY]:

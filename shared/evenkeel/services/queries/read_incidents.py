@@ -33,7 +33,7 @@ Json = dict[str, Any]
 
 _ATTRIBUTION_WINDOW = timedelta(minutes=10)
 """The fault may have caused the end of an attempt this long before the first signal."""
-_MOST_ATTEMPTS = 1000
+_MAX_ATTEMPTS = 1000
 NEEDS_PERSON_STATES = (IncidentState.WAITING_FOR_PERSON, IncidentState.JOB_NOT_RESUMED, IncidentState.FAILED)
 FRESH_FOR = timedelta(days=1)
 """How long a failed outcome asks for a person if no fact shows whether it was handled."""
@@ -280,8 +280,8 @@ def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
     if not blind:
         return listed
     since = min(each.first_signal_at for each in blind) - _ATTRIBUTION_WINDOW
-    found, _ = pagination.everything(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=_MOST_ATTEMPTS)
-    ended, _ = pagination.everything(ledger, Table.JOBS, "ATTEMPT#ENDED", at_most=_MOST_ATTEMPTS, newest_first=True)
+    found, _ = pagination.everything(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=_MAX_ATTEMPTS)
+    ended, _ = pagination.everything(ledger, Table.JOBS, "ATTEMPT#ENDED", at_most=_MAX_ATTEMPTS, newest_first=True)
     attempts = [rows.read(row, Attempt) for row in (*found, *ended)]
     there: dict[str, dict[str, AffectedJob]] = defaultdict(dict)
     for attempt in sorted(attempts, key=lambda each: each.attempt):

@@ -36,9 +36,9 @@ from evenkeel.services.storage.quota_tree import stored_state
 
 Json = dict[str, Any]
 
-_MOST_AHEAD = 1000
-_MOST_RUNS = 200
-_MOST_NODES = 5000
+_MAX_AHEAD = 1000
+_MAX_RUNS = 200
+_MAX_NODES = 5000
 _PLANNED = "job-planned"
 
 
@@ -55,7 +55,7 @@ def queue_position(job: Job, context: Context) -> Json | None:
     if job.state is not JobState.PENDING:
         return None
     prefix = rows.queue_prefix(job.queue) if job.queue else ""
-    page = context.ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", prefix=prefix, limit=_MOST_AHEAD)
+    page = context.ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", prefix=prefix, limit=_MAX_AHEAD)
     names = [str(row.doc["jobId"]) for row in page.rows]
     if job.job_id not in names:
         return {"position": None, "estimate": None}
@@ -80,7 +80,7 @@ def _place_with_kueue(job: Job, ledger: Ledger) -> Json | None:
 
 def _estimate(job: Job, ahead: Sequence[Any], context: Context) -> Json | None:
     runs = _runs(job.spec.team, context.ledger)
-    if len(runs) < context.policy.economy.least_samples:
+    if len(runs) < context.policy.economy.min_samples:
         return None
     setup, charges = read_setup.run(context.ledger).setup, read_charges.held(context.ledger)
     if check_fit.why_never(job, check_fit.read_fleet(job.cluster, context.ledger), setup, context.policy, context.now):
@@ -112,7 +112,7 @@ def _estimate(job: Job, ahead: Sequence[Any], context: Context) -> Json | None:
 
 def _runs(team: str, ledger: Ledger) -> list[float]:
     """Return the run times of a team's jobs that succeeded, from their first start."""
-    page = ledger.by_state(Table.JOBS, f"JOB#{JobState.SUCCEEDED}", limit=_MOST_RUNS, newest_first=True)
+    page = ledger.by_state(Table.JOBS, f"JOB#{JobState.SUCCEEDED}", limit=_MAX_RUNS, newest_first=True)
     mine = (row.doc for row in page.rows if row.doc["spec"]["team"] == team)
     return [
         (datetime.fromisoformat(doc["endedAt"]) - datetime.fromisoformat(doc["startedAt"])).total_seconds()
@@ -229,7 +229,7 @@ def _heads(ledger: Ledger, setup: TeamSetup, heads: int) -> list[Job]:
 
 def _node_capacity(ledger: Ledger, charges: Iterable[Charge]) -> tuple[NodeCapacity, ...]:
     """Return the capacity of the nodes as the last sweep stored them. Charges count before their pods exist."""
-    seen, _ = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MOST_NODES, keep=is_present)
+    seen, _ = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MAX_NODES, keep=is_present)
     nodes = [rows.read(row, FleetNode) for row in seen]
     left = unhealthy_nodes.load(ledger)
     unhealthy = {(node.life.cluster, node.node_name) for node in nodes if unhealthy_nodes.is_unhealthy_node(node, left)}

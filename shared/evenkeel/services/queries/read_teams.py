@@ -20,7 +20,7 @@ from evenkeel.services.storage import pagination, read_charges, read_setup
 
 Json = dict[str, Any]
 
-_MOST_WAITING = 2000
+_MAX_WAITING = 2000
 """Pending jobs that are counted. Beyond it, the counts are marked as lower bounds."""
 
 
@@ -28,9 +28,7 @@ def list_teams(context: Context) -> Json:
     """Return the table of teams. Without teams: the use of accelerators by team name, without quotas."""
     setup = read_setup.run(context.ledger).setup
     charges = read_charges.held(context.ledger)
-    waiting, is_cut = pagination.everything(
-        context.ledger, Table.JOBS, f"JOB#{JobState.PENDING}", at_most=_MOST_WAITING
-    )
+    waiting, is_cut = pagination.everything(context.ledger, Table.JOBS, f"JOB#{JobState.PENDING}", at_most=_MAX_WAITING)
     pending = Counter(str(row.doc["spec"]["team"]) for row in waiting)
     return {
         "asOf": rfc3339(context.now),
@@ -61,7 +59,7 @@ def table(setup: TeamSetup, charges: Sequence[Charge], pending: Mapping[str, int
                     "allocated": allocated,
                     "used": used,
                     # Its nodes match no flavor of its queue: they are in use, but no quota is.
-                    "usedBesides": held[name] - used,
+                    "usedByUnmanaged": held[name] - used,
                     "borrowed": sum(line.borrowed for line in of_accelerators) if team else None,
                     "lent": sum(line.lent for line in of_accelerators) if team else None,
                     "utilization": _percent(used, allocated),

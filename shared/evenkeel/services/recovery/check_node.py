@@ -126,7 +126,7 @@ def _begin(incident: Incident, machine: ObservedNode, check: NodeCheck, context:
 
 def _answered(incident: Incident, check: NodeCheck, ledger: Ledger) -> None:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        is_it = current.check is not None and current.check.started_at == check.started_at
-        return (current.but(check=check), []) if is_it and current.check != check else None
+        is_same_check = current.check is not None and current.check.started_at == check.started_at
+        return (current.but(check=check), []) if is_same_check and current.check != check else None
 
     incident_record.update(ledger, incident.incident_id, change)

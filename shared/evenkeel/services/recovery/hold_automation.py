@@ -13,9 +13,9 @@ from evenkeel.services.storage import known_names, rows
 
 Json = dict[str, Any]
 
-MOST_HOLDS = 100
+MAX_HOLDS = 100
 """Holds in force at a time. All of them are in one row, which every harmful action reads."""
-MOST_ENDED_CAUSES = 200
+MAX_ENDED_CAUSES = 200
 """Ended shared causes that are kept. All of them are in one row."""
 LONGEST_HOLD = timedelta(days=7)
 """The longest hold. A person must renew a longer one, so that a forgotten hold does not stop repairs for good."""
@@ -151,7 +151,7 @@ def _end_cause(request: ReleaseRequest, context: Context) -> Json:
         row = context.ledger.get(rows.ended_causes_key())
         known = {key: end for key, end in (row.doc["causes"] if row else {}).items() if key != request.cause}
         # Drop the oldest: their nodes were repaired or replaced long ago.
-        kept = dict(sorted(known.items(), key=lambda item: str(item[1]["at"]))[-MOST_ENDED_CAUSES:])
+        kept = dict(sorted(known.items(), key=lambda item: str(item[1]["at"]))[-MAX_ENDED_CAUSES:])
         ended = {
             "causes": kept | {request.cause: {"at": rfc3339(context.now), "by": request.by, "reason": request.reason}}
         }
@@ -182,7 +182,7 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
         row = ledger.get(rows.hold_key())
         in_force = rows.read(row, Holds).at(now) if row else ()
         others = tuple(hold for hold in in_force if hold.scope != (request.pool, request.instance_id))
-        if wanted and len(others) >= MOST_HOLDS:
+        if wanted and len(others) >= MAX_HOLDS:
             fault = f"there are {len(others)} holds in force: release some, or hold a pool or the fleet"
             raise Invalid("too many holds", (("instanceId" if request.instance_id else "pool", fault),))
         was_held = len(others) < len(in_force)

@@ -250,9 +250,9 @@ def _allow_finish(incident: Incident, context: Context) -> tuple[Incident, froze
     until: dict[str, datetime] = {}
     for affected in incident.affected_jobs:
         loaded = _load(affected, context.ledger)
-        wish = loaded[0].spec.on_node_fault if loaded and loaded[2].ended_at is None else OnNodeFault.MOVE
+        on_node_fault = loaded[0].spec.on_node_fault if loaded and loaded[2].ended_at is None else OnNodeFault.MOVE
         at = finish_deadline(
-            wish, fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=context.policy
+            on_node_fault, fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=context.policy
         )
         if at is not None and at > context.now:
             until[affected.job_id] = at

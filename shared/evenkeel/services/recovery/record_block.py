@@ -95,9 +95,9 @@ def page_shared_cause(verdict: GuardrailVerdict, context: Context, *, is_drill: 
     row = context.ledger.get(key)
     until = max(verdict.clears_at or context.now, context.now) + window
     was = row.doc if row else {}
-    told_at = datetime.fromisoformat(str(was["claimedAt"])) if row else None
-    is_same_wave = told_at is not None and (verdict.since or context.now) <= told_at
-    claimed_at = told_at if is_same_wave else None
+    wave_claimed_at = datetime.fromisoformat(str(was["claimedAt"])) if row else None
+    is_same_wave = wave_claimed_at is not None and (verdict.since or context.now) <= wave_claimed_at
+    claimed_at = wave_claimed_at if is_same_wave else None
     is_paged = is_same_wave and was["isPaged"]
     doc = {"claimedAt": rfc3339(claimed_at or context.now), "until": rfc3339(until), "isPaged": bool(is_paged)}
     expires_at = until + rows.KEPT

@@ -239,8 +239,8 @@ def _not_allowed(incident: Incident, fault: IncidentFault, mode: Mode, *, drills
 
 def _deep_check_failed_at(incident: Incident) -> datetime | None:
     check, failed_at = incident.check, incident.invalid_at
-    is_of_it = check is not None and (check.kind, check.instance_id) == (CheckKind.DEEP, incident.life.instance_id)
-    return failed_at if is_of_it and check and failed_at and failed_at >= check.started_at else None
+    is_this_check = check is not None and (check.kind, check.instance_id) == (CheckKind.DEEP, incident.life.instance_id)
+    return failed_at if is_this_check and check and failed_at and failed_at >= check.started_at else None
 
 
 def _calls_today(lease: RepairLease | None, now: datetime) -> int:
@@ -269,8 +269,8 @@ def _needs_cordon(incident: Incident, facts: RepairFacts, decision: RepairDecisi
     """Whether a guardrail blocked the cordon of this node, so that the cordon must come first now."""
     if incident.block is None or incident.block.act != GuardedAction.CORDON or facts.is_person_cordon:
         return False
-    is_left_alone = facts.not_allowed or facts.lease_holder or facts.opt_out_reason
-    return not is_left_alone and decision.action not in (Repair.HEALTHY, Repair.NOT_NEEDED)
+    is_untouched = facts.not_allowed or facts.lease_holder or facts.opt_out_reason
+    return not is_untouched and decision.action not in (Repair.HEALTHY, Repair.NOT_NEEDED)
 
 
 # ---------------------------------------------------------------- act

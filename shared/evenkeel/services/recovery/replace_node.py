@@ -60,8 +60,8 @@ def run(request: Request, context: Context) -> tuple[Json, str]:
     affected = receive_event.resolve(request.instance_id, context, provider=None)
     if not isinstance(parsed, ParsedEvent) or affected is None:
         raise NotFound(f"{request.instance_id} is not a node of this fleet.")
-    rehearsed = DryRunLedger(context.ledger)
-    dry_run = context.but(ledger=rehearsed, telemetry=NullTelemetry(), workflows=NullWorkflows(), now=now)
+    dry_run_ledger = DryRunLedger(context.ledger)
+    dry_run = context.but(ledger=dry_run_ledger, telemetry=NullTelemetry(), workflows=NullWorkflows(), now=now)
     for fact in parsed.facts:
         assert isinstance(fact, NodeFact)
         noted = receive_event.record_fact(
@@ -71,12 +71,12 @@ def run(request: Request, context: Context) -> tuple[Json, str]:
         )
     if not noted.incident_id:
         return _answer(request, affected.job_ids, None, "NOTHING", noted.reason), f"/v1/nodes/{request.instance_id}"
-    incident, _ = incident_record.load(rehearsed, noted.incident_id)
+    incident, _ = incident_record.load(dry_run_ledger, noted.incident_id)
     outcome = plan_recovery.run(
         plan_recovery.Request(incident_id=incident.incident_id, run=incident.run + (incident.plan is not None)),
         dry_run,
     )
-    row = rehearsed.get(rows.decision_key(outcome.decision_id))
+    row = dry_run_ledger.get(rows.decision_key(outcome.decision_id))
     assert row, "a plan is recorded"
     record = rows.read(row, Decision).but(subject=affected.life.key, simulated=True)
     context.ledger.commit(Put(rows.decision_row(record)))

@@ -59,7 +59,7 @@ def run(request: Request, context: Context) -> Outcome:
     answer = _record(
         incident, Outcome(outcome=outcome, reason=text.format(name=node.name)), machine.instance_id, context
     )
-    context.passes.request(f"{node.name} returned")
+    context.cycle_requests.request(f"{node.name} returned")
     if found is ReleaseResult.RELEASED:
         context.telemetry.seconds("DetectedToReturned", (context.now - incident.opened_at).total_seconds())
     return answer

@@ -282,7 +282,7 @@ def _hand_over(case: _StepCase) -> Outcome:
     case = case._replace(rental=case.commit(change))
     _free_node(case)
     pool_nodes.return_unassigned(case.rental, context)
-    context.passes.request(f"{rental.name} handed over")
+    context.cycle_requests.request(f"{rental.name} handed over")
     context.telemetry.count("RentalsReady")
     context.telemetry.seconds("RentalReadySeconds", (context.now - rental.begun_at).total_seconds())
     return Outcome(outcome=RentOutcome.HANDED_OVER, reason=change.text)
@@ -305,7 +305,7 @@ def _next_offer(case: _StepCase) -> Outcome:
     unwanted = _why_unwanted(case)
     if unwanted:
         return Outcome(outcome=RentOutcome.NONE, reason=unwanted)
-    if len(rental.offers) >= burst.most_offers:
+    if len(rental.offers) >= burst.max_offers:
         return Outcome(outcome=RentOutcome.NONE, reason=f"Evenkeel asked {len(rental.offers)} pools. {rental.reason}")
     began = context.ledger.get(rows.decision_key(rental.decision_id))
     if began is None:
@@ -349,7 +349,7 @@ def _release(case: _StepCase) -> Outcome:
         nodes = context.cluster.nodes(case.cluster_name)
         usable = [node.name for node in nodes if is_usable(node, rental.offer)]
         ending = case.commit(released(rental, case.request.why, usable), *_serving_state_writes(case))
-        context.passes.request(f"{rental.name} is given back")
+        context.cycle_requests.request(f"{rental.name} is given back")
         case = case._replace(rental=ending)
     left = pool_nodes.return_offer(case.rental, context)
     if left:
@@ -370,7 +370,7 @@ def _settle(case: _StepCase) -> Outcome:
     case = _load(case.request, context)
     change = ended(case.rental, context.now)
     over = case.commit(change)
-    context.passes.request(f"{rental.name} ended")
+    context.cycle_requests.request(f"{rental.name} ended")
     context.telemetry.count("RentalsEnded")
     context.telemetry.count("RentalCostUsd", over.cost_parts / money.PARTS)
     context.telemetry.info("A rental is over", job_id=rental.job_id, rental=rental.name, cost=over.shown_cost)

@@ -80,9 +80,9 @@ def run(
             refused=(_unavailable(ResumeOption.PREEMPT, _NO_TEAMS), _unavailable(ResumeOption.BURST, _NO_POOLS))
         )
     fleet = _load_fleet(interrupted, nodes, in_use, setup, context)
-    preemption_victims, no_way = _find_preemption_victims(interrupted, fleet, context.policy, context.now)
+    preemption_victims, no_preemption = _find_preemption_victims(interrupted, fleet, context.policy, context.now)
     renting, no_rent = _find_rental(interrupted, fleet, context)
-    return ResumeOffers(renting, preemption_victims, tuple(each for each in (no_way, no_rent) if each))
+    return ResumeOffers(renting, preemption_victims, tuple(each for each in (no_preemption, no_rent) if each))
 
 
 _NO_TEAMS = "not available here: no teams are set up, so there is no preemption"

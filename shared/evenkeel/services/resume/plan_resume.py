@@ -105,7 +105,7 @@ def run(request: Request, context: Context) -> Outcome:
             planned.append(done)
     if not planned:
         return Outcome(outcome="NO_JOBS", reason="Every interrupted job has ended.")
-    context.passes.request(f"{incident.incident_id} planned the resume")
+    context.cycle_requests.request(f"{incident.incident_id} planned the resume")
     for job in planned:
         context.telemetry.count("ResumesPlanned", option=job.option or "ON_ITS_WAY")
     summary = ", ".join(f"{job.job_id} ({job.option or 'already resuming'})" for job in planned)
@@ -146,7 +146,7 @@ def _plan(
     context: Context,
     *,
     is_held: bool = False,
-    seeks_offers: bool = True,
+    may_rent_or_preempt: bool = True,
 ) -> PlannedJob | None:
     """Plan one job; None if it needs no plan. During a hold no attempt is stopped: the sweep does that later.
 
@@ -183,7 +183,7 @@ def _plan(
         pools = _pool_capacities(incident, job, attempt, seen, context.policy)
         delays = _delays(incident, seen.past, _past_attempts(attempt, context.ledger), context.policy)
         offers = find_resume_options.ResumeOffers(refused=_NO_OFFERS)
-        if seeks_offers and not any(pool.usable >= _nodes_wanted(job) for pool in pools):
+        if may_rent_or_preempt and not any(pool.usable >= _nodes_wanted(job) for pool in pools):
             interrupted = _interrupted_job(incident, job, attempt)
             offers = find_resume_options.run(interrupted, seen.nodes, seen.in_use, context)
         facts = _facts(incident, job, attempt, pools, offers, delays, context)
@@ -286,7 +286,7 @@ def roll_back_suspect_jobs(incident: Incident, context: Context) -> int:
         if back.action is not Rollback.STOP:
             continue
         seen = _observe(incident, context)
-        _plan(incident, affected, seen, context, seeks_offers=False)
+        _plan(incident, affected, seen, context, may_rent_or_preempt=False)
         taken += 1
     return taken
 
@@ -361,12 +361,12 @@ def _delays(
     economy, jobs = policy.economy, policy.jobs
     rung = next(iter(IncidentFault.of(incident, policy.catalogue).node_rungs), "")
     repair_seconds = jobs.expected_replace_seconds if rung == REPLACE else economy.expected_reboot_seconds
-    least = economy.least_samples
+    least = economy.min_samples
     return ResumeDelays(
-        repair=forecast(repair_durations(past, incident.pool, rung), repair_seconds, least_samples=least),
-        capacity=forecast((), economy.expected_capacity_seconds, least_samples=least),
-        launch=forecast(launch_durations(attempts), economy.expected_launch_seconds, least_samples=least),
-        restore=forecast((), jobs.expected_resume_seconds, least_samples=least),
+        repair=forecast(repair_durations(past, incident.pool, rung), repair_seconds, min_samples=least),
+        capacity=forecast((), economy.expected_capacity_seconds, min_samples=least),
+        launch=forecast(launch_durations(attempts), economy.expected_launch_seconds, min_samples=least),
+        restore=forecast((), jobs.expected_resume_seconds, min_samples=least),
     )
 
 

@@ -110,13 +110,13 @@ def _admit(
             context.telemetry.info("Job admitted", job_id=attempt.job_id, attempt=attempt.attempt, pool=attempt.pool)
             start_run(attempt, context)
 
-    def set_aside(part: batches.WriteGroup, refused: Refused) -> None:
+    def on_refused(part: batches.WriteGroup, refused: Refused) -> None:
         refused_jobs.add(part.subject)
         _defer_after_refusal(part.subject, refused, context)
 
     parts = (_admission_part(decided, attempts[decided.job_id], loaded, context) for (decided,) in admissions)
-    for some in batches.cut(parts, besides=(tree.put(tree.memory),), besides_each=1):
-        batches.commit_each(some, commit, set_aside)
+    for some in batches.cut(parts, common_writes=(tree.put(tree.memory),), extra_writes=1):
+        batches.commit_each(some, commit, on_refused)
     return frozenset(refused_jobs)
 
 
@@ -245,7 +245,7 @@ def _preempt(step: Preemption, loaded: LoadedCycle, tree: QuotaTree, context: Co
     own: tuple[Write, ...] = (Put(rows.job_row(waits, version)), Put(rows.decision_row(record)))
     token = record.decision_id
     try:
-        for some in batches.cut(parts, besides=(tree.put(tree.memory), *own)):
+        for some in batches.cut(parts, common_writes=(tree.put(tree.memory), *own)):
             victims = [part.subject for part in some]
             memory = tree.memory.after_preemption(job.spec.team, job.job_id, victims, context.now)
             writes = (write for part in some for write in part.writes)
@@ -325,7 +325,7 @@ def _commit_reservation_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaT
         context.telemetry.count("JobsDrainedFromReservations", len(names))
         context.telemetry.info("Jobs asked to stop before a reservation ends", jobs=names)
 
-    for some in batches.cut(parts, besides=(tree.put(tree.memory),)):
+    for some in batches.cut(parts, common_writes=(tree.put(tree.memory),)):
         batches.commit_each(
             some, commit, lambda part, refused: batches.note_refusal(context.telemetry, part.subject, refused)
         )

@@ -30,7 +30,7 @@ def stop_group(decided: MigrationDecision, job: Job, version: int, context: Cont
     """
     record = Decision(
         decision_id=context.ids.new("dec"),
-        kind="STAY",
+        kind="MIGRATION",
         subject=job.job_id,
         action=decided.action,
         reason=decided.reason,

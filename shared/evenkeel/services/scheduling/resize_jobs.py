@@ -72,7 +72,7 @@ class _ResizeCommit:
         records = {each.job_id: self._record(each) for each in planned}
         parts = [self._part(each, records[each.job_id]) for each in planned]
         # Jobs that do not fit into one commit are asked by the next cycle, which counts on those that stop already.
-        first = next(batches.cut(parts, besides=(self.tree.put(memory),)))
+        first = next(batches.cut(parts, common_writes=(self.tree.put(memory),)))
         names = {part.subject for part in first}
         asked = [each for each in planned if each.job_id in names]
         changed = self._memory_after(asked, memory)
@@ -141,7 +141,7 @@ class _ResizeCommit:
         changed = memory.but(elastic=memory.elastic.but(last_announced={**memory.elastic.last_announced, **messages}))
         records = {each.job_id: self._record(each) for each in planned}
         parts = [batches.WriteGroup(name, (Put(rows.decision_row(record)),)) for name, record in records.items()]
-        for some in batches.cut(parts, besides=(self.tree.put(changed),)):
+        for some in batches.cut(parts, common_writes=(self.tree.put(changed),)):
             writes = (write for part in some for write in part.writes)
             token = records[some[0].subject].decision_id
             self.context.ledger.commit(self.tree.put(changed), *writes, token=token)

@@ -1,13 +1,13 @@
 """Commits of many independent groups of writes: cut to the size of one commit, and split if the ledger refuses one.
 
-groups ── cut at BATCH_BYTES and MOST_WRITES ── commit ──┬── done
+groups ── cut at BATCH_BYTES and MAX_WRITES ── commit ──┬── done
                                                          └── Refused: halves, until one group is left: set it aside
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from evenkeel.ports import LARGEST_COMMIT, MOST_WRITES, Put, Refused, Telemetry, Write, row_bytes
+from evenkeel.ports import LARGEST_COMMIT, MAX_WRITES, Put, Refused, Telemetry, Write, row_bytes
 
 BATCH_BYTES = 3_000_000
 """Bytes of one batch. The rest of `LARGEST_COMMIT` is for rows whose stored size the writer does not know."""
@@ -30,25 +30,25 @@ def size_of(writes: Iterable[Write]) -> int:
 
 
 def cut(
-    parts: Iterable[WriteGroup], *, besides: Sequence[Write] = (), besides_each: int = 0
+    parts: Iterable[WriteGroup], *, common_writes: Sequence[Write] = (), extra_writes: int = 0
 ) -> Iterator[tuple[WriteGroup, ...]]:
     """Yield the groups in order, in batches that fit into one commit.
 
     Args:
         parts: The groups. A group that is too large by itself becomes a batch of its own, and is refused.
-        besides: Writes that every commit holds, too.
-        besides_each: Number of small writes that come with each group.
+        common_writes: Writes that every commit holds, too.
+        extra_writes: Number of small writes that come with each group.
     """
-    least_bytes, least_writes = size_of(besides), len(besides)
+    base_bytes, base_writes = size_of(common_writes), len(common_writes)
     batch: list[WriteGroup] = []
-    held_bytes, held_writes = least_bytes, least_writes
+    held_bytes, held_writes = base_bytes, base_writes
     for part in parts:
-        part_bytes = size_of(part.writes) + besides_each * _UNKNOWN_BYTES
-        part_writes = len(part.writes) + besides_each
-        is_full = held_bytes + part_bytes > BATCH_BYTES or held_writes + part_writes > MOST_WRITES
+        part_bytes = size_of(part.writes) + extra_writes * _UNKNOWN_BYTES
+        part_writes = len(part.writes) + extra_writes
+        is_full = held_bytes + part_bytes > BATCH_BYTES or held_writes + part_writes > MAX_WRITES
         if batch and is_full:
             yield tuple(batch)
-            batch, held_bytes, held_writes = [], least_bytes, least_writes
+            batch, held_bytes, held_writes = [], base_bytes, base_writes
         batch.append(part)
         held_bytes += part_bytes
         held_writes += part_writes
@@ -59,24 +59,24 @@ def cut(
 def commit_each(
     batch: Sequence[WriteGroup],
     commit: Callable[[Sequence[WriteGroup]], None],
-    set_aside: Callable[[WriteGroup, Refused], None],
+    on_refused: Callable[[WriteGroup, Refused], None],
 ) -> None:
     """Commit a batch. If the ledger refuses it, commit its halves, and set aside only the refused group.
 
     Args:
         batch: The groups.
         commit: Commits some of them at once. If it raises `Conflict`, the whole call ends.
-        set_aside: Called with each group that the ledger refuses alone.
+        on_refused: Called with each group that the ledger refuses alone.
     """
     try:
         commit(batch)
     except Refused as refused:
         if len(batch) == 1:
-            set_aside(batch[0], refused)
+            on_refused(batch[0], refused)
             return
         middle = len(batch) // 2
-        commit_each(batch[:middle], commit, set_aside)
-        commit_each(batch[middle:], commit, set_aside)
+        commit_each(batch[:middle], commit, on_refused)
+        commit_each(batch[middle:], commit, on_refused)
 
 
 def note_refusal(telemetry: Telemetry, subject: str, refused: Refused) -> None:

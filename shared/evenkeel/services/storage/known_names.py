@@ -6,7 +6,7 @@ from evenkeel.ports import Invalid, Ledger, NotFound, Row, Table
 from evenkeel.services.context import Context
 from evenkeel.services.storage import pagination, rows
 
-_MOST_NODES = 5000
+_MAX_NODES = 5000
 
 
 def check_pool(pool: str, context: Context) -> None:
@@ -51,7 +51,7 @@ def no_node(instance_id: str, ledger: Ledger) -> NotFound:
 
 
 def _nodes(ledger: Ledger) -> list[Row]:
-    found, _ = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MOST_NODES, keep=_is_there)
+    found, _ = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MAX_NODES, keep=_is_there)
     return list(found)
 
 

@@ -30,8 +30,8 @@ def counted(job: Job, ledger: Ledger, limits: SchedulingPolicy) -> tuple[Put, ..
     by_principal, by_queue = names_of(job)
     whose = f"Team {job.queue}" if job.queue else "The queue that all jobs share"
     return (
-        _one_more(by_principal, job.owner, limits.most_open_jobs_per_principal, "PerPrincipal", ledger),
-        _one_more(by_queue, whose, limits.most_open_jobs_per_team, "PerTeam", ledger),
+        _one_more(by_principal, job.owner, limits.max_open_jobs_per_principal, "PerPrincipal", ledger),
+        _one_more(by_queue, whose, limits.max_open_jobs_per_team, "PerTeam", ledger),
     )
 
 
@@ -41,7 +41,7 @@ def _one_more(name: str, whose: str, most: int, limit: str, ledger: Ledger) -> P
     count = int(row.doc.get("jobs", 0))
     if count >= most:
         raise TooManyOpenJobs(
-            f"{whose} has {count} open jobs, and the policy allows {most} (scheduling.mostOpenJobs{limit}). "
+            f"{whose} has {count} open jobs, and the policy allows {most} (scheduling.maxOpenJobs{limit}). "
             "Cancel jobs that are not needed, or submit again when some have ended."
         )
     return Put(Row(key, {"jobs": count + 1}, row.version))

@@ -9,11 +9,11 @@ from typing import Any
 
 from evenkeel.ports import Ledger, Refused, Row, Table
 
-_MOST_EXAMINED = 2000
+_MAX_EXAMINED = 2000
 """Rows that one page reads. If a filter drops most of them, the page is short and the next one continues."""
 
 
-_MOST_PASSED_OVER = 4
+_MAX_PASSED_OVER = 4
 """If a filter is used on a whole partition, this many times as many rows are read."""
 
 
@@ -124,7 +124,7 @@ def _merged(
     for place, row in merged:
         if after is not None and (place >= after if is_newest_first else place <= after):
             continue
-        if len(rows) == request.size or examined == _MOST_EXAMINED:
+        if len(rows) == request.size or examined == _MAX_EXAMINED:
             return PageAnswer(tuple(rows), _write_token(list_name, last, {s.partition: s.page_start for s in streams}))
         examined, last = examined + 1, place
         if keep is None or keep(row):
@@ -147,9 +147,9 @@ def everything(
     """
     rows: list[Row] = []
     examined, cursor = 0, None
-    most_examined = at_most if keep is None else _MOST_PASSED_OVER * at_most
+    max_examined = at_most if keep is None else _MAX_PASSED_OVER * at_most
     while True:
-        size = min(1000, most_examined - examined)
+        size = min(1000, max_examined - examined)
         page = ledger.by_state(table, partition, limit=size, cursor=cursor, newest_first=newest_first)
         examined += len(page.rows)
         rows.extend(row for row in page.rows if keep is None or keep(row))
@@ -158,7 +158,7 @@ def everything(
             return tuple(rows[:at_most]), True
         if cursor is None:
             return tuple(rows), False
-        if len(rows) == at_most or examined >= most_examined:
+        if len(rows) == at_most or examined >= max_examined:
             return tuple(rows), True
 
 

@@ -13,7 +13,7 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.ports import Conflict, Delete, Ledger, Row
 from evenkeel.services.storage import rows
 
-_MOST_DELETES = 90
+_MAX_DELETES = 90
 """In one commit, which holds 100 writes."""
 
 
@@ -78,8 +78,8 @@ def held(ledger: Ledger) -> tuple[Charge, ...]:
 def delete(outdated: Iterable[Row], ledger: Ledger) -> None:
     """Delete outdated released rows. Idempotent: yes; the next cycle deletes rows that changed meanwhile."""
     listed = tuple(outdated)
-    for start in range(0, len(listed), _MOST_DELETES):
+    for start in range(0, len(listed), _MAX_DELETES):
         try:
-            ledger.commit(*(Delete(row.key, row.version) for row in listed[start : start + _MOST_DELETES]))
+            ledger.commit(*(Delete(row.key, row.version) for row in listed[start : start + _MAX_DELETES]))
         except Conflict:
             continue

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from evenkeel.domain.capacity.shortages import Shortages
-from evenkeel.domain.decisions import MOST_ALTERNATIVES, Decision, packed
+from evenkeel.domain.decisions import MAX_ALTERNATIVES, Decision, packed
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import DRILL_PREFIX, Evidence, Incident, NodeFact, TimelineEntry
 from evenkeel.domain.health.intake import LastIncident
@@ -368,7 +368,7 @@ def decision_row(decision: Decision) -> Row:
     return Row(
         decision_key(decision.decision_id),
         {
-            **decision.but(facts={}, alternatives=decision.alternatives[:MOST_ALTERNATIVES]).to_json(),
+            **decision.but(facts={}, alternatives=decision.alternatives[:MAX_ALTERNATIVES]).to_json(),
             "facts": packed(decision.facts),
         },
         0,

@@ -84,7 +84,7 @@ def clear_workloads(sweep: SweepRun) -> int:
     """Stop Jobs that settled attempts left running, and delete those whose logs were kept long enough."""
     context = sweep.context
     cleared = 0
-    looks_at_kept = sweep.is_due("kept")
+    checks_kept_pods = sweep.is_due("kept")
     for attempt, seen in sweep.workloads:
         if attempt.ended_at is None or sweep.is_fresh(attempt.ended_at):
             continue
@@ -94,7 +94,7 @@ def clear_workloads(sweep: SweepRun) -> int:
                 keep_logs.run(job, attempt, context, within_seconds=keep_logs.BEFORE_STOP_SECONDS)
                 context.cluster.stop(attempt, job.spec.grace_seconds)
                 cleared += 1
-            elif looks_at_kept and _is_kept_no_longer(sweep, attempt) and not seen.is_deleting:
+            elif checks_kept_pods and _is_kept_no_longer(sweep, attempt) and not seen.is_deleting:
                 context.cluster.stop(attempt, 0)
     return cleared
 

@@ -76,7 +76,7 @@ def roll_back_jobs(sweep: SweepRun) -> int:
                 context,
             )
     if taken:
-        context.passes.request("jobs were rolled back")
+        context.cycle_requests.request("jobs were rolled back")
     return taken
 
 

@@ -35,7 +35,7 @@ def release_new_nodes(sweep: SweepRun) -> int:
                 result = sweep.context.cluster.release(there.cluster, there.name, None)
                 released += result is ReleaseResult.RELEASED
     if released:
-        sweep.context.passes.request("machines arrived")
+        sweep.context.cycle_requests.request("machines arrived")
         sweep.context.telemetry.count("NodesValidated", released)
     return 0
 

@@ -14,7 +14,7 @@ def resume_rentals(sweep: SweepRun) -> int:
 
     Idempotent: yes, an execution is named after the rental and its run, and the run is raised before it is started.
     """
-    mended = 0
+    repaired = 0
     for row in sweep.as_stored(sweep.listed(Table.JOBS, "RENTAL#OPEN")):
         rental = rows.read(row, Rental)
         if rental.state is RentalState.ENDED or sweep.is_fresh(rental.begun_at):
@@ -30,5 +30,5 @@ def resume_rentals(sweep: SweepRun) -> int:
                 )
             rental = restarted(rental)
             sweep.context.ledger.commit(Put(rows.rental_row(rental, row.version)))
-        mended += rentals.start(rental, sweep.context)
-    return mended
+        repaired += rentals.start(rental, sweep.context)
+    return repaired

@@ -206,7 +206,7 @@ def _count(sweep: SweepRun, table: Table, state: str) -> int:
 def request_cycle(sweep: SweepRun) -> int:
     """Request a scheduling cycle: a lost request must not leave a job waiting."""
     if sweep.context.ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", limit=1).rows:
-        sweep.context.passes.request("sweep")
+        sweep.context.cycle_requests.request("sweep")
     return 0
 
 

@@ -66,13 +66,13 @@ def _resume(sweep: SweepRun, row: Row, left: UnhealthyNode, before: Incident, re
     """Open the incident that continues, and start its recovery."""
     context, now = sweep.context, sweep.context.now
     after = resumed_incident(before, left, incident_id=context.ids.new("inc"), now=now)
-    in_seat = context.ledger.get(rows.slot_key(after.slot))
+    slot_now = context.ledger.get(rows.slot_key(after.slot))
     try:
         context.ledger.commit(
             Delete(row.key, row.version),
             Put(rows.open_row(after.life, after.incident_id), first_version=milliseconds(now)),
             Put(rows.incident_row(after, 0)),
-            Put(rows.slot_row(after, in_seat.version if in_seat else 0, now)),
+            Put(rows.slot_row(after, slot_now.version if slot_now else 0, now)),
             incident_record.timeline_put(
                 after.incident_id, "resumed", f"Continues {before.incident_id}. {reason}", at=now, writer=WRITER
             ),

@@ -456,10 +456,8 @@ def _check(incident: Incident, machine: ObservedNode, world: Observation) -> Che
         return CheckResult.PASSED
     match check.kind:
         case CheckKind.DEEP:
-            least = world.context.policy.repair.deep_check_least_seconds
-            return judge_deep_check(
-                machine.node, started_at=check.started_at, least_seconds=least, now=world.context.now
-            )
+            least = world.context.policy.repair.deep_check_min_seconds
+            return judge_deep_check(machine.node, started_at=check.started_at, min_seconds=least, now=world.context.now)
         case CheckKind.TEST_JOB:
             return world.check_result(machine.node.cluster, check)
         case _:
