@@ -111,7 +111,7 @@ def test_recovery_survives_function_deaths_and_a_lost_repair_reply(data_centre: 
     trouble.until_step(6)
 
     trouble.strike("gpu-xid79", 1)
-    for function in ("plan_recovery", "cordon_node", "protect_jobs", "repair_node", "open_wait", "watch_cluster"):
+    for function in ("plan_recovery", "cordon_node", "drain_node", "repair_node", "open_wait", "watch_cluster"):
         wait_for(f"a process of {function}", 20, partial(kill, data_centre, function))
 
     assert trouble.failures() == []

@@ -52,7 +52,11 @@ def test_uncordon_by_a_person_under_a_hold_ends_the_recovery(centre: DataCentre)
     client.post(f"{automation}/hold", {"reason": "somebody looks", "forSeconds": 300})
     try:
         signals.queue(centre, signals.health_event(machine))
-        until(lambda: (newest(centre, machine)["block"] or {}).get("rule") == "HOLD", "the repair to be held", SECONDS)
+        until(
+            lambda: (newest(centre, machine)["block"] or {}).get("guardrail") == "HOLD",
+            "the repair to be held",
+            SECONDS,
+        )
         before = node_of(centre, machine)["unschedulable"]
         client.post(f"/nodes/{machine}/uncordon", {"reason": "it is fine"})
         settled = signals.settled_incident(centre, machine)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.job import JobState
-from evenkeel.domain.recovery.guardrails import Rule
+from evenkeel.domain.recovery.guardrails import GuardrailName
 from tests.simulator.asl import ways
 from tests.simulator.chaos import EFFECT_FAULTS, READ_FAULTS
 from tests.simulator.elastic_scenario import DEEDS as DEEDS_IN_RESIZES
@@ -40,7 +40,7 @@ def all_events() -> Iterator[str]:
     yield from (f"deed {kind} in mid-resize" for kind in DEEDS_IN_RESIZES)
     modes = ("act", "observe", "recommend", "all events are lost", "HyperPod repairs by itself")
     yield from (f"mode {kind}" for kind in (*modes, "with Karpenter's machines"))
-    yield from (f"guardrail {rule}" for rule in Rule)
+    yield from (f"guardrail {rule}" for rule in GuardrailName)
     yield from (f"end incident {state}" for state in IncidentState if state.is_settled)
     yield from (f"end job {state}" for state in JobState if state.has_ended)
     for machine in PLAYED:

@@ -444,7 +444,7 @@ def no_harm_while_held(world: "Simulation", rung: str, machine: str) -> Iterator
 @invariant_check("no-harmful-act-without-permission", "", CheckTrigger.STOP)
 def no_stop_while_held(world: "Simulation", job_id: str, attempt: int) -> Iterator[str]:
     # Stops that were requested earlier or by a person are carried out; a hold delays only stops by a recovery.
-    is_recovery = world.calls and world.calls[-1].function in ("protect_jobs", "repair_node")
+    is_recovery = world.calls and world.calls[-1].function in ("drain_node", "repair_node")
     if is_recovery and (barred := _barred(world)):
         yield f"{job_id}-a{attempt} is stopped {barred}"
 
@@ -814,7 +814,7 @@ def _leftover_rentals(world: "Simulation") -> Iterator[str]:
 
 def _is_out_of_places(world: "Simulation", doc: "Json") -> bool:
     """Return whether a recovery rightly waits: machines that need a person use the whole cordon limit of its pool."""
-    if not doc.get("block") or doc["block"]["rule"] not in ("POOL_CORDONS", "FLEET_CORDONS"):
+    if not doc.get("block") or doc["block"]["guardrail"] not in ("POOL_CORDONS", "FLEET_CORDONS"):
         return False
     node = world.node_of(doc["life"]["instanceId"])
     faulty = node is not None and (not node.is_ready or FAULT_TYPES in node.labels)

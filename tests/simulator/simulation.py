@@ -540,7 +540,7 @@ class Simulation:
     def tripped(self, rail: Guardrail, act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> Any:
         """Ask a guardrail; count it where it bars something that a function is about to do."""
         trip = rail.check(act, facts, policy)
-        self.seen[f"guardrail {rail.rule}"] += trip is not None and bool(self.calls)
+        self.seen[f"guardrail {rail.name}"] += trip is not None and bool(self.calls)
         return trip
 
     def _committed(self, changes: list[tuple[Key, Row | None, Row | None]]) -> None:

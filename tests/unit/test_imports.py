@@ -37,7 +37,7 @@ class LayerRule:
     is_pure: bool = False
 
 
-ROOMS = (
+LAYER_RULES = (
     LayerRule(
         "domain",
         ("shared/evenkeel/domain",),
@@ -151,65 +151,68 @@ def is_within(module: str, allowed: tuple[str, ...] | frozenset[str]) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in allowed)
 
 
-def offence(room: LayerRule, found: Import) -> str | None:
-    """Say why a room may not have this import, or None if it may."""
+def offence(layer: LayerRule, found: Import) -> str | None:
+    """Return why a layer may not have this import; None if it may."""
     top = found.module.partition(".")[0]
     top = "mypy_boto3" if top.startswith("mypy_boto3_") else top
     if found.module.startswith("."):
         return "is relative: say the whole path"
-    if is_within(found.module, room.ours):
+    if is_within(found.module, layer.ours):
         return None
-    if top in room.third_party or (found.is_late and top in room.only_late):
+    if top in layer.third_party or (found.is_late and top in layer.only_late):
         return None
-    if top in room.only_late:
+    if top in layer.only_late:
         return f"may import {top} only inside a function"
     if top in OURS:
         return f"may not reach {found.module}"
     if top in sys.stdlib_module_names:
-        return "is impure here" if room.is_pure and is_within(found.module, IMPURE_MODULES) else None
+        return "is impure here" if layer.is_pure and is_within(found.module, IMPURE_MODULES) else None
     return f"may not use {top}"
 
 
-def offences(room: LayerRule, source: str) -> list[str]:
-    """List what a file of this room may not do."""
+def offences(layer: LayerRule, source: str) -> list[str]:
+    """List the forbidden imports and calls of a file of this layer."""
     tree = ast.parse(source)
     found = [
-        f"line {each.line}: {room.name}: `{each.module}` {why}"
+        f"line {each.line}: {layer.name}: `{each.module}` {why}"
         for each in imports_of(tree)
-        if (why := offence(room, each)) is not None
+        if (why := offence(layer, each)) is not None
     ]
-    if room.is_pure:
+    if layer.is_pure:
         calls = ((node, ast.unparse(node.func)) for node in ast.walk(tree) if isinstance(node, ast.Call))
         found += [
-            f"line {node.lineno}: {room.name}: calls {name}()"
+            f"line {node.lineno}: {layer.name}: calls {name}()"
             for node, name in calls
             if name in IMPURE_CALLS or any(name.endswith(f".{call}") for call in IMPURE_CALLS if "." in call)
         ]
     return found
 
 
-def room_of(path: str) -> LayerRule | None:
-    """Return the room whose place names the path most closely."""
+def layer_of(path: str) -> LayerRule | None:
+    """Return the layer with the most specific folder for the path."""
     inside = [
-        (len(place), room) for room in ROOMS for place in room.places if path == place or path.startswith(f"{place}/")
+        (len(place), layer)
+        for layer in LAYER_RULES
+        for place in layer.places
+        if path == place or path.startswith(f"{place}/")
     ]
     return max(inside, key=lambda pair: pair[0])[1] if inside else None
 
 
 FILES = sorted(
     path.relative_to(PROJECT).as_posix()
-    for room in ("shared/evenkeel", "functions", "cli", "local", "examples")
-    for path in (PROJECT / room).rglob("*.py")
+    for folder in ("shared/evenkeel", "functions", "cli", "local", "examples")
+    for path in (PROJECT / folder).rglob("*.py")
     if path.name != "__init__.py" or path.stat().st_size > 0
 )
 
 
 @pytest.mark.parametrize("path", FILES)
 def test_file_imports_only_allowed_layers(path: str) -> None:
-    room = room_of(path)
-    assert room is not None or path == "shared/evenkeel/__init__.py", f"{path} stands in no room"
+    layer = layer_of(path)
+    assert layer is not None or path == "shared/evenkeel/__init__.py", f"{path} belongs to no layer"
 
-    found = [] if room is None else offences(room, (PROJECT / path).read_text(encoding="utf-8"))
+    found = [] if layer is None else offences(layer, (PROJECT / path).read_text(encoding="utf-8"))
 
     assert found == []
 
@@ -252,11 +255,11 @@ def test_file_imports_only_allowed_layers(path: str) -> None:
     ],
 )
 def test_forbidden_import_is_found(place: str, source: str, why: str) -> None:
-    room = room_of(place)
+    layer = layer_of(place)
 
-    assert room is not None
-    assert len(offences(room, source)) == 1
-    assert why in offences(room, source)[0]
+    assert layer is not None
+    assert len(offences(layer, source)) == 1
+    assert why in offences(layer, source)[0]
 
 
 @pytest.mark.parametrize(
@@ -272,10 +275,10 @@ def test_forbidden_import_is_found(place: str, source: str, why: str) -> None:
     ],
 )
 def test_allowed_import_is_accepted(place: str, source: str) -> None:
-    room = room_of(place)
+    layer = layer_of(place)
 
-    assert room is not None
-    assert offences(room, source) == []
+    assert layer is not None
+    assert offences(layer, source) == []
 
 
 # ---------------------------------------------------------------- packages point one way
@@ -354,7 +357,7 @@ def test_import_of_a_higher_package_is_found(floor: str, module: str, source: st
 
 def test_gpu_cluster_declares_its_imports() -> None:
     """The cluster can be installed alone: a dependency of Evenkeel must not hide a missing declaration."""
-    rule = next(room for room in ROOMS if room.name == "GPU cluster")
+    rule = next(layer for layer in LAYER_RULES if layer.name == "GPU cluster")
     declared = tomllib.loads((PROJECT / "local" / "pyproject.toml").read_text())["project"]["dependencies"]
 
     assert {each.partition(">")[0].replace("pyyaml", "yaml") for each in declared} == rule.third_party

@@ -22,15 +22,15 @@ def says(outcome: str, **more: Any) -> dict[str, Any]:
 
 PLAN = says("ACT", repairsNode=True, settleSeconds=5, maxRepairs=3, decisionId="dec-4m")
 RETRY = says("RETRY", rung="", waitSeconds=30)
-ASKED = says("ASKED", rung="replace", waitSeconds=0)
+REQUESTED = says("REQUESTED", rung="replace", waitSeconds=0)
 
 WELL = {
     "PlanRecovery": PLAN,
     "AwaitApproval": says("APPROVED", facts={}),
     "CordonNode": says("CORDONED"),
-    "ProtectJobs": says("PROTECTED", jobs=[{"jobId": "job-llm", "attempt": 1}]),
+    "DrainNode": says("JOBS_AFFECTED", jobs=[{"jobId": "job-llm", "attempt": 1}]),
     "AwaitStopAllowed": says("RELEASED", facts={}),
-    "RepairNode": ASKED,
+    "RepairNode": REQUESTED,
     "AwaitNode": says("NODE_BACK", facts={"instanceId": "i-0ce"}),
     "CheckNode": says("DEEP"),
     "ValidateNode": says("VALID", facts={}),
@@ -55,10 +55,10 @@ IN_BRANCHES = (
 NODE_TASKS = IN_BRANCHES[:6]
 LATER = says("LATER", repairsNode=False, settleSeconds=0, maxRepairs=3, decisionId="dec-4l")
 JOBS_ONLY = {**PLAN, "repairsNode": False}
-STOP_HELD: Answers = {"PlanRecovery": JOBS_ONLY, "ProtectJobs": [says("HELD"), WELL["ProtectJobs"]]}
-IN_THE_WAY = {"RepairNode": [says("LATER", rung="", waitSeconds=0), ASKED]}
-HOLD_FIRST = {"RepairNode": [says("HELD", rung="", waitSeconds=0), ASKED]}
-BARRED_FIRST = {"RepairNode": [says("BLOCKED", rung="", waitSeconds=0), ASKED]}
+STOP_HELD: Answers = {"PlanRecovery": JOBS_ONLY, "DrainNode": [says("HELD"), WELL["DrainNode"]]}
+IN_THE_WAY = {"RepairNode": [says("LATER", rung="", waitSeconds=0), REQUESTED]}
+HOLD_FIRST = {"RepairNode": [says("HELD", rung="", waitSeconds=0), REQUESTED]}
+BARRED_FIRST = {"RepairNode": [says("BLOCKED", rung="", waitSeconds=0), REQUESTED]}
 ASK = {**PLAN, "outcome": "ASK"}
 
 
@@ -97,7 +97,7 @@ RECOVER_NODE = [
         visits=("AwaitStopAllowed",),
         never=("PlanResume",),
     ),
-    recovery("stop-held-for-ever", "Recovered", {**STOP_HELD, "ProtectJobs": says("HELD")}, visits=("LeaveNode",)),
+    recovery("stop-held-for-ever", "Recovered", {**STOP_HELD, "DrainNode": says("HELD")}, visits=("LeaveNode",)),
     recovery("breaks-in-AwaitStopAllowed", "RecoveryFailed", {**STOP_HELD, "AwaitStopAllowed": BROKEN}),
     recovery("late-in-AwaitStopAllowed", "RecoveryFailed", {**STOP_HELD, "AwaitStopAllowed": LATE}),
     recovery("hyperpod-busy", "Recovered", {"PlanRecovery": [LATER, PLAN]}, visits=("AwaitProvider", "CordonNode")),
@@ -116,7 +116,7 @@ RECOVER_NODE = [
     recovery("examined", "Recovered", {"RepairNode": says("DIAGNOSE")}, never=("AwaitNode",)),
     recovery("healthy-by-itself", "Recovered", {"RepairNode": says("HEALTHY")}, never=("AwaitNode",)),
     recovery("repair-not-needed", "Recovered", {"RepairNode": says("NOT_NEEDED")}, never=("ValidateNode",)),
-    recovery("provider-busy", "Recovered", {"RepairNode": [RETRY, RETRY, ASKED]}, visits=("PauseRepair",)),
+    recovery("provider-busy", "Recovered", {"RepairNode": [RETRY, RETRY, REQUESTED]}, visits=("PauseRepair",)),
     recovery("held", "Recovered", HOLD_FIRST, visits=("AwaitGuardrails", "AwaitNode")),
     recovery("barred", "Recovered", BARRED_FIRST, visits=("AwaitGuardrails", "AwaitNode")),
     recovery("approved", "Recovered", {"PlanRecovery": ASK}, visits=("AwaitApproval", "CordonNode")),
@@ -170,8 +170,8 @@ RECOVER_NODE = [
     recovery("settled-as-something-new", "RecoveryFailed", settled("SHELVED")),
     recovery("cannot-settle", "RecoveryFailed", {"SettleIncident": BROKEN}),
     recovery("branch-breaks-uncaught", "RecoveryFailed", {"PlanRecovery": {**PLAN, "settleSeconds": "soon"}}),
-    recovery("transient-to-the-end", "RecoveryFailed", {"CordonNode": FLAPPING}, never=("ProtectJobs",)),
-    *(recovery(f"breaks-in-{s}", "RecoveryFailed", {s: LOST}) for s in ("PlanRecovery", "CordonNode", "ProtectJobs")),
+    recovery("transient-to-the-end", "RecoveryFailed", {"CordonNode": FLAPPING}, never=("DrainNode",)),
+    *(recovery(f"breaks-in-{s}", "RecoveryFailed", {s: LOST}) for s in ("PlanRecovery", "CordonNode", "DrainNode")),
     *(recovery(f"breaks-in-{s}", "RecoveryFailed", {**HOLD_FIRST, s: BROKEN}) for s in IN_BRANCHES),
     *(
         recovery(f"late-in-{s}", "RecoveryFailed", {**HOLD_FIRST, s: LATE})

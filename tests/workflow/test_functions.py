@@ -162,7 +162,7 @@ def test_wait_is_opened_again_after_its_process_dies(stand_ins: StubFunctions, r
 
 def test_functions_are_given_ids_and_no_documents(recovery: WorkflowRun) -> None:
     expected = {"schemaVersion": 1, "incidentId": "inc-7qk2", "run": 1, "executionArn": recovery.execution}
-    for name in ("PlanRecovery", "CordonNode", "ProtectJobs", "RepairNode", "CheckNode", "ReturnNode", "PlanResume"):
+    for name in ("PlanRecovery", "CordonNode", "DrainNode", "RepairNode", "CheckNode", "ReturnNode", "PlanResume"):
         assert recovery.given[name][0] == expected
 
 

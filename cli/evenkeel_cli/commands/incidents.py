@@ -171,7 +171,7 @@ def _print_incident(out: Printer, incident: Json) -> None:
             ("replaced by", replaced or ""),
             ("opened", out.when(incident["openedAt"])),
             ("mode", incident["mode"]),
-            ("waits", f"{incident['block']['rule']}: {incident['block']['reason']}" if incident["block"] else ""),
+            ("waits", f"{incident['block']['guardrail']}: {incident['block']['reason']}" if incident["block"] else ""),
             (
                 "plan",
                 f"{incident['pendingApproval']['reason']} ({incident['pendingApproval']['decisionId']})"

@@ -130,7 +130,7 @@ def _show(out: Printer, found: Json) -> None:
             ("incident", found["incidentId"] or ""),
             ("unhealthy", found["unhealthy"]["reason"] if found["unhealthy"] else ""),
             ("marks", ", ".join(found["marks"])),
-            ("waits", f"{found['block']['rule']}: {found['block']['reason']}" if found["block"] else ""),
+            ("waits", f"{found['block']['guardrail']}: {found['block']['reason']}" if found["block"] else ""),
             ("cordoned", cordoned(out, found)),
             ("name", found["name"] or "has not joined its cluster"),
             ("cluster", found["cluster"]),
@@ -166,8 +166,8 @@ def cordoned(out: Printer, node: Json) -> str:
 
 def _columns(out: Printer, *, has_cordons: bool) -> list[Column]:
     def incident(node: Json) -> str:
-        # The blocking rule is shown next to the incident.
-        return (node["incidentId"] or "–") + (f" ({plain(node['block']['rule'])})" if node["block"] else "")
+        # The blocking guardrail is shown next to the incident.
+        return (node["incidentId"] or "–") + (f" ({plain(node['block']['guardrail'])})" if node["block"] else "")
 
     def cordoned_by(node: Json) -> str:
         cordon = node.get("cordon")

@@ -171,7 +171,7 @@ def no_capacity_burst(drill: DrillRun) -> None:
         drill.check("the job runs on rented nodes during the replacement", is_missing, there)
         incident = drill.await_incident("its incident", node, lambda _incident: True)
         planned: Json = next((each for each in drill.detail(incident)["decisions"] if each["kind"] == "RESUME"), {})
-        drill.check("the recovery chose to rent nodes", planned.get("action") == "BURST", planned)
+        drill.check("the recovery chose to rent nodes", planned.get("action") == "RENT", planned)
         drill.settled(node, "WAITING_FOR_PERSON")
         drill.finish()
         rental = wait_for("the rented nodes to be given back", JOB_SECONDS, lambda: _ended_rental(drill))

@@ -203,7 +203,7 @@ def _check_each(drill: DrillRun, machines: Sequence[str]) -> None:
     drill.result.figures["decisions"] = f"{sum(decided.values())} plans"
     drill.check("one decision for each incident", not odd, str(odd or f"{len(decided)} decisions"))
     blocked = [incident for incident in incidents if incident["state"] == "BLOCKED"]
-    rules = Counter((incident["block"] or {}).get("rule") or "no rule" for incident in blocked)
+    rules = Counter((incident["block"] or {}).get("guardrail") or "no rule" for incident in blocked)
     ended = Counter(incident["state"] for incident in incidents)
     drill.result.figures["states"] = _counted(ended)
     drill.result.figures["blocked by"] = _counted(rules) or "nothing"

@@ -17,7 +17,7 @@ from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.attribution import AttributionFacts, attribute_fault
 from evenkeel.domain.recovery.draining import DrainFacts, plan_drain
 from evenkeel.domain.recovery.node_slot import ObservedNode
-from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, not_allowed, outcome_of, plan_recovery
+from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, outcome_of, plan_recovery, why_not_allowed
 from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
 from evenkeel.domain.recovery.resume import ResumeFacts, plan_resume
 from evenkeel.domain.recovery.rollback import RollbackFacts, roll_back
@@ -100,7 +100,7 @@ def in_mode(record: Decision, mode: Mode) -> Decision:
     elif record.kind == "REPAIR":
         # Keep the reason if it does not come from the mode, for example that drills may not act.
         recorded = RepairFacts.model_validate(record.facts)
-        by_mode = not_allowed(mode, is_drill=False, drills_may_act=True)
+        by_mode = why_not_allowed(mode, is_drill=False, drills_may_act=True)
         facts = recorded.but(not_allowed=by_mode if recorded.not_allowed in _BY_MODE else recorded.not_allowed)
     else:
         return record
@@ -185,7 +185,7 @@ def _validation(record: Decision, _policy: Policy) -> Replayed:
     return Replayed(action="RELEASE" if verdict.is_valid else "KEEP", reason=verdict.reason)
 
 
-_BY_MODE = {"", *(not_allowed(mode, is_drill=False, drills_may_act=True) for mode in Mode)}
+_BY_MODE = {"", *(why_not_allowed(mode, is_drill=False, drills_may_act=True) for mode in Mode)}
 """Values of `RepairFacts.not_allowed` that come from the mode alone."""
 _BY_KIND: Mapping[str, Callable[[Decision, Policy], Replayed]] = {
     "RECOVERY": _recovery,

@@ -548,39 +548,39 @@ def cordons_beside_another_machine_of_the_pool(stage: PermissionBench) -> Json:
     return of_incident(incident)
 
 
-@probe("protect_jobs")
+@probe("drain_node")
 def stops_the_pods_of_a_node(stage: PermissionBench) -> Json:
     a_run(stage, AttemptState.RUNNING, launched=True, node=1)
     return of_incident(planned(stage))
 
 
-@probe("protect_jobs")
+@probe("drain_node")
 def moves_a_movable_pod(stage: PermissionBench) -> Json:
     incident = planned(stage)
     an_unmanaged_pod(stage, incident.node_name)
     return of_incident(incident)
 
 
-@probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"))
+@probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("REQUESTED", "RETRY"))
 def evicts_a_recreated_pod(stage: PermissionBench) -> Json:
     incident = alone(stage, REBOOTED, opened_at=now() + timedelta(minutes=10))
     an_unmanaged_pod(stage, incident.node_name)
     return of_incident(incident)
 
 
-@probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"))
+@probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("REQUESTED", "RETRY"))
 def reboots(stage: PermissionBench) -> Json:
     a_run(stage, AttemptState.RUNNING, launched=True, node=REBOOTED)
     return of_incident(alone(stage, REBOOTED))
 
 
-@probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"))
+@probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("REQUESTED", "RETRY"))
 def replaces(stage: PermissionBench) -> Json:
     stage.await_machine(REPLACED)
     return of_incident(alone(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", min_rung="replace"))
 
 
-@probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "ASKED")
+@probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "REQUESTED")
 def returns_a_karpenter_machine(stage: PermissionBench) -> Json:
     """The node is an object without a machine, because Karpenter's deletion of the machine is not tested here."""
     instance_id = f"i-{int(now().timestamp() * 1000):017x}"
@@ -625,11 +625,11 @@ def pages_for_a_wave(stage: PermissionBench) -> Json:
 
 @probe(
     "repair_node",
-    succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"),
+    succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("REQUESTED", "RETRY"),
 )
 def makes_a_delayed_cordon(stage: PermissionBench) -> Json:
     stage.free(REBOOTED)
-    block = Block(rule="POOL_CORDONS", reason="A probe.", since=now(), act="cordon")
+    block = Block(guardrail="POOL_CORDONS", reason="A probe.", since=now(), act="cordon")
     return of_incident(alone(stage, REBOOTED, block=block))
 
 
@@ -704,7 +704,7 @@ def waits_until_it_is_not_blocked(stage: PermissionBench) -> Json:
 
 def barred(stage: PermissionBench) -> Incident:
     """Store an incident with a barred repair."""
-    block = Block(rule="POOL_REPAIRS", reason="A probe.", since=now(), act="replace")
+    block = Block(guardrail="POOL_REPAIRS", reason="A probe.", since=now(), act="replace")
     incident = planned(stage, block=block).but(state=IncidentState.BLOCKED)
     stage.put(rows.incident_row(incident, 0))
     registered(stage, RegisterName.REPAIRS, 0)

@@ -585,7 +585,7 @@ def test_replacement_is_planned_before_it_is_requested(served: CliFixture) -> No
 
 def test_node_list_shows_the_blocking_guardrail(served: CliFixture) -> None:
     block = {
-        "rule": "POOL_REPAIRS",
+        "guardrail": "POOL_REPAIRS",
         "reason": "2 of 8 are in repair.",
         "since": "2026-11-03T10:00:00Z",
         "act": "reboot",

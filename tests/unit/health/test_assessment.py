@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.health.assessment import bursts, checkpoint_trust, merge_signal
+from evenkeel.domain.health.assessment import checkpoint_trust, merge_signal, series_of
 from evenkeel.domain.health.faults import CheckpointTrust, default_catalogue
 from evenkeel.domain.health.incidents import Signal
 from tests.fakes.system import A_MOMENT
@@ -28,9 +28,9 @@ def test_codes_form_one_burst_until_a_pause_of_three_minutes() -> None:
     within = together(a_signal(0), a_signal(180), a_signal(100, "xid:48"))
     after = together(a_signal(0), a_signal(181))
 
-    assert len(bursts(within)) == 1
+    assert len(series_of(within)) == 1
     assert len(within) == 2
-    assert len(bursts(after)) == len(after) == 2
+    assert len(series_of(after)) == len(after) == 2
 
 
 @given(st.lists(st.integers(0, 2000), min_size=1, max_size=12), st.randoms(use_true_random=False))

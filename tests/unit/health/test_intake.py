@@ -259,7 +259,7 @@ def test_code_that_awaits_the_verdict_follows_it() -> None:
 
     told = with_fact(waiting, a_fact(30, fault_key="xid:154/node_reboot_required"))
 
-    assert rungs_of(waiting)[0] is Rung.OBEY_154
+    assert rungs_of(waiting)[0] is Rung.FOLLOW_XID_154
     assert rungs_of(told) == ("reboot", "replace")
 
 

@@ -18,11 +18,11 @@ from evenkeel.domain.recovery.guardrails import (
     BlockedAction,
     GuardedAction,
     GuardFacts,
+    GuardrailName,
+    NodeFailure,
     Register,
     RegisterEntry,
-    Rule,
     SharedCause,
-    UnhealthyMachine,
     check_guardrails,
     pool_limit,
     released_actions,
@@ -58,12 +58,12 @@ def entry(number: int, pool: str = "p5", **changes: Any) -> RegisterEntry:
     return RegisterEntry.model_validate({**facts, **changes})
 
 
-def under_way(*entries: RegisterEntry, asked: Sequence[float] = ()) -> Register:
-    return Register(entries=entries, asked=tuple(at(seconds) for seconds in asked))
+def under_way(*entries: RegisterEntry, requested_at: Sequence[float] = ()) -> Register:
+    return Register(entries=entries, requested_at=tuple(at(seconds) for seconds in requested_at))
 
 
 def guard_facts(**changes: Any) -> GuardFacts:
-    facts = {"life": life(0).key, "pool": "p5", "pool_machines": 8, "evidence_at": at(9_900), "now": NOW}
+    facts = {"life": life(0).key, "pool": "p5", "pool_nodes": 8, "evidence_at": at(9_900), "now": NOW}
     return GuardFacts.model_validate({**facts, **changes})
 
 
@@ -71,95 +71,101 @@ def reason_of(kind: GroupFactKind, seconds: float, group: str = "p5") -> GroupFa
     return GroupFact(kind=kind, source="hyperpod", instance_group=group, observed_at=at(seconds), envelope_id="e")
 
 
-def zone(*sick_at: float, machines: int = 20) -> SharedCause:
+def zone(*failed_at: float, nodes: int = 20) -> SharedCause:
     return SharedCause(
-        kind="zone", name="use1-az1", machines=machines, faulted_at=tuple(at(seconds) for seconds in sick_at)
+        kind="zone", name="use1-az1", nodes=nodes, faulted_at=tuple(at(seconds) for seconds in failed_at)
     )
 
 
-BARRED: list[tuple[str, Rule, GuardedAction, dict[str, Any], str]] = [
-    ("held", Rule.HOLD, GuardedAction.REBOOT, {"hold": HOLD}, "ana holds automation: looking at it"),
-    ("its pool is held", Rule.HOLD, GuardedAction.STOP, {"hold": HOLD.but(pool="p5")}, "ana holds automation on p5:"),
+BARRED: list[tuple[str, GuardrailName, GuardedAction, dict[str, Any], str]] = [
+    ("held", GuardrailName.HOLD, GuardedAction.REBOOT, {"hold": HOLD}, "ana holds automation: looking at it"),
+    (
+        "its pool is held",
+        GuardrailName.HOLD,
+        GuardedAction.STOP,
+        {"hold": HOLD.but(pool="p5")},
+        "ana holds automation on p5:",
+    ),
     (
         "stop, where its cordon waits",
-        Rule.CORDON_BARRED,
+        GuardrailName.CORDON_BARRED,
         GuardedAction.STOP,
         {"cordon_barred": "4 carry our cordon."},
         "The node is not cordoned yet, so its jobs keep running: 4 carry our cordon.",
     ),
     (
         "no capacity for a new machine",
-        Rule.GROUP_TROUBLE,
+        GuardrailName.GROUP_TROUBLE,
         GuardedAction.REPLACE,
         {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_500),)},
         "p5: HyperPod has no capacity for it",
     ),
     (
         "the lifecycle script fails",
-        Rule.GROUP_TROUBLE,
+        GuardrailName.GROUP_TROUBLE,
         GuardedAction.REPLACE,
         {"group_facts": (reason_of(GroupFactKind.LIFECYCLE_SCRIPT_FAILED, 9_500),)},
         "p5: its lifecycle script fails on new nodes",
     ),
     (
         "the cluster has failed",
-        Rule.GROUP_TROUBLE,
+        GuardrailName.GROUP_TROUBLE,
         GuardedAction.REBOOT,
         {"group_facts": (reason_of(GroupFactKind.CLUSTER_FAILED, 9_500, ""),)},
         "the cluster: the cluster itself has failed",
     ),
     (
         "three of a zone at once",
-        Rule.SHARED_CAUSE,
+        GuardrailName.SHARED_CAUSE,
         GuardedAction.REBOOT,
         {"causes": (zone(9_500, 9_600, 9_700),)},
         "3 of 20 nodes of zone use1-az1 failed in 10 min",
     ),
     (
         "old evidence of a machine that looks well",
-        Rule.STALE_EVIDENCE,
+        GuardrailName.STALE_EVIDENCE,
         GuardedAction.REPLACE,
         {"evidence_at": at(10_000 - 1800), "looks_healthy": True},
         "The node looks healthy and its fault is 30 min old",
     ),
     (
         "three in repair",
-        Rule.FLEET_REPAIRS,
+        GuardrailName.FLEET_REPAIRS,
         GuardedAction.REBOOT,
         {"under_way": under_way(*(entry(n, "other") for n in (1, 2, 3)))},
         "3 nodes of the fleet are in repair; at most 3 may be at a time.",
     ),
     (
         "a quarter of the pool in repair",
-        Rule.POOL_REPAIRS,
+        GuardrailName.POOL_REPAIRS,
         GuardedAction.REBOOT,
         {"under_way": under_way(entry(1), entry(2))},
         "2 of 8 nodes of p5 are in repair; at most 2 may be at a time.",
     ),
     (
         "five calls within the hour",
-        Rule.REPAIR_RATE,
+        GuardrailName.REPAIR_RATE,
         GuardedAction.REPLACE,
-        {"under_way": under_way(asked=(7_000, 7_100, 8_000, 9_000, 9_100))},
+        {"under_way": under_way(requested_at=(7_000, 7_100, 8_000, 9_000, 9_100))},
         "Evenkeel made 5 repair requests in the last hour; the limit is 5.",
     ),
     (
         "four carry our cordon",
-        Rule.FLEET_CORDONS,
+        GuardrailName.FLEET_CORDONS,
         GuardedAction.CORDON,
         {"under_way": under_way(*(entry(n, "other") for n in (1, 2, 3, 4)))},
         "Evenkeel cordoned 4 nodes of the fleet; at most 4 may be cordoned at a time.",
     ),
     (
         "three of the pool carry our cordon",
-        Rule.POOL_CORDONS,
+        GuardrailName.POOL_CORDONS,
         GuardedAction.CORDON,
         {"under_way": under_way(entry(1), entry(2), entry(3))},
         "Evenkeel cordoned 3 of 8 nodes of p5; at most 3 may be cordoned at a time.",
     ),
     (
         "three of the pool carry our cordon, and this one goes tomorrow",
-        Rule.POOL_CORDONS,
+        GuardrailName.POOL_CORDONS,
         GuardedAction.CORDON,
         {"under_way": under_way(entry(1), entry(2), entry(3)), "terminates_at": at(96_400)},
         "Evenkeel cordoned 3 of 8 nodes of p5; at most 3 may be cordoned at a time.",
@@ -169,11 +175,11 @@ BARRED: list[tuple[str, Rule, GuardedAction, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("why", "rule", "act", "changes", "reason"), BARRED, ids=[row[0] for row in BARRED])
 def test_guardrail_bars_the_action(
-    why: str, rule: Rule, act: GuardedAction, changes: dict[str, Any], reason: str
+    why: str, rule: GuardrailName, act: GuardedAction, changes: dict[str, Any], reason: str
 ) -> None:
     verdict = check_guardrails(act, guard_facts(**changes), POLICY)
 
-    assert (verdict.allowed, verdict.rule) == (False, rule), why
+    assert (verdict.allowed, verdict.guardrail) == (False, rule), why
     assert verdict.reason.startswith(reason)
 
 
@@ -204,7 +210,7 @@ ALLOWED: list[tuple[str, GuardedAction, dict[str, Any]]] = [
     ("the trouble is long ago", GuardedAction.REPLACE, {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_400),)}),
     ("two of a zone", GuardedAction.REBOOT, {"causes": (zone(9_500, 9_600),)}),
     ("the wave is over", GuardedAction.REBOOT, {"causes": (zone(9_400, 9_600, 9_700),)}),
-    ("three of a large zone are chance", GuardedAction.REBOOT, {"causes": (zone(9_500, 9_600, 9_700, machines=40),)}),
+    ("three of a large zone are chance", GuardedAction.REBOOT, {"causes": (zone(9_500, 9_600, 9_700, nodes=40),)}),
     ("old evidence of a machine that is ill", GuardedAction.REPLACE, {"evidence_at": at(0)}),
     ("fresh evidence of a machine that looks well", GuardedAction.REPLACE, {"looks_healthy": True}),
     (
@@ -212,8 +218,12 @@ ALLOWED: list[tuple[str, GuardedAction, dict[str, Any]]] = [
         GuardedAction.REPLACE,
         {"under_way": under_way(entry(0), entry(1))},
     ),
-    ("other pools are others' business", GuardedAction.REBOOT, {"under_way": under_way(entry(1), entry(2, "other"))}),
-    ("calls of an hour ago", GuardedAction.REBOOT, {"under_way": under_way(asked=(6_400, 7_100, 8_000, 9_000, 9_100))}),
+    ("entries of other pools", GuardedAction.REBOOT, {"under_way": under_way(entry(1), entry(2, "other"))}),
+    (
+        "requests of an hour ago",
+        GuardedAction.REBOOT,
+        {"under_way": under_way(requested_at=(6_400, 7_100, 8_000, 9_000, 9_100))},
+    ),
     (
         "a machine that goes by itself soon",
         GuardedAction.CORDON,
@@ -229,8 +239,8 @@ def test_guardrail_allows_the_action(why: str, act: GuardedAction, changes: dict
 
 
 def test_every_rule_has_a_case_and_a_position() -> None:
-    assert [rail.rule for rail in GUARDRAILS] == list(Rule)
-    assert {row[1] for row in BARRED} == set(Rule)
+    assert [rail.name for rail in GUARDRAILS] == list(GuardrailName)
+    assert {row[1] for row in BARRED} == set(GuardrailName)
 
 
 def test_first_violated_rule_is_reported() -> None:
@@ -238,11 +248,11 @@ def test_first_violated_rule_is_reported() -> None:
         name: value for row in BARRED if GuardedAction.REPLACE in _acts(row[1]) for name, value in row[3].items()
     }
 
-    assert check_guardrails(GuardedAction.REPLACE, guard_facts(**everything), POLICY).rule == Rule.HOLD
+    assert check_guardrails(GuardedAction.REPLACE, guard_facts(**everything), POLICY).guardrail == GuardrailName.HOLD
 
 
-def _acts(rule: Rule) -> tuple[GuardedAction, ...]:
-    return next(rail.acts for rail in GUARDRAILS if rail.rule is rule)
+def _acts(rule: GuardrailName) -> tuple[GuardedAction, ...]:
+    return next(rail.acts for rail in GUARDRAILS if rail.name is rule)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +261,11 @@ def _acts(rule: Rule) -> tuple[GuardedAction, ...]:
         (GuardedAction.REBOOT, {"hold": HOLD}, 20_000),
         (GuardedAction.REPLACE, {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_500),)}, 10_100),
         (GuardedAction.REBOOT, {"causes": (zone(9_450, 9_500, 9_600, 9_700),)}, 10_100),
-        (GuardedAction.REBOOT, {"under_way": under_way(asked=(7_000, 7_100, 8_000, 9_000, 9_100, 9_200))}, 10_700),
+        (
+            GuardedAction.REBOOT,
+            {"under_way": under_way(requested_at=(7_000, 7_100, 8_000, 9_000, 9_100, 9_200))},
+            10_700,
+        ),
     ],
     ids=["hold", "trouble", "wave", "rate"],
 )
@@ -296,22 +310,24 @@ def test_a_policy_that_bounds_neither_count_nor_share_is_refused(act: str) -> No
 
 
 def test_call_counts_for_an_hour_and_a_node_until_released() -> None:
-    register = under_way(entry(1), asked=(6_400, 6_401))
+    register = under_way(entry(1), requested_at=(6_400, 6_401))
 
     left = register.at(NOW)
 
     assert [each.incident_id for each in left.entries] == ["inc-1"]
-    assert left.asked == (at(6_401),)
+    assert left.requested_at == (at(6_401),)
 
 
 def test_node_counts_once_for_several_incidents() -> None:
     register = (
-        Register().with_entry(entry(1), asks=True).with_entry(entry(1, incident_id="inc-9", since=NOW), asks=True)
+        Register()
+        .with_entry(entry(1), is_request=True)
+        .with_entry(entry(1, incident_id="inc-9", since=NOW), is_request=True)
     )
 
     assert [each.incident_id for each in register.entries] == ["inc-9"]
-    assert register.asked == (at(9_000), NOW)
-    assert register.without(life(1).key) == Register(asked=register.asked)
+    assert register.requested_at == (at(9_000), NOW)
+    assert register.without(life(1).key) == Register(requested_at=register.requested_at)
 
 
 # ---------------------------------------------------------------- what machines share
@@ -331,13 +347,13 @@ def machine(number: int, **changes: Any) -> FleetNode:
     return FleetNode.model_validate({**facts, **changes})
 
 
-def faulty(*numbers: int) -> list[UnhealthyMachine]:
-    return [UnhealthyMachine(life(number).key, "p5", at(9_000 + number)) for number in numbers]
+def faulty(*numbers: int) -> list[NodeFailure]:
+    return [NodeFailure(life(number).key, "p5", at(9_000 + number)) for number in numbers]
 
 
-def shared(fleet: list[FleetNode], ill: list[UnhealthyMachine], number: int = 1) -> dict[str, tuple[int, int]]:
+def shared(fleet: list[FleetNode], ill: list[NodeFailure], number: int = 1) -> dict[str, tuple[int, int]]:
     found = shared_causes(life(number).key, "p5", fleet, ill, now=NOW, boot_seconds=600)
-    return {cause.key: (len(cause.faulted_at), cause.machines) for cause in found}
+    return {cause.key: (len(cause.faulted_at), cause.nodes) for cause in found}
 
 
 def test_machines_share_their_zone_ultra_server_and_image() -> None:
@@ -463,8 +479,8 @@ def test_limits_hold_for_any_order_of_requests_and_releases(data: st.DataObject)
             seen, at_version = read.pop(who)
             facts = guard_facts(life=life(who).key, pool=pool, under_way=seen, now=now)
             if check_guardrails(GuardedAction.REBOOT, facts, POLICY).allowed and at_version == version:
-                stored, version = seen.with_entry(entry(who, pool, since=now), asks=True), version + 1
+                stored, version = seen.with_entry(entry(who, pool, since=now), is_request=True), version + 1
         counts = [each.pool for each in stored.entries]
         assert len(counts) <= POLICY.fleet_repairs
         assert max(map(counts.count, counts), default=0) <= 2
-        assert len(stored.at(now).asked) <= POLICY.repairs_per_hour
+        assert len(stored.at(now).requested_at) <= POLICY.repairs_per_hour

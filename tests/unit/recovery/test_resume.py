@@ -35,7 +35,7 @@ from tests.unit.recovery.facts import LIFE, at
 POLICY = JobPolicy(distrust_guard_seconds=300)
 REFUSED = tuple(
     ResumeOffer(option=option, why_not="not available here")
-    for option in (ResumeOption.SHRINK, ResumeOption.PREEMPT, ResumeOption.BURST)
+    for option in (ResumeOption.SHRINK, ResumeOption.PREEMPT, ResumeOption.RENT)
 )
 
 
@@ -117,9 +117,9 @@ def test_cost_to_other_jobs_counts_as_loss() -> None:
 
 def test_rent_is_paid_only_if_waiting_costs_more() -> None:
     def renting(usd: float) -> ResumeOption:
-        return resume(1, offers=(ResumeOffer(option=ResumeOption.BURST, wait_seconds=300, usd=usd),)).option
+        return resume(1, offers=(ResumeOffer(option=ResumeOption.RENT, wait_seconds=300, usd=usd),)).option
 
-    assert renting(13) is ResumeOption.BURST  # waiting costs 4 GPU-hours, renting 1 1/3: $13.33 apart
+    assert renting(13) is ResumeOption.RENT  # waiting costs 4 GPU-hours, renting 1 1/3: $13.33 apart
     assert renting(14) is ResumeOption.WAIT_FOR_REPAIR
 
 
@@ -135,7 +135,7 @@ def test_cheaper_option_wins_over_a_faster_one() -> None:
     offers=st.lists(
         st.builds(
             ResumeOffer,
-            option=st.sampled_from([ResumeOption.SHRINK, ResumeOption.PREEMPT, ResumeOption.BURST]),
+            option=st.sampled_from([ResumeOption.SHRINK, ResumeOption.PREEMPT, ResumeOption.RENT]),
             why_not=st.sampled_from(["", "not here"]),
             wait_seconds=st.integers(0, 2000),
             gpu_hours_taken=st.integers(0, 10),
@@ -363,7 +363,7 @@ def test_second_documented_example_matches_the_decision() -> None:
 
     told = [(option, float(s), float(hours), float(usd.replace(",", ""))) for option, s, hours, usd in rows]
     assert weighed == told
-    assert [option for option, *_ in told] == ["PREEMPT", "BURST", "WAIT_FOR_REPAIR"]
+    assert [option for option, *_ in told] == ["PREEMPT", "RENT", "WAIT_FOR_REPAIR"]
 
 
 def test_renting_is_worth_the_loss_of_the_next_best_option() -> None:
@@ -374,8 +374,8 @@ def test_renting_is_worth_the_loss_of_the_next_best_option() -> None:
     assert now is not None
     dearest = 55_040_000 * worth / now.rent_parts
 
-    assert decision.option is ResumeOption.BURST
-    assert large(preemption_victims=(), renting=renting(micros=int(dearest * 0.999))).option is ResumeOption.BURST
+    assert decision.option is ResumeOption.RENT
+    assert large(preemption_victims=(), renting=renting(micros=int(dearest * 0.999))).option is ResumeOption.RENT
     assert (
         large(preemption_victims=(), renting=renting(micros=int(dearest * 1.001))).option
         is ResumeOption.WAIT_FOR_REPAIR
@@ -388,7 +388,7 @@ def test_nothing_is_rented_that_a_cycle_would_not_start() -> None:
     over = large(preemption_victims=(), renting=renting(cap=55_040_000 * 15))
 
     for decision, why in ((barred, "no quota"), (over, "$880.64 an hour, which exceeds the limit")):
-        row = next(each for each in decision.alternatives if each.option == ResumeOption.BURST)
+        row = next(each for each in decision.alternatives if each.option == ResumeOption.RENT)
         assert decision.option is ResumeOption.WAIT_FOR_REPAIR
         assert (row.usd, why in row.why_not) == (None, True)
 
@@ -423,5 +423,5 @@ def test_chosen_option_loses_least_within_the_caps(
     )
 
     assert all(decision.usd <= each.usd for each in decision.alternatives if each.usd is not None)
-    if decision.option is ResumeOption.BURST:
+    if decision.option is ResumeOption.RENT:
         assert micros * 16 <= cap

@@ -23,7 +23,7 @@ def a_waiting(*, looks_well: bool, age: float) -> BlockedAction:
         life="research-eks/i-1/1",
         pool="p5-workers",
         under_way=Register(entries=(other,)),
-        pool_machines=3,
+        pool_nodes=3,
         evidence_at=A_MOMENT - timedelta(seconds=age),
         looks_healthy=looks_well,
         now=A_MOMENT,

@@ -11,7 +11,7 @@ from evenkeel.domain.jobs.settlement import SettleOutcome
 from evenkeel.domain.policy import Policy
 from evenkeel.ports import ExecutionState, WorkflowName
 from evenkeel.services.queries import read_jobs
-from evenkeel.services.recovery import protect_jobs, unmanaged
+from evenkeel.services.recovery import drain_node, unmanaged
 from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.job_scenario import NAMESPACE, JobScenario
@@ -101,7 +101,7 @@ def test_forged_pod_on_a_faulty_node_interrupts_no_job() -> None:
     number = int(str(faulty.instance_id).removeprefix("i-"))
     incident = an_incident(scenario, number)
 
-    affected = protect_jobs.find_affected_jobs(incident, scenario.context(policy=Policy()))
+    affected = drain_node.find_affected_jobs(incident, scenario.context(policy=Policy()))
 
     assert affected == ()
 

@@ -8,7 +8,7 @@ from evenkeel.domain.kept_logs import KEPT_BYTES, KEPT_RANKS, KeptLog
 from evenkeel.ports import LogTail, NotAllowed, NotFound
 from evenkeel.services.queries import read_jobs
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.recovery import plan_recovery, protect_jobs
+from evenkeel.services.recovery import drain_node, plan_recovery
 from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.job_scenario import JobScenario
@@ -64,7 +64,7 @@ def test_logs_are_kept_before_a_recovery_takes_the_pods() -> None:
     writes(scenario, recovery.job_id, 0, "last words\n")
     recovery.sicken()
 
-    for service in (plan_recovery, protect_jobs):
+    for service in (plan_recovery, drain_node):
         recovery.state("", service)
 
     log = kept(scenario, recovery.job_id)

@@ -152,7 +152,7 @@ def drawn(table: Mapping[str, Any]) -> Iterator[str]:
                 yield f"| {before or '(none)'} | {after} | {', '.join(f'`{name}`' for name in names)} |"
 
 
-_ANY_STATE = ("protect_jobs", "plan_resume")
+_ANY_STATE = ("drain_node", "plan_resume")
 """They write their requests on a job in whatever state, and never change it: one sentence instead of eight lines."""
 
 

@@ -32,7 +32,7 @@ def lent(market: RentalScenario) -> tuple[Job, Job]:
     first, second = market.full_fleet()
     now = market.world.clock.now()
     plan = ResumePlan(
-        incident_id="inc-1", after_attempt=0, option=ResumeOption.BURST, lost_committed=True, planned_at=now
+        incident_id="inc-1", after_attempt=0, option=ResumeOption.RENT, lost_committed=True, planned_at=now
     )
     market.scenario.set_job(market.scenario.job(second.job_id).but(resume_plan=plan))
     for _ in range(2):

@@ -22,7 +22,7 @@ from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Put, Row, Table, WorkflowName
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import approve_recovery, receive_event, settle_incident
-from evenkeel.services.recovery import check_node, cordon_node, plan_recovery, protect_jobs, repair_node, return_node
+from evenkeel.services.recovery import check_node, cordon_node, drain_node, plan_recovery, repair_node, return_node
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.storage import guardrail_registers, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
@@ -252,7 +252,7 @@ class RecoveryScenario:
         if plan.outcome == "ACT" or approved == "APPROVED":
             if plan.repairs_node:
                 self.state("CordonNode", cordon_node)
-            while self.state("ProtectJobs", protect_jobs).outcome == "HELD":
+            while self.state("DrainNode", drain_node).outcome == "HELD":
                 self.wait("AwaitStopAllowed", ConditionKind.RELEASED, self.meanwhile)
             # The branches run beside each other; here the job branch begins first and is awaited last.
             resume = self.state("PlanResume", plan_resume)
@@ -270,8 +270,8 @@ class RecoveryScenario:
         for _ in range(20):
             repair = self.state("RepairNode", repair_node)
             match repair.outcome:
-                case "ASKED" | "HEALTHY" | "DIAGNOSE":
-                    is_asked = repair.outcome == "ASKED"
+                case "REQUESTED" | "HEALTHY" | "DIAGNOSE":
+                    is_asked = repair.outcome == "REQUESTED"
                     if is_asked and self.wait("AwaitNode", ConditionKind.NODE_BACK)["outcome"] != "NODE_BACK":
                         continue
                     self.state("CheckNode", check_node)

@@ -15,7 +15,7 @@ from evenkeel.domain.replay import replay
 from evenkeel.ports import EvictionAnswer, EvictionStatus, NotAllowed, Table
 from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.recovery import cordon_node, plan_recovery, protect_jobs, repair_node
+from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, repair_node
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.storage import rows
 from tests.fakes import CrashPlan
@@ -35,7 +35,7 @@ def drained(fault_key: str = "hp:NvidiaErrorReboot", **settings: Any) -> Recover
     if recovery.job_id:
         recovery.scenario.set_job(recovery.job.but(spec=recovery.job.spec.but(**spec)))
     recovery.sicken(fault_key=fault_key, **fact)
-    for service in (plan_recovery, cordon_node, protect_jobs):
+    for service in (plan_recovery, cordon_node, drain_node):
         recovery.state("", service)
     return recovery
 
@@ -63,7 +63,7 @@ def evicted(recovery: RecoveryScenario) -> list[str]:
 
 def test_grace_of_a_job_is_recorded_once_and_replays() -> None:
     recovery = drained(spec={"grace_seconds": 600})
-    recovery.state("", protect_jobs)
+    recovery.state("", drain_node)
 
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
     (record,) = [found for row in page.rows if (found := rows.read(row, Decision)).kind == "DRAIN"]
@@ -114,7 +114,7 @@ def test_repair_waits_for_a_job_that_may_finish() -> None:
     assert recovery.job.stop_request is None
     assert recovery.world.cluster.by_name["research-eks", NODE].is_cordoned
     repair = recovery.state("RepairNode", repair_node)
-    assert repair.outcome not in ("ASKED", "ASK_PERSON")
+    assert repair.outcome not in ("REQUESTED", "ASK_PERSON")
     assert recovery.provider.accepted_calls("reboot").total() == 0
     assert recovery.incident.plan
     assert recovery.incident.plan.work_may_run_until == recovery.incident.opened_at + timedelta(
@@ -149,7 +149,7 @@ def test_only_application_failures_use_restarts(act: JobAction, fault_key: str, 
     plan = recovery.incident.plan.but(jobs=act)
     recovery.scenario.put(rows.incident_row(recovery.incident.but(plan=plan, fault_key=fault_key), 0))
 
-    recovery.state("ProtectJobs", protect_jobs)
+    recovery.state("DrainNode", drain_node)
     recovery.scenario.stop(recovery.job_id)
     recovery.scenario.settle(recovery.job_id)
 
@@ -181,7 +181,7 @@ def test_only_workloads_that_allow_it_are_evicted_at_once() -> None:
 def test_unmanaged_workloads_are_named_in_the_incident_once() -> None:
     recovery = drained(with_job=False, pods=[a_pod("silent", accelerators=8)])
 
-    recovery.state("ProtectJobs", protect_jobs)
+    recovery.state("DrainNode", drain_node)
 
     assert recovery.incident.unmanaged_workloads == ("PyTorchJob research/silent",)
     lines = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
@@ -202,7 +202,7 @@ def test_unmanaged_pods_are_evicted_within_their_disruption_budget() -> None:
     recovery.world.cluster.budgeted.clear()
     recovery.world.clock.advance(first.wait_seconds)
     recovery.state("RepairNode", repair_node)
-    assert recovery.state("RepairNode", repair_node).outcome == "ASKED"
+    assert recovery.state("RepairNode", repair_node).outcome == "REQUESTED"
     assert evicted(recovery) == ["silent", "kept"]
 
 
@@ -240,7 +240,7 @@ def test_repair_continues_if_the_policy_deletes_remaining_pods(answer: EvictionA
 
     recovery.world.clock.advance(3600)
 
-    assert recovery.state("RepairNode", repair_node).outcome == "ASKED"
+    assert recovery.state("RepairNode", repair_node).outcome == "REQUESTED"
 
 
 def test_refused_eviction_is_reported_once_with_pod_and_reason() -> None:
@@ -281,10 +281,10 @@ def test_job_whose_pods_cannot_be_deleted_does_not_end_the_recovery() -> None:
     recovery.world.cluster.stop = stop  # type: ignore[method-assign, assignment]
     recovery.sicken()
 
-    for service in (plan_recovery, cordon_node, protect_jobs):
+    for service in (plan_recovery, cordon_node, drain_node):
         outcome = recovery.state("", service)
 
-    assert outcome.outcome == "PROTECTED"
+    assert outcome.outcome == "JOBS_AFFECTED"
     assert recovery.job.stop_of(1) is not None
 
 
@@ -296,14 +296,14 @@ def test_person_decides_about_pods_that_remain_after_the_drain() -> None:
         return str(recovery.state("RepairNode", repair_node).outcome)
 
     assert after_the_drain() == "ASK_PERSON"
-    assert after_the_drain(ends_unmanaged_pods=True) == "ASKED"
+    assert after_the_drain(ends_unmanaged_pods=True) == "REQUESTED"
 
 
 def test_unmanaged_pods_stay_in_observe_mode() -> None:
     recovery = RecoveryScenario(with_job=False, policy=SAVES, drills_may_act=False)
     recovery.world.cluster.unmanaged.append(a_pod("allowed", may_move=True))
     recovery.sicken(is_drill=True)
-    for service in (plan_recovery, protect_jobs):
+    for service in (plan_recovery, drain_node):
         recovery.state("", service)
 
     assert evicted(recovery) == []
@@ -314,7 +314,7 @@ def test_unmanaged_pods_stay_under_a_hold() -> None:
     recovery.world.cluster.unmanaged.append(a_pod("allowed", may_move=True))
     recovery.hold()
     recovery.sicken()
-    for service in (plan_recovery, cordon_node, protect_jobs):
+    for service in (plan_recovery, cordon_node, drain_node):
         recovery.state("", service)
 
     assert evicted(recovery) == []
@@ -324,7 +324,7 @@ def test_unmanaged_pods_stay_under_a_hold() -> None:
 def test_pod_is_evicted_once_over_repeated_drains() -> None:
     recovery = drained(pods=[a_pod("allowed", may_move=True)])
 
-    recovery.state("ProtectJobs", protect_jobs)
+    recovery.state("DrainNode", drain_node)
 
     assert evicted(recovery) == ["allowed"]
 

@@ -12,7 +12,7 @@ from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode, ModeRule
-from evenkeel.domain.recovery.guardrails import RegisterEntry, Rule
+from evenkeel.domain.recovery.guardrails import GuardrailName, RegisterEntry
 from evenkeel.domain.recovery.policy import GuardrailPolicy
 from evenkeel.domain.resources import NONE
 from evenkeel.domain.waiting import ConditionKind
@@ -20,10 +20,10 @@ from evenkeel.ports import Conflict, Invalid, Ledger, Put, Table, Write
 from evenkeel.services.incidents import approve_recovery, note_group_fact, settle_incident
 from evenkeel.services.recovery import (
     cordon_node,
+    drain_node,
     hold_automation,
     operator_cordon,
     plan_recovery,
-    protect_jobs,
     repair_node,
     return_node,
 )
@@ -70,7 +70,7 @@ def remember(recovery: RecoveryScenario, number: int, **changes: Any) -> None:
 def at_repair(recovery: RecoveryScenario, number: int, **fact: Any) -> str:
     """Take a node's recovery to the point where its repair is due; return the incident."""
     incident_id = recovery.sicken(number, **fact)
-    for name, service in (("Plan", plan_recovery), ("Cordon", cordon_node), ("Protect", protect_jobs)):
+    for name, service in (("Plan", plan_recovery), ("Cordon", cordon_node), ("Drain", drain_node)):
         recovery.state(name, service)
     return incident_id
 
@@ -97,7 +97,7 @@ def test_second_repair_of_a_pool_waits_for_the_first() -> None:
     recovery = fleet(policy=guarded(pool_repairs=1))
     first, second = at_repair(recovery, 1), at_repair(recovery, 2)
 
-    assert repair(recovery, first).outcome == "ASKED"
+    assert repair(recovery, first).outcome == "REQUESTED"
     barred = repair(recovery, second)
 
     assert (barred.outcome, barred.reason) == (
@@ -107,7 +107,7 @@ def test_second_repair_of_a_pool_waits_for_the_first() -> None:
     there = incident(recovery, second)
     assert there.state is IncidentState.BLOCKED
     assert there.block
-    assert (there.block.rule, there.block.act) == (Rule.POOL_REPAIRS, "reboot")
+    assert (there.block.guardrail, there.block.act) == (GuardrailName.POOL_REPAIRS, "reboot")
     recovery.open(K.RELEASED)
     assert recovery.look() == []
     recovery.world.provider.finish_all()
@@ -115,7 +115,7 @@ def test_second_repair_of_a_pool_waits_for_the_first() -> None:
     recovery.state("ReturnNode", return_node)
     recovery.incident_id = second
     assert recovery.look() == ["RELEASED"]
-    assert repair(recovery, second).outcome == "ASKED"
+    assert repair(recovery, second).outcome == "REQUESTED"
     assert (incident(recovery, second).state, incident(recovery, second).block) == (IncidentState.RECOVERING, None)
     assert lives(recovery, RegisterName.REPAIRS) == [instance_id(2)]
 
@@ -157,7 +157,7 @@ def test_one_of_two_racing_repairs_is_made() -> None:
 
     def other() -> None:
         recovery.ledger = own
-        assert repair(recovery, second).outcome == "ASKED"
+        assert repair(recovery, second).outcome == "REQUESTED"
         recovery.incident_id = first
 
     recovery.ledger = ConcurrentWriter(own, "REGISTER#repairs", other)  # type: ignore[assignment]
@@ -231,7 +231,7 @@ def test_register_drops_ended_entries_and_keeps_concurrent_changes() -> None:
     for number in (1, 2):
         register, version = guardrail_registers.load(a_context(ledger=ledger, now=recovery.now), RegisterName.CORDONS)
         entry = RegisterEntry(life=f"c/i-{number}/0", incident_id=f"inc-{number}", pool=P5, since=recovery.now)
-        ledger.commit(guardrail_registers.entering(RegisterName.CORDONS, register, version, entry, asks=False))
+        ledger.commit(guardrail_registers.entering(RegisterName.CORDONS, register, version, entry, is_request=False))
 
     def over(entry: RegisterEntry) -> bool:
         return entry.incident_id == "inc-1"
@@ -244,7 +244,9 @@ def test_register_drops_ended_entries_and_keeps_concurrent_changes() -> None:
 def enter(recovery: RecoveryScenario, life: str, incident_id: str) -> None:
     register, version = guardrail_registers.load(recovery.context(), RegisterName.CORDONS)
     entry = RegisterEntry(life=life, incident_id=incident_id, pool=P5, since=recovery.now)
-    recovery.ledger.commit(guardrail_registers.entering(RegisterName.CORDONS, register, version, entry, asks=False))
+    recovery.ledger.commit(
+        guardrail_registers.entering(RegisterName.CORDONS, register, version, entry, is_request=False)
+    )
 
 
 def test_entry_added_during_the_check_is_kept() -> None:
@@ -290,11 +292,11 @@ def test_barred_cordon_keeps_the_jobs_running() -> None:
     recovery, faulty = barred_cordon()
 
     cordoned = recovery.state("Cordon", cordon_node)
-    protected = recovery.state("Protect", protect_jobs)
+    drained = recovery.state("Drain", drain_node)
     repaired = repair(recovery, faulty)
 
-    assert (cordoned.outcome, protected.outcome, repaired.outcome) == ("BLOCKED", "PROTECTED", "BLOCKED")
-    assert protected.reason.startswith("The jobs keep running. The node is not cordoned yet")
+    assert (cordoned.outcome, drained.outcome, repaired.outcome) == ("BLOCKED", "JOBS_AFFECTED", "BLOCKED")
+    assert drained.reason.startswith("The jobs keep running. The node is not cordoned yet")
     assert recovery.job.stop_request is None
     assert recovery.world.provider.asked == []
 
@@ -329,7 +331,7 @@ def test_jobs_of_a_dead_node_stop_despite_a_barred_cordon() -> None:
     recovery.world.cluster.kill_node(f"hyperpod-{instance_id(1)}", CLUSTER)
     recovery.world.clock.advance(QUICK.jobs.lost_node_seconds + 1)
 
-    recovery.state("Protect", protect_jobs)
+    recovery.state("Drain", drain_node)
 
     assert recovery.job.stop_request
 
@@ -345,7 +347,7 @@ def test_delayed_cordon_precedes_the_repair() -> None:
     assert recovery.look() == ["RELEASED"]
     first = repair(recovery, faulty)
 
-    assert first.outcome == "ASKED"
+    assert first.outcome == "REQUESTED"
     assert recovery.incident.stages.cordoned_at
     assert recovery.job.stop_request
     assert lives(recovery, RegisterName.CORDONS) == [instance_id(1)]
@@ -424,7 +426,7 @@ def test_wave_in_one_zone_stops_repairs_and_pages_once() -> None:
     assert page.key == "shared-cause-zone/us-west-2a"
     block = incident(recovery, faulty[0]).block
     assert block
-    assert block.rule == Rule.SHARED_CAUSE
+    assert block.guardrail == GuardrailName.SHARED_CAUSE
 
 
 def test_cause_pages_once_while_it_lasts_and_again_after_its_end() -> None:
@@ -533,7 +535,7 @@ def test_shared_cause_ends_when_too_few_machines_are_unhealthy() -> None:
     for number in (1, 2):
         remember(recovery, number, is_gone=True, is_ready=False)
 
-    assert repair(recovery, faulty[2]).outcome == "ASKED"
+    assert repair(recovery, faulty[2]).outcome == "REQUESTED"
 
 
 def test_ended_shared_cause_releases_few_repairs_at_once() -> None:
@@ -557,7 +559,7 @@ def test_end_of_an_unknown_or_unexplained_cause_is_refused(changes: dict[str, An
         end_cause(recovery, **changes)
 
 
-@pytest.mark.parametrize(("is_drill", "outcome"), [(True, "BLOCKED"), (False, "ASKED")])
+@pytest.mark.parametrize(("is_drill", "outcome"), [(True, "BLOCKED"), (False, "REQUESTED")])
 def test_wave_of_drills_bars_only_drills(outcome: str, *, is_drill: bool) -> None:
     recovery = fleet(policy=guarded(shared_cause_count=3), drills_may_act=True)
     for number in (2, 3):
@@ -566,7 +568,7 @@ def test_wave_of_drills_bars_only_drills(outcome: str, *, is_drill: bool) -> Non
     assert repair(recovery, at_repair(recovery, 1, is_drill=is_drill)).outcome == outcome
 
 
-@pytest.mark.parametrize(("is_drill", "outcome"), [(True, "ASKED"), (False, "BLOCKED")])
+@pytest.mark.parametrize(("is_drill", "outcome"), [(True, "REQUESTED"), (False, "BLOCKED")])
 def test_group_fact_of_a_drill_bars_no_real_repair(outcome: str, *, is_drill: bool) -> None:
     recovery = fleet()
     faulty = at_repair(recovery, 1, fault_key="hp:NvidiaErrorTerminate")
@@ -592,7 +594,7 @@ def test_planned_maintenance_is_no_shared_cause() -> None:
         at_repair(recovery, number)
         remember(recovery, number, provider_status="SystemUpdating")
 
-    assert repair(recovery, at_repair(recovery, 1)).outcome == "ASKED"
+    assert repair(recovery, at_repair(recovery, 1)).outcome == "REQUESTED"
 
 
 def test_healthy_node_after_a_long_hold_is_only_validated() -> None:
@@ -619,7 +621,7 @@ def test_faulty_node_after_a_long_hold_is_repaired() -> None:
     repair(recovery, faulty)
     recovery.world.clock.advance(901)
 
-    assert repair(recovery, faulty).outcome == "ASKED"
+    assert repair(recovery, faulty).outcome == "REQUESTED"
 
 
 # ---------------------------------------------------------------- holds
@@ -644,8 +646,8 @@ def hold(recovery: RecoveryScenario, **scope: str) -> None:
         ({}, "HELD"),
         ({"pool": P5}, "HELD"),
         ({"instance_id": instance_id(1)}, "HELD"),
-        ({"pool": "other"}, "ASKED"),
-        ({"instance_id": instance_id(2)}, "ASKED"),
+        ({"pool": "other"}, "REQUESTED"),
+        ({"instance_id": instance_id(2)}, "REQUESTED"),
     ],
 )
 def test_hold_bars_its_scope(scope: dict[str, str], outcome: str) -> None:
@@ -768,7 +770,9 @@ def test_worse_fault_needs_a_new_approval() -> None:
     assert second.decision_id != first.decision_id
     with pytest.raises(approve_recovery.PlanSuperseded):
         say(recovery, decision_id=first.decision_id)
-    assert recovery.state("Cordon", cordon_node).outcome == "HELD", "the old approval is worth nothing"
+    assert recovery.state("Cordon", cordon_node).outcome == "NOT_ALLOWED", (
+        "the old approval does not cover the new plan"
+    )
 
 
 def test_approved_action_is_checked_again_before_it() -> None:
@@ -782,7 +786,7 @@ def test_approved_action_is_checked_again_before_it() -> None:
     assert repair(recovery, faulty).outcome == "HELD"
 
 
-@pytest.mark.parametrize("service", [cordon_node, protect_jobs, repair_node])
+@pytest.mark.parametrize("service", [cordon_node, drain_node, repair_node])
 def test_return_to_observe_stops_an_approved_plan(service: Any) -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
     recovery.sicken(1)
@@ -837,7 +841,7 @@ def test_approval_covers_only_the_named_plan() -> None:
 def test_approval_covers_a_worse_fault_with_the_same_rungs() -> None:
     recovery, faulty = approved("hp:NvidiaErrorReboot", "xid:79")
 
-    assert repair(recovery, faulty).outcome == "ASKED"
+    assert repair(recovery, faulty).outcome == "REQUESTED"
 
 
 def test_approval_at_the_deadline_counts() -> None:

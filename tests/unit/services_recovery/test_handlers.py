@@ -67,10 +67,10 @@ def test_handlers_complete_a_recovery(fake: FakeWorld) -> None:
     assert (plan["outcome"], plan["repairsNode"], plan["maxRepairs"]) == ("ACT", True, 3)
     assert plan["settleSeconds"] == 0
     assert call("cordon_node", **subject)["outcome"] == "CORDONED"
-    assert call("protect_jobs", **subject)["outcome"] == "PROTECTED"
+    assert call("drain_node", **subject)["outcome"] == "JOBS_AFFECTED"
     assert [job["option"] for job in call("plan_resume", **subject)["jobs"]] == ["FREE_NODE"]
     assert call("repair_node", **subject) | {"reason": ""} == {
-        "outcome": "ASKED",
+        "outcome": "REQUESTED",
         "rung": "replace",
         "waitSeconds": 0,
         "reason": "",
@@ -131,7 +131,7 @@ def test_only_retryable_events_return_to_the_queue(fake: FakeWorld) -> None:
     [
         "plan_recovery",
         "cordon_node",
-        "protect_jobs",
+        "drain_node",
         "repair_node",
         "check_node",
         "return_node",

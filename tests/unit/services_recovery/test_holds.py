@@ -7,9 +7,9 @@ import pytest
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy_base import Mode
-from evenkeel.domain.recovery.guardrails import GuardedAction, Rule
+from evenkeel.domain.recovery.guardrails import GuardedAction, GuardrailName
 from evenkeel.domain.waiting import ConditionKind
-from evenkeel.services.recovery import plan_recovery, protect_jobs
+from evenkeel.services.recovery import drain_node, plan_recovery
 from tests.crash_points import SIDES
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
 
@@ -31,7 +31,7 @@ def test_restart_delayed_by_a_hold_follows_its_end() -> None:
     recovery.sicken(fault_key=RESTARTS_JOB)
 
     assert recovery.recover() == IncidentState.RECOVERED
-    assert recovery.visited[1:4] == ["ProtectJobs: HELD", "AwaitStopAllowed: RELEASED", "ProtectJobs: PROTECTED"]
+    assert recovery.visited[1:4] == ["DrainNode: HELD", "AwaitStopAllowed: RELEASED", "DrainNode: JOBS_AFFECTED"]
     assert (recovery.job.state, recovery.job.current_attempt) == (JobState.RUNNING, 2)
     assert recovery.kinds().count("held") == 1
 
@@ -41,19 +41,19 @@ def test_incident_that_waits_for_a_hold_is_shown_as_blocked() -> None:
     recovery.sicken(fault_key=RESTARTS_JOB)
     recovery.state("PlanRecovery", plan_recovery)
 
-    outcomes = [recovery.state("ProtectJobs", protect_jobs).outcome for _ in range(2)]
+    outcomes = [recovery.state("DrainNode", drain_node).outcome for _ in range(2)]
 
     block = recovery.incident.block
     assert outcomes == ["HELD", "HELD"]
     assert block
-    assert (block.rule, block.act) == (Rule.HOLD, GuardedAction.STOP)
+    assert (block.guardrail, block.act) == (GuardrailName.HOLD, GuardedAction.STOP)
     assert recovery.incident.state is IncidentState.BLOCKED
     assert stops(recovery) == []
     recovery.open(ConditionKind.RELEASED)
     assert recovery.look() == []
     recovery.world.clock.advance(60)
     assert recovery.look() == ["RELEASED"]
-    assert recovery.state("ProtectJobs", protect_jobs).outcome == "PROTECTED"
+    assert recovery.state("DrainNode", drain_node).outcome == "JOBS_AFFECTED"
     assert (recovery.incident.block, recovery.incident.state) == (None, IncidentState.RECOVERING)
     assert stops(recovery) == ["stop"]
 

@@ -14,7 +14,7 @@ from evenkeel.events import envelope, reported_faults
 from evenkeel.events.outcomes import Ignored, Malformed, ParsedEvent, Unknown
 from evenkeel.ports import LARGEST_ROW, row_bytes
 from evenkeel.services.incidents import receive_event
-from evenkeel.services.recovery import protect_jobs
+from evenkeel.services.recovery import drain_node
 from evenkeel.services.resume import plan_resume
 from tests.fakes.cluster import instance_id
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
@@ -152,7 +152,7 @@ def test_answers_about_the_most_jobs_of_a_node_fit_a_workflow() -> None:
     )
     reason = ", ".join(f"{each.job_id} ({each.option})" for each in back)
 
-    stopped = protect_jobs.Outcome(outcome="PROTECTED", reason=reason, jobs=affected)
+    stopped = drain_node.Outcome(outcome="JOBS_AFFECTED", reason=reason, jobs=affected)
     planned = plan_resume.Outcome(outcome="PLANNED", reason=reason, jobs=back)
 
     assert len(json.dumps(stopped.to_json())) < 200_000

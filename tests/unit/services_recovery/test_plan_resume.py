@@ -14,7 +14,7 @@ from evenkeel.domain.replay import replay
 from evenkeel.ports import Table
 from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.recovery import plan_recovery, protect_jobs
+from evenkeel.services.recovery import drain_node, plan_recovery
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.storage import rows
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, say
@@ -38,7 +38,7 @@ def planned(*durations: int, size: int = 3) -> RecoveryScenario:
             pool="p5-workers",
         )
         recovery.scenario.put(rows.incident_row(past, 0))
-    for name, service in (("PlanRecovery", plan_recovery), ("ProtectJobs", protect_jobs), ("PlanResume", plan_resume)):
+    for name, service in (("PlanRecovery", plan_recovery), ("DrainNode", drain_node), ("PlanResume", plan_resume)):
         recovery.state(name, service)
     return recovery
 
@@ -81,7 +81,7 @@ def test_why_shows_every_option_with_figures_or_a_reason() -> None:
     chosen, *others = table
     assert (chosen["option"], chosen["chosen"]) == ("WAIT_FOR_REPAIR", True)
     assert chosen["usd"] == pytest.approx(chosen["gpuHoursLost"] * 2.5, abs=0.01)
-    assert {each["option"] for each in others} == {"FREE_NODE", "SPARE", "SHRINK", "PREEMPT", "BURST"}
+    assert {each["option"] for each in others} == {"FREE_NODE", "SPARE", "SHRINK", "PREEMPT", "RENT"}
     assert all(each["whyNot"] for each in others)
 
 
@@ -91,7 +91,7 @@ def test_expected_lost_work_includes_the_distrusted_window() -> None:
         recovery.scenario.set_job(recovery.job.but(spec=recovery.job.spec.but(checkpoint_uri="s3://checkpoints/one")))
         recovery.world.clock.advance(7200)
         recovery.sicken(fault_key=fault_key, observed_at=recovery.now)
-        for service in (plan_recovery, protect_jobs, plan_resume):
+        for service in (plan_recovery, drain_node, plan_resume):
             recovery.state("", service)
         return ResumeFacts.model_validate(decision(recovery).facts).lost_work_seconds
 
@@ -110,7 +110,7 @@ def test_job_may_resume_on_a_node_that_is_not_blamed(fault_key: str, option: str
     recovery.state("", plan_recovery)
     if mode is Mode.RECOMMEND:
         say(recovery)
-    for service in (protect_jobs, plan_resume):
+    for service in (drain_node, plan_resume):
         recovery.state("", service)
 
     plan = recovery.job.resume_plan
@@ -125,7 +125,7 @@ def test_free_node_without_efa_does_not_resume_a_gang(offered: int, option: str)
     used, by_name = recovery.scenario.attempt(recovery.job_id).node_names, recovery.world.cluster.by_name
     (spare,) = (place for place in by_name if place[1] not in used)
     by_name[spare] = by_name[spare].but(efa=offered)
-    for service in (plan_recovery, protect_jobs, plan_resume):
+    for service in (plan_recovery, drain_node, plan_resume):
         recovery.state("", service)
 
     assert decision(recovery).action == option
@@ -140,7 +140,7 @@ def test_elastic_job_that_lost_a_node_is_planned_smaller() -> None:
         recovery.job.but(spec=recovery.job.spec.but(elastic=sizes, checkpoint_uri="s3://checkpoints/one"))
     )
     recovery.sicken()
-    for service in (plan_recovery, protect_jobs, plan_resume):
+    for service in (plan_recovery, drain_node, plan_resume):
         recovery.state("", service)
 
     record, plan = decision(recovery), recovery.job.resume_plan

@@ -22,7 +22,7 @@ from evenkeel.domain.renting.migration import temporary_capacity_of
 from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Put, Row, Table
-from evenkeel.services.recovery import cordon_node, plan_recovery, protect_jobs, repair_node
+from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, repair_node
 from evenkeel.services.rentals import rent_capacity
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.storage import rows
@@ -59,7 +59,7 @@ def planned(policy: Policy, size: int = 2, **spec: Any) -> RecoveryScenario:
 
 def plan(recovery: RecoveryScenario) -> RecoveryScenario:
     recovery.sicken()
-    for service in (plan_recovery, cordon_node, protect_jobs, plan_resume):
+    for service in (plan_recovery, cordon_node, drain_node, plan_resume):
         recovery.state("", service)
     return recovery
 
@@ -98,7 +98,7 @@ def test_job_that_loses_less_on_rented_nodes_is_planned_there() -> None:
 
     found = record(recovery)
 
-    assert found.action == "BURST"
+    assert found.action == "RENT"
     assert found.reason.startswith(f"2 nodes of {SPOT} are rented for it, $")
     waits = weighed(recovery, "WAIT_FOR_REPAIR")
     assert found.chosen
@@ -117,7 +117,7 @@ def test_recovery_and_cycle_compute_the_same_rent() -> None:
     assert facts.renting
     assert plan
     assert plan.max_rent_parts is not None
-    job, usd = facts.renting.placement.job, weighed(recovery, "BURST").usd
+    job, usd = facts.renting.placement.job, weighed(recovery, "RENT").usd
     held = 60 * 1.1 + job.restart_seconds + job.run_seconds  # the slower of two launches of 60 s at the median
     rent = 2 * NODE_HOUR[SPOT] / 1e6 * held / HOUR
     lost = facts.lost_work_seconds + facts.delays.launch.seconds + facts.delays.restore.seconds
@@ -201,7 +201,7 @@ def test_job_resumes_elsewhere_during_the_repair() -> None:
 def test_unavailable_rental_is_excluded_with_a_reason(policy: Policy, spec: dict[str, Any], why_not: str) -> None:
     recovery = planned(policy, **spec)
 
-    found = weighed(recovery, "BURST")
+    found = weighed(recovery, "RENT")
 
     assert record(recovery).action == "WAIT_FOR_REPAIR"
     assert why_not in found.why_not
@@ -214,7 +214,7 @@ def test_free_nodes_are_used_before_preemption() -> None:
     recovery = planned(burst(), size=3)
 
     assert record(recovery).action == "FREE_NODE"
-    for option in ("BURST", "PREEMPT"):
+    for option in ("RENT", "PREEMPT"):
         assert weighed(recovery, option).why_not == "not checked: existing nodes can run the job now"
 
 
@@ -222,7 +222,7 @@ def test_risky_spot_pool_loses_to_the_costlier_pool() -> None:
     risky = a_pool(SPOT, Market.SPOT, interruptions_per_node_hour=0.5)
     recovery = planned(burst(pools=(risky, a_pool(ON_DEMAND, Market.ON_DEMAND))))
 
-    assert record(recovery).action == "BURST"
+    assert record(recovery).action == "RENT"
     assert ON_DEMAND in record(recovery).reason
 
 
@@ -240,7 +240,7 @@ def test_class_without_a_price_rents_only_for_its_deadline(minutes: int, why_not
         burst(other_delay_micros_per_hour=0), deadline_at=RecoveryScenario().now + timedelta(minutes=120 + minutes)
     )
 
-    found = weighed(recovery, "BURST").why_not
+    found = weighed(recovery, "RENT").why_not
 
     assert (why_not in found) if why_not else "price" not in found
     assert replay(record(recovery), recovery.policy).differs_from(record(recovery)) == ""
@@ -266,8 +266,8 @@ def test_recovery_rental_respects_team_quota_and_budget(rented: int, budgets: tu
     set_up(recovery.scenario, Team.model_validate({**team.to_json(), "budgets": budgets}))
     plan(recovery)
 
-    assert record(recovery).action == ("WAIT_FOR_REPAIR" if why_not else "BURST")
-    assert why_not in weighed(recovery, "BURST").why_not
+    assert record(recovery).action == ("WAIT_FOR_REPAIR" if why_not else "RENT")
+    assert why_not in weighed(recovery, "RENT").why_not
 
 
 def test_record_from_before_preemption_replays() -> None:
@@ -275,7 +275,7 @@ def test_record_from_before_preemption_replays() -> None:
     refused = [
         {"option": "SHRINK", "whyNot": "not available: the job is not elastic"},
         {"option": "PREEMPT", "whyNot": "not available here: no job gives way to another"},
-        {"option": "BURST", "whyNot": "not available here: no nodes are rented"},
+        {"option": "RENT", "whyNot": "not available here: no nodes are rented"},
     ]
     since = ("renting", "preemptionVictims", "usdPerHourOfDelay")
     facts = {name: value for name, value in found.facts.items() if name not in since} | {"offers": refused}
@@ -290,7 +290,7 @@ def test_kueue_admission_prevents_renting_and_preemption() -> None:
     recovery.scenario.set_job(recovery.job.but(local_queue="red"))
     plan(recovery)
 
-    assert weighed(recovery, "BURST").why_not.startswith("Kueue admits jobs here")
+    assert weighed(recovery, "RENT").why_not.startswith("Kueue admits jobs here")
     assert weighed(recovery, "PREEMPT").why_not.startswith("Kueue admits jobs here")
 
 
@@ -355,7 +355,7 @@ def test_least_expected_loss_is_chosen_within_the_caps(
     if recovery.job.rentals:
         rate = before + rental_of(recovery).offer.micros_per_node_hour * 2
         assert rate <= min(fleet_cap, team_cap) * 1_000_000
-    if found.action == "BURST":
+    if found.action == "RENT":
         assert recovery.job.rentals == 1
 
 

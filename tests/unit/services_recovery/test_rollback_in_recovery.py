@@ -8,7 +8,7 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Table
-from evenkeel.services.recovery import cordon_node, plan_recovery, protect_jobs
+from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.storage import rows
 from tests.fakes import CrashPlan
@@ -27,7 +27,7 @@ def moved(plan: CrashPlan | None = None, *, policy: object = QUICK) -> RecoveryS
     scenario.save(job.job_id, 1, 20)
     world.clock.advance(10)
     recovery.sicken(observed_at=recovery.now)
-    for service in (plan_recovery, cordon_node, protect_jobs, plan_resume):
+    for service in (plan_recovery, cordon_node, drain_node, plan_resume):
         recovery.state("", service)
     recovery.run_jobs()
     recovery.run_jobs()
@@ -108,9 +108,9 @@ def test_late_fault_rolls_back_a_moved_job() -> None:
     assert ended_at
     soon = recovery.incident.but(first_signal_at=ended_at + timedelta(seconds=200), fault_key=CORRUPTS, signals=())
 
-    affected = protect_jobs.find_affected_jobs(soon, recovery.world.context(policy=QUICK))
+    affected = drain_node.find_affected_jobs(soon, recovery.world.context(policy=QUICK))
     trusted = soon.but(fault_key="hp:NvidiaErrorReboot")
-    not_affected = protect_jobs.find_affected_jobs(trusted, recovery.world.context(policy=QUICK))
+    not_affected = drain_node.find_affected_jobs(trusted, recovery.world.context(policy=QUICK))
 
     assert [(each.job_id, each.attempt) for each in affected] == [(recovery.job_id, 1)]
     assert not_affected == ()
@@ -154,7 +154,7 @@ def test_suspicion_counts_until_a_pin_respects_it(is_pinned: bool, through: int)
     scenario.put(rows.attempt_row(attempt.but(is_pinned=is_pinned), 0))
 
     recovery.sicken(int(attempt.nodes[0].instance_id[-2:]), envelope_id="2")
-    for service in (plan_recovery, cordon_node, protect_jobs, plan_resume):
+    for service in (plan_recovery, cordon_node, drain_node, plan_resume):
         recovery.state("", service)
 
     assert recovery.job.distrust_through_attempt == through

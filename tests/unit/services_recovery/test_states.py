@@ -20,7 +20,7 @@ from evenkeel.domain.resources import Resources
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Put, RepairAnswer, Table
 from evenkeel.services.incidents import settle_incident
-from evenkeel.services.recovery import check_node, cordon_node, plan_recovery, protect_jobs, repair_node, return_node
+from evenkeel.services.recovery import check_node, cordon_node, drain_node, plan_recovery, repair_node, return_node
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.storage import rows
 from tests.fakes import CrashPlan
@@ -53,7 +53,7 @@ def test_repeated_task_has_one_effect() -> None:
     states: list[tuple[str, Any]] = [
         ("PlanRecovery", plan_recovery),
         ("CordonNode", cordon_node),
-        ("ProtectJobs", protect_jobs),
+        ("DrainNode", drain_node),
         ("PlanResume", plan_resume),
         ("RepairNode", repair_node),
     ]
@@ -171,7 +171,7 @@ def test_drill_acts_if_drills_are_allowed() -> None:
     assert recovery.recover() == IncidentState.RECOVERED
 
 
-@pytest.mark.parametrize("service", [cordon_node, protect_jobs, plan_resume, repair_node])
+@pytest.mark.parametrize("service", [cordon_node, drain_node, plan_resume, repair_node])
 def test_return_to_observe_stops_every_state(service: Any) -> None:
     recovery = faulty()
     recovery.state("PlanRecovery", plan_recovery)
@@ -198,7 +198,7 @@ def test_observe_records_the_decision_of_act() -> None:
 def test_hold_allows_cordons_and_delays_stops_and_repairs() -> None:
     recovery = faulty()
     recovery.hold(seconds=60)
-    for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("ProtectJobs", protect_jobs)):
+    for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("DrainNode", drain_node)):
         recovery.state(name, service)
 
     assert recovery.state("RepairNode", repair_node).outcome == "HELD"
@@ -224,7 +224,7 @@ def test_job_kept_running_by_a_hold_is_not_overdue() -> None:
     for name, service in (
         ("PlanRecovery", plan_recovery),
         ("CordonNode", cordon_node),
-        ("ProtectJobs", protect_jobs),
+        ("DrainNode", drain_node),
         ("PlanResume", plan_resume),
         ("RepairNode", repair_node),
     ):
@@ -319,7 +319,7 @@ def test_hyperpod_repairs_a_node_after_a_failed_deep_check() -> None:
     asked = list(recovery.world.provider.asked)
 
     assert failed == ["INVALID"]
-    assert recovery.state("RepairNode", repair_node).outcome == "ASKED"
+    assert recovery.state("RepairNode", repair_node).outcome == "REQUESTED"
     assert recovery.world.provider.asked == asked
     assert recovery.lease
     assert recovery.lease.requests[-1].rung == "owner"
@@ -452,7 +452,7 @@ def test_end_of_an_earlier_provider_repair_is_noticed() -> None:
     waits = recovery.state("RepairNode", repair_node)
     recovery.open(ConditionKind.NODE_BACK)
 
-    assert (waits.outcome, recovery.look()) == ("ASKED", ["NODE_BACK"])
+    assert (waits.outcome, recovery.look()) == ("REQUESTED", ["NODE_BACK"])
     recovery.mark(instance_id(1))
     assert recovery.state("RepairNode", repair_node).outcome == "HEALTHY"
     assert recovery.world.provider.asked == []
@@ -501,7 +501,7 @@ def test_cluster_update_delays_the_next_rung() -> None:
 def test_job_finishes_before_the_repair_of_a_minor_fault() -> None:
     recovery = RecoveryScenario(policy=QUICK.but(repair=QUICK.repair.but(drain_scale=0.001)))
     recovery.sicken(fault_key="xid:63")
-    for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("ProtectJobs", protect_jobs)):
+    for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("DrainNode", drain_node)):
         recovery.state(name, service)
     waits = recovery.state("RepairNode", repair_node)
     recovery.open(ConditionKind.NODE_FREE)
@@ -511,7 +511,7 @@ def test_job_finishes_before_the_repair_of_a_minor_fault() -> None:
 
     assert (waits.outcome, running, before) == ("LATER", [], ["cordon"])
     assert recovery.look() == ["NODE_FREE"]
-    assert recovery.state("RepairNode", repair_node).outcome == "ASKED"
+    assert recovery.state("RepairNode", repair_node).outcome == "REQUESTED"
 
 
 def test_job_past_its_finishing_time_is_stopped_before_the_repair() -> None:
@@ -529,7 +529,7 @@ def test_job_past_its_finishing_time_is_stopped_before_the_repair() -> None:
 @pytest.mark.parametrize("how", ["label", "uncordon"])
 def test_opt_out_by_a_person_cancels_the_recovery(kind: ConditionKind, how: str) -> None:
     recovery = faulty()
-    for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("ProtectJobs", protect_jobs)):
+    for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("DrainNode", drain_node)):
         recovery.state(name, service)
     recovery.hold()
     if kind is ConditionKind.NODE_BACK:
@@ -569,7 +569,7 @@ def test_recreated_node_object_is_not_an_uncordon() -> None:
     recovery.world.clock.advance(5)
     recovery.world.cluster.set_node(NODE, is_cordoned=False, incident_id=None, created_at=recovery.now)
 
-    assert recovery.state("RepairNode", repair_node).outcome == "ASKED"
+    assert recovery.state("RepairNode", repair_node).outcome == "REQUESTED"
 
 
 def test_jobs_of_an_already_replaced_node_move_with_distrust() -> None:
@@ -654,7 +654,7 @@ def test_affected_job_is_stopped_with_the_grace_of_the_fault() -> None:
     policy = QUICK.but(repair=QUICK.repair.but(drain_scale=0.05))
     recovery = faulty(policy=policy)
     recovery.state("PlanRecovery", plan_recovery)
-    recovery.state("ProtectJobs", protect_jobs)
+    recovery.state("DrainNode", drain_node)
 
     request = recovery.job.stop_request
     assert request
@@ -666,7 +666,7 @@ def test_repair_waits_for_the_grace_of_the_pods() -> None:
     recovery = faulty(policy=policy)
     recovery.world.cluster.stop = lambda *_: None  # type: ignore[method-assign]  # its pods take their time to save
     recovery.state("PlanRecovery", plan_recovery)
-    recovery.state("ProtectJobs", protect_jobs)
+    recovery.state("DrainNode", drain_node)
     recovery.world.clock.advance(5)
 
     early = recovery.state("RepairNode", repair_node)
@@ -674,7 +674,7 @@ def test_repair_waits_for_the_grace_of_the_pods() -> None:
     late = recovery.state("RepairNode", repair_node)
 
     assert (early.outcome, early.wait_seconds) == ("RETRY", 10)
-    assert late.outcome == "ASKED"
+    assert late.outcome == "REQUESTED"
 
 
 def test_job_that_ended_with_its_node_is_followed() -> None:
@@ -700,7 +700,7 @@ def test_job_whose_pods_vanished_with_the_node_is_affected() -> None:
     recovery.scenario.world.cluster.jobs.clear()
     recovery.sicken()
 
-    for name, service in (("PlanRecovery", plan_recovery), ("ProtectJobs", protect_jobs)):
+    for name, service in (("PlanRecovery", plan_recovery), ("DrainNode", drain_node)):
         recovery.state(name, service)
 
     assert [(affected.job_id, affected.attempt) for affected in recovery.incident.affected_jobs] == [
@@ -715,7 +715,7 @@ def test_attempt_that_ended_before_the_fault_is_not_affected() -> None:
     recovery.world.clock.advance(recovery.policy.jobs.attribution_delay_seconds + 1)
     recovery.sicken(observed_at=recovery.now)
 
-    for name, service in (("PlanRecovery", plan_recovery), ("ProtectJobs", protect_jobs)):
+    for name, service in (("PlanRecovery", plan_recovery), ("DrainNode", drain_node)):
         recovery.state(name, service)
 
     assert recovery.incident.affected_jobs == ()
@@ -730,8 +730,8 @@ def test_application_failure_is_reattributed_to_a_faulty_node() -> None:
     recovery.sicken()
     for name, service in (
         ("PlanRecovery", plan_recovery),
-        ("ProtectJobs", protect_jobs),
-        ("ProtectJobs", protect_jobs),
+        ("DrainNode", drain_node),
+        ("DrainNode", drain_node),
     ):
         recovery.state(name, service)
 
@@ -757,7 +757,7 @@ def test_page_names_a_node_that_never_started() -> None:
 
 def test_checkpoints_near_a_corrupting_fault_are_distrusted() -> None:
     recovery = faulty(fact={"fault_key": "hp:NvidiaErrorTerminate"})
-    for name, service in (("PlanRecovery", plan_recovery), ("ProtectJobs", protect_jobs), ("PlanResume", plan_resume)):
+    for name, service in (("PlanRecovery", plan_recovery), ("DrainNode", drain_node), ("PlanResume", plan_resume)):
         recovery.state(name, service)
 
     assert recovery.job.distrust_after

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from evenkeel.domain.health.faults import CheckpointTrust, Fault, FaultCatalogue, Rung, Severity
 from evenkeel.domain.health.incidents import ClearedFault, Incident, Recurrence, Signal
-from evenkeel.domain.health.recurrence import BURST_GAP
+from evenkeel.domain.health.recurrence import SERIES_GAP
 from evenkeel.domain.values import Instant, Value
 
 CORROBORATION = timedelta(minutes=10)
@@ -33,16 +33,16 @@ class Assessment(Value):
     first_signal_at: Instant
 
 
-# ---------------------------------------------------------------- signals and bursts
+# ---------------------------------------------------------------- signals and series
 
 
 def merge_signal(signals: Iterable[Signal], new: Signal) -> tuple[Signal, ...]:
     """Return the signals with a new one added.
 
-    Signals of one fault, source, device and link within one burst are merged into one. The order of merging does not
+    Signals of one fault, source, device and link within one series are merged into one. The order of merging does not
     matter. At most 60 signals are kept.
     """
-    same = [each for each in signals if _is_same(each, new) and _is_same_burst(each, new)]
+    same = [each for each in signals if _is_same(each, new) and _is_same_series(each, new)]
     others = [each for each in signals if each not in same]
     merged = new.but(
         first_at=min(each.first_at for each in (new, *same)), last_at=max(each.last_at for each in (new, *same))
@@ -71,20 +71,20 @@ def _is_same(one: Signal, other: Signal) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in ("fault_key", "source", "gpu", "link"))
 
 
-def _is_same_burst(one: Signal, other: Signal) -> bool:
-    return one.first_at - BURST_GAP <= other.last_at and other.first_at <= one.last_at + BURST_GAP
+def _is_same_series(one: Signal, other: Signal) -> bool:
+    return one.first_at - SERIES_GAP <= other.last_at and other.first_at <= one.last_at + SERIES_GAP
 
 
 def _sort_key(signal: Signal) -> tuple[datetime, str, str, str, str]:
     return (signal.first_at, signal.fault_key, signal.source, signal.gpu, signal.link)
 
 
-def bursts(signals: Iterable[Signal]) -> tuple[tuple[Signal, ...], ...]:
-    """Group the signals into bursts, oldest first. Two bursts are more than `BURST_GAP` apart."""
+def series_of(signals: Iterable[Signal]) -> tuple[tuple[Signal, ...], ...]:
+    """Group the signals into series, oldest first. Two series are more than `SERIES_GAP` apart."""
     found: list[list[Signal]] = []
     ended_at: datetime | None = None
     for signal in sorted(signals, key=_sort_key):
-        if ended_at is None or signal.first_at > ended_at + BURST_GAP:
+        if ended_at is None or signal.first_at > ended_at + SERIES_GAP:
             found.append([])
         found[-1].append(signal)
         ended_at = max(ended_at or signal.last_at, signal.last_at)
@@ -228,17 +228,17 @@ _REFINEMENTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 def checkpoint_trust(signals: Sequence[Signal], catalogue: FaultCatalogue) -> tuple[CheckpointTrust, datetime]:
     """Return how far checkpoints are trusted, and the time from which they are not.
 
-    The strictest fault decides the trust. The time is the first signal of the first burst with a fault that distrusts
+    The strictest fault decides the trust. The time is the first signal of the first series with a fault that distrusts
     checkpoints.
     """
     known = _look_up_all(signals, catalogue)
     exact = {row.key for row in _most_specific(tuple(known[each.fault_key] for each in signals))}
     strictest, since = CheckpointTrust.TRUSTED, min(each.first_at for each in signals)
-    for burst in reversed(bursts(signals)):
-        faults = [row for row in (known[each.fault_key] for each in burst) if row.key in exact]
+    for series in reversed(series_of(signals)):
+        faults = [row for row in (known[each.fault_key] for each in series) if row.key in exact]
         worst = max((row.checkpoint_trust for row in faults), key=lambda each: each.strictness, default=strictest)
         if worst is not CheckpointTrust.TRUSTED:
-            since = min(each.first_at for each in burst)
+            since = min(each.first_at for each in series)
         strictest = max(strictest, worst, key=lambda each: each.strictness)
     return strictest, since
 

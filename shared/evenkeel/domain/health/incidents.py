@@ -145,7 +145,7 @@ class RepairProgress(Value):
 class Block(Value):
     """The guardrail that blocks the next action."""
 
-    rule: str
+    guardrail: str
     reason: Sentence
     """A sentence for an operator."""
     since: Instant
@@ -154,7 +154,7 @@ class Block(Value):
     clears_at: Instant | None = None
     """Time at which the block ends by itself; None if something else must happen first."""
     cause: str = ""
-    """Key of the shared cause: `zone/usw2-az2`; empty for every other rule."""
+    """Key of the shared cause: `zone/usw2-az2`; empty for every other guardrail."""
 
 
 class Approval(Value):
@@ -246,7 +246,7 @@ class StoredRecoveryPlan(Value):
 
 
 class Signal(Value):
-    """A burst of reports of one fault by one source at one place."""
+    """Series of reports of one fault by one source at one place."""
 
     fault_key: str
     source: str

@@ -13,7 +13,7 @@ from evenkeel.domain.health.faults import FaultCatalogue, Rung
 from evenkeel.domain.health.incident_updates import open_incident, with_fact
 from evenkeel.domain.health.incidents import FactKind, Incident, NodeFact
 from evenkeel.domain.health.recurrence import (
-    BURST_GAP,
+    SERIES_GAP,
     FaultHistory,
     FaultOccurrence,
     history_keys,
@@ -153,7 +153,7 @@ def _without_incident(
     if recorded is not None:
         return IntakeDecision(
             action=IntakeAction.IGNORED,
-            reason=f"{report.fault.name}: {recorded.incident_id} already recorded this burst.",
+            reason=f"{report.fault.name}: {recorded.incident_id} already recorded this series.",
             histories=_updated_histories(report, recorded.incident_id, records.histories),
         )
     return IntakeDecision(
@@ -193,7 +193,7 @@ def _watched_occurrence(
             if each.life == affected.life.key
             and (each.fault_key, each.gpu, each.link) == (fact.fault_key, fact.gpu, fact.link)
             and fact.source in each.sources
-            and each.first_at - BURST_GAP <= fact.observed_at <= each.last_at + BURST_GAP
+            and each.first_at - SERIES_GAP <= fact.observed_at <= each.last_at + SERIES_GAP
             and fact.observed_at <= each.first_at + _MAX_BURST
             and {*affected.job_ids} <= {*each.jobs}
             and (returned_at is None or each.last_at > returned_at)

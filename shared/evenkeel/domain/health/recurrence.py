@@ -1,6 +1,6 @@
 """Count how often a fault recurred, and choose the rung on which its repair then begins.
 
-A fault counts once per incident and once per burst, however many signals it has. So the count shows how often a repair
+A fault counts once per incident and once per series, however many signals it has. So the count shows how often a repair
 did not help, not how often the fault was reported.
 """
 
@@ -15,8 +15,8 @@ from evenkeel.domain.values import Instant, Value
 
 HISTORY_WINDOW = timedelta(days=30)
 """How long occurrences are kept: the longest window of the catalogue."""
-BURST_GAP = timedelta(minutes=3)
-"""Two codes of one node belong to one burst if they are at most this far apart. Source: NVIDIA's Xid documentation."""
+SERIES_GAP = timedelta(minutes=3)
+"""Two codes of one node belong to one series if they are at most this far apart. Source: NVIDIA's Xid documentation."""
 _MAX_OCCURRENCES = 60
 _MAX_SOURCES = 10
 """Sources kept per occurrence. A limit is needed because all occurrences of one key share one row."""
@@ -127,7 +127,9 @@ def find_recurrence(
     ]
     count = len({*affected.job_ids, *(job for each in earlier for job in each.jobs)})
     if fault.recur_key is not RecurKey.GPU_ACROSS_JOBS:
-        count = _bursts([*((each.first_at, each.last_at, each.incident_id) for each in earlier), (at, at, incident_id)])
+        count = _count_series(
+            [*((each.first_at, each.last_at, each.incident_id) for each in earlier), (at, at, incident_id)]
+        )
     step = count - fault.recur_count + 1
     if step < 1:
         return None
@@ -182,11 +184,11 @@ def _may_match(one: str, other: str) -> bool:
     return not one or not other or one == other
 
 
-def _bursts(spans: Sequence[tuple[datetime, datetime, str]]) -> int:
-    """Count bursts. Spans of one incident are one burst, and so are spans at most `BURST_GAP` apart."""
+def _count_series(spans: Sequence[tuple[datetime, datetime, str]]) -> int:
+    """Count series. Spans of one incident are one series, and so are spans at most `SERIES_GAP` apart."""
     count, ended_at, incidents = 0, datetime.min.replace(tzinfo=UTC), set[str]()
     for first_at, last_at, incident_id in sorted(spans):
-        if incident_id not in incidents and first_at > ended_at + BURST_GAP:
+        if incident_id not in incidents and first_at > ended_at + SERIES_GAP:
             count += 1
         incidents.add(incident_id)
         ended_at = max(ended_at, last_at)

@@ -50,7 +50,7 @@ class ResumeOption(StrEnum):
     WAIT_FOR_REPAIR = "WAIT_FOR_REPAIR"
     SHRINK = "SHRINK"
     """Continue with fewer nodes."""
-    BURST = "BURST"
+    RENT = "RENT"
     """Run on rented nodes."""
     PREEMPT = "PREEMPT"
     """Preempt a job of lower priority."""

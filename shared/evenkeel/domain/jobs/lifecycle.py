@@ -51,7 +51,7 @@ JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
         for after in (J.PENDING, J.SUSPENDED, J.SUCCEEDED, J.FAILED, J.CANCELLED)
     ),
     # Recoveries write requests and plans on a job, never its state.
-    "protect_jobs": frozenset((state, state) for state in J),
+    "drain_node": frozenset((state, state) for state in J),
     "plan_resume": frozenset((state, state) for state in J),
 }
 """The allowed changes of a job's state, by service. None is a job that does not exist yet."""

@@ -1,7 +1,7 @@
 """Guardrails: limits on harmful actions of the whole fleet. They never block an un-cordon, which is not harmful.
 
     facts ─▶ hold ─▶ group trouble ─▶ shared cause ─▶ stale evidence ─▶ fleet ─▶ pool ─▶ rate ─▶ allowed
-             the first rule that blocks is the verdict; it names the numbers and when the block may end
+             the first guardrail that blocks is the verdict; it names the numbers and when the block may end
 
 The limit of repairs per node belongs to the repair ladder, because it ends with a person and not with a wait.
 
@@ -39,8 +39,8 @@ class GuardedAction(StrEnum):
 REPAIRS = (GuardedAction.REBOOT, GuardedAction.REPLACE)
 
 
-class Rule(StrEnum):
-    """The guardrails, in the order of their checks."""
+class GuardrailName(StrEnum):
+    """The names of the guardrails, in the order of their checks."""
 
     HOLD = "HOLD"
     CORDON_BARRED = "CORDON_BARRED"
@@ -71,26 +71,29 @@ class Register(Value):
     """Actions under way and recent repair requests: one row for repairs, one for cordons."""
 
     entries: tuple[RegisterEntry, ...] = ()
-    asked: tuple[Instant, ...] = ()
+    requested_at: tuple[Instant, ...] = ()
     """Times of the repair requests of the last hour, oldest first."""
 
     def at(self, now: datetime) -> "Register":
         """Return the register without requests older than an hour. A node counts until it is removed."""
-        return self.but(asked=tuple(at for at in self.asked if now - at < _AN_HOUR))
+        return self.but(requested_at=tuple(at for at in self.requested_at if now - at < _AN_HOUR))
 
     def count_others(self, life: str, pool: str = "") -> int:
         """Return the number of other nodes in the register, in a pool or in all pools."""
         return sum(each.life != life and pool in ("", each.pool) for each in self.entries)
 
-    def with_entry(self, entry: RegisterEntry, *, asks: bool) -> "Register":
-        """Return the register with a node added. With `asks`, its repair request is counted too."""
+    def with_entry(self, entry: RegisterEntry, *, is_request: bool) -> "Register":
+        """Return the register with a node added. With `is_request`, it counts as a repair request, too."""
         others = tuple(each for each in self.entries if each.life != entry.life)
-        asked = (*self.asked, entry.since) if asks else self.asked
-        return Register(entries=(*others, entry), asked=asked)
+        requested_at = (*self.requested_at, entry.since) if is_request else self.requested_at
+        return Register(entries=(*others, entry), requested_at=requested_at)
 
     def merged_with(self, other: "Register") -> "Register":
         """Return the union of both registers."""
-        return Register(entries=(*self.entries, *other.entries), asked=tuple(sorted((*self.asked, *other.asked))))
+        return Register(
+            entries=(*self.entries, *other.entries),
+            requested_at=tuple(sorted((*self.requested_at, *other.requested_at))),
+        )
 
     def without(self, *lives: str) -> "Register":
         """Return the register without some nodes. Their repair requests still count for an hour."""
@@ -103,7 +106,7 @@ class SharedCause(Value):
     kind: str
     """`zone`, `UltraServer` or `image`."""
     name: str
-    machines: int
+    nodes: int
     """Number of nodes that share it and can be acted on."""
     faulted_at: tuple[Instant, ...] = ()
     """Fault times of the nodes that failed within the window or have an open incident, oldest first."""
@@ -125,7 +128,7 @@ class GuardFacts(Value):
     """Hold in force that covers the node; None if none does."""
     under_way: Register = Register()
     """Register of repairs or of cordons, by the action."""
-    pool_machines: int = 0
+    pool_nodes: int = 0
     """Nodes of the pool that can be acted on: not booting, not in maintenance, not gone."""
     causes: tuple[SharedCause, ...] = ()
     group_facts: tuple[GroupFact, ...] = ()
@@ -147,10 +150,11 @@ class GuardFacts(Value):
 
 
 class GuardrailVerdict(Value):
-    """Whether an action is allowed; if not, the rule that blocks it."""
+    """Whether an action is allowed; if not, the guardrail that blocks it."""
 
     allowed: bool
-    rule: str = ""
+    guardrail: str = ""
+    """Name of the guardrail that blocks; empty if none does."""
     reason: str
     """A sentence for an operator, with the numbers."""
     clears_at: Instant | None = None
@@ -172,19 +176,19 @@ class _Violation(NamedTuple):
 
 
 class Guardrail(NamedTuple):
-    """A guardrail: its rule, its actions and its check."""
+    """A guardrail: its name, its actions and its check."""
 
-    rule: Rule
+    name: GuardrailName
     acts: tuple[GuardedAction, ...]
     check: Callable[[GuardedAction, GuardFacts, GuardrailPolicy], _Violation | None]
 
 
 def check_guardrails(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> GuardrailVerdict:
-    """Return whether an action is allowed now. The first rule that blocks decides."""
+    """Return whether an action is allowed now. The first guardrail that blocks decides."""
     for guardrail in GUARDRAILS:
         violation = guardrail.check(act, facts, policy) if act in guardrail.acts else None
         if violation is not None:
-            return GuardrailVerdict(allowed=False, rule=guardrail.rule, **violation._asdict())
+            return GuardrailVerdict(allowed=False, guardrail=guardrail.name, **violation._asdict())
     return ALLOWED
 
 
@@ -235,12 +239,12 @@ def _shared_cause(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy
         return None
     window = timedelta(seconds=policy.shared_cause_window_seconds)
     for cause in facts.causes:
-        needed = max(policy.shared_cause_count, math.ceil(policy.shared_cause_share * cause.machines))
+        needed = max(policy.shared_cause_count, math.ceil(policy.shared_cause_share * cause.nodes))
         faulty = [at for at in cause.faulted_at if facts.now - at < window]
         open_at = cause.open_at
         if _is_wave(open_at, needed, window):
             count = max(len(faulty), len(open_at))
-            share = f"{count} of {max(cause.machines, count)} nodes of {cause.kind} {cause.name}"
+            share = f"{count} of {max(cause.nodes, count)} nodes of {cause.kind} {cause.name}"
             reason = (
                 f"{share} are unhealthy; {needed} or more failed within {_span(window)}. A shared cause is likely, so "
                 "repairs stop: find it. Repairs continue when fewer nodes are unhealthy, or after evenkeel "
@@ -249,7 +253,7 @@ def _shared_cause(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy
             return _Violation(reason, None, cause.key, open_at[0])
         if len(faulty) >= needed:
             reason = (
-                f"{len(faulty)} of {max(cause.machines, len(faulty))} nodes of {cause.kind} {cause.name} failed in"
+                f"{len(faulty)} of {max(cause.nodes, len(faulty))} nodes of {cause.kind} {cause.name} failed in"
                 f" {_span(window)}. A shared cause is likely, so repairs stop: find it."
             )
             return _Violation(reason, faulty[-needed] + window, cause.key, faulty[0])
@@ -280,7 +284,7 @@ def _fleet_repairs(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPoli
 
 
 def _pool_repairs(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
-    limit = pool_limit(policy.pool_repairs, policy.pool_repair_share, facts.pool_machines)
+    limit = pool_limit(policy.pool_repairs, policy.pool_repair_share, facts.pool_nodes)
     others = facts.under_way.count_others(facts.life, facts.pool)
     if others < limit:
         return None
@@ -288,11 +292,11 @@ def _pool_repairs(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolic
 
 
 def _repair_rate(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
-    asked = [at for at in facts.under_way.asked if facts.now - at < _AN_HOUR]
-    if len(asked) < policy.repairs_per_hour:
+    recent = [at for at in facts.under_way.requested_at if facts.now - at < _AN_HOUR]
+    if len(recent) < policy.repairs_per_hour:
         return None
-    reason = f"Evenkeel made {len(asked)} repair requests in the last hour; the limit is {policy.repairs_per_hour}."
-    return _Violation(reason, asked[-policy.repairs_per_hour] + _AN_HOUR)
+    reason = f"Evenkeel made {len(recent)} repair requests in the last hour; the limit is {policy.repairs_per_hour}."
+    return _Violation(reason, recent[-policy.repairs_per_hour] + _AN_HOUR)
 
 
 def _fleet_cordons(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
@@ -305,7 +309,7 @@ def _fleet_cordons(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPoli
 
 
 def _pool_cordons(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
-    limit = pool_limit(policy.pool_cordons, policy.pool_cordon_share, facts.pool_machines)
+    limit = pool_limit(policy.pool_cordons, policy.pool_cordon_share, facts.pool_nodes)
     others = facts.under_way.count_others(facts.life, facts.pool)
     if others < limit or _is_leaving(facts, policy):
         return None
@@ -320,21 +324,21 @@ def _is_leaving(facts: GuardFacts, policy: GuardrailPolicy) -> bool:
 
 
 def _of_pool(others: int, facts: GuardFacts) -> str:
-    size = f" of {facts.pool_machines}" if facts.pool_machines else ""
+    size = f" of {facts.pool_nodes}" if facts.pool_nodes else ""
     return f"{others}{size} nodes of {facts.pool}"
 
 
 GUARDRAILS: tuple[Guardrail, ...] = (
-    Guardrail(Rule.HOLD, (GuardedAction.STOP, *REPAIRS), _hold),
-    Guardrail(Rule.CORDON_BARRED, (GuardedAction.STOP,), _cordon_barred),
-    Guardrail(Rule.GROUP_TROUBLE, REPAIRS, _group_trouble),
-    Guardrail(Rule.SHARED_CAUSE, REPAIRS, _shared_cause),
-    Guardrail(Rule.STALE_EVIDENCE, REPAIRS, _stale_evidence),
-    Guardrail(Rule.FLEET_REPAIRS, REPAIRS, _fleet_repairs),
-    Guardrail(Rule.POOL_REPAIRS, REPAIRS, _pool_repairs),
-    Guardrail(Rule.REPAIR_RATE, REPAIRS, _repair_rate),
-    Guardrail(Rule.FLEET_CORDONS, (GuardedAction.CORDON,), _fleet_cordons),
-    Guardrail(Rule.POOL_CORDONS, (GuardedAction.CORDON,), _pool_cordons),
+    Guardrail(GuardrailName.HOLD, (GuardedAction.STOP, *REPAIRS), _hold),
+    Guardrail(GuardrailName.CORDON_BARRED, (GuardedAction.STOP,), _cordon_barred),
+    Guardrail(GuardrailName.GROUP_TROUBLE, REPAIRS, _group_trouble),
+    Guardrail(GuardrailName.SHARED_CAUSE, REPAIRS, _shared_cause),
+    Guardrail(GuardrailName.STALE_EVIDENCE, REPAIRS, _stale_evidence),
+    Guardrail(GuardrailName.FLEET_REPAIRS, REPAIRS, _fleet_repairs),
+    Guardrail(GuardrailName.POOL_REPAIRS, REPAIRS, _pool_repairs),
+    Guardrail(GuardrailName.REPAIR_RATE, REPAIRS, _repair_rate),
+    Guardrail(GuardrailName.FLEET_CORDONS, (GuardedAction.CORDON,), _fleet_cordons),
+    Guardrail(GuardrailName.POOL_CORDONS, (GuardedAction.CORDON,), _pool_cordons),
 )
 """Every guardrail. A hold does not block a cordon: with the node cordoned, waiting is safe."""
 
@@ -378,14 +382,14 @@ def released_actions(waiting: Iterable[BlockedAction], policy: GuardrailPolicy) 
         earlier = entered[GuardedAction.REPLACE if each.act in REPAIRS else each.act]
         under_way = each.facts.under_way
         for entry in earlier:
-            under_way = under_way.with_entry(entry, asks=each.act in REPAIRS)
+            under_way = under_way.with_entry(entry, is_request=each.act in REPAIRS)
         verdict = check_guardrails(each.act, each.facts.but(under_way=under_way), policy)
         if verdict.allowed:
             facts = each.facts
             earlier.append(
                 RegisterEntry(life=facts.life, incident_id=each.incident_id, pool=facts.pool, since=facts.now)
             )
-        is_stale = verdict.rule == Rule.STALE_EVIDENCE or (
+        is_stale = verdict.guardrail == GuardrailName.STALE_EVIDENCE or (
             # A node that waits to be cordoned and looks healthy by now needs no cordon.
             each.act is GuardedAction.CORDON and _stale_evidence(each.act, each.facts, policy) is not None
         )
@@ -404,7 +408,7 @@ def _order(blocked: BlockedAction) -> tuple[bool, int, datetime, str]:
 # ---------------------------------------------------------------- shared causes
 
 
-class UnhealthyMachine(NamedTuple):
+class NodeFailure(NamedTuple):
     """A node that failed, and when."""
 
     life: str
@@ -418,7 +422,7 @@ def shared_causes(
     life: str,
     pool: str,
     fleet: Iterable[FleetNode],
-    faulty: Iterable[UnhealthyMachine],
+    faulty: Iterable[NodeFailure],
     *,
     now: datetime,
     boot_seconds: int,
@@ -464,9 +468,7 @@ def shared_causes(
         failed = sorted(failed_at[key] for key in members if key in failed_at)
         open_since = sorted(open_at[key] for key in members if key in open_at)
         causes.append(
-            SharedCause(
-                kind=kind, name=name, machines=len(members), faulted_at=tuple(failed), open_at=tuple(open_since)
-            )
+            SharedCause(kind=kind, name=name, nodes=len(members), faulted_at=tuple(failed), open_at=tuple(open_since))
         )
     return tuple(causes)
 

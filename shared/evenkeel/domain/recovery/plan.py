@@ -119,7 +119,7 @@ class RecoveryPlan(Value):
     alternatives: tuple[Alternative, ...] = ()
 
 
-def not_allowed(mode: Mode, *, is_drill: bool, drills_may_act: bool) -> str:
+def why_not_allowed(mode: Mode, *, is_drill: bool, drills_may_act: bool) -> str:
     """Return why no action is allowed, as one sentence; empty if actions are allowed."""
     if mode is not Mode.ACT:
         return f"Mode is {mode}: Evenkeel records the decision and changes nothing."
@@ -141,7 +141,7 @@ def plan_recovery(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     if outcome is PlanOutcome.ASK:
         return intended.but(outcome=outcome, reason=f"Waits for approval. Plan: {intended.reason}")
     if outcome is PlanOutcome.OBSERVE:
-        why_not = not_allowed(facts.mode, is_drill=facts.is_drill, drills_may_act=facts.drills_may_act)
+        why_not = why_not_allowed(facts.mode, is_drill=facts.is_drill, drills_may_act=facts.drills_may_act)
         return intended.but(outcome=outcome, reason=f"{why_not} Plan: {intended.reason}")
     return intended
 
@@ -153,7 +153,7 @@ def outcome_of(intent: PlanOutcome, facts: PlanFacts) -> PlanOutcome:
     if facts.mode is Mode.RECOMMEND and (facts.drills_may_act or not facts.is_drill):
         # Waiting changes nothing, so it needs no approval. Evenkeel asks once there is an action to approve.
         return PlanOutcome.ASK if intent is PlanOutcome.ACT else intent
-    why_not = not_allowed(facts.mode, is_drill=facts.is_drill, drills_may_act=facts.drills_may_act)
+    why_not = why_not_allowed(facts.mode, is_drill=facts.is_drill, drills_may_act=facts.drills_may_act)
     return PlanOutcome.OBSERVE if why_not else intent
 
 
@@ -279,7 +279,7 @@ _MIN_SOURCES = 2
 _NO_ACTION_RUNGS = {
     "watch": "Evenkeel counts it and takes no action",
     "follow_primary": "it is a consequence of another fault",
-    "obey_154": "the driver reports the action it needs as a separate signal",
+    "follow_xid_154": "the driver reports the action it needs as a separate signal",
     "ignore": "no action needed",
     "page_human": "only a person can repair this",
 }
@@ -294,7 +294,7 @@ QUARANTINE_RUNGS = {
 }
 """Rungs that take the node out of service and do not repair it."""
 _UNAVAILABLE_RUNGS = {
-    "burst": "no temporary capacity is available here",
+    "rent_capacity": "no temporary capacity is available here",
     "restart_fabric_manager": "it needs an agent on the node",
     "rebind_driver": "it needs an agent on the node",
 }

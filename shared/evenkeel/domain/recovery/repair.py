@@ -17,7 +17,14 @@ from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import RepairProgress
 from evenkeel.domain.nodes import NodeLife
-from evenkeel.domain.recovery.guardrails import ALLOWED, REPAIRS, GuardedAction, GuardFacts, Rule, check_guardrails
+from evenkeel.domain.recovery.guardrails import (
+    ALLOWED,
+    REPAIRS,
+    GuardedAction,
+    GuardFacts,
+    GuardrailName,
+    check_guardrails,
+)
 from evenkeel.domain.recovery.leases import Hold, RepairRequest
 from evenkeel.domain.recovery.node_slot import SlotState
 from evenkeel.domain.recovery.plan import QUARANTINE_RUNGS, FaultTerms, Owner
@@ -440,10 +447,10 @@ def _blocked_rung(facts: RepairFacts, policy: RepairPolicy, rung: str, prefix: s
         if facts.guard and rung in REPAIRS
         else ALLOWED
     )
-    if verdict.rule == Rule.STALE_EVIDENCE:
+    if verdict.guardrail == GuardrailName.STALE_EVIDENCE:
         return _decided(Repair.HEALTHY, f"{prefix}{verdict.reason}", (rung, "its evidence is stale"))
     if not verdict.allowed:
-        return _decided(Repair.BLOCKED, f"{prefix}{verdict.reason}", (rung, f"guardrail {verdict.rule}"))
+        return _decided(Repair.BLOCKED, f"{prefix}{verdict.reason}", (rung, f"guardrail {verdict.guardrail}"))
     return None
 
 

@@ -22,7 +22,7 @@ OPTION_ORDER = (
     ResumeOption.SHRINK,
     ResumeOption.WAIT_FOR_REPAIR,
     ResumeOption.PREEMPT,
-    ResumeOption.BURST,
+    ResumeOption.RENT,
 )
 """Order among equal losses: the option that costs other jobs least comes first."""
 
@@ -134,7 +134,7 @@ class ResumeDecision(Value):
     gpu_hours_lost: float
     usd: float
     max_rent_parts: int | None = None
-    """Highest rent at which BURST still loses least; None if no nodes are rented."""
+    """Highest rent at which RENT still loses least; None if no nodes are rented."""
     alternatives: tuple[Alternative, ...] = ()
 
 
@@ -172,7 +172,7 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
     best = min(possible, key=lambda each: (each.usd, OPTION_ORDER.index(each.option)))
     distrust = distrust_after(facts.trust, facts.first_signal_at, policy)
     max_rent_parts = None
-    if best.option is ResumeOption.BURST and facts.renting is not None:
+    if best.option is ResumeOption.RENT and facts.renting is not None:
         next_best = min(each.usd for each in possible if each is not best)
         max_rent_parts = best.rent_parts + round((next_best - best.usd) * money.PARTS)
     return ResumeDecision(
@@ -226,7 +226,7 @@ def _options(facts: ResumeFacts) -> Iterator[_Option]:
 
 _OFFERED = {
     ResumeOption.SHRINK: "The job continues on fewer nodes.",
-    ResumeOption.BURST: "Rented nodes run the job.",
+    ResumeOption.RENT: "Rented nodes run the job.",
     ResumeOption.PREEMPT: "Evenkeel preempts a job of lower priority.",
 }
 
@@ -259,16 +259,16 @@ def _renting(facts: ResumeFacts, renting: RentOption) -> _Option:
     table, row = placed.table, cheapest_rental_in_time(placed)
     if row is None:
         why = " ".join(f"{each.pool}: {each.why_not}" for each in table if each.market.is_rented)
-        return _Option(option=ResumeOption.BURST, why_not=(why or "no pool to rent from is configured").rstrip("."))
+        return _Option(option=ResumeOption.RENT, why_not=(why or "no pool to rent from is configured").rstrip("."))
     if renting.barred:
-        return _Option(option=ResumeOption.BURST, why_not=renting.barred.rstrip("."))
+        return _Option(option=ResumeOption.RENT, why_not=renting.barred.rstrip("."))
     premium = row.premium_over(cheapest_committed(table))
     # The wait covers the launch and the expected interruptions. The restore is left out: every option includes it.
     wait = row.ends_after_seconds - demand.run_seconds - demand.restart_seconds
     rent = f"{money.format_usd(row.rent_parts)} for the expected run time"
     why = f"{nodes_subject(demand.nodes, row.pool)} rented for it, {rent}."
-    offer = ResumeOffer(option=ResumeOption.BURST, pool=row.pool, usd=premium / money.PARTS)
-    return _weighed(facts, ResumeOption.BURST, why, wait=max(0.0, wait), offer=offer).but(rent_parts=row.rent_parts)
+    offer = ResumeOffer(option=ResumeOption.RENT, pool=row.pool, usd=premium / money.PARTS)
+    return _weighed(facts, ResumeOption.RENT, why, wait=max(0.0, wait), offer=offer).but(rent_parts=row.rent_parts)
 
 
 def _preempting(facts: ResumeFacts, wait: float) -> _Option:

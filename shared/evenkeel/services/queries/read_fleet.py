@@ -415,7 +415,7 @@ def _outage(cause: str, members: Sequence[Incident]) -> Json:
         "headline": f"{nodes} {kind} {name} {verb} unhealthy since {since:%H:%M}Z; "
         f"repairs wait (SHARED_CAUSE) {until}; look at the {kind}",
         "since": rfc3339(since),
-        "rule": "SHARED_CAUSE",
+        "guardrail": "SHARED_CAUSE",
         "incidentIds": [incident.incident_id for incident in members],
         "instanceIds": [incident.life.instance_id for incident in members],
     }

@@ -242,7 +242,7 @@ def node_lane(incident: Incident) -> Json:
         since = _instant(incident.stages.planned_at)
         return {"phase": "waits for approval", "status": "warn", "since": since, "rung": None}
     if incident.block is not None:
-        phase = f"waits: {incident.block.rule.lower().replace('_', ' ')}"
+        phase = f"waits: {incident.block.guardrail.lower().replace('_', ' ')}"
         rung = incident.block.act if incident.block.act in ("reboot", "replace") else None
         return {"phase": phase, "status": "warn", "since": _instant(incident.block.since), "rung": rung}
     if waits(incident) and not incident.state.is_settled:

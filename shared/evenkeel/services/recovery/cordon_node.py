@@ -6,11 +6,13 @@ The order of the writes, and the effect of a crash:
                │ crash here: the node counts, and the next try continues  │ crash here: the node has the mark
 """
 
+from enum import StrEnum
+
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.guardrails import GuardedAction, GuardrailVerdict, check_guardrails
 from evenkeel.domain.recovery.modes import mode_now
-from evenkeel.domain.recovery.plan import not_allowed
+from evenkeel.domain.recovery.plan import why_not_allowed
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, CordonResult, Write
 from evenkeel.services.context import Context
@@ -23,20 +25,34 @@ WRITER = "cordon_node"
 Request = incident_record.Request
 
 
+class CordonOutcome(StrEnum):
+    """The outcomes of CordonNode."""
+
+    CORDONED = "CORDONED"
+    BY_PERSON = "BY_PERSON"
+    """A person cordoned the node."""
+    GONE = "GONE"
+    NOT_NEEDED = "NOT_NEEDED"
+    """The plan takes no action on the node."""
+    NOT_ALLOWED = "NOT_ALLOWED"
+    """The mode allows no action, or the incident is settled."""
+    BLOCKED = "BLOCKED"
+    """A guardrail blocks the cordon."""
+
+
 class Outcome(Value):
     """The outcome for the node."""
 
-    outcome: str
-    """CORDONED, BY_PERSON, GONE, NOT_NEEDED, BLOCKED or HELD."""
+    outcome: CordonOutcome
     reason: str
 
 
 _OUTCOME_TEXT = {
-    CordonResult.CORDONED: ("CORDONED", "Cordoned: the node gets no new pods."),
-    CordonResult.ALREADY_OURS: ("CORDONED", "Cordoned: the node gets no new pods."),
-    CordonResult.BY_OTHER_INCIDENT: ("CORDONED", "The node was already cordoned for an earlier incident."),
-    CordonResult.BY_PERSON: ("BY_PERSON", "A person cordoned the node, so Evenkeel changes nothing."),
-    CordonResult.GONE: ("GONE", "The node is gone from its cluster."),
+    CordonResult.CORDONED: (CordonOutcome.CORDONED, "Cordoned: the node gets no new pods."),
+    CordonResult.ALREADY_OURS: (CordonOutcome.CORDONED, "Cordoned: the node gets no new pods."),
+    CordonResult.BY_OTHER_INCIDENT: (CordonOutcome.CORDONED, "The node was already cordoned for an earlier incident."),
+    CordonResult.BY_PERSON: (CordonOutcome.BY_PERSON, "A person cordoned the node, so Evenkeel changes nothing."),
+    CordonResult.GONE: (CordonOutcome.GONE, "The node is gone from its cluster."),
 }
 
 
@@ -48,11 +64,11 @@ def run(request: Request, context: Context) -> Outcome:
     incident, _ = incident_record.load(context.ledger, request.incident_id)
     allowed = mode_now(context.mode, incident.mode, is_approved=is_approved(incident))
     may_act = incident_record.drill_may_act(incident, context)
-    barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
+    barred = why_not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
     if barred or incident.state.is_settled:
-        return Outcome(outcome="HELD", reason=barred or "The incident is settled.")
+        return Outcome(outcome=CordonOutcome.NOT_ALLOWED, reason=barred or "The incident is settled.")
     if incident.plan is not None and not incident.plan.repairs_node:
-        return Outcome(outcome="NOT_NEEDED", reason="The node needs no action.")
+        return Outcome(outcome=CordonOutcome.NOT_NEEDED, reason="The node needs no action.")
     return cordon(incident, context)
 
 
@@ -64,12 +80,12 @@ def cordon(incident: Incident, context: Context) -> Outcome:
     Idempotent: yes, as `run`.
     """
     if not incident.node_name:
-        return Outcome(outcome="GONE", reason="The node never joined its cluster.")
+        return Outcome(outcome=CordonOutcome.GONE, reason="The node never joined its cluster.")
     verdict = _entered(incident, context)
     # A node that is gone needs no entry. To wait for one would keep its slot locked for its replacement.
     if not verdict.allowed and context.cluster.node(incident.life.cluster, incident.node_name) is not None:
         record_block.block(incident, GuardedAction.CORDON, verdict, context, writer=WRITER)
-        return Outcome(outcome="BLOCKED", reason=verdict.reason)
+        return Outcome(outcome=CordonOutcome.BLOCKED, reason=verdict.reason)
     found = context.cluster.cordon(incident.life.cluster, incident.node_name, incident.incident_id)
     outcome, reason = _OUTCOME_TEXT[found]
     is_marked = found in (CordonResult.CORDONED, CordonResult.ALREADY_OURS)
@@ -87,7 +103,7 @@ def cordon(incident: Incident, context: Context) -> Outcome:
             after = after.without_block()
         if is_marked and current.cordon_marked_at is None:
             after = after.but(cordon_marked_at=context.now)
-        if current.stages.cordoned_at is None and outcome in ("CORDONED", "BY_PERSON"):
+        if current.stages.cordoned_at is None and outcome in (CordonOutcome.CORDONED, CordonOutcome.BY_PERSON):
             after = after.at_stage("cordoned_at", context.now)
             writes.append(
                 incident_record.timeline_put(current.incident_id, "cordoned", reason, at=context.now, writer=WRITER)
@@ -119,7 +135,7 @@ def _entered(incident: Incident, context: Context) -> GuardrailVerdict:
                     guarded.register,
                     guarded.version,
                     entry,
-                    asks=False,
+                    is_request=False,
                     is_drill=incident.is_drill,
                 )
             )

@@ -14,9 +14,9 @@ from evenkeel.domain.recovery.guardrails import (
     GuardedAction,
     GuardFacts,
     GuardrailVerdict,
+    NodeFailure,
     Register,
     RegisterEntry,
-    UnhealthyMachine,
     check_guardrails,
     shared_causes,
 )
@@ -93,7 +93,7 @@ class GuardrailInputs:
         """Return the hold in force on an incident's node."""
         return self.holds.on(incident.pool, incident.life.instance_id, self.context.now)
 
-    def pool_machines(self, pool: str) -> int:
+    def pool_nodes(self, pool: str) -> int:
         """Return how many nodes of a pool can be acted on, as the sweep counted them; 0 if it did not count them."""
         row = self.context.ledger.get(rows.pools_row({}, 0).key)
         return int(row.doc["machines"].get(pool, 0)) if row else 0
@@ -119,7 +119,7 @@ class GuardrailInputs:
             pool=pool,
             hold=self.hold_on(incident) if act is not GuardedAction.CORDON else None,
             under_way=under_way,
-            pool_machines=self.pool_machines(pool) if under_way.count_others(life, pool) else 0,
+            pool_nodes=self.pool_nodes(pool) if under_way.count_others(life, pool) else 0,
             looks_healthy=looks_healthy,
             evidence_at=_evidence_at(incident),
             terminates_at=incident.deadline_at,
@@ -128,7 +128,7 @@ class GuardrailInputs:
         if act in REPAIRS:
             boot_seconds = self.context.policy.watch.first_boot_grace_seconds
             faulty = [
-                UnhealthyMachine(each.life.key, each.pool, each.opened_at, self._is_still_faulty(each))
+                NodeFailure(each.life.key, each.pool, each.opened_at, self._is_still_faulty(each))
                 for each in self.faulty
                 if incident.is_drill or not each.is_drill
             ]

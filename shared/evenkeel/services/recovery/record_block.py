@@ -6,8 +6,8 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Block, Incident, IncidentState
 from evenkeel.domain.recovery.guardrails import (
     GuardedAction,
+    GuardrailName,
     GuardrailVerdict,
-    Rule,
 )
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Conflict, Ledger, Put, Row, Write
@@ -41,12 +41,12 @@ def block(
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         before = current.block
-        is_same = before is not None and (before.rule, before.act) == (verdict.rule, act)
+        is_same = before is not None and (before.guardrail, before.act) == (verdict.guardrail, act)
         if current.state.is_settled or (is_same and before and before.reason == verdict.reason):
             return None
         since = before.since if is_same and before else context.now
         barred = Block(
-            rule=verdict.rule,
+            guardrail=verdict.guardrail,
             reason=verdict.reason,
             since=since,
             act=act,
@@ -57,7 +57,7 @@ def block(
         if is_same:
             return after, []
         text = f"The {act} waits: {verdict.reason}"
-        kind = "held" if verdict.rule == Rule.HOLD else "blocked"
+        kind = "held" if verdict.guardrail == GuardrailName.HOLD else "blocked"
         decision_id = record.decision_id if record else ""
         line = incident_record.timeline_put(
             current.incident_id, kind, text, at=context.now, writer=writer, decision_id=decision_id
@@ -66,9 +66,9 @@ def block(
 
     before = incident.block
     incident_record.update(context.ledger, incident.incident_id, change)
-    if before is None or before.rule != verdict.rule:
-        context.telemetry.count("ActionsBlocked", rule=verdict.rule)
-        context.telemetry.info("ActBlocked", rule=verdict.rule, act=act, reason=verdict.reason)
+    if before is None or before.guardrail != verdict.guardrail:
+        context.telemetry.count("ActionsBlocked", guardrail=verdict.guardrail)
+        context.telemetry.info("ActBlocked", guardrail=verdict.guardrail, act=act, reason=verdict.reason)
 
 
 def unblock(incident: Incident, ledger: Ledger) -> None:

@@ -8,6 +8,7 @@ The order of the writes, and the effect of a crash:
 """
 
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import NamedTuple
 
 from evenkeel.domain.decisions import Decision
@@ -21,7 +22,7 @@ from evenkeel.domain.recovery.leases import RepairLease, RepairRequest
 from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.node_slot import find_slot_state
 from evenkeel.domain.recovery.opt_out import opt_out_reason
-from evenkeel.domain.recovery.plan import FaultTerms, Owner, not_allowed, provider_busy_reason
+from evenkeel.domain.recovery.plan import FaultTerms, Owner, provider_busy_reason, why_not_allowed
 from evenkeel.domain.recovery.repair import Repair, RepairDecision, RepairFacts, choose_repair
 from evenkeel.domain.recovery.repair_requests import ACCEPTED, FAILED, NOT_NOW, OWNERS, REPLACE, UNKNOWN, took_effect
 from evenkeel.domain.recovery.validation import CheckKind, expected_accelerators, judge_node
@@ -37,7 +38,7 @@ from evenkeel.ports import (
     Write,
 )
 from evenkeel.services.context import Context
-from evenkeel.services.recovery import cordon_node, guardrails, plan_recovery, protect_jobs, record_block
+from evenkeel.services.recovery import cordon_node, drain_node, guardrails, plan_recovery, record_block
 from evenkeel.services.recovery.guardrails import GuardContext
 from evenkeel.services.storage import attempt_rows, guardrail_registers, incident_record, rows
 from evenkeel.services.storage.decision_record import decision_of
@@ -50,27 +51,47 @@ _MAX_REQUESTS = 20
 Request = incident_record.Request
 
 
+class RepairOutcome(StrEnum):
+    """The outcomes of RepairNode. Each decides the next state of the node branch."""
+
+    REQUESTED = "REQUESTED"
+    """The provider repairs the node: check it later."""
+    HEALTHY = "HEALTHY"
+    """The node slot has a Ready node: validate it."""
+    DIAGNOSE = "DIAGNOSE"
+    """The node must pass a validation."""
+    RETRY = "RETRY"
+    LATER = "LATER"
+    """Jobs may finish first, or the provider changes the cluster."""
+    HELD = "HELD"
+    """A hold covers the node."""
+    BLOCKED = "BLOCKED"
+    """A guardrail blocks the repair."""
+    NOT_NEEDED = "NOT_NEEDED"
+    ASK_PERSON = "ASK_PERSON"
+    STAND_DOWN = "STAND_DOWN"
+
+
 class Outcome(Value):
     """The outcome that decides the next state of the node branch."""
 
-    outcome: str
-    """ASKED, HEALTHY, DIAGNOSE, RETRY, LATER, HELD, BLOCKED, NOT_NEEDED, ASK_PERSON or STAND_DOWN."""
+    outcome: RepairOutcome
     rung: str = ""
     wait_seconds: int = 0
     reason: str
 
 
 _OUTCOMES = {
-    Repair.AWAIT: "ASKED",
-    Repair.DIAGNOSE: "DIAGNOSE",
-    Repair.PAUSE: "RETRY",
-    Repair.LATER: "LATER",
-    Repair.HOLD: "HELD",
-    Repair.BLOCKED: "BLOCKED",
-    Repair.NOT_NEEDED: "NOT_NEEDED",
-    Repair.HEALTHY: "HEALTHY",
-    Repair.ASK_PERSON: "ASK_PERSON",
-    Repair.STAND_DOWN: "STAND_DOWN",
+    Repair.AWAIT: RepairOutcome.REQUESTED,
+    Repair.DIAGNOSE: RepairOutcome.DIAGNOSE,
+    Repair.PAUSE: RepairOutcome.RETRY,
+    Repair.LATER: RepairOutcome.LATER,
+    Repair.HOLD: RepairOutcome.HELD,
+    Repair.BLOCKED: RepairOutcome.BLOCKED,
+    Repair.NOT_NEEDED: RepairOutcome.NOT_NEEDED,
+    Repair.HEALTHY: RepairOutcome.HEALTHY,
+    Repair.ASK_PERSON: RepairOutcome.ASK_PERSON,
+    Repair.STAND_DOWN: RepairOutcome.STAND_DOWN,
 }
 _TIMELINE_KINDS = {Repair.DIAGNOSE: "examined", Repair.LATER: "waits", Repair.NOT_NEEDED: "node"}
 _BRANCH_ENDS = {Repair.ASK_PERSON: "WAITING_FOR_PERSON", Repair.STAND_DOWN: "STOOD_DOWN"}
@@ -94,7 +115,7 @@ def run(request: Request, context: Context) -> Outcome:
             return Outcome(outcome=late.outcome, reason=late.reason)
         incident, _ = incident_record.load(context.ledger, request.incident_id)
         if incident.plan is None or incident.plan.jobs is not JobAction.LEAVE:
-            protect_jobs.protect(incident, context)
+            drain_node.drain(incident, context)
     waits = _drain_first(incident, facts, decision, context) if decision.drains else None
     if waits:
         return waits
@@ -134,7 +155,7 @@ def _drain_first(incident: Incident, facts: RepairFacts, decision: RepairDecisio
     """Give the pods on the node time to save. Return the outcome of a repair that waits for them, else None."""
     wait = _drain(incident, context, facts)
     if decision.rung:
-        unmanaged = protect_jobs.drain_unmanaged_pods(incident, context)
+        unmanaged = drain_node.drain_unmanaged_pods(incident, context)
         if unmanaged.ask:
             return Outcome(outcome="ASK_PERSON", reason=unmanaged.ask)
         wait = max(wait, unmanaged.wait_seconds)
@@ -233,7 +254,7 @@ def _not_allowed(incident: Incident, fault: IncidentFault, mode: Mode, *, drills
     """Return why no action is allowed; empty if one is. An approval covers only the plan that it names."""
     more = beyond_approval(incident, fault.node_rungs)
     allowed = mode_now(mode, incident.mode, is_approved=is_approved(incident) and not more)
-    barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=drills_may_act)
+    barred = why_not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=drills_may_act)
     return more if more and allowed is Mode.RECOMMEND else barred
 
 
@@ -278,7 +299,7 @@ def _needs_cordon(incident: Incident, facts: RepairFacts, decision: RepairDecisi
 
 def _drain(incident: Incident, context: Context, facts: RepairFacts) -> int:
     """Stop the remaining work on the node. Return the seconds that its pods may still take, if they can be reached."""
-    protect_jobs.protect(incident, context)
+    drain_node.drain(incident, context)
     node = facts.slot_state.original.node
     if node is None or not node.is_ready:
         return 0
@@ -302,7 +323,7 @@ def _call(step: _Step, context: Context) -> Outcome:
     ask = _ask(facts, decision.rung, "")
     entry = guarded.entry(incident, facts.now)
     enters = guardrail_registers.entering(
-        RegisterName.REPAIRS, guarded.register, guarded.version, entry, asks=True, is_drill=incident.is_drill
+        RegisterName.REPAIRS, guarded.register, guarded.version, entry, is_request=True, is_drill=incident.is_drill
     )
     _record_ask(step, ask, enters, context.ledger)
     machine = incident.life.instance_id
@@ -324,7 +345,7 @@ def _call(step: _Step, context: Context) -> Outcome:
     if answer in (NOT_NOW, FAILED):
         reason = f"{decision.reason} The provider answered {answer}."
         return Outcome(outcome="RETRY", rung=ask.rung, wait_seconds=context.policy.repair.retry_seconds, reason=reason)
-    return Outcome(outcome="ASKED", rung=ask.rung, reason=decision.reason)
+    return Outcome(outcome=RepairOutcome.REQUESTED, rung=ask.rung, reason=decision.reason)
 
 
 def _ask(facts: RepairFacts, rung: str, answer: str) -> RepairRequest:

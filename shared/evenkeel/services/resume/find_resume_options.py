@@ -72,12 +72,12 @@ def run(
     """
     if interrupted.job.local_queue:
         return ResumeOffers(
-            refused=(_unavailable(ResumeOption.PREEMPT, _KUEUE), _unavailable(ResumeOption.BURST, _KUEUE))
+            refused=(_unavailable(ResumeOption.PREEMPT, _KUEUE), _unavailable(ResumeOption.RENT, _KUEUE))
         )
     setup = read_setup.run(context.ledger).setup
     if not setup.has_teams and not context.policy.burst.pools:
         return ResumeOffers(
-            refused=(_unavailable(ResumeOption.PREEMPT, _NO_TEAMS), _unavailable(ResumeOption.BURST, _NO_POOLS))
+            refused=(_unavailable(ResumeOption.PREEMPT, _NO_TEAMS), _unavailable(ResumeOption.RENT, _NO_POOLS))
         )
     fleet = _load_fleet(interrupted, nodes, in_use, setup, context)
     preemption_victims, no_preemption = _find_preemption_victims(interrupted, fleet, context.policy, context.now)
@@ -274,7 +274,7 @@ def _preemption_candidate(charge: Charge, holder: Job | None, policy: Policy, no
 def _find_rental(
     interrupted: InterruptedJob, fleet: _Fleet, context: Context
 ) -> tuple[RentOption | None, ResumeOffer | None]:
-    option, name = ResumeOption.BURST, interrupted.job.job_id
+    option, name = ResumeOption.RENT, interrupted.job.job_id
     if not context.policy.burst.pools:
         return None, _unavailable(option, _NO_POOLS)
     price = context.policy.burst.delay_of(interrupted.job.spec.priority_class)

@@ -23,7 +23,7 @@ from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.modes import mode_now
-from evenkeel.domain.recovery.plan import not_allowed
+from evenkeel.domain.recovery.plan import why_not_allowed
 from evenkeel.domain.recovery.repair_requests import REPLACE
 from evenkeel.domain.recovery.resume import (
     PoolCapacity,
@@ -57,7 +57,7 @@ _KEEPS_ITS_SIZE = ResumeOffer(option=ResumeOption.SHRINK, why_not="not available
 
 _NO_OFFERS = tuple(
     ResumeOffer(option=option, why_not="not checked: existing nodes can run the job now")
-    for option in (ResumeOption.PREEMPT, ResumeOption.BURST)
+    for option in (ResumeOption.PREEMPT, ResumeOption.RENT)
 )
 """Used if existing nodes can run the job, so renting and preempting were not checked."""
 
@@ -91,7 +91,7 @@ def run(request: Request, context: Context) -> Outcome:
     incident, _ = incident_record.load(context.ledger, request.incident_id)
     allowed = mode_now(context.mode, incident.mode, is_approved=is_approved(incident))
     may_act = incident_record.drill_may_act(incident, context)
-    barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
+    barred = why_not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
     if barred or incident.state.is_settled:
         return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
     if not incident.affected_jobs:

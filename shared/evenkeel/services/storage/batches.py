@@ -80,6 +80,6 @@ def commit_each(
 
 
 def note_refusal(telemetry: Telemetry, subject: str, refused: Refused) -> None:
-    """Count a write that the ledger refused. The alarm `WritesRefusedTicket` watches this metric."""
+    """Count a write that the ledger refused. The alarm `WritesRejectedTicket` watches this metric."""
     telemetry.count("WritesRejected")
     telemetry.warning("WriteRefused", subject=subject, error=str(refused)[:1000])

@@ -30,10 +30,18 @@ def load(context: Context, which: RegisterName, *, is_drill: bool = False) -> tu
 
 
 def entering(
-    which: RegisterName, register: Register, version: int, entry: RegisterEntry, *, asks: bool, is_drill: bool = False
+    which: RegisterName,
+    register: Register,
+    version: int,
+    entry: RegisterEntry,
+    *,
+    is_request: bool,
+    is_drill: bool = False,
 ) -> Put:
     """Return the write that adds a node. It fails if the register changed since it was read."""
-    return Put(Row(_key(which, is_drill=is_drill), register.with_entry(entry, asks=asks).to_json(), version))
+    return Put(
+        Row(_key(which, is_drill=is_drill), register.with_entry(entry, is_request=is_request).to_json(), version)
+    )
 
 
 def leaving(context: Context, which: RegisterName, *lives: str, is_drill: bool = False) -> tuple[Put, ...]:

@@ -1,4 +1,4 @@
-"""State ProtectJobs of recover_node: stop the work on the node, with the grace period that its fault allows.
+"""State DrainNode of recover_node: stop the work on the node, with the grace period that its fault allows.
 
 For each affected job: record a StopRequest on the job, then delete its workload. The job's own workflow settles the
 attempt.
@@ -8,6 +8,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import assert_never
 
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
@@ -30,7 +31,7 @@ from evenkeel.domain.recovery.draining import (
 )
 from evenkeel.domain.recovery.guardrails import GuardedAction
 from evenkeel.domain.recovery.modes import mode_now
-from evenkeel.domain.recovery.plan import not_allowed
+from evenkeel.domain.recovery.plan import why_not_allowed
 from evenkeel.domain.recovery.resume import distrust_after
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
@@ -50,7 +51,7 @@ from evenkeel.services.storage import attempt_rows, incident_record, rows
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.retries import until_committed
 
-WRITER = "protect_jobs"
+WRITER = "drain_node"
 _MAX_UNMANAGED_NAMES = 20
 _MAX_UNANSWERED = 3
 """Evictions without an answer after which a try ends. Each takes about 15 seconds."""
@@ -59,11 +60,21 @@ _MAX_DRAIN_CHECKS = 20
 Request = incident_record.Request
 
 
+class DrainOutcome(StrEnum):
+    """The outcomes of DrainNode."""
+
+    JOBS_AFFECTED = "JOBS_AFFECTED"
+    """Jobs use the node. The reason says which jobs stop, which may finish, and why jobs keep running."""
+    NO_JOBS = "NO_JOBS"
+    """No job uses the node, or the plan leaves its jobs alone."""
+    HELD = "HELD"
+    """A hold forbids the stop. The workflow waits until it ends."""
+
+
 class Outcome(Value):
     """The affected jobs."""
 
-    outcome: str
-    """PROTECTED, NO_JOBS, or HELD if a hold forbids the stop."""
+    outcome: DrainOutcome
     reason: str
     jobs: tuple[AffectedJob, ...] = ()
 
@@ -77,28 +88,28 @@ def run(request: Request, context: Context) -> Outcome:
     incident, _ = incident_record.load(context.ledger, request.incident_id)
     allowed = mode_now(context.mode, incident.mode, is_approved=is_approved(incident))
     may_act = incident_record.drill_may_act(incident, context)
-    barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
+    barred = why_not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
     if barred or incident.state.is_settled:
-        return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
+        return Outcome(outcome=DrainOutcome.NO_JOBS, reason=barred or "The incident is settled.")
     if incident.plan is not None and incident.plan.jobs is JobAction.LEAVE:
-        return Outcome(outcome="NO_JOBS", reason="The jobs on the node keep running.")
+        return Outcome(outcome=DrainOutcome.NO_JOBS, reason="The jobs on the node keep running.")
     if incident.plan is not None and incident.plan.repairs_node:
         verdict = guardrails.check_stop_allowed(incident, context)
         incident, moved = evict_movable_pods(incident, context, may_stop=verdict.allowed)
         context.telemetry.count("UnmanagedPodsMoved", moved)
-    protected = protect(incident, context)
-    if incident.plan is None or incident.plan.repairs_node or not protected.jobs:
-        return protected
+    drained = drain(incident, context)
+    if incident.plan is None or incident.plan.repairs_node or not drained.jobs:
+        return drained
     # No repair follows that would stop these jobs later, so the workflow waits until the hold ends.
     verdict = guardrails.check_stop_allowed(incident, context)
     if verdict.allowed:
         record_block.unblock(incident, context.ledger)
-        return protected
+        return drained
     record_block.block(incident, GuardedAction.STOP, verdict, context, writer=WRITER)
-    return protected.but(outcome="HELD")
+    return drained.but(outcome=DrainOutcome.HELD)
 
 
-def protect(incident: Incident, context: Context) -> Outcome:
+def drain(incident: Incident, context: Context) -> Outcome:
     """Stop the work on the incident's node. Right before a repair this runs again, for work that started meanwhile.
 
     Idempotent: yes, as `run`.
@@ -109,22 +120,24 @@ def protect(incident: Incident, context: Context) -> Outcome:
         for affected in incident.affected_jobs:
             _excuse_failure(incident, affected, context)
     if not incident.affected_jobs:
-        return Outcome(outcome="NO_JOBS", reason="No job ran on the node.")
+        return Outcome(outcome=DrainOutcome.NO_JOBS, reason="No job ran on the node.")
     verdict = guardrails.check_stop_allowed(incident, context)
     if not verdict.allowed:
         return Outcome(
-            outcome="PROTECTED", reason=f"The jobs keep running. {verdict.reason}", jobs=incident.affected_jobs
+            outcome=DrainOutcome.JOBS_AFFECTED,
+            reason=f"The jobs keep running. {verdict.reason}",
+            jobs=incident.affected_jobs,
         )
     incident, finishing = _allow_finish(incident, context)
     leaving = [affected for affected in incident.affected_jobs if affected.job_id not in finishing]
     stopped = [affected for affected in leaving if _stop(incident, affected, context)]
     _record_stops(incident, stopped, context)
-    context.telemetry.count("JobsProtected", len(stopped))
+    context.telemetry.count("JobsStopped", len(stopped))
     messages = (
         [f"Stopped to move to other nodes: {', '.join(affected.job_id for affected in leaving)}."] if leaving else []
     )
     messages += [f"May finish on the node: {', '.join(sorted(finishing))}."] if finishing else []
-    return Outcome(outcome="PROTECTED", reason=" ".join(messages), jobs=incident.affected_jobs)
+    return Outcome(outcome=DrainOutcome.JOBS_AFFECTED, reason=" ".join(messages), jobs=incident.affected_jobs)
 
 
 def find_affected_jobs(incident: Incident, context: Context) -> tuple[AffectedJob, ...]:
@@ -276,7 +289,7 @@ def job_action(incident: Incident) -> JobAction:
     return incident.plan.jobs if incident.plan else JobAction.MOVE
 
 
-def _drain(incident: Incident, fault: Fault, job: Job, policy: Policy, now: datetime) -> Drain:
+def _decide_drain(incident: Incident, fault: Fault, job: Job, policy: Policy, now: datetime) -> Drain:
     """Decide the grace period of an attempt."""
     facts = DrainFacts(
         can_save=fault.can_save,
@@ -341,7 +354,7 @@ def _request_stop(incident: Incident, affected: AffectedJob, context: Context) -
     if asked is not None:
         return attempt, asked
     fault = context.policy.catalogue.look_up(incident.fault_key)
-    drain = _drain(incident, fault, job, context.policy, context.now)
+    drain = _decide_drain(incident, fault, job, context.policy, context.now)
     asked = _request(incident, fault, affected, drain, context.now)
     record = decision_of(
         "DRAIN", incident.incident_id, drain.action, drain, drain.facts, context.but(mode=incident.mode)
