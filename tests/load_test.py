@@ -23,7 +23,7 @@ from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
 from evenkeel.ports import Conflict, Ledger, Put, Table, Throttled, Unreachable, Write, get_all
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.attempts.launch_job import LaunchOutcome
-from evenkeel.services.storage import read_setup, rows
+from evenkeel.services.storage import rows, team_setup
 from tests.fakes.crashes import Crash
 from tests.unit.services_jobs import admission_audit
 from tests.unit.services_jobs.job_scenario import JobScenario
@@ -191,7 +191,7 @@ def _set_up(scenario: JobScenario, nodes: int) -> TeamSetup:
     for part in parts:
         request = set_quotas.Request(part=part, expected=0, by="role/Platform", reason="A crowd.")
         set_quotas.run(request, scenario.context())
-    return read_setup.run(scenario.ledger).setup
+    return team_setup.load(scenario.ledger).setup
 
 
 class _LoadTest:

@@ -9,10 +9,10 @@ from pydantic import BaseModel
 from evenkeel.domain.kueue import (
     configuration,
     hyperpod,
-    own,
     plan_events,
     queue_manifests,
     report,
+    short_form,
     why,
     workload_manifests,
 )
@@ -39,8 +39,8 @@ SCHEMAS: dict[str, tuple[type[BaseModel], ...]] = {
         hyperpod.ClusterCapacity,
         hyperpod.ComputeQuotas,
     ),
-    "quota.evenkeel": (own.OwnQuotas,),
-    "jobs": (own.Jobs, own.OwnJob, workload_manifests.WorkloadManifest),
+    "quota.evenkeel": (short_form.ShortQuotas,),
+    "jobs": (short_form.Jobs, short_form.ShortJob, workload_manifests.WorkloadManifest),
     "events": (plan_events.Events,),
     "configuration.kueue": (configuration.Configuration,),
     "plan": (report.Plan,),

@@ -3,7 +3,7 @@
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services.admin import change_policy, remove_team, set_quotas, try_policy
 from evenkeel.services.queries import read_policy
-from evenkeel.services.storage import pagination, read_setup
+from evenkeel.services.storage import pagination, team_setup
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 
@@ -85,7 +85,7 @@ def _set(part: set_quotas.SetupPart, reason: str, expected: int) -> api.Reply:
     outcome = set_quotas.run(
         request, context, own_namespaces=(context.site.job_namespace, context.policy.burst.capacity_pod_namespace)
     )
-    return app.done(read_setup.shown(outcome.part, outcome.version))
+    return app.done(team_setup.to_document(outcome.part, outcome.version))
 
 
 @entry.api

@@ -12,7 +12,7 @@ from evenkeel.services.queries import (
     read_teams,
 )
 from evenkeel.services.recovery import hold_automation
-from evenkeel.services.storage import pagination, read_setup
+from evenkeel.services.storage import pagination, team_setup
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 
@@ -103,7 +103,7 @@ def list_teams() -> api.Reply:
 @app.get("/v1/teams/<team>/quota")
 def show_team(team: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    return app.answer(read_setup.show_team(wiring.context().ledger, team))
+    return app.answer(team_setup.read_team(wiring.context().ledger, team))
 
 
 @app.get("/v1/clusters/<cluster>/quotas")
@@ -111,7 +111,7 @@ def show_quotas(cluster: str) -> api.Reply:
     app.query(api_types.NoQuery)
     context = wiring.context()
     app.expect_fleet(cluster, context.site.fleet)
-    return app.answer(read_setup.show_fleet(context.ledger))
+    return app.answer(team_setup.read_fleet(context.ledger))
 
 
 @app.get("/v1/incidents")

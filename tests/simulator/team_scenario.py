@@ -21,7 +21,7 @@ from evenkeel.ports import Put, Write
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.jobs import set_priority, suspend_job
 from evenkeel.services.jobs.check_authority import Requester
-from evenkeel.services.storage import read_setup, rows
+from evenkeel.services.storage import rows, team_setup
 from tests.fakes.cluster import CLUSTER, GPUS
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class TeamScenario:
         version = row.version if row else 0
         if version != self._known[0]:
             with self.world.aside():
-                self._known = (version, read_setup.run(self.world.ledger).setup)
+                self._known = (version, team_setup.load(self.world.ledger).setup)
         return self._known[1]
 
     # ------------------------------------------------------------ the set-up
@@ -404,7 +404,7 @@ class TeamScenario:
 
     def _change(self, name: str, changed: Callable[[Team], Team]) -> None:
         with self.world.aside():
-            found = read_setup.run(self.world.ledger)
+            found = team_setup.load(self.world.ledger)
         team = found.setup.by_name.get(name)
         if team is not None:
             self._set_up(changed(team), found.version_of(name))

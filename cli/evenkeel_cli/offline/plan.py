@@ -11,7 +11,7 @@ from evenkeel.domain.kueue.plan_events import Events
 from evenkeel.domain.kueue.quantities import short_text
 from evenkeel.domain.kueue.replay import Replay
 from evenkeel.domain.kueue.report import Considered, CycleAnswer, DecisionAnswer, NodeAnswer, Plan, decision_of
-from evenkeel.domain.kueue.setup import Declared, Profile
+from evenkeel.domain.kueue.setup import Profile, QuotaDocuments
 from evenkeel_cli.offline import quota_files
 from evenkeel_cli.render import Column, Printer
 from evenkeel_client.errors import CommandFailed, Exit
@@ -25,7 +25,7 @@ _FIRST_UNIX_TIME = 10**8
 
 
 def run(
-    declared: Declared,
+    declared: QuotaDocuments,
     jobs: list[Path],
     events: Path | None,
     *,
@@ -62,7 +62,7 @@ def _listed(found: Any) -> list[Any]:
     return found if isinstance(found, list) else [] if found is None else [found]
 
 
-def _events(declared: Declared, file: Path | None) -> Events:
+def _events(declared: QuotaDocuments, file: Path | None) -> Events:
     if file is None:
         return Events()
     found: list[Any] = []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from evenkeel.domain.kueue.documents import DocumentError
-from evenkeel.domain.kueue.setup import RULES, Declared, Profile, documents
+from evenkeel.domain.kueue.setup import RULES, Profile, QuotaDocuments, documents
 from evenkeel_client.errors import CommandFailed, Exit
 
 if TYPE_CHECKING:
@@ -40,13 +40,13 @@ def load(file: Path) -> list[Any]:
         raise CommandFailed(Exit.USAGE, f"{file} is neither YAML nor JSON: {message}", code="NOT_YAML") from error
 
 
-def declared(profile: Profile, quota: list[Path], config: Path | None = None) -> Declared:
+def declared(profile: Profile, quota: list[Path], config: Path | None = None) -> QuotaDocuments:
     """Read all quota files together.
 
     Raises:
         CommandFailed: one cannot be used; names the file, the object and the field.
     """
-    found = Declared(profile, RULES[profile])
+    found = QuotaDocuments(profile, RULES[profile])
     try:
         for each in load(config) if config else ():
             found.configure(each, str(config))

@@ -7,8 +7,8 @@ from typing import Any
 from evenkeel.domain.kueue.documents import DocumentError
 from evenkeel.domain.kueue.documents import read as read_document
 from evenkeel.domain.kueue.exchange import Format, convert
-from evenkeel.domain.kueue.own import OwnQuotas
-from evenkeel.domain.kueue.setup import RULES, Declared, Profile
+from evenkeel.domain.kueue.setup import RULES, Profile, QuotaDocuments
+from evenkeel.domain.kueue.short_form import ShortQuotas
 from evenkeel.domain.quotas.setup_checks import check_fleet, check_setup, check_team
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup, setup_of_quotas
 from evenkeel_cli.offline import quota_files
@@ -41,7 +41,7 @@ def read(files: list[Path]) -> DesiredState:
     Raises:
         CommandFailed: one cannot be used; names the file and what is wrong.
     """
-    wanted, declared = DesiredState(), Declared(Profile.KUEUE, RULES[Profile.KUEUE])
+    wanted, declared = DesiredState(), QuotaDocuments(Profile.KUEUE, RULES[Profile.KUEUE])
     for file in files:
         for each in quota_files.load(file):
             for document in each["documents"] if isinstance(each, dict) and "documents" in each else [each]:
@@ -49,7 +49,7 @@ def read(files: list[Path]) -> DesiredState:
     if declared.queues or declared.cohorts or declared.priorities:
         found = convert(declared, Format.EVENKEEL)
         wanted.losses = found.losses
-        document = OwnQuotas.model_validate(found.documents[0])
+        document = ShortQuotas.model_validate(found.documents[0])
         setup = setup_of_quotas(document)
         wanted.queues = {team.name: team.to_json() for team in setup.teams}
         fleet = setup.fleet.to_json()
@@ -79,7 +79,7 @@ def _declares(name: str, document: Json) -> bool:
     return name in document
 
 
-def _add(document: Any, file: str, wanted: DesiredState, declared: Declared) -> None:
+def _add(document: Any, file: str, wanted: DesiredState, declared: QuotaDocuments) -> None:
     try:
         if isinstance(document, dict) and isinstance(document.get("team"), dict):
             team = read_document(Team, document["team"], f"{file}: team")

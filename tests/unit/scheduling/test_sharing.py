@@ -16,7 +16,7 @@ from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.decisions import Result
 from evenkeel.domain.kueue.plan_events import Events
 from evenkeel.domain.kueue.replay import Replay
-from evenkeel.domain.kueue.setup import RULES, Declared, Profile
+from evenkeel.domain.kueue.setup import RULES, Profile, QuotaDocuments
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas import quota_facts
@@ -311,7 +311,7 @@ def test_quota_facts_replay_in_evenkeel_plan() -> None:
     assert quota
     written = quota.to_json()
 
-    plan = Replay(Declared(Profile.EVENKEEL, RULES[Profile.EVENKEEL]))
+    plan = Replay(QuotaDocuments(Profile.EVENKEEL, RULES[Profile.EVENKEEL]))
     plan.declared.add(json.loads(written["quotas"]), "quota.json")
     plan = Replay(plan.declared)
     for document in (*json.loads(written["jobs"]), json.loads(written["job"])):

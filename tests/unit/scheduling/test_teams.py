@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.kueue.objects import PreemptionPolicy, Quota
-from evenkeel.domain.kueue.own import OwnQuotas
+from evenkeel.domain.kueue.short_form import ShortQuotas
 from evenkeel.domain.quotas.setup_checks import check_change, check_fleet, check_setup, check_team
 from evenkeel.domain.quotas.teams import FleetQuotas, Period, Role, Team, TeamSetup, identity_of, setup_of_quotas
 
@@ -251,7 +251,7 @@ def test_set_up_survives_a_round_trip() -> None:
 
 
 def test_quota_file_becomes_teams_without_members() -> None:
-    quotas = OwnQuotas.model_validate(
+    quotas = ShortQuotas.model_validate(
         {
             "queues": [
                 {"name": "vision", "preemption": {"reclaim": "Any"}},
@@ -279,7 +279,7 @@ def test_local_queue_defaults_to_the_team_name() -> None:
 
 
 def test_hyperpod_queue_gets_its_local_queue() -> None:
-    quotas = OwnQuotas.model_validate({"queues": [{"name": "hyperpod-ns-nlp-clusterqueue"}, {"name": "vision"}]})
+    quotas = ShortQuotas.model_validate({"queues": [{"name": "hyperpod-ns-nlp-clusterqueue"}, {"name": "vision"}]})
 
     setup = setup_of_quotas(quotas)
 

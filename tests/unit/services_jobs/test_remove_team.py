@@ -7,7 +7,7 @@ import pytest
 from evenkeel.ports import Add, Conflict, Write
 from evenkeel.services.admin import remove_team
 from evenkeel.services.admin.remove_team import TeamInUse
-from evenkeel.services.storage import read_setup, rows
+from evenkeel.services.storage import rows, team_setup
 from tests.fakes.crashes import Crash, CrashingLedger, CrashTiming
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_teams import shared
@@ -50,7 +50,7 @@ def test_removal_raises_the_tree_version_and_requests_a_cycle() -> None:
     assert outcome.was_there
     assert tree_version(scenario) == before + 1
     assert scenario.world.cycle_requests.reasons[asked:] == ["Team blue removed"]
-    assert [team.name for team in read_setup.run(scenario.world.ledger).setup.teams] == ["red"]
+    assert [team.name for team in team_setup.load(scenario.world.ledger).setup.teams] == ["red"]
 
 
 def test_concurrent_admission_prevents_the_removal() -> None:
@@ -59,7 +59,7 @@ def test_concurrent_admission_prevents_the_removal() -> None:
     with pytest.raises(TeamInUse, match="still holds quota"):
         removed(scenario, ConcurrentAdmissionLedger(scenario))
 
-    assert "blue" in read_setup.run(scenario.world.ledger).setup.by_name
+    assert "blue" in team_setup.load(scenario.world.ledger).setup.by_name
 
 
 @pytest.mark.parametrize("when", [CrashTiming.BEFORE, CrashTiming.AFTER])
@@ -71,7 +71,7 @@ def test_crash_removes_the_team_completely_or_not_at_all(when: CrashTiming) -> N
     outcome = removed(scenario)
 
     assert outcome.was_there is (when is CrashTiming.BEFORE)
-    assert "blue" not in read_setup.run(scenario.world.ledger).setup.by_name
+    assert "blue" not in team_setup.load(scenario.world.ledger).setup.by_name
 
 
 def test_recreated_team_keeps_its_spending() -> None:

@@ -5,7 +5,7 @@ import pytest
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.ports import ConditionCheck, Conflict, Invalid, Ledger, StaleVersion, Write
 from evenkeel.services.admin import set_quotas
-from evenkeel.services.storage import read_setup, rows
+from evenkeel.services.storage import rows, team_setup
 from tests.fakes import FakeWorld
 from tests.unit.scheduling.test_teams import a_team
 
@@ -27,17 +27,17 @@ def test_stored_setup_is_read_with_its_version() -> None:
     put(world, FleetQuotas(priority_classes={"high": 10}))
     put(world, a_team("nlp", namespace="language"), expected=1)
 
-    found = read_setup.run(world.ledger)
+    found = team_setup.load(world.ledger)
 
     assert [team.name for team in found.setup.teams] == ["nlp", "vision"]
     assert found.setup.by_name["nlp"].namespace == "language"
     assert found.setup.priority_of("high") == 10
-    assert found.versions == {"nlp": 2, "vision": 1, read_setup.FLEET: 1}
+    assert found.versions == {"nlp": 2, "vision": 1, team_setup.FLEET: 1}
     assert found.version == 4
 
 
 def test_empty_setup_has_no_teams_and_no_limits() -> None:
-    found = read_setup.run(FakeWorld().ledger)
+    found = team_setup.load(FakeWorld().ledger)
 
     assert not found.setup.has_teams
     assert found.version_of("nlp") == 0
@@ -84,7 +84,7 @@ def test_invalid_setup_is_explained_and_not_written() -> None:
         put(world, a_team("nlp", members=[{"principal": "Research"}]))
 
     assert [field for field, _ in refused.value.faults] == ["team.namespace"]
-    assert read_setup.run(world.ledger).version == 1
+    assert team_setup.load(world.ledger).version == 1
 
 
 class ConcurrentWriterLedger:
@@ -121,7 +121,7 @@ def test_second_team_of_a_namespace_is_refused() -> None:
     with pytest.raises(Invalid):
         put(world, a_team("nlp", namespace="shared"), expected=1, ledger=ledger)
 
-    assert read_setup.run(world.ledger).setup.namespaces == {"nlp": "nlp", "shared": "vision"}
+    assert team_setup.load(world.ledger).setup.namespaces == {"nlp": "nlp", "shared": "vision"}
 
 
 def test_no_team_has_a_namespace_of_the_stack() -> None:
@@ -131,7 +131,7 @@ def test_no_team_has_a_namespace_of_the_stack() -> None:
     with pytest.raises(Invalid):
         set_quotas.run(request, world.context(), own_namespaces=("training",))
 
-    assert not read_setup.run(world.ledger).setup.has_teams
+    assert not team_setup.load(world.ledger).setup.has_teams
 
 
 def test_cycle_on_an_older_setup_fails_completely() -> None:
@@ -154,4 +154,4 @@ def test_flavors_keep_their_declared_order() -> None:
     assert row
     # A stored map is read back in any order.
     assert not any(isinstance(value, dict) for value in row.doc.values())
-    assert list(read_setup.run(world.ledger).setup.by_name["nlp"].queue.groups[0]) == list(group)
+    assert list(team_setup.load(world.ledger).setup.by_name["nlp"].queue.groups[0]) == list(group)

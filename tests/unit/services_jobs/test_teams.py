@@ -23,7 +23,7 @@ from evenkeel.services.admin.remove_team import TeamInUse
 from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.scheduling import read_usage
-from evenkeel.services.storage import read_setup, rows
+from evenkeel.services.storage import rows, team_setup
 from tests.fakes.crashes import Crash, CrashPlan, CrashTiming
 from tests.unit.scheduling.test_sharing import GPU, P5, a_team
 from tests.unit.services_jobs import admission_audit
@@ -33,9 +33,9 @@ MEMBERS = [{"principal": f"arn:aws:iam::111122223333:role/{name}"} for name in (
 
 
 def set_up(scenario: JobScenario, *parts: Team | FleetQuotas) -> None:
-    found = read_setup.run(scenario.world.ledger)
+    found = team_setup.load(scenario.world.ledger)
     for part in parts:
-        name = part.name if isinstance(part, Team) else read_setup.FLEET
+        name = part.name if isinstance(part, Team) else team_setup.FLEET
         request = set_quotas.Request(part=part, expected=found.version_of(name), by="role/Platform", reason="Quota.")
         set_quotas.run(request, scenario.world.context())
 
@@ -53,7 +53,7 @@ def shared(size: int = 4, red: int = 16, blue: int = 16, **more: Any) -> JobScen
 
 
 def setup_of(scenario: JobScenario) -> TeamSetup:
-    return read_setup.run(scenario.world.ledger).setup
+    return team_setup.load(scenario.world.ledger).setup
 
 
 def records(scenario: JobScenario, job_id: str) -> list[Decision]:

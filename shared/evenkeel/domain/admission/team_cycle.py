@@ -41,13 +41,13 @@ from evenkeel.domain.capacity import instance_types
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, with_freed
 from evenkeel.domain.economics.policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge, charged_resources
-from evenkeel.domain.kueue import own
+from evenkeel.domain.kueue import short_form
 from evenkeel.domain.kueue.assignment import Assignment
 from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import Amounts, QueueingStrategy, Workload
 from evenkeel.domain.kueue.preemption import Demand, Victim, preemptable_victims
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.kueue.setup import Declared, Profile
+from evenkeel.domain.kueue.setup import Profile, QuotaDocuments
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.quotas import flavor_matching
 from evenkeel.domain.quotas.holder_documents import QuotaHolder, holder_document
@@ -102,12 +102,12 @@ class _TeamCycle:
         found = snapshot.setup.queues
         self.queues = {queue.name: queue for queue in found.queues}
         self.flavors = {each.name: flavor_matching.with_labels(each) for each in found.flavors}
-        self.declared = Declared(Profile.EVENKEEL, found.rules)
+        self.declared = QuotaDocuments(Profile.EVENKEEL, found.rules)
         self.declared.queues = dict(self.queues)
         self.scheduler = Scheduler(found.queues, found.cohorts, self.flavors.values(), found.rules, self._assign_nodes)
         self.requests: dict[str, AdmissionRequest] = {}
         """Requests that take part in the Kueue cycles."""
-        self.jobs: dict[str, own.OwnJob] = {}
+        self.jobs: dict[str, short_form.ShortJob] = {}
         """The same requests as Kueue reads them."""
         self.documents = DocumentCache()
         self.nodes_by_flavors: dict[frozenset[str], Callable[[NodeCapacity], bool] | None] = {}
@@ -250,17 +250,17 @@ class _TeamCycle:
             self.now,
         )
 
-    def _job(self, request: AdmissionRequest) -> own.OwnJob:
+    def _job(self, request: AdmissionRequest) -> short_form.ShortJob:
         queue = self.queues[request.team]
         resource = flavor_matching.resource_of(request.instance_types, queue, self.catalogue)
-        pods = own.OwnPodSet(
+        pods = short_form.ShortPodSet(
             name="workers",
             count=request.nodes,
             requests=flavor_matching.requests_of(request.per_node, resource, queue),
             selector={flavor_matching.CLUSTER_LABEL: request.cluster},
             affinity=flavor_matching.affinity_to_types(request.instance_types),
         )
-        return own.OwnJob(
+        return short_form.ShortJob(
             name=request.job_id,
             queue=queue.name,
             priority=request.priority,

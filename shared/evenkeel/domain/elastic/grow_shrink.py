@@ -40,7 +40,7 @@ class GrowFacts(Value):
 
     jobs: tuple[ElasticJob, ...]
     idle: IdleNodes
-    waiting: bool = False
+    is_contended: bool = False
     """Whether a job waits for nodes of this kind. Then no job grows."""
     terms: ElasticTerms = ElasticTerms()
     now: Instant
@@ -61,7 +61,7 @@ def plan_growth(facts: GrowFacts) -> ResizeDecision:
 
     idle node-seconds so far x accelerators >= resize seconds x accelerators of the job at its new size
     """
-    if facts.waiting:
+    if facts.is_contended:
         return ResizeDecision(resizes=(), reason="A job waits for nodes, so no job grows.")
     found, passed = [], []
     for job in facts.jobs:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from evenkeel.domain.kueue import hyperpod, own, queue_manifests
+from evenkeel.domain.kueue import hyperpod, queue_manifests, short_form
 from evenkeel.domain.kueue.capacity import quotas_of
 from evenkeel.domain.kueue.documents import Json
 from evenkeel.domain.kueue.objects import (
@@ -22,7 +22,7 @@ from evenkeel.domain.kueue.objects import (
     ResourceGroup,
     StopPolicy,
 )
-from evenkeel.domain.kueue.setup import Declared
+from evenkeel.domain.kueue.setup import QuotaDocuments
 
 
 class Format(StrEnum):
@@ -42,7 +42,7 @@ class Converted:
     """Properties that the new format cannot express."""
 
 
-def convert(declared: Declared, into: Format) -> Converted:
+def convert(declared: QuotaDocuments, into: Format) -> Converted:
     """Return all declarations in a format."""
     match into:
         case Format.KUEUE:
@@ -56,19 +56,19 @@ def convert(declared: Declared, into: Format) -> Converted:
 # ---------------------------------------------------------------- the short form
 
 
-def _short_form(declared: Declared) -> Json:
+def _short_form(declared: QuotaDocuments) -> Json:
     queues, cohorts, _ = declared.everything()
-    written = own.OwnQuotas(
-        queues=tuple(own.OwnQueue.of(each) for each in queues),
-        cohorts=tuple(own.OwnCohort.of(each) for each in cohorts),
-        flavors=tuple(own.OwnFlavor.of(each) for each in declared.flavors.values()),
+    written = short_form.ShortQuotas(
+        queues=tuple(short_form.ShortQueue.of(each) for each in queues),
+        cohorts=tuple(short_form.ShortCohort.of(each) for each in cohorts),
+        flavors=tuple(short_form.ShortFlavor.of(each) for each in declared.flavors.values()),
         priority_classes=declared.priorities,
         fair_sharing=declared.rules.fair_sharing or None,
     )
     return written.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
-def _lost_in_short_form(declared: Declared) -> Iterator[str]:
+def _lost_in_short_form(declared: QuotaDocuments) -> Iterator[str]:
     for namespace, name in declared.local_queues:
         yield f"LocalQueue {namespace}/{name}: jobs of the short form name their queue directly"
     for name, document in declared.cluster_queues.items():
@@ -87,7 +87,7 @@ def _manifest(kind: str, name: str, namespace: str = "", **rest: Any) -> Json:
     return {"apiVersion": queue_manifests.API_VERSION, "kind": kind, "metadata": meta} | rest
 
 
-def _manifests(declared: Declared) -> Iterator[Json]:
+def _manifests(declared: QuotaDocuments) -> Iterator[Json]:
     queues, cohorts, flavors = declared.everything()
     for flavor in flavors:
         yield _manifest("ResourceFlavor", flavor.name, spec=_flavor(flavor))
@@ -107,7 +107,7 @@ def _manifests(declared: Declared) -> Iterator[Json]:
 
 
 def _flavor(flavor: Flavor) -> Json:
-    written = own.OwnFlavor.of(flavor).model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    written = short_form.ShortFlavor.of(flavor).model_dump(mode="json", by_alias=True, exclude_defaults=True)
     names = {"labels": "nodeLabels", "taints": "nodeTaints", "tolerations": "tolerations"}
     return {names[key]: value for key, value in written.items() if key in names}
 
@@ -121,7 +121,7 @@ def _cohort(cohort: Cohort) -> Json:
     return spec
 
 
-def _queue(queue: Queue, declared: Declared) -> Json:
+def _queue(queue: Queue, declared: QuotaDocuments) -> Json:
     known = declared.cluster_queues.get(queue.name)
     selector = known.spec.namespace_selector if known else None
     is_none = known is not None and selector is None and "namespace_selector" in known.spec.model_fields_set
@@ -170,11 +170,11 @@ def _queue(queue: Queue, declared: Declared) -> Json:
 def _group(group: ResourceGroup) -> Json:
     def written(resource: str, flavor: Any) -> Json:
         quota = flavor.quotas.get(resource, NO_QUOTA)
-        found: Json = {"name": resource, "nominalQuota": own.to_quantity(resource, quota.nominal)}
+        found: Json = {"name": resource, "nominalQuota": short_form.to_quantity(resource, quota.nominal)}
         if quota.borrow is not None:
-            found["borrowingLimit"] = own.to_quantity(resource, quota.borrow)
+            found["borrowingLimit"] = short_form.to_quantity(resource, quota.borrow)
         if quota.lend is not None:
-            found["lendingLimit"] = own.to_quantity(resource, quota.lend)
+            found["lendingLimit"] = short_form.to_quantity(resource, quota.lend)
         return found
 
     return {
@@ -186,7 +186,7 @@ def _group(group: ResourceGroup) -> Json:
     }
 
 
-def _lost_in_kueue(declared: Declared) -> Iterator[str]:
+def _lost_in_kueue(declared: QuotaDocuments) -> Iterator[str]:
     queues, _, _ = declared.everything()
     for queue in queues:
         if queue.inactive and queue.name not in declared.cluster_queues:
@@ -200,7 +200,7 @@ def _lost_in_kueue(declared: Declared) -> Iterator[str]:
 # ---------------------------------------------------------------- HyperPod
 
 
-def _hyperpod(declared: Declared) -> Converted:
+def _hyperpod(declared: QuotaDocuments) -> Converted:
     quotas, losses = [], []
     shares_idle = declared.shares_idle or any(name.startswith(hyperpod.IDLE_PREFIX) for name in declared.queues)
     for queue in declared.queues.values():
@@ -248,4 +248,4 @@ def _changed(before: Queue, after: Queue) -> Iterator[str]:
 
 
 def _amount_text(resource: str, amount: int | None) -> str:
-    return "no limit" if amount is None else own.to_quantity(resource, amount)
+    return "no limit" if amount is None else short_form.to_quantity(resource, amount)

@@ -41,7 +41,7 @@ from evenkeel.domain.kueue.report import (
     state_of,
 )
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.kueue.setup import Declared
+from evenkeel.domain.kueue.setup import QuotaDocuments
 
 _MAX_EVICTING_CYCLES = 10_000
 """Evicting cycles at one instant after which a plan stops, even if no state was repeated."""
@@ -55,7 +55,7 @@ _MAX_TRIAL_CYCLES = 500
 class Replay:
     """A plan while it runs."""
 
-    declared: Declared
+    declared: QuotaDocuments
     max_cycles: int | None = None
     """Most cycles at one instant; None runs them until nothing changes."""
     releases_at_once: bool = False

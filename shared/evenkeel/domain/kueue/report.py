@@ -127,7 +127,7 @@ class CycleAnswer(Output):
     decisions: tuple[DecisionAnswer, ...]
 
 
-class HeldKey(Output):
+class QuotaUsage(Output):
     """A flavor and resource of a queue or cohort."""
 
     flavor: str
@@ -158,7 +158,7 @@ class ShareAnswer(Output):
 class NodeAnswer(Output):
     name: str
     parent: str
-    quotas: tuple[HeldKey, ...]
+    quotas: tuple[QuotaUsage, ...]
     share: ShareAnswer
 
 
@@ -369,7 +369,7 @@ def _node(node: QuotaNode) -> dict[str, object]:
         "name": node.name,
         "parent": node.parent.name if node.parent else "",
         "quotas": tuple(
-            HeldKey(
+            QuotaUsage(
                 flavor=key[0],
                 resource=key[1],
                 nominal=quantities.text(key[1], slot.nominal),

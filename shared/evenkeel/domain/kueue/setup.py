@@ -14,8 +14,8 @@ from evenkeel.domain.kueue import (
     feature_gates,
     hyperpod,
     manifest_kinds,
-    own,
     queue_manifests,
+    short_form,
     workload_manifests,
 )
 from evenkeel.domain.kueue.configuration import Configuration, ResourceRules
@@ -60,7 +60,7 @@ RULES = {
 
 
 @dataclass(slots=True)
-class Declared:
+class QuotaDocuments:
     """Everything that quota documents declare."""
 
     profile: Profile = Profile.KUEUE
@@ -192,7 +192,7 @@ class Declared:
             self.instance_groups += cluster.instance_groups
 
     def _add_own(self, raw: Mapping[str, Any], where: str) -> None:
-        document = self.read_warnings.read(own.OwnQuotas, raw, where)
+        document = self.read_warnings.read(short_form.ShortQuotas, raw, where)
         for queue in document.queues:
             self.queues[queue.name] = queue.to_queue()
             self.cluster_queues.pop(queue.name, None)
@@ -256,7 +256,7 @@ class Declared:
         if isinstance(raw, dict) and "kind" in raw:
             raise DocumentError(where, "kind", f"{raw['kind']} is not a job; a job is a Workload or the short form")
         name = raw.get("name", "") if isinstance(raw, dict) else ""
-        document = self.read_warnings.read(own.OwnJob, raw, f"{where}: Job/{name}")
+        document = self.read_warnings.read(short_form.ShortJob, raw, f"{where}: Job/{name}")
         priority = document.priority
         if priority is None:
             priority = self._priority(document.priority_class, document.name)

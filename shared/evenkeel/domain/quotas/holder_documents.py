@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from evenkeel.domain.kueue import own
+from evenkeel.domain.kueue import short_form
 from evenkeel.domain.kueue.objects import PODS, Admitted, Amounts, Key
 
 Json = dict[str, Any]
@@ -31,7 +31,7 @@ class QuotaHolder(NamedTuple):
 
 def holder_document(holder: QuotaHolder) -> Json:
     """Return a holder of quota in the short form, with a pod set for each flavor."""
-    pod_sets: list[own.OwnPodSet] = []
+    pod_sets: list[short_form.ShortPodSet] = []
     flavors: list[dict[str, str]] = []
     for flavor, amounts in holder.use.items():
         for resources, count in (
@@ -39,17 +39,21 @@ def holder_document(holder: QuotaHolder) -> Json:
             ([PODS] if PODS in amounts else [], amounts.get(PODS, 0)),
         ):
             if resources:
-                requests = {name: own.to_quantity(name, amounts[name] // count) for name in resources if name != PODS}
-                pod_sets.append(own.OwnPodSet(name=f"{flavor}-{len(pod_sets)}", count=count, requests=requests))
+                requests = {
+                    name: short_form.to_quantity(name, amounts[name] // count) for name in resources if name != PODS
+                }
+                pod_sets.append(
+                    short_form.ShortPodSet(name=f"{flavor}-{len(pod_sets)}", count=count, requests=requests)
+                )
                 flavors.append(dict.fromkeys(resources, flavor))
-    job = own.OwnJob(
+    job = short_form.ShortJob(
         name=holder.name,
         queue=holder.queue,
         priority=holder.priority,
         created_at=holder.queued_at,
         pod_sets=tuple(pod_sets),
         sub_queue=holder.sub_queue,
-        admitted=own.OwnAdmission(
+        admitted=short_form.ShortAdmission(
             at=holder.reserved_at,
             flavors=tuple(flavors),
             evicted=holder.is_evicted,
@@ -69,21 +73,23 @@ def admitted_document(admitted: Admitted, *, was_evicted: bool) -> Json:
     """
     workload = admitted.workload
     pods = [
-        own.OwnPodSet(
+        short_form.ShortPodSet(
             name=pod_set.name,
             count=count,
-            requests={resource: own.to_quantity(resource, amount) for resource, amount in pod_set.requests.items()},
+            requests={
+                resource: short_form.to_quantity(resource, amount) for resource, amount in pod_set.requests.items()
+            },
         )
         for pod_set, count in zip(workload.pod_sets, admitted.counts, strict=True)
     ]
-    job = own.OwnJob(
+    job = short_form.ShortJob(
         name=workload.workload_id,
         queue=workload.queue,
         priority=workload.priority,
         created_at=workload.created_at,
         requeued_at=workload.requeued_at,
         pod_sets=tuple(pods),
-        admitted=own.OwnAdmission(
+        admitted=short_form.ShortAdmission(
             at=admitted.reserved_at,
             flavors=tuple(dict(each) for each in admitted.flavors),
             counts=admitted.counts,

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
 
 from evenkeel.domain.decisions import packed_size
-from evenkeel.domain.kueue import own
+from evenkeel.domain.kueue import short_form
 from evenkeel.domain.kueue.assignment import Progress
 from evenkeel.domain.kueue.decisions import CycleDecision, EarlierHeads, NodeFit
 from evenkeel.domain.kueue.objects import (
@@ -30,7 +30,7 @@ from evenkeel.domain.kueue.objects import (
 from evenkeel.domain.kueue.pending import PendingWorkload
 from evenkeel.domain.kueue.preemption import outranks
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.kueue.setup import Declared, Profile
+from evenkeel.domain.kueue.setup import Profile, QuotaDocuments
 from evenkeel.domain.kueue.snapshot import Rules
 from evenkeel.domain.kueue.why import Change, why
 from evenkeel.domain.quotas.holder_documents import admitted_document, flat, is_sum, nested, sum_documents
@@ -243,7 +243,7 @@ def smallest_changes(facts: QuotaFacts, now: float) -> tuple[Change, ...]:
 
 
 def _rebuild_scheduler(facts: QuotaFacts, node_fit: NodeFit | None) -> tuple[Scheduler, Workload]:
-    declared = Declared(
+    declared = QuotaDocuments(
         Profile.EVENKEEL, Rules(**{**facts.rules, "fair_strategies": tuple(facts.rules["fair_strategies"])})
     )
     declared.add(facts.quotas, "quotas")
@@ -289,10 +289,10 @@ def _quotas(queues: Mapping[str, Queue], state: CycleState) -> Json:
     groups = [group for queue in queues.values() for group in queue.groups]
     groups += [group for cohort in above for group in cohort.groups]
     used = {each.flavor for group in groups for each in group.flavors}
-    found = own.OwnQuotas(
-        queues=tuple(own.OwnQueue.of(queue) for queue in queues.values()),
-        cohorts=tuple(own.OwnCohort.of(cohort) for cohort in above),
-        flavors=tuple(own.OwnFlavor.of(state.flavors[name]) for name in sorted(used & state.flavors.keys())),
+    found = short_form.ShortQuotas(
+        queues=tuple(short_form.ShortQueue.of(queue) for queue in queues.values()),
+        cohorts=tuple(short_form.ShortCohort.of(cohort) for cohort in above),
+        flavors=tuple(short_form.ShortFlavor.of(state.flavors[name]) for name in sorted(used & state.flavors.keys())),
         fair_sharing=state.rules.fair_sharing,
     )
     return found.model_dump(mode="json", by_alias=True, exclude_defaults=True)

@@ -5,7 +5,7 @@
     TeamSetup    both together
 
 Without a set-up there is one queue for all jobs, and only the machines limit it. Queues are written in the short form
-of `kueue/own.py`. `setup_checks.py` checks a set-up.
+of `kueue/short_form.py`. `setup_checks.py` checks a set-up.
 """
 
 import re
@@ -20,8 +20,8 @@ from pydantic import Field, WithJsonSchema, model_validator
 
 from evenkeel.domain.kueue.documents import Document
 from evenkeel.domain.kueue.objects import Cohort, Flavor, Queue
-from evenkeel.domain.kueue.own import OwnCohort, OwnFlavor, OwnQueue, OwnQuotas
-from evenkeel.domain.kueue.setup import RULES, Declared, Profile
+from evenkeel.domain.kueue.setup import RULES, Profile, QuotaDocuments
+from evenkeel.domain.kueue.short_form import ShortCohort, ShortFlavor, ShortQueue, ShortQuotas
 from evenkeel.domain.kueue.snapshot import Rules
 from evenkeel.domain.values import Value
 
@@ -114,7 +114,7 @@ def _plan_schema(part: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "object", "description": message})
 
 
-class TeamQueue(OwnQueue):
+class TeamQueue(ShortQueue):
     """A team's queue. It has the team's name."""
 
     name: str = ""
@@ -182,8 +182,8 @@ class Switches(_SetupPart):
 class FleetQuotas(_SetupPart):
     """The settings of the fleet: they belong to no single team."""
 
-    cohorts: tuple[Annotated[OwnCohort, _plan_schema("cohort")], ...] = ()
-    flavors: tuple[Annotated[OwnFlavor, _plan_schema("flavor")], ...] = ()
+    cohorts: tuple[Annotated[ShortCohort, _plan_schema("cohort")], ...] = ()
+    flavors: tuple[Annotated[ShortFlavor, _plan_schema("flavor")], ...] = ()
     """Kinds of capacity. An undescribed flavor is the instance type of its name."""
     priority_classes: dict[str, int] = {}
     fair_sharing: bool = True
@@ -245,7 +245,7 @@ class TeamSetup(Value):
     @cached_property
     def queues(self) -> Queues:
         """The declarations from which a scheduler is built; no queue without a team."""
-        declared = Declared(Profile.EVENKEEL, self.fleet.rules)
+        declared = QuotaDocuments(Profile.EVENKEEL, self.fleet.rules)
         declared.queues = {team.name: team.to_queue() for team in self.teams}
         declared.cohorts = {each.name: each.to_cohort() for each in self.fleet.cohorts}
         declared.flavors = {each.name: each.to_flavor() for each in self.fleet.flavors}
@@ -279,7 +279,7 @@ class TeamSetup(Value):
         )
 
 
-def setup_of_quotas(quotas: OwnQuotas) -> TeamSetup:
+def setup_of_quotas(quotas: ShortQuotas) -> TeamSetup:
     """Return the set-up of a quota file: each queue becomes a team without members, in a namespace of its name.
 
     The queue `hyperpod-ns-X-clusterqueue` of HyperPod becomes team X in namespace `hyperpod-ns-X`, with HyperPod's

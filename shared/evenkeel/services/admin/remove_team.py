@@ -9,7 +9,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import Delete, Ledger, Put, Refused, Row, StaleVersion, Table, every
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_teams
-from evenkeel.services.storage import read_charges, read_setup, rows
+from evenkeel.services.storage import read_charges, rows, team_setup
 from evenkeel.services.storage.retries import until_committed
 
 WRITER = "remove_team"
@@ -65,7 +65,7 @@ def _remove(request: Request, context: Context) -> bool:
     """Remove the team in one commit. Return whether there was one."""
     name = request.team
     tree = _tree(context.ledger)
-    found = read_setup.run(context.ledger)
+    found = team_setup.load(context.ledger)
     if name not in found.setup.by_name:
         return False
     if found.version_of(name) != request.expected:

@@ -10,7 +10,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import Add, Invalid, Key, Ledger, Put, Row, StaleVersion
 from evenkeel.services.admin import remove_team
 from evenkeel.services.context import Context
-from evenkeel.services.storage import read_setup, rows
+from evenkeel.services.storage import rows, team_setup
 from evenkeel.services.storage.retries import until_committed
 
 WRITER = "set_quotas"
@@ -55,7 +55,7 @@ def run(request: Request, context: Context, *, own_namespaces: Collection[str] =
         Invalid: the setup is not valid; names each field.
         StaleVersion: the part is at another version.
     """
-    name = request.part.name if isinstance(request.part, Team) else read_setup.FLEET
+    name = request.part.name if isinstance(request.part, Team) else team_setup.FLEET
     field = "team" if isinstance(request.part, Team) else "quotas"
     _refuse(check_team(request.part) if isinstance(request.part, Team) else check_fleet(request.part), field)
     if isinstance(request.part, Team) and request.part.namespace in own_namespaces:
@@ -68,9 +68,9 @@ def run(request: Request, context: Context, *, own_namespaces: Collection[str] =
 def _set(request: Request, context: Context) -> None:
     """Store the part in one commit, unless it is stored already."""
     part = request.part
-    name = part.name if isinstance(part, Team) else read_setup.FLEET
+    name = part.name if isinstance(part, Team) else team_setup.FLEET
     field = "team" if isinstance(part, Team) else "quotas"
-    found = read_setup.run(context.ledger)
+    found = team_setup.load(context.ledger)
     version = found.version_of(name)
     if version == request.expected + 1 and _now(found.setup, name) == part.to_json():
         return

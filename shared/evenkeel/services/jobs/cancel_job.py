@@ -10,7 +10,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import NotFound, Put
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_authority
-from evenkeel.services.storage import open_jobs, read_setup, rows
+from evenkeel.services.storage import open_jobs, rows, team_setup
 from evenkeel.services.storage.retries import until_committed
 
 WRITER = "cancel_job"
@@ -52,7 +52,7 @@ def run(request: Request, context: Context) -> Outcome:
         NotYourTeam: the caller may not change the job.
         Conflict: the job kept changing during the request.
     """
-    setup = read_setup.run(context.ledger).setup
+    setup = team_setup.load(context.ledger).setup
     message = f"{request.job_id} kept changing while it was to be cancelled."
     outcome, is_changed = until_committed(lambda: _cancel(request, setup, context), message)
     if is_changed:

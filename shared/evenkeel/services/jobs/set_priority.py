@@ -9,7 +9,7 @@ from evenkeel.ports import Conflict, Invalid, NotFound, Put, StaleVersion
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_authority
 from evenkeel.services.jobs.suspend_job import JobEnded
-from evenkeel.services.storage import read_setup, rows
+from evenkeel.services.storage import rows, team_setup
 
 WRITER = "set_priority"
 
@@ -39,7 +39,7 @@ def run(request: Request, context: Context) -> Job:
         Invalid: there is no such class.
         StaleVersion: the job has changed since.
     """
-    setup = read_setup.run(context.ledger).setup
+    setup = team_setup.load(context.ledger).setup
     row = context.ledger.get(rows.job_key(request.job_id))
     if row is None:
         raise NotFound(f"There is no job {request.job_id}.")

@@ -19,7 +19,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Invalid, KeyReused, Ledger, Put, Row, Table, Throttled, every
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_authority, check_fit
-from evenkeel.services.storage import open_jobs, read_setup, rows
+from evenkeel.services.storage import open_jobs, rows, team_setup
 
 WRITER = "submit_job"
 _TRIES = 50
@@ -66,7 +66,7 @@ def run(request: Request, context: Context) -> Outcome:
     if earlier and not _has_expired(earlier, context.now):
         return _again(earlier, fingerprint, context)
 
-    setup = read_setup.run(context.ledger).setup
+    setup = team_setup.load(context.ledger).setup
     job_id = context.ids.new("job")
     job = job_of(
         request.spec,

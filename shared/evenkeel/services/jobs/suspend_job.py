@@ -12,7 +12,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import NotFound, Put, Refused
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_authority
-from evenkeel.services.storage import read_setup, rows
+from evenkeel.services.storage import rows, team_setup
 from evenkeel.services.storage.retries import until_committed
 
 WRITER = "suspend_job"
@@ -85,7 +85,7 @@ def _by(request: Request) -> str:
 
 
 def _change(request: Request, kind: str, changed: Callable[[Job], Job | None], context: Context) -> Job:
-    setup = read_setup.run(context.ledger).setup
+    setup = team_setup.load(context.ledger).setup
 
     def attempt() -> tuple[Job, bool]:
         row = context.ledger.get(rows.job_key(request.job_id))

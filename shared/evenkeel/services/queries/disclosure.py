@@ -21,7 +21,7 @@ from evenkeel.domain.submitted import submitted_fields
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger
 from evenkeel.services.jobs.check_authority import NotYourTeam, Requester
-from evenkeel.services.storage import read_setup, rows
+from evenkeel.services.storage import rows, team_setup
 
 Json = dict[str, Any]
 
@@ -60,7 +60,7 @@ class Reader(Value):
     @classmethod
     def of(cls, requester: Requester, ledger: Ledger, operators: tuple[str, ...]) -> "Reader":
         """Return a caller with the present teams."""
-        return cls(requester=requester, setup=read_setup.run(ledger).setup, operators=operators)
+        return cls(requester=requester, setup=team_setup.load(ledger).setup, operators=operators)
 
     @cached_property
     def sees_every_team(self) -> bool:

@@ -31,7 +31,7 @@ from evenkeel.services.jobs import check_authority, check_fit, submit_job
 from evenkeel.services.queries import plan_placement, read_teams
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
-from evenkeel.services.storage import pagination, read_charges, read_setup, rows
+from evenkeel.services.storage import pagination, read_charges, rows, team_setup
 from evenkeel.services.storage.quota_tree import stored_state
 
 Json = dict[str, Any]
@@ -82,7 +82,7 @@ def _estimate(job: Job, ahead: Sequence[Any], context: Context) -> Json | None:
     runs = _runs(job.spec.team, context.ledger)
     if len(runs) < context.policy.economy.min_samples:
         return None
-    setup, charges = read_setup.run(context.ledger).setup, read_charges.held(context.ledger)
+    setup, charges = team_setup.load(context.ledger).setup, read_charges.held(context.ledger)
     if check_fit.why_never(job, check_fit.read_fleet(job.cluster, context.ledger), setup, context.policy, context.now):
         return None
     capacities = reserve_rented_nodes(_node_capacity(context.ledger, charges), (), context.policy.burst.pools)
@@ -146,7 +146,7 @@ def plan(spec: JobSpec, requester: check_authority.Requester, context: Context) 
         Invalid: the job is impossible, or its team does not allow it; names each field.
         NotYourTeam: the caller may not submit for its team.
     """
-    setup = read_setup.run(context.ledger).setup
+    setup = team_setup.load(context.ledger).setup
     job = submit_job.job_of(spec, requester, setup, context, job_id=_PLANNED)
     if context.site.admission is AdmissionAuthority.KUEUE:
         decided = delegate_to_kueue(AdmissionRequest.of(job), setup.local_queue_of(job.spec.team), context.now)

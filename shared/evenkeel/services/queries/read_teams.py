@@ -16,7 +16,7 @@ from evenkeel.domain.quotas.usage_table import UsageRow, usage_rows
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Table
 from evenkeel.services.context import Context
-from evenkeel.services.storage import pagination, read_charges, read_setup
+from evenkeel.services.storage import pagination, read_charges, team_setup
 
 Json = dict[str, Any]
 
@@ -26,7 +26,7 @@ _MAX_WAITING = 2000
 
 def list_teams(context: Context) -> Json:
     """Return the table of teams. Without teams: the use of accelerators by team name, without quotas."""
-    setup = read_setup.run(context.ledger).setup
+    setup = team_setup.load(context.ledger).setup
     charges = read_charges.held(context.ledger)
     waiting, is_cut = pagination.everything(context.ledger, Table.JOBS, f"JOB#{JobState.PENDING}", at_most=_MAX_WAITING)
     pending = Counter(str(row.doc["spec"]["team"]) for row in waiting)

@@ -27,7 +27,7 @@ from evenkeel.domain.renting.rental import MarketReport, Rental, RentalChange, R
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.ports import Add, Delete, Ledger, Put, Refused, TransientError, WorkflowName, Write, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.storage import batches, read_charges, read_setup, rows
+from evenkeel.services.storage import batches, read_charges, rows, team_setup
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.quota_tree import QuotaTree
 
@@ -96,7 +96,7 @@ def spent_by_period(setup: TeamSetup, context: Context, rented: Iterable[Rental]
 
 def budget_left_beside(rental: Rental, context: Context) -> int | None:
     """Return the dollars that the team has left without this rental, in parts; None without a budget in dollars."""
-    setup = read_setup.run(context.ledger).setup
+    setup = team_setup.load(context.ledger).setup
     team = setup.by_name.get(rental.team)
     if team is None or all(budget.usd is None for budget in team.budgets):
         return None

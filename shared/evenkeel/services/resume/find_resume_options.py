@@ -33,7 +33,7 @@ from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
-from evenkeel.services.storage import read_charges, read_setup, rows
+from evenkeel.services.storage import read_charges, rows, team_setup
 from evenkeel.services.storage.quota_tree import stored_state
 
 _KUEUE = "Kueue admits jobs here, so Evenkeel neither rents nodes nor preempts"
@@ -74,7 +74,7 @@ def run(
         return ResumeOffers(
             refused=(_unavailable(ResumeOption.PREEMPT, _KUEUE), _unavailable(ResumeOption.RENT, _KUEUE))
         )
-    setup = read_setup.run(context.ledger).setup
+    setup = team_setup.load(context.ledger).setup
     if not setup.has_teams and not context.policy.burst.pools:
         return ResumeOffers(
             refused=(_unavailable(ResumeOption.PREEMPT, _NO_TEAMS), _unavailable(ResumeOption.RENT, _NO_POOLS))

@@ -33,7 +33,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
-from evenkeel.services.storage import attempt_rows, read_charges, read_setup, rows
+from evenkeel.services.storage import attempt_rows, read_charges, rows, team_setup
 from evenkeel.services.storage.quota_tree import stored_state
 
 _MAX_PAGES = 4
@@ -77,7 +77,7 @@ def run(context: Context) -> LoadedCycle:
     tree = context.ledger.get(rows.tree_key()) or Row(rows.tree_key(), {})
     snapshot = CycleSnapshot(
         authority=context.site.admission,
-        setup=read_setup.run(context.ledger).setup,
+        setup=team_setup.load(context.ledger).setup,
         memory=stored_state(tree),
     )
     queues = _read_queues(snapshot, context)

@@ -11,7 +11,7 @@ from evenkeel.domain.kueue.capacity import quotas_of
 from evenkeel.domain.kueue.documents import DocumentError
 from evenkeel.domain.kueue.exchange import Format, convert
 from evenkeel.domain.kueue.objects import Queue, Quota
-from evenkeel.domain.kueue.setup import RULES, Declared, Profile
+from evenkeel.domain.kueue.setup import RULES, Profile, QuotaDocuments
 
 Json = dict[str, Any]
 GIB = 2**30
@@ -27,8 +27,8 @@ def quota(*resources: Json, team: str = "research", weight: int | None = None, *
     return {"Name": team, "ClusterArn": "arn", "ComputeQuotaConfig": config, "ComputeQuotaTarget": target}
 
 
-def declared(*documents: Json) -> Declared:
-    found = Declared(Profile.HYPERPOD, RULES[Profile.KUEUE])
+def declared(*documents: Json) -> QuotaDocuments:
+    found = QuotaDocuments(Profile.HYPERPOD, RULES[Profile.KUEUE])
     for document in documents:
         found.add(document, "test")
     return found
@@ -183,13 +183,13 @@ KUEUE: tuple[Json, ...] = (
 )
 
 
-def round_trip(found: Declared, into: Format) -> tuple[Declared, tuple[str, ...]]:
+def round_trip(found: QuotaDocuments, into: Format) -> tuple[QuotaDocuments, tuple[str, ...]]:
     """Convert to a format, and read the result again."""
     written = convert(found, into)
     return declared(*json.loads(json.dumps(written.documents))), written.losses
 
 
-def declarations(found: Declared) -> tuple[list[Queue], list[object], list[object], dict[str, int]]:
+def declarations(found: QuotaDocuments) -> tuple[list[Queue], list[object], list[object], dict[str, int]]:
     queues, cohorts, flavors = found.everything()
     return queues, list(cohorts), list(flavors), found.priorities
 

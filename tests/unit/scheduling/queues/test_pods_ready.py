@@ -9,14 +9,14 @@ import pytest
 
 from evenkeel.domain.kueue.plan_events import Events
 from evenkeel.domain.kueue.replay import Replay
-from evenkeel.domain.kueue.setup import Declared, Profile
+from evenkeel.domain.kueue.setup import Profile, QuotaDocuments
 
 Json = dict[str, Any]
 BLOCKS: Json = {"apiVersion": "config.kueue.x-k8s.io/v1beta2", "waitForPodsReady": {"blockAdmission": True}}
 
 
 def a_replay(configuration: Json | None = None, *jobs: Json) -> Replay:
-    declared = Declared(Profile.KUEUE)
+    declared = QuotaDocuments(Profile.KUEUE)
     declared.configure(BLOCKS if configuration is None else configuration, "config")
     quota = {"queues": [{"name": name, "groups": [{"h100": {"gpu": 8}}]} for name in ("a", "b")]}
     declared.add(quota, "quota")

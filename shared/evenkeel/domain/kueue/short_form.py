@@ -78,28 +78,28 @@ def to_quantity(resource: str, amount: int) -> str:
     return "100E" if text == "unlimited" else text
 
 
-class OwnPreemption(Document):
+class ShortPreemption(Document):
     within: PreemptionPolicy = PreemptionPolicy.NEVER
     reclaim: PreemptionPolicy = PreemptionPolicy.NEVER
     borrow_within: bool = False
     max_priority_threshold: WholeNumber | None = None
 
 
-class OwnFungibility(Document):
+class ShortFungibility(Document):
     when_can_borrow: Fungible = Fungible.STOP
     when_can_preempt: Fungible = Fungible.TRY_NEXT
     preference: Preference = Preference.BORROWING_OVER_PREEMPTION
 
 
-class OwnQueue(Document):
+class ShortQueue(Document):
     """A team's queue."""
 
     name: str
     cohort: str = ""
     groups: tuple[Group, ...] = ()
     weight: Number = Field(1.0, ge=0)
-    preemption: OwnPreemption = Field(default_factory=OwnPreemption)
-    fungibility: OwnFungibility = Field(default_factory=OwnFungibility)
+    preemption: ShortPreemption = Field(default_factory=ShortPreemption)
+    fungibility: ShortFungibility = Field(default_factory=ShortFungibility)
     strategy: QueueingStrategy = QueueingStrategy.BEST_EFFORT
     stop: StopPolicy = StopPolicy.NONE
     by_use: bool = False
@@ -124,20 +124,20 @@ class OwnQueue(Document):
         )
 
     @classmethod
-    def of(cls, queue: Queue) -> "OwnQueue":
+    def of(cls, queue: Queue) -> "ShortQueue":
         borrow = queue.preemption.borrow_within
         return cls(
             name=queue.name,
             cohort=queue.cohort,
             groups=_of_groups(queue.groups),
             weight=queue.fair_weight,
-            preemption=OwnPreemption(
+            preemption=ShortPreemption(
                 within=queue.preemption.within,
                 reclaim=queue.preemption.reclaim,
                 borrow_within=borrow is not None,
                 max_priority_threshold=borrow.max_priority_threshold if borrow else None,
             ),
-            fungibility=OwnFungibility(
+            fungibility=ShortFungibility(
                 when_can_borrow=queue.fungibility.when_can_borrow,
                 when_can_preempt=queue.fungibility.when_can_preempt,
                 preference=queue.fungibility.preference,
@@ -148,7 +148,7 @@ class OwnQueue(Document):
         )
 
 
-class OwnCohort(Document):
+class ShortCohort(Document):
     """A cohort: a node above queues and other cohorts."""
 
     name: str
@@ -160,11 +160,11 @@ class OwnCohort(Document):
         return Cohort(self.name, self.parent, tuple(_to_group(group) for group in self.groups), self.weight)
 
     @classmethod
-    def of(cls, cohort: Cohort) -> "OwnCohort":
+    def of(cls, cohort: Cohort) -> "ShortCohort":
         return cls(name=cohort.name, parent=cohort.parent, groups=_of_groups(cohort.groups), weight=cohort.fair_weight)
 
 
-class OwnFlavor(Document):
+class ShortFlavor(Document):
     """A flavor: a kind of capacity. An undescribed flavor has neither labels nor taints."""
 
     name: str
@@ -181,7 +181,7 @@ class OwnFlavor(Document):
         )
 
     @classmethod
-    def of(cls, flavor: Flavor) -> "OwnFlavor":
+    def of(cls, flavor: Flavor) -> "ShortFlavor":
         return cls(
             name=flavor.name,
             labels=dict(flavor.labels),
@@ -198,18 +198,18 @@ class OwnFlavor(Document):
         )
 
 
-class OwnQuotas(Document):
+class ShortQuotas(Document):
     """All queues, cohorts, flavors and priority classes in one object."""
 
-    queues: tuple[OwnQueue, ...] = ()
-    cohorts: tuple[OwnCohort, ...] = ()
-    flavors: tuple[OwnFlavor, ...] = ()
+    queues: tuple[ShortQueue, ...] = ()
+    cohorts: tuple[ShortCohort, ...] = ()
+    flavors: tuple[ShortFlavor, ...] = ()
     priority_classes: dict[str, WholeNumber] = {}
     fair_sharing: bool | None = None
     """Whether fair sharing is on. Default: as in the profile."""
 
 
-class OwnPodSet(Document):
+class ShortPodSet(Document):
     name: str = "main"
     count: WholeNumber = Field(1, ge=0)
     min_count: WholeNumber | None = Field(None, ge=0)
@@ -224,7 +224,7 @@ class OwnPodSet(Document):
     """Pod sets of the same group get the same flavors."""
 
 
-class OwnAdmission(Document):
+class ShortAdmission(Document):
     """The admission of a job that holds quota."""
 
     at: Instant | None = None
@@ -240,7 +240,7 @@ class OwnAdmission(Document):
     """Whether it can never be preempted."""
 
 
-class OwnJob(Document):
+class ShortJob(Document):
     """A job. `requests` and `count` describe its only pod set; a job with several has `podSets`."""
 
     kind: Literal["Job"] = "Job"
@@ -257,14 +257,14 @@ class OwnJob(Document):
     count: WholeNumber = Field(1, ge=0)
     min_count: WholeNumber | None = Field(None, ge=0)
     requests: dict[str, Quantity] = {}
-    pod_sets: tuple[OwnPodSet, ...] = ()
+    pod_sets: tuple[ShortPodSet, ...] = ()
     replaces: str = ""
     """The admitted job that this larger slice replaces."""
-    admitted: OwnAdmission | None = None
+    admitted: ShortAdmission | None = None
 
     def to_workload(self, priority: int) -> Workload:
         """Return the job for the scheduler."""
-        pod_sets = self.pod_sets or (OwnPodSet(count=self.count, min_count=self.min_count, requests=self.requests),)
+        pod_sets = self.pod_sets or (ShortPodSet(count=self.count, min_count=self.min_count, requests=self.requests),)
         return Workload(
             self.name,
             self.queue,
@@ -306,4 +306,4 @@ class OwnJob(Document):
 class Jobs(Document):
     """Several jobs, in the short form or as Kueue's Workloads."""
 
-    jobs: tuple[OwnJob | workload_manifests.WorkloadManifest, ...]
+    jobs: tuple[ShortJob | workload_manifests.WorkloadManifest, ...]

@@ -27,7 +27,7 @@ class StoredSetup(NamedTuple):
         return self.versions.get(part, 0)
 
 
-def show_team(ledger: Ledger, team: str) -> dict[str, Any]:
+def read_team(ledger: Ledger, team: str) -> dict[str, Any]:
     """Return the settings of a team.
 
     Raises:
@@ -35,24 +35,24 @@ def show_team(ledger: Ledger, team: str) -> dict[str, Any]:
     """
     row = ledger.get(rows.team_key(team))
     if row is None:
-        raise NotFound(unknown_name("team", team, run(ledger).setup.by_name))
-    return shown(Team.model_validate_json(row.doc["document"]), row.version)
+        raise NotFound(unknown_name("team", team, load(ledger).setup.by_name))
+    return to_document(Team.model_validate_json(row.doc["document"]), row.version)
 
 
-def show_fleet(ledger: Ledger) -> dict[str, Any]:
+def read_fleet(ledger: Ledger) -> dict[str, Any]:
     """Return the quota settings that belong to no team; version 0 if they were never set up."""
     row = ledger.get(rows.fleet_quotas_key())
-    return shown(
+    return to_document(
         FleetQuotas.model_validate_json(row.doc["document"]) if row else FleetQuotas(), row.version if row else 0
     )
 
 
-def shown(part: Team | FleetQuotas, version: int) -> dict[str, Any]:
+def to_document(part: Team | FleetQuotas, version: int) -> dict[str, Any]:
     """Return a part of the setup with its version, as the API shows it."""
     return {"version": version, "team" if isinstance(part, Team) else "quotas": part.to_json()}
 
 
-def run(ledger: Ledger) -> StoredSetup:
+def load(ledger: Ledger) -> StoredSetup:
     """Read the setup: one query of one partition.
 
     Each change raises the tree's version in the same transaction. So a decision on an older setup, committed at the
