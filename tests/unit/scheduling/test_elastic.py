@@ -105,7 +105,7 @@ def test_growth_is_refused_with_a_reason(change: dict[str, Any], message: str) -
 
 
 def test_no_job_grows_while_another_waits() -> None:
-    assert plan_growth(grow_facts(a_job(), waiting=True)).resizes == ()
+    assert plan_growth(grow_facts(a_job(), is_contended=True)).resizes == ()
 
 
 def test_scaling_timeout_holds_for_cheap_resizes() -> None:
