@@ -24,7 +24,7 @@ from pydantic.alias_generators import to_camel
 from evenkeel.domain.admission import decide, fifo, request_facts, resize_facts, team_cycle
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity import compatibility, start_estimates
-from evenkeel.domain.capacity.pod_shares import MachineShares
+from evenkeel.domain.capacity.pod_shares import NodeShares
 from evenkeel.domain.checkpoints import (
     CheckpointContents,
     CheckpointRef,
@@ -132,7 +132,7 @@ def choose_resume_point(  # noqa: PLR0913 - the arguments that the corpus record
     return checkpoint_resume.choose_resume_point(attempt, fence, found, evidence, rules, max_reads=max_reads)
 
 
-class _NamedAmounts(MachineShares):
+class _NamedAmounts(NodeShares):
     """Leaves CPU and memory open: the corpus is older than these amounts."""
 
     def request_of(self, wanted: Resources, cluster: str, instance_types: tuple[str, ...] = ()) -> Resources:

@@ -1,4 +1,4 @@
-"""Every machine fails at once, and each fault is reported many times."""
+"""Every node fails at once, and each fault is reported many times."""
 
 from pathlib import Path
 

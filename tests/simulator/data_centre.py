@@ -57,7 +57,7 @@ class SimulatedCluster(FakeCluster):
         return answer
 
     def reclaim(self, name: str) -> None:
-        """Take a Spot machine back, at once."""
+        """Take a Spot node back, at once."""
         self.remove_node(name)
         self._karpenter_provisions()
 

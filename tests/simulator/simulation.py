@@ -855,7 +855,7 @@ class Simulation:
             self.loop.after(self.chance.uniform(5, 60), lambda: self.provider.repair_by_itself(machine))
 
     def warn_of_reclaim(self, machine: str) -> None:
-        """Let EC2 reclaim a Spot machine two minutes after its notice."""
+        """Let EC2 reclaim a Spot node two minutes after its notice."""
         self.seen["shows a spot notice"] += 1
         self.tell(f"{machine} is to be taken back in {_SPOT_NOTICE:g} s")
         if not self.drops_events:

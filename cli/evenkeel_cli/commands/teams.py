@@ -94,7 +94,7 @@ def remove(
     reason: Annotated[str, typer.Option(help="Reason; recorded.")],
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Remove a team that has no jobs, holds no machines and has lent nothing."""
+    """Remove a team that has no jobs, holds no nodes and has lent nothing."""
     client = lookup.current_client()
     version = client.get(f"/teams/{team}/quota")["version"]
     found = client.change("DELETE", f"/teams/{team}?reason={quote(reason, safe='')}", {}, version=version)

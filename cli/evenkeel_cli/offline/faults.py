@@ -126,7 +126,7 @@ _RECURRENCE_KEY_TEXTS = {
     RecurKey.GPU: "on one device",
     RecurKey.GPU_ACROSS_JOBS: "on one device, in different jobs",
     RecurKey.LINK: "on one link",
-    RecurKey.NODE: "on one machine",
+    RecurKey.NODE: "on one node",
     RecurKey.SLOT: "in one node slot",
     RecurKey.JOB: "in one job",
     RecurKey.GROUP: "in one instance group",

@@ -26,7 +26,7 @@ EXPLAINED = f"""\
   checkpoints   trusted; a checkpoint that is complete by its writer's
                 convention is enough
   validation    Running, Ready, all accelerators, no fault mark
-  if repeated   the 2nd time within 168 h on one machine, recovery starts with
+  if repeated   the 2nd time within 168 h on one node, recovery starts with
                 replace
 
   LADDER: each rung runs if the previous rung did not help

@@ -11,7 +11,7 @@ from evenkeel.domain.admission.resize_plan import shrunk_charge
 from evenkeel.domain.capacity.instance_types import shipped
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pod_shares import (
-    MachineShares,
+    NodeShares,
     available_to_pods,
     complete_request,
     expected_offer,
@@ -82,7 +82,7 @@ def test_job_without_any_amount_requests_one_cpu() -> None:
 
 
 def test_share_fits_the_smallest_machine_that_the_job_may_use() -> None:
-    shares = MachineShares([a_node(1), a_node(2, instance_type=P4)])
+    shares = NodeShares([a_node(1), a_node(2, instance_type=P4)])
     wanted = Resources(accelerators=8)
 
     assert shares.request_of(wanted, CLUSTER).cpu_millis == expected_offer(P4, 8).cpu_millis
@@ -91,7 +91,7 @@ def test_share_fits_the_smallest_machine_that_the_job_may_use() -> None:
 
 
 def test_machine_outside_the_catalogue_counts_as_its_node_states() -> None:
-    shares = MachineShares([a_node(1, cpu=100, memory_gib=500, instance_type="ml.zz9.huge")])
+    shares = NodeShares([a_node(1, cpu=100, memory_gib=500, instance_type="ml.zz9.huge")])
 
     asked = shares.request_of(Resources(accelerators=4), CLUSTER)
 
@@ -100,7 +100,7 @@ def test_machine_outside_the_catalogue_counts_as_its_node_states() -> None:
 
 def test_share_never_exceeds_what_a_node_states() -> None:
     nodes = [a_node(1, cpu=191, memory_gib=2000), a_node(2, cpu=160, memory_gib=1600)]
-    shares = MachineShares(nodes)
+    shares = NodeShares(nodes)
 
     whole = shares.request_of(Resources(accelerators=8), CLUSTER)
     half = shares.request_of(Resources(accelerators=4), CLUSTER)

@@ -450,7 +450,7 @@ def test_healthy_new_node_is_released_and_a_cycle_requested() -> None:
     scenario.sweep()
 
     assert not is_tainted(scenario, name)
-    assert "machines arrived" in scenario.world.cycle_requests.reasons
+    assert "nodes arrived" in scenario.world.cycle_requests.reasons
     life = fleet(scenario)[instance_id(9)].life
     (row,) = scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{life.key}").rows
     assert (row.doc["kind"], row.doc["action"]) == ("VALIDATION", "RELEASE")

@@ -12,7 +12,7 @@ from evenkeel.domain.admission.request_facts import admission_request
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.start_size import with_spare_wait
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
-from evenkeel.domain.capacity.pod_shares import MachineShares
+from evenkeel.domain.capacity.pod_shares import NodeShares
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.attempt import Attempt
@@ -106,7 +106,7 @@ class CycleSnapshot(NamedTuple):
 
     def requests(self, policy: Policy, now: datetime) -> tuple[AdmissionRequest, ...]:
         """Return the requests of the pending jobs that the admission rules decide about."""
-        shares = MachineShares(self.capacities, policy.burst.pools)
+        shares = NodeShares(self.capacities, policy.burst.pools)
         return tuple(
             with_spare_wait(
                 admission_request(self.rented.in_rented_cluster(job), shares, policy, now),

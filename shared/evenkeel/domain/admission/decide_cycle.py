@@ -48,7 +48,7 @@ from evenkeel.domain.admission.serving_demand import (
 )
 from evenkeel.domain.admission.start_size import fit_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
-from evenkeel.domain.capacity.pod_shares import MachineShares
+from evenkeel.domain.capacity.pod_shares import NodeShares
 from evenkeel.domain.external.serving import replica_shortfalls
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.kueue.objects import QueueingStrategy, StopPolicy
@@ -147,7 +147,7 @@ def _plan_queue(
 
 def _hand_over_to_kueue(snapshot: CycleSnapshot, now: datetime) -> QueuePlan:
     """Hand each job over to the LocalQueue of its team, where Kueue alone admits jobs."""
-    shares = MachineShares(())
+    shares = NodeShares(())
     asked = (with_open_amounts(AdmissionRequest.of(job), shares) for job in snapshot.eligible_jobs())
     requests = sorted(asked, key=lambda each: each.queue_order_key)
     delegated = (delegate_to_kueue(each, snapshot.setup.local_queue_of(each.team), now) for each in requests)

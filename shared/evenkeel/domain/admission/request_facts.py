@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
-from evenkeel.domain.capacity.pod_shares import MachineShares
+from evenkeel.domain.capacity.pod_shares import NodeShares
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.cost import RiskLimits
@@ -30,12 +30,12 @@ def with_reservation_ends(capacities: Iterable[NodeCapacity], policy: Policy) ->
     )
 
 
-def with_open_amounts(request: AdmissionRequest, shares: MachineShares) -> AdmissionRequest:
+def with_open_amounts(request: AdmissionRequest, shares: NodeShares) -> AdmissionRequest:
     """Return the request with the CPU and the memory that its job leaves open."""
     return request.requesting(shares.request_of(request.per_node, request.cluster, request.instance_types))
 
 
-def admission_request(job: Job, shares: MachineShares, policy: Policy, now: datetime) -> AdmissionRequest:
+def admission_request(job: Job, shares: NodeShares, policy: Policy, now: datetime) -> AdmissionRequest:
     """Return the request of a job, with the facts that depend on the fleet and on the time.
 
     These are the CPU and memory that the job leaves open, and whether nodes are reserved for the job. If reservations

@@ -30,7 +30,7 @@ from evenkeel.domain.admission.resize_facts import (
 from evenkeel.domain.admission.scheduler_state import ElasticState
 from evenkeel.domain.admission.serving_demand import reserve_for_replicas
 from evenkeel.domain.capacity.node_capacity import NodePlace, with_freed
-from evenkeel.domain.capacity.pod_shares import MachineShares
+from evenkeel.domain.capacity.pod_shares import NodeShares
 from evenkeel.domain.elastic.grow_shrink import GrowFacts, IdleNodes, plan_growth, plan_shrink
 from evenkeel.domain.elastic.sizes import ElasticJob, Sizes
 from evenkeel.domain.jobs.charge import Charge
@@ -89,7 +89,7 @@ class _Planner:
         self.charges = {charge.job_id: charge for charge in queue.charges}
         self.fleet = _with_admitted(queue, decisions)
         """The queue after the admissions of this cycle."""
-        self.shares = MachineShares(queue.capacities, policy.burst.pools)
+        self.shares = NodeShares(queue.capacities, policy.burst.pools)
         self.closed = {(capacity.cluster, capacity.node_name) for capacity in queue.capacities if not capacity.is_open}
         self.left: dict[str, int] = self._nodes_left_by_earlier_stops()
         """Job that frees nodes → the number of nodes that it keeps."""

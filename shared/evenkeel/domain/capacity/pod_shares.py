@@ -1,4 +1,4 @@
-"""The share of a machine that a pod requests if its job names no CPU or memory."""
+"""The share of a node that a pod requests if its job names no CPU or memory."""
 
 from collections.abc import Iterable
 from fractions import Fraction
@@ -26,17 +26,17 @@ def whole_machine(instance_type: InstanceType) -> Resources:
     )
 
 
-def available_to_pods(machine: Resources) -> Resources:
-    """Return what the pods of users can request of a machine, after what the node's own software takes.
+def available_to_pods(node: Resources) -> Resources:
+    """Return what the pods of users can request of a node, after what the node's own software takes.
 
     The same allowance as in the HyperPod command line: of 192 vCPU it leaves 179.97, of 2,048 GiB 1,890.26.
     """
-    cpu = Fraction(machine.cpu_millis, 1000)
-    memory = Fraction(machine.memory_mib, _MIB_PER_GIB)
+    cpu = Fraction(node.cpu_millis, 1000)
+    memory = Fraction(node.memory_mib, _MIB_PER_GIB)
     cpu_left = cpu - _allowance(cpu, _CPU_BASE, _CPU_BANDS, _CPU_REST)
     memory_left = memory - _allowance(memory, _MEMORY_BASE, _MEMORY_BANDS, _MEMORY_REST)
     return Resources(
-        accelerators=machine.accelerators,
+        accelerators=node.accelerators,
         cpu_millis=max(0, int(cpu_left * 1000)),
         memory_mib=max(0, int(memory_left * _MIB_PER_GIB)),
     )
@@ -54,18 +54,18 @@ def _allowance(
     return found + left * of_the_rest
 
 
-def complete_request(wanted: Resources, machine: Resources, stated: Resources = NONE) -> Resources:
-    """Return a pod's request on a machine, with the CPU and the memory that it leaves open.
+def complete_request(wanted: Resources, node: Resources, stated: Resources = NONE) -> Resources:
+    """Return a pod's request on a node, with the CPU and the memory that it leaves open.
 
     An open amount follows from the largest share that the request names, as in HyperPod task governance. A request
     for all accelerators leaves room for the node's own software.
 
     Args:
         wanted: The request. 0 CPU or memory = open.
-        machine: Everything that the machine has.
+        node: Everything that the node has.
         stated: The allocatable amounts of its node object; 0 = not stated. An open amount never exceeds its share.
     """
-    usable = available_to_pods(machine)
+    usable = available_to_pods(node)
     usable = usable.but(
         cpu_millis=min(usable.cpu_millis, stated.cpu_millis or usable.cpu_millis),
         memory_mib=min(usable.memory_mib, stated.memory_mib or usable.memory_mib),
@@ -73,9 +73,9 @@ def complete_request(wanted: Resources, machine: Resources, stated: Resources = 
     if not (wanted.accelerators or wanted.cpu_millis or wanted.memory_mib):
         return _WITHOUT_ACCELERATORS.at_most(usable)
     share = max(
-        _share(wanted.accelerators, machine.accelerators),
-        _share(wanted.cpu_millis, machine.cpu_millis),
-        _share(wanted.memory_mib, machine.memory_mib),
+        _share(wanted.accelerators, node.accelerators),
+        _share(wanted.cpu_millis, node.cpu_millis),
+        _share(wanted.memory_mib, node.memory_mib),
     )
     return Resources(
         accelerators=wanted.accelerators,
@@ -88,18 +88,16 @@ def _share(part: int, whole: int) -> Fraction:
     return min(Fraction(1), Fraction(part, whole)) if whole else Fraction(0)
 
 
-def smallest_request(wanted: Resources, machines: Iterable[tuple[Resources, Resources]]) -> Resources:
-    """Return the request that a pod makes wherever it runs: the smallest of its requests on the machines that fit.
+def smallest_request(wanted: Resources, nodes: Iterable[tuple[Resources, Resources]]) -> Resources:
+    """Return the request that a pod makes wherever it runs: the smallest of its requests on the nodes that fit.
 
-    Requests are no limits: on a larger machine the pod may use idle CPU and memory beyond its request.
+    Requests are no limits: on a larger node the pod may use idle CPU and memory beyond its request.
 
     Args:
         wanted: The request. 0 CPU or memory = open.
-        machines: Everything that each machine has, and what its node object states.
+        nodes: Everything that each node has, and what its node object states.
     """
-    found = [
-        complete_request(wanted, machine, stated) for machine, stated in machines if _is_large_enough(machine, wanted)
-    ]
+    found = [complete_request(wanted, node, stated) for node, stated in nodes if _is_large_enough(node, wanted)]
     if not found:
         return wanted
     smallest = found[0]
@@ -108,41 +106,39 @@ def smallest_request(wanted: Resources, machines: Iterable[tuple[Resources, Reso
     return smallest
 
 
-def _is_large_enough(machine: Resources, wanted: Resources) -> bool:
+def _is_large_enough(node: Resources, wanted: Resources) -> bool:
     return (
-        machine.accelerators >= wanted.accelerators
-        and machine.cpu_millis >= wanted.cpu_millis
-        and machine.memory_mib >= wanted.memory_mib
+        node.accelerators >= wanted.accelerators
+        and node.cpu_millis >= wanted.cpu_millis
+        and node.memory_mib >= wanted.memory_mib
     )
 
 
-class MachineShares:
-    """The CPU and memory that pods request on the machines of a fleet, wherever their jobs leave them open."""
+class NodeShares:
+    """The CPU and memory that pods request on the nodes of a fleet, wherever their jobs leave them open."""
 
     def __init__(self, capacities: Iterable[NodeCapacity], pools: Iterable[Pool] = ()) -> None:
-        """Take the machines of the nodes, and those of pools without a node.
+        """Read the amounts of the nodes, and those of pools without a node.
 
         Args:
             capacities: Nodes of the fleet.
             pools: Pools whose nodes may be rented.
         """
-        self._machines: dict[tuple[str, str], Resources] = {}
-        """(cluster, instance type) → everything that such a machine has."""
+        self._amounts: dict[tuple[str, str], Resources] = {}
+        """(cluster, instance type) → everything that such a node has."""
         self._stated: dict[tuple[str, str], Resources] = {}
         """(cluster, instance type) → the smallest amounts that such a node states."""
         self._found: dict[tuple[str, tuple[str, ...], Resources], Resources] = {}
         for capacity in capacities:
             kind = (capacity.cluster, capacity.instance_type)
-            largest = self._machines.get(kind, NONE).at_least(capacity.offered)
-            self._machines[kind] = machine_of(capacity.instance_type, largest)
+            largest = self._amounts.get(kind, NONE).at_least(capacity.offered)
+            self._amounts[kind] = amounts_of(capacity.instance_type, largest)
             if capacity.offered.cpu_millis and capacity.offered.memory_mib:
                 self._stated[kind] = self._stated.get(kind, capacity.offered).at_most(capacity.offered)
         for pool in pools:
             kind = (pool.cluster, pool.instance_type)
-            if kind not in self._machines:
-                self._machines[kind] = machine_of(
-                    pool.instance_type, Resources(accelerators=pool.accelerators_per_node)
-                )
+            if kind not in self._amounts:
+                self._amounts[kind] = amounts_of(pool.instance_type, Resources(accelerators=pool.accelerators_per_node))
 
     def request_of(self, wanted: Resources, cluster: str, instance_types: tuple[str, ...] = ()) -> Resources:
         """Return the request of a pod, with the CPU and the memory that its job leaves open.
@@ -154,19 +150,19 @@ class MachineShares:
         """
         key = (cluster, instance_types, wanted)
         if key not in self._found:
-            machines = [
-                (machine, self._stated.get((place, instance_type), NONE))
-                for (place, instance_type), machine in self._machines.items()
+            nodes = [
+                (node, self._stated.get((place, instance_type), NONE))
+                for (place, instance_type), node in self._amounts.items()
                 if place == cluster and (not instance_types or instance_type in instance_types)
             ]
-            # A job may name types of which the fleet shows no machine yet, for example where Kueue admits.
-            named = machines or [(machine_of(each, NONE), NONE) for each in instance_types]
+            # A job may name types of which the fleet shows no node yet, for example where Kueue admits.
+            named = nodes or [(amounts_of(each, NONE), NONE) for each in instance_types]
             self._found[key] = smallest_request(wanted, named)
         return self._found[key]
 
 
-def machine_of(instance_type: str, stated: Resources) -> Resources:
-    """Return everything that a machine has: by the catalogue, else as its node object states.
+def amounts_of(instance_type: str, stated: Resources) -> Resources:
+    """Return everything that a node has: by the catalogue, else as its node object states.
 
     Args:
         instance_type: With or without `ml.`.

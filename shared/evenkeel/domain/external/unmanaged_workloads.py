@@ -117,7 +117,7 @@ def _on_faulty_node(workload: UnmanagedWorkload) -> str:
         case PodRecreation.BY_HYPERPOD:
             return "HyperPod restarts it, so Evenkeel does not move it."
         case PodRecreation.NEVER:
-            return "No controller would restart it, so it runs until its machine is removed."
+            return "No controller would restart it, so it runs until its node is removed."
         case PodRecreation.BY_OWNER if workload.may_move:
             return "Its label allows Evenkeel to move it as soon as its machine is faulty."
         case PodRecreation.BY_OWNER:

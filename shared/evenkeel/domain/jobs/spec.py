@@ -123,14 +123,14 @@ class JobSpec(Value):
         int | None,
         Submitted(option="--cpu-per-node", limits=(1, MAX_CPU_PER_NODE), unit="vCPU per node", is_public=True),
     ] = None
-    """vCPU that each pod requests. Null: the share of the machine that its accelerators are."""
+    """vCPU that each pod requests. Null: the share of the node that its accelerators are."""
     memory_gib_per_node: Annotated[
         int | None,
         Submitted(
             option="--memory-gib-per-node", limits=(1, MAX_MEMORY_GIB_PER_NODE), unit="GiB per node", is_public=True
         ),
     ] = None
-    """Memory that each pod requests, in GiB. Null: the share of the machine that its accelerators are."""
+    """Memory that each pod requests, in GiB. Null: the share of the node that its accelerators are."""
     instance_types: Annotated[
         tuple[str, ...],
         Submitted(

@@ -17,7 +17,7 @@ LOOK_AHEAD = timedelta(minutes=5)
 class AttributionFacts(Value):
     """Facts for an attribution."""
 
-    machines: tuple[str, ...]
+    instance_ids: tuple[str, ...]
     """Instance ids of the attempt's nodes, in the order of ranks."""
     faulted_at: dict[str, Instant] = {}
     """Last fault signal of each node that had one, by instance id."""
@@ -48,9 +48,9 @@ def facts_of(
     """
     faulty = {life.instance_id: last_incidents[life.key] for life in attempt.nodes if life.key in last_incidents}
     return AttributionFacts(
-        machines=tuple(life.instance_id for life in attempt.nodes),
+        instance_ids=tuple(life.instance_id for life in attempt.nodes),
         faulted_at={
-            machine: incident.last_signal_at or incident.first_signal_at for machine, incident in faulty.items()
+            instance_id: incident.last_signal_at or incident.first_signal_at for instance_id, incident in faulty.items()
         },
         rank=rank,
         at=at,
@@ -65,18 +65,18 @@ def attribute_fault(facts: AttributionFacts) -> Attribution | None:
     if no rank is named. The fault's own ladder then starts with the job.
     """
     rank = facts.rank if facts.rank is not None else 0
-    named = facts.machines[rank] if rank < len(facts.machines) else ""
+    named = facts.instance_ids[rank] if rank < len(facts.instance_ids) else ""
     faulty = [
-        (at, machine)
-        for machine, at in facts.faulted_at.items()
-        if machine in facts.machines and facts.at - LOOK_BACK <= at <= facts.at + LOOK_AHEAD
+        (at, instance_id)
+        for instance_id, at in facts.faulted_at.items()
+        if instance_id in facts.instance_ids and facts.at - LOOK_BACK <= at <= facts.at + LOOK_AHEAD
     ]
     if faulty:
-        first_at, machine = min(faulty)
+        first_at, instance_id = min(faulty)
         others = (Alternative(option=named, why_not="the fault that its rank reports may be a consequence"),)
-        reason = f"Node {machine} showed a fault of its own at {first_at:%H:%M:%SZ}."
+        reason = f"Node {instance_id} showed a fault of its own at {first_at:%H:%M:%SZ}."
         return Attribution(
-            instance_id=machine, reason=reason, alternatives=others if named not in ("", machine) else ()
+            instance_id=instance_id, reason=reason, alternatives=others if named not in ("", instance_id) else ()
         )
     if not named:
         return None

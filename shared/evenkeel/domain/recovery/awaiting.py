@@ -66,14 +66,14 @@ def node_back(
     return _back(original, "The node rebooted and is Ready.")
 
 
-def _back(machine: ObservedNode, reason: str) -> WaitAnswer:
-    assert machine.node
-    facts = {"instanceId": machine.instance_id, "nodeName": machine.node.name, "bootId": machine.node.boot_id}
+def _back(observed: ObservedNode, reason: str) -> WaitAnswer:
+    assert observed.node
+    facts = {"instanceId": observed.instance_id, "nodeName": observed.node.name, "bootId": observed.node.boot_id}
     return WaitAnswer(outcome=NODE_BACK, reason=reason, facts=facts)
 
 
 def node_valid(
-    machine: ObservedNode,
+    observed: ObservedNode,
     validity: Validity,
     *,
     opened_at: datetime,
@@ -85,7 +85,7 @@ def node_valid(
     """Answer when the node has been valid for the margin, or has failed again. None until then.
 
     Args:
-        machine: The node in the slot.
+        observed: The node in the slot.
         validity: Whether the node may take work now.
         opened_at: Start of the validation.
         last_signal_at: Latest fault signal of this node.
@@ -99,9 +99,9 @@ def node_valid(
         return WaitAnswer(outcome=INVALID, reason="The node failed again during validation.")
     if check is CheckResult.PENDING or not validity.is_valid or now - opened_at < timedelta(seconds=margin):
         return None
-    name = machine.node.name if machine.node else ""
+    name = observed.node.name if observed.node else ""
     return WaitAnswer(
-        outcome=VALID, reason=validity.reason, facts={"instanceId": machine.instance_id, "nodeName": name}
+        outcome=VALID, reason=validity.reason, facts={"instanceId": observed.instance_id, "nodeName": name}
     )
 
 

@@ -86,7 +86,7 @@ def with_cleared_fault(node: UnhealthyNode, incident: Incident, new: ClearedFaul
     return None if cleared_at(signals_of(incident), cleared) else node.but(cleared_faults=cleared)
 
 
-def why_healthy(incident: Incident, machine: ObservedNode, *, expected: int) -> str:
+def why_healthy(incident: Incident, observed: ObservedNode, *, expected: int) -> str:
     """Return why a node is healthy again, as one sentence; empty if it is still unhealthy.
 
     A fault that the node object shows is over once the object no longer shows it. After any other fault the node may
@@ -94,15 +94,15 @@ def why_healthy(incident: Incident, machine: ObservedNode, *, expected: int) -> 
 
     Args:
         incident: The incident that left the node unhealthy.
-        machine: The node as both control planes show it now.
+        observed: The node as both control planes show it now.
         expected: Number of accelerators that the node should offer.
     """
-    node = machine.node
+    node = observed.node
     if node is None:
         return ""
     if incident.cordon_marked_at is not None and not node.is_cordoned:
         return "A person removed its cordon."
-    if node.is_cordoned or not judge_node(machine, expected=expected).is_valid:
+    if node.is_cordoned or not judge_node(observed, expected=expected).is_valid:
         return ""
     if incident.boot_id and node.boot_id and node.boot_id != incident.boot_id:
         return "The node rebooted and shows no fault."

@@ -150,18 +150,18 @@ def margin_seconds(returns: int, policy: RepairPolicy) -> int:
     return policy.return_margin_seconds * factor
 
 
-def judge_node(machine: ObservedNode, *, expected: int) -> Validity:
+def judge_node(observed: ObservedNode, *, expected: int) -> Validity:
     """Return whether a node may take work: Running, Ready, with all its accelerators and without a fault mark.
 
     Args:
-        machine: The node as both control planes show it.
+        observed: The node as both control planes show it.
         expected: Number of accelerators that the node should offer (`expected_accelerators`).
     """
-    node = machine.node
+    node = observed.node
     if node is None:
         return Validity(is_valid=False, reason="The node has not joined its cluster.")
-    if machine.record and not machine.is_running:
-        return Validity(is_valid=False, reason=f"HyperPod reports {machine.record.status}.")
+    if observed.record and not observed.is_running:
+        return Validity(is_valid=False, reason=f"HyperPod reports {observed.record.status}.")
     if not node.is_ready:
         return Validity(is_valid=False, reason="The node is not Ready.")
     marks = fault_marks(node)

@@ -183,13 +183,13 @@ def _network_request(job: Job, attempt: Attempt, context: Context) -> dict[str, 
     """Return the EFA request of the pods. All nodes have one type and pool, so the first is read."""
     node = context.cluster.node(attempt.cluster, attempt.node_names[0]) if attempt.node_names else None
     if node is None:
-        machine, huge_pages_mib = efa.EfaNode(attempt.pool, attempt.instance_type), 0
+        interfaces, huge_pages_mib = efa.EfaNode(attempt.pool, attempt.instance_type), 0
     else:
-        machine, huge_pages_mib = efa.EfaNode.of(node), node.huge_pages_mib
+        interfaces, huge_pages_mib = efa.EfaNode.of(node), node.huge_pages_mib
     own, by_pool = job.spec.accelerators_per_node, context.policy.scheduling.efa_interfaces
     return {
         "accelerator_resource": node.accelerator_resource if node else "",
-        "network": efa.efa_request(machine, attempt.ranks, own, by_pool, huge_pages_mib),
+        "network": efa.efa_request(interfaces, attempt.ranks, own, by_pool, huge_pages_mib),
     }
 
 
@@ -201,16 +201,16 @@ def _without_fixed_nodes(job: Job, attempt: Attempt, context: Context) -> dict[s
     """
     nodes, plan = context.cluster.nodes(attempt.cluster), job.resume_plan
     keys = plan.avoid if plan and job.is_planned(attempt.attempt) else ()
-    machines = {NodeLife.from_key(key).instance_id for key in keys}
+    instance_ids = {NodeLife.from_key(key).instance_id for key in keys}
     kinds = [node for node in nodes if not job.spec.instance_types or node.instance_type in job.spec.instance_types]
     own, by_pool = job.spec.accelerators_per_node, context.policy.scheduling.efa_interfaces
     fitting = [efa.EfaNode.of(node) for node in kinds if node.accelerators >= own]
-    there = {machine.instance_type for machine in fitting}
+    there = {capacity.instance_type for capacity in fitting}
     machines_of_types = [efa.EfaNode("", name) for name in job.spec.instance_types if name not in there]
     interfaces = efa.min_interfaces((*fitting, *machines_of_types), attempt.ranks, own, by_pool)
     return {
         "network": efa.EfaRequest(interfaces),
-        "avoid": tuple(sorted(node.name for node in nodes if node.instance_id in machines)),
+        "avoid": tuple(sorted(node.name for node in nodes if node.instance_id in instance_ids)),
         "accelerator_resource": next((node.accelerator_resource for node in kinds if node.accelerator_resource), ""),
     }
 

@@ -107,17 +107,17 @@ def accept_reports(request: Request, context: Context) -> AcceptedReports:
         Invalid, NotFound: as `run`.
     """
     read = _checked(request, context.now)
-    machines, laid = _machines(request, context)
+    instance_ids, laid = _instance_ids(request, context)
     faults = [
         reported_faults.fault_of(
-            machine,
+            instance_id,
             reading,
             gpu=report.gpu,
             job_id=report.job_id,
             observed_at=report.observed_at,
             words=report.detail or report.line,
         )
-        for report, machine, readings in zip(request.reports, machines, read, strict=True)
+        for report, instance_id, readings in zip(request.reports, instance_ids, read, strict=True)
         for reading in readings
     ]
     document = _enveloped(request, faults, context.now)
@@ -170,7 +170,9 @@ def _reserved(fault_key: str) -> str:
     )
 
 
-def _machines(request: Request, context: Context) -> tuple[list[str], list[tuple[str, AttributionFacts, Attribution]]]:
+def _instance_ids(
+    request: Request, context: Context
+) -> tuple[list[str], list[tuple[str, AttributionFacts, Attribution]]]:
     """Return the instance id of each fault, and how the nodes of jobs were found.
 
     Raises:
@@ -195,7 +197,7 @@ def _machines(request: Request, context: Context) -> tuple[list[str], list[tuple
             near = (
                 (report.instance_id and node.life.instance_id) or node.node_name for node in nodes if not node.is_gone
             )
-            message = unknown_name("machine", named, near)
+            message = unknown_name("node", named, near)
             raise NotFound(f"{message} Evenkeel lists a new node within two minutes.")
         found.append(instance_id)
     return found, laid

@@ -16,7 +16,7 @@ from evenkeel.domain.admission.request_facts import with_open_amounts
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, idle_capacity
-from evenkeel.domain.capacity.pod_shares import MachineShares, machine_of
+from evenkeel.domain.capacity.pod_shares import NodeShares, amounts_of
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.validation import SpecError
@@ -62,10 +62,10 @@ def _unread(cluster: str, ledger: Ledger) -> bool:
 
 
 def _idle(node: FleetNode) -> NodeCapacity:
-    machine = machine_of(node.instance_type, node.allocatable)
+    amounts = amounts_of(node.instance_type, node.allocatable)
     # A node without a node object may offer whatever its instance type has.
-    offered = node.allocatable.at_least(machine.but(cpu_millis=0, memory_mib=0))
-    if machine == NONE:
+    offered = node.allocatable.at_least(amounts.but(cpu_millis=0, memory_mib=0))
+    if amounts == NONE:
         offered = Resources(accelerators=_UNKNOWN_ACCELERATORS)
     return idle_capacity(node, offered)
 
@@ -117,7 +117,7 @@ def _with_one_requirement_removed(spec: JobSpec) -> Iterable[tuple[str, JobSpec]
 
 
 def _decided(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy, now: datetime) -> AdmissionDecision:
-    shares = MachineShares(fleet.capacities, policy.burst.pools)
+    shares = NodeShares(fleet.capacities, policy.burst.pools)
     asked = AdmissionRequest.of(job).model_copy(update={"not_before": None})
     rented = {pool.name for pool in policy.burst.pools}
     home = tuple(capacity for capacity in fleet.capacities if capacity.pool not in rented)

@@ -12,7 +12,7 @@ from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, stored_capacity
-from evenkeel.domain.capacity.pod_shares import MachineShares
+from evenkeel.domain.capacity.pod_shares import NodeShares
 from evenkeel.domain.capacity.start_estimates import BASIS, estimate_start
 from evenkeel.domain.jobs.charge import Charge, charged_resources
 from evenkeel.domain.jobs.job import Job, JobState
@@ -160,7 +160,7 @@ def plan(spec: JobSpec, requester: check_authority.Requester, context: Context) 
         reserve_rented_nodes(_node_capacity(context.ledger, charges), (), context.policy.burst.pools), context.policy
     )
     others = _heads(context.ledger, setup, context.policy.scheduling.heads_per_cycle)
-    shares = MachineShares(capacities, context.policy.burst.pools)
+    shares = NodeShares(capacities, context.policy.burst.pools)
     pending = tuple(
         request_facts.admission_request(each, shares, context.policy, context.now) for each in (*others, job)
     )

@@ -44,18 +44,18 @@ def run(request: Request, context: Context) -> Outcome:
         nodes=context.cluster.nodes(incident.life.cluster),
         since=ask.requested_at if ask else incident.opened_at,
     )
-    machine = slot_state.replacement or slot_state.original
+    observed = slot_state.replacement or slot_state.original
     fault = context.policy.catalogue.look_up(incident.fault_key)
     facts = CheckFacts(
-        fault_class=fault.fault_class, asks_for=fault.validate_with, is_hyperpod=machine.record is not None
+        fault_class=fault.fault_class, asks_for=fault.validate_with, is_hyperpod=observed.record is not None
     )
     decision = choose_check(facts, context.policy.repair)
-    if decision.kind is CheckKind.BASIC or machine.node is None or incident.state.is_settled:
+    if decision.kind is CheckKind.BASIC or observed.node is None or incident.state.is_settled:
         return Outcome(outcome=CheckKind.BASIC, reason=decision.reason)
-    check = _noted(incident, machine, facts, decision, context)
+    check = _noted(incident, observed, facts, decision, context)
     if check.answer:
         return Outcome(outcome=check.kind, reason="The check already started.")
-    answer = _begin(incident, machine, check, context)
+    answer = _begin(incident, observed, check, context)
     kind = check.kind if answer in (RepairAnswer.ACCEPTED, RepairAnswer.UNKNOWN) else CheckKind.BASIC
     _answered(incident, check.but(kind=kind, answer=answer), context.ledger)
     context.telemetry.count("ChecksStarted", kind=kind, answer=answer)
@@ -63,27 +63,27 @@ def run(request: Request, context: Context) -> Outcome:
     return Outcome(outcome=kind, reason=reason)
 
 
-def _is_of(check: NodeCheck | None, machine: ObservedNode, incident: Incident) -> bool:
+def _is_of(check: NodeCheck | None, observed: ObservedNode, incident: Incident) -> bool:
     """Whether a check was started for this node in this boot, after its last failed validation."""
-    if check is None or machine.node is None:
+    if check is None or observed.node is None:
         return False
     is_spent = incident.invalid_at is not None and incident.invalid_at >= check.started_at
-    return (check.instance_id, check.boot_id) == (machine.instance_id, machine.node.boot_id) and not is_spent
+    return (check.instance_id, check.boot_id) == (observed.instance_id, observed.node.boot_id) and not is_spent
 
 
 def _noted(
-    incident: Incident, machine: ObservedNode, facts: CheckFacts, decision: CheckDecision, context: Context
+    incident: Incident, observed: ObservedNode, facts: CheckFacts, decision: CheckDecision, context: Context
 ) -> NodeCheck:
     decision_id = context.ids.new("dec")
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        if _is_of(current.check, machine, current):
+        if _is_of(current.check, observed, current):
             return None
-        assert machine.node
+        assert observed.node
         check = NodeCheck(
             kind=decision.kind,
-            instance_id=machine.instance_id,
-            boot_id=machine.node.boot_id,
+            instance_id=observed.instance_id,
+            boot_id=observed.node.boot_id,
             started_at=context.now,
             namespace=context.site.job_namespace,
             name=f"{current.incident_id}-check-{int(context.now.timestamp())}",
@@ -101,23 +101,23 @@ def _noted(
     return after.check
 
 
-def _begin(incident: Incident, machine: ObservedNode, check: NodeCheck, context: Context) -> RepairAnswer:
-    assert machine.node
+def _begin(incident: Incident, observed: ObservedNode, check: NodeCheck, context: Context) -> RepairAnswer:
+    assert observed.node
     if check.kind == CheckKind.DEEP:
-        assert machine.record
-        if machine.record.status == DEEP_CHECK_RUNNING:
+        assert observed.record
+        if observed.record.status == DEEP_CHECK_RUNNING:
             return RepairAnswer.ACCEPTED  # begun by a visit that died before it could tell
-        return context.provider.check_health(machine.record.instance_group, machine.instance_id)
+        return context.provider.check_health(observed.record.instance_group, observed.instance_id)
     context.cluster.start_check(
         CheckSpec(
             cluster=incident.life.cluster,
             namespace=check.namespace,
             name=check.name,
-            node_name=machine.node.name,
+            node_name=observed.node.name,
             image=context.policy.repair.test_job_image,
             command=context.policy.repair.test_job_command,
-            accelerators=machine.node.accelerators,
-            accelerator_resource=machine.node.accelerator_resource,
+            accelerators=observed.node.accelerators,
+            accelerator_resource=observed.node.accelerator_resource,
             deadline_seconds=context.policy.repair.test_job_deadline_seconds,
         )
     )

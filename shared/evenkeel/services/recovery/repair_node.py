@@ -199,9 +199,9 @@ def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> R
     slot_state = find_slot_state(
         incident.life, incident.slot, incident.pool, records=context.provider.nodes(), nodes=nodes, since=since
     )
-    machine = slot_state.replacement or slot_state.original
-    kind = machine.node.instance_type if machine.node else incident.instance_type
-    peers = [node for node in nodes if machine.node is None or node.name != machine.node.name]
+    observed = slot_state.replacement or slot_state.original
+    kind = observed.node.instance_type if observed.node else incident.instance_type
+    peers = [node for node in nodes if observed.node is None or node.name != observed.node.name]
     own_node = slot_state.original.node
     recovered = incident.recovered_at
     settings = plan_recovery.settings_of(context.provider)
@@ -234,7 +234,7 @@ def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> R
         lease_holder=_other_holder(lease, incident, context.ledger),
         requests=asks,
         slot_state=slot_state,
-        validity=judge_node(machine, expected=expected_accelerators(kind, peers)),
+        validity=judge_node(observed, expected=expected_accelerators(kind, peers)),
         invalid_at=incident.invalid_at,
         deep_check_failed_at=_deep_check_failed_at(incident),
         opt_out_reason=opt_out_reason(incident, own_node, nodes),
@@ -326,12 +326,14 @@ def _call(step: _Step, context: Context) -> Outcome:
         RegisterName.REPAIRS, guarded.register, guarded.version, entry, is_request=True, is_drill=incident.is_drill
     )
     _record_ask(step, ask, enters, context.ledger)
-    machine = incident.life.instance_id
+    instance_id = incident.life.instance_id
     try:
         if facts.owner is Owner.KARPENTER:
-            answer = str(context.cluster.delete_node(incident.life.cluster, incident.node_name, machine))
+            answer = str(context.cluster.delete_node(incident.life.cluster, incident.node_name, instance_id))
         else:
-            answer = str(context.provider.replace(machine) if ask.rung == REPLACE else context.provider.reboot(machine))
+            answer = str(
+                context.provider.replace(instance_id) if ask.rung == REPLACE else context.provider.reboot(instance_id)
+            )
     except Throttled:
         answer = NOT_NOW
     except Unreachable:

@@ -46,18 +46,18 @@ def run(request: Request, context: Context) -> Outcome:
         nodes=context.cluster.nodes(incident.life.cluster),
         since=ask.requested_at if ask else incident.opened_at,
     )
-    machine = slot_state.replacement or slot_state.original
-    node = machine.node
+    observed = slot_state.replacement or slot_state.original
+    node = observed.node
     if node is None:
         return _record(incident, Outcome(outcome=GONE, reason="The node slot is empty."), "", context)
     if incident.is_drill and context.ledger.get(rows.open_key(incident.life)) is not None:
         reason = f"{node.name} stays cordoned, because a real incident is open for it."
-        return _record(incident, Outcome(outcome=NOT_OURS, reason=reason), machine.instance_id, context)
+        return _record(incident, Outcome(outcome=NOT_OURS, reason=reason), observed.instance_id, context)
     mark = _mark(node.incident_id, incident, context.ledger)
     found = context.cluster.release(incident.life.cluster, node.name, mark)
     outcome, text = _OUTCOME_TEXT[found]
     answer = _record(
-        incident, Outcome(outcome=outcome, reason=text.format(name=node.name)), machine.instance_id, context
+        incident, Outcome(outcome=outcome, reason=text.format(name=node.name)), observed.instance_id, context
     )
     context.cycle_requests.request(f"{node.name} returned")
     if found is ReleaseResult.RELEASED:
@@ -77,13 +77,13 @@ def _mark(found: str | None, incident: Incident, ledger: Ledger) -> str:
     return incident.incident_id
 
 
-def _record(incident: Incident, answer: Outcome, machine: str, context: Context) -> Outcome:
+def _record(incident: Incident, answer: Outcome, instance_id: str, context: Context) -> Outcome:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if current.node_branch == answer.outcome or current.state.is_settled:
             return None
         after = current.but(node_branch=answer.outcome)
-        if machine and machine != current.life.instance_id:
-            after = after.but(replacement_instance_id=machine)
+        if instance_id and instance_id != current.life.instance_id:
+            after = after.but(replacement_instance_id=instance_id)
         if answer.outcome == RETURNED:
             after = after.at_stage("returned_at", context.now)
         life = current.life.key

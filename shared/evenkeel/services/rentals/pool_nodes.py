@@ -69,7 +69,7 @@ def return_offer(rental: Rental, context: Context) -> str:
     mine = {claim.node_name for claim in claims} | {*offer.joined_node_names, *rental.node_names}
     nodes = [node.name for node in context.cluster.nodes(offer.cluster) if node.name in mine]
     if claims or nodes:
-        return f"{len(claims) or len(nodes)} machines of {offer.pool} still exist."
+        return f"{len(claims) or len(nodes)} nodes of {offer.pool} still exist."
     return ""
 
 

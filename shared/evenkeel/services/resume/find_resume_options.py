@@ -15,7 +15,7 @@ from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.rent_plan import why_rental_would_not_help
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, node_capacity, taken_resources
-from evenkeel.domain.capacity.pod_shares import MachineShares
+from evenkeel.domain.capacity.pod_shares import NodeShares
 from evenkeel.domain.jobs.attempt import Attempt, run_seconds
 from evenkeel.domain.jobs.charge import Charge, charged_resources
 from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
@@ -111,7 +111,7 @@ class _Fleet(NamedTuple):
 
 def _decide(jobs: Iterable[Job], queue: QueueSnapshot, policy: Policy, now: datetime) -> tuple[AdmissionDecision, ...]:
     """Decide about these pending jobs as a scheduling cycle does."""
-    shares = MachineShares(queue.capacities, policy.burst.pools)
+    shares = NodeShares(queue.capacities, policy.burst.pools)
     pending = tuple(request_facts.admission_request(job, shares, policy, now) for job in jobs)
     return decide_with_sizes(queue._replace(pending=pending), policy, now)
 

@@ -70,16 +70,16 @@ class DryRunLedger:
 class NullWorkflows:
     """Workflows that never start."""
 
-    def start(self, machine: WorkflowName, name: str, document: Mapping[str, Any]) -> bool:
-        del machine, name, document
+    def start(self, workflow: WorkflowName, name: str, document: Mapping[str, Any]) -> bool:
+        del workflow, name, document
         return False
 
-    def state(self, machine: WorkflowName, name: str) -> ExecutionState:
-        del machine, name
+    def state(self, workflow: WorkflowName, name: str) -> ExecutionState:
+        del workflow, name
         return ExecutionState.NONE
 
-    def running(self, machine: WorkflowName) -> frozenset[str]:
-        del machine
+    def running(self, workflow: WorkflowName) -> frozenset[str]:
+        del workflow
         return frozenset()
 
 

@@ -24,18 +24,18 @@ def release_new_nodes(sweep: SweepRun) -> int:
         if there is None or not there.is_awaiting_validation or there.is_cordoned or _is_in_repair(sweep, node):
             continue
         peers = [peer for peer in sweep.kubernetes if peer.name != there.name]
-        machine = ObservedNode(record=node.provider, node=there)
+        observed = ObservedNode(record=node.provider, node=there)
         expected = expected_accelerators(there.instance_type, peers)
-        verdict = judge_node(machine, expected=expected)
+        verdict = judge_node(observed, expected=expected)
         if not verdict.is_valid or sweep.context.ledger.get(rows.open_key(node.life)):
             continue
-        _record_release(sweep, node, machine, expected, verdict)
+        _record_release(sweep, node, observed, expected, verdict)
         if sweep.context.mode is Mode.ACT:
             with sweep.item(there.name):
                 result = sweep.context.cluster.release(there.cluster, there.name, None)
                 released += result is ReleaseResult.RELEASED
     if released:
-        sweep.context.cycle_requests.request("machines arrived")
+        sweep.context.cycle_requests.request("nodes arrived")
         sweep.context.telemetry.count("NodesValidated", released)
     return 0
 
@@ -49,7 +49,7 @@ def _is_in_repair(sweep: SweepRun, node: Node) -> bool:
     return False
 
 
-def _record_release(sweep: SweepRun, node: Node, machine: ObservedNode, expected: int, verdict: Validity) -> None:
+def _record_release(sweep: SweepRun, node: Node, observed: ObservedNode, expected: int, verdict: Validity) -> None:
     assert node.kubernetes
     boot = node.kubernetes.boot_id or "first"
     record = Decision(
@@ -59,7 +59,7 @@ def _record_release(sweep: SweepRun, node: Node, machine: ObservedNode, expected
         subject=node.life.key,
         action="RELEASE",
         reason=verdict.reason,
-        facts={"machine": machine.to_json(), "expected": expected},
+        facts={"observed": observed.to_json(), "expected": expected},
         policy_hash=sweep.context.policy.hash,
         mode=sweep.context.mode,
         decided_at=sweep.context.now,

@@ -212,13 +212,13 @@ class SweepRun:
         """Return the present rows, each once and without deleted ones, because the index may lag behind."""
         return tuple(get_all(self.context.ledger, (row.key for row in listed)).values())
 
-    def execution(self, machine: WorkflowName, name: str) -> ExecutionState:
+    def execution(self, workflow: WorkflowName, name: str) -> ExecutionState:
         """Find an execution, first in the list of all running ones: thousands are not described one by one."""
-        if machine not in self._running:
-            self._running[machine] = self.context.workflows.running(machine)
-        if name in self._running[machine]:
+        if workflow not in self._running:
+            self._running[workflow] = self.context.workflows.running(workflow)
+        if name in self._running[workflow]:
             return ExecutionState.RUNNING
-        return self.context.workflows.state(machine, name)
+        return self.context.workflows.state(workflow, name)
 
     def is_fresh(self, at: datetime) -> bool:
         """Whether an object is so new that the service that works on it may still do so."""

@@ -182,8 +182,8 @@ class Observation:
         slot_state = find_slot_state(
             incident.life, incident.slot, incident.pool, records=records, nodes=nodes, since=incident.opened_at
         )
-        machine = slot_state.replacement or slot_state.original
-        return judge_node(machine, expected=self.expected(machine)).is_valid
+        observed = slot_state.replacement or slot_state.original
+        return judge_node(observed, expected=self.expected(observed)).is_valid
 
     @cached_property
     def settings(self) -> ProviderCluster | None:
@@ -248,12 +248,12 @@ class Observation:
             since=datetime.fromisoformat(facts["since"]),
         )
 
-    def expected(self, machine: ObservedNode) -> int:
+    def expected(self, observed: ObservedNode) -> int:
         """Return how many accelerators a node should offer."""
-        node = machine.node
+        node = observed.node
         if node is None:
             return 0
-        kind = node.instance_type or (machine.record.instance_type if machine.record else "")
+        kind = node.instance_type or (observed.record.instance_type if observed.record else "")
         return expected_accelerators(kind, (peer for peer in self.nodes(node.cluster) if peer.name != node.name))
 
 
@@ -392,17 +392,17 @@ def judge(wait: Wait, world: Observation) -> WaitAnswer | None:
             progress=incident.progress,
         )
     if kind is ConditionKind.NODE_VALID:
-        machine = slot_state.replacement or slot_state.original
+        observed = slot_state.replacement or slot_state.original
         return recovery.node_valid(
-            machine,
-            judge_node(machine, expected=world.expected(machine)),
+            observed,
+            judge_node(observed, expected=world.expected(observed)),
             opened_at=wait.opened_at,
             # Facts that join an incident are about its own node life. A late fact about the old node does not concern
             # the new one.
             last_signal_at=None if slot_state.replacement else incident.last_signal_at,
             margin=margin_seconds(world.returns_of(incident), world.context.policy.repair),
             now=world.context.now,
-            check=_check(incident, machine, world),
+            check=_check(incident, observed, world),
         )
     return None
 
@@ -449,17 +449,19 @@ def _replicas(wait: Wait, rental: Rental, row: Row, world: Observation) -> WaitA
     )
 
 
-def _check(incident: Incident, machine: ObservedNode, world: Observation) -> CheckResult:
+def _check(incident: Incident, observed: ObservedNode, world: Observation) -> CheckResult:
     """Return the state of the node's check; passed if no check was started for it."""
     check = incident.check
-    if check is None or machine.node is None or check.instance_id != machine.instance_id:
+    if check is None or observed.node is None or check.instance_id != observed.instance_id:
         return CheckResult.PASSED
     match check.kind:
         case CheckKind.DEEP:
             least = world.context.policy.repair.deep_check_min_seconds
-            return judge_deep_check(machine.node, started_at=check.started_at, min_seconds=least, now=world.context.now)
+            return judge_deep_check(
+                observed.node, started_at=check.started_at, min_seconds=least, now=world.context.now
+            )
         case CheckKind.TEST_JOB:
-            return world.check_result(machine.node.cluster, check)
+            return world.check_result(observed.node.cluster, check)
         case _:
             return CheckResult.PASSED
 

@@ -109,7 +109,7 @@ _CONDITION_TEXT = {
 def _at_stage(incident: Incident, stage: str, answer: WaitAnswer, now: datetime) -> Incident:
     """Return the incident at the reached stage. The last time counts: a later rung brings the node back later."""
     changed = incident.but(stages=incident.stages.but(**{stage: now}))
-    machine = answer.facts.get("instanceId", "")
-    if machine and machine != incident.life.instance_id:
-        return changed.but(replacement_instance_id=machine)
+    instance_id = answer.facts.get("instanceId", "")
+    if instance_id and instance_id != incident.life.instance_id:
+        return changed.but(replacement_instance_id=instance_id)
     return changed
