@@ -68,6 +68,7 @@ def packages_picture() -> Iterator[str]:
         yield "  end"
     yield "  functions --> services --> domain"
     yield "  functions --> runtime --> adapters"
+    yield "  services --> events --> domain"
     yield "  services --> ports"
     yield "  adapters --> ports --> domain"
 

@@ -286,7 +286,11 @@ def _log_call(message: str, context: Any, keys: Mapping[str, Any]) -> Iterator[d
         raise
     except PermanentError as error:
         telemetry.error(
-            "Refused", error=type(error).__name__, detail=str(error), milliseconds=spent(), runbook="function-errors"
+            "CallRefused",
+            error=type(error).__name__,
+            detail=str(error),
+            milliseconds=spent(),
+            runbook="function-errors",
         )
         raise
     except Exception as error:

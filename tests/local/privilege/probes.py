@@ -961,7 +961,7 @@ def admits(stage: PermissionBench) -> Json:
 
 def looked(seen: InvocationResult) -> bool:
     """Return whether a whole poll succeeded before the watch was refused."""
-    failed = ("A snapshot of the watch failed", "WaitNotEvaluated")
+    failed = ("WatchSnapshotFailed", "WaitNotEvaluated")
     return seen.refuses_verb("watch", "jobs") and not any(word in seen.error_text for word in failed)
 
 

@@ -238,12 +238,12 @@ def test_guardrail_allows_the_action(why: str, act: GuardedAction, changes: dict
     assert check_guardrails(act, guard_facts(**changes), POLICY).allowed, why
 
 
-def test_every_rule_has_a_case_and_a_position() -> None:
+def test_every_guardrail_has_a_case_and_a_position() -> None:
     assert [rail.name for rail in GUARDRAILS] == list(GuardrailName)
     assert {row[1] for row in BARRED} == set(GuardrailName)
 
 
-def test_first_violated_rule_is_reported() -> None:
+def test_first_violated_guardrail_is_reported() -> None:
     everything = {
         name: value for row in BARRED if GuardedAction.REPLACE in _acts(row[1]) for name, value in row[3].items()
     }

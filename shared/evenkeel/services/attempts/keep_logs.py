@@ -35,12 +35,12 @@ def run(job: Job, attempt: Attempt, context: Context, *, within_seconds: float) 
         for log in kept:
             if log.why:
                 context.telemetry.warning(
-                    "A log was not read", job_id=log.job_id, attempt=log.attempt, pod=log.pod_name, detail=log.why
+                    "LogNotRead", job_id=log.job_id, attempt=log.attempt, pod=log.pod_name, detail=log.why
                 )
         if kept:
             _store(kept, context)
     except EvenkeelError as error:
-        context.telemetry.warning("Logs were not kept", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
+        context.telemetry.warning("LogsNotKept", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
 
 
 def _kept(job: Job, attempt: Attempt, rank: int, tail: LogTail, now: datetime) -> KeptLog:

@@ -134,9 +134,7 @@ def _launch(
     )
     if answer.kind is PinOutcome.UNPROVED:
         context.telemetry.count("LaunchesWithoutCheckpoint")
-        context.telemetry.error(
-            "No checkpoint of a job can be verified", job_id=job.job_id, reason=choice.reason, runbook="job-unproved"
-        )
+        context.telemetry.error("NoCheckpointVerified", job_id=job.job_id, reason=choice.reason, runbook="job-unproved")
         reason = (
             f"{choice.reason} Starting over would discard finished work. "
             "Evenkeel launches the job once a checkpoint is valid."
@@ -164,14 +162,14 @@ def _launch(
     except (NotAllowed, NotFound) as error:
         # A ResourceQuota and most policies answer 403. The answer may change within minutes.
         context.telemetry.count("LaunchesForbidden")
-        context.telemetry.warning("Launch not allowed", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
+        context.telemetry.warning("LaunchNotAllowed", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
         reason = f"The cluster does not accept the attempt's Kubernetes Job now: {error}"
         return _give_up(context, found, decided, reason, is_refused=False)
     rentals.delete_capacity_pods_of(job, attempt, context)
     launched = decided.but(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=context.now)
     _record_launch(context, found, launched, answer, pod_placement["network"])
     context.telemetry.count("AttemptsLaunched")
-    context.telemetry.info("Attempt launched", job_id=job.job_id, attempt=attempt.attempt, resume_from=resume_from)
+    context.telemetry.info("AttemptLaunched", job_id=job.job_id, attempt=attempt.attempt, resume_from=resume_from)
     return Outcome(outcome=_launched(attempt), reason=choice.reason)
 
 

@@ -80,7 +80,7 @@ def _settle(request: Request, context: Context) -> Outcome:
     _keep(job, decided.attempt, seen, context)
     _clear(job, decided.attempt, seen, context.cluster)
     context.telemetry.count("AttemptsSettled", state=decided.attempt.state)
-    context.telemetry.info("Attempt settled", job_id=job.job_id, attempt=attempt.attempt, outcome=decided.outcome)
+    context.telemetry.info("AttemptSettled", job_id=job.job_id, attempt=attempt.attempt, outcome=decided.outcome)
     return Outcome(outcome=decided.outcome, reason=decided.job.reason)
 
 

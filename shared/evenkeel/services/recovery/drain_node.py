@@ -336,9 +336,7 @@ def _stop(incident: Incident, affected: AffectedJob, context: Context) -> bool:
         context.cluster.stop(attempt, asked.grace_seconds, asked.nodes_without_grace)
     except EvenkeelError as error:
         # The request is recorded, so the attempt's own workflow and the sweep carry it out, too.
-        context.telemetry.warning(
-            "Pods were not stopped", job_id=affected.job_id, attempt=affected.attempt, detail=str(error)
-        )
+        context.telemetry.warning("PodsNotStopped", job_id=affected.job_id, attempt=affected.attempt, detail=str(error))
     return asked.by == _requester(incident)
 
 
@@ -485,9 +483,7 @@ def _evict(incident: Incident, pods: Sequence[UnmanagedPod], context: Context) -
             evicted.append(pod)
         elif answer.result is not EvictionStatus.GONE:
             refused[_name(pod)] = answer.why
-            context.telemetry.warning(
-                "A pod was not evicted", pod=_name(pod), result=str(answer.result), detail=answer.why
-            )
+            context.telemetry.warning("PodNotEvicted", pod=_name(pod), result=str(answer.result), detail=answer.why)
     return _record_failed_evictions(incident, pods, refused, context), evicted
 
 

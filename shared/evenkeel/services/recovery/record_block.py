@@ -68,7 +68,7 @@ def block(
     incident_record.update(context.ledger, incident.incident_id, change)
     if before is None or before.guardrail != verdict.guardrail:
         context.telemetry.count("ActionsBlocked", guardrail=verdict.guardrail)
-        context.telemetry.info("ActBlocked", guardrail=verdict.guardrail, act=act, reason=verdict.reason)
+        context.telemetry.info("ActionBlocked", guardrail=verdict.guardrail, act=act, reason=verdict.reason)
 
 
 def unblock(incident: Incident, ledger: Ledger) -> None:

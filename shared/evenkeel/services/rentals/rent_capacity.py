@@ -253,7 +253,7 @@ def _open(case: _StepCase) -> Outcome:
         return Outcome(outcome=RentOutcome.REFUSED, reason=f"NodePool {offer.pool} does not exist in {offer.cluster}.")
     context.cluster.create_capacity_pods(pool_nodes.capacity_pods(rental, context.policy))
     reason = f"{nodes_subject(rental.nodes, offer.pool)} requested."
-    context.telemetry.info("A pool was opened for a rental", job_id=rental.job_id, rental=rental.name, pool=offer.pool)
+    context.telemetry.info("PoolOpened", job_id=rental.job_id, rental=rental.name, pool=offer.pool)
     return Outcome(outcome=RentOutcome.OPENED, reason=reason)
 
 
@@ -373,7 +373,7 @@ def _settle(case: _StepCase) -> Outcome:
     context.cycle_requests.request(f"{rental.name} ended")
     context.telemetry.count("RentalsEnded")
     context.telemetry.count("RentalCostUsd", over.cost_parts / money.PARTS)
-    context.telemetry.info("A rental is over", job_id=rental.job_id, rental=rental.name, cost=over.shown_cost)
+    context.telemetry.info("RentalEnded", job_id=rental.job_id, rental=rental.name, cost=over.shown_cost)
     return Outcome(outcome=RentOutcome.SETTLED, reason=change.text)
 
 

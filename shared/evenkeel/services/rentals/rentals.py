@@ -185,9 +185,7 @@ def start(rental: Rental, context: Context) -> bool:
     try:
         context.workflows.start(WorkflowName.BURST_CAPACITY, rental.execution_name, document)
     except TransientError as error:
-        context.telemetry.warning(
-            "The workflow of a rental could not be started yet", job_id=rental.job_id, error=str(error)
-        )
+        context.telemetry.warning("RentalWorkflowNotStarted", job_id=rental.job_id, error=str(error))
         return False
     return True
 
@@ -235,7 +233,7 @@ def begin_for_job(job: Job, version: int, placed: PlacementDecision, tree: Quota
         is_migrating_back=False,
     )
     _commit_begun(change, record, Put(rows.job_row(pending, version)), tree, context)
-    context.telemetry.info("Nodes are rented for a job", job_id=job.job_id, rental=change.rental.name, pool=placed.pool)
+    context.telemetry.info("NodesRented", job_id=job.job_id, rental=change.rental.name, pool=placed.pool)
 
 
 def begin_for_deployments(plans: Sequence[ServingRentalPlan], tree: QuotaTree, context: Context) -> None:
@@ -267,7 +265,7 @@ def _begin_for_deployment(
     after = state.but(rentals=holder.number, last_note=note)
     _commit_begun(change, record, Put(rows.serving_row(after, plan.version)), tree, context)
     context.telemetry.info(
-        "A node is rented for a Deployment", job_id=plan.registered.label, rental=change.rental.name, pool=placed.pool
+        "DeploymentNodeRented", job_id=plan.registered.label, rental=change.rental.name, pool=placed.pool
     )
     return plan._replace(state=after, version=plan.version + 1)
 

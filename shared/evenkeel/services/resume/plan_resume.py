@@ -310,9 +310,7 @@ def _page_suspect_job(
     if affected.suspect_attempt == attempt:
         return
     context.telemetry.count("JobsOnSuspectCheckpoints")
-    context.telemetry.error(
-        "A job was rolled back too often", job_id=affected.job_id, reason=back.reason, runbook="job-in-doubt"
-    )
+    context.telemetry.error("RollbackLimitReached", job_id=affected.job_id, reason=back.reason, runbook="job-in-doubt")
     record = decision_of("ROLLBACK", incident.incident_id, back.action, back, back.facts, context)
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:

@@ -107,7 +107,7 @@ def _admit(
         for attempt in (attempts[part.subject] for part in some):
             admitted.append(attempt.workload_name)
             context.telemetry.count("JobsAdmitted")
-            context.telemetry.info("Job admitted", job_id=attempt.job_id, attempt=attempt.attempt, pool=attempt.pool)
+            context.telemetry.info("JobAdmitted", job_id=attempt.job_id, attempt=attempt.attempt, pool=attempt.pool)
             start_run(attempt, context)
 
     def on_refused(part: batches.WriteGroup, refused: Refused) -> None:
@@ -194,9 +194,7 @@ def start_run(attempt: Attempt, context: Context) -> bool:
     try:
         context.workflows.start(WorkflowName.RUN_JOB, attempt.workload_name, document)
     except TransientError as error:
-        context.telemetry.warning(
-            "The workflow of an attempt could not be started yet", job_id=attempt.job_id, error=str(error)
-        )
+        context.telemetry.warning("AttemptWorkflowNotStarted", job_id=attempt.job_id, error=str(error))
         return False
     return True
 
@@ -256,7 +254,7 @@ def _preempt(step: Preemption, loaded: LoadedCycle, tree: QuotaTree, context: Co
         _defer_after_refusal(job.job_id, refused, context)
         return
     context.telemetry.count("JobsPreempted", len(step.victims))
-    context.telemetry.info("Jobs asked to stop for another", job_id=job.job_id, victims=list(step.victims))
+    context.telemetry.info("PreemptionRequested", job_id=job.job_id, victims=list(step.victims))
 
 
 def _stop_writes(name: str, why: str, by: str, loaded: LoadedCycle, now: datetime) -> tuple[Write, ...]:
@@ -307,7 +305,7 @@ def _commit_departure(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, con
         return
     tree.raised(memory)
     context.telemetry.count("JobsMigratedBack")
-    context.telemetry.info("Job asked to migrate back to committed capacity", job_id=name)
+    context.telemetry.info("MigrationRequested", job_id=name)
 
 
 def _commit_reservation_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
@@ -323,7 +321,7 @@ def _commit_reservation_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaT
         context.ledger.commit(tree.put(memory), *(write for part in some for write in part.writes))
         tree.raised(memory)
         context.telemetry.count("JobsDrainedFromReservations", len(names))
-        context.telemetry.info("Jobs asked to stop before a reservation ends", jobs=names)
+        context.telemetry.info("ReservationStopsRequested", jobs=names)
 
     for some in batches.cut(parts, common_writes=(tree.put(tree.memory),)):
         batches.commit_each(
@@ -343,7 +341,7 @@ def _commit_queue_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, c
             batches.note_refusal(context.telemetry, name, refused)
             continue
         tree.raised(memory)
-        context.telemetry.info("Job asked to stop, its queue is drained", job_id=name)
+        context.telemetry.info("QueueDrainStopRequested", job_id=name)
 
 
 def _with_stopping(memory: SchedulerState, names: Iterable[str], setup: TeamSetup) -> SchedulerState:

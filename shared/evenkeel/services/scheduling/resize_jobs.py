@@ -83,7 +83,7 @@ class _ResizeCommit:
         for each in asked:
             self.context.telemetry.count("JobsResized", action=resize_answer(each.facts).action)
             self.context.telemetry.info(
-                "Job asked to stop to change size",
+                "ResizeRequested",
                 job_id=each.job_id,
                 from_nodes=each.resize.from_nodes,
                 to_nodes=each.resize.to_nodes,

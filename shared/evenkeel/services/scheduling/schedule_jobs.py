@@ -83,7 +83,7 @@ def _run(context: Context, results: heartbeats.SourceResults) -> Outcome:
             # The reasons of the jobs are recorded. The error repeats the request for this cycle.
             raise loaded.errors[context.site.clusters[0]]
         return Outcome(admitted=tuple(admitted), waiting=plan.waiting)
-    context.telemetry.warning("A scheduling cycle ended before the queue was stable", retries=_MAX_RETRIES)
+    context.telemetry.warning("CycleEndedEarly", retries=_MAX_RETRIES)
     return Outcome(admitted=tuple(admitted), is_complete=False)
 
 

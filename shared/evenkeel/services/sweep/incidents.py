@@ -36,7 +36,7 @@ def _resume(sweep: SweepRun, incident: Incident) -> bool:
     if incident.run >= sweep.context.policy.watch.max_runs:
         sweep.context.telemetry.count("IncidentsStuck")
         sweep.context.telemetry.error(
-            "The workflow of an incident ended repeatedly without settling it",
+            "RecoveryWorkflowFails",
             incident_id=incident.incident_id,
             run=incident.run,
             runbook="recovery-failed",

@@ -25,9 +25,7 @@ def resume_rentals(sweep: SweepRun) -> int:
         if state is not ExecutionState.NONE:
             # The execution has failed or was stopped. Its name cannot be used again.
             if rental.run >= sweep.context.policy.watch.max_runs:
-                sweep.context.telemetry.error(
-                    "The workflow of a rental fails repeatedly", rental=rental.name, runbook=_RUNBOOK
-                )
+                sweep.context.telemetry.error("RentalWorkflowFails", rental=rental.name, runbook=_RUNBOOK)
             rental = restarted(rental)
             sweep.context.ledger.commit(Put(rows.rental_row(rental, row.version)))
         repaired += rentals.start(rental, sweep.context)

@@ -76,7 +76,7 @@ def run(context: Context) -> Outcome:
             sweep.results.failed(source, "; ".join(sweep.failures))
             context.telemetry.count("SweepStepsFailed", step=name)
             context.telemetry.warning(
-                "A step of the sweep failed", step=name, failures=len(sweep.failures), detail=sweep.failures[0]
+                "SweepStepFailed", step=name, failures=len(sweep.failures), detail=sweep.failures[0]
             )
         else:
             sweep.results.answered(source)

@@ -1,4 +1,4 @@
-"""A run of the sweep: the facts that its steps need, each read once and only if it matters."""
+"""A run of the sweep: the facts that its steps need, which it reads once, and only if they matter."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,7 +35,7 @@ _MIN_INTERVAL_SECONDS = {"kueue": 50, "ghosts": 50, "gauges": 50, "sources": 50,
 
 
 class SweepRun:
-    """A run of the sweep, with its facts. Each is read once."""
+    """A run of the sweep. It reads each of its facts once."""
 
     def __init__(self, context: Context, notes: Mapping[str, Any]) -> None:
         self.context = context
@@ -67,7 +67,7 @@ class SweepRun:
         return True
 
     def read_each_cluster(self, what: str, read: Callable[[str], T]) -> dict[str, T]:
-        """Read a list of each cluster. A cluster that fails is recorded as unreadable and left out."""
+        """Read a list of each cluster. Record and skip a cluster that fails."""
         found: dict[str, T] = {}
         for cluster in self.context.site.clusters:
             if cluster in self._no_answer:
@@ -87,13 +87,11 @@ class SweepRun:
         self._warn(source.words, error)
 
     def _warn(self, source: str, error: EvenkeelError) -> None:
-        self.context.telemetry.warning(
-            "A source could not be read", what=source, error=type(error).__name__, detail=str(error)
-        )
+        self.context.telemetry.warning("SourceNotRead", what=source, error=type(error).__name__, detail=str(error))
 
     @contextlib.contextmanager
     def item(self, name: str) -> Iterator[None]:
-        """Work on one item of a step. A failure is recorded, and the next item follows."""
+        """Work on one item of a step. Record a failure and go on with the next item."""
         try:
             yield
         except EvenkeelError as error:
@@ -158,7 +156,7 @@ class SweepRun:
         if others:
             names = [f"{cluster}/{seen.namespace}/{seen.job_id}-a{seen.attempt}" for cluster, seen in others[:10]]
             self.context.telemetry.count("UnmanagedWorkloads", len(others))
-            self.context.telemetry.warning("Kubernetes Jobs carry labels of attempts that do not own them", jobs=names)
+            self.context.telemetry.warning("UnownedLabelsFound", jobs=names)
         return tuple(owned)
 
     def workload(self, attempt: Attempt) -> ObservedWorkload:
@@ -206,7 +204,7 @@ class SweepRun:
             if cursor is None:
                 return
         self.notes[name] = cursor
-        self.context.telemetry.warning("The sweep reached its page limit; the next sweep continues", list=name)
+        self.context.telemetry.warning("SweepPageLimitReached", list=name)
 
     def as_stored(self, listed: Iterable[Row]) -> tuple[Row, ...]:
         """Return the present rows, each once and without deleted ones, because the index may lag behind."""

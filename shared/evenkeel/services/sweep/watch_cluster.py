@@ -122,7 +122,7 @@ class _Watch:
                 self.note_state("watch", f"{type(error).__name__}: {error}")
                 is_lost_for_good = not isinstance(error, TransientError)
                 self.context.telemetry.count("WatchesLost")
-                self.context.telemetry.warning("The watch was lost", error=type(error).__name__, detail=str(error))
+                self.context.telemetry.warning("WatchLost", error=type(error).__name__, detail=str(error))
             if self.is_over() or is_lost_for_good:
                 return
 
@@ -160,7 +160,7 @@ class _Watch:
         if failures:
             self.failed_snapshots += 1
             self.context.telemetry.count("WatchSnapshotsFailed")
-            self.context.telemetry.warning("A snapshot of the watch failed", detail="; ".join(failures))
+            self.context.telemetry.warning("WatchSnapshotFailed", detail="; ".join(failures))
         # In a storm every round is long and follows a change. The recoveries need the tables, too.
         ended_at = self.context.clock.now()
         self.rests_until = ended_at + min(ended_at - now, MAX_REST)
