@@ -137,7 +137,10 @@ def run(run_dir: Path, *, rounds: int, warm_up: int, cold_rounds: int, say: Say)
     Raises:
         BenchFailed: An awaited state was not reached in time.
     """
-    with DataCentre.start(run_dir, fleet=_FLEET, say=say) as centre, NodeWatch(admin_api(centre.cluster)) as watch:
+    with (
+        DataCentre.start(run_dir, fleet=_FLEET, forks_workers=False, say=say) as centre,
+        NodeWatch(admin_api(centre.cluster)) as watch,
+    ):
         timer = CordonTimer(centre, watch)
         yardsticks = timer.deploy_yardsticks(say)
         machines = {EVENKEEL: centre.outputs["RecoverNodeArn"], EMPTY: yardsticks["RecoverNodeArn"]}

@@ -142,6 +142,7 @@ class DataCentre:
         stack: StackSettings | None = None,
         ticks: bool = True,
         keeps_cluster: bool = False,
+        forks_workers: bool = True,
         say: Say = lambda _text: None,
     ) -> Self:
         """Start everything; on any failure, also Ctrl-C, stop everything.
@@ -151,6 +152,7 @@ class DataCentre:
             fleet: The hardware.
             stack: How Evenkeel is deployed.
             keeps_cluster: Whether the GPU cluster saves its state, so that it can restart.
+            forks_workers: Whether functions start as forks, without importing their layer; see `Engine.start`.
             ticks: Whether the scheduled functions run each second; otherwise they run only if a test invokes them.
             say: Receives progress messages.
         """
@@ -159,7 +161,7 @@ class DataCentre:
         centre = cls(run_dir)
         centre._cluster_data = run_dir / "gpu-cluster-state" if keeps_cluster else None
         try:
-            centre._start_engine(say)
+            centre._start_engine(say, forks_workers=forks_workers)
             centre._start_gpu_cluster(fleet or FleetShape(), say)
             centre._deploy(stack or StackSettings(), say)
             centre._grant_access(say)
@@ -170,9 +172,9 @@ class DataCentre:
             raise
         return centre
 
-    def _start_engine(self, say: Say) -> None:
+    def _start_engine(self, say: Say, *, forks_workers: bool) -> None:
         say("starting the AWS emulator, with IAM enforced")
-        self.engine = self._open.enter_context(Engine.start(self.run_dir / "engine"))
+        self.engine = self._open.enter_context(Engine.start(self.run_dir / "engine", forks_workers=forks_workers))
         self.deployer = bootstrap(self.engine)
         place = {"LocationConstraint": REGION}
         self.deployer.client("s3").create_bucket(Bucket=CHECKPOINTS_BUCKET, CreateBucketConfiguration=place)

@@ -56,6 +56,7 @@ class Engine:
         port: int | None = None,
         sfn_mock_config: Mapping[str, Any] | None = None,
         wait_scale: float = 1.0,
+        forks_workers: bool = True,
     ) -> Engine:
         """Start an engine on loopback and wait until it answers.
 
@@ -64,6 +65,8 @@ class Engine:
             port: The port to use; a free one if None.
             sfn_mock_config: Task results by state machine and test case, in the format of Step Functions Local.
             wait_scale: Factor on Wait states and retry delays; 0 skips them. Only for tests of workflows alone.
+            forks_workers: Whether function workers are forks of a process that has imported their layer. Otherwise each
+                imports it, as on AWS: a measurement of cold starts needs this.
 
         Raises:
             EngineError: It cannot bind its port, ended while starting, or did not answer in time.
@@ -73,14 +76,19 @@ class Engine:
         candidates = [port] if port is not None else [_free_port() for _ in range(_PORT_TRIES)]
         for candidate in candidates:
             with contextlib.suppress(_PortTakenError):
-                return cls._start_on(candidate, run_dir.resolve(), sfn_mock_config, wait_scale)
+                return cls._start_on(candidate, run_dir.resolve(), sfn_mock_config, wait_scale, forks_workers)
         raise EngineError(
             f"the AWS emulator cannot bind 127.0.0.1:{', '.join(map(str, candidates))}: other processes use these ports"
         )
 
     @classmethod
     def _start_on(
-        cls, port: int, run_dir: Path, sfn_mock_config: Mapping[str, Any] | None, wait_scale: float
+        cls,
+        port: int,
+        run_dir: Path,
+        sfn_mock_config: Mapping[str, Any] | None,
+        wait_scale: float,
+        forks_workers: bool,
     ) -> Engine:
         if not _can_bind(port):
             raise _PortTakenError
@@ -93,6 +101,8 @@ class Engine:
             mock_file = run_dir / "data" / "mock-config.json"
             mock_file.write_text(json.dumps(sfn_mock_config), encoding="utf-8")
             environment["SFN_MOCK_CONFIG"] = str(mock_file)
+        if not forks_workers:
+            environment["EVENKEEL_ENGINE_PLAIN_WORKERS"] = "1"
         log = run_dir / "engine.log"
         child = Child.start(_COMMAND, log=log, env=environment, cwd=run_dir, pid_file=run_dir / "engine.pid")
         engine = cls(child, port, run_dir)
