@@ -181,7 +181,7 @@ def _temporary_capacity(record: Decision, _policy: Policy) -> Replayed:
 
 
 def _validation(record: Decision, _policy: Policy) -> Replayed:
-    verdict = judge_node(ObservedNode.model_validate(record.facts["machine"]), expected=int(record.facts["expected"]))
+    verdict = judge_node(ObservedNode.model_validate(record.facts["observed"]), expected=int(record.facts["expected"]))
     return Replayed(action="RELEASE" if verdict.is_valid else "KEEP", reason=verdict.reason)
 
 

@@ -1,9 +1,11 @@
 """Plan the recovery of a node, and check whether it is allowed."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
+from itertools import takewhile
+from typing import NamedTuple
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.health.faults import NODE_RUNGS, Fault, default_catalogue
@@ -157,75 +159,152 @@ def outcome_of(intent: PlanOutcome, facts: PlanFacts) -> PlanOutcome:
     return PlanOutcome.OBSERVE if why_not else intent
 
 
+class _Case(NamedTuple):
+    """The facts of a plan, with the first available rung."""
+
+    facts: PlanFacts
+    policy: RepairPolicy
+    first: str
+    """The first available rung."""
+    skipped: tuple[Alternative, ...]
+    """The rungs before it that are not available here."""
+
+    @property
+    def fault(self) -> FaultTerms:
+        return self.facts.terms
+
+    @property
+    def repair(self) -> str:
+        """The rungs that repair the node, as text; empty if there are none."""
+        return " then ".join(self.facts.ladder)
+
+
+class _Draft(NamedTuple):
+    """The plan that a rule makes."""
+
+    intent: PlanOutcome
+    owner: Owner
+    reason: str
+    rejected: tuple[tuple[str, str], ...] = ()
+    """Other options, each with the reason against it."""
+    jobs: JobAction = JobAction.MOVE
+    until: datetime | None = None
+    """Time until which jobs on the node may finish."""
+    repairs_node: bool = True
+
+
 def _intended_plan(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
-    fault = facts.terms
+    """Return the plan of the first rule in `_PLAN_RULES` that applies, as if every action were allowed."""
     first, skipped = _first_rung(facts)
+    case = _Case(facts, policy, first, skipped)
+    draft = next(found for rule in _PLAN_RULES if (found := rule(case)) is not None)
+    acts = draft.intent is PlanOutcome.ACT
+    return RecoveryPlan(
+        outcome=draft.intent,
+        intent=draft.intent,
+        repairs_node=acts and draft.repairs_node,
+        owner=draft.owner,
+        settle_seconds=math.ceil(case.fault.settle_seconds * policy.settle_scale) if acts else 0,
+        max_repairs=policy.max_attempts,
+        jobs=draft.jobs if acts else JobAction.LEAVE,
+        work_may_run_until=draft.until,
+        reason=draft.reason,
+        alternatives=(*skipped, *(Alternative(option=option, why_not=why_not) for option, why_not in draft.rejected)),
+    )
 
-    def plan(
-        intent: PlanOutcome,
-        owner: Owner,
-        reason: str,
-        *other: tuple[str, str],
-        jobs: JobAction = JobAction.MOVE,
-        until: datetime | None = None,
-        repairs: bool = True,
-    ) -> RecoveryPlan:
-        acts = intent is PlanOutcome.ACT
-        return RecoveryPlan(
-            outcome=intent,
-            intent=intent,
-            repairs_node=acts and repairs,
-            owner=owner,
-            settle_seconds=math.ceil(fault.settle_seconds * policy.settle_scale) if acts else 0,
-            max_repairs=policy.max_attempts,
-            jobs=jobs if acts else JobAction.LEAVE,
-            work_may_run_until=until,
-            reason=reason,
-            alternatives=tuple(Alternative(option=option, why_not=why_not) for option, why_not in (*skipped, *other)),
-        )
 
-    act, nothing, repair = PlanOutcome.ACT, PlanOutcome.NOTHING, " then ".join(facts.ladder)
-    if facts.opt_out_reason:
-        return plan(
-            PlanOutcome.STAND_DOWN,
-            Owner.PERSON,
-            facts.opt_out_reason,
-            ("recover", "a person opted this node out of automation"),
-        )
-    if facts.is_node_gone:
-        reason = "The node is already gone. Evenkeel moves its jobs and checks the replacement node."
-        return plan(act, Owner.EVENKEEL, reason, ("repair", "the node no longer exists"))
-    if facts.has_recovered:
-        return plan(nothing, Owner.NONE, "The node recovered before Evenkeel acted.", ("repair", "not needed"))
-    if first in _NO_ACTION_RUNGS or (first == "stand_down" and not facts.hyperpod_repairs):
-        explanation = _NO_ACTION_RUNGS.get(first, "this label needs no action here")
-        why_not = "this fault needs no repair" if not repair else f"the first rung is {first}"
-        reason = f"{fault.name}: {explanation}.{f' {facts.min_rung_reason}' if facts.min_rung_reason else ''}"
-        return plan(nothing, Owner.NONE, reason, (repair or "repair", why_not))
-    if not fault.acts_alone and len(facts.sources) < _MIN_SOURCES:
-        why_not = "one source is not enough for this fault"
-        reason = f"{fault.name}: Evenkeel waits for a second, independent source."
-        return plan(nothing, Owner.NONE, reason, (repair or first, why_not))
-    busy = provider_busy_reason(facts.cluster_status, facts.node_status)
-    if busy:
-        why_not = "two repairs of one node would conflict"
-        return plan(PlanOutcome.LATER, Owner.HYPERPOD, busy, (repair or first, why_not))
-    if first in _JOB_RUNGS and not _diagnoses(facts, first):
-        jobs, explanation = _JOB_RUNGS[first]
-        later = (repair or "repair", "the job action comes first")
-        return plan(act, Owner.NONE, f"{fault.name}: {explanation}.", later, jobs=jobs, repairs=False)
-    jobs = JobAction.ROLLBACK if first == "rollback_job" else JobAction.MOVE
-    if facts.is_person_cordon:
-        reason = "A person cordoned this node, so Evenkeel leaves it to that person and moves its jobs."
-        return plan(act, Owner.PERSON, reason, (repair or first, "a person has taken over the node"), jobs=jobs)
-    until = _work_may_run_until(facts, policy)
-    if until is not None or first == "cordon":
-        jobs = JobAction.LEAVE
-    owner, reason = _owner(facts, fault.name, first)
+def _opted_out(case: _Case) -> _Draft | None:
+    if not case.facts.opt_out_reason:
+        return None
+    rejected = (("recover", "a person opted this node out of automation"),)
+    return _Draft(PlanOutcome.STAND_DOWN, Owner.PERSON, case.facts.opt_out_reason, rejected)
+
+
+def _node_gone(case: _Case) -> _Draft | None:
+    if not case.facts.is_node_gone:
+        return None
+    reason = "The node is already gone. Evenkeel moves its jobs and checks the replacement node."
+    return _Draft(PlanOutcome.ACT, Owner.EVENKEEL, reason, (("repair", "the node no longer exists"),))
+
+
+def _recovered(case: _Case) -> _Draft | None:
+    if not case.facts.has_recovered:
+        return None
+    reason = "The node recovered before Evenkeel acted."
+    return _Draft(PlanOutcome.NOTHING, Owner.NONE, reason, (("repair", "not needed"),))
+
+
+def _needs_no_action(case: _Case) -> _Draft | None:
+    first, facts = case.first, case.facts
+    if first not in _NO_ACTION_RUNGS and (first != "stand_down" or facts.hyperpod_repairs):
+        return None
+    explanation = _NO_ACTION_RUNGS.get(first, "this label needs no action here")
+    why_not = f"the first rung is {first}" if case.repair else "this fault needs no repair"
+    stronger = f" {facts.min_rung_reason}" if facts.min_rung_reason else ""
+    reason = f"{case.fault.name}: {explanation}.{stronger}"
+    return _Draft(PlanOutcome.NOTHING, Owner.NONE, reason, ((case.repair or "repair", why_not),))
+
+
+def _single_source(case: _Case) -> _Draft | None:
+    if case.fault.acts_alone or len(case.facts.sources) >= _MIN_SOURCES:
+        return None
+    reason = f"{case.fault.name}: Evenkeel waits for a second, independent source."
+    rejected = ((case.repair or case.first, "one source is not enough for this fault"),)
+    return _Draft(PlanOutcome.NOTHING, Owner.NONE, reason, rejected)
+
+
+def _provider_busy(case: _Case) -> _Draft | None:
+    busy = provider_busy_reason(case.facts.cluster_status, case.facts.node_status)
+    if not busy:
+        return None
+    rejected = ((case.repair or case.first, "two repairs of one node would conflict"),)
+    return _Draft(PlanOutcome.LATER, Owner.HYPERPOD, busy, rejected)
+
+
+def _only_jobs(case: _Case) -> _Draft | None:
+    """The application caused the fault, so the plan acts on its jobs and not on the node."""
+    if case.first not in _JOB_RUNGS or _diagnoses(case.facts, case.first):
+        return None
+    jobs, explanation = _JOB_RUNGS[case.first]
+    reason = f"{case.fault.name}: {explanation}."
+    rejected = ((case.repair or "repair", "the job action comes first"),)
+    return _Draft(PlanOutcome.ACT, Owner.NONE, reason, rejected, jobs=jobs, repairs_node=False)
+
+
+def _cordoned_by_person(case: _Case) -> _Draft | None:
+    if not case.facts.is_person_cordon:
+        return None
+    reason = "A person cordoned this node, so Evenkeel leaves it to that person and moves its jobs."
+    rejected = ((case.repair or case.first, "a person has taken over the node"),)
+    return _Draft(PlanOutcome.ACT, Owner.PERSON, reason, rejected, jobs=_moved_jobs(case))
+
+
+def _repaired(case: _Case) -> _Draft:
+    until = _work_may_run_until(case.facts, case.policy)
+    owner, reason = _owner(case.facts, case.fault.name, case.first)
     if until is not None:
         reason = f"{reason} The node still works, so its jobs may end first, until {until:%Y-%m-%dT%H:%M:%SZ}."
-    other = [("repair", "only one owner may repair a node")] if owner is Owner.HYPERPOD else []
-    return plan(act, owner, reason, *other, jobs=jobs, until=until)
+    jobs = JobAction.LEAVE if until is not None or case.first == "cordon" else _moved_jobs(case)
+    rejected = (("repair", "only one owner may repair a node"),) if owner is Owner.HYPERPOD else ()
+    return _Draft(PlanOutcome.ACT, owner, reason, rejected, jobs=jobs, until=until)
+
+
+def _moved_jobs(case: _Case) -> JobAction:
+    return JobAction.ROLLBACK if case.first == "rollback_job" else JobAction.MOVE
+
+
+_PLAN_RULES: tuple[Callable[[_Case], _Draft | None], ...] = (
+    _opted_out,
+    _node_gone,
+    _recovered,
+    _needs_no_action,
+    _single_source,
+    _provider_busy,
+    _only_jobs,
+    _cordoned_by_person,
+    _repaired,
+)
+"""Every rule that makes a plan. The first that applies decides, and the last always applies."""
 
 
 def _owner(facts: PlanFacts, name: str, first: str) -> tuple[Owner, str]:
@@ -243,15 +322,15 @@ def _owner(facts: PlanFacts, name: str, first: str) -> tuple[Owner, str]:
     return Owner.EVENKEEL, f"{name}: {repair}, and move the jobs.{reason}"
 
 
-def _first_rung(facts: PlanFacts) -> tuple[str, list[tuple[str, str]]]:
+def _first_rung(facts: PlanFacts) -> tuple[str, tuple[Alternative, ...]]:
     """Return the first available rung, and each skipped rung with its reason."""
     rungs = facts.rungs or facts.terms.ladder
-    skipped: list[tuple[str, str]] = []
-    for rung in rungs:
-        if rung not in _UNAVAILABLE_RUNGS:
-            return rung, skipped
-        skipped.append((rung, _UNAVAILABLE_RUNGS[rung]))
-    return "page_human", skipped
+    skipped = [Alternative(option=rung, why_not=_UNAVAILABLE_RUNGS[rung]) for rung in takewhile(_is_unavailable, rungs)]
+    return next(iter(rungs[len(skipped) :]), "page_human"), tuple(skipped)
+
+
+def _is_unavailable(rung: str) -> bool:
+    return rung in _UNAVAILABLE_RUNGS
 
 
 def _diagnoses(facts: PlanFacts, first: str) -> bool:

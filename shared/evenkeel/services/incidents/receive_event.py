@@ -12,9 +12,9 @@ simply ingested again.
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from evenkeel.domain.health.classification import ClassifiedFact
 from evenkeel.domain.health.groups import GroupFact
@@ -258,61 +258,99 @@ def start_recovery(incident: Incident, workflows: Workflows) -> bool:
     return workflows.start(WorkflowName.RECOVER_NODE, incident.execution_name, document)
 
 
+class _FactRows(NamedTuple):
+    """The rows that a fact about a node is decided from. Absent rows are None."""
+
+    fact: Row | None
+    """An earlier copy of the fact."""
+    last: Row | None
+    """The last incident of the node life."""
+    pointer: Row | None
+    """The pointer to the open incident of the node life."""
+    unresolved: Row | None
+    """The fact, stored while its node was unknown."""
+    slot: Row | None
+    """The pointer to the last incident of the node slot."""
+    incident: Row | None
+    """The open incident."""
+    histories: Mapping[str, Row | None]
+    """Place of the fault (node, slot, job, …) → its history there."""
+
+    def to_records(self) -> IntakeRecords:
+        """Return what the rows say, for the decision."""
+        return IntakeRecords(
+            known_incident_id=self.fact.doc["incidentId"] if self.fact else "",
+            last=rows.read(self.last, LastIncident) if self.last else None,
+            current=rows.read(self.incident, Incident) if self.incident else None,
+            histories={place: rows.read(row, FaultHistory) for place, row in self.histories.items() if row},
+        )
+
+
 def _record_once(fact: NodeFact, affected: AffectedNode, context: Context) -> IntakeDecision:
-    now, is_drill = context.clock.now(), fact.is_drill
+    """Load the rows, decide, and commit. Raises Conflict if a row changed since it was read."""
+    now = context.clock.now()
     if fact.job_id:
         affected = affected.but(job_ids=(fact.job_id,))
     report = ClassifiedFact.of(fact, affected, context.policy.catalogue)
-    remembered_at = history_keys(report.fault, affected) if fact.kind is FactKind.SICKENED else ()
-    known, last_row, pointer, unresolved, slot_now, *history_rows = context.ledger.batch_get(
+    found = _read_fact_rows(report, affected, context.ledger, now)
+    decision = join_or_open(
+        report, found.to_records(), context.policy.catalogue, new_id=context.ids.new("inc"), now=now
+    )
+    writes = [*_decision_writes(decision, report, affected, found, context.ledger, now)]
+    for place, history in decision.histories.items():
+        writes.append(
+            Put(rows.history_row(place, history, _version(found.histories[place]), now, is_drill=fact.is_drill))
+        )
+    if decision.action is IntakeAction.OPEN and decision.incident:
+        writes.append(Put(rows.slot_row(decision.incident, _version(found.slot), now)))
+    if found.unresolved is not None:
+        writes.append(Delete(found.unresolved.key, found.unresolved.version))
+    if writes:
+        context.ledger.commit(*writes)
+    return decision
+
+
+def _read_fact_rows(report: ClassifiedFact, affected: AffectedNode, ledger: Ledger, now: datetime) -> _FactRows:
+    fact, is_drill = report.fact, report.fact.is_drill
+    places = history_keys(report.fault, affected) if fact.kind is FactKind.SICKENED else ()
+    known, last, pointer, unresolved, slot, *histories = ledger.batch_get(
         rows.fact_key(fact.fact_key),
         rows.last_key(affected.life, is_drill=is_drill),
         rows.open_key(affected.life, is_drill=is_drill),
         rows.unresolved_row({}, fact.fact_key, now).key,
         rows.slot_key(affected.slot, is_drill=is_drill),
-        *(rows.history_key(place, is_drill=is_drill) for place in remembered_at),
+        *(rows.history_key(place, is_drill=is_drill) for place in places),
     )
-    histories = dict(zip(remembered_at, history_rows, strict=True))
-    current_row = context.ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
-    decision = join_or_open(
-        report,
-        IntakeRecords(
-            known_incident_id=known.doc["incidentId"] if known else "",
-            last=rows.read(last_row, LastIncident) if last_row else None,
-            current=rows.read(current_row, Incident) if current_row else None,
-            histories={place: rows.read(row, FaultHistory) for place, row in histories.items() if row},
-        ),
-        context.policy.catalogue,
-        new_id=context.ids.new("inc"),
-        now=now,
-    )
-    writes: list[Write] = []
-    if decision.action is IntakeAction.EXPECTED and decision.incident:
-        version = known.version if known else 0
-        writes = [Put(rows.fact_row(fact.fact_key, decision.incident.incident_id, now, version))]
-    if decision.action is IntakeAction.IGNORED and fact.kind is FactKind.RECOVERED and not is_drill:
-        writes = _clear_unhealthy_node(fact, affected, context.ledger)
-    if decision.action in (IntakeAction.OPEN, IntakeAction.JOIN):
-        assert decision.incident
-        writes = _incident_writes(
-            decision.incident, report, known, pointer, current_row, opens=decision.action is IntakeAction.OPEN, now=now
-        )
-    if decision.action is IntakeAction.OPEN:
-        # The rows are read at different times. An incident settled between two reads would otherwise seem missing.
-        writes.append(
-            ConditionCheck(rows.last_key(affected.life, is_drill=is_drill), last_row.version if last_row else 0)
-        )
-    for place, history in decision.histories.items():
-        before = histories[place]
-        version = before.version if before else 0
-        writes.append(Put(rows.history_row(place, history, version, now, is_drill=is_drill)))
-    if decision.action is IntakeAction.OPEN and decision.incident:
-        writes.append(Put(rows.slot_row(decision.incident, slot_now.version if slot_now else 0, now)))
-    if unresolved is not None:
-        writes.append(Delete(unresolved.key, unresolved.version))
-    if writes:
-        context.ledger.commit(*writes)
-    return decision
+    incident = ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
+    return _FactRows(known, last, pointer, unresolved, slot, incident, dict(zip(places, histories, strict=True)))
+
+
+def _decision_writes(
+    decision: IntakeDecision,
+    report: ClassifiedFact,
+    affected: AffectedNode,
+    found: _FactRows,
+    ledger: Ledger,
+    now: datetime,
+) -> Iterator[Write]:
+    fact = report.fact
+    match decision.action:
+        case IntakeAction.EXPECTED if decision.incident:
+            yield Put(rows.fact_row(fact.fact_key, decision.incident.incident_id, now, _version(found.fact)))
+        case IntakeAction.IGNORED if fact.kind is FactKind.RECOVERED and not fact.is_drill:
+            yield from _clear_unhealthy_node(fact, affected, ledger)
+        case IntakeAction.JOIN:
+            assert decision.incident
+            yield from _incident_writes(decision.incident, report, found, opens=False, now=now)
+        case IntakeAction.OPEN:
+            assert decision.incident
+            yield from _incident_writes(decision.incident, report, found, opens=True, now=now)
+            # The rows are read at different times. An incident settled between two reads would otherwise seem missing.
+            yield ConditionCheck(rows.last_key(affected.life, is_drill=fact.is_drill), _version(found.last))
+
+
+def _version(row: Row | None) -> int:
+    return row.version if row else 0
 
 
 def _clear_unhealthy_node(fact: NodeFact, affected: AffectedNode, ledger: Ledger) -> list[Write]:
@@ -330,14 +368,7 @@ def _clear_unhealthy_node(fact: NodeFact, affected: AffectedNode, ledger: Ledger
 
 
 def _incident_writes(
-    incident: Incident,
-    report: ClassifiedFact,
-    known: Row | None,
-    pointer: Row | None,
-    current: Row | None,
-    *,
-    opens: bool,
-    now: datetime,
+    incident: Incident, report: ClassifiedFact, found: _FactRows, *, opens: bool, now: datetime
 ) -> list[Write]:
     fact = report.fact
     subject = incident.incident_id
@@ -349,12 +380,12 @@ def _incident_writes(
         type(entry.key)(entry.key.table, entry.key.pk, f"EVENT#{event_id}"), entry.doc, 0, None, entry.expires_at
     )
     return [
-        Put(rows.fact_row(fact.fact_key, subject, now, known.version if known else 0)),
+        Put(rows.fact_row(fact.fact_key, subject, now, _version(found.fact))),
         # The first writer creates the pointer, and all others check it. So two writers cannot both open an incident.
         Put(rows.open_row(incident.life, subject, is_drill=incident.is_drill), first_version=milliseconds(now))
         if opens
-        else ConditionCheck(pointer.key, pointer.version),  # type: ignore[union-attr]  # joins only what is open
-        Put(rows.incident_row(incident, 0 if opens else current.version)),  # type: ignore[union-attr]  # the same
+        else ConditionCheck(found.pointer.key, found.pointer.version),  # type: ignore[union-attr]  # joins only what is open
+        Put(rows.incident_row(incident, 0 if opens else found.incident.version)),  # type: ignore[union-attr]  # the same
         Put(rows.evidence_row(evidence)),
         Put(keyed),
     ]
