@@ -84,7 +84,7 @@ Json = Any
 class ValidationFacts(Value):
     """The facts of a VALIDATION record, which has no model of its own."""
 
-    machine: node_slot.ObservedNode
+    observed: node_slot.ObservedNode
     expected: int
 
 
