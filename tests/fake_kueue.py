@@ -205,7 +205,7 @@ class FakeKueue:
         )
 
     def _start(self, job: Json) -> None:
-        """Let a Job have pods, on the machines of its flavor."""
+        """Let a Job have pods, on the nodes of its flavor."""
         selector = {"node.kubernetes.io/instance-type": FLAVOR}
         pods = {"spec": {"nodeSelector": selector}}
         self._api.patch(self._job_path(job), {"spec": {"suspend": False, "template": pods}})

@@ -1,4 +1,4 @@
-"""The machines, the control planes and the training jobs, in virtual time. They misbehave; they are never in doubt."""
+"""The nodes, the control planes and the training jobs, in virtual time. They misbehave; they are never in doubt."""
 
 import functools
 import itertools
@@ -158,7 +158,7 @@ class SimulatedProvider(FakeProvider):
     """HyperPod: repairs take a while, and some of them go wrong."""
 
     def __init__(self, loop: Loop, chance: random.Random, cluster: SimulatedCluster, size: int) -> None:
-        """Begin with so many machines of HyperPod."""
+        """Begin with so many nodes of HyperPod."""
         machines = [a_provider_node(number) for number in range(1, size + 1)]
         super().__init__(LoopClock(loop), *machines, kubernetes=cluster)
         self.loop = loop
@@ -167,22 +167,22 @@ class SimulatedProvider(FakeProvider):
         """Share of calls and repairs that go wrong."""
         self.has_capacity = True
         self.shown: dict[str, tuple[float, ProviderNode]] = {}
-        """Stale list entries of a machine with their expiry: lists lag behind accepted calls."""
+        """Stale list entries of a node with their expiry: lists lag behind accepted calls."""
         self.is_told: Callable[[str], None] = lambda _: None
         self.on_no_capacity: Callable[[str], None] = lambda _: None
         self.on_new_node: Callable[[str], None] = lambda _: None
 
-    def _ask(self, rung: str, machine: str) -> RepairAnswer:
+    def _ask(self, rung: str, instance_id: str) -> RepairAnswer:
         if self.chance.random() < self.trouble / 2 and not self.scripted:
             self.scripted.append(self.chance.choice((RepairAnswer.NOT_NOW, RepairAnswer.FAILED, RepairAnswer.UNKNOWN)))
         if self.chance.random() < self.trouble / 2:
             self.lost_replies = 1
-        before, was_running = self.by_id.get(machine), machine in self.running
-        answer = super()._ask(rung, machine)
+        before, was_running = self.by_id.get(instance_id), instance_id in self.running
+        answer = super()._ask(rung, instance_id)
         self.lost_replies = 0
-        if before and not was_running and machine in self.running:
-            self.shown[machine] = (self.loop.seconds + self.chance.choice((0.0, 3.0, 15.0)), before)
-            self.begin(machine)
+        if before and not was_running and instance_id in self.running:
+            self.shown[instance_id] = (self.loop.seconds + self.chance.choice((0.0, 3.0, 15.0)), before)
+            self.begin(instance_id)
         return answer
 
     def nodes(self) -> tuple[ProviderNode, ...]:
@@ -203,42 +203,44 @@ class SimulatedProvider(FakeProvider):
             self.loop.after(self.chance.uniform(3, 12), lambda: self._end_check(instance_id, passed=passed))
         return answer
 
-    def _end_check(self, machine: str, *, passed: bool) -> None:
-        if machine in self.by_id and self.by_id[machine].status == "DeepHealthCheckInProgress":
-            self.is_told(f"the deep health check of {machine} is over: {'well' if passed else 'sick'}")
-            self.finish_check(machine, passed=passed)
+    def _end_check(self, instance_id: str, *, passed: bool) -> None:
+        if instance_id in self.by_id and self.by_id[instance_id].status == "DeepHealthCheckInProgress":
+            self.is_told(f"the deep health check of {instance_id} is over: {'well' if passed else 'sick'}")
+            self.finish_check(instance_id, passed=passed)
 
-    def repair_by_itself(self, machine: str) -> None:
-        """Replace a machine without a request, as NodeRecovery=Automatic does."""
-        if machine in self.by_id and machine not in self.running:
-            self.running[machine] = "replace"
-            self.by_id[machine] = self.by_id[machine].but(status="Pending")
-            if seen := self._seen(machine):
+    def repair_by_itself(self, instance_id: str) -> None:
+        """Replace a node without a request, as NodeRecovery=Automatic does."""
+        if instance_id in self.by_id and instance_id not in self.running:
+            self.running[instance_id] = "replace"
+            self.by_id[instance_id] = self.by_id[instance_id].but(status="Pending")
+            if seen := self._seen(instance_id):
                 self.kubernetes.remove_node(seen.name, seen.cluster)  # type: ignore[union-attr]  # always given here
-            self.begin(machine)
+            self.begin(instance_id)
 
-    def begin(self, machine: str) -> None:
+    def begin(self, instance_id: str) -> None:
         """Have a repair that was accepted end some time."""
         seconds = self.chance.uniform(3, 40)
         if self.chance.random() < self.trouble:
             seconds = self.chance.choice((80.0, 150.0, 1e9))  # late, later than any deadline, or never
         sick_still = self.chance.random() < self.trouble
-        self.loop.after(seconds, lambda: self._end(machine, sick_still=sick_still))
+        self.loop.after(seconds, lambda: self._end(instance_id, sick_still=sick_still))
 
-    def _end(self, machine: str, *, sick_still: bool) -> None:
-        if machine not in self.running:
+    def _end(self, instance_id: str, *, sick_still: bool) -> None:
+        if instance_id not in self.running:
             return
-        if self.running[machine] != REBOOT and not self.has_capacity:
-            self.is_told(f"no capacity to replace {machine}")
-            self.on_no_capacity(machine)
-            self.loop.after(30, lambda: self._end(machine, sick_still=sick_still))
+        if self.running[instance_id] != REBOOT and not self.has_capacity:
+            self.is_told(f"no capacity to replace {instance_id}")
+            self.on_no_capacity(instance_id)
+            self.loop.after(30, lambda: self._end(instance_id, sick_still=sick_still))
             return
-        if not sick_still and (seen := self._seen(machine)):
+        if not sick_still and (seen := self._seen(instance_id)):
             labels = without_health_labels(seen.labels)
             self.kubernetes.set_node(seen.name, seen.cluster, labels=labels)  # type: ignore[union-attr]  # always given here
-        rung = self.running[machine]
-        now = self.finish(machine)
-        self.is_told(f"{rung} of {machine} is over, {now} has the node slot" + (", still faulty" if sick_still else ""))
+        rung = self.running[instance_id]
+        now = self.finish(instance_id)
+        self.is_told(
+            f"{rung} of {instance_id} is over, {now} has the node slot" + (", still faulty" if sick_still else "")
+        )
         if rung != REBOOT:
             self.on_new_node(now)
         if sick_still and rung != REBOOT and (seen := self._seen(now)):
@@ -360,12 +362,12 @@ class SimulatedTrainers:
 
 
 def without_health_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return a node's labels without HyperPod's health marks; the labels still name the machine."""
+    """Return a node's labels without HyperPod's health marks; the labels still name the node."""
     return {name: value for name, value in labels.items() if name != FAULT_TYPES}
 
 
 def a_spot_node(number: int, **changes: Any) -> KubernetesNode:
-    """A machine that Karpenter launched, and that EC2 may take back."""
+    """A node that Karpenter launched, and that EC2 may take back."""
     there = a_node(number)
     facts: dict[str, Any] = {
         "hyperpod_cluster_id": None,

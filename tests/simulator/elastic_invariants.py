@@ -1,6 +1,6 @@
 """Invariants of jobs with several sizes: more rows of the same table.
 
-The size limits, waiting times and idle nodes are computed here again, from specs, attempts and machines.
+The size limits, waiting times and idle nodes are computed here again, from specs, attempts and nodes.
 """
 
 from collections.abc import Iterator
@@ -179,7 +179,7 @@ def _kind_of(world: "Simulation", name: str) -> tuple[str, str]:
 
 
 def _idle_for(world: "Simulation", job: Job) -> list[str]:
-    """Return the machines of its kind that nothing uses and that a job could have, without the spares."""
+    """Return the nodes of its kind that nothing uses and that a job could have, without the spares."""
     pool = _pool_of(world, job)
     used, charged = (
         world.cluster.accelerators_in_use(CLUSTER),
@@ -198,7 +198,7 @@ def _idle_for(world: "Simulation", job: Job) -> list[str]:
 
 
 def _waiting(world: "Simulation", pool: tuple[str, str]) -> list[str]:
-    """Return the jobs and replicas that wait for machines of a kind; jobs that are too large for it are left out."""
+    """Return the jobs and replicas that wait for nodes of a kind; jobs that are too large for it are left out."""
     now, found = world.loop.now(), []
     size = sum(_kind_of(world, node.name) == pool for node in world.cluster.nodes(CLUSTER))
     for key, row in world.ledger.rows.items():
@@ -327,7 +327,7 @@ def _saved(world: "Simulation", job_id: str) -> Iterator[tuple[int, int]]:
 
 @invariant_check(
     "spare-before-shrink",
-    "A job that lost machines continues with fewer only after spares had their time.",
+    "A job that lost nodes continues with fewer only after spares had their time.",
     CheckTrigger.COMMIT,
     needs_elastic_jobs=True,
 )

@@ -54,11 +54,11 @@ _SERVES = 0.4
 _SEATS_AFTER = 1.0
 _MEDDLES = 0.4
 """At so many commits about a job that changes size something happens."""
-_TAKES = "take an idle machine"
+_TAKES = "take an idle node"
 KINDS = ("each", "step", "discrete")
 OUTCOMES = ("RESIZE GROW", "RESIZE SHRINK", "RESUME SHRINK")
 """Answers of the rules that some seed must have."""
-DEEDS = ("cancel", "suspend", "lose a machine", "cordon an idle machine", _TAKES, "die", "die after")
+DEEDS = ("cancel", "suspend", "lose a node", "cordon an idle node", _TAKES, "die", "die after")
 
 
 def is_in(seed: int) -> bool:
@@ -103,7 +103,7 @@ class ElasticScenario:
         self.world, self.dice = world, dice
         self.watched = SizeHistory()
         self.size = dice.choice((4, 5, 6, 8))
-        """Machines of the fleet: on fewer there is little to grow to."""
+        """Nodes of the fleet: on fewer there is little to grow to."""
         self.mode = "act" if dice.random() < _ACTS else world.mode
         self.terms = ElasticTerms(
             resize_seconds=dice.choice((1, 3)),
@@ -180,7 +180,7 @@ class ElasticScenario:
             world.loop.after(dice.uniform(30, lasts + 60), self._submit(number, asked, 30.0))
 
     def leaves_out(self, number: int) -> bool:
-        """Return whether some job of the seed is left out: no job grows while all machines are in use."""
+        """Return whether some job of the seed is left out: no job grows while all nodes are in use."""
         return number < _TEAMS
 
     def _submit(self, number: int, nodes: int, length: float) -> Callable[[], None]:
@@ -298,8 +298,8 @@ class ElasticScenario:
         deeds: dict[str, Callable[[], None]] = {
             "cancel": lambda: self._cancel(job_id),
             "suspend": lambda: self._suspend(job_id, 5 + 4 * seconds),
-            "lose a machine": lambda: self._lose_node(job_id, number),
-            "cordon an idle machine": lambda: self._cordon_idle(number),
+            "lose a node": lambda: self._lose_node(job_id, number),
+            "cordon an idle node": lambda: self._cordon_idle(number),
             _TAKES: lambda: self._take_idle(number, 10 + 3 * seconds),
         }
         world.loop.after(seconds, deeds[kind])

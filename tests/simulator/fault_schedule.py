@@ -1,4 +1,4 @@
-"""The schedule of a seed: faults of machines, actions of people, outages and jobs, fixed before it begins."""
+"""The schedule of a seed: faults of nodes, actions of people, outages and jobs, fixed before it begins."""
 
 import functools
 import random
@@ -158,30 +158,32 @@ def _control_plane_outages(world: "Simulation", lasts: float) -> None:
 
 @dataclass(frozen=True)
 class _Fault:
-    """A fault of a machine or a job, with the probabilities of its course."""
+    """A fault of a node or a job, with the probabilities of its course."""
 
     world: "Simulation"
     number: int
-    """Chooses the machine, job or workflow."""
+    """Chooses the node, job or workflow."""
     kind: int
     seconds: float
     fault: str
     soon: float
 
     def marked(self) -> None:
-        world, machine = self.world, self.world.machine(self.number)
-        world.sicken(machine, self.fault, marked=True, heard=True)
+        world, instance_id = self.world, self.world.instance_id(self.number)
+        world.sicken(instance_id, self.fault, marked=True, heard=True)
         if self.kind == 1:  # a burst: the second sign is worse, or another witness
-            world.loop.after(self.soon, lambda: world.sicken(machine, "NvidiaErrorTerminate", marked=True, heard=True))
+            world.loop.after(
+                self.soon, lambda: world.sicken(instance_id, "NvidiaErrorTerminate", marked=True, heard=True)
+            )
         if self.kind == 2:  # it flaps
-            world.loop.after(self.seconds, lambda: _clear_fault(world, machine))
+            world.loop.after(self.seconds, lambda: _clear_fault(world, instance_id))
 
     def without_health_labels(self) -> None:
-        self.world.sicken(self.world.machine(self.number), self.fault, marked=False, heard=True)
+        self.world.sicken(self.world.instance_id(self.number), self.fault, marked=False, heard=True)
 
     def cut_off(self) -> None:
         world = self.world
-        node = world.node_of(world.machine(self.number))
+        node = world.node_of(world.instance_id(self.number))
         if node is None or not node.is_ready:
             return
         world.tell(f"{node.instance_id} is cut off")
@@ -192,7 +194,7 @@ class _Fault:
             world.loop.after(20 + self.seconds / 3, self.broken)  # its replacement fails before it has saved anything
 
     def dead(self) -> None:
-        node = self.world.node_of(self.world.machine(self.number))
+        node = self.world.node_of(self.world.instance_id(self.number))
         if node is not None and node.is_ready:
             self.world.tell(f"{node.instance_id} is dead")
             self.world.cluster.kill_node(node.name)
@@ -227,7 +229,7 @@ _KINDS = (
 
 
 def _fault(world: "Simulation") -> Callable[[], None]:
-    """Choose a fault of a machine or a job."""
+    """Choose a fault of a node or a job."""
     chance = world.chance
     fault = _Fault(
         world,
@@ -242,36 +244,36 @@ def _fault(world: "Simulation") -> Callable[[], None]:
 
 
 def _simultaneous_faults(world: "Simulation") -> Callable[[], None]:
-    """Let some machines sicken at one moment: their recoveries go in step."""
+    """Let some nodes sicken at one moment: their recoveries go in step."""
     numbers, fault = range(world.chance.choice((2, 2, 3))), world.chance.choice(FAULTS[:2])
 
     def sicken() -> None:
-        for machine in {world.machine(number): None for number in numbers}:
-            world.sicken(machine, fault, marked=True, heard=True)
+        for instance_id in {world.instance_id(number): None for number in numbers}:
+            world.sicken(instance_id, fault, marked=True, heard=True)
 
     return sicken
 
 
 def _capacity_shortage(world: "Simulation") -> Callable[[], None]:
-    """Let a launch find no capacity, and let a machine fail that only another machine can replace."""
+    """Let a launch find no capacity, and let a node fail that only another node can replace."""
     number, seconds = world.chance.randrange(100), world.chance.uniform(2, 20)
 
     def scarce() -> None:
-        machine = world.machine(number)
+        instance_id = world.instance_id(number)
         world.without_capacity("")
-        sicken = functools.partial(world.sicken, machine, "NvidiaErrorTerminate", marked=True, heard=True)
+        sicken = functools.partial(world.sicken, instance_id, "NvidiaErrorTerminate", marked=True, heard=True)
         world.loop.after(seconds, sicken)
 
     return scarce
 
 
-def _clear_fault(world: "Simulation", machine: str) -> None:
-    node = world.node_of(machine)
+def _clear_fault(world: "Simulation", instance_id: str) -> None:
+    node = world.node_of(instance_id)
     if node is not None:
-        world.tell(f"{machine} shows no fault any more")
+        world.tell(f"{instance_id} shows no fault any more")
         world.cluster.set_node(node.name, labels=without_health_labels(node.labels))
         if not world.drops_events:
-            world.deliver(world.event(machine, ""), 1.0)
+            world.deliver(world.event(instance_id, ""), 1.0)
 
 
 def _reconnect(world: "Simulation", name: str) -> None:
@@ -288,12 +290,12 @@ class _PersonAction:
 
     world: "Simulation"
     number: int
-    """Chooses the machine, node or job."""
+    """Chooses the node or job."""
     seconds: float
 
     def cordon(self) -> None:
         world = self.world
-        node = world.node_of(world.machine(self.number))
+        node = world.node_of(world.instance_id(self.number))
         if node is not None and not node.is_cordoned:
             world.tell(f"bo cordons {node.instance_id}")
             world.cluster.set_node(node.name, is_cordoned=True)
@@ -321,10 +323,10 @@ class _PersonAction:
         self.world.hold_automation(self.seconds)
 
     def mend(self) -> None:
-        world, machine, lasts = self.world, self.world.machine(self.number), self.seconds + 60
-        world.sicken(machine, FAULTS[self.number % 4], marked=True, heard=True)
+        world, instance_id, lasts = self.world, self.world.instance_id(self.number), self.seconds + 60
+        world.sicken(instance_id, FAULTS[self.number % 4], marked=True, heard=True)
         world.hold_automation(lasts)
-        world.loop.after(lasts * 0.7, lambda: world.mend(machine))
+        world.loop.after(lasts * 0.7, lambda: world.mend(instance_id))
 
     def cancel(self) -> None:
         self.world.cancel(self.number % 3)

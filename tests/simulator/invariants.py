@@ -123,8 +123,8 @@ class InvariantChecker:
             return
         self._make(CheckTrigger.COMMIT, world, changes)
 
-    def repair(self, world: "Simulation", rung: str, machine: str) -> None:
-        self._make(CheckTrigger.REPAIR, world, rung, machine)
+    def repair(self, world: "Simulation", rung: str, instance_id: str) -> None:
+        self._make(CheckTrigger.REPAIR, world, rung, instance_id)
 
     def cordon(self, world: "Simulation", name: str) -> None:
         self._make(CheckTrigger.CORDON, world, name)
@@ -342,48 +342,53 @@ def lease_is_its_owners(world: "Simulation", changes: Changes) -> Iterator[str]:
     "Before a repair call, its intent and its decision are recorded.",
     CheckTrigger.REPAIR,
 )
-def intent_before_effect(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
+def intent_before_effect(world: "Simulation", rung: str, instance_id: str) -> Iterator[str]:
     for row in world.ledger.of("META", "LEASE#"):
         asks = row.doc.get("requests", ())
-        if asks and asks[-1]["life"]["instanceId"] == machine and asks[-1]["rung"] == rung and not asks[-1]["answer"]:
+        if (
+            asks
+            and asks[-1]["life"]["instanceId"] == instance_id
+            and asks[-1]["rung"] == rung
+            and not asks[-1]["answer"]
+        ):
             break
     else:
-        yield f"{rung} of {machine} is called without a lease that records it"
+        yield f"{rung} of {instance_id} is called without a lease that records it"
         return
     decided = [
         one.doc
         for one in world.ledger.of("META", "DEC#")
         if one.doc["kind"] == "REPAIR"
         and one.doc["action"] == rung.upper()
-        and one.doc["facts"]["life"]["instanceId"] == machine
+        and one.doc["facts"]["life"]["instanceId"] == instance_id
     ]
     if not decided:
-        yield f"{rung} of {machine} is called without a recorded decision"
+        yield f"{rung} of {instance_id} is called without a recorded decision"
 
 
 @invariant_check(
     "one-repair-in-flight-per-node",
-    "A machine has at most one repair in flight, and is replaced at most once.",
+    "A node has at most one repair in flight, and is replaced at most once.",
     CheckTrigger.REPAIR,
 )
-def one_repair_per_node_life(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
-    for at, was, was_heard in world.watched.calls.get(machine, ()):
-        if rung == "replace" == was and machine in world.provider.by_id and was_heard:
-            yield f"{machine} gets a second accepted Replace call; at most one is allowed"
+def one_repair_per_node_life(world: "Simulation", rung: str, instance_id: str) -> Iterator[str]:
+    for at, was, was_heard in world.watched.calls.get(instance_id, ()):
+        if rung == "replace" == was and instance_id in world.provider.by_id and was_heard:
+            yield f"{instance_id} gets a second accepted Replace call; at most one is allowed"
         # An unrecorded reply counts like a lost reply: the service waits this long for both.
         is_awaited = world.loop.seconds - at < world.policy.repair.reconcile_after_seconds
-        if world.provider.running.get(machine) == was == rung and was_heard and is_awaited:
-            yield f"{was} of {machine} is called again while the call accepted at {at:.1f} runs"
-        if not was_heard and rung == was and is_awaited and machine in world.provider.running:
-            yield f"{was} of {machine} is called again before the wait for the lost reply of {at:.1f} is over"
+        if world.provider.running.get(instance_id) == was == rung and was_heard and is_awaited:
+            yield f"{was} of {instance_id} is called again while the call accepted at {at:.1f} runs"
+        if not was_heard and rung == was and is_awaited and instance_id in world.provider.running:
+            yield f"{was} of {instance_id} is called again before the wait for the lost reply of {at:.1f} is over"
 
 
 @invariant_check(
     "repair-and-cordon-limits",
-    "The machines of a pool in repair, or with Evenkeel's cordon, stay within its limits.",
+    "The nodes of a pool in repair, or with Evenkeel's cordon, stay within its limits.",
     CheckTrigger.REPAIR,
 )
-def limit_of_repairs_holds(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
+def limit_of_repairs_holds(world: "Simulation", rung: str, instance_id: str) -> Iterator[str]:
     rails = world.policy.repair.guardrails
     others = []
     for row in world.ledger.of("META", "LEASE#"):
@@ -393,7 +398,7 @@ def limit_of_repairs_holds(world: "Simulation", rung: str, machine: str) -> Iter
             for ask in row.doc["requests"]
             if ask["incidentId"] == row.doc["incidentId"] and ask["rung"] in NODE_RUNGS
         ]
-        # After its node branch, a machine is in service again, or a person owns it. In a later run it is in service
+        # After its node branch, a node is in service again, or a person owns it. In a later run it is in service
         # until its next repair call.
         returned_at = (owner.doc["stages"]["returnedAt"] if owner else "") or ""
         is_called = any(ask["requestedAt"] > returned_at for ask in called)
@@ -404,14 +409,14 @@ def limit_of_repairs_holds(world: "Simulation", rung: str, machine: str) -> Iter
         ):
             continue  # Karpenter returned it and does not replace it
         is_in_repair = owner and _is_open(owner.doc) and is_called and not owner.doc["nodeBranch"]
-        if owner and is_in_repair and owner.doc["life"]["instanceId"] != machine:
+        if owner and is_in_repair and owner.doc["life"]["instanceId"] != instance_id:
             others.append((owner.doc["life"]["instanceId"], owner.doc["pool"]))
-    node = world.node_of(machine)
+    node = world.node_of(instance_id)
     pool = node.pool if node else ""
     most = pool_limit(rails.pool_repairs, rails.pool_repair_share, world.pool_sizes.get(pool, world.size))
     in_pool = [name for name, its in others if its == pool]
     if len(in_pool) >= most or len(others) >= rails.fleet_repairs:
-        yield f"{rung} of {machine} exceeds the limit of {most}; in repair: {', '.join(name for name, _ in others)}"
+        yield f"{rung} of {instance_id} exceeds the limit of {most}; in repair: {', '.join(name for name, _ in others)}"
 
 
 @invariant_check("repair-and-cordon-limits", "", CheckTrigger.CORDON)
@@ -436,9 +441,9 @@ def limit_of_cordons_holds(world: "Simulation", name: str) -> Iterator[str]:
     "Nothing harmful is done in mode observe, unapproved in mode recommend, or under a hold.",
     CheckTrigger.REPAIR,
 )
-def no_harm_while_held(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
+def no_harm_while_held(world: "Simulation", rung: str, instance_id: str) -> Iterator[str]:
     if barred := _barred(world):
-        yield f"{rung} of {machine} is requested {barred}"
+        yield f"{rung} of {instance_id} is requested {barred}"
 
 
 @invariant_check("no-harmful-act-without-permission", "", CheckTrigger.STOP)
@@ -489,15 +494,15 @@ def approval_is_of_its_plan(world: "Simulation", changes: Changes) -> Iterator[s
 
 @invariant_check(
     "shared-cause-blocks-repairs",
-    "While enough machines of a zone are unhealthy by one cause, none of them is repaired.",
+    "While enough nodes of a zone are unhealthy by one cause, none of them is repaired.",
     CheckTrigger.REPAIR,
 )
-def shared_cause_bars_repairs(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
-    rails, decided_at = world.policy.repair.guardrails, _asked_at(world, rung, machine)
+def shared_cause_bars_repairs(world: "Simulation", rung: str, instance_id: str) -> Iterator[str]:
+    rails, decided_at = world.policy.repair.guardrails, _asked_at(world, rung, instance_id)
     nodes = [rows.read(row, FleetNode) for row in world.ledger.of("META", "NODE#")]
-    zone = next((node.zone for node in nodes if node.life.instance_id == machine), "")
+    zone = next((node.zone for node in nodes if node.life.instance_id == instance_id), "")
     in_zone = {node.life.key: node for node in nodes if zone and node.zone == zone}
-    # Only machines that every reader counts: by their own row unhealthy since before the decision.
+    # Only nodes that every reader counts: by their own row unhealthy since before the decision.
     faulty = {
         key
         for key, node in in_zone.items()
@@ -515,16 +520,16 @@ def shared_cause_bars_repairs(world: "Simulation", rung: str, machine: str) -> I
     needed = max(rails.shared_cause_count, math.ceil(rails.shared_cause_share * len(in_zone)))
     window = timedelta(seconds=rails.shared_cause_window_seconds)
     if any(last - first < window for first, last in zip(began, began[needed - 1 :], strict=False)):
-        yield f"{rung} of {machine} is requested while {len(began)} machines of {zone} share a cause"
+        yield f"{rung} of {instance_id} is requested while {len(began)} nodes of {zone} share a cause"
 
 
-def _asked_at(world: "Simulation", rung: str, machine: str) -> datetime:
+def _asked_at(world: "Simulation", rung: str, instance_id: str) -> datetime:
     """Return when the repair that is called now was decided; without a record, when the call began."""
     asks = [
         ask
         for row in world.ledger.of("META", "LEASE#")
         for ask in row.doc.get("requests", ())
-        if ask["life"]["instanceId"] == machine and ask["rung"] == rung
+        if ask["life"]["instanceId"] == instance_id and ask["rung"] == rung
     ]
     began = A_MOMENT + timedelta(seconds=_began(world))
     return min([began, *(datetime.fromisoformat(ask["requestedAt"]) for ask in asks[-1:])])
@@ -533,10 +538,10 @@ def _asked_at(world: "Simulation", rung: str, machine: str) -> datetime:
 @invariant_check(
     "operator-cordon-is-kept", "A node that a person cordoned is neither repaired nor uncordoned.", CheckTrigger.REPAIR
 )
-def persons_node_is_left(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
-    node = world.node_of(machine)
+def persons_node_is_left(world: "Simulation", rung: str, instance_id: str) -> Iterator[str]:
+    node = world.node_of(instance_id)
     if node and world.watched.persons.get(node.name, 1e12) < _began(world):
-        yield f"{rung} of {machine} is requested, but a person cordoned it"
+        yield f"{rung} of {instance_id} is requested, but a person cordoned it"
 
 
 @invariant_check("operator-cordon-is-kept", "", CheckTrigger.RELEASE)
@@ -813,7 +818,7 @@ def _leftover_rentals(world: "Simulation") -> Iterator[str]:
 
 
 def _is_out_of_places(world: "Simulation", doc: "Json") -> bool:
-    """Return whether a recovery rightly waits: machines that need a person use the whole cordon limit of its pool."""
+    """Return whether a recovery rightly waits: nodes that need a person use the whole cordon limit of its pool."""
     if not doc.get("block") or doc["block"]["guardrail"] not in ("POOL_CORDONS", "FLEET_CORDONS"):
         return False
     node = world.node_of(doc["life"]["instanceId"])
@@ -938,7 +943,7 @@ def _is_fact_lost(world: "Simulation", body: str) -> Iterator[str]:
             for row in world.ledger.of("META", f"LAST#{CLUSTER}/{fact.instance_id}/")
         )
         if rows.node_key(CLUSTER, fact.instance_id) not in world.ledger.rows:
-            kept = (*kept, rows.early_key(fact.instance_id))  # no sweep ever saw that machine
+            kept = (*kept, rows.early_key(fact.instance_id))  # no sweep ever saw that node
         if not is_over and not any(one in world.ledger.rows for one in kept) and not _is_of_a_burst(world, fact):
             yield f"{key} was taken from the queue but is stored nowhere"
         noted = world.ledger.rows.get(kept[0])

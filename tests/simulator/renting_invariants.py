@@ -1,4 +1,4 @@
-"""Invariants of rented nodes: more rows of the same table. Sums are computed again from rows and machines."""
+"""Invariants of rented nodes: more rows of the same table. Sums are computed again from rows and nodes."""
 
 import math
 from collections import Counter
@@ -57,14 +57,14 @@ def _began(world: Simulation) -> float:
 
 
 def _machine(cluster: RentingCluster, node_name: str) -> BurstMachine | None:
-    """Return the rented machine that a node is, or was."""
+    """Return the rented node that a node is, or was."""
     return next((each for each in cluster.machines.values() if each.node_name == node_name), None)
 
 
-def _was_usable(machine: BurstMachine, since: float) -> bool:
-    """Return whether a machine was schedulable at some time since then, so that a reader may have seen it so."""
-    lost = [at for at in (machine.gone_at, machine.usable_until) if at is not None]
-    return machine.joined_at is not None and all(at >= since for at in lost)
+def _was_usable(burst_node: BurstMachine, since: float) -> bool:
+    """Return whether a node was schedulable at some time since then, so that a reader may have seen it so."""
+    lost = [at for at in (burst_node.gone_at, burst_node.usable_until) if at is not None]
+    return burst_node.joined_at is not None and all(at >= since for at in lost)
 
 
 # ---------------------------------------------------------------- money
@@ -104,10 +104,10 @@ def caps_hold(world: Simulation, changes: Changes) -> Iterator[str]:
 def machines_are_within_caps(world: Simulation) -> Iterator[str]:
     if world.renting is None or not isinstance(world.cluster, RentingCluster):
         return
-    costs = sum(world.renting.by_name[machine.pool].micros_per_node_hour for machine in world.cluster.alive())
+    costs = sum(world.renting.by_name[burst_node.pool].micros_per_node_hour for burst_node in world.cluster.alive())
     most = world.renting.policies[0][1].fleet_cap_micros_per_hour  # it is only ever lowered
     if costs > most:
-        yield f"rented machines cost {costs}, more than the cap of {most}"
+        yield f"rented nodes cost {costs}, more than the cap of {most}"
 
 
 @invariant_check(
@@ -164,8 +164,8 @@ def rentals_end(world: Simulation, changes: Changes) -> Iterator[str]:
             closed = _seconds(offer["closedAt"])
             parts += len(offer["joinedNodeNames"]) * offer["microsPerNodeHour"] * _held_seconds(offer)
             for node_name in offer["joinedNodeNames"]:
-                machine = _machine(world.cluster, node_name)
-                if machine is None or machine.gone_at is None or machine.gone_at > closed:
+                burst_node = _machine(world.cluster, node_name)
+                if burst_node is None or burst_node.gone_at is None or burst_node.gone_at > closed:
                     yield f"{node_name} is on the bill of {_name(doc)}, which ended before the node"
         if parts != doc["costParts"]:
             yield f"{_name(doc)} cost {parts}, but its bill says {doc['costParts']}"
@@ -203,12 +203,12 @@ def offers_end(world: Simulation) -> Iterator[str]:
                 yield f"{_name(doc)} waits for nodes of {offer['pool']}, which was refused {deaf:.0f} s ago"
 
 
-# ---------------------------------------------------------------- machines
+# ---------------------------------------------------------------- nodes
 
 
 @invariant_check(
     "no-orphaned-capacity",
-    "At rest, no machine, capacity pod, limit or hold is left of a rental.",
+    "At rest, no node, capacity pod, limit or hold is left of a rental.",
     CheckTrigger.END,
 )
 def no_orphan_nodes(world: Simulation) -> Iterator[str]:
@@ -244,7 +244,7 @@ def rented_once(world: Simulation, changes: Changes) -> Iterator[str]:
 @invariant_check("pool-limit-matches-rentals", "", CheckTrigger.RENT)
 def no_pool_without_limit_is_opened(world: Simulation, spec: CapacitySpec) -> Iterator[str]:
     if world.cluster.limits.get((CLUSTER, spec.pool)) is None:
-        yield f"{spec.name} requests machines of {spec.pool}, which has no limit or does not exist"
+        yield f"{spec.name} requests nodes of {spec.pool}, which has no limit or does not exist"
 
 
 @invariant_check("one-rental-per-job", "", CheckTrigger.RENT)
@@ -267,7 +267,7 @@ def asked_for_once(world: Simulation, spec: CapacitySpec) -> Iterator[str]:
 @invariant_check("no-harmful-act-without-permission", "", CheckTrigger.RENT)
 def no_rental_in_observe_mode(world: Simulation, spec: CapacitySpec) -> Iterator[str]:
     if barred := barred_mode(world):
-        yield f"{spec.name} requests machines {barred}"
+        yield f"{spec.name} requests nodes {barred}"
 
 
 @invariant_check(
@@ -285,10 +285,10 @@ def gang_gets_all_nodes_at_once(world: Simulation, changes: Changes) -> Iterator
             yield f"{_name(doc)} is handed over with {len(doc['nodeNames'])} of {doc['nodes']} nodes"
         others = [each for each in _rentals(world) if _name(each) != _name(doc) and _serves(each)]
         for name in doc["nodeNames"]:
-            machine = _machine(world.cluster, name)
-            if machine is None or machine.pool != doc["offers"][-1]["pool"]:
+            burst_node = _machine(world.cluster, name)
+            if burst_node is None or burst_node.pool != doc["offers"][-1]["pool"]:
                 yield f"{_name(doc)} is handed over with {name}, which is not a node of {doc['offers'][-1]['pool']}"
-            elif not _was_usable(machine, _began(world)):
+            elif not _was_usable(burst_node, _began(world)):
                 yield f"{_name(doc)} is handed over with {name}, which was never ready"
             yield from (
                 f"{name} is handed over to {_name(doc)} and {_name(one)}" for one in others if name in one["nodeNames"]

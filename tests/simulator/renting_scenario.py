@@ -43,12 +43,12 @@ _DRY_SECONDS = 900.0
 """A market may be without capacity for longer than faults happen."""
 _NEVER = 1e9
 _DRAINED = "karpenter.sh/disrupted=:NoSchedule"
-"""The taint of Karpenter on a machine that it will end."""
+"""The taint of Karpenter on a node that it will end."""
 TROUBLES = (
     *("refused", "late", "never joins", "joins not ready", "dies young", "taken back", "slow to go"),
     "slow controller",
 )
-"""Faults of Karpenter's machines between launch and end."""
+"""Faults of Karpenter's nodes between launch and end."""
 OUTCOMES = (
     "PLACEMENT RENT",
     "PLACEMENT WAIT",
@@ -69,7 +69,7 @@ def rents(seed: int) -> bool:
 
 @dataclass
 class BurstMachine:
-    """A machine of a rented pool, from Karpenter's asking for it to its end."""
+    """A node of a rented pool, from Karpenter's asking for it to its end."""
 
     claim: str
     pool: str
@@ -97,12 +97,12 @@ class RentingScenario:
     def __init__(self, world: "Simulation", dice: random.Random) -> None:
         self.world, self.dice = world, dice
         self.trouble = dice.choice((0.0, 0.2, 0.4, 0.6))
-        """Share of machines with a fault."""
+        """Share of nodes with a fault."""
         names = dice.choice(((ON_DEMAND,), (ON_DEMAND, SPOT), (SPOT, ON_DEMAND), (ON_DEMAND, OTHER_ZONE, SPOT)))
         self.pools = tuple(self._pool(name) for name in names)
         self.by_name = {pool.name: pool for pool in self.pools}
         self.dry: dict[str, tuple[int, float]] = {}
-        """By pool: so many machines there are, and until when there are no more."""
+        """By pool: so many nodes there are, and until when there are no more."""
         self.asked: dict[tuple[str, int], CapacityRequest] = {}
         """By rental and its offers' numbers, for checks."""
         self.policies: list[tuple[float, BurstPolicy]] = []
@@ -220,7 +220,7 @@ class RentingScenario:
             self.world.invoke_scheduled("schedule_jobs")
 
     def _fail_committed_node(self) -> None:
-        """Let a committed machine fail under a job that cannot wait, so that nodes may be rented for it."""
+        """Let a committed node fail under a job that cannot wait, so that nodes may be rented for it."""
         world = self.world
         at_work = [
             pod.node_name
@@ -231,8 +231,8 @@ class RentingScenario:
         nodes = [
             node for name in at_work if (node := world.cluster.node(CLUSTER, name)) and node.pool not in self.by_name
         ]
-        if nodes and (machine := self.dice.choice(nodes).instance_id):
-            world.sicken(machine, "NvidiaErrorTerminate", marked=True, heard=True)
+        if nodes and (burst_node := self.dice.choice(nodes).instance_id):
+            world.sicken(burst_node, "NvidiaErrorTerminate", marked=True, heard=True)
 
     def _submit_later(self, number: int, seconds: float, nodes: int, length: float, priority_class: str) -> None:
         keeps = self.dice.random() < 0.8
@@ -244,7 +244,7 @@ class RentingScenario:
 
 
 class RentingCluster(SimulatedCluster):
-    """Kubernetes with Karpenter: capacity pods run on nodes, and pending pods get new machines."""
+    """Kubernetes with Karpenter: capacity pods run on nodes, and pending pods get new nodes."""
 
     def __init__(self, world: "Simulation", renting: RentingScenario, *nodes: KubernetesNode) -> None:
         super().__init__(world.loop, world.chance, *nodes)
@@ -311,17 +311,17 @@ class RentingCluster(SimulatedCluster):
         )
 
     def delete_claim(self, cluster: str, name: str) -> None:
-        machine = self.machines.get(name)
-        if machine is None or machine.gone_at is not None or name in self.going:
+        burst_node = self.machines.get(name)
+        if burst_node is None or burst_node.gone_at is not None or name in self.going:
             return
         self.going.append(name)
-        seconds = self.dice.uniform(0.5, 20.0) if machine.joined_at is not None else 0.5
+        seconds = self.dice.uniform(0.5, 20.0) if burst_node.joined_at is not None else 0.5
         if self._makes_trouble("slow to go"):
             seconds = self.dice.uniform(60, 150)
         self.world.tell(f"{name} is to be given back")
-        if machine.node_name and self.node(CLUSTER, machine.node_name) is not None:
-            self.set_node(machine.node_name, taints=(_DRAINED,))
-        self.loop.after(seconds, lambda: self._gone(machine))
+        if burst_node.node_name and self.node(CLUSTER, burst_node.node_name) is not None:
+            self.set_node(burst_node.node_name, taints=(_DRAINED,))
+        self.loop.after(seconds, lambda: self._gone(burst_node))
 
     def delete_node(self, cluster: str, name: str, instance_id: str) -> RepairAnswer:
         node = self.node(cluster, name)
@@ -338,16 +338,16 @@ class RentingCluster(SimulatedCluster):
 
     def remove_node(self, name: str, cluster: str = CLUSTER) -> None:
         super().remove_node(name, cluster)
-        machine = self.machine_of(name)
-        if machine is not None:
-            self._gone(machine)
+        burst_node = self.machine_of(name)
+        if burst_node is not None:
+            self._gone(burst_node)
 
     def set_node(self, name: str, cluster: str = CLUSTER, **changes: Any) -> KubernetesNode:
         node = super().set_node(name, cluster, **changes)
-        machine = self.machine_of(name)
-        if machine is not None:
+        burst_node = self.machine_of(name)
+        if burst_node is not None:
             is_usable = node.is_ready and node.is_schedulable
-            machine.usable_until = None if is_usable else machine.usable_until or self.loop.seconds
+            burst_node.usable_until = None if is_usable else burst_node.usable_until or self.loop.seconds
         return node
 
     def requested(self, cluster: str) -> dict[str, Resources]:
@@ -389,15 +389,15 @@ class RentingCluster(SimulatedCluster):
     # ------------------------------------------------------------ Karpenter
 
     def machine_of(self, node_name: str) -> BurstMachine | None:
-        """Return the rented machine of a node; None if the node is not rented, or ended."""
+        """Return the rented node of a node; None if the node is not rented, or ended."""
         return next((each for each in self.alive() if each.node_name == node_name), None)
 
     def alive(self) -> Iterator[BurstMachine]:
-        """Yield the machines that were requested and have not ended."""
+        """Yield the nodes that were requested and have not ended."""
         return (each for each in self.machines.values() if each.gone_at is None)
 
     def left(self) -> Iterator[str]:
-        """Return the description of the rented machines."""
+        """Return the description of the rented nodes."""
         yield from (f"{each.claim} is there, {each.node_name or 'not joined'}" for each in self.alive())
         yield from (f"capacity pods of {name} are there" for name in self.capacity)
         for (_, pool), limit in self.limits.items():
@@ -415,7 +415,7 @@ class RentingCluster(SimulatedCluster):
             self.loop.after(self.dice.uniform(0.5, 2.0), self._look)
 
     def _look(self) -> None:
-        """Bind the schedulable pods, and request a machine for each remaining pod, within the limits."""
+        """Bind the schedulable pods, and request a node for each remaining pod, within the limits."""
         self._is_due = False
         for name, spec in self.capacity.items():
             if name in self._going_pods:
@@ -447,7 +447,7 @@ class RentingCluster(SimulatedCluster):
         self.stands.pop((spec.name, number), None)
         used = self.accelerators_in_use(CLUSTER)
         for node in self.nodes(CLUSTER):
-            is_going = (machine := self.machine_of(node.name)) is None or machine.claim in self.going
+            is_going = (burst_node := self.machine_of(node.name)) is None or burst_node.claim in self.going
             if (
                 node.pool == spec.pool
                 and node.is_ready
@@ -462,30 +462,30 @@ class RentingCluster(SimulatedCluster):
     def _ask(self, pool: RentedPool, after_seconds: float) -> None:
         """Create a claim, whatever has become of its pod and of the limit since that was decided."""
         number = next(self._numbers)
-        machine = BurstMachine(f"{pool.name}-{number:05d}", pool.name, self.loop.seconds)
+        burst_node = BurstMachine(f"{pool.name}-{number:05d}", pool.name, self.loop.seconds)
         self._decided[pool.name] += 1
 
         def create() -> None:
             self._decided[pool.name] -= 1
-            machine.asked_at = self.loop.seconds
-            self.machines[machine.claim] = machine
-            self.world.tell(f"{machine.claim} is asked for")
-            self._start(machine, number)
+            burst_node.asked_at = self.loop.seconds
+            self.machines[burst_node.claim] = burst_node
+            self.world.tell(f"{burst_node.claim} is asked for")
+            self._start(burst_node, number)
 
         self.loop.after(after_seconds, create)
 
-    def _start(self, machine: BurstMachine, number: int) -> None:
+    def _start(self, burst_node: BurstMachine, number: int) -> None:
         seconds = self.dice.uniform(5, 30)
         if self._makes_trouble("late", 0.5):
             seconds = self.dice.uniform(40, 120)
         elif self._makes_trouble("never joins"):
             seconds = _NEVER
-        self.loop.after(seconds, lambda: self._join(machine, number))
+        self.loop.after(seconds, lambda: self._join(burst_node, number))
 
-    def _join(self, machine: BurstMachine, number: int) -> None:
-        if machine.gone_at is not None or machine.claim in self.going:
+    def _join(self, burst_node: BurstMachine, number: int) -> None:
+        if burst_node.gone_at is not None or burst_node.claim in self.going:
             return
-        pool = self.renting.by_name[machine.pool]
+        pool = self.renting.by_name[burst_node.pool]
         is_ready = not self._makes_trouble("joins not ready", 0.5)
         node = a_node(
             number,
@@ -499,47 +499,47 @@ class RentingCluster(SimulatedCluster):
             not_ready_since=None if is_ready else self.loop.now(),
             labels={"kubernetes.io/hostname": f"ip-10-2-0-{number}", KARPENTER_LABEL: pool.name},
         )
-        machine.node_name, machine.joined_at = node.name, self.loop.seconds
+        burst_node.node_name, burst_node.joined_at = node.name, self.loop.seconds
         self.world.tell(f"{node.name} joins {pool.name}" + ("" if is_ready else ", not ready yet"))
         self.add_node(node)
         self._look_soon()
         if not is_ready:
-            machine.usable_until = self.loop.seconds
-            self.loop.after(self.dice.uniform(3, 40), lambda: self._becomes_ready(machine))
+            burst_node.usable_until = self.loop.seconds
+            self.loop.after(self.dice.uniform(3, 40), lambda: self._becomes_ready(burst_node))
         if self._makes_trouble("dies young", 0.7):
-            self.loop.after(self.dice.uniform(0.5, 60), lambda: self._dies(machine))
+            self.loop.after(self.dice.uniform(0.5, 60), lambda: self._dies(burst_node))
         elif pool.market is Market.SPOT and self._makes_trouble("taken back"):
-            self.loop.after(self.dice.uniform(5, 120), lambda: self._is_taken_back(machine))
+            self.loop.after(self.dice.uniform(5, 120), lambda: self._is_taken_back(burst_node))
 
-    def _becomes_ready(self, machine: BurstMachine) -> None:
-        node = self.node(CLUSTER, machine.node_name)
-        if node is not None and machine.gone_at is None and not node.is_ready:
-            self.ready_node(machine.node_name)
+    def _becomes_ready(self, burst_node: BurstMachine) -> None:
+        node = self.node(CLUSTER, burst_node.node_name)
+        if node is not None and burst_node.gone_at is None and not node.is_ready:
+            self.ready_node(burst_node.node_name)
             self._look_soon()
 
-    def _dies(self, machine: BurstMachine) -> None:
-        if machine.gone_at is None:
-            self.world.tell(f"{machine.node_name} ends by itself")
-            self.remove_node(machine.node_name)
+    def _dies(self, burst_node: BurstMachine) -> None:
+        if burst_node.gone_at is None:
+            self.world.tell(f"{burst_node.node_name} ends by itself")
+            self.remove_node(burst_node.node_name)
 
-    def _is_taken_back(self, machine: BurstMachine) -> None:
-        node = self.node(CLUSTER, machine.node_name)
-        if node is None or machine.gone_at is not None:
+    def _is_taken_back(self, burst_node: BurstMachine) -> None:
+        node = self.node(CLUSTER, burst_node.node_name)
+        if node is None or burst_node.gone_at is not None:
             return
         if self.dice.random() < 0.5 and node.instance_id:
             self.world.warn_of_reclaim(node.instance_id)
         else:
-            self.world.tell(f"{machine.node_name} is taken back without a word")
-            self.remove_node(machine.node_name)
+            self.world.tell(f"{burst_node.node_name} is taken back without a word")
+            self.remove_node(burst_node.node_name)
 
-    def _gone(self, machine: BurstMachine) -> None:
-        if machine.gone_at is not None:
+    def _gone(self, burst_node: BurstMachine) -> None:
+        if burst_node.gone_at is not None:
             return
-        machine.gone_at = self.loop.seconds
-        self.going = [name for name in self.going if name != machine.claim]
-        self.stands = {pod: node for pod, node in self.stands.items() if node != machine.node_name}
-        self.world.tell(f"{machine.claim} is gone")
-        if machine.node_name and self.node(CLUSTER, machine.node_name) is not None:
-            self.remove_node(machine.node_name)
+        burst_node.gone_at = self.loop.seconds
+        self.going = [name for name in self.going if name != burst_node.claim]
+        self.stands = {pod: node for pod, node in self.stands.items() if node != burst_node.node_name}
+        self.world.tell(f"{burst_node.claim} is gone")
+        if burst_node.node_name and self.node(CLUSTER, burst_node.node_name) is not None:
+            self.remove_node(burst_node.node_name)
         self._changed("node")
         self._look_soon()

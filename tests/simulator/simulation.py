@@ -283,7 +283,7 @@ class RecordedEffects:
     pages: dict[str, tuple[str, int]] = field(default_factory=dict)
     """By incident: the key of its page, and the number of faults until then."""
     calls: dict[str, list[tuple[float, str, bool]]] = field(default_factory=dict)
-    """Repair calls that the provider took, by machine: when, which rung, and whether the reply got through."""
+    """Repair calls that the provider took, by node: when, which rung, and whether the reply got through."""
     launches: dict[str, float] = field(default_factory=dict)
     """By attempt: when LaunchJob first looked at it."""
     persons: dict[str, float] = field(default_factory=dict)
@@ -835,56 +835,56 @@ class Simulation:
 
     # ------------------------------------------------------------ faults
 
-    def sicken(self, machine: str, fault: str, *, marked: bool, heard: bool) -> None:
+    def sicken(self, instance_id: str, fault: str, *, marked: bool, heard: bool) -> None:
         """Have HyperPod's agent find a fault: a mark on the node, and an event."""
-        node = self.node_of(machine)
+        node = self.node_of(instance_id)
         if node is None:
             return
         if KARPENTER_LABEL in node.labels and marked and heard:
-            self.warn_of_reclaim(machine)
+            self.warn_of_reclaim(instance_id)
             return
         self.seen[f"shows {fault}"] += 1
-        self.tell(f"{machine} shows {fault}" + ("" if marked else ", without health labels"))
+        self.tell(f"{instance_id} shows {fault}" + ("" if marked else ", without health labels"))
         if marked:
             self.cluster.set_node(node.name, labels={**node.labels, FAULT_TYPES: fault})
         if heard and not self.drops_events:
-            body = self.event(machine, fault)
+            body = self.event(instance_id, fault)
             for _ in range(self.chance.choice((1, 1, 2, 3))):
                 self.deliver(body, self.chance.choice((0.5, 2.0, 15.0, 60.0)))
         if self.owner_repairs and marked:
-            self.loop.after(self.chance.uniform(5, 60), lambda: self.provider.repair_by_itself(machine))
+            self.loop.after(self.chance.uniform(5, 60), lambda: self.provider.repair_by_itself(instance_id))
 
-    def warn_of_reclaim(self, machine: str) -> None:
+    def warn_of_reclaim(self, instance_id: str) -> None:
         """Let EC2 reclaim a Spot node two minutes after its notice."""
         self.seen["shows a spot notice"] += 1
-        self.tell(f"{machine} is to be taken back in {_SPOT_NOTICE:g} s")
+        self.tell(f"{instance_id} is to be taken back in {_SPOT_NOTICE:g} s")
         if not self.drops_events:
-            detail = {"instance-id": machine, "instance-action": "terminate"}
+            detail = {"instance-id": instance_id, "instance-action": "terminate"}
             self.deliver(self._envelope("EC2 Spot Instance Interruption Warning", "aws.ec2", detail), 1.0)
 
         def reclaim() -> None:
-            node = self.node_of(machine)
+            node = self.node_of(instance_id)
             if node is not None:
-                self.tell(f"{machine} is taken back")
+                self.tell(f"{instance_id} is taken back")
                 self.cluster.reclaim(node.name)
 
         self.loop.after(_SPOT_NOTICE, reclaim)
 
-    def _fault_replacements(self, machine: str) -> None:
+    def _fault_replacements(self, instance_id: str) -> None:
         """Let some new replacements fail."""
         if not self.is_calm and self.chance.random() < 0.3:
-            sicken = functools.partial(self.sicken, machine, "NvidiaErrorTerminate", marked=True, heard=True)
+            sicken = functools.partial(self.sicken, instance_id, "NvidiaErrorTerminate", marked=True, heard=True)
             self.loop.after(self.chance.uniform(1, 15), self.counted_as("fault", "new_node", sicken))
 
-    def mend(self, machine: str) -> None:
+    def mend(self, instance_id: str) -> None:
         """Let a person clear a fault without a notice to Evenkeel."""
-        node = self.node_of(machine)
+        node = self.node_of(instance_id)
         if node is not None and node.labels.get(FAULT_TYPES):
             self.seen["deed mend"] += 1
-            self.tell(f"bo mends {machine}")
+            self.tell(f"bo mends {instance_id}")
             self.cluster.set_node(node.name, labels=without_health_labels(node.labels))
 
-    def without_capacity(self, machine: str) -> None:
+    def without_capacity(self, instance_id: str) -> None:
         """Have HyperPod say of the whole group that it found no capacity."""
         self.seen["outage no capacity"] += 1
         if self.drops_events:
@@ -895,7 +895,7 @@ class Simulation:
             "ClusterArn": self.provider.settings.arn,
             "ClusterName": "research-train",
             "InstanceGroupName": "p5-workers",
-            "InstanceId": machine,
+            "InstanceId": instance_id,
             "ResourceType": "Instance",
             "EventTime": int(self.loop.now().timestamp() * 1000),
             "EventLevel": "Error",
@@ -906,11 +906,11 @@ class Simulation:
             self._envelope("SageMaker HyperPod Cluster Event", "aws.sagemaker", {"EventDetails": details}), 1.0
         )
 
-    def event(self, machine: str, fault: str) -> str:
+    def event(self, instance_id: str, fault: str) -> str:
         detail = {
             "ClusterName": "research-train",
             "ClusterArn": self.provider.settings.arn,
-            "InstanceId": machine,
+            "InstanceId": instance_id,
             "HealthSummary": {
                 "HealthStatus": "Unhealthy" if fault else "Healthy",
                 "HealthStatusReason": f"The agent has detected fault type {fault} on this node." if fault else "",
@@ -943,11 +943,11 @@ class Simulation:
             self.tell(f"the cluster is {status}")
             self.provider.settings = self.provider.settings.but(status=status)
 
-    def node_of(self, machine: str) -> Any:
-        return next((node for node in self.cluster.by_name.values() if node.instance_id == machine), None)
+    def node_of(self, instance_id: str) -> Any:
+        return next((node for node in self.cluster.by_name.values() if node.instance_id == instance_id), None)
 
-    def machine(self, number: int) -> str:
-        """Return some machine that is there now."""
+    def instance_id(self, number: int) -> str:
+        """Return some node that is there now."""
         there = sorted(node.instance_id for node in self.cluster.by_name.values() if node.instance_id)
         return there[number % len(there)] if there else ""
 
@@ -996,7 +996,7 @@ class Simulation:
         self.seen[f"mode {self.mode}"] += 1
         self.seen["mode all events are lost"] += self.drops_events
         self.seen["mode HyperPod repairs by itself"] += self.owner_repairs
-        self.seen["mode with Karpenter's machines"] += bool(self.spot)
+        self.seen["mode with Karpenter's nodes"] += bool(self.spot)
         self.seen.update(self.engine.taken)
         for key, row in self.ledger.rows.items():
             if key.pk.startswith("DEC#"):
@@ -1112,23 +1112,23 @@ class WatchedProvider:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.simulation.provider, name)
 
-    def reboot(self, machine: str) -> Any:
-        return self._ask("reboot", machine)
+    def reboot(self, instance_id: str) -> Any:
+        return self._ask("reboot", instance_id)
 
-    def replace(self, machine: str) -> Any:
-        return self._ask("replace", machine)
+    def replace(self, instance_id: str) -> Any:
+        return self._ask("replace", instance_id)
 
-    def _ask(self, rung: str, machine: str) -> Any:
+    def _ask(self, rung: str, instance_id: str) -> Any:
         simulation = self.simulation
-        simulation.checks.repair(simulation, rung, machine)
+        simulation.checks.repair(simulation, rung, instance_id)
         accepted = len(simulation.provider.accepted)
-        answer = getattr(simulation.provider, rung)(machine)
+        answer = getattr(simulation.provider, rung)(instance_id)
         took = len(simulation.provider.accepted) > accepted
         simulation.tell(
-            f"{rung} of {machine}: {answer}" + (" (it took effect)" if took and answer != "ACCEPTED" else "")
+            f"{rung} of {instance_id}: {answer}" + (" (it took effect)" if took and answer != "ACCEPTED" else "")
         )
         if took:
-            simulation.watched.calls.setdefault(machine, []).append(
+            simulation.watched.calls.setdefault(instance_id, []).append(
                 (simulation.loop.seconds, rung, answer == "ACCEPTED")
             )
         return answer

@@ -26,7 +26,7 @@ _JUST_NOW_SECONDS = 60
 _CAUGHT = ("LaunchJob", "AwaitRunning", "MarkRunning", "AwaitEnd", "StopAttempt")
 """States of run_job that lead to SettleAttempt by their Catch alone."""
 _MAX_TURNS = 3
-"""Largest number of preemptions between two starts: faults may take the freed machines this often."""
+"""Largest number of preemptions between two starts: faults may take the freed nodes this often."""
 
 
 def _admitted_in(changes: Changes) -> list[Charge]:
@@ -213,7 +213,7 @@ def charge_is_held_until_pods_end(world: "Simulation", changes: Changes) -> Iter
         charge = rows.read(before, Charge)
         attempt = rows.read(world.ledger.rows[rows.attempt_key(charge.job_id, charge.attempt)], Attempt)
         run = world.engine.executions["run_job", attempt.workload_name]
-        # A failed workflow settles at once; its pods are stopping, and use their machines until their end.
+        # A failed workflow settles at once; its pods are stopping, and use their nodes until their end.
         has_failed = run.entered[-1:] == ["SettleAttempt"] and run.entered[-2] in _CAUGHT
         if attempt.state is not AttemptState.STOPPED or has_failed:
             continue

@@ -195,7 +195,7 @@ class TeamScenario:
             queue["preemption"]["reclaim"] = self.dice.choice(("LowerPriority", "Any", "Any"))
 
     def _nominal(self) -> int:
-        """Quota may be more or less than the machines. If it is more, jobs wait for machines."""
+        """Quota may be more or less than the nodes. If it is more, jobs wait for nodes."""
         share = max(1, self.world.size // len(self.names))
         return GPUS * self.dice.choice((0, 1, 1, share, share, share, self.world.size))
 
