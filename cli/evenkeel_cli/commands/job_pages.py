@@ -58,6 +58,7 @@ def draw_job(out: Printer, job: Json) -> None:
     out.pairs(
         [
             ("size", f"{node_count(job)}{' on ' + ', '.join(job['instanceTypes']) if job['instanceTypes'] else ''}"),
+            ("requests", _amounts(job)),
             ("team", f"{job['team']}, class {job['priorityClass'] or '(unset)'}"),
             ("type", "" if is_redacted else job["jobType"] or ""),
             ("pools", ", then ".join(choice["name"] for choice in job.get("pools", ()))),
@@ -138,6 +139,14 @@ def _pool_columns(out: Printer) -> list[Column]:
             may_shrink=True,
         ),
     ]
+
+
+def _amounts(job: Json) -> str:
+    """Return the CPU and memory of the newest attempt; empty if it states none."""
+    newest = job["attempts"][0] if job["attempts"] else {}
+    amounts = [(newest.get("cpu"), "vCPU"), (newest.get("memoryGib"), "GiB of memory")]
+    stated = " and ".join(f"{amount:g} {unit}" for amount, unit in amounts if amount is not None)
+    return f"{stated} in attempt {newest['attempt']}, over all its nodes" if stated else ""
 
 
 def _attempt_columns(out: Printer) -> list[Column]:

@@ -137,6 +137,8 @@ def _show(out: Printer, found: Json) -> None:
             ("pool", f"{found['pool']}, {found['instanceType']}, {found['zone'] or 'zone unknown'}"),
             ("node slot", found["slot"]),
             ("GPUs", f"{found['gpusInUse']} of {found['gpus']} in use"),
+            ("CPU", in_use(found, "cpu", "vCPU")),
+            ("memory", in_use(found, "memoryGib", "GiB")),
             ("unmanaged work", ", ".join(found["unmanagedWorkloads"])),
             ("lemon", "returned to service too often: its next fault replaces it" if found["isLemon"] else ""),
             ("HyperPod says", found["providerStatus"] or ""),
@@ -155,6 +157,11 @@ def _sign(node: Json) -> str:
     return "warn" if node.get("isStale") else NODE[node["state"]]
 
 
+def in_use(node: Json, name: str, unit: str) -> str:
+    """Return how much of an amount pods request; `unknown` if the node does not state it."""
+    return "unknown" if node.get(name) is None else f"{node[f'{name}InUse']:g} of {node[name]:g} {unit} requested"
+
+
 def cordoned(out: Printer, node: Json) -> str:
     """Return who cordoned a node, why and when; empty if no person cordoned it through Evenkeel."""
     cordon = node.get("cordon")
@@ -162,6 +169,10 @@ def cordoned(out: Printer, node: Json) -> str:
         return ""
     why = f": {cordon['reason']}" if cordon["reason"] else ", without a reason"
     return f"{out.when(cordon['at'])} by {cordon['by']}{why}"
+
+
+def _share(node: Json, name: str) -> str:
+    return "–" if node.get(name) is None else f"{node[f'{name}InUse']:g}/{node[name]:g}"
 
 
 def _columns(out: Printer, *, has_cordons: bool) -> list[Column]:
@@ -179,6 +190,8 @@ def _columns(out: Printer, *, has_cordons: bool) -> list[Column]:
         Column("STATE", lambda node: out.with_glyph(_sign(node), plain(node["state"]) + out.last_seen(node))),
         Column("GPUS", lambda node: f"{node['gpusInUse']}/{node['gpus']}", is_right=True),
         Column(out.age_title("LAUNCHED"), lambda node: out.when(node["launchedAt"], ago=False), is_right=True),
+        Column("VCPU", lambda node: _share(node, "cpu"), is_right=True, is_wide=True),
+        Column("MEMORY GIB", lambda node: _share(node, "memoryGib"), is_right=True, is_wide=True),
         Column("TYPE", "instanceType", is_wide=True),
         Column("ZONE", lambda node: node["zone"] or "–", is_wide=True),
         Column("NAME", lambda node: node["name"] or "–", is_wide=True),

@@ -92,6 +92,9 @@ def show(out: Printer, found: Json, *, is_wide: bool = False) -> None:
     _sources(out, found.get("sources", []), is_wide=is_wide)
     _nodes(out, found["nodes"])
     _gpus(out, found["gpus"])
+    if is_wide:
+        _amount(out, "CPU", found["cpu"], "vCPU")
+        _amount(out, "MEMORY", found["memoryGib"], "GiB")
     _jobs(out, found["jobs"])
     _teams(out, found["teams"])
     _serving(out, found.get("serving", []))
@@ -176,6 +179,17 @@ def _gpus(out: Printer, gpus: Json) -> None:
     out.line(
         f"{out.bold('GPUs')}    {gpus['total']} in the fleet  {gpus['inUse']} in use{in_use}  "
         f"{gpus['free']} free in service{out.last_seen(gpus)}"
+    )
+
+
+def _amount(out: Printer, title: str, amount: Json, unit: str) -> None:
+    if amount["total"] is None:
+        out.line(f"{out.bold(title)}{' ' * (7 - len(title))} unknown: no node states it")
+        return
+    unknown = f"  unknown on {counted(amount['unknownNodes'], 'node')}" if amount["unknownNodes"] else ""
+    out.line(
+        f"{out.bold(title)}{' ' * (7 - len(title))} {amount['total']:g} {unit} in the fleet  "
+        f"{amount['inUse']:g} requested  {amount['free']:g} free in service{unknown}"
     )
 
 

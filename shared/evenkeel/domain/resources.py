@@ -24,6 +24,16 @@ class Resources(Value):
             memory_mib=self.memory_mib + other.memory_mib,
         )
 
+    @property
+    def cpu(self) -> float | None:
+        """vCPU; None if no amount is stated."""
+        return self.cpu_millis / 1000 if self.cpu_millis else None
+
+    @property
+    def memory_gib(self) -> float | None:
+        """Memory in GiB, to a tenth; None if no amount is stated."""
+        return round(self.memory_mib / 1024, 1) if self.memory_mib else None
+
     def minus(self, other: "Resources") -> "Resources":
         """Return what is left of each amount, at least 0."""
         return Resources(

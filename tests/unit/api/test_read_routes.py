@@ -126,6 +126,45 @@ def test_a_job_is_shown_with_its_attempts_newest_first(gateway: Gateway) -> None
     assert [node["instanceId"] for node in attempts[0]["nodes"]] == [a_life(3).instance_id, a_life(2).instance_id]
 
 
+def test_attempt_shows_what_its_pods_request(gateway: Gateway) -> None:
+    job = a_job(1, state="RUNNING", current_attempt=2)
+    stored(gateway.fakes.ledger, job, an_attempt(job, 1), an_attempt(job, 2, cpu_millis=96_500, memory_mib=524_288))
+
+    attempts = gateway.get(f"/v1/jobs/{job.job_id}").document["attempts"]
+
+    assert [(run["gpus"], run["cpu"], run["memoryGib"]) for run in attempts] == [(16, 96.5, 512), (16, None, None)]
+
+
+def test_unstated_cpu_and_memory_are_unknown_and_not_zero(gateway: Gateway) -> None:
+    stated = {"cpu_millis": 191_450, "memory_mib": 2_000_000}
+    stored(
+        gateway.fakes.ledger,
+        a_fleet_node(1, **stated, cpu_millis_in_use=95_500, memory_mib_in_use=102_400),
+        a_fleet_node(2, **stated),
+        a_fleet_node(3, **stated, is_cordoned=True),
+        a_fleet_node(4),
+    )
+
+    items = sorted(gateway.get("/v1/nodes").document["items"], key=lambda node: node["instanceId"])
+    status = gateway.get("/v1/status").document
+
+    amounts = [(node["cpuInUse"], node["cpu"], node["memoryGibInUse"], node["memoryGib"]) for node in items]
+    assert amounts[0] == (95.5, 191.45, 100, 1953.1)
+    assert amounts[1] == (0, 191.45, 0, 1953.1)
+    assert amounts[3] == (None, None, None, None)
+    # The cordoned node counts in the total, but nothing on it is free.
+    assert status["cpu"] == {"total": 574.35, "inUse": 95.5, "free": 287.4, "unknownNodes": 1}
+    assert status["memoryGib"]["total"] == 5859.4
+
+
+def test_fleet_without_any_stated_amount_shows_none(gateway: Gateway) -> None:
+    stored(gateway.fakes.ledger, a_fleet_node(1))
+
+    shown = gateway.get("/v1/status").document["cpu"]
+
+    assert shown == {"total": None, "inUse": None, "free": None, "unknownNodes": 1}
+
+
 def test_a_read_is_answered_304_while_nothing_changed(gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, a_job(1))
     first = gateway.get("/v1/jobs/job-0000000001")

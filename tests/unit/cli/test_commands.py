@@ -261,6 +261,19 @@ def test_unmanaged_workloads_have_their_own_list(served: CliFixture) -> None:
     assert served.run("jobs", "ls", "--unmanaged", "-o", "name").out == "llama\n"
 
 
+def test_node_shows_its_cpu_and_memory_or_that_they_are_unknown(served: CliFixture) -> None:
+    stated = a_fleet_node(1, cpu_millis=192_000, cpu_millis_in_use=95_500, memory_mib=2_097_152)
+    stored(served.gateway.fakes.ledger, stated, a_fleet_node(2))
+
+    page = served.run("nodes", "show", "i-00000000000000001").out
+    assert "95.5 of 192 vCPU requested" in page
+    assert "0 of 2048 GiB requested" in page
+    assert served.run("nodes", "show", "i-00000000000000002").out.count(" unknown") == 2
+    assert "95.5/192" in served.run("nodes", "ls", "-o", "wide").out
+    assert "192 vCPU in the fleet  95.5 requested  96.5 free" in served.run("status", "-o", "wide").out
+    assert "unknown on 1 node" in served.run("status", "-o", "wide").out
+
+
 def test_node_list_shows_unmanaged_workloads(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_fleet_node(1, unmanaged_workloads=("PyTorchJob research/llama",)))
 

@@ -122,6 +122,11 @@ class Attempt(Value):
         return next(filter(self.owns, listed), missing)
 
     @property
+    def requested(self) -> Resources:
+        """The amounts that all its pods request."""
+        return Resources(accelerators=self.accelerators, cpu_millis=self.cpu_millis, memory_mib=self.memory_mib)
+
+    @property
     def per_node(self) -> Resources:
         """The amounts that each of its pods requests."""
         ranks = max(1, self.ranks)

@@ -34,8 +34,9 @@ PUBLIC_JOB = (
 )
 """Further fields of a job that every caller sees, beside the reason why it is pending."""
 PUBLIC_ATTEMPT = (
-    *("job_id", "attempt", "state", "cluster", "pool", "local_queue", "nodes", "node_names", "size", "accelerators"),
-    *("instance_type", "team", "admitted_at", "launched_at", "running_at", "ended_at"),
+    *("job_id", "attempt", "state", "cluster", "pool", "local_queue", "nodes", "node_names", "size"),
+    *("accelerators", "cpu_millis", "memory_mib", "instance_type", "team"),
+    *("admitted_at", "launched_at", "running_at", "ended_at"),
 )
 """Fields of an attempt that every caller sees. Its reason is private, because it may quote the application."""
 PUBLIC_ENTRIES = frozenset({"submitted", "admitted", "kueue", "preempted", "ranked"})

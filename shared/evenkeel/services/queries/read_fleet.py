@@ -1,7 +1,7 @@
 """The fleet for the API: the overview of one screen, and its nodes."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple, TypedDict
@@ -11,6 +11,7 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.leases import PersonCordon
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode, is_unhealthy
+from evenkeel.domain.resources import NONE, Resources
 from evenkeel.domain.sources import FACTS, Source, SourceAge, SourceKind, SourceState, complaints
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Row, Table
@@ -148,6 +149,8 @@ def status(context: Context, sources: Sequence[SourceAge]) -> Json:
             if states[node.life.key] is NodeState.UNHEALTHY
         ][:_MAX_SHOWN],
         "gpus": _gpus(nodes, states, sources),
+        "cpu": _stated_amounts(nodes, states, lambda amounts: amounts.cpu),
+        "memoryGib": _stated_amounts(nodes, states, lambda amounts: amounts.memory_gib),
         "cordons": _cordons(context.ledger, nodes),
         "jobs": _jobs(context, work) | _sight_of_all(sources),
         "teams": [
@@ -254,6 +257,10 @@ def _node(
         "isAwaitingValidation": node.is_awaiting_validation,
         "gpus": node.accelerators,
         "gpusInUse": node.accelerators_in_use,
+        "cpu": node.allocatable.cpu,
+        "cpuInUse": node.in_use.cpu or 0 if node.cpu_millis else None,
+        "memoryGib": node.allocatable.memory_gib,
+        "memoryGibInUse": node.in_use.memory_gib or 0 if node.memory_mib else None,
         "unmanagedWorkloads": list(node.unmanaged_workloads),
         "launchedAt": rfc3339(node.life.launched_at),
         "notReadySince": rfc3339(node.not_ready_since) if node.not_ready_since else None,
@@ -488,6 +495,26 @@ def _gpus(nodes: Sequence[FleetNode], states: Mapping[str, NodeState], sources: 
         "inUse": sum(node.accelerators_in_use for node in nodes),
         "free": sum(max(0, node.accelerators - node.accelerators_in_use) for node in serving),
         **_sight_of_all(sources),
+    }
+
+
+def _stated_amounts(
+    nodes: Sequence[FleetNode], states: Mapping[str, NodeState], amount: Callable[[Resources], float | None]
+) -> Json:
+    """Return the sums of an amount over the nodes that state it; None if no node does.
+
+    `unknownNodes` counts the nodes that do not state it, for example those that have not joined their cluster.
+    """
+    stated = [node for node in nodes if amount(node.allocatable) is not None]
+    unknown = {"unknownNodes": len(nodes) - len(stated)}
+    if not stated:
+        return {"total": None, "inUse": None, "free": None, **unknown}
+    serving = [node for node in stated if states[node.life.key] is NodeState.IN_SERVICE]
+    return {
+        "total": amount(sum((node.allocatable for node in stated), NONE)),
+        "inUse": amount(sum((node.in_use for node in stated), NONE)) or 0,
+        "free": amount(sum((node.allocatable.minus(node.in_use) for node in serving), NONE)) or 0,
+        **unknown,
     }
 
 

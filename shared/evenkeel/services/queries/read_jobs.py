@@ -277,6 +277,8 @@ def public_attempt(attempt: Attempt) -> Json:
             for name, life in zip(attempt.node_names, attempt.nodes, strict=False)
         ],
         "gpus": attempt.accelerators,
+        "cpu": attempt.requested.cpu,
+        "memoryGib": attempt.requested.memory_gib,
         "admittedAt": rfc3339(attempt.admitted_at),
         "launchedAt": _instant(attempt.launched_at),
         "runningAt": _instant(attempt.running_at),
