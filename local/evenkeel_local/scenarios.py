@@ -385,7 +385,7 @@ def preemption(run: ScenarioRun) -> None:
 
 
 def shared_node(run: ScenarioRun) -> None:
-    """Two halves of a GPU node and a CPU-only job share one machine; a job that needs more CPU waits."""
+    """Two halves of a GPU node and a CPU-only job share one node; a job that needs more CPU waits."""
     run.classes(normal=1)
     groups = [{TYPE: {"nvidia.com/gpu": 8, "cpu": 400, "memory": "4Ti"}}]
     run.team("red", 8, TYPE, groups=groups)

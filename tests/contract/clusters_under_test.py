@@ -463,7 +463,7 @@ def free_nodes(bench: ClusterUnderTest, count: int = 1) -> list[KubernetesNode]:
 
 
 def tainted_machine(bench: ClusterUnderTest) -> ProviderNode:
-    """Return a running machine of the group whose nodes start with the taint."""
+    """Return a running node of the group whose nodes start with the taint."""
 
     def running() -> ProviderNode | None:
         ours = [node for node in bench.provider.nodes() if node.instance_group == "p5-tainted"]

@@ -143,7 +143,7 @@ def incident_rows(centre: DataCentre) -> dict[tuple[str, str], Json]:
 
 
 def incidents_about(centre: DataCentre, instance_id: str) -> list[Json]:
-    """Return the incidents of a machine, newest first."""
+    """Return the incidents of a node, newest first."""
     listed = centre.client().get("/incidents", pageSize=50)["items"]
     return [dict(incident) for incident in listed if incident["node"]["instanceId"] == instance_id]
 
@@ -160,13 +160,13 @@ def executions_of(centre: DataCentre, incident_id: str) -> list[str]:
 
 
 def accepted_calls(centre: DataCentre, instance_id: str) -> dict[str, int]:
-    """Return the number of accepted repairs of a machine, by rung."""
+    """Return the number of accepted repairs of a node, by rung."""
     accepted = centre.cluster.control("GET", "counters")["accepted"]
     return {action: counts[instance_id] for action, counts in accepted.items() if instance_id in counts}
 
 
 def untouched_machine(centre: DataCentre) -> str:
-    """Return a machine without any repair or incident; if there is none, replace a machine."""
+    """Return a node without any repair or incident; if there is none, replace a node."""
     touched = {document_of(row)["life"]["instanceId"] for row in _incidents(centre)}
     machines = [str(node["instanceId"]) for node in centre.cluster.nodes()]
     untouched = [machine for machine in machines if machine not in touched and not accepted_calls(centre, machine)]
@@ -180,7 +180,7 @@ def untouched_machine(centre: DataCentre) -> str:
 
 
 def settled_incident(centre: DataCentre, instance_id: str) -> Json:
-    """Wait until the newest incident of a machine is settled, and return it."""
+    """Wait until the newest incident of a node is settled, and return it."""
 
     def look() -> Json:
         newest = next(iter(incidents_about(centre, instance_id)), {"state": ""})

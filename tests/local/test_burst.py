@@ -86,7 +86,7 @@ def has_ended(centre: DataCentre) -> Iterator[None]:
 
 
 def left_of(centre: DataCentre) -> list[str]:
-    """Return what remains of renting: machines, capacity pods, limits, and rows that count against the caps."""
+    """Return what remains of renting: nodes, capacity pods, limits, and rows that count against the caps."""
     get = centre.cluster.get
     claims = [each["metadata"]["name"] for each in get("/apis/karpenter.sh/v1/nodeclaims")["items"]]
     pods = get("/api/v1/pods?labelSelector=evenkeel.io%2Frental")["items"]

@@ -140,7 +140,7 @@ def test_wrong_secret_is_a_credentials_failure(bench: DoctorBench) -> None:
 
 @pytest.fixture
 def dead_cluster(bench: DoctorBench) -> Iterator[None]:
-    """Kill the GPU cluster; start it again afterwards, with the machines that it had."""
+    """Kill the GPU cluster; start it again afterwards, with the nodes that it had."""
     os.kill(bench.centre.cluster.pid, signal.SIGKILL)
     yield
     bench.centre.restart_cluster()

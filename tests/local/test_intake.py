@@ -338,7 +338,7 @@ def test_hyperpod_group_facts_are_stored(data_centre: DataCentre) -> None:
 
 @pytest.fixture
 def held_machine(data_centre: DataCentre) -> Iterator[str]:
-    """Hold automation for the test, so that the repair of the machine waits until it is released."""
+    """Hold automation for the test, so that the repair of the node waits until it is released."""
     machine = signals.untouched_machine(data_centre)
     client = data_centre.client()
     path = f"/clusters/{client.fleet}/automation"
@@ -353,7 +353,7 @@ def _release(centre: DataCentre) -> None:
 
 
 def _timeline_entry(centre: DataCentre, instance_id: str, kind: str) -> Json | None:
-    """Return the open incident of a machine once its timeline has an entry of that kind."""
+    """Return the open incident of a node once its timeline has an entry of that kind."""
     for incident in signals.incidents_about(centre, instance_id)[:1]:
         story = centre.client().get(f"/incidents/{incident['incidentId']}/timeline")["entries"]
         if incident["state"] not in SETTLED and any(line["kind"] == kind for line in story):

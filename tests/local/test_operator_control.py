@@ -36,12 +36,12 @@ def centre(data_centre: DataCentre) -> Iterator[DataCentre]:
 
 
 def newest(centre: DataCentre, machine: str) -> Json:
-    """Return the newest incident of a machine; an incident without a state if there is none."""
+    """Return the newest incident of a node; an incident without a state if there is none."""
     return next(iter(signals.incidents_about(centre, machine)), {"state": "", "block": None, "pendingApproval": None})
 
 
 def node_of(centre: DataCentre, machine: str) -> Json:
-    """Return the machine as the cluster shows it."""
+    """Return the node as the cluster shows it."""
     return next(dict(node) for node in centre.cluster.nodes() if node["instanceId"] == machine)
 
 

@@ -77,7 +77,7 @@ def test_hold_allows_only_the_cordon_until_its_release(data_centre: DataCentre) 
     assert (held["state"], held["repairs"], asked, seen["unschedulable"]) == ("BLOCKED", [], before, True)
     assert (running["state"], running["currentAttempt"]) == ("RUNNING", 1)
     assert "the auditors are here" in _timeline_text(data_centre, incident, "held")
-    # One repair. Its rung depends on earlier faults of the machine, which the scheduler chose, not this test.
+    # One repair. Its rung depends on earlier faults of the node, which the scheduler chose, not this test.
     assert (incident["state"], len(incident["repairs"])) == ("RECOVERED", 1)
     assert (after["currentAttempt"], after["attempts"][-1]["state"]) == (2, "LOST")
     assert job.attempt(2)["resumeFrom"]["step"] >= at_step

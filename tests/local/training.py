@@ -129,7 +129,7 @@ class TrainingJob:
 
 
 def with_all_nodes_in_service(centre: DataCentre) -> Iterator[None]:
-    """Begin with every machine in service, and leave it so: whatever still trains is cancelled."""
+    """Begin with every node in service, and leave it so: whatever still trains is cancelled."""
     client = centre.client()
     await_all_nodes_ready(client, centre)
     yield

@@ -19,7 +19,7 @@ RENTING = SERVICES.parent / "domain" / "renting"
 
 
 def a_record(node: KubernetesNode | None = None, **changes: Any) -> Decision:
-    """The record of a machine that was let into service."""
+    """The record of a node that was let into service."""
     facts = {
         "decision_id": "dec-1",
         "kind": "VALIDATION",

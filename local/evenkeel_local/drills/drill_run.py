@@ -120,14 +120,14 @@ class DrillRun:
         self.result.seconds["jobEnded"] = time.monotonic() - self._injected_at
         return ended
 
-    # ------------------------------------------------------------ the machines
+    # ------------------------------------------------------------ the nodes
 
     def machine(self, name: str) -> Json:
         """Return a node as the GPU cluster shows it; empty if it is gone."""
         return next((each for each in self.cluster.nodes() if name in (each["name"], each["instanceId"])), {})
 
     def accepted(self, instance_id: str) -> dict[str, int]:
-        """Return how often the provider accepted each repair of a machine, from any caller."""
+        """Return how often the provider accepted each repair of a node, from any caller."""
         accepted = self.cluster.control("GET", "counters")["accepted"]
         return {action: counts[instance_id] for action, counts in accepted.items() if instance_id in counts}
 
@@ -167,7 +167,7 @@ class DrillRun:
         return list(self.client.get("/incidents", pageSize=100)["items"])
 
     def new_incidents(self, instance_id: str = "") -> list[Json]:
-        """Return the incidents since the start of the drill, oldest first; by default of all machines."""
+        """Return the incidents since the start of the drill, oldest first; by default of all nodes."""
         return [
             incident
             for incident in reversed(self.incidents())
@@ -176,7 +176,7 @@ class DrillRun:
         ]
 
     def await_incident(self, what: str, node: Json, holds: Callable[[Json], object]) -> Json:
-        """Wait for an incident of a machine that fulfils a condition."""
+        """Wait for an incident of a node that fulfils a condition."""
 
         def look() -> Json:
             found = self.new_incidents(node["instanceId"])
@@ -187,7 +187,7 @@ class DrillRun:
         return incident
 
     def settled(self, node: Json, state: str = "RECOVERED") -> Json:
-        """Wait until the incident of a machine is settled, and check its state."""
+        """Wait until the incident of a node is settled, and check its state."""
         incident = self.await_incident("the incident to settle", node, lambda each: each["state"] in SETTLED)
         self.result.seconds["incidentSettled"] = time.monotonic() - self._injected_at
         self.check("the incident ends in the expected state", incident["state"] == state, incident)

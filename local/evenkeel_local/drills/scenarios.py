@@ -217,7 +217,7 @@ def flapping(drill: DrillRun) -> None:
     """A node repeatedly leaves the cluster and returns."""
     node = drill.submit_and_choose_node(INTERRUPTED)
     drill.inject_fault("node-flap", node, seconds=5)
-    wait_for("the flapping machine to go", INCIDENT_SECONDS, lambda: not drill.machine(node["instanceId"]))
+    wait_for("the flapping node to go", INCIDENT_SECONDS, lambda: not drill.machine(node["instanceId"]))
     drill.finish(may_overlap=True)
     accepted = drill.accepted(node["instanceId"])
     drill.check("the node was replaced exactly once", accepted.get("replace") == 1, accepted)
@@ -283,7 +283,7 @@ def spot_reclaim(drill: DrillRun) -> None:
         drill.inject_fault("spot-reclaim", node)
         wait_for("the second attempt", JOB_SECONDS, lambda: drill.job()["currentAttempt"] > 1)
         elsewhere = _spot_node(drill)
-        wait_for("the machine to be gone", JOB_SECONDS, lambda: node["name"] not in _spot_names(drill))
+        wait_for("the node to be gone", JOB_SECONDS, lambda: node["name"] not in _spot_names(drill))
         drill.finish()
         incident = next(iter(drill.new_incidents(node["instanceId"])), {})
         start = (drill.attempt(2).get("resumeFrom") or {}).get("step", -1)
@@ -316,14 +316,14 @@ def _spot_machines(drill: DrillRun, count: int) -> Iterator[None]:
     pods: list[Json] = [{"apiVersion": "v1", "kind": "Pod", "metadata": each, "spec": spec} for each in metadata]
     drill.cluster.apply([pool, *pods])
     try:
-        wait_for("the spot machines", JOB_SECONDS, lambda: len(_spot_names(drill)) == count)
+        wait_for("the spot nodes", JOB_SECONDS, lambda: len(_spot_names(drill)) == count)
         for name in names:
             drill.cluster.delete(f"/api/v1/namespaces/default/pods/{name}")
         wait_for("the pods to leave", JOB_SECONDS, lambda: all(not row["gpusInUse"] for row in _spot_rows(drill)))
         yield
     finally:
         drill.cluster.delete("/apis/karpenter.sh/v1/nodepools/spot")
-        wait_for("the spot machines to go", JOB_SECONDS, lambda: not _spot_names(drill))
+        wait_for("the spot nodes to go", JOB_SECONDS, lambda: not _spot_names(drill))
 
 
 def _spot_rows(drill: DrillRun) -> list[Json]:
@@ -366,7 +366,7 @@ def duplicate_events(drill: DrillRun) -> None:
     drill.inject_fault("gpu-xid79", node)
     incident = drill.await_incident("the incident", node, lambda _incident: True)
     _repeat_events(drill, node, 20)
-    wait_for("the machine to go", INCIDENT_SECONDS, lambda: not drill.machine(node["instanceId"]))
+    wait_for("the node to go", INCIDENT_SECONDS, lambda: not drill.machine(node["instanceId"]))
     _repeat_events(drill, node, 20)  # during the validation of its successor
     drill.settled(node)
     _repeat_events(drill, node, 20)
@@ -521,7 +521,7 @@ def two_owners(drill: DrillRun) -> None:
 def _report_before_owner(drill: DrillRun, node: Json) -> Json:
     """Report a fault before the owner of the repair sees it; return the incident when Evenkeel has chosen the owner.
 
-    On a busy machine, the owner might otherwise repair the node before Evenkeel decides.
+    On a busy node, the owner might otherwise repair the node before Evenkeel decides.
     """
     _report(drill, node, "79, pid=4242, name=python, GPU has fallen off the bus.", datetime.now(UTC))
 

@@ -48,7 +48,7 @@ def _storm(drill: DrillRun) -> None:
     began = time.monotonic()
     _send(drill, sent)
     drill.result.seconds["injected"] = time.monotonic() - began
-    drill.say(f"{len(sent)} messages of {len(events)} events for {len(machines)} machines are out")
+    drill.say(f"{len(sent)} messages of {len(events)} events for {len(machines)} nodes are out")
     seen = OpenIncidentPeaks()
 
     def is_calm() -> bool:
@@ -57,7 +57,7 @@ def _storm(drill: DrillRun) -> None:
         return seen.is_calm(len(machines)) and not waiting_events(drill)
 
     figures = drill.result.figures
-    figures["sent"] = f"{len(sent)} messages of {len(events)} events about {len(machines)} machines"
+    figures["sent"] = f"{len(sent)} messages of {len(events)} events about {len(machines)} nodes"
     try:
         wait_for("the storm to be over", DRAINED_SECONDS * 2, is_calm)
     except DrillTimeoutError as late:
@@ -78,7 +78,7 @@ def _storm(drill: DrillRun) -> None:
 
 
 def _events_of(drill: DrillRun, machine: str) -> Iterator[Json]:
-    """Yield the events of one machine: the same fault several times, each event with its own id."""
+    """Yield the events of one node: the same fault several times, each event with its own id."""
     now = datetime.now(UTC)
     reason = "HyperPod Health Monitoring Agent (HMA) has detected fault type NvidiaErrorTerminate on this node."
     summary = {"HealthStatus": "Unhealthy", "HealthStatusReason": reason}
@@ -135,7 +135,7 @@ class OpenIncidentPeaks:
         self.now = _states(drill)
 
     def is_calm(self, machines: int) -> bool:
-        """Whether every machine has an incident that waits or has ended."""
+        """Whether every node has an incident that waits or has ended."""
         calm = sum(count for state, count in self.now.items() if state in (*SETTLED, "BLOCKED"))
         return sum(self.now.values()) == calm >= machines
 
@@ -193,13 +193,13 @@ def _check_each(drill: DrillRun, machines: Sequence[str]) -> None:
     incidents = listed(drill, "/incidents")
     about = Counter(incident["node"]["instanceId"] for incident in incidents)
     wrong = {machine: about[machine] for machine in machines if about[machine] != 1}
-    drill.check("one incident for each machine", not wrong, str(wrong or f"{len(incidents)} incidents"))
+    drill.check("one incident for each node", not wrong, str(wrong or f"{len(incidents)} incidents"))
     decided = {incident["incidentId"]: 0 for incident in incidents}
     for incident in incidents:
         kinds = [decision["kind"] for decision in drill.detail(incident)["decisions"]]
         decided[incident["incidentId"]] = kinds.count("RECOVERY")
     odd = {incident: count for incident, count in decided.items() if count != 1}
-    drill.result.figures["incidents"] = f"{len(incidents)}, of {sum(1 for count in about.values() if count)} machines"
+    drill.result.figures["incidents"] = f"{len(incidents)}, of {sum(1 for count in about.values() if count)} nodes"
     drill.result.figures["decisions"] = f"{sum(decided.values())} plans"
     drill.check("one decision for each incident", not odd, str(odd or f"{len(decided)} decisions"))
     blocked = [incident for incident in incidents if incident["state"] == "BLOCKED"]
@@ -233,7 +233,7 @@ def _check_limits(drill: DrillRun, seen: OpenIncidentPeaks, limits: Json, machin
 
 
 def _check_ledger(drill: DrillRun) -> None:
-    """Check that the records and the cluster agree about every machine."""
+    """Check that the records and the cluster agree about every node."""
 
     def differences() -> dict[str, Any]:
         nodes = drill.cluster.nodes()

@@ -30,11 +30,11 @@ class StepFunctionsWorkflows:
         self._arns = arns
         self._client = client or aws.client("stepfunctions")
 
-    def start(self, machine: WorkflowName, name: str, document: Mapping[str, Any]) -> bool:
-        with aws.translate_errors(f"start {machine} {name}", _ERRORS_BY_CODE):
+    def start(self, workflow: WorkflowName, name: str, document: Mapping[str, Any]) -> bool:
+        with aws.translate_errors(f"start {workflow} {name}", _ERRORS_BY_CODE):
             try:
                 self._client.start_execution(
-                    stateMachineArn=self._arn(machine), name=name, input=json.dumps(dict(document))
+                    stateMachineArn=self._arn(workflow), name=name, input=json.dumps(dict(document))
                 )
             except ClientError as error:
                 if aws.code_of(error) == "ExecutionAlreadyExists":
@@ -42,9 +42,9 @@ class StepFunctionsWorkflows:
                 raise
         return True
 
-    def state(self, machine: WorkflowName, name: str) -> ExecutionState:
-        arn = f"{self._arn(machine).replace(':stateMachine:', ':execution:')}:{name}"
-        with aws.translate_errors(f"look up {machine} {name}", _ERRORS_BY_CODE):
+    def state(self, workflow: WorkflowName, name: str) -> ExecutionState:
+        arn = f"{self._arn(workflow).replace(':stateMachine:', ':execution:')}:{name}"
+        with aws.translate_errors(f"look up {workflow} {name}", _ERRORS_BY_CODE):
             try:
                 status = self._client.describe_execution(executionArn=arn)["status"]
             except ClientError as error:
@@ -59,17 +59,17 @@ class StepFunctionsWorkflows:
             case _:
                 return ExecutionState.FAILED
 
-    def running(self, machine: WorkflowName) -> frozenset[str]:
-        query = {"stateMachineArn": self._arn(machine), "statusFilter": "RUNNING", "maxResults": _LISTED_AT_ONCE}
-        with aws.translate_errors(f"list running executions of {machine}", _ERRORS_BY_CODE):
+    def running(self, workflow: WorkflowName) -> frozenset[str]:
+        query = {"stateMachineArn": self._arn(workflow), "statusFilter": "RUNNING", "maxResults": _LISTED_AT_ONCE}
+        with aws.translate_errors(f"list running executions of {workflow}", _ERRORS_BY_CODE):
             pages = self._client.get_paginator("list_executions").paginate(**query)
             return frozenset(each["name"] for page in pages for each in page["executions"])
 
-    def _arn(self, machine: WorkflowName) -> str:
+    def _arn(self, workflow: WorkflowName) -> str:
         try:
-            return self._arns[machine]
+            return self._arns[workflow]
         except KeyError:
-            raise Refused(f"this function has no ARN of the workflow {machine}") from None
+            raise Refused(f"this function has no ARN of the workflow {workflow}") from None
 
 
 class StepFunctionsTokens:

@@ -27,15 +27,15 @@ class WorkflowName(StrEnum):
 class Workflows(Protocol):
     """Step Functions."""
 
-    def start(self, machine: WorkflowName, name: str, document: Mapping[str, Any]) -> bool:
+    def start(self, workflow: WorkflowName, name: str, document: Mapping[str, Any]) -> bool:
         """Start an execution. Return False if an execution of this name exists. Idempotent: yes, by name."""
         ...
 
-    def state(self, machine: WorkflowName, name: str) -> ExecutionState:
+    def state(self, workflow: WorkflowName, name: str) -> ExecutionState:
         """Return the state of an execution."""
         ...
 
-    def running(self, machine: WorkflowName) -> frozenset[str]:
+    def running(self, workflow: WorkflowName) -> frozenset[str]:
         """Return the names of running executions, with one call per thousand. Eventually consistent on AWS.
 
         An execution that is missing here may still run: check with `state`.

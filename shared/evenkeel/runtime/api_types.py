@@ -86,7 +86,7 @@ class QuotasBody(Body):
 PoolName = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9._-]*$")]
 """An instance group or a NodePool; empty for all."""
 InstanceId = Annotated[str, StringConstraints(pattern=r"^(i-([0-9a-f]{8}|[0-9a-f]{17}))?$")]
-"""A machine; empty for all."""
+"""A node; empty for all."""
 
 FaultCode = Annotated[str, StringConstraints(max_length=80, pattern=r"^[A-Za-z0-9:*/._-]*$")]
 """A key of the catalogue, the number of an Xid, or a name as HyperPod or the EKS agent spell it."""
@@ -178,7 +178,7 @@ class FaultBody(Body):
     instance_id: InstanceId = ""
     node_name: Annotated[str, StringConstraints(max_length=253, pattern=r"^[A-Za-z0-9._-]*$")] = ""
     job_id: Annotated[str, StringConstraints(max_length=80, pattern=r"^(job-[A-Za-z0-9-]+)?$")] = ""
-    """In place of a machine: the fault was seen in this job."""
+    """In place of a node: the fault was seen in this job."""
     rank: Annotated[int, Field(ge=0, le=1023)] | None = None
     """The rank of the job that showed it."""
     code: FaultCode = ""

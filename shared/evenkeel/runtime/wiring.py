@@ -127,7 +127,7 @@ class World:
             WorkflowName.RUN_JOB: self.settings.run_job_arn,
             WorkflowName.BURST_CAPACITY: self.settings.burst_capacity_arn,
         }
-        return StepFunctionsWorkflows({machine: arn for machine, arn in arns.items() if arn})
+        return StepFunctionsWorkflows({workflow: arn for workflow, arn in arns.items() if arn})
 
     @cached_property
     def tokens(self) -> "StepFunctionsTokens":

@@ -65,7 +65,7 @@ _NO_BODY: Final = re.compile(r"\bNotAllowed: .*\b(403|Forbidden)\b")
 
 @dataclass(frozen=True)
 class QuietFleetShape(FleetShape):
-    """Machines that authorize every request again, and start quickly."""
+    """Nodes that authorize every request again, and start quickly."""
 
     def config(self) -> dict[str, Any]:
         quick = {"boot": 0.2, "reboot": 0.5, "replace": 0.5}
@@ -160,7 +160,7 @@ class PermissionBench:
         # Requests about Kueue's objects are made only in a cluster with Kueue.
         centre.cluster.apply([fake_kueue.local_queues(), fake_kueue.workloads()])
         self.nodes = self._machines()
-        """The machines. Probes refer to them by their index in this list."""
+        """The nodes. Probes refer to them by their index in this list."""
         for place in range(len(self.nodes)):
             self.free(place)
 
@@ -289,7 +289,7 @@ class PermissionBench:
         return self.kubernetes
 
     def await_machine(self, place: int) -> None:
-        """Wait until a node slot has a machine in service, and put it at its index."""
+        """Wait until a node slot has a node in service, and put it at its index."""
         slot = self.nodes[place].slot
 
         def found() -> Node | None:
@@ -306,7 +306,7 @@ class PermissionBench:
         self.nodes[place] = until(found, f"a machine in the node slot {slot}")  # type: ignore[assignment]  # until it is one
 
     def _machines(self) -> list[Node]:
-        """Return the machines, both control planes' views joined."""
+        """Return the nodes, both control planes' views joined."""
         found = join_nodes(self.cluster.nodes(self.cluster_name), self.provider.nodes(), self.cluster_name)
         return list(found)
 
@@ -351,7 +351,7 @@ class PermissionBench:
                 )
 
     def name_of(self, machine: Node) -> str:
-        """Return the name of a machine's node object."""
+        """Return the name of a node's node object."""
         assert machine.kubernetes
         return machine.kubernetes.name
 

@@ -57,7 +57,7 @@ from tests.waiting import until
 Prepare = Callable[[PermissionBench], Json]
 
 MARKED, REBOOTED, REPLACED, EXAMINED = 2, 3, 4, 0
-"""Indexes of the machines that a probe marks, reboots, replaces (always the last), and examines."""
+"""Indexes of the nodes that a probe marks, reboots, replaces (always the last), and examines."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def pods_of(stage: PermissionBench, attempt: Attempt) -> tuple[ObservedPod, ...]
 
 
 def an_incident(stage: PermissionBench, state: IncidentState, node: int = 1, **changes: Any) -> Incident:
-    """Store an incident of a machine, with the pointer to it while it is open."""
+    """Store an incident of a node, with the pointer to it while it is open."""
     machine = stage.nodes[node]
     facts: dict[str, Any] = {
         "incident_id": stage.ids.new("inc"),
@@ -261,7 +261,7 @@ def planned(stage: PermissionBench, node: int = 1, **changes: Any) -> Incident:
 
 
 def alone(stage: PermissionBench, node: int, **changes: Any) -> Incident:
-    """Store such an incident without other faulty machines: consecutive probes would look like a wave."""
+    """Store such an incident without other faulty nodes: consecutive probes would look like a wave."""
     for state in OPEN_STATES:
         stage.forget_state(Table.INCIDENTS, f"INC#{state}")
     return planned(stage, node, **changes)
@@ -432,7 +432,7 @@ def taken_in(seen: InvocationResult) -> bool:
 
 
 def forget_facts(stage: PermissionBench, node: int = 0) -> None:
-    """Let a machine have no recorded signal."""
+    """Let a node have no recorded signal."""
     life = stage.nodes[node].life
     stage.forget(rows.open_key(life), rows.last_key(life), rows.node_key(life.cluster, life.instance_id))
     for kind in FactKind:
@@ -526,7 +526,7 @@ def plans_for_a_node_that_can_wait(stage: PermissionBench) -> Json:
 
 
 def registered(stage: PermissionBench, which: RegisterName, *places: int) -> None:
-    """Let exactly these machines be in repair or have our cordon."""
+    """Let exactly these nodes be in repair or have our cordon."""
     entries = tuple(
         RegisterEntry(life=machine.life.key, incident_id="inc-probe", pool=machine.pool, since=now())
         for machine in (stage.nodes[place] for place in places)
@@ -602,7 +602,7 @@ def returns_a_karpenter_machine(stage: PermissionBench) -> Json:
 
 @contextmanager
 def _wave(stage: PermissionBench) -> Iterator[None]:
-    """Let four machines of one zone fail at once, without a page so far."""
+    """Let four nodes of one zone fail at once, without a page so far."""
     zone = next(node.kubernetes.zone for node in stage.nodes if node.kubernetes)
     pool = stage.nodes[0].pool
     stage.forget(rows.cause_key(f"zone/{zone}"), rows.cause_key(f"image/{pool}"))
@@ -635,7 +635,7 @@ def makes_a_delayed_cordon(stage: PermissionBench) -> Json:
 
 @probe("check_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("DEEP", "BASIC"))
 def has_a_machine_examined(stage: PermissionBench) -> Json:
-    """During the deep check of a node, a second request is declined and the machine gets a basic check."""
+    """During the deep check of a node, a second request is declined and the node gets a basic check."""
     return of_incident(planned(stage, EXAMINED, fault_key="train:slow_rank"))
 
 
@@ -912,7 +912,7 @@ def asks_another_pool(stage: PermissionBench) -> Json:
 
 @probe("rent_capacity", succeeds=answers("NOT_YET", "RELEASED"))
 def returns_a_machine(stage: PermissionBench) -> Json:
-    """The machine is a claim that is never launched."""
+    """The node is a claim that is never launched."""
     a_pool_to_rent(stage, 8)
     name = f"{TO_RENT}-{int(now().timestamp() * 1000)}"
     claim = {
@@ -928,7 +928,7 @@ def returns_a_machine(stage: PermissionBench) -> Json:
 
 @probe("rent_capacity", succeeds=answers("SETTLED"))
 def settles_a_rental(stage: PermissionBench) -> Json:
-    """A machine of the rental has ended: its bill counts against its team's budgets."""
+    """A node of the rental has ended: its bill counts against its team's budgets."""
     a_pool_to_rent(stage)
     rental = a_rental(stage, state=RentalState.ENDING).with_offer(joined_node_names=("gone",))
     stage.put(rows.rental_row(rental, 0))
@@ -1043,7 +1043,7 @@ def doubts_a_failure(stage: PermissionBench) -> Json:
 
 
 def leave_unresolved(stage: PermissionBench, place: int) -> None:
-    """Store the marks of a node as an unresolved fact about its machine."""
+    """Store the marks of a node as an unresolved fact about its node."""
     with stage.marked(place):
         facts = stage.facts_of(place)
     stage.put(*(rows.unresolved_row(fact.to_json(), fact.fact_key, now()) for fact in facts))
@@ -1273,7 +1273,7 @@ def plans_a_replacement(stage: PermissionBench) -> Json:
     machine = stage.nodes[1]
     seen = FleetNode.seen(machine, NONE, now())
     stage.put(rows.node_row(machine.life.cluster, machine.life.instance_id, seen.to_json(), 0, None))
-    # A fault that can wait for the work on its machine has that looked for.
+    # A fault that can wait for the work on its node has that looked for.
     body = {"reason": "A probe.", "code": "health:instance_retirement", "dryRun": True}
     return a_request("POST", f"/v1/nodes/{machine.life.instance_id}/replace", body)
 

@@ -27,7 +27,7 @@ XID = "NVRM: Xid (PCI:0000:b9:00): 79, pid=1234, GPU has fallen off the bus."
 
 @pytest.fixture
 def fleet(gateway: Gateway) -> Gateway:
-    """A stack that remembers two machines, one of them by a name of its own."""
+    """A stack that remembers two nodes, one of them by a name of its own."""
     stored(gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2, node_name="ip-10-0-0-2.ec2.internal"))
     return gateway
 
@@ -230,7 +230,7 @@ def test_report_needs_an_idempotency_key(fleet: Gateway) -> None:
 
 @pytest.fixture
 def training(fleet: Gateway) -> Gateway:
-    """A stack with a job on both machines."""
+    """A stack with a job on both nodes."""
     job = a_job(1, state="RUNNING", current_attempt=1)
     stored(fleet.fakes.ledger, job, an_attempt(job, 1, nodes=(1, 2)))
     return fleet

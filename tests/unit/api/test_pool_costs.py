@@ -43,7 +43,7 @@ BODY = {
 
 
 def at_work(gateway: Gateway, **burst: Any) -> Gateway:
-    """Two machines, both in use for a quarter of an hour; and two pools to rent from."""
+    """Two nodes, both in use for a quarter of an hour; and two pools to rent from."""
     policy = changed(gateway.fakes.policy, {"burst": BURST | burst})
     gateway.world.__dict__["policies"] = type("Site", (), {"current": lambda self: policy, "base": policy})()
     stored(gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2))

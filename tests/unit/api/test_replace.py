@@ -20,7 +20,7 @@ NODE = instance_id(1)
 
 @pytest.fixture
 def fleet(gateway: Gateway) -> Gateway:
-    """A stack that remembers two machines, the first with a job on it."""
+    """A stack that remembers two nodes, the first with a job on it."""
     stored(gateway.fakes.ledger, a_fleet_node(1, job_ids=("job-0000000001",)), a_fleet_node(2))
     return gateway
 

@@ -24,7 +24,7 @@ PATHS = ("/v1/jobs", "/v1/jobs/plan")
 
 @pytest.fixture
 def site(gateway: Gateway) -> Gateway:
-    """A fleet of four machines with eight GPUs each."""
+    """A fleet of four nodes with eight GPUs each."""
     stored(gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, 5)))
     return gateway
 

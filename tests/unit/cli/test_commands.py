@@ -257,7 +257,7 @@ def test_unmanaged_workloads_have_their_own_list(served: CliFixture) -> None:
     said = served.run("jobs", "ls", "--unmanaged")
 
     assert "PyTorchJob research/llama" in said.out
-    assert "move it as soon as its machine is faulty" in said.out
+    assert "move it as soon as its node is faulty" in said.out
     assert served.run("jobs", "ls", "--unmanaged", "-o", "name").out == "llama\n"
 
 

@@ -1,4 +1,4 @@
-"""Which machine a fault seen in a job is laid on."""
+"""Which node a fault seen in a job is laid on."""
 
 from datetime import timedelta
 

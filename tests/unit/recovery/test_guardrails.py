@@ -330,7 +330,7 @@ def test_node_counts_once_for_several_incidents() -> None:
     assert register.without(life(1).key) == Register(requested_at=register.requested_at)
 
 
-# ---------------------------------------------------------------- what machines share
+# ---------------------------------------------------------------- what nodes share
 
 
 def machine(number: int, **changes: Any) -> FleetNode:

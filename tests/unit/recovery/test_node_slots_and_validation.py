@@ -258,7 +258,7 @@ def test_guardrail_wait_ends_once_the_incident_may_proceed() -> None:
     assert guardrails_cleared(may_go=True)
 
 
-# ---------------------------------------------------------------- what is to vouch for a machine
+# ---------------------------------------------------------------- what is to vouch for a node
 
 CHECKS = RepairPolicy(deep_checks_after=("hardware",), test_job_image="registry/node-test:1")
 

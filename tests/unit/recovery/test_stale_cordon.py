@@ -1,4 +1,4 @@
-"""A machine that waits to be cordoned and is well again by itself does not wait for ever."""
+"""A node that waits to be cordoned and is well again by itself does not wait for ever."""
 
 from datetime import timedelta
 

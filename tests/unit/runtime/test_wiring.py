@@ -118,7 +118,7 @@ def test_a_policy_file_names_every_field_and_no_other(name: str) -> None:
 
 
 WIDER = {"testJobsAfter", "testJobCommand", "testJobImage", "deepChecksAfter", "lemonReturns", "maxAttemptsADay"}
-"""Overrides of the policy for a fleet of five machines with permanent faults."""
+"""Overrides of the policy for a fleet of five nodes with permanent faults."""
 
 
 def test_the_local_policy_only_shortens() -> None:

@@ -43,7 +43,7 @@ def a_node(
     ).with_free(Resources(accelerators=free_gpus, **host))
 
 
-# ---------------------------------------------------------------- the share of a machine
+# ---------------------------------------------------------------- the share of a node
 
 
 def test_allowance_for_node_software_matches_the_hyperpod_command_line() -> None:

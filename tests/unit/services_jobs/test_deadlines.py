@@ -16,7 +16,7 @@ from tests.unit.services_jobs.test_rentals import ON_DEMAND, SPOT, RentalScenari
 
 HOUR = 3600
 FIRST = "job-0000000001"
-"""Has every machine."""
+"""Has every node."""
 RUN = 2 * HOUR
 """How long a job is expected to run."""
 

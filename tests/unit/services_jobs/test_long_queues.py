@@ -217,7 +217,7 @@ def test_jobs_without_a_matching_node_are_not_remembered_as_barriers() -> None:
     scenario, small = crowded_without_teams(60, nodes=1, instance_types=("ml.p9.xlarge",))
     for row in scenario.world.ledger.by_state(Table.JOBS, "JOB#PENDING", limit=60).rows:
         job = rows.read(row, Job)
-        scenario.set_job(job.but(current_attempt=1))  # the machines that they ran on are gone for good
+        scenario.set_job(job.but(current_attempt=1))  # the nodes that they ran on are gone for good
 
     for _ in range(10):
         scenario.run_scheduling_cycle()

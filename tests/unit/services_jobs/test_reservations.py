@@ -1,4 +1,4 @@
-"""Machines that go at a time that is known: work leaves them in time, and nothing is put there that would not last."""
+"""Nodes that go at a time that is known: work leaves them in time, and nothing is put there that would not last."""
 
 from datetime import timedelta
 from typing import Any

@@ -429,7 +429,7 @@ def test_recorded_answer_is_delivered_by_the_sweep() -> None:
 
 
 def arrive(scenario: JobScenario, number: int = 9, **changes: Any) -> str:
-    """Let a machine boot for the first time, behind its taint."""
+    """Let a node boot for the first time, behind its taint."""
     node = a_node(number, is_awaiting_validation=True, taints=(TAINT_TEXT,), **changes)
     scenario.world.cluster.add_node(node)
     record = a_provider_node(number)
@@ -663,7 +663,7 @@ def test_unmanaged_workloads_are_recorded_while_they_run() -> None:
 
 
 def answer_too_early(scenario: JobScenario) -> None:
-    """Tell of a machine that no sweep has seen yet."""
+    """Tell of a node that no sweep has seen yet."""
     world = scenario.world
     fact = a_fact(
         1, source="ec2.notice", fault_key="ec2:spot_interruption", code="terminate", observed_at=world.clock.now()

@@ -188,7 +188,7 @@ class RecoveryScenario:
     # ------------------------------------------------------------ the world moves on
 
     def turn(self) -> None:
-        """Five seconds: machines finish booting, stopped attempts are settled, and the queue is looked at."""
+        """Five seconds: nodes finish booting, stopped attempts are settled, and the queue is looked at."""
         self.world.clock.advance(5)
         if not self.is_stuck:
             for machine in list(self.world.provider.running):

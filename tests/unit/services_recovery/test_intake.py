@@ -1,4 +1,4 @@
-"""Ingestion of signals: copied, late, concurrent, and about machines that are not known yet."""
+"""Ingestion of signals: copied, late, concurrent, and about nodes that are not known yet."""
 
 import itertools
 import threading
@@ -92,7 +92,7 @@ def test_evidence_shows_opening_and_joined_signals() -> None:
     ]
 
 
-# ---------------------------------------------------------------- which machine
+# ---------------------------------------------------------------- which node
 
 
 def test_node_life_comes_from_the_provider() -> None:

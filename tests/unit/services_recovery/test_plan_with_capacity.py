@@ -44,13 +44,13 @@ HOUR = 3600
 
 
 def burst(**changes: Any) -> Policy:
-    """Machines take two hours to come back, and an hour's delay is worth $500."""
+    """Nodes take two hours to come back, and an hour's delay is worth $500."""
     economy = EconomyPolicy(expected_reboot_seconds=2 * HOUR)
     return QUICK.but(burst=a_policy(**changes).burst, economy=economy)
 
 
 def planned(policy: Policy, size: int = 2, **spec: Any) -> RecoveryScenario:
-    """A recovery up to its resume plan, of a job that has every machine."""
+    """A recovery up to its resume plan, of a job that has every node."""
     recovery = RecoveryScenario(size=size, policy=policy)
     spec = {"checkpoint_uri": "s3://checkpoints/one", **spec}
     recovery.scenario.set_job(recovery.job.but(spec=recovery.job.spec.but(**spec)))
@@ -126,7 +126,7 @@ def test_recovery_and_cycle_compute_the_same_rent() -> None:
 
 def test_cycle_rents_the_pool_that_the_recovery_chose() -> None:
     def reluctant(recovery: RecoveryScenario) -> None:
-        """Let passes believe that the machine is back at once."""
+        """Let passes believe that the node is back at once."""
         recovery.scenario.policy = recovery.policy.but(
             jobs=recovery.policy.jobs.but(expected_replace_seconds=1, expected_resume_seconds=1)
         )
@@ -235,7 +235,7 @@ def test_risky_spot_pool_loses_to_the_costlier_pool() -> None:
     ],
 )
 def test_class_without_a_price_rents_only_for_its_deadline(minutes: int, why_not: str) -> None:
-    """Two hours of work are left: done in 145 minutes on rented nodes, and in 160 on the machine that comes back."""
+    """Two hours of work are left: done in 145 minutes on rented nodes, and in 160 on the node that comes back."""
     recovery = planned(
         burst(other_delay_micros_per_hour=0), deadline_at=RecoveryScenario().now + timedelta(minutes=120 + minutes)
     )
@@ -363,7 +363,7 @@ def test_least_expected_loss_is_chosen_within_the_caps(
 
 
 def teams(*, blue_borrows: bool, **blue: Any) -> tuple[RecoveryScenario, str]:
-    """Three machines: the interrupted job of red held two; a low job of blue runs on the third."""
+    """Three nodes: the interrupted job of red held two; a low job of blue runs on the third."""
     policy = QUICK.but(economy=EconomyPolicy(expected_reboot_seconds=2 * HOUR))
     recovery = RecoveryScenario(size=3, policy=policy, with_job=False)
     set_up(

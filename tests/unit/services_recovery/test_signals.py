@@ -34,7 +34,7 @@ def incidents(world: FakeWorld) -> list[Incident]:
 
 
 def remember(world: FakeWorld, number: int, slot: str) -> None:
-    """Let the fleet's memory hold a machine."""
+    """Let the fleet's memory hold a node."""
     life = NodeLife(cluster=CLUSTER, instance_id=instance_id(number), launched_at=A_MOMENT - timedelta(days=1))
     node = FleetNode(life=life, slot=slot, pool="p5-workers", changed_at=A_MOMENT)
     world.ledger.commit(Put(rows.node_row(CLUSTER, instance_id(number), node.to_json(), 0, None)))
@@ -103,7 +103,7 @@ def test_failed_fact_stops_no_other_and_is_retried() -> None:
     world = FakeWorld()
 
     class Deaf:
-        """Answers for every machine but one."""
+        """Answers for every node but one."""
 
         def node(self, machine: str) -> Any:
             if machine == instance_id(2):

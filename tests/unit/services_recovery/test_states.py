@@ -277,7 +277,7 @@ def test_late_signal_of_a_replaced_node_spares_its_replacement(fault_key: str, o
     assert (late.outcome, recovery.look()) == ("JOIN", [outcome])
 
 
-# ---------------------------------------------------------------- what vouches for a machine
+# ---------------------------------------------------------------- what vouches for a node
 
 DEEP = QUICK.but(repair=QUICK.repair.but(deep_checks_after=("hardware",), deep_check_min_seconds=1))
 TESTED = QUICK.but(repair=QUICK.repair.but(test_job_image="registry/node-test:1"))
@@ -361,7 +361,7 @@ def test_each_failed_validation_gets_its_own_check() -> None:
     assert len(recovery.world.cluster.checks) == 2
 
 
-# ---------------------------------------------------------------- machines that keep coming back
+# ---------------------------------------------------------------- nodes that keep coming back
 
 
 def test_lemon_is_watched_longer_and_then_replaced() -> None:

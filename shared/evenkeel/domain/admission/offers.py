@@ -209,8 +209,8 @@ def missing_efa(request: AdmissionRequest, capacity: NodeCapacity, policy: Sched
     """Return in words how many EFA interfaces a node has too few for a pod of a job; empty if it has enough."""
     if capacity.efa is None or request.nodes < 2 or request.is_serving:
         return ""
-    machine = efa.EfaNode(capacity.pool, capacity.instance_type, capacity.accelerators, capacity.efa)
-    asked = efa.interfaces_per_pod(machine, request.nodes, request.accelerators_per_node, policy.efa_interfaces)
+    node = efa.EfaNode(capacity.pool, capacity.instance_type, capacity.accelerators, capacity.efa)
+    asked = efa.interfaces_per_pod(node, request.nodes, request.accelerators_per_node, policy.efa_interfaces)
     return f"offering {capacity.efa} of {asked} EFA interfaces" if capacity.efa < asked else ""
 
 

@@ -22,7 +22,7 @@ class AdmissionRequest(Value):
     memory_mib_per_node: int = 0
     """Memory that each pod requests."""
     names_cpu_or_memory: bool = False
-    """Whether the job names its CPU or its memory. Else both are its accelerators' share of a machine."""
+    """Whether the job names its CPU or its memory. Else both are its accelerators' share of a node."""
     instance_types: tuple[str, ...] = ()
     not_before: Instant | None = None
     attempts: int = 0

@@ -112,7 +112,7 @@ class _TeamCycle:
         self.documents = DocumentCache()
         self.nodes_by_flavors: dict[frozenset[str], Callable[[NodeCapacity], bool] | None] = {}
         self.reservation_holders = frozenset(capacity.reserved_for for capacity in self.capacities)
-        """Jobs for which machines are rented."""
+        """Jobs for which nodes are rented."""
         self.offered: tuple[tuple[NodeCapacity, ...], dict[AdmissionRequest, tuple[PoolFit, ...]]] = (
             self.capacities,
             {},

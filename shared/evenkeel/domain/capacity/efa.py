@@ -94,6 +94,6 @@ def efa_request(
     return EfaRequest(interfaces, pages if offered_huge_pages_mib >= pages else 0)
 
 
-def min_interfaces(machines: Iterable[EfaNode], nodes: int, accelerators: int, by_pool: Mapping[str, int]) -> int:
+def min_interfaces(efa_nodes: Iterable[EfaNode], nodes: int, accelerators: int, by_pool: Mapping[str, int]) -> int:
     """Return how many interfaces a pod may request so that it can run on each of several kinds of node."""
-    return min((interfaces_per_pod(each, nodes, accelerators, by_pool) for each in machines), default=0)
+    return min((interfaces_per_pod(each, nodes, accelerators, by_pool) for each in efa_nodes), default=0)

@@ -119,7 +119,7 @@ def _on_faulty_node(workload: UnmanagedWorkload) -> str:
         case PodRecreation.NEVER:
             return "No controller would restart it, so it runs until its node is removed."
         case PodRecreation.BY_OWNER if workload.may_move:
-            return "Its label allows Evenkeel to move it as soon as its machine is faulty."
+            return "Its label allows Evenkeel to move it as soon as its node is faulty."
         case PodRecreation.BY_OWNER:
             label = f"{RESUME_LABEL}={RESUME_ALLOWED}"
             return f"Evenkeel evicts it right before a repair. With the label {label}, Evenkeel moves it at once."

@@ -343,9 +343,9 @@ GUARDRAILS: tuple[Guardrail, ...] = (
 """Every guardrail. A hold does not block a cordon: with the node cordoned, waiting is safe."""
 
 
-def pool_limit(count: int | None, share: float | None, machines: int) -> int:
+def pool_limit(count: int | None, share: float | None, pool_size: int) -> int:
     """Return how many nodes of a pool may be out of service at a time: the lower of count and share, at least 1."""
-    limits = [limit for limit in (count, None if share is None else math.floor(share * machines)) if limit is not None]
+    limits = [limit for limit in (count, None if share is None else math.floor(share * pool_size)) if limit is not None]
     return max(1, min(limits))
 
 

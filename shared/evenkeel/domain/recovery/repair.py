@@ -328,7 +328,7 @@ def _after_deep_check(facts: RepairFacts, policy: RepairPolicy) -> RepairDecisio
 def _after_owner(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
     """Decide while another owner repairs. Evenkeel takes over only after that owner has made no attempt for long.
 
-    Source: docs/ownership.md, "Who repairs a machine".
+    Source: docs/ownership.md, "Who repairs a node".
     """
     owner = "Karpenter" if facts.owner is Owner.KARPENTER else "HyperPod"
     if facts.owner is Owner.KARPENTER and not facts.slot_state.original.is_there:

@@ -204,8 +204,8 @@ def _without_fixed_nodes(job: Job, attempt: Attempt, context: Context) -> dict[s
     own, by_pool = job.spec.accelerators_per_node, context.policy.scheduling.efa_interfaces
     fitting = [efa.EfaNode.of(node) for node in kinds if node.accelerators >= own]
     there = {capacity.instance_type for capacity in fitting}
-    machines_of_types = [efa.EfaNode("", name) for name in job.spec.instance_types if name not in there]
-    interfaces = efa.min_interfaces((*fitting, *machines_of_types), attempt.ranks, own, by_pool)
+    nodes_of_types = [efa.EfaNode("", name) for name in job.spec.instance_types if name not in there]
+    interfaces = efa.min_interfaces((*fitting, *nodes_of_types), attempt.ranks, own, by_pool)
     return {
         "network": efa.EfaRequest(interfaces),
         "avoid": tuple(sorted(node.name for node in nodes if node.instance_id in instance_ids)),

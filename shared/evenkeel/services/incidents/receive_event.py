@@ -437,7 +437,7 @@ def _count(decision: IntakeDecision, fact: NodeFact, telemetry: Telemetry) -> No
         )
 
 
-# ---------------------------------------------------------------- facts whose machine is not known yet
+# ---------------------------------------------------------------- facts whose node is not known yet
 
 
 def _store_unresolved(fact: NodeFact, context: Context) -> Outcome:

@@ -96,7 +96,7 @@ class GuardrailInputs:
     def pool_nodes(self, pool: str) -> int:
         """Return how many nodes of a pool can be acted on, as the sweep counted them; 0 if it did not count them."""
         row = self.context.ledger.get(rows.pools_row({}, 0).key)
-        return int(row.doc["machines"].get(pool, 0)) if row else 0
+        return int(row.doc["nodes"].get(pool, 0)) if row else 0
 
     def is_old(self, incident: Incident) -> bool:
         """Whether an incident's evidence is so old that its node must be examined again."""

@@ -101,7 +101,7 @@ def _check_scope(request: HoldRequest | ReleaseRequest, context: Context) -> Non
     if request.pool:
         known_names.check_pool(request.pool, context)
     if request.instance_id:
-        known_names.check_machine(request.instance_id, context)
+        known_names.check_instance(request.instance_id, context)
 
 
 def release(request: ReleaseRequest, context: Context) -> Json:

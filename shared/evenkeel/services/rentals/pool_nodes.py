@@ -28,8 +28,8 @@ def capacity_pods(rental: Rental, policy: Policy) -> CapacitySpec:
     """
     offer, count = rental.offer, 0
     if rental.nodes > 1 and not rental.serving_target:
-        machine = efa.EfaNode(offer.pool, offer.instance_type)
-        count = efa.expected_interfaces(machine, policy.scheduling.efa_interfaces)
+        node = efa.EfaNode(offer.pool, offer.instance_type)
+        count = efa.expected_interfaces(node, policy.scheduling.efa_interfaces)
     is_neuron = offer.instance_type.removeprefix("ml.").startswith(("trn", "inf"))
     return CapacitySpec(
         cluster=offer.cluster,

@@ -26,7 +26,7 @@ def check_pool(pool: str, context: Context) -> None:
     raise Invalid(message, (("pool", f"{message} To name a pool that does not exist yet, set allowUnknown."),))
 
 
-def check_machine(instance_id: str, context: Context) -> None:
+def check_instance(instance_id: str, context: Context) -> None:
     """Refuse a node that the fleet does not have, or no longer has.
 
     Raises:

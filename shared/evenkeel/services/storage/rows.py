@@ -446,9 +446,9 @@ def register_key(name: str, *, is_drill: bool = False) -> Key:
     return Key(Table.FLEET, _own(f"REGISTER#{name}", is_drill=is_drill), "META")
 
 
-def pools_row(machines: Mapping[str, int], version: int) -> Row:
+def pools_row(nodes: Mapping[str, int], version: int) -> Row:
     """`POOLS#sizes / META`: pool → number of nodes that can be acted on. Guardrails need not list the fleet."""
-    return Row(Key(Table.FLEET, "POOLS#sizes", "META"), {"machines": dict(sorted(machines.items()))}, version)
+    return Row(Key(Table.FLEET, "POOLS#sizes", "META"), {"nodes": dict(sorted(nodes.items()))}, version)
 
 
 def cause_key(cause: str, *, is_drill: bool = False) -> Key:
