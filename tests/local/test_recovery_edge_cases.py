@@ -35,8 +35,8 @@ def incident_of(centre: DataCentre, node: str) -> Json:
 
 def settled(centre: DataCentre, node: str) -> Json:
     """Wait until the newest incident of a node is settled, and return it."""
-    signals.settled_incident(centre, node.removeprefix("hyperpod-"))
-    return incident_of(centre, node)
+    settled_id = signals.settled_incident(centre, node.removeprefix("hyperpod-"))["incidentId"]
+    return dict(centre.client().get(f"/incidents/{settled_id}"))
 
 
 def timeline_of(centre: DataCentre, incident: Json) -> list[str]:

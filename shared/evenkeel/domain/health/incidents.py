@@ -118,6 +118,12 @@ class IncidentState(StrEnum):
 
 
 OPEN_STATES = (IncidentState.OPEN, IncidentState.RECOVERING, IncidentState.BLOCKED)
+LIST_ORDER = (*OPEN_STATES, IncidentState.RECOVERING, *(state for state in IncidentState if state.is_settled))
+"""The order in which a list reads the states, one after another.
+
+It misses no incident that changes its state meanwhile: a state follows those that lead to it. BLOCKED and RECOVERING
+lead to each other, so RECOVERING is read twice.
+"""
 
 
 class AffectedJob(Value):

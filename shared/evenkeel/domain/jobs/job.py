@@ -42,6 +42,18 @@ class JobState(StrEnum):
         return self.has_ended or self is JobState.SUSPENDED
 
 
+LIST_ORDER = (
+    *(state for state in JobState if not state.has_ended),
+    JobState.PENDING,
+    *(state for state in JobState if state.has_ended),
+)
+"""The order in which a list reads the states, one after another.
+
+It misses no job that changes its state meanwhile: a state follows those that lead to it. Every open state leads to
+PENDING and PENDING to the others, so it is read twice.
+"""
+
+
 class ResumeOption(StrEnum):
     """The ways to resume an interrupted job."""
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple, TypedDict
 
-from evenkeel.domain.health.incidents import OPEN_STATES, Incident
+from evenkeel.domain.health.incidents import LIST_ORDER, Incident
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.leases import PersonCordon
@@ -289,15 +289,17 @@ def _nodes(ledger: Ledger) -> tuple[tuple[FleetNode, ...], bool]:
 
 
 def _open_incidents(ledger: Ledger) -> tuple[list[Incident], bool]:
-    found: list[Incident] = []
+    found: dict[str, Incident] = {}
     is_lower_bound = False
-    for state in OPEN_STATES:
+    for state in LIST_ORDER:
+        if state.is_settled:
+            break
         seen, more = pagination.everything(
             ledger, Table.INCIDENTS, f"INC#{state}", at_most=_MAX_OPEN, newest_first=True
         )
-        found += [rows.read(row, Incident) for row in seen]
+        found |= {incident.incident_id: incident for incident in (rows.read(row, Incident) for row in seen)}
         is_lower_bound |= more
-    return found, is_lower_bound
+    return list(found.values()), is_lower_bound
 
 
 def _untrusted(left: unhealthy_nodes.UnhealthyNodes) -> dict[str, UnhealthyNode]:

@@ -9,6 +9,7 @@ from typing import Any
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import (
+    LIST_ORDER,
     AffectedJob,
     Evidence,
     Incident,
@@ -41,7 +42,7 @@ FRESH_FOR = timedelta(days=1)
 
 def list_incidents(context: Context, states: Sequence[IncidentState], page: pagination.Request) -> Json:
     """Return one page of incidents, newest first; no states = all."""
-    partitions = [f"INC#{state}" for state in states or IncidentState]
+    partitions = [f"INC#{state}" for state in LIST_ORDER if not states or state in states]
     answer = pagination.newest_first(context.ledger, Table.INCIDENTS, partitions, page)
     items = [summary(rows.read(row, Incident), context.now) for row in answer.rows]
     return {"items": items, "nextPageToken": answer.next_token or None}

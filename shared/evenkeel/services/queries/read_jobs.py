@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from evenkeel.domain.economics import money
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedWorkload, fault_consequence
 from evenkeel.domain.jobs.attempt import Attempt
-from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.jobs.job import LIST_ORDER, Job, JobState
 from evenkeel.domain.kept_logs import KeptLog
 from evenkeel.domain.names import unknown_name
 from evenkeel.domain.renting.rental import Rental
@@ -51,7 +51,7 @@ def list_jobs(context: Context, asked: Filter, page: pagination.Request, reader:
         Invalid: the list is empty, and a name in the filter is unknown.
     """
     keep = asked.keeps if asked.team or asked.priority_class is not None else None
-    partitions = [f"JOB#{state}" for state in asked.states or JobState]
+    partitions = [f"JOB#{state}" for state in LIST_ORDER if not asked.states or state in asked.states]
     if tuple(asked.states) == (JobState.PENDING,):
         answer = pagination.in_order(context.ledger, Table.JOBS, partitions[0], page, keep)
     else:

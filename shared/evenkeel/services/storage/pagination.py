@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evenkeel.ports import Ledger, Refused, Row, Table
+from evenkeel.ports import Key, Ledger, Refused, Row, Table
 
 _MAX_EXAMINED = 2000
 """Rows that one page reads. If a filter drops most of them, the page is short and the next one continues."""
@@ -77,6 +77,9 @@ def newest_first(
 ) -> PageAnswer:
     """Merge the partitions by their sort value, newest first.
 
+    The partitions are read in the given order. A partition may occur twice: its second read finds the rows that moved
+    to it meanwhile. Each row is returned once.
+
     The token holds the place of the last row. So a row that was added, or that moved to another partition between two
     pages, is not returned twice and hides no other row.
 
@@ -113,13 +116,14 @@ def _merged(
     is_newest_first: bool,
     prefix: str,
 ) -> PageAnswer:
-    list_name = f"{table}:{','.join(sorted(partitions))}{prefix and f':{prefix}'}"
+    list_name = f"{table}:{','.join(sorted(set(partitions)))}{prefix and f':{prefix}'}"
     after, starts = _read_token(request.token, list_name)
     # A filter drops many rows, so small pages would need many calls.
     size = request.size + 1 if keep is None else max(200, request.size + 1)
     streams = [_Stream(ledger, table, name, size, starts.get(name), is_newest_first, prefix) for name in partitions]
     merged = heapq.merge(*(stream.walk() for stream in streams), key=lambda pair: pair[0], reverse=is_newest_first)
     rows: list[Row] = []
+    found: set[Key] = set()
     examined, last = 0, after or ("", "")
     for place, row in merged:
         if after is not None and (place >= after if is_newest_first else place <= after):
@@ -127,8 +131,9 @@ def _merged(
         if len(rows) == request.size or examined == _MAX_EXAMINED:
             return PageAnswer(tuple(rows), _write_token(list_name, last, {s.partition: s.page_start for s in streams}))
         examined, last = examined + 1, place
-        if keep is None or keep(row):
+        if row.key not in found and (keep is None or keep(row)):
             rows.append(row)
+        found.add(row.key)
     return PageAnswer(tuple(rows))
 
 
