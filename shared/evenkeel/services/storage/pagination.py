@@ -126,14 +126,15 @@ def _merged(
     found: set[Key] = set()
     examined, last = 0, after or ("", "")
     for place, row in merged:
-        if after is not None and (place >= after if is_newest_first else place <= after):
+        is_on_earlier_page = after is not None and (place >= after if is_newest_first else place <= after)
+        if is_on_earlier_page or row.key in found:
             continue
+        found.add(row.key)
         if len(rows) == request.size or examined == _MAX_EXAMINED:
             return PageAnswer(tuple(rows), _write_token(list_name, last, {s.partition: s.page_start for s in streams}))
         examined, last = examined + 1, place
-        if row.key not in found and (keep is None or keep(row)):
+        if keep is None or keep(row):
             rows.append(row)
-        found.add(row.key)
     return PageAnswer(tuple(rows))
 
 
