@@ -155,6 +155,15 @@ class Engine:
     def log(self) -> Path:
         return self.run_dir / "engine.log"
 
+    def allowed_requests(self, role: str) -> set[tuple[str, str]]:
+        """Return action and resource of each request that the policies of a role allowed since the start."""
+        lines = self._allowed_log.read_text(encoding="utf-8").splitlines() if self._allowed_log.exists() else []
+        return {(action, resource) for name, action, resource in map(json.loads, lines) if name == role}
+
+    @property
+    def _allowed_log(self) -> Path:
+        return self.run_dir / "allowed.jsonl"
+
     def is_running(self) -> bool:
         return self._child.is_running()
 
@@ -230,6 +239,7 @@ def _environment(run_dir: Path, port: int, nonce: str, wait_scale: float) -> dic
         "STATE_DIR": str(run_dir / "data" / "state"),
         "S3_DATA_DIR": str(run_dir / "data" / "s3"),
         "SFN_WAIT_SCALE": str(wait_scale),
+        "EVENKEEL_ENGINE_ALLOWED_LOG": str(run_dir / "allowed.jsonl"),
         "LOG_LEVEL": os.environ.get("EVENKEEL_ENGINE_LOG_LEVEL", "INFO"),
     }
 

@@ -20,6 +20,8 @@ The engine's own interpreter runs it, so it cannot import this project. The corr
   Here only loopback names are accepted, and no requests of web pages.
 * Two hundred simultaneous calls started two hundred processes of a function. Here calls wait if a function has
   `MAX_PARALLEL` processes.
+* No record showed which permissions a role uses. Here each request that a role's policy allows is written once to
+  `ALLOWED_LOG`.
 * A refusal of DynamoDB did not name the table. On AWS it does, and so shows which statement of a policy is missing.
 * No caller could put events of AWS's own sources. On AWS the services can. Here an IAM user whose name starts with
   `SERVICE_PREFIX` can; other callers are refused, as on AWS.
@@ -46,7 +48,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ministack import app
-from ministack.core import iam_actions, lambda_runtime
+from ministack.core import iam_actions, iam_evaluator, lambda_runtime
 from ministack.services import dynamodb, eventbridge, iam, lambda_svc, stepfunctions
 
 Document = dict[str, Any]
@@ -55,8 +57,11 @@ MAX_PARALLEL = 4
 """Processes of one function: enough for every race, and few enough for two processors."""
 PLAIN_WORKERS = "EVENKEEL_ENGINE_PLAIN_WORKERS"
 """Environment variable: if it is set, each function worker imports its layer itself, as on AWS."""
+ALLOWED_LOG = "EVENKEEL_ENGINE_ALLOWED_LOG"
+"""Environment variable: the file that gets the role, action and resource of each request that a policy allowed."""
 SERVICE_PREFIX = "aws-"
 FAILURE = "__evenkeel_handler_failure__"
+_ROLE = re.compile(r":(?:assumed-)?role/([^/]+)")
 _BROKEN_MESSAGE = '{"status": "error", "error": str(e), "trace": traceback.format_exc()}'
 _MESSAGE_BY_NAME = (
     '{"status": "ok", "result": {"'
@@ -295,6 +300,25 @@ def name_refused_tables() -> None:
     iam_actions.access_denied_response = answer_by_name
 
 
+def log_allowed_requests(log: Path) -> None:
+    """Write each request that a role's policy allows as a line of JSON. A repeated request is written once."""
+    evaluate = iam_evaluator.evaluate
+    known = set()
+
+    def evaluate_and_log(context: Any, *policies: Any) -> Any:
+        result = evaluate(context, *policies)
+        role = _ROLE.search(context.principal_arn)
+        if result.decision == "Allow" and role:
+            request = (role[1], context.action, context.resource_arn)
+            if request not in known:
+                known.add(request)
+                with log.open("a", encoding="utf-8") as lines:
+                    lines.write(json.dumps(request) + "\n")
+        return result
+
+    iam_evaluator.evaluate = evaluate_and_log
+
+
 def share_layers() -> None:
     """Share one copy of each layer between all workers."""
     lambda_runtime.zipfile = types.SimpleNamespace(**{**vars(zipfile), "ZipFile": SharedLayer})
@@ -320,6 +344,7 @@ if __name__ == "__main__":
     speed_up_queries()
     allow_service_events()
     name_refused_tables()
+    log_allowed_requests(Path(os.environ.pop(ALLOWED_LOG)))
     share_layers()
     if os.environ.pop(PLAIN_WORKERS, None) is None:
         fork_workers()

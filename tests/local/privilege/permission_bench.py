@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -91,11 +93,6 @@ class InvocationResult:
         if re.search(rf"not authorized to perform: {re.escape(action)}(?![A-Za-z])", self.error_text):
             return True
         return action == "s3:GetObject" and _NO_BODY.search(self.error_text) is not None
-
-    def refused_actions(self) -> set[tuple[str, str]]:
-        """Return each refused action with the ARN of the resource; the ARN is empty if the service does not name it."""
-        found = {(each["action"], each["arn"] or "") for each in _REFUSED_ACTION.finditer(self.error_text)}
-        return found | ({("s3:GetObject", "")} if _NO_BODY.search(self.error_text) else set())
 
     def refused_verbs(self) -> set[tuple[str, str]]:
         """Return the refusals of Kubernetes: each resource with the verb."""
@@ -206,6 +203,22 @@ class PermissionBench:
         """Make the next invocation start in a new process, without the caches of the old container."""
         containers.start_cold(self._lambda, function)
 
+    # ------------------------------------------------------------ what a role used
+
+    def used_permissions(self, owner: str) -> set[Permission]:
+        """Return the permissions of a role that a request needed so far: no other statement allowed the request."""
+        used = set()
+        for action, resource in self.centre.engine.allowed_requests(self.role(owner)):
+            allowing = [
+                Permission(owner, statement["Sid"], action)
+                for statement in self.deployed(owner)["Statement"]
+                if action in listed(statement["Action"])
+                and any(fnmatch(resource, pattern) for pattern in listed(statement["Resource"]))
+            ]
+            if len(allowing) == 1:
+                used.add(allowing[0])
+        return used
+
     # ------------------------------------------------------------ taking away
 
     def deployed(self, owner: str) -> Json:
@@ -241,11 +254,6 @@ class PermissionBench:
             self.iam.put_role_policy(**place, PolicyDocument=json.dumps(document))
         else:
             self.iam.delete_role_policy(**place)
-
-    def resources_of(self, permission: Permission) -> list[str]:
-        """Return the patterns of the ARNs that a permission is for, as they were deployed."""
-        written = (each for each in self.deployed(permission.owner)["Statement"] if each.get("Sid") == permission.sid)
-        return [pattern for each in written for pattern in listed(each["Resource"])]
 
     @contextmanager
     def without_verbs(self, role: str, *verbs: tuple[str, str]) -> Iterator[None]:
@@ -480,18 +488,21 @@ class PermissionBench:
                 return ApiReply(refused.code, refused.read().decode())
 
 
+@cache
+def _access_manifest() -> tuple[Json, ...]:
+    return tuple(document for document in yaml.safe_load_all(ACCESS.read_text(encoding="utf-8")) if document)
+
+
 def access_roles() -> dict[str, Json]:
     """Return the roles of the access manifest by name."""
-    documents = [document for document in yaml.safe_load_all(ACCESS.read_text(encoding="utf-8")) if document]
-    return {one["metadata"]["name"]: one for one in documents if one["kind"] in ("Role", "ClusterRole")}
+    return {one["metadata"]["name"]: one for one in _access_manifest() if one["kind"] in ("Role", "ClusterRole")}
 
 
 def access_groups() -> dict[str, str]:
     """Return which role each group of the manifest is bound to, by group."""
-    documents = [document for document in yaml.safe_load_all(ACCESS.read_text(encoding="utf-8")) if document]
     return {
         subject["name"]: binding["roleRef"]["name"]
-        for binding in documents
+        for binding in _access_manifest()
         if binding["kind"].endswith("Binding")
         for subject in binding["subjects"]
     }
