@@ -18,5 +18,5 @@ def until(condition: Callable[[], _T], what: str, patience_seconds: float = PATI
     while not (answer := condition()):
         assert time.monotonic() < deadline, f"waited {patience_seconds:.0f} s in vain for: {what}"
         time.sleep(pause)
-        pause = min(0.2, pause * 1.2)
+        pause = min(0.5, pause * 1.2)
     return answer

@@ -39,8 +39,8 @@ NAMESPACE: Final = "evenkeel-jobs"
 SERVICE_ACCOUNT: Final = "trainer"
 _OPERATOR: Final = "operator"
 _WATCH: Final = "WatchClusterFunction"
-SCHEDULED: Final = (_WATCH, "SweepFleetFunction", "ScheduleJobsFunction")
-TICK_SECONDS: Final = 1.0
+SCHEDULED: Final = {_WATCH: 1.0, "SweepFleetFunction": 2.0, "ScheduleJobsFunction": 2.0}
+"""The scheduled functions, with the seconds between two invocations. On AWS it is a minute."""
 SPOT_NOTICE_SECONDS: Final = 15.0
 """Two minutes on AWS, where a save also takes longer."""
 KARPENTER_REPAIR_SECONDS: Final = 8.0
@@ -228,10 +228,9 @@ class DataCentre:
         self.operator = make_user(self.deployer, _OPERATOR, [routes, tests_itself, *_ENGINE_PARAMETERS, *on_call])
 
     def _start_ticking(self) -> None:
-        functions = [self.outputs[name] for name in SCHEDULED]
-        invoker = make_user(self.deployer, "ticker", ticker_statements(functions))
-        watch = self.outputs[_WATCH]
-        self.ticker = self._open.enter_context(Ticker(invoker, functions, every_seconds=TICK_SECONDS, waiting=[watch]))
+        periods = {self.outputs[name]: seconds for name, seconds in SCHEDULED.items()}
+        invoker = make_user(self.deployer, "ticker", ticker_statements(list(periods)))
+        self.ticker = self._open.enter_context(Ticker(invoker, periods, waiting=[self.outputs[_WATCH]]))
 
     def _stop_cluster(self) -> None:
         """Stop the current cluster."""

@@ -58,8 +58,7 @@ class Ticker:
     def __init__(
         self,
         credentials: Credentials,
-        function_names: Sequence[str],
-        every_seconds: float,
+        periods: Mapping[str, float],
         payloads: Mapping[str, Any] | None = None,
         waiting: Collection[str] = (),
     ) -> None:
@@ -67,12 +66,12 @@ class Ticker:
 
         Args:
             credentials: An identity with `ticker_statements`.
-            function_names: The names of the functions.
-            every_seconds: Seconds between the starts of two invocations; more after a long one (`rest_seconds`).
+            periods: For each function, the seconds between the starts of two invocations; more after a long one
+                (`rest_seconds`).
             payloads: The payload of each function; `{}` by default.
             waiting: Functions that wait during most of an invocation, such as the watch.
         """
-        self._every_seconds = every_seconds
+        self._periods = dict(periods)
         self._payloads = payloads or {}
         self._waiting = frozenset(waiting)
         self._stopping = threading.Event()
@@ -80,11 +79,11 @@ class Ticker:
             connect_timeout=2,
             read_timeout=_LONGEST_INVOCATION_SECONDS,
             retries={"total_max_attempts": 1},
-            max_pool_connections=max(10, len(function_names)),
+            max_pool_connections=max(10, len(periods)),
             proxies={},
         )
         self._lambda = credentials.client("lambda", config=options)
-        self.beats: Mapping[str, ScheduleState] = {name: ScheduleState(name) for name in function_names}
+        self.beats: Mapping[str, ScheduleState] = {name: ScheduleState(name) for name in periods}
         # Daemon threads: an open watch must not delay the end of the process.
         self._threads = [
             threading.Thread(target=self._run, args=(beat,), name=f"tick-{beat.function_name}", daemon=True)
@@ -116,12 +115,13 @@ class Ticker:
 
     def _run(self, beat: ScheduleState) -> None:
         payload = json.dumps(self._payloads.get(beat.function_name, {})).encode()
+        period = self._periods[beat.function_name]
         while not self._stopping.is_set():
             started = time.monotonic()
             self._invoke(beat, payload)
             took = time.monotonic() - started
             waits = beat.function_name in self._waiting
-            self._stopping.wait(rest_seconds(took, self._every_seconds, waits=waits))
+            self._stopping.wait(rest_seconds(took, period, waits=waits))
 
     def _invoke(self, beat: ScheduleState, payload: bytes) -> None:
         try:

@@ -1,7 +1,9 @@
 """A shared data centre for the tests that need the whole of it: engine, GPU cluster and the real template, deployed."""
 
+import contextlib
+import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,3 +23,24 @@ def data_centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator["DataCentr
     with DataCentre.start(tmp_path_factory.mktemp("data-centre"), keeps_cluster=True) as running:
         yield running
         assert replay_mismatches(running) == []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function) -> Any:
+    """Show what the shared data centre said at a failure: its status, and the newest incidents with their outcome."""
+    report = yield
+    centre: Any = item.funcargs.get("data_centre")
+    if report.when == "call" and report.failed and centre is not None:
+        with contextlib.suppress(Exception):  # the report of the failure must not fail
+            client = centre.client()
+            status = client.get("/status")
+            shown = {name: status[name] for name in ("reasons", "nodes", "unhealthy", "cordons")}
+            report.sections.append(("status of the data centre", json.dumps(shown, indent=1)))
+            incidents = client.get("/incidents", pageSize=12)["items"]
+            lines = [
+                f"{each['incidentId']} {each['node']['instanceId']} {each['fault']['name']}\n"
+                f"  {each['state']}: {each['outcome']}"
+                for each in incidents
+            ]
+            report.sections.append(("newest incidents", "\n".join(lines)))
+    return report

@@ -279,7 +279,7 @@ def test_ticker_invokes_repeatedly_without_overlap(
 ) -> None:
     name = make_function("ticked", COUNTING)
     ticking = make_user(deployer, "ticker", ticker_statements([name]))
-    with Ticker(ticking, [name], every_seconds=0.01, payloads={name: {"name": "sweep"}}) as ticker:
+    with Ticker(ticking, {name: 0.01}, payloads={name: {"name": "sweep"}}) as ticker:
         beat = ticker.beats[name]
         until(lambda: beat.invoked >= 4, "four invocations")
 
@@ -300,7 +300,7 @@ def test_ticker_may_invoke_only_its_functions(deployer: Credentials, make_functi
 def test_ticker_counts_a_failed_function_and_continues(deployer: Credentials, make_function: MakeFunction) -> None:
     name = make_function("always-fails", "def handler(event, context):\n    raise ValueError('as ever')\n")
     ticking = make_user(deployer, "failing-ticker", ticker_statements([name]))
-    with Ticker(ticking, [name], every_seconds=0.01) as ticker:
+    with Ticker(ticking, {name: 0.01}) as ticker:
         beat = ticker.beats[name]
         until(lambda: beat.failed >= 2, "two failures")
 

@@ -404,8 +404,8 @@ class WatchedTests:
             self.known[name] = policy
             return name
 
-        def watched_store(ledger: InMemoryLedger, key: Key, row: Row | None) -> None:
-            store(ledger, key, row)
+        def watched_store(ledger: InMemoryLedger, key: Key, row: Row | None, stored: bytes) -> None:
+            store(ledger, key, row, stored)
             if row is not None and key.pk.startswith("DEC#"):
                 record = Decision.model_validate(row.doc)
                 if record.policy_hash in self.known:

@@ -348,12 +348,12 @@ class WatchedLedger(InMemoryLedger):
         """Return all rows of a kind (`META`, `ATTEMPT`, `CHARGE`) in partitions with this prefix."""
         return [row for key, row in self._kinds[kind].items() if key.pk.startswith(pk)]
 
-    def _store(self, key: Key, row: Row | None) -> None:
+    def _store(self, key: Key, row: Row | None, stored: bytes) -> None:
         before = self.rows.get(key)
         self._values.pop(id(before), None)
         if self.lag and row and row.state and row.state[0] == _WAITS and not (before and before.state == row.state):
             self._waits_since[key] = self.seconds()
-        super()._store(key, row)
+        super()._store(key, row, stored)
         kind = self._kinds[key.sk.partition("#")[0]]
         kind.pop(key, None)
         if row is not None:

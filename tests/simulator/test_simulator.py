@@ -40,16 +40,15 @@ def test_seed_gives_the_same_run_in_every_process() -> None:
     program = "from tests.simulator.fuzz import run_seed; print(*(run_seed(seed).trace for seed in (7, 8, 9)))"
     here = " ".join(run_seed(seed).trace for seed in (7, 8, 9))
 
-    for hash_seed in ("0", "1"):
-        said = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert said.stdout.strip() == here
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "1"},  # this process has another, unless its caller chose the same
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.strip() == here
 
 
 @pytest.mark.parametrize("seed", range(1, 13))

@@ -133,19 +133,23 @@ class DrillTimeoutError(AssertionError):
 
 
 def wait_for(state: str, seconds: float, probe: Callable[[], Any]) -> Any:
-    """Call `probe` every 0.2 s until it returns a true value; return that value.
+    """Call `probe` until it returns a true value, and return that value.
+
+    Later calls are less frequent: they take time from the processes under test.
 
     Raises:
         DrillTimeoutError: the wait timed out.
     """
     deadline = time.monotonic() + seconds
+    pause = POLL_SECONDS / 4
     while True:
         seen = probe()
         if seen:
             return seen
         if time.monotonic() > deadline:
             raise DrillTimeoutError(f"waited {seconds:.0f} s for {state}")
-        time.sleep(POLL_SECONDS)
+        time.sleep(pause)
+        pause = min(2 * POLL_SECONDS, pause * 1.3)
 
 
 def last_step(client: ApiClient, job_id: str) -> int:

@@ -451,7 +451,7 @@ def test_growth_reaches_the_same_size_after_any_crash(at: int, when: CrashTiming
     assert len(records(scenario, job.job_id)) == 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(
     size=st.integers(2, 6),
     least=st.integers(1, 2),
