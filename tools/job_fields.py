@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 from pydantic import BaseModel
 
 from evenkeel.domain.jobs.spec import JobSpec
+from evenkeel.domain.jobs.volumes import ScratchFolder, Volume
 from evenkeel.domain.submitted import SubmittedField, submitted_fields
 from evenkeel.domain.values import alternatives
 from evenkeel.runtime.api_types import JobBody
@@ -63,12 +64,19 @@ def options() -> Iterator[Json]:
     for each in fields():
         if each.declared.terms.option:
             kind, first = _kind(each.declared), each.text.partition(". ")[0].rstrip(".")
-            help_text = f"{first}; may be repeated." if kind == "assignments" else f"{first}."
+            help_text = f"{first}; may be repeated." if kind in _REPEATED else f"{first}."
             yield {"option": each.declared.terms.option, "path": each.path, "kind": kind, "help": help_text}
+
+
+_REPEATED = ("assignments", "texts", "volumes", "folders")
+_LISTS = {str: "texts", Volume: "volumes", ScratchFolder: "folders"}
+"""Kind of an option for a list, by the type of its items."""
 
 
 def _kind(field: SubmittedField) -> str:
     kind = alternatives(field.field.annotation)[0]
+    if get_origin(kind) is tuple:
+        return _LISTS[get_args(kind)[0]]
     return {int: "integer", datetime: "instant"}.get(kind, "assignments" if get_origin(kind) is dict else "text")
 
 
@@ -85,11 +93,9 @@ def _value(each: SubmittedField) -> str:
     terms, kind = each.terms, alternatives(each.field.annotation)[0]
     items = f"at most {terms.max_items} {terms.unit}"
     if get_origin(kind) is tuple:
-        return f"list of {items}"
+        return f"list of {items}{_inner(get_args(kind)[0], ' with ')}"
     if get_origin(kind) is dict:
-        value = get_args(kind)[1]
-        inner = ", ".join(f"`{name}`" for name in value.model_fields) if issubclass(value, BaseModel) else "text"
-        return f"map from names to {inner}; {items}"
+        return f"map from names to {_inner(get_args(kind)[1]) or 'text'}; {items}"
     if kind is datetime:
         return "instant in RFC 3339"
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -99,6 +105,13 @@ def _value(each: SubmittedField) -> str:
     if terms.limits:
         return f"{terms.limits[0]:,} to {terms.limits[1]:,} {terms.unit}"
     return f"text of at most {terms.max_length} characters"
+
+
+def _inner(kind: type, before: str = "") -> str:
+    """Return the fields of an object in a list or a map; empty for other types."""
+    if not issubclass(kind, BaseModel):
+        return ""
+    return before + ", ".join(f"`{'.'.join(each.path)}`" for each in submitted_fields(kind))
 
 
 def _default(each: SubmittedField) -> str:

@@ -72,6 +72,47 @@ def test_checkpoint_claim_is_mounted_at_its_address() -> None:
     assert pod["containers"][0]["volumeMounts"][1] == {"name": "checkpoints", "mountPath": "/fsx"}
 
 
+def test_pod_mounts_claims_read_only_and_scratch_folders() -> None:
+    spec = a_spec(
+        checkpoint_uri="file:///fsx/llama",
+        checkpoint_claim="fsx",
+        volumes=[
+            {"claim": "data", "mountPath": "/data"},
+            {"claim": "data", "mountPath": "/out", "subPath": "results", "readOnly": False},
+            {"claim": "fsx", "mountPath": "/models"},
+        ],
+        scratch=[{"mountPath": "/scratch", "sizeGib": 100}],
+        image_pull_secrets=["registry"],
+        run_as_user=2000,
+        run_as_group=3000,
+        fs_group=3001,
+        shared_memory_gib=64,
+        huge_pages_mib_per_node=1024,
+    )
+    manifest = manifests.job(spec, "research", "nvidia.com/gpu")
+
+    kubernetes_validate.validate(manifest, "1.33", strict=True)
+    pod = pod_of(manifest)
+    # One volume for each claim: a pod that attaches a claim twice may never start.
+    assert pod["volumes"] == [
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}},
+        {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "fsx"}},
+        {"name": "claim-1", "persistentVolumeClaim": {"claimName": "data"}},
+        {"name": "scratch-0", "emptyDir": {"sizeLimit": "100Gi"}},
+    ]
+    assert pod["containers"][0]["volumeMounts"][1:] == [
+        {"name": "checkpoints", "mountPath": "/fsx"},
+        {"name": "claim-1", "mountPath": "/data", "readOnly": True},
+        {"name": "claim-1", "mountPath": "/out", "subPath": "results"},
+        {"name": "checkpoints", "mountPath": "/models", "readOnly": True},
+        {"name": "scratch-0", "mountPath": "/scratch"},
+    ]
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    ids = {name: pod["securityContext"][name] for name in ("runAsUser", "runAsGroup", "fsGroup", "runAsNonRoot")}
+    assert ids == {"runAsUser": 2000, "runAsGroup": 3000, "fsGroup": 3001, "runAsNonRoot": True}
+    assert pod["containers"][0]["resources"]["limits"]["hugepages-2Mi"] == "1024Mi"
+
+
 @pytest.mark.parametrize(
     ("terms", "told"),
     [

@@ -301,7 +301,7 @@ DOMAIN_PACKAGES = (
         "wrong_fields",
     ),
     *("policy_base", "health.policy", "sources", "health", "capacity", "capacity.policy", "kueue"),
-    *("external.policy", "external", "elastic", "admission.policy", "jobs.policy", "jobs"),
+    *("external.policy", "external", "elastic", "admission.policy", "jobs.allowance", "jobs.policy", "jobs"),
     *("economics.policy", "economics", "recovery.policy", "renting.policy", "policy"),
     *("renting", "quotas", "admission", "checkpoints", "recovery", "fault_preview", "replay"),
 )

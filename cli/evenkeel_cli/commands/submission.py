@@ -40,6 +40,9 @@ class JobOption(NamedTuple):
             "text": (str, None),
             "instant": (str, "INSTANT"),
             "assignments": (list[str], "NAME=VALUE"),
+            "texts": (list[str], None),
+            "volumes": (list[str], "CLAIM[/FOLDER]:PATH[:rw]"),
+            "folders": (list[str], "PATH:GIB"),
         }
         kind, metavar = kinds[self.kind]
         option = typer.Option(self.option, metavar=metavar, help=self.help)
@@ -96,6 +99,8 @@ def request_body(words: Sequence[str], chosen: Mapping[JobOption, Any]) -> Json:
         group, *inner = each.path
         if each.kind == "assignments":
             body[group] = _object(body, group) | dict(map(_assignment, value))
+        elif each.kind in _ITEMS:
+            body[group] = [*_list(body, group), *(_ITEMS[each.kind](text) for text in value)]
         elif inner:
             body[group] = _object(body, group) | {inner[0]: value}
         else:
@@ -142,6 +147,38 @@ def _object(body: Json, field: str) -> Json:
             Exit.USAGE, f"{field} must be a JSON object in the job's file, not {json.dumps(part)}.", code="NOT_JSON"
         )
     return part or {}
+
+
+def _list(body: Json, field: str) -> list[Any]:
+    """Return the list in a field of a job file, to which options add items."""
+    part = body.get(field)
+    if part is not None and not isinstance(part, list):
+        raise CommandFailed(
+            Exit.USAGE, f"{field} must be a JSON list in the job's file, not {json.dumps(part)}.", code="NOT_JSON"
+        )
+    return part or []
+
+
+def _volume(text: str) -> Json:
+    """Read a mounted claim: `data:/data`, `data/imagenet:/data:rw`. It is read-only without `:rw`."""
+    source, _, rest = text.partition(":")
+    path, colon, mode = rest.partition(":")
+    claim, _, folder = source.partition("/")
+    if not claim or not path or (colon and mode not in ("ro", "rw")):
+        raise CommandFailed(Exit.USAGE, f"--volume {text}: write CLAIM[/FOLDER]:PATH[:rw].", code="USAGE")
+    return {"claim": claim, "mountPath": path, "readOnly": mode != "rw"} | ({"subPath": folder} if folder else {})
+
+
+def _folder(text: str) -> Json:
+    """Read a scratch folder: `/scratch:200`."""
+    path, _, size = text.rpartition(":")
+    if not path or not (size.isascii() and size.isdigit()):
+        raise CommandFailed(Exit.USAGE, f"--scratch {text}: write PATH:GIB.", code="USAGE")
+    return {"mountPath": path, "sizeGib": int(size)}
+
+
+_ITEMS: dict[str, Callable[[str], Any]] = {"texts": str, "volumes": _volume, "folders": _folder}
+"""How the options for lists are read, by kind."""
 
 
 def _assignment(text: str) -> tuple[str, str]:

@@ -16,8 +16,11 @@ from evenkeel.adapters.object_fields import (
     Json,
 )
 from evenkeel.domain.capacity.instance_types import EFA
+from evenkeel.domain.jobs.allowance import DEFAULT_ID
 from evenkeel.domain.jobs.job import CheckpointRequirement
+from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.validation import RESERVED_ENV
+from evenkeel.domain.jobs.volumes import checkpoint_mount
 from evenkeel.domain.kueue.quantities import text as quantity_text
 from evenkeel.domain.nodes import (
     AWAITING_VALIDATION_TAINT,
@@ -34,7 +37,6 @@ _DO_NOT_DISRUPT = {"karpenter.sh/do-not-disrupt": "true"}
 _HOSTNAME = "kubernetes.io/hostname"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _TYPE_LABEL = "node.kubernetes.io/instance-type"
-_USER = 1000
 
 
 def labels(spec: LaunchSpec, fleet: str) -> dict[str, str]:
@@ -118,6 +120,7 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
     own_labels = {JOB_LABEL: attempt.job_id, ATTEMPT_LABEL: str(attempt.attempt)}
     node_terms = [{"matchExpressions": terms}] if (terms := _placement(spec)) else []
     is_kueue_job = bool(attempt.local_queue)
+    pull_secrets = spec.job.image_pull_secrets
     return {
         "restartPolicy": "Never",
         "serviceAccountName": spec.service_account,
@@ -135,16 +138,13 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
         # The whole pod security standard "restricted". With EFA also IPC_LOCK, which only "privileged" allows.
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
+            "runAsUser": spec.job.run_as_user or DEFAULT_ID,
+            "runAsGroup": spec.job.run_as_group or DEFAULT_ID,
+            "fsGroup": spec.job.fs_group or DEFAULT_ID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "volumes": [
-            # Collectives and data loaders share memory between processes. The default of 64 MiB is too small.
-            {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
-            *({"name": name, "persistentVolumeClaim": {"claimName": claim}} for name, claim, _ in _claims(spec)),
-        ],
+        **({"imagePullSecrets": [{"name": name} for name in pull_secrets]} if pull_secrets else {}),
+        "volumes": _volumes(spec.job),
         "containers": [_trainer(spec, accelerator_resource)],
     }
 
@@ -169,32 +169,30 @@ def _trainer(spec: LaunchSpec, accelerator_resource: str) -> Json:
             # EFA locks the memory that it reads and writes.
             "capabilities": {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if spec.network.interfaces else {})},
         },
-        "volumeMounts": [
-            {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - inside the pod
-            *({"name": name, "mountPath": path} for name, _, path in _claims(spec)),
-        ],
+        "volumeMounts": _mounts(spec.job),
         # After an error, Kubernetes stores the last log lines with the pod.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 
 def _resources(spec: LaunchSpec, accelerator_resource: str) -> Json:
-    """Return the resources of one pod: accelerators, CPU and memory, and with EFA also interfaces and huge pages.
+    """Return the resources of one pod: accelerators, CPU, memory and huge pages, and with EFA also interfaces.
 
     CPU and memory are requests without limits: a pod may use what is idle on its node.
     """
     wanted, network = spec.attempt.per_node, spec.network
     count = spec.job.accelerators_per_node
+    huge_pages_mib = network.huge_pages_mib + (spec.job.huge_pages_mib_per_node or 0)
     limits = {
         **({accelerator_resource: str(count)} if count else {}),
         **({EFA: str(network.interfaces)} if network.interfaces else {}),
-        **({HUGE_PAGES: f"{network.huge_pages_mib}Mi"} if network.huge_pages_mib else {}),
+        **({HUGE_PAGES: f"{huge_pages_mib}Mi"} if huge_pages_mib else {}),
     }
     requests = {
         **({"cpu": quantity_text("cpu", wanted.cpu_millis)} if wanted.cpu_millis else {}),
         **({"memory": f"{wanted.memory_mib}Mi"} if wanted.memory_mib else {}),
     }
-    if network.huge_pages_mib and not requests:
+    if huge_pages_mib and not requests:
         # Kubernetes accepts huge pages only for a container that also requests memory or CPU.
         requests = {"cpu": "1"}
     return {**({"limits": limits} if limits else {}), **({"requests": requests} if requests else {})}
@@ -230,8 +228,8 @@ def check_job(spec: CheckSpec, fleet: str) -> Json:
         },
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
+            "runAsUser": DEFAULT_ID,
+            "runAsGroup": DEFAULT_ID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [
@@ -294,8 +292,8 @@ def capacity_job(spec: CapacitySpec, fleet: str, taints: Iterable[Mapping[str, A
         "affinity": {"podAntiAffinity": _one_per_node({RENTAL_LABEL: spec.name})},
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
+            "runAsUser": DEFAULT_ID,
+            "runAsGroup": DEFAULT_ID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [
@@ -328,11 +326,46 @@ def capacity_job(spec: CapacitySpec, fleet: str, taints: Iterable[Mapping[str, A
     }
 
 
-def _claims(spec: LaunchSpec) -> list[tuple[str, str, str]]:
-    """Return volume, claim and mount path of the storage of checkpoints: `file:///fsx/llama/7b` is on `/fsx`."""
-    claim = spec.job.checkpoint_claim
-    first = spec.job.checkpoint_uri.removeprefix("file:///").partition("/")[0]
-    return [("checkpoints", claim, f"/{first}")] if claim else []
+def _volumes(job: JobSpec) -> list[Json]:
+    """Return the volumes of a pod: shared memory, the checkpoint claim, one volume for each claim, scratch folders."""
+    # Collectives and data loaders share memory between processes. The default of 64 MiB is too small.
+    shared_gib = job.shared_memory_gib
+    shared = {"medium": "Memory", **({"sizeLimit": f"{shared_gib}Gi"} if shared_gib else {})}
+    return [
+        {"name": "shared-memory", "emptyDir": shared},
+        *({"name": name, "persistentVolumeClaim": {"claimName": claim}} for claim, name in _claim_volumes(job).items()),
+        *(
+            {"name": f"scratch-{index}", "emptyDir": {"sizeLimit": f"{each.size_gib}Gi"}}
+            for index, each in enumerate(job.scratch)
+        ),
+    ]
+
+
+def _claim_volumes(job: JobSpec) -> dict[str, str]:
+    """Return the volume of each claim. Kubernetes mounts a volume as often as a pod needs it."""
+    found = {job.checkpoint_claim: "checkpoints"} if job.checkpoint_claim else {}
+    for each in job.volumes:
+        found.setdefault(each.claim, f"claim-{len(found)}")
+    return found
+
+
+def _mounts(job: JobSpec) -> list[Json]:
+    volumes = _claim_volumes(job)
+    claim = job.checkpoint_claim
+    return [
+        {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - inside the pod
+        *([{"name": volumes[claim], "mountPath": checkpoint_mount(job.checkpoint_uri)}] if claim else []),
+        *(
+            {
+                "name": volumes[each.claim],
+                "mountPath": each.mount_path,
+                **({"subPath": each.sub_path} if each.sub_path else {}),
+                **({"readOnly": True} if each.read_only else {}),
+            }
+            for each in job.volumes
+        ),
+        *({"name": f"scratch-{index}", "mountPath": each.mount_path} for index, each in enumerate(job.scratch)),
+    ]
 
 
 def _environment(spec: LaunchSpec) -> list[Json]:

@@ -50,6 +50,7 @@ JobBody = request_model(
     JobRequest,
     groups={
         "checkpoint": "Where the job keeps its checkpoints.",
+        "securityContext": "The ids that the job's processes run with.",
         "recovery": "How the job recovers from failures of the application and of nodes.",
     },
 )

@@ -8,7 +8,7 @@ from enum import Enum
 from types import GenericAlias, NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints, create_model
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StrictBool, StringConstraints, create_model
 from pydantic.annotated_handlers import GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 
@@ -81,7 +81,9 @@ def request_model(name: str, kind: type[BaseModel], base: type[B], groups: Mappi
         if group:
             members.setdefault(group[0], []).append(each)
     for group_name, inner in members.items():
-        model = _created(f"{group_name.capitalize()}Body", Body, (groups or {})[group_name], map(_named_field, inner))
+        model = _created(
+            f"{group_name[:1].upper()}{group_name[1:]}Body", Body, (groups or {})[group_name], map(_named_field, inner)
+        )
         model.sources = {each.path[-1]: (kind, each.name) for each in inner}
         is_optional = any(each.terms.is_required for each in inner)
         fields[group_name] = (model | None, None) if is_optional else (model, model())
@@ -133,6 +135,8 @@ def _request_type(kind: Any, terms: Submitted, *, may_be_empty: bool = False) ->
         return Annotated[str, constraints, AfterValidator(printable), keywords]
     if kind is datetime:
         return Timestamp
+    if kind is bool:
+        return StrictBool
     least, most = terms.limits or (None, None)
     if kind is float:
         return Annotated[float, Field(ge=least, le=most, allow_inf_nan=False)]

@@ -125,7 +125,10 @@ def test_a_malformed_job_is_refused_and_the_field_named(gateway: Gateway, change
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"gpuPerNode": 8}, "is not a known field; did you mean gpusPerNode, cpuPerNode or memoryGibPerNode?"),
+        (
+            {"gpuPerNode": 8},
+            "is not a known field; did you mean gpusPerNode, cpuPerNode, hugePagesMibPerNode or memoryGibPerNode?",
+        ),
         ({"checkpoint": {"url": "s3://b/p", "uri": "s3://b/p"}}, "is not a known field; did you mean uri?"),
         ({"secretEnv": {"A": {"secret": "a", "key": "k", "keys": "k"}}}, "is not a known field; did you mean key?"),
         ({"zzz": 1}, "is not a known field"),

@@ -452,3 +452,33 @@ def test_team_with_borrowed_quota_is_not_removed(site: Gateway) -> None:
     assert answer.document["detail"] == (
         "Team nlp cannot be removed: other teams use 16 nvidia.com/gpu of ml.p5.48xlarge of its quota."
     )
+
+
+def test_job_mounts_only_the_claims_that_its_team_allows(gateway: Gateway) -> None:
+    team = a_team(allowed={"claims": [{"name": "data"}], "maxScratchGib": 10})
+    assert gateway.call("PUT", TEAM, team, headers=NEW).status == 200
+    image: dict[str, Any] = {"image": "registry/nlp/a:1", "team": "nlp"}
+    allowed: dict[str, Any] = {
+        "volumes": [{"claim": "data", "mountPath": "/data"}],
+        "scratch": [{"mountPath": "/s", "sizeGib": 10}],
+    }
+    refused: dict[str, Any] = {
+        "volumes": [{"claim": "other", "mountPath": "/data"}],
+        "scratch": [{"mountPath": "/s", "sizeGib": 11}],
+    }
+
+    accepted = submitted(gateway, **image, **allowed)
+    answer = submitted(gateway, key="key-2", **image, **refused)
+    shown = gateway.get(f"/v1/jobs/{accepted.document['jobId']}", caller=session("Nlp")).document
+
+    assert (accepted.status, answer.status) == (202, 400)
+    assert shown["volumes"] == [{"claim": "data", "mountPath": "/data", "subPath": "", "readOnly": True}]
+    assert [error["field"] for error in answer.document["errors"]] == ["volumes.0.claim", "scratch"]
+    assert "data (read-only)" in answer.document["errors"][0]["message"]
+
+
+def test_misspelt_allowance_is_refused_with_its_path(gateway: Gateway) -> None:
+    answer = gateway.call("PUT", TEAM, a_team(allowed={"claims": [{"name": "data", "mode": "rw"}]}), headers=NEW)
+
+    assert answer.status == 400
+    assert [error["field"] for error in answer.document["errors"]] == ["team.allowed.claims[0].mode"]

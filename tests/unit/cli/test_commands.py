@@ -67,6 +67,30 @@ def test_options_override_the_file_and_a_command_overrides_both(served: CliFixtu
     assert (job["envNames"], job["checkpoint"]["uri"]) == (["A", "B"], "s3://bucket/p")
 
 
+def test_options_add_folders_and_secrets_to_the_file(served: CliFixture) -> None:
+    body = json.dumps({**A_JOB, "volumes": [{"claim": "base", "mountPath": "/base"}]})
+    options = "--volume data:/data --volume data/out:/out:rw --scratch /scratch:100 --image-pull-secret registry"
+
+    served.run("jobs", "plan", *options.split(), "--run-as-user", "2000", "-", stdin=body)
+
+    sent = json.loads(served.bodies[-1])
+    assert sent["volumes"] == [
+        {"claim": "base", "mountPath": "/base"},
+        {"claim": "data", "mountPath": "/data", "readOnly": True},
+        {"claim": "data", "mountPath": "/out", "readOnly": False, "subPath": "out"},
+    ]
+    assert (sent["scratch"], sent["imagePullSecrets"]) == ([{"mountPath": "/scratch", "sizeGib": 100}], ["registry"])
+    assert sent["securityContext"] == {"runAsUser": 2000}
+
+
+@pytest.mark.parametrize("words", ["--volume data", "--volume data:/data:rx", "--volume :/data", "--scratch /a:big"])
+def test_folder_option_that_cannot_be_read_is_a_usage_error(served: CliFixture, words: str) -> None:
+    said = served.run("jobs", "submit", *words.split(), "-", stdin=json.dumps(A_JOB))
+
+    assert said.exit_code == 2
+    assert words in said.err
+
+
 FOLDER, OTHER = "file:///data/llama", "file:///data/other"
 
 

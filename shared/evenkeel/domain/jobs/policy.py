@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from evenkeel.domain.jobs.allowance import NOTHING_ALLOWED, PodAllowance
 from evenkeel.domain.policy_base import Deadline, PriorityClass, Seconds, Section, Tries
 from evenkeel.domain.values import Word
 
@@ -16,6 +17,8 @@ class JobPolicy(Section):
 
     priority_classes: Annotated[tuple[PriorityClass, ...], Field(max_length=100)] = ()
     """Kubernetes PriorityClasses that pods may have if there are no teams, without Kubernetes' own."""
+    allowed: PodAllowance = NOTHING_ALLOWED
+    """Claims, Secrets, user ids, scratch folders and huge pages that jobs may use if there are no teams."""
     launch_deadline_seconds: Deadline = 900
     """Longest delay of a launch by the remains of the previous attempt."""
     running_deadline_seconds: Deadline = 900

@@ -6,6 +6,8 @@ from typing import Annotated
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.elastic.sizes import Sizes
+from evenkeel.domain.jobs.allowance import MAX_HUGE_PAGES_MIB, MAX_ID
+from evenkeel.domain.jobs.volumes import MAX_SCRATCH_FOLDERS, MAX_VOLUMES, ScratchFolder, Volume
 from evenkeel.domain.resources import Resources
 from evenkeel.domain.submitted import Submitted
 from evenkeel.domain.values import Instant, Value
@@ -27,6 +29,7 @@ MAX_URI = 512
 MAX_INSTANCE_TYPES = 20
 MAX_LABELS = 32
 MAX_SIZES = 64
+MAX_PULL_SECRETS = 8
 DNS_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _DNS_ADVICE = "Use 1 to 63 lower-case letters, digits and dashes, without a dash at either end."
 
@@ -104,6 +107,35 @@ class JobSpec(Value):
     """Environment variables. Reads return only their names, never their values."""
     secret_env: Annotated[dict[str, SecretKey], Submitted(max_items=MAX_ENV, unit="variables")] = {}
     """Environment variables whose values come from Secrets in the job's namespace. Only the cluster sees a value."""
+    image_pull_secrets: Annotated[
+        tuple[str, ...],
+        Submitted(option="--image-pull-secret", max_length=253, max_items=MAX_PULL_SECRETS, unit="Secrets"),
+    ] = ()
+    """Secrets of the job's namespace with the credentials of the image's registry."""
+    volumes: Annotated[
+        tuple[Volume, ...], Submitted(option="--volume", max_items=MAX_VOLUMES, unit="volumes", max_length=253)
+    ] = ()
+    """PersistentVolumeClaims to mount, read-only unless `readOnly` is false. The team must allow each claim."""
+    scratch: Annotated[
+        tuple[ScratchFolder, ...],
+        Submitted(option="--scratch", max_items=MAX_SCRATCH_FOLDERS, unit="folders", max_length=253),
+    ] = ()
+    """Writable folders on the disk of each pod's node. They are deleted with the pod."""
+    run_as_user: Annotated[
+        int | None,
+        Submitted("securityContext.runAsUser", option="--run-as-user", limits=(1, MAX_ID), unit="as a user id"),
+    ] = None
+    """User id of the processes. Null: 1000. Root is refused."""
+    run_as_group: Annotated[
+        int | None,
+        Submitted("securityContext.runAsGroup", option="--run-as-group", limits=(1, MAX_ID), unit="as a group id"),
+    ] = None
+    """Group id of the processes. Null: 1000."""
+    fs_group: Annotated[
+        int | None,
+        Submitted("securityContext.fsGroup", option="--fs-group", limits=(1, MAX_ID), unit="as a group id"),
+    ] = None
+    """Group id that owns mounted volumes. Null: 1000."""
     nodes: Annotated[int, Submitted(option="--nodes", limits=(1, MAX_NODES), unit="nodes", is_public=True)] = 1
     """Nodes of the gang, one pod each. Each attempt of an elastic job records its own number."""
     elastic: Annotated[ElasticSpec | None, Submitted(is_public=True)] = None
@@ -131,6 +163,16 @@ class JobSpec(Value):
         ),
     ] = None
     """Memory that each pod requests, in GiB. Null: the share of the node that its accelerators are."""
+    shared_memory_gib: Annotated[
+        int | None,
+        Submitted(option="--shared-memory-gib", limits=(1, MAX_MEMORY_GIB_PER_NODE), unit="GiB per node"),
+    ] = None
+    """Maximum size of /dev/shm, in GiB. It is part of `memoryGibPerNode`. Null: no limit of its own."""
+    huge_pages_mib_per_node: Annotated[
+        int | None,
+        Submitted(option="--huge-pages-mib-per-node", limits=(2, MAX_HUGE_PAGES_MIB), unit="MiB per node"),
+    ] = None
+    """Huge pages of 2 MiB that each pod requests besides those of EFA, in MiB. Null: none."""
     instance_types: Annotated[
         tuple[str, ...],
         Submitted(

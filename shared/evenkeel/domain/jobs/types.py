@@ -7,8 +7,10 @@ from pydantic import ConfigDict, Field, model_validator
 
 from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.capacity.pools import Market
-from evenkeel.domain.jobs.spec import JobSpec
-from evenkeel.domain.jobs.validation import SpecError
+from evenkeel.domain.jobs.allowance import MAX_ID
+from evenkeel.domain.jobs.spec import MAX_PULL_SECRETS, JobSpec
+from evenkeel.domain.jobs.validation import SpecError, mount_errors
+from evenkeel.domain.jobs.volumes import MAX_SCRATCH_FOLDERS, MAX_VOLUMES, ScratchFolder, Volume
 from evenkeel.domain.names import unknown_name
 from evenkeel.domain.values import Image, ProgramText, Value, Word
 
@@ -32,6 +34,17 @@ class JobType(Value):
     """vCPU that each pod requests."""
     memory_gib_per_node: int | None = Field(None, ge=1)
     """Memory that each pod requests, in GiB."""
+    image_pull_secrets: Annotated[tuple[Word, ...], Field(max_length=MAX_PULL_SECRETS)] = ()
+    volumes: Annotated[tuple[Volume, ...], Field(max_length=MAX_VOLUMES)] = ()
+    """Claims that its jobs mount. The team must allow each claim."""
+    scratch: Annotated[tuple[ScratchFolder, ...], Field(max_length=MAX_SCRATCH_FOLDERS)] = ()
+    run_as_user: int | None = Field(None, ge=1, le=MAX_ID)
+    run_as_group: int | None = Field(None, ge=1, le=MAX_ID)
+    fs_group: int | None = Field(None, ge=1, le=MAX_ID)
+    shared_memory_gib: int | None = Field(None, ge=1)
+    huge_pages_mib_per_node: int | None = Field(None, ge=2)
+    checkpoint_claim: Word = ""
+    """Claim of the checkpoints, for jobs with a file:///folder URI that name none."""
     instance_types: tuple[Word, ...] = ()
     max_restarts: int | None = Field(None, ge=0)
     grace_seconds: int | None = Field(None, ge=0)
@@ -69,6 +82,8 @@ class JobTypes(Value):
         for name, each in self.types.items():
             if len(set(each.pools)) < len(each.pools):
                 raise ValueError(f"types.{name}.pools: name each pool only once")
+            for error in mount_errors(each.volumes, each.scratch):
+                raise ValueError(f"types.{name}.{error.field}: {error.message}")
         return self
 
     def choices_of(self, job_type: JobType) -> tuple[PoolChoice, ...]:
@@ -89,7 +104,8 @@ def _errors(spec: JobSpec, types: JobTypes) -> Iterator[SpecError]:
         yield SpecError("jobType", unknown_name("job type", shown, types.types) + hint)
 
 
-_DEFAULTS = tuple(name for name in JobType.model_fields if name not in ("env", "pools", "tolerations"))
+_SPECIAL = ("env", "pools", "tolerations", "checkpoint_claim")
+_DEFAULTS = tuple(name for name in JobType.model_fields if name not in _SPECIAL)
 """Fields of a type that a job takes unchanged if it omits them."""
 
 
@@ -111,6 +127,8 @@ def with_defaults(spec: JobSpec, types: JobTypes) -> JobSpec:
     given = {name: getattr(found, name) for name in _DEFAULTS if name not in given_fields}
     if "command" in given_fields:
         given.pop("args", None)
+    if spec.keeps_checkpoints_in_cluster and not spec.checkpoint_claim:
+        given["checkpoint_claim"] = found.checkpoint_claim
     fills = {name: value for name, value in given.items() if value not in (None, "", ())}
     return spec.but(
         **fills,

@@ -2,11 +2,20 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import NamedTuple
 
+from evenkeel.domain.jobs.allowance import OBJECT_NAME
 from evenkeel.domain.jobs.spec import MAX_NODES, MAX_SIZES, MAX_TEXT, MAX_URI, JobSpec
+from evenkeel.domain.jobs.volumes import (
+    ScratchFolder,
+    Volume,
+    checkpoint_mount,
+    overlaps,
+    why_not_mountable,
+    why_not_sub_path,
+)
 from evenkeel.domain.submitted import submitted_fields
 from evenkeel.domain.values import Value
 
@@ -29,7 +38,7 @@ An alias is another name of a bucket: two jobs, or two teams, could use one fold
 """
 _LAYOUT_NAME = re.compile(r"(attempt|step)=.*|_fence|manifest\.json", re.ASCII)
 """Names that `domain.checkpoints.layout` uses below a job's checkpoint URI."""
-_DNS_SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.ASCII)
+_DNS_SUBDOMAIN = re.compile(rf"(?=.{{1,253}}\Z){OBJECT_NAME}", re.ASCII)
 _SECRET_KEY = re.compile(r"[A-Za-z0-9._-]{1,253}", re.ASCII)
 _LABEL_KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?", re.ASCII)
@@ -82,6 +91,8 @@ def _errors(spec: JobSpec) -> Iterator[SpecError]:
     yield from _program_errors(spec)
     yield from _label_errors(spec)
     yield from _checkpoint_errors(spec)
+    yield from mount_errors(spec.volumes, spec.scratch, spec.checkpoint_uri if spec.checkpoint_claim else "")
+    yield from _pod_errors(spec)
     if (size := _bytes_of(spec)) > MAX_SPEC:
         yield SpecError("job", f"The job takes {size} bytes as JSON; the limit is {MAX_SPEC}.")
 
@@ -97,8 +108,52 @@ def _declared_errors(value: Value, prefix: str = "") -> Iterator[SpecError]:
         elif isinstance(found, str) and found != each.field.default and not terms.allows(found):
             yield SpecError(place, terms.advice)
         elif isinstance(found, tuple):
-            wrong = (index for index, text in enumerate(found) if isinstance(text, str) and not terms.allows(text))
-            yield from (SpecError(f"{place}.{index}", terms.advice) for index in wrong)
+            for index, item in enumerate(found):
+                if isinstance(item, Value):
+                    yield from _declared_errors(item, f"{place}.{index}.")
+                elif isinstance(item, str) and not terms.allows(item):
+                    yield SpecError(f"{place}.{index}", terms.advice)
+
+
+def mount_errors(
+    volumes: Iterable[Volume], scratch: Iterable[ScratchFolder], checkpoint_uri: str = ""
+) -> Iterator[SpecError]:
+    """Yield the errors of claims and scratch folders: their names, their paths, and mounts that hide each other.
+
+    Args:
+        volumes: The claims.
+        scratch: The scratch folders.
+        checkpoint_uri: URI of the checkpoints, if they are on a claim.
+    """
+    mounts = [("checkpoint.uri", checkpoint_mount(checkpoint_uri))]
+    for index, volume in enumerate(volumes):
+        field = f"volumes.{index}"
+        if not _DNS_SUBDOMAIN.fullmatch(volume.claim):
+            yield SpecError(f"{field}.claim", "Name a PersistentVolumeClaim of the job's namespace.")
+        if why := why_not_sub_path(volume.sub_path):
+            yield SpecError(f"{field}.subPath", why)
+        mounts.append((f"{field}.mountPath", volume.mount_path))
+    mounts += [(f"scratch.{index}.mountPath", each.mount_path) for index, each in enumerate(scratch)]
+    usable = []
+    for field, path in mounts:
+        why = why_not_mountable(path) if path or field != "checkpoint.uri" else ""
+        # The other errors of a checkpoint URI are reported with the URI.
+        if why and (field != "checkpoint.uri" or _FILE_URI.fullmatch(checkpoint_uri)):
+            yield SpecError(field, why)
+        elif not why:
+            usable.append((field, path))
+    yield from (SpecError(field, text) for field, text in overlaps(usable))
+
+
+def _pod_errors(spec: JobSpec) -> Iterator[SpecError]:
+    for index, name in enumerate(spec.image_pull_secrets):
+        if not _DNS_SUBDOMAIN.fullmatch(name):
+            yield SpecError(f"imagePullSecrets.{index}", "Name a Secret of the job's namespace.")
+    if spec.shared_memory_gib and spec.shared_memory_gib > (spec.memory_gib_per_node or 0):
+        text = f"/dev/shm is part of the pod's memory. Set memoryGibPerNode to at least {spec.shared_memory_gib}."  # noqa: S108 - inside the pod
+        yield SpecError("sharedMemoryGib", text)
+    if (spec.huge_pages_mib_per_node or 0) % 2:
+        yield SpecError("hugePagesMibPerNode", "Huge pages have 2 MiB: choose an even number.")
 
 
 def _bytes_of(spec: JobSpec) -> int:

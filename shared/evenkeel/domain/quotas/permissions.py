@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Iterator
 
+from evenkeel.domain.jobs.allowance import NOTHING_ALLOWED, PodAllowance
+from evenkeel.domain.jobs.check_allowed import check_allowed
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.jobs.spec import DEFAULT_TEAM, JobSpec
 from evenkeel.domain.jobs.validation import SpecError
@@ -17,22 +19,26 @@ def team_of(spec: JobSpec, setup: TeamSetup, identity: str) -> str:
     return own_teams[0] if len(own_teams) == 1 else ""
 
 
-def check_permitted(spec: JobSpec, setup: TeamSetup, classes: Collection[str] = ()) -> tuple[SpecError, ...]:
+def check_permitted(
+    spec: JobSpec, setup: TeamSetup, classes: Collection[str] = (), allowed: PodAllowance = NOTHING_ALLOWED
+) -> tuple[SpecError, ...]:
     """Return an error for each field of a job that its team may not use.
 
     Args:
         spec: The job's specification.
         setup: The teams.
         classes: Priority classes that the policy allows if there are no teams.
+        allowed: The allowance of the policy; it applies if there are no teams.
     """
-    return tuple(_errors(spec, setup) if setup.has_teams else _errors_without_teams(spec, classes))
+    return tuple(_errors(spec, setup) if setup.has_teams else _errors_without_teams(spec, classes, allowed))
 
 
-def _errors_without_teams(spec: JobSpec, classes: Collection[str]) -> Iterator[SpecError]:
+def _errors_without_teams(spec: JobSpec, classes: Collection[str], allowed: PodAllowance) -> Iterator[SpecError]:
     if spec.priority_class and spec.priority_class not in classes:
         known = f"The policy allows {', '.join(sorted(classes)[:10])}" if classes else "The policy allows none"
         text = f"The site's policy does not allow priority class {spec.priority_class} (jobs.priorityClasses). {known}."
         yield SpecError("priorityClass", text)
+    yield from check_allowed(spec, allowed, "The site's policy (jobs.allowed)")
 
 
 def _errors(spec: JobSpec, setup: TeamSetup) -> Iterator[SpecError]:
@@ -59,6 +65,7 @@ def _team_errors(spec: JobSpec, team: Team, setup: TeamSetup) -> Iterator[SpecEr
     if spec.priority_class and team.priority_classes and spec.priority_class not in team.priority_classes:
         known = ", ".join(team.priority_classes[:10])
         yield SpecError("priorityClass", f"Jobs of team {team.name} have one of these classes: {known}.")
+    yield from check_allowed(spec, team.allowed, f"Team {team.name}")
     if not spec.checkpoint_uri:
         return
     other_teams = (each for each in setup.teams if each.name != team.name)

@@ -18,6 +18,7 @@ from typing import Annotated, NamedTuple, Self
 
 from pydantic import Field, WithJsonSchema, model_validator
 
+from evenkeel.domain.jobs.allowance import NOTHING_ALLOWED, PodAllowance
 from evenkeel.domain.kueue.documents import Document
 from evenkeel.domain.kueue.objects import Cohort, Flavor, Queue
 from evenkeel.domain.kueue.setup import RULES, Profile, QuotaDocuments
@@ -141,6 +142,8 @@ class Team(_SetupPart):
     """Folders in which its jobs may keep checkpoints; empty allows any folder that belongs to no other team."""
     priority_classes: tuple[str, ...] = ()
     """Priority classes of the fleet that its jobs may have; empty allows all."""
+    allowed: PodAllowance = NOTHING_ALLOWED
+    """Claims, Secrets, user ids, scratch folders and huge pages that its jobs may use."""
     max_accelerators_per_user: int | None = Field(None, ge=0, le=MAX_ACCELERATORS)
     budgets: tuple[Budget, ...] = ()
 

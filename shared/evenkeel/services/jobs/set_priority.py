@@ -48,7 +48,10 @@ def run(request: Request, context: Context) -> Job:
     if job.state.has_ended or job.state is JobState.STOPPING:
         raise JobEnded(job.reason or f"{job.job_id} has ended.")
     spec = job.spec.but(priority_class=request.priority_class)
-    faults = (*check_spec(spec), *check_permitted(spec, setup, context.policy.priority_classes))
+    faults = (
+        *check_spec(spec),
+        *check_permitted(spec, setup, context.policy.priority_classes, context.policy.jobs.allowed),
+    )
     wrong = tuple(fault for fault in faults if fault.field == "priorityClass")
     if wrong:
         raise Invalid("The job cannot have this class.", wrong)

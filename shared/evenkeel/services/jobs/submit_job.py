@@ -125,7 +125,7 @@ def job_of(
         # Checked before the team's settings, because an error would disclose its images and folders.
         check_authority.to_submit(requester, spec.team, setup)
     _refuse((*check_spec(spec.but(team=spec.team or DEFAULT_TEAM)), *check_deadline(spec, context.now)))
-    _refuse(check_permitted(spec, setup, context.policy.priority_classes))
+    _refuse(check_permitted(spec, setup, context.policy.priority_classes, context.policy.jobs.allowed))
     check_authority.to_submit(requester, spec.team, setup)
     team = setup.by_name.get(spec.team)
     return Job(

@@ -1,0 +1,90 @@
+"""Checks a job against what its team allows in pods. Pure."""
+
+from collections.abc import Iterable, Iterator
+
+from evenkeel.domain.jobs.allowance import DEFAULT_ID, AccessMode, AllowedClaim, ClaimMode, PodAllowance
+from evenkeel.domain.jobs.spec import JobSpec
+from evenkeel.domain.jobs.validation import SpecError
+from evenkeel.domain.jobs.volumes import Volume
+
+_SHOWN = 10
+"""Names that a message lists."""
+
+
+def check_allowed(spec: JobSpec, allowed: PodAllowance, owner: str) -> Iterator[SpecError]:
+    """Yield an error for each field of a job that its team does not allow.
+
+    Args:
+        spec: The job.
+        allowed: The allowance of the team, or of the policy if there are no teams.
+        owner: The name of either at the start of a sentence: `Team nlp`.
+    """
+    yield from _claim_errors(spec, allowed, owner)
+    yield from _secret_errors(spec, allowed, owner)
+    for field, found, ranges in (
+        ("securityContext.runAsUser", spec.run_as_user, allowed.users),
+        ("securityContext.runAsGroup", spec.run_as_group, allowed.groups),
+        ("securityContext.fsGroup", spec.fs_group, allowed.fs_groups),
+    ):
+        if found is not None and found != DEFAULT_ID and not any(found in each for each in ranges):
+            known = ", ".join([str(DEFAULT_ID), *(each.text for each in ranges)])
+            yield SpecError(field, f"{owner} allows these ids: {known}.")
+    scratch_gib = sum(each.size_gib for each in spec.scratch)
+    if scratch_gib > allowed.max_scratch_gib:
+        yield SpecError(
+            "scratch", f"{owner} allows {allowed.max_scratch_gib} GiB of scratch folders in a pod, not {scratch_gib}."
+        )
+    if (pages := spec.huge_pages_mib_per_node or 0) > allowed.max_huge_pages_mib:
+        text = f"{owner} allows {allowed.max_huge_pages_mib} MiB of huge pages in a pod, not {pages}."
+        yield SpecError("hugePagesMibPerNode", text)
+
+
+def _claim_errors(spec: JobSpec, allowed: PodAllowance, owner: str) -> Iterator[SpecError]:
+    by_name = {each.name: each for each in allowed.claims}
+    for index, volume in enumerate(spec.volumes):
+        found = by_name.get(volume.claim)
+        if found is None:
+            yield SpecError(f"volumes.{index}.claim", _not_listed("mounts", "claim", allowed.claims, owner))
+        else:
+            yield from _mode_errors(spec, volume, found, f"volumes.{index}", owner)
+    # Without a list, checkpoints may be on any claim of the namespace, as in earlier releases.
+    if spec.checkpoint_claim and allowed.claims:
+        found = by_name.get(spec.checkpoint_claim)
+        written = Volume(claim=spec.checkpoint_claim, mount_path="", read_only=False)
+        if found is None:
+            yield SpecError("checkpoint.claim", _not_listed("mounts", "claim", allowed.claims, owner))
+        else:
+            yield from _mode_errors(spec, written, found, "checkpoint", owner)
+
+
+def _mode_errors(spec: JobSpec, volume: Volume, found: AllowedClaim, field: str, owner: str) -> Iterator[SpecError]:
+    where = f"{field}.claim" if field == "checkpoint" else f"{field}.readOnly"
+    if not volume.read_only and found.max_mode is ClaimMode.READ_ONLY:
+        yield SpecError(where, f"{owner} mounts claim {volume.claim} read-only.")
+    elif not volume.read_only and found.access_mode is AccessMode.READ_ONLY_MANY:
+        yield SpecError(where, f"Claim {volume.claim} is ReadOnlyMany: no pod can write to it.")
+    nodes = max(spec.nodes, spec.elastic.max_nodes if spec.elastic else 1)
+    if nodes > 1 and found.access_mode in (AccessMode.READ_WRITE_ONCE, AccessMode.READ_WRITE_ONCE_POD):
+        text = f"Claim {volume.claim} is {found.access_mode}: only one node can use it, and the job has {nodes}."
+        yield SpecError(f"{field}.claim", text)
+
+
+def _secret_errors(spec: JobSpec, allowed: PodAllowance, owner: str) -> Iterator[SpecError]:
+    for index, name in enumerate(spec.image_pull_secrets):
+        if name not in allowed.image_pull_secrets:
+            known = _listed(allowed.image_pull_secrets)
+            yield SpecError(f"imagePullSecrets.{index}", f"{owner} pulls images with {known or 'no Secret'}.")
+    for name, source in spec.secret_env.items():
+        if allowed.env_secrets and source.secret not in allowed.env_secrets:
+            text = f"{owner} reads variables from these Secrets: {_listed(allowed.env_secrets)}."
+            yield SpecError(f"secretEnv.{name}.secret", text)
+
+
+def _not_listed(verb: str, thing: str, claims: Iterable[AllowedClaim], owner: str) -> str:
+    known = _listed([f"{each.name} ({each.max_mode})" for each in claims])
+    return f"{owner} {verb} {f'these {thing}s: {known}' if known else f'no {thing}s'}."
+
+
+def _listed(names: Iterable[str]) -> str:
+    found = list(names)
+    return ", ".join(found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
