@@ -56,6 +56,7 @@ from evenkeel.ports.ledger import (
     utf8_bytes,
 )
 from evenkeel.ports.messages import DeadLetters, Inbox, Pager, RawEvents
+from evenkeel.ports.node_groups import NodeGroups
 from evenkeel.ports.provider import Provider, RepairAnswer
 from evenkeel.ports.rented_capacity import CapacitySpec, LimitResult, NodeClaim, RentedCapacity
 from evenkeel.ports.system import Clock, Ids, Telemetry
@@ -95,6 +96,7 @@ __all__ = [
     "LimitResult",
     "LogTail",
     "NodeClaim",
+    "NodeGroups",
     "NotAllowed",
     "NotFound",
     "Page",

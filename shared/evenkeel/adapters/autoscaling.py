@@ -1,0 +1,93 @@
+"""The port NodeGroups on EC2 Auto Scaling and EKS."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from evenkeel.adapters import aws
+from evenkeel.domain.nodes import INSTANCE_ID
+from evenkeel.domain.recovery.node_groups import IN_SERVICE, GroupMember, NodeGroup
+from evenkeel.ports import EvenkeelError, Refused, RepairAnswer, Throttled, Unreachable
+
+_CLUSTER_TAG, _NODEGROUP_TAG = "eks:cluster-name", "eks:nodegroup-name"
+"""Tags that EKS writes on the group of a managed node group."""
+_OWNED_TAG = "kubernetes.io/cluster/"
+"""Prefix of the tag with which a user's own group names its cluster. Its value is `owned`."""
+_NOT_NOW: Mapping[str, type[EvenkeelError]] = {"ScalingActivityInProgress": Throttled, "ResourceContention": Throttled}
+"""Codes of a group that changes now: the request may be repeated later."""
+
+
+class AutoScalingNodeGroups:
+    """Groups of one account and region."""
+
+    def __init__(self, reader: Any = None, terminator: Any = None, eks: Any = None) -> None:
+        self._reader = reader or aws.client("autoscaling")
+        self._terminator = terminator or aws.client("autoscaling", aws.ONE_ATTEMPT)
+        self._eks = eks or aws.client("eks")
+
+    def member(self, instance_id: str) -> GroupMember | None:
+        _check(instance_id)
+        with aws.translate_errors(f"describe Auto Scaling instance {instance_id}", _NOT_NOW):
+            answer = self._reader.describe_auto_scaling_instances(InstanceIds=[instance_id])
+        found = next((each for each in answer["AutoScalingInstances"] if each["InstanceId"] == instance_id), None)
+        group = self.group(found["AutoScalingGroupName"]) if found else None
+        if found is None or group is None:
+            return None
+        return GroupMember(
+            instance_id=instance_id,
+            group=group,
+            lifecycle=found["LifecycleState"],
+            is_protected=found["ProtectedFromScaleIn"],
+        )
+
+    def group(self, name: str) -> NodeGroup | None:
+        with aws.translate_errors(f"describe Auto Scaling group {name}", _NOT_NOW):
+            answer = self._reader.describe_auto_scaling_groups(AutoScalingGroupNames=[name])
+        found = next((each for each in answer["AutoScalingGroups"] if each["AutoScalingGroupName"] == name), None)
+        if found is None:
+            return None
+        tags = {tag["Key"]: tag.get("Value", "") for tag in found.get("Tags", ())}
+        cluster, nodegroup = _cluster_of(tags), tags.get(_NODEGROUP_TAG, "")
+        return NodeGroup(
+            name=name,
+            cluster=cluster,
+            nodegroup=nodegroup,
+            desired=found["DesiredCapacity"],
+            in_service=sum(each["LifecycleState"] == IN_SERVICE for each in found.get("Instances", ())),
+            suspended=tuple(sorted(each["ProcessName"] for each in found.get("SuspendedProcesses", ()))),
+            has_auto_repair=bool(nodegroup) and self._has_auto_repair(cluster, nodegroup),
+        )
+
+    def terminate(self, instance_id: str) -> RepairAnswer:
+        _check(instance_id)
+        try:
+            with aws.translate_errors(f"terminate {instance_id} in its Auto Scaling group", _NOT_NOW):
+                self._terminator.terminate_instance_in_auto_scaling_group(
+                    InstanceId=instance_id, ShouldDecrementDesiredCapacity=False
+                )
+        except Unreachable:
+            return RepairAnswer.UNKNOWN
+        except Throttled:
+            return RepairAnswer.NOT_NOW
+        except Refused:
+            # ValidationError means that the instance is in no group, or that its state allows no termination.
+            return RepairAnswer.NO_SUCH_NODE if self.member(instance_id) is None else RepairAnswer.NOT_NOW
+        return RepairAnswer.ACCEPTED
+
+    def _has_auto_repair(self, cluster: str, nodegroup: str) -> bool:
+        with aws.translate_errors(f"describe node group {nodegroup} of {cluster}"):
+            answer = self._eks.describe_nodegroup(clusterName=cluster, nodegroupName=nodegroup)
+        return bool((answer["nodegroup"].get("nodeRepairConfig") or {}).get("enabled"))
+
+
+def _cluster_of(tags: Mapping[str, str]) -> str:
+    """Return the EKS cluster that the tags name. Several owners are none: such tags prove nothing."""
+    if _CLUSTER_TAG in tags:
+        return tags[_CLUSTER_TAG]
+    owners = [key.removeprefix(_OWNED_TAG) for key in tags if key.startswith(_OWNED_TAG) and tags[key] == "owned"]
+    return owners[0] if len(owners) == 1 else ""
+
+
+def _check(instance_id: str) -> None:
+    # With an empty list of ids, EC2 Auto Scaling describes every instance. A malformed id must not reach the service.
+    if INSTANCE_ID.fullmatch(instance_id) is None:
+        raise Refused(f"{instance_id!r} is not an instance id")

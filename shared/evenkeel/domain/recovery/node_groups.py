@@ -1,0 +1,192 @@
+"""Decide whether Evenkeel may terminate a node of an EC2 Auto Scaling group. Pure.
+
+    member of this cluster's group? ──▶ request under way? ──▶ EKS repairs? ──▶ group able to replace? ──▶ TERMINATE
+      no: REFUSE                          yes: AWAIT            yes: WATCH       no: REFUSE, LATER
+
+Every fact comes from the APIs of EC2 Auto Scaling and EKS. A label of the node proves nothing: many users can write it.
+
+No workflow calls this decision yet: RepairNode still asks a person to repair such a node.
+"""
+
+from datetime import timedelta
+from enum import StrEnum
+
+from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.values import Instant, Value
+
+IN_SERVICE = "InService"
+_ENDING = ("Terminating", "Terminating:Wait", "Terminating:Proceed", "Terminated")
+_STARTING = (
+    "Pending",
+    "Pending:Wait",
+    "Pending:Proceed",
+    "ReplacingRootVolume",
+    "ReplacingRootVolume:Wait",
+    "ReplacingRootVolume:Proceed",
+    "RootVolumeReplaced",
+)
+"""Lifecycle states that end without help. All others, such as Standby, need a person."""
+_NEEDED_PROCESSES = ("Launch", "Terminate")
+"""Processes of the group that a replacement needs. A person who suspends one of them stops replacements."""
+
+
+class NodeGroup(Value):
+    """An EC2 Auto Scaling group that launches nodes."""
+
+    name: str
+    cluster: str
+    """EKS cluster that the group's tags name; empty if they name none."""
+    nodegroup: str = ""
+    """Managed node group that owns the group; empty if a user manages the group."""
+    desired: int
+    """Number of instances that the group keeps."""
+    in_service: int
+    """Number of instances that are InService now."""
+    suspended: tuple[str, ...] = ()
+    """Suspended processes, such as `Launch`."""
+    has_auto_repair: bool = False
+    """Whether EKS node auto-repair is on for the managed node group."""
+
+
+class GroupMember(Value):
+    """Membership of one instance in its group."""
+
+    instance_id: str
+    group: NodeGroup
+    lifecycle: str
+    """Lifecycle state, as EC2 Auto Scaling spells it."""
+    is_protected: bool = False
+    """Whether the instance is protected from scale-in."""
+
+
+class GroupFacts(Value):
+    """Facts for the decision."""
+
+    instance_id: str
+    """Instance of the faulty node, from its provider ID."""
+    cluster: str
+    member: GroupMember | None
+    """Membership of the instance now; None if it is in no group."""
+    group: NodeGroup | None = None
+    """The recorded group of the instance, read again; None before the first request or watch."""
+    requested_at: Instant | None = None
+    """Time at which Evenkeel requested the termination, or first saw that it had begun."""
+    watched_at: Instant | None = None
+    """Time since which Evenkeel waits for EKS node auto-repair."""
+    now: Instant
+
+
+class GroupAction(StrEnum):
+    """Next step for a faulty node of a group."""
+
+    TERMINATE = "TERMINATE"
+    """Terminate this instance. The group keeps its desired capacity and launches another instance."""
+    AWAIT = "AWAIT"
+    """The instance ends or has ended: wait for the group's new node."""
+    WATCH = "WATCH"
+    """EKS repairs the node: drain its jobs, then wait."""
+    LATER = "LATER"
+    """The instance is changing: decide again soon."""
+    REPLACED = "REPLACED"
+    """The instance is gone, and the group is complete again."""
+    ASK_PERSON = "ASK_PERSON"
+    """The deadline passed. Evenkeel terminates no second instance."""
+    REFUSE = "REFUSE"
+    """Evenkeel must not terminate this instance: a person must act."""
+
+
+class GroupDecision(Value):
+    """Next step for a faulty node of a group, with its reason."""
+
+    action: GroupAction
+    reason: str
+
+
+def choose_group_repair(facts: GroupFacts, policy: RepairPolicy) -> GroupDecision:
+    """Choose the next step for a faulty node of an Auto Scaling group.
+
+    At most one instance is terminated: a recorded request is awaited and never repeated for another instance.
+    """
+    group = facts.member.group if facts.member else facts.group
+    if group is None:
+        return _decided(GroupAction.REFUSE, f"{facts.instance_id} is in no Auto Scaling group.")
+    if facts.member is not None and facts.member.instance_id != facts.instance_id:
+        reason = f"EC2 Auto Scaling describes {facts.member.instance_id}, not {facts.instance_id}."
+        return _decided(GroupAction.REFUSE, reason)
+    if group.cluster != facts.cluster:
+        belongs = f"belongs to cluster {group.cluster}" if group.cluster else "has no tag of a cluster"
+        reason = f"Auto Scaling group {group.name} {belongs}; the node is in cluster {facts.cluster}."
+        return _decided(GroupAction.REFUSE, reason)
+    if facts.requested_at is not None:
+        return _after_request(facts, group, facts.requested_at, policy)
+    if facts.watched_at is not None or group.has_auto_repair:
+        return _watched(facts, group, facts.watched_at or facts.now, policy)
+    if facts.member is None:
+        reason = f"{facts.instance_id} left Auto Scaling group {group.name} without a request from Evenkeel."
+        return _decided(GroupAction.REFUSE, reason)
+    return _before_request(facts.member, group)
+
+
+def _before_request(member: GroupMember, group: NodeGroup) -> GroupDecision:
+    """Decide while the instance is in its group, before any request."""
+    name = member.instance_id
+    if member.lifecycle in _ENDING:
+        return _decided(GroupAction.AWAIT, f"{name} is already {member.lifecycle} in Auto Scaling group {group.name}.")
+    if member.lifecycle in _STARTING:
+        return _decided(GroupAction.LATER, f"{name} is {member.lifecycle} in Auto Scaling group {group.name}.")
+    if member.lifecycle != IN_SERVICE:
+        reason = f"{name} is {member.lifecycle} in Auto Scaling group {group.name}, so a person must act."
+        return _decided(GroupAction.REFUSE, reason)
+    if member.is_protected:
+        reason = f"{name} is protected from scale-in. Remove the protection to let Evenkeel terminate the node."
+        return _decided(GroupAction.REFUSE, reason)
+    suspended = [process for process in _NEEDED_PROCESSES if process in group.suspended]
+    if suspended:
+        names = " and ".join(suspended)
+        reason = (
+            f"Auto Scaling group {group.name} has suspended {names}. Resume {names} to let Evenkeel replace {name}."
+        )
+        return _decided(GroupAction.REFUSE, reason)
+    if group.in_service > group.desired:
+        reason = f"Auto Scaling group {group.name} is above its desired capacity and would not replace {name}."
+        return _decided(GroupAction.LATER, reason)
+    return _decided(GroupAction.TERMINATE, f"Auto Scaling group {group.name} replaces {name} after its termination.")
+
+
+def _after_request(facts: GroupFacts, group: NodeGroup, since: Instant, policy: RepairPolicy) -> GroupDecision:
+    """Decide after Evenkeel requested the termination, with or without a reply."""
+    if _is_replaced(facts, group):
+        return _decided(GroupAction.REPLACED, f"Auto Scaling group {group.name} is complete again.")
+    if facts.now < since + timedelta(seconds=policy.replace_deadline_seconds):
+        return _decided(GroupAction.AWAIT, f"Auto Scaling group {group.name} replaces {facts.instance_id}.")
+    minutes = policy.replace_deadline_seconds // 60
+    if facts.member is not None:
+        reason = f"{facts.instance_id} is still {facts.member.lifecycle} {minutes} min after the request to terminate."
+        return _decided(GroupAction.ASK_PERSON, reason)
+    reason = (
+        f"Auto Scaling group {group.name} has {group.in_service} of {group.desired} instances {minutes} min after the "
+        "termination. Check its scaling activities for missing capacity."
+    )
+    return _decided(GroupAction.ASK_PERSON, reason)
+
+
+def _watched(facts: GroupFacts, group: NodeGroup, since: Instant, policy: RepairPolicy) -> GroupDecision:
+    """Decide while EKS repairs the node. Evenkeel never takes over, as EKS may start its repair at any time."""
+    if _is_replaced(facts, group):
+        return _decided(GroupAction.REPLACED, f"EKS replaced {facts.instance_id} in node group {group.nodegroup}.")
+    if facts.now < since + timedelta(seconds=policy.owner_deadline_seconds):
+        reason = f"EKS node auto-repair is on for node group {group.nodegroup}: Evenkeel waits."
+        return _decided(GroupAction.WATCH, reason)
+    minutes = policy.owner_deadline_seconds // 60
+    reason = (
+        f"EKS node auto-repair of node group {group.nodegroup} did not replace {facts.instance_id} in {minutes} min."
+    )
+    return _decided(GroupAction.ASK_PERSON, reason)
+
+
+def _is_replaced(facts: GroupFacts, group: NodeGroup) -> bool:
+    return facts.member is None and group.in_service >= group.desired
+
+
+def _decided(action: GroupAction, reason: str) -> GroupDecision:
+    return GroupDecision(action=action, reason=reason)

@@ -1,0 +1,154 @@
+"""Which step follows for a faulty node of an Auto Scaling group."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.recovery.node_groups import (
+    IN_SERVICE,
+    GroupAction,
+    GroupFacts,
+    GroupMember,
+    NodeGroup,
+    choose_group_repair,
+)
+from evenkeel.domain.recovery.policy import RepairPolicy
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+NODE = "i-0123456789abcdef0"
+POLICY = RepairPolicy()
+OWN_GROUP = NodeGroup(name="gpu-asg", cluster="train", desired=4, in_service=4)
+REPAIRING_GROUP = OWN_GROUP.but(nodegroup="gpu", has_auto_repair=True)
+SHORT_GROUP = OWN_GROUP.but(in_service=3)
+
+
+def a_member(group: NodeGroup = OWN_GROUP, **changes: Any) -> GroupMember:
+    return GroupMember(instance_id=NODE, group=group, lifecycle=IN_SERVICE).but(**changes)
+
+
+def some_facts(**changes: Any) -> GroupFacts:
+    return GroupFacts(instance_id=NODE, cluster="train", member=a_member(), now=NOW).but(**changes)
+
+
+def before(seconds: int) -> datetime:
+    return NOW - timedelta(seconds=seconds)
+
+
+def test_healthy_group_replaces_its_faulty_instance() -> None:
+    decision = choose_group_repair(some_facts(), POLICY)
+
+    assert decision.action is GroupAction.TERMINATE
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (some_facts(member=None), "in no Auto Scaling group"),
+        (some_facts(member=a_member(instance_id="i-0aaaaaaaaaaaaaaaa")), "not i-0123456789abcdef0"),
+        (some_facts(member=a_member(OWN_GROUP.but(cluster="other"))), "belongs to cluster other"),
+        (some_facts(member=a_member(OWN_GROUP.but(cluster=""))), "has no tag of a cluster"),
+        (some_facts(member=a_member(lifecycle="Standby")), "is Standby"),
+        (some_facts(member=a_member(lifecycle="Terminating:Retained")), "is Terminating:Retained"),
+        (some_facts(member=a_member(lifecycle="a state of tomorrow")), "a person must act"),
+        (some_facts(member=a_member(is_protected=True)), "protected from scale-in"),
+        (some_facts(member=a_member(OWN_GROUP.but(suspended=("Launch",)))), "has suspended Launch"),
+        (some_facts(member=a_member(OWN_GROUP.but(suspended=("Launch", "Terminate")))), "Launch and Terminate"),
+        (some_facts(member=None, group=SHORT_GROUP), "without a request from Evenkeel"),
+    ],
+)
+def test_unsafe_termination_is_refused_with_its_reason(facts: GroupFacts, words: str) -> None:
+    decision = choose_group_repair(facts, POLICY)
+
+    assert decision.action is GroupAction.REFUSE
+    assert words in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        (some_facts(member=a_member(lifecycle="Terminating:Wait")), GroupAction.AWAIT),
+        (some_facts(member=a_member(lifecycle="Pending")), GroupAction.LATER),
+        (some_facts(member=a_member(OWN_GROUP.but(in_service=5))), GroupAction.LATER),
+        (some_facts(member=a_member(OWN_GROUP.but(suspended=("AlarmNotification",)))), GroupAction.TERMINATE),
+        (some_facts(requested_at=before(60)), GroupAction.AWAIT),
+        (some_facts(member=None, group=SHORT_GROUP, requested_at=before(60)), GroupAction.AWAIT),
+        (some_facts(member=None, group=OWN_GROUP, requested_at=before(60)), GroupAction.REPLACED),
+    ],
+)
+def test_changing_instance_is_awaited(facts: GroupFacts, expected: GroupAction) -> None:
+    assert choose_group_repair(facts, POLICY).action is expected
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (some_facts(member=None, group=SHORT_GROUP), "has 3 of 4 instances"),
+        (some_facts(), "still InService"),
+    ],
+)
+def test_person_is_asked_after_the_deadline(facts: GroupFacts, words: str) -> None:
+    late = facts.but(requested_at=before(POLICY.replace_deadline_seconds))
+
+    decision = choose_group_repair(late, POLICY)
+
+    assert decision.action is GroupAction.ASK_PERSON
+    assert words in decision.reason
+
+
+def test_group_with_auto_repair_is_watched_until_a_deadline() -> None:
+    watched = some_facts(member=a_member(REPAIRING_GROUP))
+    deadline = POLICY.owner_deadline_seconds
+
+    actions = [
+        choose_group_repair(facts, POLICY).action
+        for facts in (
+            watched,
+            watched.but(watched_at=before(deadline - 1)),
+            watched.but(watched_at=before(deadline)),
+            watched.but(member=None, group=REPAIRING_GROUP, watched_at=before(60)),
+        )
+    ]
+
+    assert actions == [GroupAction.WATCH, GroupAction.WATCH, GroupAction.ASK_PERSON, GroupAction.REPLACED]
+
+
+def test_auto_repair_switched_off_while_watched_ends_no_instance() -> None:
+    facts = some_facts(watched_at=before(60))
+
+    assert choose_group_repair(facts, POLICY).action is GroupAction.WATCH
+
+
+_GROUPS = st.builds(
+    NodeGroup,
+    name=st.just("gpu-asg"),
+    cluster=st.sampled_from(["train", "other", ""]),
+    desired=st.integers(0, 4),
+    in_service=st.integers(0, 4),
+    suspended=st.sampled_from([(), ("Launch",), ("Terminate",), ("AZRebalance",)]),
+    has_auto_repair=st.booleans(),
+)
+_MEMBERS = st.builds(
+    GroupMember,
+    instance_id=st.sampled_from([NODE, "i-0aaaaaaaaaaaaaaaa"]),
+    group=_GROUPS,
+    lifecycle=st.sampled_from([IN_SERVICE, "Standby", "Pending", "Terminating", "Detached"]),
+    is_protected=st.booleans(),
+)
+_TIMES = st.none() | st.integers(0, 10_000).map(before)
+
+
+@given(member=st.none() | _MEMBERS, group=st.none() | _GROUPS, requested_at=_TIMES, watched_at=_TIMES)
+def test_only_a_proven_untouched_member_is_terminated(
+    member: GroupMember | None, group: NodeGroup | None, requested_at: datetime | None, watched_at: datetime | None
+) -> None:
+    facts = some_facts(member=member, group=group, requested_at=requested_at, watched_at=watched_at)
+
+    if choose_group_repair(facts, POLICY).action is GroupAction.TERMINATE:
+        assert member is not None
+        assert (member.instance_id, member.lifecycle, member.is_protected) == (NODE, IN_SERVICE, False)
+        assert (member.group.cluster, member.group.has_auto_repair) == ("train", False)
+        assert not {"Launch", "Terminate"} & set(member.group.suspended)
+        assert (requested_at, watched_at) == (None, None)
