@@ -38,11 +38,26 @@ def import_(file: Path, onto: Path | None) -> Json:
     read = _read(file)
     try:
         found = import_values(read)
-        policy = (policies.document(onto) if onto else {}) | found.policy
+        policy = _merged(policies.document(onto) if onto else {}, found.policy)
         changed(policies.load(None), policy)
     except (ValuesError, PolicyError) as error:
         raise CommandFailed(Exit.FAILED, f"{file}: {error}", code="VALUES_REFUSED") from error
     return found.to_json() | {"policy": policy, "findings": [each.to_json() for each in read.findings]}
+
+
+def _merged(site: Json, imported: Json) -> Json:
+    """Return the site's policy with the imported job types. Lists in `jobs.allowed` keep the site's entries."""
+    merged = site | imported
+    jobs = site.get("jobs") or {}
+    allowed = dict(jobs.get("allowed") or {})
+    for name, entries in imported.get("jobs", {}).get("allowed", {}).items():
+        present = allowed.get(name) or []
+        known = [each.get("name") if isinstance(each, dict) else each for each in present]
+        added = [each for each in entries if (each["name"] if isinstance(each, dict) else each) not in known]
+        allowed[name] = [*present, *added]
+    if jobs or allowed:
+        merged["jobs"] = jobs | ({"allowed": allowed} if allowed else {})
+    return merged
 
 
 def write(found: Json, into: Path, *, force: bool) -> list[str]:

@@ -1,15 +1,23 @@
 """A chart's values file, linted and imported without a fleet."""
 
+import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+import pytest
 import yaml
 
+from evenkeel.domain.jobs.imported_types import import_values
+from evenkeel.domain.jobs.read_values import read_values
 from evenkeel.domain.jobs.spec import JobSpec
+from evenkeel.domain.jobs.templates import ValuesError
 from evenkeel.domain.jobs.types import with_defaults
 from evenkeel.domain.policy import Policy, changed
+from evenkeel.domain.quotas.permissions import check_permitted
+from evenkeel.domain.quotas.teams import TeamSetup
 from tests.unit.cli.conftest import CliFixture
 
 FILE = Path(__file__).resolve().parents[2] / "fixtures" / "values" / "hybrid.yaml"
@@ -65,7 +73,16 @@ def test_import_writes_a_file_that_apply_accepts(served: CliFixture) -> None:
     assert {each["metadata"]["name"]: each["value"] for each in classes} == quotas["priorityClasses"]
     for each in classes:
         kubernetes_validate.validate(each, "1.33", strict=True)
-    assert "lost: training-data-pvc" in said.err
+    assert [(volume.claim, volume.mount_path, volume.read_only) for volume in job.volumes] == [
+        ("training-data-pvc", "/data", True)
+    ]
+    in_cluster = with_defaults(
+        JobSpec(name="a", job_type="production", checkpoint_uri="file:///fsx/a"), policy.job_types
+    )
+    assert in_cluster.checkpoint_claim == "model-checkpoints-pvc"
+    assert check_permitted(in_cluster, TeamSetup(), ["critical"], policy.jobs.allowed) == ()
+    assert "lost: modelType: " in said.err
+    assert "added: training-data-pvc is mounted read-only at /data" in said.err
 
 
 def test_imported_type_tolerates_the_taints_of_its_pools(served: CliFixture) -> None:
@@ -77,6 +94,67 @@ def test_imported_type_tolerates_the_taints_of_its_pools(served: CliFixture) -> 
     assert not (served.folder / "policy.json").exists()
 
 
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    found = [leaf for name, item in pairs for leaf in leaves(item, (*path, name))]
+    yield from found or [path]
+
+
+def other_value(value: Any) -> Any:
+    """Return a value of the same kind that the field may have."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if value in ("", None, {}, []):
+        return "other"
+    return (
+        f"{int(value[:-2]) + 1}Gi" if value.endswith("Gi") else str(int(value) + 1) if value.isdigit() else f"{value}-2"
+    )
+
+
+VALUES = yaml.safe_load(FILE.read_text("utf-8")) | {
+    "graceSeconds": 60,
+    "checkpointSeconds": 300,
+    "imagePullSecrets": [{"name": "registry"}],
+    "sidecar": {"image": "proxy:1"},
+}
+
+
+@pytest.mark.parametrize("path", list(leaves(VALUES)), ids=lambda path: ".".join(map(str, path)))
+def test_each_setting_is_imported_or_its_loss_is_named(path: tuple[Any, ...]) -> None:
+    changed_values = copy.deepcopy(VALUES)
+    parent = changed_values
+    for name in path[:-1]:
+        parent = parent[name]
+    before = parent[path[-1]]
+    parent[path[-1]] = {"team": "a"} if before == {} else ["a"] if before == [] else other_value(before)
+
+    try:
+        found = [import_values(read_values(values)) for values in (VALUES, changed_values)]
+    except ValuesError:
+        return  # the setting names another part of the file, such as a pool's label
+
+    documents = [each.but(losses=(), additions=()).to_json() for each in found]
+    field = ".".join(map(str, path))
+    assert documents[0] != documents[1] or any(loss.startswith(field) for each in found for loss in each.losses)
+
+
+def test_import_keeps_what_the_site_already_allows(served: CliFixture) -> None:
+    allowed = {"claims": [{"name": "training-data-pvc", "maxMode": "read-write"}], "maxScratchGib": 5}
+    document = {"jobs": {"keepWorkloadSeconds": 60, "allowed": allowed}}
+    (served.folder / "policy.json").write_text(json.dumps(document), encoding="utf-8")
+
+    said = served.run("policy", "import", str(FILE), "--onto", "policy.json", "-o", "json")
+
+    jobs = json.loads(said.out)["policy"]["jobs"]
+    assert (jobs["keepWorkloadSeconds"], jobs["allowed"]["maxScratchGib"]) == (60, 5)
+    assert jobs["allowed"]["claims"] == [
+        {"name": "training-data-pvc", "maxMode": "read-write"},
+        {"name": "model-checkpoints-pvc", "maxMode": "read-write"},
+    ]
+
+
 def test_import_overwrites_no_other_policy_field(served: CliFixture) -> None:
     (served.folder / "policy.json").write_text('{"repair": {"maxAttempts": 2}}', encoding="utf-8")
 
@@ -85,7 +163,7 @@ def test_import_overwrites_no_other_policy_field(served: CliFixture) -> None:
 
     assert (refused.exit_code, forced.exit_code) == (2, 0)
     policy = json.loads((served.folder / "policy.json").read_text("utf-8"))
-    assert (policy["repair"], sorted(policy)) == ({"maxAttempts": 2}, ["jobTypes", "repair"])
+    assert (policy["repair"], sorted(policy)) == ({"maxAttempts": 2}, ["jobTypes", "jobs", "repair"])
 
 
 def test_template_without_a_matching_pool_is_refused(served: CliFixture) -> None:

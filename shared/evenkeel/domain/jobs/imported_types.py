@@ -8,6 +8,8 @@ from evenkeel.domain.jobs.templates import JobTemplate, JobTemplates, TemplatePo
 from evenkeel.domain.jobs.types import JobTypes
 from evenkeel.domain.values import Value
 
+DATA_PATH = "/data"
+"""Mount path of the claim `dataPvcName`. A values file names no path."""
 _GIB = 2**30
 
 
@@ -48,7 +50,10 @@ def import_values(read: JobTemplates) -> ImportedTypes:
     except ValueError as error:
         raise ValuesError(f"jobTemplates: {error}") from error
     return ImportedTypes(
-        policy={"jobTypes": types.model_dump(mode="json", by_alias=True, exclude_defaults=True)},
+        policy={
+            "jobTypes": types.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+            **({"jobs": {"allowed": allowed}} if (allowed := _allowed(read)) else {}),
+        },
         quotas={
             "priorityClasses": {each.name: each.value for each in read.classes},
             "flavors": [{"name": pool.name, "labels": pool.labels} for pool in enabled],
@@ -91,9 +96,25 @@ def _type(template: JobTemplate, read: JobTemplates) -> dict[str, Any]:
         "cpuPerNode": -(-template.cpu_millis // 1000) or None,
         "memoryGibPerNode": -(-template.memory_bytes // _GIB) or None,
         "maxRestarts": read.retries,
+        "graceSeconds": read.grace_seconds,
+        "imagePullSecrets": read.image_pull_secrets,
+        "volumes": [{"claim": claim, "mountPath": DATA_PATH} for claim in _data_claims(read)],
+        "checkpointClaim": read.claims.get("checkpoints", ""),
         "pools": template.pools,
         "tolerations": [*map(_toleration_fields, template.tolerations), *_tolerations_of_later_pools(template, read)],
     }
+
+
+def _data_claims(read: JobTemplates) -> list[str]:
+    return [claim for use, claim in read.claims.items() if use == "data"]
+
+
+def _allowed(read: JobTemplates) -> dict[str, Any]:
+    """Return the entries that the types need in `jobs.allowed`, or in `allowed` of each team."""
+    modes = [(claim, "read-write" if use == "checkpoints" else "") for use, claim in read.claims.items()]
+    claims = [{"name": claim, **({"maxMode": mode} if mode else {})} for claim, mode in modes]
+    secrets = list(read.image_pull_secrets)
+    return {**({"claims": claims} if claims else {}), **({"imagePullSecrets": secrets} if secrets else {})}
 
 
 def _toleration_fields(toleration: dict[str, str]) -> dict[str, str]:
@@ -113,6 +134,12 @@ def _tolerations_of_later_pools(template: JobTemplate, read: JobTemplates) -> li
 
 
 def _additions(read: JobTemplates) -> Iterator[str]:
+    for claim in _data_claims(read):
+        yield f"{claim} is mounted read-only at {DATA_PATH}: the file names no path"
+    if "checkpoints" in read.claims:
+        yield f"{read.claims['checkpoints']} keeps the checkpoints of jobs whose checkpoint.uri is a folder"
+    if _allowed(read):
+        yield "jobs.allowed lists the claims and Secrets; with teams, copy it to `allowed` of each team"
     for template in read.templates:
         for each in _tolerations_of_later_pools(template, read):
             taint = f"{each.get('key', '')}={each.get('value', '')}"
@@ -123,13 +150,4 @@ def _losses(read: JobTemplates) -> Iterator[str]:
     for template in read.templates:
         if template.cpu_millis % 1000 or template.memory_bytes % _GIB:
             yield f"jobTemplates.{template.name}.resources: CPU and memory are rounded up to whole vCPU and GiB"
-    if read.keep_seconds:
-        yield "ttlSecondsAfterFinished: the policy decides how long ended pods stay (jobs.keepWorkloadSeconds)"
-    for use, claim in read.claims.items():
-        if use == "checkpoints":
-            yield f"{claim}: each job names its own path on the claim (checkpoint.uri, checkpoint.claim)"
-        else:
-            yield f"{claim}: only the claim of the checkpoints is mounted"
-    for template in read.templates:
-        if any("tolerationSeconds" in each for each in template.tolerations):
-            yield f"jobTemplates.{template.name}.tolerations: tolerationSeconds"
+    yield from read.losses

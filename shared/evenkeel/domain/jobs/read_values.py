@@ -9,6 +9,7 @@ from typing import Any
 
 from evenkeel.domain.capacity.instance_types import GPU, shipped
 from evenkeel.domain.jobs.template_findings import find_traps, hides_gpus
+from evenkeel.domain.jobs.template_losses import find_losses
 from evenkeel.domain.jobs.templates import (
     MAX_WEIGHT,
     JobTemplate,
@@ -60,10 +61,22 @@ def read_values(document: Any) -> JobTemplates:
         classes=classes,
         templates=templates,
         findings=(),
+        image_pull_secrets=tuple(_pull_secrets(document)),
+        grace_seconds=_number(document, "graceSeconds", 0) or None,
+        losses=tuple(find_losses(document)),
     )
     if read.of() is None:
         raise ValuesError(f"jobType: there is no template {read.default!r}")
     return read.but(findings=tuple(find_traps(document, read)))
+
+
+def _pull_secrets(document: Json) -> Iterator[str]:
+    """Yield the names of the Secrets, which Helm charts write as texts or as objects."""
+    for index, each in enumerate(document.get("imagePullSecrets") or ()):
+        name = each.get("name") if isinstance(each, Mapping) else each
+        if not isinstance(name, str) or not name:
+            raise ValuesError(f"imagePullSecrets.{index}: is not a name")
+        yield name
 
 
 def _pools(found: Json) -> Iterator[TemplatePool]:
@@ -113,6 +126,8 @@ def _templates(
         limits, requests = (object_at(resources, key, {}, f"{path}resources.") for key in ("limits", "requests"))
         requested = {**limits, **requests}
         gpus = _amount(requested, GPU, path)
+        if GPU in limits and _amount(limits, GPU, path) != gpus:
+            raise ValuesError(f"{path}resources: the limit of {GPU} must equal its request, as Kubernetes demands")
         cpu, memory = _amount(requested, "cpu", path), _amount(requested, "memory", path)
         share_cpu, share_memory = (
             gpus * node.vcpu * 1000 // node.gpus,

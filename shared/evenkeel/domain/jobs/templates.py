@@ -104,6 +104,10 @@ class JobTemplates(Value):
     classes: tuple[PriorityClass, ...]
     templates: tuple[JobTemplate, ...]
     findings: tuple[TemplateFinding, ...]
+    image_pull_secrets: tuple[str, ...] = ()
+    grace_seconds: int | None = None
+    losses: tuple[str, ...] = ()
+    """Settings that job types do not keep, each with its path and the reason."""
 
     def of(self, job_type: str = "") -> JobTemplate | None:
         """Return the template of a job type; without a type, the default template."""
