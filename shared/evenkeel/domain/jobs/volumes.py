@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Annotated
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from evenkeel.domain.jobs.allowance import MAX_SCRATCH_GIB
 from evenkeel.domain.submitted import Submitted
@@ -30,11 +30,11 @@ class Volume(Value):
 
     model_config = ConfigDict(extra="forbid")
 
-    claim: Annotated[str, Submitted(max_length=253)]
+    claim: Annotated[str, Field(max_length=253), Submitted(max_length=253)]
     """Name of the PersistentVolumeClaim."""
-    mount_path: Annotated[str, Submitted(max_length=MAX_PATH)]
+    mount_path: Annotated[str, Field(max_length=MAX_PATH), Submitted(max_length=MAX_PATH)]
     """Path in the pods."""
-    sub_path: Annotated[str, Submitted(max_length=MAX_PATH)] = ""
+    sub_path: Annotated[str, Field(max_length=MAX_PATH), Submitted(max_length=MAX_PATH)] = ""
     """Folder of the volume to mount. Empty: its root."""
     read_only: Annotated[bool, Submitted()] = True
     """Whether the pods can only read it."""
@@ -45,7 +45,7 @@ class ScratchFolder(Value):
 
     model_config = ConfigDict(extra="forbid")
 
-    mount_path: Annotated[str, Submitted(max_length=MAX_PATH)]
+    mount_path: Annotated[str, Field(max_length=MAX_PATH), Submitted(max_length=MAX_PATH)]
     """Path in the pods."""
     size_gib: Annotated[int, Submitted(limits=(1, MAX_SCRATCH_GIB), unit="GiB")]
     """Maximum size, in GiB. Kubernetes evicts a pod that writes more."""
