@@ -1,7 +1,14 @@
-"""Checkpoints on storage that no function can mount: rank 0 proves and pins in the cluster, and the job resumes."""
+"""Claims of a job: checkpoints that no function can mount, and data that each attempt reads.
+
+Rank 0 proves and pins the checkpoints in the cluster, and the job resumes.
+"""
 
 import json
+from collections.abc import Iterator
 
+import pytest
+
+from evenkeel_client.errors import CommandFailed
 from evenkeel_local.data_centre import DataCentre
 from evenkeel_local.drills import (
     ENDED,
@@ -13,18 +20,45 @@ from evenkeel_local.drills import (
     wait_for,
 )
 from evenkeel_local.reference_run import reference_digest
+from tests.local import containers
 from tests.local.gpu_cluster.kube_client import KubeClient, a_claim
 
 WORK = TrainingWork(nodes=2, steps=200, checkpoint_every=4, step_seconds=0.15, seed=11, paced_attempts=1)
 
 
-def test_job_with_checkpoints_on_a_claim_resumes_after_a_fault(data_centre: DataCentre) -> None:
+READS_FOLDERS = "import os, runpy; os.listdir(os.environ['DATA']); open(os.environ['NOTES'], 'w').close(); "
+"""Program of each rank before the trainer: it fails if the claim or the scratch folder is not mounted."""
+ALLOWED = {"claims": [{"name": "fsx", "maxMode": "read-write"}, {"name": "datasets"}], "maxScratchGib": 1}
+
+
+@pytest.fixture
+def claims(data_centre: DataCentre) -> Iterator[None]:
+    """Two claims of the jobs' namespace, which the policy allows."""
     client, cluster = data_centre.client(), data_centre.cluster
+    path = f"/clusters/{client.fleet}/policy"
     kube = KubeClient(cluster.kubernetes_url, cluster.ca_pem, cluster.admin_token)
-    kube.create("/api/v1/namespaces/evenkeel-jobs/persistentvolumeclaims", a_claim("fsx"))
+    for name in ("fsx", "datasets"):
+        kube.create("/api/v1/namespaces/evenkeel-jobs/persistentvolumeclaims", a_claim(name))
     kube.close()
+    client.post(path, {"changes": {"jobs": {"allowed": ALLOWED}}, "reason": "a test mounts claims"})
+    containers.start_cold(data_centre.deployer.client("lambda"), "api_submit")
+    yield
+    client.post(path, {"changes": {}, "reason": "the test is over"})
+
+
+@pytest.mark.usefixtures("claims")
+def test_job_with_checkpoints_on_a_claim_resumes_after_a_fault(data_centre: DataCentre) -> None:
+    client = data_centre.client()
     await_all_nodes_ready(client, data_centre)
-    body = WORK.submission("mounted", "") | {"checkpoint": {"uri": "file:///fsx/research/mounted", "claim": "fsx"}}
+    body = WORK.submission("mounted", "") | {
+        "command": ["python", "-c", READS_FOLDERS + "runpy.run_module('evenkeel_trainer', run_name='__main__')"],
+        "checkpoint": {"uri": "file:///fsx/research/mounted", "claim": "fsx"},
+        "volumes": [{"claim": "datasets", "mountPath": "/data", "subPath": "words"}],
+        "scratch": [{"mountPath": "/scratch", "sizeGib": 1}],
+        "env": {"DATA": "/data", "NOTES": "/scratch/notes"},
+    }
+    with pytest.raises(CommandFailed) as refused:
+        client.post("/jobs", body | {"volumes": [{"claim": "datasets", "mountPath": "/data", "readOnly": False}]})
     job_id = client.post("/jobs", body)["jobId"]
     wait_for("step 10", JOB_SECONDS, lambda: last_step(client, job_id) >= 10)
     node = node_of_rank(data_centre, client.get(f"/jobs/{job_id}"), 1)
@@ -41,6 +75,7 @@ def test_job_with_checkpoints_on_a_claim_resumes_after_a_fault(data_centre: Data
     result = json.loads((folder / "result" / f"attempt={job['currentAttempt']}.json").read_text())
     told = [entry["text"] for entry in client.get(f"/jobs/{job_id}/timeline")["entries"] if entry["kind"] == "launched"]
     last = job["attempts"][0]
+    assert "volumes.0.readOnly" in refused.value.text + refused.value.hint
     assert len(job["attempts"]) >= 2, "it had ended before its machine failed"
     assert (job["state"], last["isPinned"]) == ("SUCCEEDED", True)
     assert last["resumeFrom"]["step"] == fence["resumeFrom"]["step"]
