@@ -19,18 +19,16 @@ import time
 _WITH_UNITS = ("tests/local/test_least_privilege.py",)
 _WITH_PORTS = (
     "tests/local/gpu_cluster",
-    "tests/local/test_deployment.py",
     "tests/local/test_engine.py",
     "tests/local/test_load.py",
     "tests/local/test_processes.py",
-    "tests/local/test_runbooks.py",
     "tests/local/test_supervision.py",
     "tests/local/test_trainer_on_engine.py",
 )
 """Local tests that do not use the shared data centre: they run in other lanes, so that all lanes end together."""
 LANES = {
-    "small": ["tests/unit", "tests/template", "tests/simulator", *_WITH_UNITS],
-    "ports": ["tests/contract", "tests/workflow", *_WITH_PORTS],
+    "small": ["tests/unit", "tests/template", *_WITH_UNITS],
+    "ports": ["tests/contract", "tests/workflow", "tests/simulator", *_WITH_PORTS],
     "whole": ["tests/local", *(f"--ignore={path}" for path in (*_WITH_UNITS, *_WITH_PORTS))],
 }
 """Three lanes for two processors: `whole` waits for most of its time."""
