@@ -11,6 +11,7 @@ from evenkeel.domain.capacity.compatibility import EnvironmentNeeds, Requirement
 from evenkeel.domain.capacity.node_capacity import TAINTED, NodeCapacity
 from evenkeel.domain.capacity.pool_choices import all_tolerated, preference_rank
 from evenkeel.domain.nodes import NodeLife
+from evenkeel.domain.resources import Resources
 from evenkeel.domain.values import Value
 
 
@@ -224,21 +225,10 @@ def _pool_fit(
 ) -> PoolFit:
     closed: Counter[str] = Counter()
     fits: list[NodeCapacity] = []
-    leaving = 0
     wanted = request.per_node
     for capacity in capacities:
-        lasts = stays_long_enough(request, capacity) if capacity.usable_until else True
-        leaving += not lasts
-        if capacity.unschedulable_reason and not is_schedulable_for(request, capacity):
-            closed[capacity.unschedulable_reason] += 1
-        elif not lasts:
-            closed[f"usable only until {capacity.usable_until:%d %b %H:%M} UTC"] += 1
-        elif request.avoid and capacity.life.key in request.avoid:
-            closed["excluded by the resume plan"] += 1
-        elif too_small := capacity.why_too_small(wanted):
-            closed[too_small] += 1
-        elif lacking := missing_efa(request, capacity, policy):
-            closed[lacking] += 1
+        if reason := _why_closed(request, wanted, capacity, policy):
+            closed[reason] += 1
         else:
             fits.append(capacity)
     # The fullest node that still fits comes first, so that completely free nodes stay free for gangs that need them.
@@ -248,7 +238,7 @@ def _pool_fit(
         pool=pool,
         instance_type=instance_type,
         total_nodes=len(capacities),
-        leaving=leaving,
+        leaving=sum(not _lasts(request, capacity) for capacity in capacities),
         fitting=len(fits),
         best=tuple(capacity.life for capacity in best),
         names=tuple(capacity.node_name for capacity in best),
@@ -258,6 +248,21 @@ def _pool_fit(
         closed=dict(closed),
         choice=choice,
     )
+
+
+def _lasts(request: AdmissionRequest, capacity: NodeCapacity) -> bool:
+    return stays_long_enough(request, capacity) if capacity.usable_until else True
+
+
+def _why_closed(request: AdmissionRequest, wanted: Resources, capacity: NodeCapacity, policy: SchedulingPolicy) -> str:
+    """Return in a few words why a pod of a job, which requests `wanted`, cannot use a node now; empty if it can."""
+    if capacity.unschedulable_reason and not is_schedulable_for(request, capacity):
+        return capacity.unschedulable_reason
+    if not _lasts(request, capacity):
+        return f"usable only until {capacity.usable_until:%d %b %H:%M} UTC"
+    if request.avoid and capacity.life.key in request.avoid:
+        return "excluded by the resume plan"
+    return capacity.why_too_small(wanted) or missing_efa(request, capacity, policy)
 
 
 def describe_request(request: AdmissionRequest) -> str:

@@ -61,19 +61,31 @@ def settle(job: Job, attempt: Attempt, ending: AttemptEnd, policy: JobPolicy, no
     if ending.is_final:
         return _settled_job(SettleOutcome.JOB_FAILED, job, ended, ending.reason, now)
     if not ending.counts_as_failure:
-        never_ran = job.launch_failures + 1 if ending.state is A.NEVER_RAN else 0
-        not_before = now + _backoff(never_ran, policy) if never_ran else None
-        if never_ran and job.is_growth_attempt(attempt.attempt):
-            job = job.but(failed_growths=job.failed_growths + 1, growth_failed_at=now)
-        requeued = job.but(
-            reason=f"{ending.reason} The job waits to run again.",
-            not_before=not_before,
-            launch_failures=never_ran,
-            lost_at=now if ending.state is A.LOST else job.lost_at,
-            # A job that was not ready in time moves behind the pending jobs of its priority. No other end moves it.
-            queued_at=now if never_ran and job.queue else job.queued_at,
-        )
-        return _requeued(requeued, ended, ending)
+        return _after_infrastructure(job, ended, ending, policy, now)
+    return _after_application_failure(job, ended, ending, policy, now)
+
+
+def _after_infrastructure(job: Job, ended: Attempt, ending: AttemptEnd, policy: JobPolicy, now: datetime) -> Settlement:
+    """Repeat an attempt that infrastructure ended. If it never ran, the job pauses, longer each time."""
+    never_ran = job.launch_failures + 1 if ending.state is A.NEVER_RAN else 0
+    not_before = now + _backoff(never_ran, policy) if never_ran else None
+    if never_ran and job.is_growth_attempt(ended.attempt):
+        job = job.but(failed_growths=job.failed_growths + 1, growth_failed_at=now)
+    requeued = job.but(
+        reason=f"{ending.reason} The job waits to run again.",
+        not_before=not_before,
+        launch_failures=never_ran,
+        lost_at=now if ending.state is A.LOST else job.lost_at,
+        # A job that was not ready in time moves behind the pending jobs of its priority. No other end moves it.
+        queued_at=now if never_ran and job.queue else job.queued_at,
+    )
+    return _requeued(requeued, ended, ending)
+
+
+def _after_application_failure(
+    job: Job, ended: Attempt, ending: AttemptEnd, policy: JobPolicy, now: datetime
+) -> Settlement:
+    """Restart the application, unless its restarts are used up or it fails in the same way each time."""
     repeated = _repeated_failure(job, ended, ending, policy, now)
     job = job.but(last_failure=repeated)
     if repeated is not None and policy.same_failures and repeated.times >= policy.same_failures:
