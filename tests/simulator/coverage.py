@@ -39,7 +39,7 @@ def all_events() -> Iterator[str]:
     yield from (f"elastic {kind}" for kind in (*KINDS_OF_SIZES, "a spike"))
     yield from (f"deed {kind} in mid-resize" for kind in DEEDS_IN_RESIZES)
     modes = ("act", "observe", "recommend", "all events are lost", "HyperPod repairs by itself")
-    yield from (f"mode {kind}" for kind in (*modes, "with Karpenter's machines"))
+    yield from (f"mode {kind}" for kind in (*modes, "with Karpenter's nodes"))
     yield from (f"guardrail {rule}" for rule in GuardrailName)
     yield from (f"end incident {state}" for state in IncidentState if state.is_settled)
     yield from (f"end job {state}" for state in JobState if state.has_ended)
