@@ -341,10 +341,12 @@ def _spot_names(drill: DrillRun) -> list[str]:
 def lost_events(drill: DrillRun) -> None:
     """All events are lost and the watch is cut off: only the sweep can find the faulty node."""
     events = drill.centre.deployer.client("events")
-    rule = stack_resources(drill.centre.deployer)["DrillEvents"]
+    resources = stack_resources(drill.centre.deployer)
+    rules = [resources[name].rpartition("/")[2] for name in ("HyperPodEvents", "DrillEvents")]
     watcher = drill.centre.roles["watch_cluster"].rpartition("/")[2]
     node = drill.submit_and_choose_node(INTERRUPTED)
-    events.disable_rule(Name=rule.rpartition("/")[2])
+    for rule in rules:
+        events.disable_rule(Name=rule)
     try:
         with drill.inject_call_fault(
             "error", api="kubernetes", caller=f"*{watcher}*", status=503, code="ServiceUnavailable"
@@ -353,7 +355,8 @@ def lost_events(drill: DrillRun) -> None:
             drill.inject_fault("gpu-xid79", node)
             incident = drill.await_incident("the sweeper to find it", node, lambda _incident: True)
     finally:
-        events.enable_rule(Name=rule.rpartition("/")[2])
+        for rule in rules:
+            events.enable_rule(Name=rule)
     sources = {each["source"] for each in drill.detail(incident)["evidence"]}
     drill.check("no event reported the fault", "hyperpod.node-health" not in sources, sources)
     drill.settled(node)
@@ -443,6 +446,10 @@ def shared_cause(drill: DrillRun) -> None:
             drill.await_incident("the wave to be stopped", nodes[-1], lambda each: _was_blocked(drill, each))
             begun = sum(bool(drill.accepted(node["instanceId"])) for node in nodes)
             drill.check("at most three repairs started", begun < len(nodes), f"{begun} of {len(nodes)}")
+        # A shared cause ends with its faults, or when an operator says that it is over.
+        zone = drill.client.get(f"/nodes/{nodes[-1]['instanceId']}")["zone"]
+        release = {"cause": f"zone/{zone}", "reason": "the drill's wave is over"}
+        drill.client.post(f"/clusters/{drill.client.fleet}/automation/release", release)
         drill.say("the wave is over")
         for node in nodes:
             drill.settled(node)
