@@ -154,51 +154,67 @@ def _plan(
     """
 
     def attempt_once() -> PlannedJob | None:
-        row = context.ledger.get(rows.job_key(affected.job_id))
-        attempt_row = context.ledger.get(rows.attempt_key(affected.job_id, affected.attempt))
-        if row is None or attempt_row is None:
-            return None
-        job = rows.read(row, Job)
-        if job.state.has_ended:
-            return None
-        plan = job.resume_plan
-        is_planned = plan and (plan.incident_id, plan.after_attempt) == (incident.incident_id, affected.attempt)
-        attempt = rows.read(attempt_row, Attempt)
-        back: RollbackDecision | None = None
-        if job.current_attempt > affected.attempt and not _can_still_distrust(job, affected, context.ledger):
-            back = _judge_rollback(incident, affected, job, context)
-        if is_held and back is not None and back.action is Rollback.STOP:
-            return PlannedJob(job_id=job.job_id, attempt=affected.attempt)
-        if plan and is_planned and (back is None or back.action is not Rollback.STOP):
-            return PlannedJob(job_id=job.job_id, attempt=affected.attempt, option=plan.option)
-        if back is not None:
-            if back.action is Rollback.LIMIT:
-                _page_suspect_job(incident, affected, job.current_attempt, back, context)
-            if back.action is not Rollback.STOP:
-                _note_already_resuming(incident, job, attempt, context.ledger)
-                return PlannedJob(job_id=job.job_id, attempt=affected.attempt)
-            attempt = rows.load(
-                context.ledger, rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt"
-            )
-        pools = _pool_capacities(incident, job, attempt, seen, context.policy)
-        delays = _delays(incident, seen.past, _past_attempts(attempt, context.ledger), context.policy)
-        offers = find_resume_options.ResumeOffers(refused=_NO_OFFERS)
-        if may_rent_or_preempt and not any(pool.usable >= _nodes_wanted(job) for pool in pools):
-            interrupted = _interrupted_job(incident, job, attempt)
-            offers = find_resume_options.run(interrupted, seen.nodes, seen.in_use, context)
-        facts = _facts(incident, job, attempt, pools, offers, delays, context)
-        decided = plan_resume(facts, context.policy.jobs)
-        doubted = _has_open_distrust(job, attempt, context.ledger)
-        writes = _writes(incident, job, row.version, facts, decided, context, is_doubted=doubted)
-        if back is not None:
-            record = decision_of("ROLLBACK", incident.incident_id, back.action, back, back.facts, context)
-            writes = _rollback_writes(incident, affected, attempt, record, writes, context)
-            context.telemetry.count("JobsRolledBack")
-        context.ledger.commit(*writes)
-        return PlannedJob(job_id=job.job_id, attempt=attempt.attempt, option=decided.option)
+        return _plan_once(incident, affected, seen, context, is_held=is_held, may_rent_or_preempt=may_rent_or_preempt)
 
     message = f"{affected.job_id} changed on every attempt to plan its resume"
     return until_committed(attempt_once, message, tries=incident_record.MAX_TRIES)
+
+
+def _plan_once(
+    incident: Incident,
+    affected: AffectedJob,
+    seen: _Observed,
+    context: Context,
+    *,
+    is_held: bool,
+    may_rent_or_preempt: bool,
+) -> PlannedJob | None:
+    ledger = context.ledger
+    row = ledger.get(rows.job_key(affected.job_id))
+    attempt_row = ledger.get(rows.attempt_key(affected.job_id, affected.attempt))
+    if row is None or attempt_row is None:
+        return None
+    job, attempt = rows.read(row, Job), rows.read(attempt_row, Attempt)
+    if job.state.has_ended:
+        return None
+    rollback: RollbackDecision | None = None
+    if job.current_attempt > affected.attempt and not _can_still_distrust(job, affected, ledger):
+        rollback = _judge_rollback(incident, affected, job, context)
+    if rollback is None or rollback.action is not Rollback.STOP:
+        plan = job.resume_plan
+        if plan and (plan.incident_id, plan.after_attempt) == (incident.incident_id, affected.attempt):
+            return PlannedJob(job_id=job.job_id, attempt=affected.attempt, option=plan.option)
+        if rollback is not None:
+            _record_running_resume(incident, affected, job, attempt, rollback, context)
+            return PlannedJob(job_id=job.job_id, attempt=affected.attempt)
+    elif is_held:
+        return PlannedJob(job_id=job.job_id, attempt=affected.attempt)
+    else:
+        attempt = rows.load(ledger, rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt")
+    facts = _facts(incident, job, attempt, seen, context, may_rent_or_preempt=may_rent_or_preempt)
+    decided = plan_resume(facts, context.policy.jobs)
+    is_doubted = _has_open_distrust(job, attempt, ledger)
+    writes = _writes(incident, job, row.version, facts, decided, context, is_doubted=is_doubted)
+    if rollback is not None:
+        record = decision_of("ROLLBACK", incident.incident_id, rollback.action, rollback, rollback.facts, context)
+        writes = _rollback_writes(incident, affected, attempt, record, writes, context)
+        context.telemetry.count("JobsRolledBack")
+    ledger.commit(*writes)
+    return PlannedJob(job_id=job.job_id, attempt=attempt.attempt, option=decided.option)
+
+
+def _record_running_resume(
+    incident: Incident,
+    affected: AffectedJob,
+    job: Job,
+    attempt: Attempt,
+    rollback: RollbackDecision,
+    context: Context,
+) -> None:
+    """Record that the job resumed before the plan, and page a person if it may not be rolled back again."""
+    if rollback.action is Rollback.LIMIT:
+        _page_suspect_job(incident, affected, job.current_attempt, rollback, context)
+    _note_already_resuming(incident, job, attempt, context.ledger)
 
 
 def _has_open_distrust(job: Job, attempt: Attempt, ledger: Ledger) -> bool:
@@ -280,10 +296,10 @@ def roll_back_suspect_jobs(incident: Incident, context: Context) -> int:
         job = rows.read(row, Job) if row else None
         if job is None or job.state.has_ended or job.current_attempt <= affected.attempt:
             continue
-        back = _judge_rollback(incident, affected, job, context)
-        if back.action is Rollback.LIMIT:
-            _page_suspect_job(incident, affected, job.current_attempt, back, context)
-        if back.action is not Rollback.STOP:
+        rollback = _judge_rollback(incident, affected, job, context)
+        if rollback.action is Rollback.LIMIT:
+            _page_suspect_job(incident, affected, job.current_attempt, rollback, context)
+        if rollback.action is not Rollback.STOP:
             continue
         seen = _observe(incident, context)
         _plan(incident, affected, seen, context, may_rent_or_preempt=False)
@@ -301,7 +317,7 @@ def _note_already_resuming(incident: Incident, job: Job, attempt: Attempt, ledge
 
 
 def _page_suspect_job(
-    incident: Incident, affected: AffectedJob, attempt: int, back: RollbackDecision, context: Context
+    incident: Incident, affected: AffectedJob, attempt: int, rollback: RollbackDecision, context: Context
 ) -> None:
     """Page a person once: the job was rolled back too often, and continues from a doubtful checkpoint.
 
@@ -310,14 +326,16 @@ def _page_suspect_job(
     if affected.suspect_attempt == attempt:
         return
     context.telemetry.count("JobsOnSuspectCheckpoints")
-    context.telemetry.error("RollbackLimitReached", job_id=affected.job_id, reason=back.reason, runbook="job-in-doubt")
-    record = decision_of("ROLLBACK", incident.incident_id, back.action, back, back.facts, context)
+    context.telemetry.error(
+        "RollbackLimitReached", job_id=affected.job_id, reason=rollback.reason, runbook="job-in-doubt"
+    )
+    record = decision_of("ROLLBACK", incident.incident_id, rollback.action, rollback, rollback.facts, context)
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if affected not in current.affected_jobs:
             return None
         noted = tuple(each.but(suspect_attempt=attempt) if each == affected else each for each in current.affected_jobs)
-        text = f"{affected.job_id} keeps running. {back.reason} A person must check it."
+        text = f"{affected.job_id} keeps running. {rollback.reason} A person must check it."
         line = incident_record.timeline_put(
             current.incident_id, "job", text, at=context.now, writer=WRITER, decision_id=record.decision_id
         )
@@ -387,11 +405,16 @@ def _facts(
     incident: Incident,
     job: Job,
     attempt: Attempt,
-    pools: tuple[PoolCapacity, ...],
-    offers: find_resume_options.ResumeOffers,
-    delays: ResumeDelays,
+    seen: _Observed,
     context: Context,
+    *,
+    may_rent_or_preempt: bool,
 ) -> ResumeFacts:
+    pools = _pool_capacities(incident, job, attempt, seen, context.policy)
+    offers = find_resume_options.ResumeOffers(refused=_NO_OFFERS)
+    if may_rent_or_preempt and not any(pool.usable >= _nodes_wanted(job) for pool in pools):
+        interrupted = _interrupted_job(incident, job, attempt)
+        offers = find_resume_options.run(interrupted, seen.nodes, seen.in_use, context)
     policy, now = context.policy, context.now
     fault = IncidentFault.of(incident, policy.catalogue)
     trust, since = checkpoint_trust_of(incident, policy.catalogue)
@@ -408,7 +431,7 @@ def _facts(
         preemption_victims=offers.preemption_victims,
         usd_per_hour_of_delay=policy.burst.usd_of_delay(job.spec.priority_class),
         fault=_fault(incident, job, attempt, pools, policy, now),
-        delays=delays,
+        delays=_delays(incident, seen.past, _past_attempts(attempt, context.ledger), policy),
         lost_work_seconds=lost_work(
             ran_seconds=(ended_at - (attempt.running_at or ended_at)).total_seconds(),
             keeps_checkpoints=bool(job.spec.checkpoint_uri),
@@ -513,22 +536,7 @@ def _writes(
             usd=decided.usd,
         )
     )
-    # Another node of the same job may have failed, too. Its node life stays avoided.
-    other = job.live_plan()
-    plan = ResumePlan(
-        incident_id=incident.incident_id,
-        after_attempt=facts.attempt,
-        option=decided.option,
-        avoid=tuple(dict.fromkeys((*(other.avoid if other else ()), *decided.avoid))),
-        distrust_after=decided.distrust_after,
-        demand=decided.demand,
-        shrinks_at=decided.shrinks_at,
-        max_rent_parts=decided.max_rent_parts,
-        lost_committed=(incident.life.cluster, incident.pool)
-        not in {(pool.cluster, pool.name) for pool in context.policy.burst.pools},
-        decision_id=decision.decision_id,
-        planned_at=context.now,
-    )
+    plan = _resume_plan(incident, job, facts.attempt, decided, decision.decision_id, context)
     text = f"{job.job_id} resumes by {decided.option}. {decided.reason}"
     line = incident_record.timeline_row_of(
         incident.incident_id,
@@ -551,3 +559,24 @@ def _writes(
             decision_id=decision.decision_id,
         ),
     ]
+
+
+def _resume_plan(
+    incident: Incident, job: Job, attempt: int, decided: ResumeDecision, decision_id: str, context: Context
+) -> ResumePlan:
+    # Another node of the same job may have failed, too. Its node life stays avoided.
+    other = job.live_plan()
+    rented = {(pool.cluster, pool.name) for pool in context.policy.burst.pools}
+    return ResumePlan(
+        incident_id=incident.incident_id,
+        after_attempt=attempt,
+        option=decided.option,
+        avoid=tuple(dict.fromkeys((*(other.avoid if other else ()), *decided.avoid))),
+        distrust_after=decided.distrust_after,
+        demand=decided.demand,
+        shrinks_at=decided.shrinks_at,
+        max_rent_parts=decided.max_rent_parts,
+        lost_committed=(incident.life.cluster, incident.pool) not in rented,
+        decision_id=decision_id,
+        planned_at=context.now,
+    )
