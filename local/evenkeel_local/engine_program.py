@@ -36,6 +36,7 @@ import copy
 import functools
 import hashlib
 import importlib.util
+import io
 import json
 import marshal
 import os
@@ -63,6 +64,7 @@ ALLOWED_LOG = "EVENKEEL_ENGINE_ALLOWED_LOG"
 """Environment variable: the file that gets the role, action and resource of each request that a policy allowed."""
 SERVICE_PREFIX = "aws-"
 FAILURE = "__evenkeel_handler_failure__"
+_UNPACKED = b"unpacked:"
 _ROLE = re.compile(r":(?:assumed-)?role/([^/]+)")
 _BROKEN_MESSAGE = '{"status": "error", "error": str(e), "trace": traceback.format_exc()}'
 _MESSAGE_BY_NAME = (
@@ -174,36 +176,30 @@ def fail_waits_with_function() -> None:
     stepfunctions._call_lambda = call_with_error_details
 
 
-class SharedLayer(zipfile.ZipFile):
-    """The archive of a layer. It is unpacked once; later calls create a link to the folder."""
-
-    _unpacking = threading.Lock()
-
-    def namelist(self) -> list[str]:
-        """Return the members, which the engine checks one by one; empty if the archive is already unpacked."""
-        return [] if self._is_layer() and self._layer_folder().exists() else super().namelist()
+class LayerArchive(zipfile.ZipFile):
+    """An archive. If it stands for an unpacked layer, unpacking it only creates a link to the layer's folder."""
 
     def extractall(self, path: Any = None, members: Any = None, pwd: Any = None) -> None:
-        """Unpack into `path`, or make `path` a link to the unpacked archive."""
-        if not self._is_layer():
+        """Unpack into `path`, or make `path` a link to the unpacked layer."""
+        if not self.comment.startswith(_UNPACKED):
             super().extractall(path, members, pwd)
             return
-        place = self._layer_folder()
-        with self._unpacking:
-            if not place.exists():
-                draft = Path(tempfile.mkdtemp(prefix="layer-"))
-                super().extractall(draft)
-                place.parent.mkdir(exist_ok=True)
-                draft.rename(place)
         Path(path).rmdir()
-        Path(path).symlink_to(place)
+        Path(path).symlink_to(self.comment.removeprefix(_UNPACKED).decode())
 
-    def _is_layer(self) -> bool:
-        return Path(str(self.filename)).name.startswith("layer_")
 
-    def _layer_folder(self) -> Path:
-        digest = hashlib.sha256(Path(str(self.filename)).read_bytes()).hexdigest()
-        return Path(os.environ["TMPDIR"]) / "layers" / digest
+def unpacked_layer(data: bytes) -> bytes:
+    """Unpack a layer. Return an empty archive that stands for it; its comment names the folder."""
+    folder = Path(os.environ["TMPDIR"]) / "layers" / hashlib.sha256(data).hexdigest()
+    draft = Path(tempfile.mkdtemp(prefix="layer-"))
+    with zipfile.ZipFile(io.BytesIO(data)) as layer:
+        layer.extractall(draft)
+    folder.parent.mkdir(exist_ok=True)
+    draft.rename(folder)
+    stub = io.BytesIO()
+    with zipfile.ZipFile(stub, "w") as archive:
+        archive.comment = _UNPACKED + str(folder).encode()
+    return stub.getvalue()
 
 
 def _cached_check(check: Any) -> Any:
@@ -333,7 +329,20 @@ def name_services() -> None:
 
 def share_layers() -> None:
     """Share one copy of each layer between all workers."""
-    lambda_runtime.zipfile = types.SimpleNamespace(**{**vars(zipfile), "ZipFile": SharedLayer})
+    resolve, lock = lambda_svc._resolve_layer_zip, threading.Lock()
+    stubs: dict[bytes, bytes] = {}
+
+    def resolve_once(attachment: Any) -> bytes | None:
+        data: bytes | None = resolve(attachment)
+        if data is None:
+            return None
+        with lock:
+            if data not in stubs:
+                stubs[data] = unpacked_layer(data)
+        return stubs[data]
+
+    lambda_svc._resolve_layer_zip = resolve_once
+    lambda_runtime.zipfile = types.SimpleNamespace(**{**vars(zipfile), "ZipFile": LayerArchive})
 
 
 def fork_workers() -> None:
