@@ -39,11 +39,11 @@ demo: setup ## run a training job, break its node, and watch the job resume
 dev: setup ## keep the local data centre up until Ctrl-C
 	@$(BIN)/evenkeel dev up --foreground
 
-test: lint ## everything that CI runs: lint, types, the template and all levels of tests
-	@$(BIN)/python $(if $(TESTS),-m pytest $(TESTS),tools/test_lanes.py)
+test: $(if $(TESTS),lint,setup) ## everything that CI runs: lint, types, the template and all levels of tests
+	@$(BIN)/python $(if $(TESTS),-m pytest $(TESTS),-m tools.test_lanes)
 
-test-all: lint ## every test, with the drills and the exhaustive tests, for a release
-	@$(BIN)/python tools/test_lanes.py --all
+test-all: setup ## every test, with the drills and the exhaustive tests, for a release
+	@$(BIN)/python -m tools.test_lanes --all
 
 lint: lock-check ## ruff, mypy strict, the prose, the template
 	@$(MAKE) -j2 lint-code lint-template

@@ -1,20 +1,24 @@
-"""Run all test levels in parallel lanes.
+"""Run the linters and all test levels in parallel lanes.
 
-    python tools/test_lanes.py          all tests but the drills and the exhaustive tests, as in CI
-    python tools/test_lanes.py --all    every test, before a release
+    python -m tools.test_lanes          all tests but the drills and the exhaustive tests, as in CI
+    python -m tools.test_lanes --all    every test, before a release
 
-Each lane is its own pytest process. Its output is printed at once, each line with the lane's name. A failure is shown
+Each lane is its own process. Its output is printed at once, each line with the lane's name. A failure is shown
 when it happens and again at the end. The exit code is 0 only if every lane passed.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
+
+from tests.examples import ALL_TESTS
 
 _WITH_UNITS = ("tests/local/test_least_privilege.py",)
 _WITH_PORTS = (
@@ -32,16 +36,18 @@ LANES = {
     "whole": ["tests/local", *(f"--ignore={path}" for path in (*_WITH_UNITS, *_WITH_PORTS))],
 }
 """Three lanes for two processors: `whole` waits for most of its time."""
+LINT = ("make", "--no-print-directory", "lint")
+"""Runs beside the lanes."""
 EACH_TIME = ("-m", "not drills and not exhaustive")
 _COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?)")
 
 
 class Lane(threading.Thread):
-    """A pytest process and its counts."""
+    """A process of pytest or of the linters, and its counts."""
 
-    def __init__(self, name: str, arguments: list[str], printing: threading.Lock) -> None:
+    def __init__(self, name: str, command: Sequence[str], printing: threading.Lock) -> None:
         super().__init__(name=name)
-        self.arguments = arguments
+        self.command = command
         self.printing = printing
         self.exit_code = 0
         self.counts: dict[str, int] = {}
@@ -50,14 +56,13 @@ class Lane(threading.Thread):
 
     def run(self) -> None:
         started = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "--color=no", "--durations=12", *self.arguments]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pytest:
-            assert pytest.stdout
-            for line in pytest.stdout:
+        with subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            assert process.stdout
+            for line in process.stdout:
                 self.title.append(line)
                 with self.printing:
                     print(f"{self.name:5} {line}", end="", flush=True)
-        self.exit_code = pytest.returncode
+        self.exit_code = process.returncode
         self.seconds = time.monotonic() - started
         for count, result in _COUNTS.findall(self.title[-1] if self.title else ""):
             self.counts[result.removesuffix("s") if result.startswith("error") else result] = int(count)
@@ -67,9 +72,13 @@ def main() -> int:
     """Run the lanes and print their totals."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     options.add_argument("--all", action="store_true", help="the drills and the exhaustive tests too")
-    chosen = [] if options.parse_args().all else EACH_TIME
+    runs_all = options.parse_args().all
+    if runs_all:
+        os.environ[ALL_TESTS] = "1"
+    pytest = (sys.executable, "-m", "pytest", "--color=no", "--durations=12", *(() if runs_all else EACH_TIME))
     printing = threading.Lock()
-    running = [Lane(name, [*arguments, *chosen], printing) for name, arguments in LANES.items()]
+    running = [Lane("lint", LINT, printing)]
+    running += [Lane(name, (*pytest, *arguments), printing) for name, arguments in LANES.items()]
     for lane in running:
         lane.start()
     for lane in running:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from evenkeel.adapters.dynamo_ledger import DynamoLedger
 from evenkeel.ports import Add, ConditionCheck, Conflict, Delete, Key, Ledger, Put, Refused, Row, Table, Write
 from tests.contract.test_ledger import make_tables
+from tests.examples import examples
 from tests.fakes import InMemoryLedger
 
 NAMES = ("A", "B", "C")
@@ -75,7 +76,7 @@ def dynamo() -> Iterator[DynamoLedger]:
         yield make_tables(boto3.session.Session(region_name="us-west-2").client("dynamodb"), "twins")
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(commits=commits)
 def test_fake_and_dynamodb_agree_on_every_history(dynamo: DynamoLedger, commits: list[list[Write]]) -> None:
     twin, prefix = InMemoryLedger(), f"{next(_examples)}/"

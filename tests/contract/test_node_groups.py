@@ -74,12 +74,12 @@ def test_terminated_instance_is_replaced_at_the_same_desired_capacity(bench: Ben
     assert bench.groups.member(other) is not None
 
 
-@pytest.mark.parametrize("instance_id", ["", "i-1", "my-node"])
-def test_malformed_instance_id_is_refused(bench: Bench, instance_id: str) -> None:
-    with pytest.raises(Refused):
-        bench.groups.member(instance_id)
-    with pytest.raises(Refused):
-        bench.groups.terminate(instance_id)
+def test_malformed_instance_id_is_refused(bench: Bench) -> None:
+    for instance_id in ("", "i-1", "my-node"):
+        with pytest.raises(Refused):
+            bench.groups.member(instance_id)
+        with pytest.raises(Refused):
+            bench.groups.terminate(instance_id)
 
 
 # ---------------------------------------------------------------- answers that only AWS gives

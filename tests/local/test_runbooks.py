@@ -63,6 +63,11 @@ class RunbookCommand:
     def __str__(self) -> str:
         return f"{self.page}-{self.number}-{self.text[:50]}"
 
+    @property
+    def command(self) -> str:
+        """The text without its comment."""
+        return self.text.partition("  #")[0].strip()
+
 
 def typed_on(page: Path) -> Iterator[RunbookCommand]:
     text = page.read_text(encoding="utf-8")
@@ -79,7 +84,8 @@ def typed_on(page: Path) -> Iterator[RunbookCommand]:
             yield RunbookCommand(page.name, number, command)
 
 
-COMMANDS = [typed for page in RUNBOOKS for typed in typed_on(page)]
+COMMANDS = list({typed.command: typed for page in reversed(RUNBOOKS) for typed in typed_on(page)}.values())
+"""Each command once, from the first page that has it."""
 
 
 @dataclass

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenkeel.domain.values import rfc3339
+from tests.examples import examples
 from tests.unit.api.gateway import FLEET, Gateway, template_routes
 
 A_JOB: dict[str, Any] = {
@@ -80,7 +81,7 @@ def requests(draw: st.DrawFn) -> tuple[str, str, str | None]:
     return method, f"{path}?{query}" if query else path, draw(bodies()) if method in ("POST", "PUT", "PATCH") else None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(requests(), st.none() | TEXT | st.uuids().map(str), st.sampled_from(["application/json", "text/plain", ""]))
 def test_any_request_gets_an_answer(request: tuple[str, str, str | None], key: str | None, content_type: str) -> None:
     method, target, body = request

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -30,6 +30,7 @@ from evenkeel.domain.recovery.guardrails import (
 )
 from evenkeel.domain.recovery.leases import Hold, Holds
 from evenkeel.domain.recovery.policy import GuardrailPolicy
+from tests.examples import examples
 from tests.unit.recovery.facts import at
 
 NOW = at(10_000)
@@ -464,6 +465,7 @@ def test_row_with_one_hold_of_the_old_form_is_read() -> None:
 
 
 @given(st.data())
+@settings(max_examples=examples(100))
 def test_limits_hold_for_any_order_of_requests_and_releases(data: st.DataObject) -> None:
     """Every request reads a version of the register and is stored only at that version, as in the ledger."""
     stored, version = Register(), 0

@@ -15,6 +15,7 @@ from evenkeel.domain.renting.placement import (
     must_avoid_spot,
     place_in_queue_order,
 )
+from tests.examples import examples
 from tests.unit.scheduling.markets import (
     HOUR,
     NOW,
@@ -429,7 +430,7 @@ def rate_of(decision: PlacementDecision) -> int:
     return pool.micros_per_node_hour * decision.facts.job.nodes
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(pools, spendings, spendings, st.lists(jobs, min_size=1, max_size=8))
 def test_cycle_never_exceeds_caps_budgets_or_capacity(pools, spending, others, waiting) -> None:  # type: ignore[no-untyped-def]
     """Each team has its own caps and budget, and all share those of the fleet; includes deadlines and recoveries."""
@@ -460,7 +461,7 @@ def test_cycle_never_exceeds_caps_budgets_or_capacity(pools, spending, others, w
         assert held <= max(0, candidate.accelerators_left)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(pools, spendings, jobs)
 def test_nothing_is_rented_while_committed_nodes_fit(pools, spending, job) -> None:  # type: ignore[no-untyped-def]
     decision = choose_pool(facts_of(*pools, job=job, spending=spending))
@@ -475,7 +476,7 @@ def test_nothing_is_rented_while_committed_nodes_fit(pools, spending, job) -> No
         assert decision.row.ends_after_seconds <= left
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(pools, spendings, jobs)
 def test_deadline_is_met_by_the_cheapest_suitable_pool(pools, spending, job) -> None:  # type: ignore[no-untyped-def]
     job = job.but(deadline_at=job.deadline_at or at(30 * HOUR), max_rent_parts=None)
@@ -491,7 +492,7 @@ def test_deadline_is_met_by_the_cheapest_suitable_pool(pools, spending, job) -> 
         assert decision.row.parts == min(row.parts for row in available)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(pools, spendings, jobs)
 def test_job_without_delay_price_rents_only_for_its_deadline(  # type: ignore[no-untyped-def]
     pools, spending, job
@@ -509,7 +510,7 @@ def test_job_without_delay_price_rents_only_for_its_deadline(  # type: ignore[no
         assert all(row.ends_after_seconds > left or row.parts > decision.row.parts for row in paid_for)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(pools, spendings, jobs)
 def test_decision_replays_from_its_json_facts(pools, spending, job) -> None:  # type: ignore[no-untyped-def]
     decision = choose_pool(facts_of(*pools, job=job, spending=spending))
@@ -521,7 +522,7 @@ def test_decision_replays_from_its_json_facts(pools, spending, job) -> None:  # 
     assert all(each.why_not for each in decision.alternatives)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(pools, jobs, st.integers(0, 60))
 def test_higher_delay_price_never_delays_a_job(pools, job, more) -> None:  # type: ignore[no-untyped-def]
     # A class without a delay price rents nothing at all: the property compares rising prices only.

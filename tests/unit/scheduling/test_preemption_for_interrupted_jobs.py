@@ -13,6 +13,7 @@ from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.resources import NONE
+from tests.examples import examples
 from tests.unit.scheduling.builders import a_request, at
 from tests.unit.scheduling.test_sharing import a_charge, a_setup, a_team, capacities, passed
 
@@ -107,7 +108,7 @@ def test_two_interrupted_jobs_preempt_two_jobs() -> None:
     assert {victim.job_id for each in answers.values() for victim in each.victims} == {"job-1", "job-2"}
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     held=st.lists(
         st.tuples(st.sampled_from(["red", "blue", "green"]), st.integers(0, 20), st.integers(1, 2)),

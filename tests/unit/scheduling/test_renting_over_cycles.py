@@ -28,6 +28,7 @@ from evenkeel.domain.renting.migration import (
 from evenkeel.domain.renting.placement import PlacementAction, place_in_queue_order
 from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, ended, released
+from tests.examples import examples
 from tests.unit.scheduling.markets import HOUR, NOW, at
 
 TEAMS = ("speech", "vision")
@@ -88,7 +89,7 @@ passes = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(pools, caps, st.fixed_dictionaries(dict.fromkeys(TEAMS, caps)), st.sampled_from([None, 0, 90, 700]), passes)
 def test_rentals_never_exceed_caps_pool_limits_or_budgets(
     found: tuple[RentedPool, ...],
@@ -237,7 +238,7 @@ visitors = st.lists(
 days = st.lists(st.tuples(st.integers(10, 4 * HOUR), st.integers(0, 6)), min_size=1, max_size=25)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(visitors, days)
 def test_rented_jobs_return_to_idle_committed_nodes_in_time(
     candidates: list[tuple[int, int, int, int, int, int, bool, int | None]], days: list[tuple[int, int]]

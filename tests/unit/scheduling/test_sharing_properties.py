@@ -16,6 +16,7 @@ from evenkeel.domain.economics.policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.objects import Admitted, Workload
 from evenkeel.domain.quotas.teams import TeamSetup
+from tests.examples import examples
 from tests.kueue_checker import overcommitted
 from tests.unit.scheduling.builders import a_node_capacity, a_request, at
 from tests.unit.scheduling.test_sharing import GPU, P5, a_charge, a_setup, a_team
@@ -111,7 +112,7 @@ def _over(setup: TeamSetup, charges: list[Charge]) -> list[str]:
     return list(overcommitted(found.queues, found.cohorts, held))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.integers(0, 2**32))
 def test_every_decision_is_safe_and_replays_alone(seed: int) -> None:
     snapshot = random_snapshot(random.Random(seed))

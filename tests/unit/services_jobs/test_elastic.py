@@ -23,6 +23,7 @@ from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import rows
 from tests.crash_points import SIDES
+from tests.examples import examples
 from tests.fakes.cluster import CLUSTER, a_node
 from tests.fakes.crashes import Crash, CrashPlan, CrashTiming
 from tests.unit.scheduling.test_sharing import a_team
@@ -451,7 +452,7 @@ def test_growth_reaches_the_same_size_after_any_crash(at: int, when: CrashTiming
     assert len(records(scenario, job.job_id)) == 1
 
 
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=examples(16), deadline=None)
 @given(
     size=st.integers(2, 6),
     least=st.integers(1, 2),

@@ -161,7 +161,11 @@ WRITERS = (
 )
 
 
-@pytest.mark.parametrize("lags", [False, True], ids=["index-current", "index-lags"])
+@pytest.mark.parametrize(
+    "lags",
+    [pytest.param(False, marks=pytest.mark.exhaustive), True],
+    ids=["index-current", "index-lags"],
+)
 @pytest.mark.parametrize("act", WRITERS, ids=lambda each: each.__name__)
 def test_no_write_during_a_cycle_breaks_quota_rules(act: Callable[[InterleavingFixture], None], lags: bool) -> None:
     def run(at: int) -> int:

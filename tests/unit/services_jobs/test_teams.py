@@ -24,6 +24,7 @@ from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import rows, team_setup
+from tests.examples import examples
 from tests.fakes.crashes import Crash, CrashPlan, CrashTiming
 from tests.unit.scheduling.test_sharing import GPU, P5, a_team
 from tests.unit.services_jobs import admission_audit
@@ -527,7 +528,7 @@ def test_concurrent_cycles_and_submissions_break_no_limit() -> None:
         for _ in range(6):
             scenario.run_scheduling_cycle()
 
-    threads = [threading.Thread(target=guarded, args=(submit, number)) for number in range(50)]
+    threads = [threading.Thread(target=guarded, args=(submit, number)) for number in range(examples(50))]
     threads += [threading.Thread(target=guarded, args=(schedule,)) for _ in range(4)]
     random.Random(3).shuffle(threads)
     for thread in threads:
@@ -537,7 +538,7 @@ def test_concurrent_cycles_and_submissions_break_no_limit() -> None:
     work_off(scenario)
 
     assert errors == []
-    assert len(jobs) == 100
+    assert len(jobs) == 2 * examples(50)
     assert {scenario.job(job).state for job in jobs} == {JobState.SUCCEEDED}
     assert list(admission_audit.faults(scenario.world.ledger.commits, setup_of(scenario), 8)) == []
     started = [name for machine, name in scenario.world.workflows.executions if machine is WorkflowName.RUN_JOB]

@@ -26,6 +26,7 @@ from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, r
 from evenkeel.services.rentals import rent_capacity
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.storage import rows
+from tests.examples import examples
 from tests.fakes.cluster import CLUSTER
 from tests.unit.scheduling.test_sharing import GPU, a_team
 from tests.unit.services_jobs.test_rentals import (
@@ -310,7 +311,7 @@ def test_only_an_approved_recovery_rents_in_recommend_mode() -> None:
     assert asked(Mode.RECOMMEND) is rent_capacity.RentOutcome.ENDING
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     fleet_cap=st.integers(0, 250),
     team_cap=st.integers(0, 250),

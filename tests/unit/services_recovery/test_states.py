@@ -23,6 +23,7 @@ from evenkeel.services.incidents import settle_incident
 from evenkeel.services.recovery import check_node, cordon_node, drain_node, plan_recovery, repair_node, return_node
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.storage import rows
+from tests.examples import examples
 from tests.fakes import CrashPlan
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, a_fact
@@ -806,7 +807,7 @@ def test_every_decision_of_the_ladder_replays_from_its_record() -> None:
 # ---------------------------------------------------------------- whatever the provider does
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     answers=st.lists(st.sampled_from([*RepairAnswer]), max_size=4),
     lost=st.integers(0, 2),

@@ -10,6 +10,7 @@ from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import Queue, Workload
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.why import Change, why
+from tests.examples import examples
 from tests.unit.scheduling.queues.builders import (
     ANY,
     LOWER,
@@ -73,7 +74,7 @@ def admits(fleet: RandomQueues, job: Workload, change: Change, *, less: int = 0)
 
 
 @pytest.mark.parametrize("deep", [False, True])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(SEEDS)
 @example(475)
 @example(1_668_146_072)

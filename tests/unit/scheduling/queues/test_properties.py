@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from evenkeel.domain.kueue.decisions import CycleDecision
 from evenkeel.domain.kueue.objects import Admitted, Fungible
 from evenkeel.domain.kueue.scheduler import Scheduler
+from tests.examples import examples
 from tests.unit.scheduling.queues.random_queues import RandomQueues, Result, outcomes
 
 SEEDS = st.integers(0, 2**32)
-quick = settings(max_examples=20, deadline=None)
+quick = settings(max_examples=examples(20), deadline=None)
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -168,7 +169,7 @@ def test_more_quota_never_prevents_admission(deep: bool, seed: int) -> None:
 
 
 @pytest.mark.parametrize("fair", [False, True])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(SEEDS)
 def test_evictions_end_in_a_flat_tree(fair: bool, seed: int) -> None:
     fleet = RandomQueues(seed, fair=fair)
@@ -185,7 +186,7 @@ def test_evictions_end_in_a_flat_tree(fair: bool, seed: int) -> None:
         pytest.fail("evictions never end")
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(SEEDS)
 def test_decisions_are_deterministic(seed: int) -> None:
     first, second = RandomQueues(seed, deep=True), RandomQueues(seed, deep=True)
