@@ -68,6 +68,7 @@ from evenkeel.domain.recovery import (
     unhealthy,
     validation,
 )
+from evenkeel.domain.recovery.node_slot import ObservedNode
 from evenkeel.domain.renting import awaiting as rental_waits
 from evenkeel.domain.renting import candidates, cost, migration, placement
 from evenkeel.domain.resources import Resources
@@ -175,6 +176,11 @@ def ladder_of(incident: Incident, catalogue: FaultCatalogue | None = None) -> tu
     return IncidentFault.of(incident, catalogue or default_catalogue()).node_rungs
 
 
+def _why_healthy(incident: Incident, observed: ObservedNode, expected: int) -> str:
+    """Call `why_healthy` with the shipped faults: a recorded call names no catalogue."""
+    return unhealthy.why_healthy(incident, observed, default_catalogue(), expected=expected)
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "admission.admit": fifo.admit,
     "admission.decide": decide.decide,
@@ -269,7 +275,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "starts.expected_wait": start_estimates.expected_wait,
     "unhealthy.left_unhealthy": unhealthy.unhealthy_after,
     "unhealthy.resumed": unhealthy.resumed_incident,
-    "unhealthy.why_over": unhealthy.why_healthy,
+    "unhealthy.why_over": _why_healthy,
     "unhealthy.why_resume": unhealthy.why_resume,
     "validation.choose_check": validation.choose_check,
     "validation.judge_deep_check": validation.judge_deep_check,

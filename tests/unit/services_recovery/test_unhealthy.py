@@ -289,6 +289,20 @@ def test_partial_recovery_keeps_the_unhealthy_state() -> None:
     assert left(recovery) is None
 
 
+def test_counted_signal_does_not_keep_a_node_unhealthy() -> None:
+    recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
+    recovery.sicken()
+    recovery.ingest(a_fact(source="site:prober", fault_key="xid:999", envelope_id="unlisted"))
+    recovery.recover()
+    assert {signal.fault_key for signal in recovery.incident.signals} == {"hp:NvidiaErrorReboot", "xid:999"}
+
+    recovery.ingest(
+        a_fact(kind=FactKind.RECOVERED, fault_key="", observed_at=recovery.now, occurrence="w", envelope_id="well")
+    )
+
+    assert left(recovery) is None
+
+
 def test_reboot_by_a_person_ends_the_unhealthy_state() -> None:
     recovery = declined()
     recovery.mark(instance_id(1))

@@ -259,6 +259,17 @@ def add_cleared_fault(cleared_faults: Iterable[ClearedFault], new: ClearedFault)
     return tuple(sorted((*others, last), key=lambda each: (each.fault_key, each.source)))
 
 
+def signals_to_clear(signals: Sequence[Signal], catalogue: FaultCatalogue) -> tuple[Signal, ...]:
+    """Return the signals that must be cleared before the node counts as healthy.
+
+    These are the signals of faults that a repair of the node may clear, or all signals if there is no such fault. A
+    signal that Evenkeel only counts does not keep a node out of service: its source may never report an end.
+    """
+    known = _look_up_all(signals, catalogue)
+    repairable = tuple(each for each in signals if known[each.fault_key].repairs_node)
+    return repairable or tuple(signals)
+
+
 def cleared_at(signals: Sequence[Signal], cleared_faults: Sequence[ClearedFault]) -> datetime | None:
     """Return when the last fault was reported as gone; None while any fault is still present.
 

@@ -13,6 +13,7 @@ from evenkeel.domain.health.assessment import (
     cleared_at,
     merge_signal,
     signals_of,
+    signals_to_clear,
 )
 from evenkeel.domain.health.classification import ClassifiedFact
 from evenkeel.domain.health.faults import FaultCatalogue
@@ -112,7 +113,8 @@ def with_fact(
         cleared = add_cleared_fault(
             incident.cleared_faults, ClearedFault(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
         )
-        return counted.but(cleared_faults=cleared, recovered_at=cleared_at(signals_of(incident), cleared))
+        signals = signals_to_clear(signals_of(incident), catalogue)
+        return counted.but(cleared_faults=cleared, recovered_at=cleared_at(signals, cleared))
     if not report.is_evidence:
         return counted
     recurrences = _updated_recurrences(incident.recurrences, report, incident.incident_id, histories)
@@ -138,7 +140,7 @@ def _reassess(
         sources=assessment.sources,
         independent_sources=assessment.independent_sources,
         first_signal_at=assessment.first_signal_at,
-        recovered_at=cleared_at(signals, incident.cleared_faults),
+        recovered_at=cleared_at(signals_to_clear(signals, catalogue), incident.cleared_faults),
     )
 
 

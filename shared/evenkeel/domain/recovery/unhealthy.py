@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from evenkeel.domain.health.assessment import add_cleared_fault, cleared_at, signals_of
-from evenkeel.domain.health.faults import NODE_RUNGS
+from evenkeel.domain.health.assessment import add_cleared_fault, cleared_at, signals_of, signals_to_clear
+from evenkeel.domain.health.faults import NODE_RUNGS, FaultCatalogue
 from evenkeel.domain.health.incidents import Approval, ClearedFault, Incident, IncidentState, StageTimes
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.recovery.approval import ASK, is_approved
@@ -80,13 +80,16 @@ _STANDS_DOWN = (PlanOutcome.STAND_DOWN, PlanOutcome.LATER)
 _NOTHING_DONE = (IncidentState.OBSERVED, IncidentState.STOOD_DOWN)
 
 
-def with_cleared_fault(node: UnhealthyNode, incident: Incident, new: ClearedFault) -> UnhealthyNode | None:
-    """Return an unhealthy node with one more cleared fault; None once every fault of its incident is gone."""
+def with_cleared_fault(
+    node: UnhealthyNode, incident: Incident, new: ClearedFault, catalogue: FaultCatalogue
+) -> UnhealthyNode | None:
+    """Return an unhealthy node with one more cleared fault; None once every fault that needs a repair is gone."""
     cleared = add_cleared_fault((*node.cleared_faults, *incident.cleared_faults), new)
-    return None if cleared_at(signals_of(incident), cleared) else node.but(cleared_faults=cleared)
+    signals = signals_to_clear(signals_of(incident), catalogue)
+    return None if cleared_at(signals, cleared) else node.but(cleared_faults=cleared)
 
 
-def why_healthy(incident: Incident, observed: ObservedNode, *, expected: int) -> str:
+def why_healthy(incident: Incident, observed: ObservedNode, catalogue: FaultCatalogue, *, expected: int) -> str:
     """Return why a node is healthy again, as one sentence; empty if it is still unhealthy.
 
     A fault that the node object shows is over once the object no longer shows it. After any other fault the node may
@@ -95,6 +98,7 @@ def why_healthy(incident: Incident, observed: ObservedNode, *, expected: int) ->
     Args:
         incident: The incident that left the node unhealthy.
         observed: The node as both control planes show it now.
+        catalogue: The faults.
         expected: Number of accelerators that the node should offer.
     """
     node = observed.node
@@ -106,7 +110,7 @@ def why_healthy(incident: Incident, observed: ObservedNode, *, expected: int) ->
         return ""
     if incident.boot_id and node.boot_id and node.boot_id != incident.boot_id:
         return "The node rebooted and shows no fault."
-    if all(signal.source in _SHOWN_ON_NODE for signal in signals_of(incident)):
+    if all(signal.source in _SHOWN_ON_NODE for signal in signals_to_clear(signals_of(incident), catalogue)):
         return "The node no longer shows the fault."
     return ""
 

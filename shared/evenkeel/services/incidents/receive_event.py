@@ -296,7 +296,7 @@ def _record_once(fact: NodeFact, affected: AffectedNode, context: Context) -> In
     decision = join_or_open(
         report, found.to_records(), context.policy.catalogue, new_id=context.ids.new("inc"), now=now
     )
-    writes = [*_decision_writes(decision, report, affected, found, context.ledger, now)]
+    writes = [*_decision_writes(decision, report, affected, found, context, now)]
     for place, history in decision.histories.items():
         writes.append(
             Put(rows.history_row(place, history, _version(found.histories[place]), now, is_drill=fact.is_drill))
@@ -330,7 +330,7 @@ def _decision_writes(
     report: ClassifiedFact,
     affected: AffectedNode,
     found: _FactRows,
-    ledger: Ledger,
+    context: Context,
     now: datetime,
 ) -> Iterator[Write]:
     fact = report.fact
@@ -338,7 +338,7 @@ def _decision_writes(
         case IntakeAction.EXPECTED if decision.incident:
             yield Put(rows.fact_row(fact.fact_key, decision.incident.incident_id, now, _version(found.fact)))
         case IntakeAction.IGNORED if fact.kind is FactKind.RECOVERED and not fact.is_drill:
-            yield from _clear_unhealthy_node(fact, affected, ledger)
+            yield from _clear_unhealthy_node(fact, affected, context)
         case IntakeAction.JOIN:
             assert decision.incident
             yield from _incident_writes(decision.incident, report, found, opens=False, now=now)
@@ -353,17 +353,17 @@ def _version(row: Row | None) -> int:
     return row.version if row else 0
 
 
-def _clear_unhealthy_node(fact: NodeFact, affected: AffectedNode, ledger: Ledger) -> list[Write]:
+def _clear_unhealthy_node(fact: NodeFact, affected: AffectedNode, context: Context) -> list[Write]:
     """Record which marks of an unhealthy node are gone since its incident was settled. Forget it once all are gone."""
-    row = ledger.get(rows.unhealthy_key(affected.life))
+    row = context.ledger.get(rows.unhealthy_key(affected.life))
     if row is None:
         return []
     left = rows.read(row, UnhealthyNode)
     if left.trusted_by:
         return []
-    incident, _ = incident_record.load(ledger, left.incident_id)
-    cure = ClearedFault(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
-    after = with_cleared_fault(left, incident, cure)
+    incident, _ = incident_record.load(context.ledger, left.incident_id)
+    cleared = ClearedFault(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
+    after = with_cleared_fault(left, incident, cleared, context.policy.catalogue)
     return [Put(rows.unhealthy_row(after, row.version)) if after else Delete(row.key, row.version)]
 
 

@@ -41,7 +41,12 @@ def _check(sweep: SweepRun, row: Row) -> bool:
     kind = incident.instance_type or (slot_state.original.node.instance_type if slot_state.original.node else "")
     peers = [node for node in nodes if node.name != incident.node_name]
     is_gone = not slot_state.original.is_there
-    over = why_healthy(incident, slot_state.original, expected=expected_accelerators(kind, peers))
+    over = why_healthy(
+        incident,
+        slot_state.original,
+        sweep.context.policy.catalogue,
+        expected=expected_accelerators(kind, peers),
+    )
     if is_gone or over:
         _forget(sweep, row, incident, over or "The node is gone.")
         return False
