@@ -1,18 +1,30 @@
 """The sides of an effect on which a test lets a process die.
 
 A crash before an effect finds the rows that a crash after the previous effect leaves. `make test` plays only the side
-after each effect, and of long plays every fourth effect; `make test-all` plays both sides of all effects.
+after an effect: after every second effect, and in long plays after every fourth. `make test-all` plays both sides of
+all effects.
 """
+
+from typing import Any
 
 import pytest
 
 from tests.fakes.crashes import CrashTiming
 
-MARKS = {CrashTiming.BEFORE: (pytest.mark.exhaustive,), CrashTiming.AFTER: ()}
-SIDES = [pytest.param(when, marks=marks) for when, marks in MARKS.items()]
+SIDES = [pytest.param(CrashTiming.BEFORE, marks=pytest.mark.exhaustive), CrashTiming.AFTER]
 """Parametrizes a test with the argument `when`."""
 SIDES_AND_STEPS = [
     pytest.param(CrashTiming.AFTER, 4),
-    *(pytest.param(when, 1, marks=pytest.mark.exhaustive) for when in MARKS),
+    *(pytest.param(when, 1, marks=pytest.mark.exhaustive) for when in CrashTiming),
 ]
 """Parametrizes a test of a long play with the arguments `when` and `step`."""
+
+
+def marks_at(number: int, when: CrashTiming) -> tuple[Any, ...]:
+    """Return the marks of a crash at an effect, by its number from 1."""
+    return () if when is CrashTiming.AFTER and number % 2 == 0 else (pytest.mark.exhaustive,)
+
+
+def effects_of(last: int) -> list[Any]:
+    """Return the numbers of the effects up to `last`. Parametrizes a test with the argument `at`, beside `SIDES`."""
+    return [pytest.param(at, marks=marks_at(at, CrashTiming.AFTER)) for at in range(1, last + 1)]

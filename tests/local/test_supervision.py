@@ -99,7 +99,8 @@ def test_stopped_gpu_cluster_is_restarted(root: Path) -> None:
     assert until(lambda: machines(root) == before, "the same machines in service", 120)
 
 
-@pytest.mark.parametrize("whom", ["the engine", pytest.param("its guard", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("whom", ["the engine", "its guard"])
 def test_killed_engine_restarts_and_its_loss_is_reported(root: Path, whom: str) -> None:
     told = len(restarts(root, "engine"))
     pid = command_of_engine(root) if whom == "the engine" else state(root)["pids"]["engine"]

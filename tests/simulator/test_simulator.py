@@ -1,4 +1,4 @@
-"""A hundred seeds (five hundred in `make test-all`), and the simulator itself: a seed always gives the same run."""
+"""Sixty seeds (five hundred in `make test-all`), and the simulator itself: a seed always gives the same run."""
 
 import os
 import subprocess
@@ -11,11 +11,11 @@ from tests.simulator.coverage import never_seen
 from tests.simulator.fuzz import ROOT, print_trace, run_all, run_seed
 from tests.simulator.invariants import TABLE, CheckTrigger
 
-FEW, ALL = 100, 500
+FEW, ALL = 60, 500
 OUTCOMES = ("end ", "recover_node: ", "run_job: ", "burst_capacity: ")
 """All seeds together try every disturbance and trip every guardrail. They need not reach every outcome."""
 MAX_UNTRIED = 20
-"""Kinds of disturbance that the first hundred seeds may leave untried. They leave eight."""
+"""Kinds of disturbance that the first sixty seeds may leave untried."""
 
 
 @pytest.mark.timeout(600)

@@ -22,8 +22,9 @@ from evenkeel.ports import ExecutionState, WorkflowName
 from evenkeel.services.attempts.launch_job import LaunchOutcome
 from evenkeel.services.attempts.mark_running import RunningOutcome
 from evenkeel.services.sweep import sweep_fleet
-from tests.crash_points import MARKS
+from tests.crash_points import marks_at
 from tests.fakes import Crash, CrashPlan
+from tests.fakes.crashes import CrashTiming
 from tests.unit.services_jobs.job_scenario import JobScenario
 
 POLICY = Policy(jobs=JobPolicy(restart_backoff_seconds=1))
@@ -250,10 +251,10 @@ def undisturbed(tale: str) -> tuple[dict[str, Any], list[str]]:
 
 def crash_points() -> list[Any]:
     return [
-        pytest.param(tale, at, when, id=f"{tale}-{when}-{at}-{effect}", marks=marks)
+        pytest.param(tale, at, when, id=f"{tale}-{when}-{at}-{effect}", marks=marks_at(at, when))
         for tale in TALES
         for at, effect in enumerate(undisturbed(tale)[1], 1)
-        for when, marks in MARKS.items()
+        for when in CrashTiming
     ]
 
 

@@ -22,7 +22,7 @@ from evenkeel.ports import Table
 from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import rows
-from tests.crash_points import SIDES
+from tests.crash_points import SIDES, effects_of
 from tests.examples import examples
 from tests.fakes.cluster import CLUSTER, a_node
 from tests.fakes.crashes import Crash, CrashPlan, CrashTiming
@@ -429,7 +429,7 @@ def test_suspended_job_drops_its_planned_growth() -> None:
 
 
 @pytest.mark.parametrize("when", SIDES)
-@pytest.mark.parametrize("at", range(1, 30))
+@pytest.mark.parametrize("at", effects_of(29))
 def test_growth_reaches_the_same_size_after_any_crash(at: int, when: CrashTiming) -> None:
     scenario = a_scenario(plan=CrashPlan(0, when))
     job = scenario.running(**ELASTIC)
@@ -659,7 +659,7 @@ def test_nodes_are_freed_for_registered_replicas_only() -> None:
 
 
 @pytest.mark.parametrize("when", SIDES)
-@pytest.mark.parametrize("at", range(1, 34))
+@pytest.mark.parametrize("at", effects_of(33))
 def test_both_jobs_run_after_any_crash_of_a_shrink(at: int, when: CrashTiming) -> None:
     scenario = a_shared_scenario(plan=CrashPlan(0, when))
     low = scenario.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})

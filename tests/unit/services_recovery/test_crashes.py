@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.policy_base import Mode
-from tests.crash_points import MARKS
+from tests.crash_points import marks_at
 from tests.fakes import CrashPlan
 from tests.fakes.crashes import CrashTiming
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario
@@ -41,7 +41,8 @@ def effects() -> Iterator[Any]:
     for scenario in SCENARIOS:
         reached = undisturbed(scenario).plan.effects
         for number, name in enumerate(reached, start=1):
-            for when, marks in MARKS.items():
+            for when in CrashTiming:
+                marks = marks_at(number, when)
                 yield pytest.param(scenario, number, when, id=f"{scenario}-{when}-{number}-{name}", marks=marks)
 
 
