@@ -58,6 +58,8 @@ class FleetShape:
     group: str = "p5-workers"
     node_recovery: str = "None"
     duplicate_events: bool = True
+    node_groups: tuple[Mapping[str, Any], ...] = ()
+    """EKS node groups beside the HyperPod cluster, as the configuration of the local cluster spells them."""
     delays: Mapping[str, float] = field(
         default_factory=lambda: {
             "boot": 1.0,
@@ -89,6 +91,7 @@ class FleetShape:
                 "spotNotice": SPOT_NOTICE_SECONDS,
                 "nodeRepair": {"AcceleratedHardwareReady": KARPENTER_REPAIR_SECONDS},
             },
+            "nodeGroups": [dict(group) for group in self.node_groups],
             "delays": dict(self.delays),
         }
 
@@ -206,6 +209,7 @@ class DataCentre:
                 **stack.parameters(),
                 "SageMakerEndpoint": self.cluster.sagemaker_url,
                 "EksEndpoint": self.cluster.eks_url,
+                "AutoScalingEndpoint": self.cluster.eks_url,
                 "CheckpointBuckets": f"arn:aws:s3:::{CHECKPOINTS_BUCKET}",
                 # The operator is created below, when its API exists. The deployer sends events again.
                 "OperatorPrincipals": f"{users}/{_OPERATOR},{users}/deployer",

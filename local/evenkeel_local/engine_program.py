@@ -24,6 +24,7 @@ The engine's own interpreter runs it, so it cannot import this project. The corr
   `MAX_PARALLEL` processes.
 * No record showed which permissions a role uses. Here each request that a role's policy allows is written once to
   `ALLOWED_LOG`.
+* A simulation of a policy ignored the context entries of the request. On AWS conditions see them.
 * A refusal of DynamoDB did not name the table. On AWS it does, and so shows which statement of a policy is missing.
 * No caller could put events of AWS's own sources. On AWS the services can. Here an IAM user whose name starts with
   `SERVICE_PREFIX` can; other callers are refused, as on AWS.
@@ -284,6 +285,32 @@ def allow_service_events() -> None:
     eventbridge._put_events = put_for_caller
 
 
+def simulate_with_context() -> None:
+    """Let conditions see the context entries of SimulatePrincipalPolicy."""
+    simulate = iam._IAM_HANDLERS["SimulatePrincipalPolicy"]
+    evaluate = iam_evaluator.evaluate
+    given: contextvars.ContextVar[Document] = contextvars.ContextVar("given")
+
+    def simulate_with_entries(parameters: Document) -> Any:
+        entries = {}
+        for name, key in parameters.items():
+            entry, found, _ = name.partition(".ContextKeyName")
+            if found:
+                entries[iam._p({"key": key}, "key").lower()] = iam._p(parameters, f"{entry}.ContextKeyValues.member.1")
+        given.set(entries)
+        try:
+            return simulate(parameters)
+        finally:
+            given.set({})
+
+    def evaluate_with_entries(context: Any, *policies: Any) -> Any:
+        context.service_context.update(given.get({}))
+        return evaluate(context, *policies)
+
+    iam._IAM_HANDLERS["SimulatePrincipalPolicy"] = simulate_with_entries
+    iam_evaluator.evaluate = evaluate_with_entries
+
+
 def name_refused_tables() -> None:
     """Name the resource in a refusal of DynamoDB."""
     answer = iam_actions.access_denied_response
@@ -365,6 +392,7 @@ if __name__ == "__main__":
     speed_up_queries()
     allow_service_events()
     name_refused_tables()
+    simulate_with_context()
     log_allowed_requests(Path(os.environ.pop(ALLOWED_LOG)))
     name_services()
     share_layers()

@@ -1,4 +1,4 @@
-"""The port NodeGroups in memory: a group launches another instance as soon as one is terminated."""
+"""The port NodeGroups in memory."""
 
 from evenkeel.domain.nodes import INSTANCE_ID
 from evenkeel.domain.recovery.node_groups import IN_SERVICE, GroupMember, NodeGroup
@@ -6,9 +6,13 @@ from evenkeel.ports import Refused, RepairAnswer
 
 
 class InMemoryNodeGroups:
-    """Groups and their members, by name and instance id."""
+    """Groups and their members, by name and instance id.
 
-    def __init__(self) -> None:
+    A group launches another instance as soon as one is terminated. If `is_slow`, it waits for `finish`.
+    """
+
+    def __init__(self, *, is_slow: bool = False) -> None:
+        self.is_slow = is_slow
         self._groups: dict[str, NodeGroup] = {}
         self._members: dict[str, GroupMember] = {}
         self._launched = 0
@@ -18,6 +22,22 @@ class InMemoryNodeGroups:
         """Add a group and launch its desired instances. Return their ids."""
         self._groups[group.name] = group
         return [self._launch(group.name) for _ in range(group.desired)]
+
+    def put(self, member: GroupMember) -> None:
+        """Set the membership of an instance. Add its group if that is new."""
+        self._groups.setdefault(member.group.name, member.group)
+        self._members[member.instance_id] = member
+
+    def set_group(self, group: NodeGroup) -> None:
+        """Change a group as its owner would."""
+        self._groups[group.name] = group
+
+    def finish(self) -> list[tuple[str, str]]:
+        """End the terminations that are under way. Return each terminated instance with its replacement."""
+        ending = [each for each in self._members.values() if each.lifecycle == "Terminating"]
+        for member in ending:
+            del self._members[member.instance_id]
+        return [(member.instance_id, self._launch(member.group.name)) for member in ending]
 
     def member(self, instance_id: str) -> GroupMember | None:
         _check(instance_id)
@@ -32,16 +52,18 @@ class InMemoryNodeGroups:
 
     def terminate(self, instance_id: str) -> RepairAnswer:
         _check(instance_id)
-        found = self._members.pop(instance_id, None)
+        found = self._members.get(instance_id)
         if found is None:
             return RepairAnswer.NO_SUCH_NODE
         self.terminated.append(instance_id)
-        self._launch(found.group.name)
+        self._members[instance_id] = found.but(lifecycle="Terminating")
+        if not self.is_slow:
+            self.finish()
         return RepairAnswer.ACCEPTED
 
     def _launch(self, name: str) -> str:
         self._launched += 1
-        instance_id = f"i-{self._launched:017x}"
+        instance_id = f"i-{0xA00000 + self._launched:017x}"
         self._members[instance_id] = GroupMember(
             instance_id=instance_id, group=self._groups[name], lifecycle=IN_SERVICE
         )

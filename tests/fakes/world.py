@@ -20,6 +20,7 @@ from tests.fakes.messages import (
     RecordingPager,
     RecordingWaitAnswers,
 )
+from tests.fakes.node_groups import InMemoryNodeGroups
 from tests.fakes.provider import FakeProvider, a_provider_node
 from tests.fakes.system import A_MOMENT, FixedClock, RecordingTelemetry, SequenceIds
 from tests.fakes.workflows import RecordingTokens, RecordingWorkflows
@@ -64,6 +65,7 @@ class FakeWorld:
         self.ledger = InMemoryLedger()
         numbers = range(1, self.size + 1)
         self.cluster = FakeCluster(self.clock, *map(a_node, numbers), runs_at_once=self.runs_at_once)
+        self.node_groups = InMemoryNodeGroups()
         self.provider = FakeProvider(self.clock, *map(a_provider_node, numbers), kubernetes=self.cluster)
         self.checkpoints = InMemoryCheckpoints()
         self.workflows = RecordingWorkflows()

@@ -24,7 +24,11 @@ SCHEDULES = resources("AWS::Scheduler::Schedule", translated())
 DEAD_LETTERS = {name for name, queue in QUEUES.items() if "RedrivePolicy" not in queue}
 RUNBOOKS = ROOT / "docs" / "runbooks"
 A_DAY = 86_400
-ENDPOINTS = {"AWS_ENDPOINT_URL_SAGEMAKER": "SageMakerEndpoint", "AWS_ENDPOINT_URL_EKS": "EksEndpoint"}
+ENDPOINTS = {
+    "AWS_ENDPOINT_URL_SAGEMAKER": "SageMakerEndpoint",
+    "AWS_ENDPOINT_URL_EKS": "EksEndpoint",
+    "AWS_ENDPOINT_URL_AUTO_SCALING": "AutoScalingEndpoint",
+}
 """Variable of the endpoint of an emulator → the parameter that gives it."""
 
 

@@ -1,4 +1,4 @@
-"""The AWS endpoints: SageMaker's JSON protocol and EKS's REST paths, on one port."""
+"""The AWS endpoints on one port: SageMaker's JSON protocol, EKS's REST paths, and the queries of EC2 Auto Scaling."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import uuid
 from aiohttp import web
 
 from evenkeel_local.gpu_cluster import aws_model
+from evenkeel_local.gpu_cluster.autoscaling_api import AutoScalingApi, error_xml
 from evenkeel_local.gpu_cluster.aws_auth import AwsAuth, Incoming
 from evenkeel_local.gpu_cluster.aws_model import AwsError, Json
 from evenkeel_local.gpu_cluster.call_faults import ApiCall, CallFailed, CallFaults, ReplyLost
 from evenkeel_local.gpu_cluster.config import SECURITY_GROUPS, SUBNETS, ClusterConfig
 from evenkeel_local.gpu_cluster.hyperpod import HyperPod
+from evenkeel_local.gpu_cluster.node_groups import NodeGroups
 
 TARGET = "SageMaker."
 READS = ("Describe", "List", "Search")
@@ -52,6 +54,7 @@ class AwsApi:
         faults: CallFaults,
         kubernetes_url: str,
         ca_pem: str,
+        groups: NodeGroups,
     ) -> None:
         self._config = config
         self._hyperpod = hyperpod
@@ -60,29 +63,35 @@ class AwsApi:
         self._kubernetes_url = kubernetes_url
         self._ca_pem = ca_pem
         self._created_at = time.time()
+        self._groups = groups
+        self._autoscaling = AutoScalingApi(config, groups, auth, faults)
         self._reads = TokenBucket(config.reads_per_second)
         self._writes = TokenBucket(config.writes_per_second)
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
-        """Answer one request of either service."""
+        """Answer one request of any service."""
         request_id = str(uuid.uuid4())
         raw = await http.read()
         incoming = Incoming(http.method, http.raw_path, dict(http.headers), raw)
-        rest = http.path.startswith("/clusters")
+        service = _service_of(http)
         try:
-            body = await (self._eks(http, incoming) if rest else self._sagemaker(http, incoming))
+            if service == "autoscaling":
+                answer = await self._autoscaling.answer(incoming)
+                return web.Response(body=answer, content_type="text/xml", headers={"x-amzn-RequestId": request_id})
+            body = await (self._eks(http, incoming) if service == "eks" else self._sagemaker(http, incoming))
         except AwsError as refused:
-            return _error(refused, request_id, rest)
+            return _error(refused, request_id, service)
         except CallFailed as failed:
             fault = failed.fault
+            throttled = "Throttling" if service == "autoscaling" else "ThrottlingException"
             if fault.effect == "throttle":
-                return _error(AwsError("ThrottlingException", "Rate exceeded", 400), request_id, rest)
-            return _error(AwsError(fault.code, fault.message, fault.status), request_id, rest)
+                return _error(AwsError(throttled, "Rate exceeded", 400), request_id, service)
+            return _error(AwsError(fault.code, fault.message, fault.status), request_id, service)
         except ReplyLost:
             if http.transport is not None:
                 http.transport.abort()
             return web.Response(status=500)
-        return _answer(body, 200, request_id, rest)
+        return _answer(body, 200, request_id, service)
 
     async def _sagemaker(self, http: web.Request, incoming: Incoming) -> Json:
         target = http.headers.get("X-Amz-Target", "")
@@ -128,8 +137,10 @@ class AwsApi:
 
     async def _eks(self, http: web.Request, incoming: Incoming) -> Json:
         parts = [part for part in http.path.split("/") if part]
+        if http.method == "GET" and len(parts) == 4 and parts[2] == "node-groups":
+            return await self._describe_nodegroup(incoming, parts[1], parts[3])
         if http.method != "GET" or len(parts) > 2:
-            message = "The local cluster has ListClusters and DescribeCluster only."
+            message = "The local cluster has ListClusters, DescribeCluster and DescribeNodegroup only."
             raise AwsError("InvalidRequestException", message, 501)
         action = "ListClusters" if len(parts) == 1 else "DescribeCluster"
         caller = await self._auth.check(incoming, f"eks:{action}", self._config.eks_arn)
@@ -141,6 +152,30 @@ class AwsApi:
             raise AwsError("ResourceNotFoundException", f"No cluster found for name: {parts[1]}.", 404)
         else:
             answer = {"cluster": self._describe_eks()}
+        self._faults.after(call)
+        return answer
+
+    async def _describe_nodegroup(self, incoming: Incoming, cluster: str, name: str) -> Json:
+        arn = self._config.arn(f"nodegroup/{cluster}/{name}/{uuid.uuid5(uuid.NAMESPACE_DNS, name)}", "eks")
+        caller = await self._auth.check(incoming, "eks:DescribeNodegroup", arn)
+        call = ApiCall("eks", "DescribeNodegroup", name, caller)
+        await self._faults.before(call)
+        group = self._groups.groups.get(name)
+        if cluster != self._config.eks_cluster_name or group is None:
+            raise AwsError("ResourceNotFoundException", f"No node group found for name: {name}.", 404)
+        answer = {
+            "nodegroup": {
+                "nodegroupName": name,
+                "nodegroupArn": arn,
+                "clusterName": cluster,
+                "status": "ACTIVE",
+                "capacityType": "ON_DEMAND",
+                "scalingConfig": {"minSize": 0, "maxSize": group.count, "desiredSize": group.count},
+                "instanceTypes": [group.instance_type],
+                "resources": {"autoScalingGroups": [{"name": name}]},
+                "nodeRepairConfig": {"enabled": group.repair_seconds is not None},
+            }
+        }
         self._faults.after(call)
         return answer
 
@@ -180,13 +215,21 @@ def _subject(body: Json) -> str:
     return str(body.get("ClusterName") or "")
 
 
-def _answer(body: Json, status: int, request_id: str, rest: bool) -> web.Response:
-    content_type = "application/json" if rest else "application/x-amz-json-1.1"
+def _service_of(http: web.Request) -> str:
+    if http.path.startswith("/clusters"):
+        return "eks"
+    return "autoscaling" if http.content_type == "application/x-www-form-urlencoded" else "sagemaker"
+
+
+def _answer(body: Json, status: int, request_id: str, service: str) -> web.Response:
+    content_type = "application/json" if service == "eks" else "application/x-amz-json-1.1"
     headers = {"x-amzn-RequestId": request_id}
     return web.Response(body=json.dumps(body).encode(), status=status, content_type=content_type, headers=headers)
 
 
-def _error(error: AwsError, request_id: str, rest: bool) -> web.Response:
-    response = _answer({"__type": error.code, "message": error.message}, error.status, request_id, rest)
+def _error(error: AwsError, request_id: str, service: str) -> web.Response:
+    if service == "autoscaling":
+        return web.Response(body=error_xml(error, request_id), status=error.status, content_type="text/xml")
+    response = _answer({"__type": error.code, "message": error.message}, error.status, request_id, service)
     response.headers["x-amzn-ErrorType"] = error.code
     return response

@@ -11,13 +11,16 @@ from __future__ import annotations
 import hashlib
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from evenkeel_local.gpu_cluster.aws_model import AwsError
 from evenkeel_local.gpu_cluster.engine import EngineClient, EngineClientError, EngineResponse
 
 _CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/")
+NO_TAGS: Mapping[str, str] = MappingProxyType({})
 IAM_VERSION = "2010-05-08"
 UNSUPPORTED = b"Unsupported service"
 FUNCTIONS_PATH = "/2015-03-31/functions/"
@@ -46,14 +49,21 @@ class Incoming:
 class AwsAuth(Protocol):
     """Decides about calls to the AWS endpoints."""
 
-    async def check(self, request: Incoming, action: str, resource: str) -> str:
-        """Return the caller's ARN, or raise the refusal."""
+    async def check(self, request: Incoming, action: str, resource: str, tags: Mapping[str, str] = NO_TAGS) -> str:
+        """Return the caller's ARN, or raise the refusal.
+
+        Args:
+            request: The request.
+            action: The IAM action.
+            resource: ARN of the resource.
+            tags: Tags of the resource, which a policy may require.
+        """
 
 
 class NoAuth:
     """Allows every request; for use without an engine."""
 
-    async def check(self, request: Incoming, action: str, resource: str) -> str:
+    async def check(self, request: Incoming, action: str, resource: str, tags: Mapping[str, str] = NO_TAGS) -> str:
         """Return the access key instead of an ARN."""
         return request.access_key or "anonymous"
 
@@ -73,7 +83,7 @@ class EngineAuth:
         """Remember the principal of an access key that signed a Kubernetes token."""
         self._principals[access_key] = arn
 
-    async def check(self, request: Incoming, action: str, resource: str) -> str:
+    async def check(self, request: Incoming, action: str, resource: str, tags: Mapping[str, str] = NO_TAGS) -> str:
         """Verify the signature and ask for the decision.
 
         Raises:
@@ -86,7 +96,7 @@ class EngineAuth:
             answer = await self._engine.forward(request.method, request.path, headers, request.body)
             self._read_signature(answer, action)
             principal = await self._principal(request.access_key)
-            await self._decide(request.access_key, principal, action, resource)
+            await self._decide(principal, action, resource, tags)
         except EngineClientError as failed:
             raise AwsError("ServiceUnavailable", str(failed), 503) from failed
         return principal
@@ -139,7 +149,7 @@ class EngineAuth:
             if not marker:
                 return
 
-    async def _decide(self, access_key: str, principal: str, action: str, resource: str) -> None:
+    async def _decide(self, principal: str, action: str, resource: str, tags: Mapping[str, str]) -> None:
         if principal.endswith(":root"):
             return
         key = (principal, action, resource)
@@ -152,6 +162,11 @@ class EngineAuth:
                 "ActionNames.member.1": action,
                 "ResourceArns.member.1": resource,
             }
+            for number, (tag, value) in enumerate(sorted(tags.items()), start=1):
+                entry = f"ContextEntries.member.{number}"
+                question[f"{entry}.ContextKeyName"] = f"aws:ResourceTag/{tag}"
+                question[f"{entry}.ContextKeyType"] = "string"
+                question[f"{entry}.ContextKeyValues.member.1"] = value
             answer = await self._engine.query("iam", question, IAM_VERSION)
             decision = answer.text("EvalDecision")
             if answer.status != 200 or decision is None:

@@ -22,7 +22,7 @@ class ApiCall:
     (`patch nodes`, `create pods/eviction`).
     """
 
-    api: Literal["hyperpod", "eks", "kubernetes"]
+    api: Literal["hyperpod", "eks", "autoscaling", "kubernetes"]
     operation: str
     subject: str = ""
     caller: str = ""

@@ -36,6 +36,7 @@ from evenkeel_local.gpu_cluster.kubelet import ExecRunner, Kubelet, KubeletDirec
 from evenkeel_local.gpu_cluster.machines import MachineFleet
 from evenkeel_local.gpu_cluster.metrics import Metrics
 from evenkeel_local.gpu_cluster.node_controller import NodeController
+from evenkeel_local.gpu_cluster.node_groups import NodeGroups
 from evenkeel_local.gpu_cluster.processes import CLUSTER_MARK, ProcessGuard
 from evenkeel_local.gpu_cluster.registry import Registry
 from evenkeel_local.gpu_cluster.replica_set_controller import ReplicaSetController
@@ -112,7 +113,8 @@ class GpuCluster:
         self.karpenter: Karpenter | None = None
         if config.karpenter is not None:
             self.karpenter = Karpenter(config, config.karpenter, self.registry, self.directory, self.bus)
-        self.faults = FaultInjector(self.fleet, self.store, self.agent, self.bus, self.karpenter)
+        self.groups = NodeGroups(config, self.registry, self.directory)
+        self.faults = FaultInjector(self.fleet, self.store, self.agent, self.bus, self.karpenter, self.groups)
         logs = LogReader(self.directory.of_pod, self.store, run_dir)
         executor = ExecRunner(self.directory.of_pod)
         measured = Metrics(self.directory, self.store)
@@ -120,7 +122,7 @@ class GpuCluster:
         self.api_server = ApiServer(
             self.registry, authenticator, authorizer, logs, executor, measured, self.call_faults
         )
-        self.aws_api = AwsApi(config, self.hyperpod, aws_auth, self.call_faults, access.url, access.ca_pem)
+        self.aws_api = AwsApi(config, self.hyperpod, aws_auth, self.call_faults, access.url, access.ca_pem, self.groups)
         self.store.listen(self._notify_kubelet)
         self.store.listen(self._create_service_account)
 
@@ -137,6 +139,8 @@ class GpuCluster:
         controllers.append(self.garbage.collect_pods)
         if self.karpenter is not None:
             controllers.append(self.karpenter.run)
+        if self.groups.groups:
+            controllers.append(self.groups.run)
         for controller in controllers:
             self._tasks.append(asyncio.create_task(_run_controller(controller)))
         if not is_restored:
@@ -167,6 +171,7 @@ class GpuCluster:
         self.fleet.stop()
         if self.karpenter is not None:
             self.karpenter.stop()
+        self.groups.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

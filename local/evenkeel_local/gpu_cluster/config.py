@@ -114,6 +114,23 @@ class KarpenterSettings(ConfigModel):
     """From the start of a repair to the end of the machine, drained or not."""
 
 
+class NodeGroupConfig(ConfigModel):
+    """An EKS managed node group, with its Auto Scaling group of the same name."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", max_length=63)
+    instance_type: str = "p5.48xlarge"
+    count: int = Field(default=1, ge=0, le=450)
+    capacity: int | None = None
+    """Number of instances that EC2 has for this group; None: no limit."""
+    labels: dict[str, str] = {}
+    taints: tuple[TaintConfig, ...] = ()
+    availability_zone: str = "us-west-2a"
+    launch: float = 1.0
+    """Seconds from the launch of an instance until its node is Ready."""
+    repair_seconds: float | None = None
+    """Seconds for which a node may be broken before EKS node auto-repair ends it; None: auto-repair is off."""
+
+
 class AccessPolicy(ConfigModel):
     """An EKS access policy of an entry, for some namespaces or for the cluster."""
 
@@ -158,6 +175,7 @@ class ClusterConfig(ConfigModel):
     cluster_events: bool = False
     """Also send the HyperPod cluster and state-change events; ListClusterEvents always has them."""
     karpenter: KarpenterSettings | None = None
+    node_groups: tuple[NodeGroupConfig, ...] = ()
     access_entries: tuple[AccessEntry, ...] = ()
     pod_identities: tuple[PodIdentity, ...] = ()
     auth_cache_seconds: float = Field(default=2.0, ge=0)
@@ -172,6 +190,7 @@ class ClusterConfig(ConfigModel):
     def _names_are_unique(self) -> Self:
         for kind, names in (
             ("instance group", [group.name for group in self.instance_groups]),
+            ("node group", [group.name for group in self.node_groups]),
             ("training plan", [plan.name for plan in self.training_plans]),
         ):
             if twice := {name for name in names if names.count(name) > 1}:

@@ -21,6 +21,7 @@ from evenkeel_local.gpu_cluster.health_agent import HealthAgent
 from evenkeel_local.gpu_cluster.karpenter import Instance, Karpenter
 from evenkeel_local.gpu_cluster.kubelet import Kubelet
 from evenkeel_local.gpu_cluster.machines import BOOT_FAILURES, FailingBoots, HardwareFault, Machine, MachineFleet
+from evenkeel_local.gpu_cluster.node_groups import GroupInstance, NodeGroups
 from evenkeel_local.gpu_cluster.objects import controller_of
 from evenkeel_local.gpu_cluster.store import Store, name_of, namespace_of
 
@@ -31,7 +32,8 @@ REBALANCE = "EC2 Instance Rebalance Recommendation"
 RESERVATION_ENDS = "EC2 Capacity Reservation Instance Interruption Warning"
 HEALTH = "AWS Health Event"
 CHOOSING = ("node", "job", "instanceGroup", "zone")
-OWNERS = {"hyperpod": "HyperPod's", "burst": "Karpenter's"}
+NodeKind = Literal["hyperpod", "burst", "group"]
+OWNERS: dict[NodeKind, str] = {"hyperpod": "HyperPod's", "burst": "Karpenter's", "group": "a group's"}
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class InjectedFault:
 
 @dataclass(frozen=True)
 class FaultDefinition:
-    """A kind of fault, and the nodes that it can hit: HyperPod's, Karpenter's (`burst`), or both.
+    """A kind of fault, and the nodes that it can hit: HyperPod's, Karpenter's (`burst`), and those of node groups.
 
     A fault of a group or a zone takes it from the option of that name, or from the node.
     """
@@ -114,20 +116,27 @@ class FaultDefinition:
     repaired_by: str
     inject: Callable[[FaultInjector, Node, Json, InjectedFault], None]
     options: tuple[str, ...] = ()
-    hits: tuple[Literal["hyperpod", "burst"], ...] = ("hyperpod", "burst")
+    hits: tuple[NodeKind, ...] = ("hyperpod", "burst", "group")
 
 
 class FaultInjector:
     """Injects the faults of `ROWS`, and keeps a list of them."""
 
     def __init__(
-        self, fleet: MachineFleet, store: Store, agent: HealthAgent, bus: EventPublisher, karpenter: Karpenter | None
+        self,
+        fleet: MachineFleet,
+        store: Store,
+        agent: HealthAgent,
+        bus: EventPublisher,
+        karpenter: Karpenter | None,
+        groups: NodeGroups,
     ) -> None:
         self.fleet = fleet
         self.store = store
         self.agent = agent
         self.bus = bus
         self.karpenter = karpenter
+        self.groups = groups
         self.injected: dict[str, InjectedFault] = {}
         self._numbers = itertools.count(1)
         self._random = random.Random()
@@ -183,7 +192,7 @@ class FaultInjector:
     def all_nodes(self) -> list[Node]:
         """Return every node that is up."""
         burst: list[Instance] = self.karpenter.instances if self.karpenter is not None else []
-        every: list[Node] = [*self.fleet.machines, *burst]
+        every: list[Node] = [*self.fleet.machines, *burst, *self.groups.instances]
         return [node for node in every if node.kubelet is not None and node.kubelet.is_on]
 
     def _choose_node(self, row: FaultDefinition, options: Json) -> Node:
@@ -230,7 +239,9 @@ class FaultInjector:
         return found
 
 
-def _node_kind(node: Node) -> Literal["hyperpod", "burst"]:
+def _node_kind(node: Node) -> NodeKind:
+    if isinstance(node, GroupInstance):
+        return "group"
     return "hyperpod" if isinstance(node, Machine) else "burst"
 
 
@@ -239,7 +250,7 @@ def _node_names(node: Node) -> tuple[str, str, str]:
 
 
 def _group_of(node: Node) -> str:
-    return node.group if isinstance(node, Machine) else ""
+    return node.group if isinstance(node, Machine | GroupInstance) else ""
 
 
 def kubelet_of(node: Node) -> Kubelet:
@@ -478,7 +489,9 @@ def _maintenance(table: FaultInjector, node: Node, options: Json, injected: Inje
         if injected.is_cleared or not table.is_present(node):
             return
         announce("closed", "RESOLVED")
-        if isinstance(node, Instance):
+        if isinstance(node, GroupInstance):
+            table.groups.terminate(node)
+        elif isinstance(node, Instance):
             if table.karpenter is not None:
                 table.karpenter.end_after(node, 0.0)
         elif node.operation is None:

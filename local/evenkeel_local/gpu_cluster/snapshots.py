@@ -83,7 +83,7 @@ def restore(cluster: GpuCluster, document: Json) -> None:
     kept = [
         (tuple(item["type"]), item["object"])
         for item in document["objects"]
-        if item["type"] != ["karpenter.sh", "nodeclaims"] and not _is_of_karpenter(item)
+        if item["type"] != ["karpenter.sh", "nodeclaims"] and not _is_launched_again(item)
     ]
     for key, obj in kept:
         if key == catalogue.DEFINITIONS.key:
@@ -107,9 +107,13 @@ def restore(cluster: GpuCluster, document: Json) -> None:
         )
 
 
-def _is_of_karpenter(item: Json) -> bool:
+def _is_launched_again(item: Json) -> bool:
     labels = item["object"]["metadata"].get("labels") or {}
-    return item["type"] == ["", "nodes"] and "karpenter.sh/nodepool" in labels
+    return item["type"] == ["", "nodes"] and not labels.keys().isdisjoint(_OTHER_NODES)
+
+
+_OTHER_NODES = ("karpenter.sh/nodepool", "eks.amazonaws.com/nodegroup")
+"""Labels of nodes that a restored cluster launches again."""
 
 
 def claim(folder: Path) -> None:

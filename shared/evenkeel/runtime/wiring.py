@@ -17,6 +17,7 @@ from evenkeel.ports import (
     Ids,
     Inbox,
     Ledger,
+    NodeGroups,
     Pager,
     Provider,
     RawEvents,
@@ -111,6 +112,12 @@ class World:
         from evenkeel.adapters.hyperpod import HyperPodProvider
 
         return HyperPodProvider(self.settings.hyperpod_cluster_arn)
+
+    @cached_property
+    def node_groups(self) -> NodeGroups:
+        from evenkeel.adapters.autoscaling import AutoScalingNodeGroups
+
+        return AutoScalingNodeGroups()
 
     @cached_property
     def checkpoints(self) -> CheckpointStore:

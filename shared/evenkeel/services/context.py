@@ -15,6 +15,7 @@ from evenkeel.ports import (
     Ids,
     Inbox,
     Ledger,
+    NodeGroups,
     Pager,
     PermanentError,
     Provider,
@@ -75,6 +76,7 @@ class Context:
     ledger: Ledger
     cluster: Cluster
     provider: Provider
+    node_groups: NodeGroups
     checkpoints: CheckpointStore
     workflows: Workflows
     tokens: Tokens

@@ -28,7 +28,7 @@ POLICY = RepairPolicy()
         ({"is_person_cordon": True}, "ACT", True, Owner.PERSON),
         ({"hyperpod_repairs": True}, "ACT", True, Owner.HYPERPOD),
         ({"hyperpod_repairs": True, "fault_key": "node:not_ready"}, "ACT", True, Owner.EVENKEEL),
-        ({"is_hyperpod": False}, "ACT", True, Owner.NONE),
+        ({"is_hyperpod": False}, "ACT", True, Owner.NODE_GROUP),
         ({"is_hyperpod": False, "is_karpenter": True}, "ACT", True, Owner.KARPENTER),
         ({"is_node_gone": True}, "ACT", True, Owner.EVENKEEL),
         ({"is_node_gone": True, "opt_out_reason": "Left to people."}, "STAND_DOWN", False, Owner.PERSON),

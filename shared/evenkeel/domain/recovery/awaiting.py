@@ -9,7 +9,7 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.plan import Owner
-from evenkeel.domain.recovery.repair_requests import KARPENTER, OWNERS, REPLACE, failure_since
+from evenkeel.domain.recovery.repair_requests import KARPENTER, NODE_GROUP, OWNERS, REPLACE, failure_since
 from evenkeel.domain.recovery.validation import CheckResult, Validity
 from evenkeel.domain.values import Value
 from evenkeel.domain.waiting import WaitAnswer
@@ -41,7 +41,7 @@ def node_back(
     """Answer when the node slot has a Ready node: a replacement, or the original after a new boot. None until then.
 
     After a replacement request the original node is never the answer, because it will be terminated. The wait also ends
-    if the provider reports that the request failed, or if a Karpenter node is gone: Karpenter fills no slot.
+    if the provider reports that the request failed, or if a node without a slot is gone: only HyperPod has slots.
 
     Args:
         slot_state: The node slot now.
@@ -51,7 +51,8 @@ def node_back(
         since: Time of the request.
         progress: Repair steps that the provider reported, oldest first.
     """
-    if owner == Owner.KARPENTER and rung in (REPLACE, KARPENTER) and not slot_state.original.is_there:
+    has_slot = owner not in (Owner.KARPENTER, Owner.NODE_GROUP)
+    if not has_slot and rung in (REPLACE, KARPENTER, NODE_GROUP) and not slot_state.original.is_there:
         return WaitAnswer(outcome=GONE, reason="The node is gone.")
     failure = failure_since(progress, since) if since is not None and rung and rung not in OWNERS else None
     if failure is not None:

@@ -19,9 +19,11 @@ class RepairRequest(Value):
     boot_id: str
     """Boot id of the node before the call. Another boot id later shows that the request took effect."""
     status_before: str = ""
-    """Provider status of the node before the call. Another status later shows that the request took effect."""
+    """Status of the node before the call, as HyperPod or its Auto Scaling group reports it."""
     requested_at: Instant
     incident_id: str = ""
+    group: str = ""
+    """Auto Scaling group of the node; empty for other nodes."""
     answer: str = ""
     """A `RepairAnswer`. Empty until the reply arrives, and after a crash: look for effects before a repetition."""
 

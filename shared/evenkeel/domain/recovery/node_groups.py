@@ -4,14 +4,15 @@
       no: REFUSE                          yes: AWAIT            yes: WATCH       no: REFUSE, LATER
 
 Every fact comes from the APIs of EC2 Auto Scaling and EKS. A label of the node proves nothing: many users can write it.
-
-No workflow calls this decision yet: RepairNode still asks a person to repair such a node.
 """
 
+from collections.abc import Sequence
 from datetime import timedelta
 from enum import StrEnum
 
+from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.recovery.repair_requests import ACCEPTED_ANSWERS, FAILED, NODE_GROUP, NOT_NOW, REPLACE
 from evenkeel.domain.values import Instant, Value
 
 IN_SERVICE = "InService"
@@ -26,6 +27,7 @@ _STARTING = (
     "RootVolumeReplaced",
 )
 """Lifecycle states that end without help. All others, such as Standby, need a person."""
+_REFUSED = (NOT_NOW, FAILED)
 _NEEDED_PROCESSES = ("Launch", "Terminate")
 """Processes of the group that a replacement needs. A person who suspends one of them stops replacements."""
 
@@ -74,6 +76,46 @@ class GroupFacts(Value):
     watched_at: Instant | None = None
     """Time since which Evenkeel waits for EKS node auto-repair."""
     now: Instant
+
+
+def group_facts(
+    instance_id: str,
+    cluster: str,
+    member: GroupMember | None,
+    group: NodeGroup | None,
+    requests: Sequence[RepairRequest],
+    *,
+    now: Instant,
+) -> GroupFacts:
+    """Return the facts, with the times of the recorded requests.
+
+    A request without a reply counts once the instance has left `InService`.
+
+    Args:
+        instance_id: Instance of the faulty node.
+        cluster: Cluster of the incident.
+        member: Membership of the instance now; None if it is in no group.
+        group: The recorded group of the instance, read again.
+        requests: Requests and marks for this node life, oldest first.
+        now: The current time.
+    """
+    is_serving = member is not None and member.lifecycle == IN_SERVICE
+    requested = [
+        each.requested_at
+        for each in requests
+        if (each.rung == REPLACE and (each.answer in ACCEPTED_ANSWERS or not (is_serving or each.answer in _REFUSED)))
+        or (each.rung == NODE_GROUP and each.status_before in _ENDING)
+    ]
+    watched = [each.requested_at for each in requests if each.rung == NODE_GROUP and each.status_before not in _ENDING]
+    return GroupFacts(
+        instance_id=instance_id,
+        cluster=cluster,
+        member=member,
+        group=group,
+        requested_at=requested[0] if requested else None,
+        watched_at=watched[0] if watched else None,
+        now=now,
+    )
 
 
 class GroupAction(StrEnum):

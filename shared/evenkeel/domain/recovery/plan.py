@@ -39,6 +39,8 @@ class Owner(StrEnum):
     EVENKEEL = "EVENKEEL"
     HYPERPOD = "HYPERPOD"
     KARPENTER = "KARPENTER"
+    NODE_GROUP = "NODE_GROUP"
+    """EC2 Auto Scaling group. RepairNode checks whether the node is in one."""
     PERSON = "PERSON"
     NONE = "NONE"
 
@@ -314,7 +316,8 @@ def _owner(facts: PlanFacts, name: str, first: str) -> tuple[Owner, str]:
     if facts.is_karpenter:
         return Owner.KARPENTER, f"{name}: Evenkeel drains the node, Karpenter terminates it, and the jobs move."
     if not facts.is_hyperpod:
-        return Owner.NONE, f"{name}: out of service, its jobs move, and a person must repair the node."
+        explanation = "its jobs move, and its Auto Scaling group replaces it; a person must, if it is in no group"
+        return Owner.NODE_GROUP, f"{name}: {explanation}."
     if facts.hyperpod_repairs and facts.fault_key.startswith(("hp:", "xid:")):
         explanation = "NodeRecovery is Automatic, so HyperPod repairs the node; Evenkeel moves the jobs"
         return Owner.HYPERPOD, f"{name}: {explanation}."

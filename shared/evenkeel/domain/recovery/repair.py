@@ -26,6 +26,7 @@ from evenkeel.domain.recovery.guardrails import (
     check_guardrails,
 )
 from evenkeel.domain.recovery.leases import Hold, RepairRequest
+from evenkeel.domain.recovery.node_groups import GroupAction, GroupFacts, choose_group_repair
 from evenkeel.domain.recovery.node_slot import SlotState
 from evenkeel.domain.recovery.plan import QUARANTINE_RUNGS, FaultTerms, Owner
 from evenkeel.domain.recovery.policy import RepairPolicy
@@ -37,6 +38,7 @@ from evenkeel.domain.recovery.repair_requests import (
     FAILURES,
     KARPENTER,
     NO_CAPACITY,
+    NODE_GROUP,
     NOT_NOW,
     OWNER,
     OWNERS,
@@ -99,6 +101,8 @@ class RepairFacts(Value):
     requests: tuple[RepairRequest, ...]
     """Every repair request for this node life, oldest first, including earlier incidents."""
     slot_state: SlotState
+    group: GroupFacts | None = None
+    """Auto Scaling group of the node; None unless the owner is NODE_GROUP."""
     validity: Validity
     """Validity of the node in the slot."""
     invalid_at: Instant | None = None
@@ -211,8 +215,8 @@ def _before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
 
 def _leave_to_owner(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision | None:
     """Return the decision if the node's owner repairs it first, or if it has no owner; None if Evenkeel repairs it."""
-    if facts.owner is Owner.NONE:
-        reason = "Neither HyperPod nor Karpenter manages this node: it stays out of service until a person acts."
+    if facts.owner is Owner.NONE or (facts.owner is Owner.NODE_GROUP and facts.group is None):
+        reason = "No owner of this node is known: it stays out of service until a person acts."
         return _decided(Repair.ASK_PERSON, reason).but(drains=True)
     if facts.owner is Owner.HYPERPOD and _has_rebooted_since_opening(facts) and facts.validity.is_valid:
         return _decided(Repair.HEALTHY, "HyperPod has already rebooted the node.")
@@ -256,6 +260,8 @@ def _after_request(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy
         return _after_failure(facts, failure, policy)
     if facts.owner is Owner.KARPENTER and not facts.slot_state.original.is_there:
         return _decided(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
+    if facts.group is not None and facts.group.requested_at is not None:
+        return _by_group(facts, facts.group, policy) or _decided(Repair.AWAIT, f"The {last.rung} is in progress.")
     if last.rung == REBOOT and _has_rebooted(facts, last):
         return _after_reboot(facts, last, policy)
     if last.answer in ("", UNKNOWN):
@@ -330,11 +336,14 @@ def _after_owner(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) 
 
     Source: docs/ownership.md, "Who repairs a node".
     """
-    owner = "Karpenter" if facts.owner is Owner.KARPENTER else "HyperPod"
+    owner = _OWNER_NAMES.get(facts.owner, "HyperPod")
     if facts.owner is Owner.KARPENTER and not facts.slot_state.original.is_there:
         return _decided(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
     if facts.validity.is_valid and (_has_rebooted(facts, last) or facts.has_recovered):
         return _decided(Repair.HEALTHY, f"{owner} repaired the node.")
+    by_group = _by_group(facts, facts.group, policy) if facts.group is not None else None
+    if by_group is not None:
+        return by_group
     deadline = deadline_of(last, policy, facts.slot_state, facts.progress)
     if facts.now < deadline:
         return _decided(Repair.AWAIT, f"{owner} repairs this node itself: Evenkeel waits.")
@@ -366,6 +375,8 @@ def _after_failure(facts: RepairFacts, failure: RepairProgress, policy: RepairPo
 
 def _without_node(facts: RepairFacts, since: datetime, policy: RepairPolicy) -> RepairDecision:
     """Decide when the node disappeared before any request: wait for its replacement."""
+    if facts.owner is Owner.NODE_GROUP:
+        return _decided(Repair.NOT_NEEDED, "The node is gone; its Auto Scaling group keeps its number of nodes.")
     if facts.owner is not Owner.KARPENTER and facts.now < since + timedelta(seconds=policy.replace_deadline_seconds):
         return _decided(Repair.AWAIT, "The node is gone; Evenkeel waits for its replacement.")
     return _decided(Repair.NOT_NEEDED, "The node is gone, and no replacement came.")
@@ -398,6 +409,9 @@ def _next_rung(
     exhausted = _end_of_ladder(facts, policy, prefix)
     if exhausted is not None:
         return exhausted
+    by_group = _by_group(facts, facts.group, policy) if facts.group is not None else None
+    if by_group is not None:
+        return by_group.but(reason=f"{prefix}{by_group.reason}")
     rung, skipped = _first_open_rung(facts, policy)
     if not rung:
         return _decided(Repair.ASK_PERSON, f"{prefix}No rung is left for {facts.terms.name}.", *skipped)
@@ -463,8 +477,8 @@ def _first_open_rung(facts: RepairFacts, policy: RepairPolicy) -> tuple[str, lis
     for rung in facts.ladder:
         if rung == DIAGNOSE and facts.invalid_at is not None and facts.invalid_at >= facts.opened_at:
             skipped.append((DIAGNOSE, "the node already failed validation"))
-        elif rung == REBOOT and facts.owner is Owner.KARPENTER:
-            skipped.append((REBOOT, "Evenkeel does not reboot Karpenter nodes"))
+        elif rung == REBOOT and facts.owner in _OWNER_NAMES:
+            skipped.append((REBOOT, "Evenkeel reboots only HyperPod nodes"))
         elif rung == REBOOT and facts.returns >= policy.lemon_returns:
             skipped.append((REBOOT, f"the node returned to service {facts.returns} times lately and failed again"))
         elif rung == REBOOT and _reboots_are_used(facts):
@@ -522,11 +536,32 @@ def _rung_reason(facts: RepairFacts, rung: str) -> str:
         return f"{name}: a reboot may clear the fault, is quickest and keeps the node."
     if facts.owner is Owner.KARPENTER:
         return f"{name}: Karpenter drains and terminates the node."
+    if facts.group is not None:
+        return f"{name}: the Auto Scaling group of the node replaces it."
     if REBOOT in facts.ladder:
         return f"{name}: a reboot did not help or would not last, so Evenkeel replaces the node."
     if REBOOT in facts.terms.ladder:
         return f"{name}: HyperPod asks for a replacement."
     return f"{name}: a reboot does not clear this fault, so Evenkeel replaces the node."
+
+
+def _by_group(facts: RepairFacts, group: GroupFacts, policy: RepairPolicy) -> RepairDecision | None:
+    """Return the decision about a node of an Auto Scaling group; None if Evenkeel may terminate its instance."""
+    decided = choose_group_repair(group, policy)
+    if decided.action is GroupAction.TERMINATE:
+        return None
+    if decided.action in (GroupAction.REFUSE, GroupAction.ASK_PERSON):
+        return _decided(Repair.ASK_PERSON, decided.reason).but(drains=True)
+    if decided.action is GroupAction.REPLACED:
+        return _decided(Repair.NOT_NEEDED, decided.reason)
+    if decided.action is GroupAction.LATER or not facts.slot_state.original.is_there:
+        return _decided(Repair.PAUSE, decided.reason).but(wait_seconds=policy.retry_seconds)
+    is_recorded = group.requested_at is not None or group.watched_at is not None
+    return _decided(Repair.AWAIT, decided.reason).but(awaited_owner="" if is_recorded else NODE_GROUP)
+
+
+_OWNER_NAMES = {Owner.KARPENTER: "Karpenter", Owner.NODE_GROUP: "EKS"}
+"""Owners of nodes outside HyperPod."""
 
 
 def _decided(action: Repair, reason: str, *other: tuple[str, str]) -> RepairDecision:

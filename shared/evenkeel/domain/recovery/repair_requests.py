@@ -8,10 +8,10 @@ from evenkeel.domain.recovery.node_slot import DEEP_CHECK_RUNNING, RUNNING_STATU
 from evenkeel.domain.recovery.policy import RepairPolicy
 
 DIAGNOSE, REBOOT, REPLACE = "diagnose", "reboot", "replace"
-OWNER, KARPENTER = "owner", "karpenter"
-"""Rungs without a request by Evenkeel: HyperPod (`owner`) or Karpenter repairs. The recorded request only marks the
-time from which Evenkeel waits."""
-OWNERS = (OWNER, KARPENTER)
+OWNER, KARPENTER, NODE_GROUP = "owner", "karpenter", "node_group"
+"""Rungs without a request by Evenkeel: HyperPod (`owner`), Karpenter, or EKS for a node group repairs. The recorded
+request only marks the time from which Evenkeel waits."""
+OWNERS = (OWNER, KARPENTER, NODE_GROUP)
 
 ACCEPTED, IN_USE, NOT_NOW, NO_SUCH_NODE, FAILED, UNKNOWN = (
     "ACCEPTED",
@@ -51,6 +51,8 @@ def deadline_of(
     """
     if request.rung == KARPENTER:
         return request.requested_at + timedelta(seconds=policy.karpenter_deadline_seconds)
+    if request.rung == NODE_GROUP:
+        return request.requested_at + timedelta(seconds=policy.owner_deadline_seconds)
     if request.rung == OWNER:
         if slot_state is None or not owner_acted(request, slot_state, progress):
             return request.requested_at + timedelta(seconds=policy.takeover_seconds)

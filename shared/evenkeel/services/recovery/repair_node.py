@@ -15,11 +15,13 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.incidents import Incident, JobAction
 from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.nodes import INSTANCE_ID
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.approval import beyond_approval, is_approved
 from evenkeel.domain.recovery.guardrails import GuardedAction, GuardFacts, check_guardrails
 from evenkeel.domain.recovery.leases import RepairLease, RepairRequest
 from evenkeel.domain.recovery.modes import mode_now
+from evenkeel.domain.recovery.node_groups import GroupFacts, group_facts
 from evenkeel.domain.recovery.node_slot import find_slot_state
 from evenkeel.domain.recovery.opt_out import opt_out_reason
 from evenkeel.domain.recovery.plan import FaultTerms, Owner, provider_busy_reason, why_not_allowed
@@ -214,26 +216,26 @@ def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> R
     )
     window = timedelta(hours=context.policy.repair.flap_window_hours)
     fault = IncidentFault.of(incident, context.policy.catalogue)
+    owner = Owner(incident.plan.owner) if incident.plan and incident.plan.owner else Owner.EVENKEEL
+    not_allowed = _not_allowed(
+        incident, fault, context.mode, drills_may_act=incident_record.drill_may_act(incident, context)
+    )
     return RepairFacts(
         incident_id=incident.incident_id,
         life=incident.life,
         fault_key=incident.fault_key,
         fault=FaultTerms.of(fault.fault),
         ladder=fault.node_rungs,
-        owner=Owner(incident.plan.owner) if incident.plan and incident.plan.owner else Owner.EVENKEEL,
+        owner=owner,
         opened_at=incident.opened_at,
         boot_id_at_opening=incident.boot_id,
         has_recovered=recovered is not None and recovered > (incident.last_signal_at or incident.first_signal_at),
-        not_allowed=_not_allowed(
-            incident,
-            fault,
-            context.mode,
-            drills_may_act=incident_record.drill_may_act(incident, context),
-        ),
+        not_allowed=not_allowed,
         is_person_cordon=own_node is not None and own_node.is_cordoned and own_node.incident_id is None,
         lease_holder=_other_holder(lease, incident, context.ledger),
         requests=asks,
         slot_state=slot_state,
+        group=_load_group(incident, asks, context) if owner is Owner.NODE_GROUP and not not_allowed else None,
         validity=judge_node(observed, expected=expected_accelerators(kind, peers)),
         invalid_at=incident.invalid_at,
         deep_check_failed_at=_deep_check_failed_at(incident),
@@ -248,6 +250,15 @@ def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> R
         hold=guardrails.GuardrailInputs(context).hold_on(incident),
         now=context.now,
     )
+
+
+def _load_group(incident: Incident, requests: tuple[RepairRequest, ...], context: Context) -> GroupFacts:
+    instance_id = incident.life.instance_id
+    is_instance = INSTANCE_ID.fullmatch(instance_id) is not None
+    member = context.node_groups.member(instance_id) if is_instance else None
+    recorded = next((each.group for each in reversed(requests) if each.group), "")
+    group = context.node_groups.group(recorded) if recorded and member is None else None
+    return group_facts(instance_id, incident.life.cluster, member, group, requests, now=context.now)
 
 
 def _not_allowed(incident: Incident, fault: IncidentFault, mode: Mode, *, drills_may_act: bool) -> str:
@@ -328,7 +339,9 @@ def _call(step: _Step, context: Context) -> Outcome:
     _record_ask(step, ask, enters, context.ledger)
     instance_id = incident.life.instance_id
     try:
-        if facts.owner is Owner.KARPENTER:
+        if facts.owner is Owner.NODE_GROUP:
+            answer = str(context.node_groups.terminate(instance_id))
+        elif facts.owner is Owner.KARPENTER:
             answer = str(context.cluster.delete_node(incident.life.cluster, incident.node_name, instance_id))
         else:
             answer = str(
@@ -352,13 +365,16 @@ def _call(step: _Step, context: Context) -> Outcome:
 
 def _ask(facts: RepairFacts, rung: str, answer: str) -> RepairRequest:
     original = facts.slot_state.original
+    member = facts.group.member if facts.group else None
+    status = original.record.status if original.record else ""
     return RepairRequest(
         rung=rung,
         life=facts.life,
         boot_id=original.node.boot_id if original.node else facts.boot_id_at_opening,
-        status_before=original.record.status if original.record else "",
+        status_before=member.lifecycle if member else status,
         requested_at=facts.now,
         incident_id=facts.incident_id,
+        group=member.group.name if member else "",
         answer=answer,
     )
 

@@ -1,0 +1,239 @@
+"""The whole recovery of a node that neither HyperPod nor Karpenter manages."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.incidents import Incident, IncidentState
+from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.nodes import FleetNode, Node, NodeLife
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.recovery.leases import RepairRequest
+from evenkeel.domain.recovery.node_groups import GroupMember, NodeGroup
+from evenkeel.domain.resources import Resources
+from evenkeel.ports import Put, RepairAnswer, Unreachable
+from evenkeel.services.recovery import plan_recovery, repair_node
+from evenkeel.services.storage import rows
+from tests.crash_points import MARKS
+from tests.fakes import CrashPlan, crashing
+from tests.fakes.cluster import CLUSTER, a_node, instance_id
+from tests.fakes.crashes import CrashTiming
+from tests.fakes.node_groups import InMemoryNodeGroups
+from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, say
+
+FAULTY = instance_id(1)
+GROUP = NodeGroup(name="eks-workers", cluster=CLUSTER, nodegroup="workers", desired=3, in_service=3)
+
+
+class GroupScenario(RecoveryScenario):
+    """A fleet whose nodes belong to an Auto Scaling group of a managed node group."""
+
+    def __init__(self, group: NodeGroup | None = GROUP, **changes: Any) -> None:
+        self.has_capacity = True
+        self.turns = self.eks_terminates_at = 0
+        super().__init__(**changes)
+        self.groups = InMemoryNodeGroups(is_slow=True)
+        self.node_groups: Any = crashing(self.groups, self.plan, "terminate")
+        born = self.now
+        for number in range(1, self.size + 1):
+            del self.world.provider.by_id[instance_id(number)]
+            name = a_node(number).name
+            seen = self.world.cluster.set_node(name, hyperpod_cluster_id=None, created_at=born)
+            life = NodeLife(cluster=CLUSTER, instance_id=instance_id(number), launched_at=born)
+            stored = FleetNode.seen(Node(life=life, kubernetes=seen), Resources(accelerators=8), born)
+            self.world.ledger.commit(Put(rows.node_row(CLUSTER, instance_id(number), stored.to_json(), 0, None)))
+            if group:
+                self.groups.put(GroupMember(instance_id=instance_id(number), group=group, lifecycle="InService"))
+
+    def context(self, **given: Any) -> Any:
+        return super().context(**{"node_groups": self.node_groups, **given})
+
+    def turn(self) -> None:
+        self.turns += 1
+        if self.turns == self.eks_terminates_at:
+            self.change(lifecycle="Terminating")
+        elif self.has_capacity:
+            for gone, launched in self.groups.finish():
+                self.replace(gone, launched)
+        super().turn()
+
+    def replace(self, gone: str, launched: str) -> None:
+        node = next(each for each in self.world.cluster.by_name.values() if each.instance_id == gone)
+        self.world.cluster.remove_node(node.name)
+        self.world.cluster.add_node(
+            node.but(name=f"ip-{launched}", instance_id=launched, labels={}, is_cordoned=False, incident_id=None)
+        )
+
+    def change(self, **changes: Any) -> None:
+        """Change the membership of the faulty node."""
+        member = self.groups.member(FAULTY)
+        assert member
+        self.groups.put(member.but(**changes))
+
+    def fault(self) -> "GroupScenario":
+        self.sicken(source="kubernetes.node", fault_key="xid:79", observed_at=self.now)
+        self.mark(FAULTY, "NvidiaErrorTerminate")
+        return self
+
+    def requests(self) -> tuple[RepairRequest, ...]:
+        return self.lease.requests if self.lease else ()
+
+
+def test_group_replaces_a_faulty_node_without_a_person() -> None:
+    recovery = GroupScenario().fault()
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert recovery.groups.terminated == [FAULTY]
+    assert recovery.incident.node_branch == "GONE"
+    assert recovery.world.pager.pages == []
+    assert recovery.job.state is JobState.RUNNING
+    assert recovery.groups.group(GROUP.name) == GROUP
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda it: it.change(is_protected=True), "protected from scale-in"),
+        (lambda it: it.change(lifecycle="Standby"), "Standby"),
+        (lambda it: it.groups.set_group(GROUP.but(suspended=("Launch",))), "suspended Launch"),
+        (lambda it: it.groups.set_group(GROUP.but(cluster="other")), "belongs to cluster other"),
+        (lambda it: it.groups.set_group(GROUP.but(cluster="")), "no tag of a cluster"),
+    ],
+    ids=["protected", "standby", "suspended", "other-cluster", "no-cluster"],
+)
+def test_person_repairs_a_node_that_its_group_must_keep(change: Callable[[GroupScenario], None], reason: str) -> None:
+    recovery = GroupScenario().fault()
+    change(recovery)
+
+    assert recovery.recover() == IncidentState.WAITING_FOR_PERSON
+    assert recovery.groups.terminated == []
+    assert reason in recovery.incident.outcome
+    assert recovery.job.state is JobState.RUNNING
+
+
+def test_person_repairs_a_node_outside_every_group() -> None:
+    recovery = GroupScenario(group=None).fault()
+
+    assert recovery.recover() == IncidentState.WAITING_FOR_PERSON
+    assert "is in no Auto Scaling group" in recovery.incident.outcome
+
+
+def test_evenkeel_waits_for_auto_repair_of_eks() -> None:
+    recovery = GroupScenario(GROUP.but(has_auto_repair=True)).fault()
+    recovery.eks_terminates_at = 3
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert recovery.groups.terminated == []
+    assert [each.rung for each in recovery.requests()] == ["node_group"]
+
+
+def test_auto_repair_that_does_nothing_ends_with_a_page_and_no_termination() -> None:
+    recovery = GroupScenario(GROUP.but(has_auto_repair=True)).fault()
+
+    assert recovery.recover() == IncidentState.WAITING_FOR_PERSON
+    assert recovery.groups.terminated == []
+    assert "did not replace" in recovery.incident.outcome
+
+
+def test_termination_of_another_program_is_awaited() -> None:
+    recovery = GroupScenario().fault()
+    recovery.change(lifecycle="Terminating")
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert recovery.groups.terminated == []
+
+
+def test_missing_capacity_ends_with_a_page_and_one_termination() -> None:
+    recovery = GroupScenario().fault()
+    recovery.has_capacity = False
+
+    assert recovery.recover() == IncidentState.WAITING_FOR_PERSON
+    assert recovery.groups.terminated == [FAULTY]
+
+
+def test_nothing_is_asked_of_the_group_without_permission_to_act() -> None:
+    recovery = GroupScenario(mode=Mode.OBSERVE).fault()
+
+    assert recovery.recover() == IncidentState.OBSERVED
+    assert recovery.groups.terminated == []
+
+
+def test_approval_covers_the_replacement() -> None:
+    recovery = GroupScenario(mode=Mode.RECOMMEND).fault()
+    asked: list[Incident] = []
+
+    def approve() -> None:
+        if not asked:
+            asked.append(say(recovery))
+
+    recovery.meanwhile = approve
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert recovery.groups.terminated == [FAULTY]
+
+
+def test_hold_delays_the_termination() -> None:
+    recovery = GroupScenario().fault()
+    recovery.state("PlanRecovery", plan_recovery)
+    recovery.hold()
+
+    assert recovery.state("RepairNode", repair_node).outcome == "HELD"
+    assert recovery.groups.terminated == []
+
+
+def test_opt_out_forbids_the_termination() -> None:
+    recovery = GroupScenario().fault()
+    recovery.state("PlanRecovery", plan_recovery)
+    node = a_node(1).name
+    labels = {**recovery.world.cluster.by_name[CLUSTER, node].labels, "evenkeel.io/automation": "off"}
+    recovery.world.cluster.set_node(node, labels=labels)
+
+    assert recovery.state("RepairNode", repair_node).outcome == "STAND_DOWN"
+    assert recovery.groups.terminated == []
+
+
+class NoReply:
+    """A group whose termination takes effect, or not, without a reply."""
+
+    def __init__(self, groups: InMemoryNodeGroups, *, arrives: bool) -> None:
+        self.groups = groups
+        self.arrives = arrives
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.groups, name)
+
+    def terminate(self, instance_id: str) -> RepairAnswer:
+        self.calls += 1
+        if self.arrives or self.calls > 1:
+            self.groups.terminate(instance_id)
+        if self.calls > 1:
+            return RepairAnswer.ACCEPTED
+        raise Unreachable("no reply")
+
+
+@pytest.mark.parametrize(("arrives", "calls"), [(True, 1), (False, 2)])
+def test_termination_without_a_reply_is_repeated_only_without_effect(arrives: bool, calls: int) -> None:
+    recovery = GroupScenario().fault()
+    recovery.node_groups = NoReply(recovery.groups, arrives=arrives)
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert (recovery.node_groups.calls, recovery.groups.terminated) == (calls, [FAULTY])
+
+
+def effects() -> Iterator[Any]:
+    recovery = GroupScenario().fault()
+    recovery.recover()
+    for number, name in enumerate(recovery.plan.effects, start=1):
+        for when, marks in MARKS.items():
+            yield pytest.param(number, when, id=f"{when}-{number}-{name}", marks=marks)
+
+
+@pytest.mark.parametrize(("number", "when"), list(effects()))
+def test_crash_at_any_effect_terminates_one_instance(number: int, when: CrashTiming) -> None:
+    recovery = GroupScenario(plan=CrashPlan(at=number, when=when)).fault()
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert recovery.crashes == 1
+    assert recovery.groups.terminated == [FAULTY]
