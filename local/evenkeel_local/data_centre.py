@@ -183,7 +183,7 @@ class DataCentre:
         self.deployer.client("s3").create_bucket(Bucket=CHECKPOINTS_BUCKET, CreateBucketConfiguration=place)
 
     def _start_gpu_cluster(self, fleet: FleetShape, say: Say) -> None:
-        self.node_count = fleet.nodes
+        self.node_count = fleet.nodes + sum(int(group["count"]) for group in fleet.node_groups)
         say(f"starting the GPU cluster ({fleet.nodes} nodes, {fleet.instance_type})")
         identity = make_user(self.deployer, SERVICES_USER, _CLUSTER_STATEMENTS)
         self._start_cluster = functools.partial(

@@ -406,6 +406,7 @@ def shared_node(run: ScenarioRun) -> None:
 
 
 SIZES: Final = {"minNodes": 1, "maxNodes": 3}
+GROUP_TYPE: Final = "p5.48xlarge"
 
 
 def elastic(run: ScenarioRun) -> None:
@@ -453,6 +454,45 @@ def node_lost(run: ScenarioRun) -> None:
     job.at_size(3)
     job.ends_well(attempts=3)
     run.check("the plan was to shrink the job", "SHRINK" in job.timeline(), job.timeline())
+
+
+def node_group(run: ScenarioRun) -> None:
+    """EKS without Karpenter and HyperPod: a GPU fails, and an Auto Scaling group replaces the node without a person."""
+    run.classes(normal=1)
+    run.team("red", 24, GROUP_TYPE)
+    work = TrainingWork(nodes=2, steps=400, checkpoint_every=4, step_seconds=0.12)
+    job = run.submit("training", work, team="red").reach(9)
+    node = job.node(1)
+    before = _instances(run)
+    run.centre.cluster.inject("gpu-xid79", node=node)
+    run.note("world", f"A GPU of {node} falls off the bus (Xid 79).")
+
+    def incident() -> Json:
+        found = run.client.get("/incidents", pageSize=100)["items"]
+        return next((each for each in found if each["node"]["instanceId"] == before[node]), {})
+
+    settled = run.wait("the incident to settle", lambda: incident().get("state") in SETTLED and incident())
+    run.check("the recovery needs no person", settled["state"] == "RECOVERED", settled["outcome"])
+    run.wait("the group to be complete", lambda: len(_instances(run)) == run.centre.node_count)
+    after = _instances(run)
+    run.check("the group replaced exactly the faulty node", _gone(before, after) == {before[node]}, after)
+    job.ends_well(attempts=2)
+    resumed = job.attempt(2)["resumeFrom"]
+    run.check("the job resumes from a checkpoint", resumed["step"] >= 4, resumed)
+
+
+def _instances(run: ScenarioRun) -> dict[str, str]:
+    """Return the instance id of each Ready node, by the node's name."""
+    nodes = run.centre.cluster.get("/api/v1/nodes")["items"]
+    return {
+        node["metadata"]["name"]: node["spec"]["providerID"].rpartition("/")[2]
+        for node in nodes
+        if any(each["type"] == "Ready" and each["status"] == "True" for each in node["status"]["conditions"])
+    }
+
+
+def _gone(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    return set(before.values()) - set(after.values())
 
 
 def preempted_for_interrupted(run: ScenarioRun) -> None:
@@ -689,6 +729,7 @@ class Scenario:
 
 
 _SLOW_REPAIRS: Final = FleetShape(nodes=3, delays={**FleetShape().delays, "replace": 30.0})
+_NODE_GROUP: Final = FleetShape(nodes=0, node_groups=({"name": "workers", "instanceType": GROUP_TYPE, "count": 3},))
 
 SCENARIOS: Final = {
     scenario.name: scenario
@@ -703,6 +744,7 @@ SCENARIOS: Final = {
         Scenario("inference-burst", inference_burst, FleetShape(nodes=1)),
         Scenario("plan-ends", plan_ends, FleetShape(nodes=1)),
         Scenario("node-lost", node_lost, _SLOW_REPAIRS),
+        Scenario("node-group", node_group, _NODE_GROUP),
         Scenario("place-taken", preempted_for_interrupted, _SLOW_REPAIRS),
     )
 }

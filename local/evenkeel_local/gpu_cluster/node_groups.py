@@ -1,7 +1,7 @@
 """EC2 Auto Scaling groups of EKS nodes: each group keeps its number of nodes.
 
 Modelled: launches up to the desired capacity, missing capacity, suspended processes, protection from scale-in,
-termination of one instance, and EKS node auto-repair of a managed node group. Not modelled: lifecycle hooks, health
+and termination of one instance. EKS node auto-repair of a managed node group. Not modelled: lifecycle hooks, health
 checks of EC2, scaling policies, warm pools.
 
 Source: the user guides of Amazon EC2 Auto Scaling and Amazon EKS.

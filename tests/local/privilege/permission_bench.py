@@ -32,7 +32,7 @@ from evenkeel.adapters.kubernetes import KubernetesApi
 from evenkeel.adapters.system import RandomIds
 from evenkeel.domain.health.incidents import NodeFact
 from evenkeel.domain.health.policy import WatchPolicy
-from evenkeel.domain.nodes import INCIDENT_ANNOTATION, Node, join_nodes
+from evenkeel.domain.nodes import INCIDENT_ANNOTATION, KubernetesNode, Node, join_nodes
 from evenkeel.domain.recovery.validation import FAULT_TYPES
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Delete, Put, Row, Table
@@ -65,13 +65,18 @@ _NO_BODY: Final = re.compile(r"\bNotAllowed: .*\b(403|Forbidden)\b")
 """S3 answers HEAD without a body: the refusal has a status, and no words."""
 
 
+NODE_GROUP: Final = "workers"
+"""An EKS managed node group of one node."""
+
+
 @dataclass(frozen=True)
 class QuietFleetShape(FleetShape):
     """Nodes that authorize every request again, and start quickly."""
 
     def config(self) -> dict[str, Any]:
         quick = {"boot": 0.2, "reboot": 0.5, "replace": 0.5}
-        return {**super().config(), "authCacheSeconds": 0, "delays": {**self.delays, **quick}}
+        groups = [{"name": NODE_GROUP, "count": 1, "launch": 0.2}]
+        return {**super().config(), "authCacheSeconds": 0, "delays": {**self.delays, **quick}, "nodeGroups": groups}
 
 
 @dataclass(frozen=True)
@@ -314,9 +319,18 @@ class PermissionBench:
         self.nodes[place] = until(found, f"a machine in the node slot {slot}")  # type: ignore[assignment]  # until it is one
 
     def _machines(self) -> list[Node]:
-        """Return the nodes, both control planes' views joined."""
+        """Return HyperPod's nodes, both control planes' views joined."""
         found = join_nodes(self.cluster.nodes(self.cluster_name), self.provider.nodes(), self.cluster_name)
-        return list(found)
+        return [node for node in found if node.provider]
+
+    def await_node_of_group(self) -> KubernetesNode:
+        """Wait until the node group has a Ready node, and return the node."""
+
+        def found() -> KubernetesNode | None:
+            nodes = self.cluster.nodes(self.cluster_name)
+            return next((node for node in nodes if node.pool == NODE_GROUP and node.is_ready), None)
+
+        return until(found, f"a node of group {NODE_GROUP}")  # type: ignore[return-value]  # until it is one
 
     def put(self, *found: Row) -> None:
         """Store rows as they are, whatever was there."""

@@ -593,11 +593,29 @@ def returns_a_karpenter_machine(stage: PermissionBench) -> Json:
     incident = planned(
         stage, life=life, slot=life.key, pool="burst", node_name=name, boot_id="", fault_key="node:not_ready"
     )
+    return of_incident(owned(stage, incident, "KARPENTER"))
+
+
+def owned(stage: PermissionBench, incident: Incident, owner: str) -> Incident:
+    """Store the incident with another owner of the repair."""
     assert incident.plan
-    incident = incident.but(plan=incident.plan.but(owner="KARPENTER"))
+    changed = incident.but(plan=incident.plan.but(owner=owner))
     stage.forget(rows.incident_key(incident.incident_id))
-    stage.put(rows.incident_row(incident, 0))
-    return of_incident(incident)
+    stage.put(rows.incident_row(changed, 0))
+    return changed
+
+
+@probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "REQUESTED")
+def replaces_a_node_of_a_group(stage: PermissionBench) -> Json:
+    node = stage.await_node_of_group()
+    assert node.instance_id
+    assert node.created_at
+    life = NodeLife(cluster=stage.cluster_name, instance_id=node.instance_id, launched_at=node.created_at)
+    registered(stage, RegisterName.REPAIRS)
+    incident = planned(
+        stage, life=life, slot=life.key, pool=node.pool, node_name=node.name, boot_id="", fault_key="xid:79"
+    )
+    return of_incident(owned(stage, incident, "NODE_GROUP"))
 
 
 @contextmanager
