@@ -15,7 +15,7 @@ from evenkeel.domain.resources import Resources
 from evenkeel.ports import Put, RepairAnswer, Unreachable
 from evenkeel.services.recovery import plan_recovery, repair_node
 from evenkeel.services.storage import rows
-from tests.crash_points import MARKS
+from tests.crash_points import marks_at
 from tests.fakes import CrashPlan, crashing
 from tests.fakes.cluster import CLUSTER, a_node, instance_id
 from tests.fakes.crashes import CrashTiming
@@ -226,8 +226,8 @@ def effects() -> Iterator[Any]:
     recovery = GroupScenario().fault()
     recovery.recover()
     for number, name in enumerate(recovery.plan.effects, start=1):
-        for when, marks in MARKS.items():
-            yield pytest.param(number, when, id=f"{when}-{number}-{name}", marks=marks)
+        for when in CrashTiming:
+            yield pytest.param(number, when, id=f"{when}-{number}-{name}", marks=marks_at(number, when))
 
 
 @pytest.mark.parametrize(("number", "when"), list(effects()))
