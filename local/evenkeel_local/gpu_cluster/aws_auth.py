@@ -23,6 +23,7 @@ _CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/")
 NO_TAGS: Mapping[str, str] = MappingProxyType({})
 IAM_VERSION = "2010-05-08"
 UNSUPPORTED = b"Unsupported service"
+_ON_GROUPS = ("eks:DescribeNodegroup", "autoscaling:TerminateInstanceInAutoScalingGroup")
 FUNCTIONS_PATH = "/2015-03-31/functions/"
 HOP_HEADERS = frozenset({"connection", "transfer-encoding", "content-length", "expect", "keep-alive"})
 
@@ -102,10 +103,16 @@ class EngineAuth:
         return principal
 
     def _read_signature(self, answer: EngineResponse, action: str) -> None:
-        """Accept "unsupported service": the engine checks the signature first, so it is valid."""
+        """Accept "unsupported service": the engine checks the signature first, so it is valid.
+
+        The engine knows neither node groups nor Auto Scaling groups, so it may refuse the action itself. `_decide` then
+        decides with the ARN and the tags of the group.
+        """
         if UNSUPPORTED in answer.body:
             return
         if action.startswith("eks:") and answer.status in (200, 404):
+            return
+        if action in _ON_GROUPS and f"not authorized to perform: {action}".encode() in answer.body:
             return
         raise _relayed(answer)
 
