@@ -39,7 +39,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import Put, Table
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.scheduling import schedule_jobs
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows, quota_rows
 from evenkeel_local.engine import Engine
 from evenkeel_local.identities import Credentials, bootstrap, make_user
 from tests.contract.test_ledger import make_tables
@@ -164,7 +164,7 @@ def _run_cycles(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]]]:
 
 
 def _tree() -> dict[str, Any]:
-    key = rows.tree_key()
+    key = quota_rows.tree_key()
     return {"pk": {"S": key.pk}, "sk": {"S": key.sk}}
 
 
@@ -257,7 +257,7 @@ def _a_queue(credentials: Credentials, prefix: str, jobs: int) -> int:
         for number in range(jobs)
     ]
     for start in range(0, jobs, 100):
-        ledger.commit(*(Put(rows.job_row(job, 0)) for job in waiting[start : start + 100]))
+        ledger.commit(*(Put(job_rows.job_row(job, 0)) for job in waiting[start : start + 100]))
     return nodes
 
 
@@ -292,7 +292,7 @@ class _AdmissionBench:
             RuntimeError: A job has no charge, or is still pending.
         """
         ledger = DynamoLedger(_names(prefix), self.credentials.client("dynamodb"))
-        tree = rows.tree_key()
+        tree = quota_rows.tree_key()
         charges = len(ledger.partition(tree.table, tree.pk, "CHARGE#"))
         waiting = ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", limit=1).rows
         if charges != self.jobs or waiting:

@@ -23,7 +23,7 @@ from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
 from evenkeel.ports import Conflict, Ledger, Put, Table, Throttled, Unreachable, Write, get_all
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.attempts.launch_job import LaunchOutcome
-from evenkeel.services.storage import rows, team_setup
+from evenkeel.services.storage import job_rows, rows, team_setup
 from tests.fakes.crashes import Crash
 from tests.unit.services_jobs import admission_audit
 from tests.unit.services_jobs.job_scenario import JobScenario
@@ -254,7 +254,7 @@ class _LoadTest:
         return bool(self.scenario.ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", limit=1).rows)
 
     def read(self, names: Iterable[str]) -> dict[str, Job]:
-        found = get_all(self.scenario.ledger, map(rows.job_key, names)).values()
+        found = get_all(self.scenario.ledger, map(job_rows.job_key, names)).values()
         return {job.job_id: job for job in (rows.read(row, Job) for row in found)}
 
     def _move(self, job: Job, seen: Attempt, dice: random.Random) -> None:

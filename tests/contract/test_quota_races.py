@@ -12,7 +12,7 @@ import pytest
 
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.ports import Ledger, Table
-from evenkeel.services.storage import read_charges, rows
+from evenkeel.services.storage import job_rows, read_charges
 from tests.contract.test_ledger import ledger as three_beds
 from tests.fakes import InMemoryLedger
 from tests.interleaving import InterleavedLedger, at_every_point
@@ -147,7 +147,7 @@ def test_cycle_reads_again_if_a_settlement_is_partly_visible() -> None:
     scenario = JobScenario(size=2)
     alpha, beta = alpha_and_beta(scenario, "default")
     end_pods(scenario, alpha)
-    running = scenario.world.ledger.get(rows.job_key(alpha.job_id))
+    running = scenario.world.ledger.get(job_rows.job_key(alpha.job_id))
     scenario.settle(alpha.job_id)
     torn = HalfVisible(scenario.world.ledger, running)
     scenario.ledger = torn  # type: ignore[assignment]

@@ -13,7 +13,7 @@ from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState, ResizeRequest
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.ports import LaunchSpec, Row
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import incident_rows, job_rows, quota_rows, rows
 from tests.fakes.cluster import CLUSTER
 from tests.simulator.elastic_scenario import PASSES_EVERY, GrowthAttempt
 from tests.simulator.invariants import Changes, CheckTrigger, held_charges, invariant_check
@@ -37,12 +37,12 @@ def sizes_of(spec: JobSpec) -> set[int]:
 
 
 def _job(world: "Simulation", job_id: str) -> Job:
-    found: Job = rows.read(world.ledger.rows[rows.job_key(job_id)], Job)
+    found: Job = rows.read(world.ledger.rows[job_rows.job_key(job_id)], Job)
     return found
 
 
 def _attempt(world: "Simulation", job_id: str, number: int) -> Attempt | None:
-    row = world.ledger.rows.get(rows.attempt_key(job_id, number))
+    row = world.ledger.rows.get(job_rows.attempt_key(job_id, number))
     return rows.read(row, Attempt) if row else None
 
 
@@ -87,7 +87,7 @@ def sizes_are_allowed(world: "Simulation", changes: Changes) -> Iterator[str]:
         if before is not None:
             continue
         spec = _job(world, attempt.job_id).spec
-        charge = rows.read(world.ledger.rows[rows.charge_key(attempt)], Charge)
+        charge = rows.read(world.ledger.rows[quota_rows.charge_key(attempt)], Charge)
         if attempt.size not in sizes_of(spec):
             yield f"{attempt.workload_name} has {attempt.size} nodes; its spec allows {sorted(sizes_of(spec))}"
         held = (len(set(attempt.node_names)), attempt.accelerators, len(charge.node_names), charge.accelerators)
@@ -254,7 +254,7 @@ def _is_from_outside(change: tuple[object, Row | None, Row | None]) -> bool:
         return is_new or job.state.is_at_rest or job.not_before is not None
     if row.key.sk.startswith("ATTEMPT#"):
         return row.doc["state"] in (AttemptState.LOST, AttemptState.FAILED, AttemptState.NEVER_RAN)
-    return row.key == rows.setup_key()
+    return row.key == quota_rows.setup_key()
 
 
 # ---------------------------------------------------------------- what a resize costs
@@ -349,7 +349,7 @@ def spares_precede_shrinking(world: "Simulation", changes: Changes) -> Iterator[
 
 def _signs(world: "Simulation", job: Job) -> Iterator[datetime]:
     """Yield when the incident was opened that its plan is of."""
-    row = world.ledger.rows.get(rows.incident_key(job.resume_plan.incident_id)) if job.resume_plan else None
+    row = world.ledger.rows.get(incident_rows.incident_key(job.resume_plan.incident_id)) if job.resume_plan else None
     if row:
         yield datetime.fromisoformat(row.doc["openedAt"])
 

@@ -19,7 +19,7 @@ from evenkeel.domain.jobs.spec import ElasticSpec, JobSpec
 from evenkeel.domain.policy import Policy
 from evenkeel.ports import Put, Write
 from evenkeel.services.jobs import cancel_job, suspend_job
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows, rows
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.crashes import Crash
 from tests.simulator.team_scenario import PEOPLE
@@ -379,8 +379,8 @@ class ElasticScenario:
         return self.world.cluster.node(CLUSTER, name)
 
     def _nodes_of(self, job_id: str) -> tuple[str, ...]:
-        job = rows.read(self.world.ledger.rows[rows.job_key(job_id)], Job)
-        row = self.world.ledger.rows.get(rows.attempt_key(job_id, job.current_attempt))
+        job = rows.read(self.world.ledger.rows[job_rows.job_key(job_id)], Job)
+        row = self.world.ledger.rows.get(job_rows.attempt_key(job_id, job.current_attempt))
         return tuple(row.doc["nodeNames"]) if row and not job.state.has_ended else ()
 
     # ------------------------------------------------------------ the way out

@@ -19,10 +19,9 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import NODE_RUNGS
 from evenkeel.domain.health.incidents import IncidentState, NodeFact
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
-from evenkeel.domain.jobs.attempt_end import is_lost
 from evenkeel.domain.jobs.charge import Charge, resources_taken
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.nodes import FleetNode, join_nodes
+from evenkeel.domain.nodes import FleetNode, is_lost, join_nodes
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import TeamSetup
@@ -36,7 +35,7 @@ from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.queries import read_fleet, read_sources
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, quota_rows, rows
 from evenkeel.services.storage.quota_tree import stored_state
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.system import A_MOMENT
@@ -200,7 +199,7 @@ def _jobs(world: "Simulation") -> list[Job]:
 
 def held_charges(world: "Simulation") -> list[Charge]:
     """Return the held charges. A released charge only names the waiting job that had it."""
-    charges = (rows.read(row, Charge) for row in world.ledger.of("CHARGE", f"TREE#{rows.ROOT_TREE}"))
+    charges = (rows.read(row, Charge) for row in world.ledger.of("CHARGE", f"TREE#{quota_rows.ROOT_TREE}"))
     return [charge for charge in charges if charge.is_held]
 
 
@@ -281,7 +280,7 @@ def drills_stay_apart(world: "Simulation", changes: Changes) -> Iterator[str]:
         elif _is_incident(key) and before is not None and before.doc["isDrill"] != after.doc["isDrill"]:
             yield f"isDrill of {key.pk} changes from {before.doc['isDrill']} to {after.doc['isDrill']}"
         elif key.sk == "META" and "incidentId" in after.doc and not _is_incident(key):
-            named = world.ledger.rows.get(rows.incident_key(after.doc["incidentId"]))
+            named = world.ledger.rows.get(incident_rows.incident_key(after.doc["incidentId"]))
             is_of_drills = key.pk.startswith(("DRILL-", "FACT#drill/"))
             if named and named.doc["isDrill"] != is_of_drills:
                 yield f"{key.pk} names {after.doc['incidentId']}, and only one of them is a drill"
@@ -329,7 +328,7 @@ def lease_is_its_owners(world: "Simulation", changes: Changes) -> Iterator[str]:
         if not key.pk.startswith("LEASE#") or before is None or not before.doc.get("incidentId"):
             continue
         owner, now = before.doc["incidentId"], after.doc["incidentId"] if after else ""
-        held = world.ledger.rows.get(rows.incident_key(owner))
+        held = world.ledger.rows.get(incident_rows.incident_key(owner))
         if owner != now and held and _is_open(held.doc):
             yield f"{key.pk} moves from {owner}, which is still open, to {now or 'no owner'}"
 
@@ -392,7 +391,7 @@ def limit_of_repairs_holds(world: "Simulation", rung: str, instance_id: str) -> 
     rails = world.policy.repair.guardrails
     others = []
     for row in world.ledger.of("META", "LEASE#"):
-        owner = world.ledger.rows.get(rows.incident_key(row.doc["incidentId"]))
+        owner = world.ledger.rows.get(incident_rows.incident_key(row.doc["incidentId"]))
         called = [
             ask
             for ask in row.doc["requests"]
@@ -509,7 +508,7 @@ def shared_cause_bars_repairs(world: "Simulation", rung: str, instance_id: str) 
         if not (node.is_gone or node.is_maintained or node.changed_at >= decided_at)
         and (node.marks or not node.is_ready)
     }
-    ended = world.ledger.rows.get(rows.ended_causes_key())
+    ended = world.ledger.rows.get(fleet_rows.ended_causes_key())
     last_end = max((end["at"] for end in ended.doc["causes"].values()), default="") if ended else ""
     began = sorted(
         datetime.fromisoformat(doc["openedAt"])
@@ -559,7 +558,7 @@ def charge_with_attempt(world: "Simulation", changes: Changes) -> Iterator[str]:
         if key.table is not Table.JOBS or not key.sk.startswith("ATTEMPT#") or after is None:
             continue
         name = f"{after.doc['jobId']}-a{after.doc['attempt']}"
-        charge = world.ledger.rows.get(Key(Table.QUOTAS, f"TREE#{rows.ROOT_TREE}", f"CHARGE#{name}"))
+        charge = world.ledger.rows.get(Key(Table.QUOTAS, f"TREE#{quota_rows.ROOT_TREE}", f"CHARGE#{name}"))
         is_held = charge is not None and rows.read(charge, Charge).is_held
         is_live = not AttemptState(after.doc["state"]).has_ended
         if is_live != is_held:
@@ -646,8 +645,8 @@ def attempts_are_alone(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     "stop-has-recorded-reason", "Before an attempt is asked to end, its job states the reason.", CheckTrigger.STOP
 )
 def stops_have_a_reason(world: "Simulation", job_id: str, attempt: int) -> Iterator[str]:
-    row = world.ledger.rows.get(rows.attempt_key(job_id, attempt))
-    asked = rows.read(world.ledger.rows[rows.job_key(job_id)], Job).stop_of(attempt)
+    row = world.ledger.rows.get(job_rows.attempt_key(job_id, attempt))
+    asked = rows.read(world.ledger.rows[job_rows.job_key(job_id)], Job).stop_of(attempt)
     is_over = row is not None and AttemptState(row.doc["state"]).has_ended
     if not is_over and not (asked and asked.reason):
         yield f"{job_id}-a{attempt} is asked to stop without a recorded reason"
@@ -655,9 +654,9 @@ def stops_have_a_reason(world: "Simulation", job_id: str, attempt: int) -> Itera
 
 @invariant_check("live-attempts-are-charged", "", CheckTrigger.LAUNCH)
 def no_attempt_without_charge(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
-    row = world.ledger.rows.get(rows.attempt_key(spec.attempt.job_id, spec.attempt.attempt))
+    row = world.ledger.rows.get(job_rows.attempt_key(spec.attempt.job_id, spec.attempt.attempt))
     is_over = row is not None and AttemptState(row.doc["state"]).has_ended
-    charge = world.ledger.rows.get(rows.charge_key(spec.attempt))
+    charge = world.ledger.rows.get(quota_rows.charge_key(spec.attempt))
     if not is_over and not (charge and rows.read(charge, Charge).is_held):
         yield f"{spec.attempt.workload_name} is launched without a charge"
 
@@ -848,8 +847,10 @@ def cycle_decisions(world: "Simulation") -> Iterator[Any]:
     asked = tuple(request.model_copy(update={"shrinks_at": None}) for request in pending)
     queue = QueueSnapshot(capacities=capacities, pending=asked, setup=setup)
     if setup.has_teams:
-        tree = world.ledger.rows[rows.tree_key()]
-        holders = {charge.job_id: rows.read(world.ledger.rows[rows.job_key(charge.job_id)], Job) for charge in charges}
+        tree = world.ledger.rows[quota_rows.tree_key()]
+        holders = {
+            charge.job_id: rows.read(world.ledger.rows[job_rows.job_key(charge.job_id)], Job) for charge in charges
+        }
         queue = queue._replace(
             charges=tuple(charge.but(priority=holders[charge.job_id].priority) for charge in charges),
             stopping=frozenset(name for name, job in holders.items() if job.stop_of(job.current_attempt)),
@@ -862,7 +863,7 @@ def cycle_decisions(world: "Simulation") -> Iterator[Any]:
 
 def _spent(world: "Simulation", setup: TeamSetup) -> dict[tuple[str, str], Spent]:
     periods = [(team.name, budget.period.key_at(world.loop.now())) for team in setup.teams for budget in team.budgets]
-    found = {place: world.ledger.rows.get(rows.spent_key(*place)) for place in periods}
+    found = {place: world.ledger.rows.get(quota_rows.spent_key(*place)) for place in periods}
     return {place: Spent.model_validate(row.doc) for place, row in found.items() if row}
 
 
@@ -886,7 +887,7 @@ def reasons_are_true(world: "Simulation") -> Iterator[str]:
 def no_leftovers(world: "Simulation") -> Iterator[str]:
     for key, row in world.ledger.rows.items():
         if key.pk.removeprefix("DRILL-").startswith("OPEN#"):
-            incident = world.ledger.rows.get(rows.incident_key(row.doc["incidentId"]))
+            incident = world.ledger.rows.get(incident_rows.incident_key(row.doc["incidentId"]))
             if incident is None or not _is_out_of_places(world, incident.doc):
                 yield key.pk
         elif key.pk.removeprefix("DRILL-").startswith("LEASE#") and row.doc.get("incidentId"):
@@ -937,17 +938,17 @@ def _is_fact_lost(world: "Simulation", body: str) -> Iterator[str]:
         if fact.kind != "SICKENED" or fact.is_drill:
             continue
         key = fact.fact_key
-        kept: tuple[Key, ...] = (rows.fact_key(key), rows.unresolved_row({}, key, A_MOMENT).key)
+        kept: tuple[Key, ...] = (incident_rows.fact_key(key), incident_rows.unresolved_row({}, key, A_MOMENT).key)
         is_over = any(
             row.doc["isReplaced"] or (row.doc["returnedAt"] or "") >= rfc3339(fact.observed_at)
             for row in world.ledger.of("META", f"LAST#{CLUSTER}/{fact.instance_id}/")
         )
-        if rows.node_key(CLUSTER, fact.instance_id) not in world.ledger.rows:
-            kept = (*kept, rows.early_key(fact.instance_id))  # no sweep ever saw that node
+        if fleet_rows.node_key(CLUSTER, fact.instance_id) not in world.ledger.rows:
+            kept = (*kept, incident_rows.early_key(fact.instance_id))  # no sweep ever saw that node
         if not is_over and not any(one in world.ledger.rows for one in kept) and not _is_of_a_burst(world, fact):
             yield f"{key} was taken from the queue but is stored nowhere"
         noted = world.ledger.rows.get(kept[0])
-        if noted and rows.incident_key(noted.doc["incidentId"]) not in world.ledger.rows:
+        if noted and incident_rows.incident_key(noted.doc["incidentId"]) not in world.ledger.rows:
             yield f"{key} names the incident {noted.doc['incidentId']}, which does not exist"
 
 
@@ -992,7 +993,7 @@ def blind_is_never_ok(world: "Simulation") -> Iterator[str]:
 @invariant_check("uncordon-is-never-blocked", "A healthy node that Evenkeel cordoned is uncordoned.", CheckTrigger.END)
 def uncordon_is_never_blocked(world: "Simulation") -> Iterator[str]:
     for node in world.cluster.by_name.values():
-        row = world.ledger.rows.get(rows.incident_key(node.incident_id)) if node.incident_id else None
+        row = world.ledger.rows.get(incident_rows.incident_key(node.incident_id)) if node.incident_id else None
         if node.is_cordoned and row and row.doc["state"] == "RECOVERED":
             yield f"{node.name} is still cordoned for {node.incident_id}, which has recovered"
 

@@ -9,7 +9,7 @@ from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import CapacitySpec, LaunchSpec
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import incident_rows, job_rows, rows
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.system import A_MOMENT
 from tests.simulator.asl import Json
@@ -234,7 +234,7 @@ def rented_once(world: Simulation, changes: Changes) -> Iterator[str]:
             yield f"{_name(doc)} is {doc['state']} beside another open rental of its job; one is allowed"
         if before is not None:
             continue
-        job: Job = rows.read(world.ledger.rows[rows.job_key(doc["jobId"])], Job)
+        job: Job = rows.read(world.ledger.rows[job_rows.job_key(doc["jobId"])], Job)
         if job.state is not JobState.PENDING or doc["nodes"] != job.spec.nodes:
             yield f"{_name(doc)} of {doc['nodes']} nodes begins, but its job of {job.spec.nodes} nodes is {job.state}"
         if doc["number"] != 1 + len(others):
@@ -301,7 +301,7 @@ def gang_gets_all_nodes_at_once(world: Simulation, changes: Changes) -> Iterator
 @invariant_check("all-nodes-or-none", "", CheckTrigger.LAUNCH)
 def gang_starts_on_all_nodes(world: Simulation, spec: LaunchSpec) -> Iterator[str]:
     attempt = spec.attempt
-    row = world.ledger.rows.get(rows.attempt_key(attempt.job_id, attempt.attempt))
+    row = world.ledger.rows.get(job_rows.attempt_key(attempt.job_id, attempt.attempt))
     is_over = row is not None and AttemptState(row.doc["state"]).has_ended
     if isinstance(world.cluster, RentingCluster) and not is_over:
         yield from _not_its_own(world, world.cluster, attempt.job_id, attempt.node_names)
@@ -358,7 +358,7 @@ def temporary_capacity_has_its_incident(world: Simulation, changes: Changes) -> 
             seconds = round(_seconds(doc["dueAt"]) - _seconds(doc["begunAt"]))
             if seconds != world.policy.burst.temporary_seconds:
                 yield f"{_name(doc)} is temporary capacity for {seconds} s, more than allowed"
-            if rows.incident_key(doc["incidentId"]) not in world.ledger.rows:
+            if incident_rows.incident_key(doc["incidentId"]) not in world.ledger.rows:
                 yield f"{_name(doc)} replaces nodes of {doc['incidentId']}, which does not exist"
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
-from evenkeel.domain.jobs.attempt_end import is_lost
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.kueue.objects import Admitted, Workload
+from evenkeel.domain.nodes import is_lost
 from evenkeel.domain.quotas.teams import Team, TeamSetup
 from evenkeel.ports import Key
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows, quota_rows, rows
 from tests.fakes.cluster import CLUSTER
 from tests.kueue_checker import overcommitted
 from tests.simulator.invariants import Changes, CheckTrigger, held_charges, invariant_check
@@ -42,7 +42,7 @@ def _charges(world: "Simulation") -> list[Charge]:
 
 
 def _job(world: "Simulation", job_id: str) -> Job:
-    found: Job = rows.read(world.ledger.rows[rows.job_key(job_id)], Job)
+    found: Job = rows.read(world.ledger.rows[job_rows.job_key(job_id)], Job)
     return found
 
 
@@ -133,7 +133,7 @@ def spending_is_counted_once(world: "Simulation") -> Iterator[str]:
     teams: Iterable[Team] = world.sharing.setup.teams if world.sharing else ()
     for team in teams:
         for period in (f"{now:%Y-%m-%d}", f"{now:%Y-%m}"):
-            row = world.ledger.rows.get(rows.spent_key(team.name, period))
+            row = world.ledger.rows.get(quota_rows.spent_key(team.name, period))
             counted = row.doc["acceleratorSeconds"] if row else 0
             held = [each for each in _charges(world) if each.team == team.name]
             spent = _spent(world, team.name, period, now)
@@ -211,7 +211,7 @@ def charge_is_held_until_pods_end(world: "Simulation", changes: Changes) -> Iter
         if before is None or not _is_charge(key) or not rows.read(before, Charge).is_held:
             continue
         charge = rows.read(before, Charge)
-        attempt = rows.read(world.ledger.rows[rows.attempt_key(charge.job_id, charge.attempt)], Attempt)
+        attempt = rows.read(world.ledger.rows[job_rows.attempt_key(charge.job_id, charge.attempt)], Attempt)
         run = world.engine.executions["run_job", attempt.workload_name]
         # A failed workflow settles at once; its pods are stopping, and use their nodes until their end.
         has_failed = run.entered[-1:] == ["SettleAttempt"] and run.entered[-2] in _CAUGHT
@@ -243,7 +243,7 @@ def interrupted_job_starts_first(world: "Simulation", changes: Changes) -> Itera
         if before and _is_charge(key) and rows.read(before, Charge).is_held:
             charge = rows.read(before, Charge)
             given_back[charge.job_id] = charge
-    tree = next((before for key, before, _ in changes if before and key == rows.tree_key()), None)
+    tree = next((before for key, before, _ in changes if before and key == quota_rows.tree_key()), None)
     sticky = ((tree.doc.get("memory") or {}).get("sticky") or {}).values() if tree else ()
     were = {before.job_id: before for before, _ in _jobs_changed(changes)}
     for charge in _admitted_in(changes):

@@ -21,7 +21,7 @@ from evenkeel.ports import Put, Write
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.jobs import set_priority, suspend_job
 from evenkeel.services.jobs.check_authority import Requester
-from evenkeel.services.storage import rows, team_setup
+from evenkeel.services.storage import job_rows, quota_rows, rows, team_setup
 from tests.fakes.cluster import CLUSTER, GPUS
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class TeamScenario:
     @property
     def setup(self) -> TeamSetup:
         """The current setup, as stored in the tables."""
-        row = self.world.ledger.rows.get(rows.setup_key())
+        row = self.world.ledger.rows.get(quota_rows.setup_key())
         version = row.version if row else 0
         if version != self._known[0]:
             with self.world.aside():
@@ -246,7 +246,7 @@ class TeamScenario:
         docs = [row.doc for row in self.world.ledger.of("META", "JOB#") if row.doc["spec"]["name"] == name]
         for doc in docs:
             self.world.tell(f"a person deletes the Kubernetes Job of {doc['jobId']}")
-            row = self.world.ledger.rows.get(rows.attempt_key(doc["jobId"], doc["currentAttempt"]))
+            row = self.world.ledger.rows.get(job_rows.attempt_key(doc["jobId"], doc["currentAttempt"]))
             if row is not None:
                 self.world.cluster.stop(rows.read(row, Attempt), 5)
 
@@ -380,7 +380,7 @@ class TeamScenario:
         job_id, world = self._some(number), self.world
         if not job_id:
             return
-        row = world.ledger.rows[rows.job_key(job_id)]
+        row = world.ledger.rows[job_rows.job_key(job_id)]
         request = set_priority.Request(
             job_id=job_id, priority_class=sorted(CLASSES)[number % 3], expected=row.version, requester=PEOPLE[0]
         )

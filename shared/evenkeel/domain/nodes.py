@@ -158,6 +158,17 @@ class KubernetesNode(Value):
         return tuple(taint for taint in self.taints if taint.endswith((":NoSchedule", ":NoExecute")))
 
 
+def is_lost(node: KubernetesNode | None, now: datetime, seconds: int) -> bool:
+    """Whether a node is gone, or NotReady for so long that its pods are fenced out instead of waited for."""
+    if node is None:
+        return True
+    return (
+        not node.is_ready
+        and node.not_ready_since is not None
+        and (now - node.not_ready_since).total_seconds() >= seconds
+    )
+
+
 class Node(Value):
     """A node as Kubernetes and its provider show it; either view may be missing."""
 

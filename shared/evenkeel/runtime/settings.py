@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from evenkeel.domain import metrics
-from evenkeel.domain.admission.fifo import AdmissionAuthority
+from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.policy_base import Mode
 from evenkeel.ports import PermanentError
 from evenkeel.services.context import Site

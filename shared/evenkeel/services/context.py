@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
-from evenkeel.domain.admission.fifo import AdmissionAuthority
+from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.values import Value

@@ -37,7 +37,7 @@ from evenkeel.domain.recovery.validation import FAULT_TYPES
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Delete, Put, Row, Table
 from evenkeel.ports import Key as RowKey
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows, incident_rows, quota_rows
 from evenkeel_local import PROJECT
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, FLEET, NAMESPACE, DataCentre, FleetShape
 from evenkeel_local.deployment import STACK_NAME, stack_resources
@@ -311,7 +311,7 @@ class PermissionBench:
                 node for node in self._machines() if node.kubernetes and node.kubernetes.is_ready and node.provider
             ]
             # A node that is being removed still looks ready for a moment.
-            lease = self.ledger.get(rows.lease_key(slot))
+            lease = self.ledger.get(fleet_rows.lease_key(slot))
             asks = lease.doc["requests"] if lease else ()
             told_to_go = [ask for ask in asks if (ask["rung"], ask["answer"]) == ("replace", "ACCEPTED")]
             gone = {ask["life"]["instanceId"] for ask in told_to_go}
@@ -396,7 +396,7 @@ class PermissionBench:
     def marked(self, place: int) -> Iterator[None]:
         """Set the health agent's mark on a node for a while, as an event that was not ingested yet."""
         self.patch_node(place, {"metadata": {"labels": {FAULT_TYPES[0]: "NvidiaErrorReboot"}}})
-        self.forget(*(rows.fact_key(fact.fact_key) for fact in self.facts_of(place)))
+        self.forget(*(incident_rows.fact_key(fact.fact_key) for fact in self.facts_of(place)))
         try:
             yield
         finally:
@@ -469,11 +469,13 @@ class PermissionBench:
             "UNHEALTHY",
         ):
             self.forget_state(Table.INCIDENTS, state)
-        self.forget_partition(Table.QUOTAS, rows.tree_key().pk, "CHARGE#")
-        self.forget_partition(Table.QUOTAS, rows.tree_key().pk, "RENTAL#")
-        self.forget(rows.shortages_key())
-        self.forget(rows.lock_key("watch"), rows.lock_key("sweep"), rows.hold_key())
-        self.forget(*(rows.heartbeat_key(function) for function in ("schedule_jobs", "watch_cluster", "sweep_fleet")))
+        self.forget_partition(Table.QUOTAS, quota_rows.tree_key().pk, "CHARGE#")
+        self.forget_partition(Table.QUOTAS, quota_rows.tree_key().pk, "RENTAL#")
+        self.forget(fleet_rows.shortages_key())
+        self.forget(fleet_rows.lock_key("watch"), fleet_rows.lock_key("sweep"), fleet_rows.hold_key())
+        self.forget(
+            *(fleet_rows.heartbeat_key(function) for function in ("schedule_jobs", "watch_cluster", "sweep_fleet"))
+        )
 
     # ------------------------------------------------------------ calling the API
 

@@ -27,7 +27,6 @@ from evenkeel.domain.health.incidents import (
     IncidentState,
     NodeFact,
     StoredRecoveryPlan,
-    TimelineEntry,
 )
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedPod
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
@@ -41,12 +40,13 @@ from evenkeel.domain.renting.cost import JobDemand, SpendLimits
 from evenkeel.domain.renting.placement import PlacementFacts
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState
 from evenkeel.domain.resources import NONE, Resources
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitCondition
 from evenkeel.ports import CapacitySpec, LaunchSpec, Row, Table
 from evenkeel.runtime.wiring import load_policy
 from evenkeel.services.admin import change_policy
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, quota_rows, subject_rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel_local import ACCOUNT_ID
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, FLEET, NAMESPACE, SERVICE_ACCOUNT
@@ -161,9 +161,9 @@ def stored(stage: PermissionBench, job: Job, *attempts: Attempt) -> tuple[Job, A
     """Store a job with its attempts; the last is the current one."""
     job = job.but(current_attempt=len(attempts))
     live = [attempt for attempt in attempts if not attempt.state.has_ended]
-    stage.put(rows.job_row(job, 0), *(rows.attempt_row(attempt, 0) for attempt in attempts))
-    stage.forget(*(rows.charge_key(attempt) for attempt in attempts))
-    stage.put(*(rows.charge_row(attempt) for attempt in live))
+    stage.put(job_rows.job_row(job, 0), *(job_rows.attempt_row(attempt, 0) for attempt in attempts))
+    stage.forget(*(quota_rows.charge_key(attempt) for attempt in attempts))
+    stage.put(*(quota_rows.charge_row(attempt) for attempt in live))
     return job, attempts[-1]
 
 
@@ -195,7 +195,7 @@ def a_mounted_run(stage: PermissionBench) -> Attempt:
     job, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
     spec = job.spec.but(checkpoint_uri="file:///fsx/probe", checkpoint_claim="fsx")
     attempt = attempt.but(launched_at=now())
-    stage.put(rows.job_row(job.but(spec=spec), 0), rows.attempt_row(attempt, 0))
+    stage.put(job_rows.job_row(job.but(spec=spec), 0), job_rows.attempt_row(attempt, 0))
     return attempt
 
 
@@ -237,16 +237,20 @@ def an_incident(stage: PermissionBench, state: IncidentState, node: int = 1, **c
         "opened_at": now() - timedelta(seconds=10),
     }
     incident = Incident.model_validate({**facts, **changes})
-    stage.put(rows.incident_row(incident, 0))
-    stage.forget(rows.open_key(incident.life), rows.last_key(incident.life), rows.lease_key(incident.slot))
+    stage.put(incident_rows.incident_row(incident, 0))
+    stage.forget(
+        incident_rows.open_key(incident.life),
+        incident_rows.last_key(incident.life),
+        fleet_rows.lease_key(incident.slot),
+    )
     if not state.is_settled:
-        stage.put(rows.open_row(incident.life, incident.incident_id))
+        stage.put(incident_rows.open_row(incident.life, incident.incident_id))
     return incident
 
 
 def planned(stage: PermissionBench, node: int = 1, **changes: Any) -> Incident:
     """Store an incident whose recovery may act, in a fleet without other repairs or cordons."""
-    stage.forget(*(rows.register_key(which) for which in RegisterName))
+    stage.forget(*(fleet_rows.register_key(which) for which in RegisterName))
     brief = StoredRecoveryPlan(
         run=1,
         outcome="ACT",
@@ -332,7 +336,7 @@ def a_rental_beside(stage: PermissionBench, *, pool: str = TO_RENT, **changes: A
         "decision_id": "dec-none",
     }
     rental = Rental.model_validate({**facts, **changes})
-    stage.put(rows.job_row(job, 0), rows.rental_row(rental, 0), rows.rental_allocation_row(rental, 0))
+    stage.put(job_rows.job_row(job, 0), job_rows.rental_row(rental, 0), quota_rows.rental_allocation_row(rental, 0))
     return rental
 
 
@@ -346,7 +350,7 @@ def a_pool_to_rent(stage: PermissionBench, accelerators: int = 0) -> None:
 
 def refused_lately(stage: PermissionBench) -> None:
     """Remember a refusal of the market that the rental's pool is of."""
-    stage.put(rows.shortages_row(Shortages().with_refusal(*MARKET, now()), 0))
+    stage.put(fleet_rows.shortages_row(Shortages().with_refusal(*MARKET, now()), 0))
 
 
 def _policy_that_rents(stage: PermissionBench, function: str) -> Iterator[None]:
@@ -434,12 +438,14 @@ def taken_in(seen: InvocationResult) -> bool:
 def forget_facts(stage: PermissionBench, node: int = 0) -> None:
     """Let a node have no recorded signal."""
     life = stage.nodes[node].life
-    stage.forget(rows.open_key(life), rows.last_key(life), rows.node_key(life.cluster, life.instance_id))
+    stage.forget(
+        incident_rows.open_key(life), incident_rows.last_key(life), fleet_rows.node_key(life.cluster, life.instance_id)
+    )
     for kind in FactKind:
         prefix = f"hyperpod.node-health/{life.instance_id}/{kind}/hp:NvidiaErrorReboot"
         for minutes in (0, 1):
             key = f"{prefix}/{(now() - timedelta(minutes=minutes)).strftime('%Y%m%dT%H%M')}"
-            stage.forget(rows.fact_key(key))
+            stage.forget(incident_rows.fact_key(key))
 
 
 @probe("receive_event", succeeds=taken_in)
@@ -462,7 +468,7 @@ def joins_an_incident_and_deletes_the_unresolved_fact(stage: PermissionBench) ->
         observed_at=observed_at,
         envelope_id="probe",
     )
-    stage.put(rows.unresolved_row(fact.to_json(), fact.fact_key, now()))
+    stage.put(incident_rows.unresolved_row(fact.to_json(), fact.fact_key, now()))
     return envelope
 
 
@@ -531,7 +537,7 @@ def registered(stage: PermissionBench, which: RegisterName, *places: int) -> Non
         RegisterEntry(life=machine.life.key, incident_id="inc-probe", pool=machine.pool, since=now())
         for machine in (stage.nodes[place] for place in places)
     )
-    stage.put(Row(rows.register_key(which), Register(entries=entries).to_json()))
+    stage.put(Row(fleet_rows.register_key(which), Register(entries=entries).to_json()))
 
 
 @probe("cordon_node")
@@ -600,8 +606,8 @@ def owned(stage: PermissionBench, incident: Incident, owner: str) -> Incident:
     """Store the incident with another owner of the repair."""
     assert incident.plan
     changed = incident.but(plan=incident.plan.but(owner=owner))
-    stage.forget(rows.incident_key(incident.incident_id))
-    stage.put(rows.incident_row(changed, 0))
+    stage.forget(incident_rows.incident_key(incident.incident_id))
+    stage.put(incident_rows.incident_row(changed, 0))
     return changed
 
 
@@ -623,12 +629,12 @@ def _wave(stage: PermissionBench) -> Iterator[None]:
     """Let four nodes of one zone fail at once, without a page so far."""
     zone = next(node.kubernetes.zone for node in stage.nodes if node.kubernetes)
     pool = stage.nodes[0].pool
-    stage.forget(rows.cause_key(f"zone/{zone}"), rows.cause_key(f"image/{pool}"))
+    stage.forget(fleet_rows.cause_key(f"zone/{zone}"), fleet_rows.cause_key(f"image/{pool}"))
     faulty = [an_incident(stage, IncidentState.RECOVERING, place, opened_at=now()) for place in range(4)]
     try:
         yield
     finally:
-        stage.forget(*(rows.incident_key(incident.incident_id) for incident in faulty))
+        stage.forget(*(incident_rows.incident_key(incident.incident_id) for incident in faulty))
 
 
 @probe(
@@ -674,7 +680,7 @@ def returns(stage: PermissionBench) -> Json:
 def plans_the_migration_back(stage: PermissionBench) -> Json:
     job, attempt = a_run(stage, AttemptState.RUNNING, node=1)
     affected = AffectedJob(job_id=job.job_id, attempt=attempt.attempt)
-    stage.put(rows.unhealthy_row(left_unhealthy(stage), 0))
+    stage.put(incident_rows.unhealthy_row(left_unhealthy(stage), 0))
     return of_incident(planned(stage, affected_jobs=(affected,)))
 
 
@@ -682,7 +688,7 @@ def plans_the_migration_back(stage: PermissionBench) -> Json:
 def weighs_rented_nodes(stage: PermissionBench) -> Json:
     """More nodes than there are: nothing else can be had at once."""
     job, attempt = a_run(stage, AttemptState.RUNNING, node=1)
-    stage.put(rows.job_row(job.but(spec=job.spec.but(nodes=99)), 0))
+    stage.put(job_rows.job_row(job.but(spec=job.spec.but(nodes=99)), 0))
     return of_incident(planned(stage, affected_jobs=(AffectedJob(job_id=job.job_id, attempt=attempt.attempt),)))
 
 
@@ -690,7 +696,7 @@ def weighs_rented_nodes(stage: PermissionBench) -> Json:
 def settles_and_pages(stage: PermissionBench) -> Json:
     incident = planned(stage)
     lease = RepairLease(slot=incident.slot, incident_id=incident.incident_id, taken_at=now())
-    stage.put(Row(rows.lease_key(incident.slot), lease.to_json()))
+    stage.put(Row(fleet_rows.lease_key(incident.slot), lease.to_json()))
     node = {"outcome": "WAITING_FOR_PERSON", "reason": "A probe."}
     plan = {"outcome": "ACT", "reason": "A probe."}
     return of_incident(incident, plan=plan, node=node, jobs={"outcome": "NO_JOBS", "reason": "None."})
@@ -724,7 +730,7 @@ def barred(stage: PermissionBench) -> Incident:
     """Store an incident with a barred repair."""
     block = Block(guardrail="POOL_REPAIRS", reason="A probe.", since=now(), act="replace")
     incident = planned(stage, block=block).but(state=IncidentState.BLOCKED)
-    stage.put(rows.incident_row(incident, 0))
+    stage.put(incident_rows.incident_row(incident, 0))
     registered(stage, RegisterName.REPAIRS, 0)
     return incident
 
@@ -755,7 +761,7 @@ def fails_its_task(stage: PermissionBench) -> Json:
 def answers_a_job(stage: PermissionBench) -> Json:
     job, _ = a_run(stage, AttemptState.RUNNING)
     wait = a_wait(job.job_id, ConditionKind.ATTEMPT_RUNNING, "attempt-1-running", {"attempt": 1})
-    stage.put(rows.wait_row(wait, 0))
+    stage.put(subject_rows.wait_row(wait, 0))
     answer = {"outcome": "RUNNING", "reason": "A probe.", "facts": {}}
     return {"subject": job.job_id, "name": wait.name, "generation": 1, "answer": answer}
 
@@ -764,7 +770,7 @@ def answers_a_job(stage: PermissionBench) -> Json:
 def answers_an_incident(stage: PermissionBench) -> Json:
     incident = planned(stage)
     wait = a_wait(incident.incident_id, ConditionKind.JOBS_RESUMED, "jobs-back", {})
-    stage.put(rows.wait_row(wait, 0))
+    stage.put(subject_rows.wait_row(wait, 0))
     answer = {"outcome": "JOBS_RESUMED", "reason": "A probe.", "facts": {}}
     return {"subject": incident.incident_id, "name": wait.name, "generation": 1, "answer": answer}
 
@@ -924,7 +930,7 @@ def asks_another_pool(stage: PermissionBench) -> Json:
         policy_hash="0",
         decided_at=now(),
     )
-    stage.put(rows.decision_row(record), rows.rental_row(rental.but(decision_id=record.decision_id), 0))
+    stage.put(subject_rows.decision_row(record), job_rows.rental_row(rental.but(decision_id=record.decision_id), 0))
     return of_rental(rental, step="NEXT", reason="A probe.")
 
 
@@ -949,7 +955,7 @@ def settles_a_rental(stage: PermissionBench) -> Json:
     """A node of the rental has ended: its bill counts against its team's budgets."""
     a_pool_to_rent(stage)
     rental = a_rental(stage, state=RentalState.ENDING).with_offer(joined_node_names=("gone",))
-    stage.put(rows.rental_row(rental, 0))
+    stage.put(job_rows.rental_row(rental, 0))
     return of_rental(rental, step="SETTLE")
 
 
@@ -961,7 +967,7 @@ def rents(stage: PermissionBench) -> Json:
     stage.settle_everything()
     stage.clear_workloads()
     job = a_job(stage, JobState.PENDING)
-    stage.put(rows.job_row(job.but(spec=job.spec.but(instance_types=(MARKET[0],))), 0))
+    stage.put(job_rows.job_row(job.but(spec=job.spec.but(instance_types=(MARKET[0],))), 0))
     return {}
 
 
@@ -973,7 +979,7 @@ def admits(stage: PermissionBench) -> Json:
     job = a_job(stage, JobState.PENDING)
     earlier = an_attempt(stage, job, AttemptState.LOST)
     stored(stage, job, earlier)
-    stage.put(rows.released_charge_row(earlier, 0, now()), rows.unhealthy_row(left_unhealthy(stage), 0))
+    stage.put(quota_rows.released_charge_row(earlier, 0, now()), incident_rows.unhealthy_row(left_unhealthy(stage), 0))
     return {}
 
 
@@ -1000,24 +1006,26 @@ def asked_to_stop(stage: PermissionBench, state: AttemptState) -> Attempt:
     """Store a run with a stop request: its waits are answered at once."""
     job, attempt = a_run(stage, state)
     stop = StopRequest(attempt=1, reason="A probe.", by="probe", grace_seconds=1, requested_at=now())
-    stage.put(rows.job_row(job.but(stop_request=stop), 0))
+    stage.put(job_rows.job_row(job.but(stop_request=stop), 0))
     return attempt
 
 
 def open_waits(stage: PermissionBench) -> None:
     """Store a wait of a job, which is to be answered, and one of an incident."""
     attempt = asked_to_stop(stage, AttemptState.RUNNING)
-    stage.put(rows.wait_row(a_wait(attempt.job_id, ConditionKind.ATTEMPT_ENDED, "attempt-1-ended", {"attempt": 1}), 0))
+    stage.put(
+        subject_rows.wait_row(a_wait(attempt.job_id, ConditionKind.ATTEMPT_ENDED, "attempt-1-ended", {"attempt": 1}), 0)
+    )
     incident = planned(stage, affected_jobs=(AffectedJob(job_id=attempt.job_id, attempt=1),))
     facts = {"life": incident.life.key, "slot": incident.slot, "pool": incident.pool, "since": rfc3339(now())}
     back = a_wait(incident.incident_id, ConditionKind.NODE_BACK, "node-back", {**facts, "rung": "", "bootId": ""})
     jobs = a_wait(incident.incident_id, ConditionKind.JOBS_RESUMED, "jobs-back", {})
     way = a_wait(incident.incident_id, ConditionKind.NODE_FREE, "way-clear", facts)
     turn = a_wait(barred(stage).incident_id, ConditionKind.RELEASED, "released", {})
-    stage.put(*(rows.wait_row(wait, 0) for wait in (back, jobs, way, turn)))
+    stage.put(*(subject_rows.wait_row(wait, 0) for wait in (back, jobs, way, turn)))
     rental = a_rental_beside(stage)
     ready = a_wait(rental.job_id, ConditionKind.RENTAL_READY, "rental-1-ready", {"rental": 1})
-    stage.put(rows.wait_row(ready, 0))
+    stage.put(subject_rows.wait_row(ready, 0))
 
 
 def of_a_failed_run(stage: PermissionBench) -> None:
@@ -1028,7 +1036,9 @@ def of_a_failed_run(stage: PermissionBench) -> None:
     job, attempt = stored(stage, job, an_attempt(stage, job, AttemptState.RUNNING))
     launch(stage, job, attempt)
     until(lambda: any(pod.has_ended for pod in pods_of(stage, attempt)), "the probe's pod has failed")
-    stage.put(rows.wait_row(a_wait(job.job_id, ConditionKind.ATTEMPT_ENDED, "attempt-1-ended", {"attempt": 1}), 0))
+    stage.put(
+        subject_rows.wait_row(a_wait(job.job_id, ConditionKind.ATTEMPT_ENDED, "attempt-1-ended", {"attempt": 1}), 0)
+    )
 
 
 @probe("watch_cluster", during=_without_watch, succeeds=looked)
@@ -1064,7 +1074,7 @@ def leave_unresolved(stage: PermissionBench, place: int) -> None:
     """Store the marks of a node as an unresolved fact about its node."""
     with stage.marked(place):
         facts = stage.facts_of(place)
-    stage.put(*(rows.unresolved_row(fact.to_json(), fact.fact_key, now()) for fact in facts))
+    stage.put(*(incident_rows.unresolved_row(fact.to_json(), fact.fact_key, now()) for fact in facts))
 
 
 def swept(seen: InvocationResult) -> bool:
@@ -1077,16 +1087,16 @@ def swept(seen: InvocationResult) -> bool:
 @probe("sweep_fleet", succeeds=swept)
 def finds_much_left_half_done(stage: PermissionBench) -> Json:
     stage.settle_everything()
-    stage.put(rows.job_row(a_job(stage, JobState.PENDING), 0))
+    stage.put(job_rows.job_row(a_job(stage, JobState.PENDING), 0))
     open_waits(stage)
     a_run(stage, AttemptState.STARTING)
     left_behind = an_incident(stage, IncidentState.OPEN, 0)
     ghost = an_incident(stage, IncidentState.RECOVERED, 2)
-    stage.put(rows.open_row(ghost.life, ghost.incident_id))
+    stage.put(incident_rows.open_row(ghost.life, ghost.incident_id))
     job, attempt = a_run(stage, AttemptState.STARTING)
     stage.end_run(attempt.workload_name)
     cancelled, ending = a_run(stage, AttemptState.STARTING)
-    stage.put(rows.job_row(cancelled.but(state=JobState.STOPPING), 0))
+    stage.put(job_rows.job_row(cancelled.but(state=JobState.STOPPING), 0))
     stage.end_run(ending.workload_name)
     fact = NodeFact(
         kind=FactKind.SICKENED,
@@ -1097,9 +1107,11 @@ def finds_much_left_half_done(stage: PermissionBench) -> Json:
         envelope_id="probe",
     )
     known = fact.but(instance_id=left_behind.life.instance_id, occurrence=job.job_id)
-    stage.put(*(rows.unresolved_row(one.to_json(), one.fact_key, now()) for one in (fact, known)))
-    stage.put(rows.early_row(fact.instance_id, [fact], now(), 0))
-    stage.put(rows.lease_row(RepairLease(slot="nowhere/left", incident_id="", taken_at=now(), lemon=ghost.life.key), 0))
+    stage.put(*(incident_rows.unresolved_row(one.to_json(), one.fact_key, now()) for one in (fact, known)))
+    stage.put(incident_rows.early_row(fact.instance_id, [fact], now(), 0))
+    stage.put(
+        fleet_rows.lease_row(RepairLease(slot="nowhere/left", incident_id="", taken_at=now(), lemon=ghost.life.key), 0)
+    )
     stage.patch_node(
         2, {"spec": {"taints": [{"key": AWAITING_VALIDATION_TAINT, "value": "true", "effect": "NoSchedule"}]}}
     )
@@ -1164,7 +1176,7 @@ def answered(seen: InvocationResult) -> bool:
 
 def things_to_read(stage: PermissionBench) -> dict[str, str]:
     """Store one of each kind of thing that can be read, once; return their ids."""
-    if stage.readable and stage.ledger.get(rows.incident_key(stage.readable["incident"])):
+    if stage.readable and stage.ledger.get(incident_rows.incident_key(stage.readable["incident"])):
         return stage.readable
     job, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
     incident = planned(stage, affected_jobs=(AffectedJob(job_id=job.job_id, attempt=attempt.attempt),))
@@ -1183,11 +1195,11 @@ def things_to_read(stage: PermissionBench) -> dict[str, str]:
     )
     entry = TimelineEntry(at=now(), kind="decided", text="A probe.", writer="probe")
     stage.put(
-        rows.node_row(machine.life.cluster, machine.life.instance_id, node.to_json(), 0, None),
-        rows.unhealthy_row(left_unhealthy(stage), 0),
-        rows.decision_row(decision),
-        rows.timeline_row(incident.incident_id, entry, "probe"),
-        rows.timeline_row(job.job_id, entry, "probe"),
+        fleet_rows.node_row(machine.life.cluster, machine.life.instance_id, node.to_json(), 0, None),
+        incident_rows.unhealthy_row(left_unhealthy(stage), 0),
+        subject_rows.decision_row(decision),
+        subject_rows.timeline_row(incident.incident_id, entry, "probe"),
+        subject_rows.timeline_row(job.job_id, entry, "probe"),
     )
     stage.readable.update(
         job=job.job_id,
@@ -1238,8 +1250,8 @@ def plans_a_job(stage: PermissionBench) -> Json:
     healthy = stage.nodes[1]
     node = FleetNode.seen(healthy, Resources(accelerators=8), now())
     stage.put(
-        rows.node_row(healthy.life.cluster, healthy.life.instance_id, node.to_json(), 0, None),
-        rows.unhealthy_row(left_unhealthy(stage), 0),
+        fleet_rows.node_row(healthy.life.cluster, healthy.life.instance_id, node.to_json(), 0, None),
+        incident_rows.unhealthy_row(left_unhealthy(stage), 0),
     )
     body = {"name": "probe", "image": "registry/trainer:1", "command": ["python", "train.py"]}
     return a_request("POST", "/v1/jobs/plan", body)
@@ -1248,21 +1260,21 @@ def plans_a_job(stage: PermissionBench) -> Json:
 @probe("api_submit", succeeds=answered)
 def cancels_a_job(stage: PermissionBench) -> Json:
     job = a_job(stage, JobState.PENDING)
-    stage.put(rows.job_row(job, 0))
+    stage.put(job_rows.job_row(job, 0))
     return a_request("POST", f"/v1/jobs/{job.job_id}/cancel", {})
 
 
 @probe("api_submit", succeeds=answered)
 def suspends_a_job(stage: PermissionBench) -> Json:
     job = a_job(stage, JobState.PENDING)
-    stage.put(rows.job_row(job, 0))
+    stage.put(job_rows.job_row(job, 0))
     return a_request("POST", f"/v1/jobs/{job.job_id}/suspend", {})
 
 
 @probe("api_operate", succeeds=answered)
 def releases_a_hold(stage: PermissionBench) -> Json:
     hold = Hold(by="probe", reason="A probe.", since=now(), until=now() + timedelta(minutes=1))
-    stage.put(Row(rows.hold_key(), hold.to_json()))
+    stage.put(Row(fleet_rows.hold_key(), hold.to_json()))
     return a_request("POST", f"/v1/clusters/{FLEET}/automation/release", {"reason": "A probe."})
 
 
@@ -1270,7 +1282,7 @@ def releases_a_hold(stage: PermissionBench) -> Json:
 def approves_a_plan(stage: PermissionBench) -> Json:
     incident = planned(stage)
     assert incident.plan
-    stage.put(rows.incident_row(incident.but(plan=incident.plan.but(outcome="ASK")), 0))
+    stage.put(incident_rows.incident_row(incident.but(plan=incident.plan.but(outcome="ASK")), 0))
     body = {"decisionId": incident.plan.decision_id, "reason": "A probe."}
     return a_request("POST", f"/v1/incidents/{incident.incident_id}/approve", body)
 
@@ -1281,7 +1293,7 @@ def removes_its_cordon(stage: PermissionBench) -> Json:
     stage.cordon(1, incident.incident_id)
     machine = stage.nodes[1]
     seen = FleetNode.seen(machine, NONE, now())
-    stage.put(rows.node_row(machine.life.cluster, machine.life.instance_id, seen.to_json(), 0, None))
+    stage.put(fleet_rows.node_row(machine.life.cluster, machine.life.instance_id, seen.to_json(), 0, None))
     return a_request("POST", f"/v1/nodes/{machine.life.instance_id}/uncordon", {"reason": "A probe."})
 
 
@@ -1290,7 +1302,7 @@ def plans_a_replacement(stage: PermissionBench) -> Json:
     stage.free(1)
     machine = stage.nodes[1]
     seen = FleetNode.seen(machine, NONE, now())
-    stage.put(rows.node_row(machine.life.cluster, machine.life.instance_id, seen.to_json(), 0, None))
+    stage.put(fleet_rows.node_row(machine.life.cluster, machine.life.instance_id, seen.to_json(), 0, None))
     # A fault that can wait for the work on its node has that looked for.
     body = {"reason": "A probe.", "code": "health:instance_retirement", "dryRun": True}
     return a_request("POST", f"/v1/nodes/{machine.life.instance_id}/replace", body)
@@ -1301,7 +1313,7 @@ def reports_a_fault_of_a_node_by_its_name(stage: PermissionBench) -> Json:
     machine = stage.nodes[0]
     name = stage.ids.new("node")
     seen = FleetNode.seen(machine, NONE, now()).but(node_name=name)
-    stage.put(rows.node_row(machine.life.cluster, machine.life.instance_id, seen.to_json(), 0, None))
+    stage.put(fleet_rows.node_row(machine.life.cluster, machine.life.instance_id, seen.to_json(), 0, None))
     fault = {"nodeName": name, "code": "79", "observedAt": rfc3339(now())}
     return a_request("POST", "/v1/faults", {"faults": [fault]})
 
@@ -1325,7 +1337,7 @@ def tries_a_policy(_stage: PermissionBench) -> Json:
 
 @probe("api_admin", succeeds=answered)
 def sets_a_fleet_quota(stage: PermissionBench) -> Json:
-    stage.forget(rows.fleet_quotas_key(), rows.setup_key())
+    stage.forget(quota_rows.fleet_quotas_key(), quota_rows.setup_key())
     return a_request("PUT", f"/v1/clusters/{FLEET}/quotas", {"quotas": {}, "reason": "A probe."})
 
 
@@ -1338,13 +1350,13 @@ def _is_gone_afterwards(stage: PermissionBench) -> Iterator[None]:
     try:
         yield
     finally:
-        stage.forget(rows.team_key(_TEAM))
+        stage.forget(quota_rows.team_key(_TEAM))
 
 
 @probe("api_admin", succeeds=answered, during=_is_gone_afterwards)
 def removes_a_team(stage: PermissionBench) -> Json:
-    stage.forget(rows.team_key(_TEAM))
-    stage.put(rows.setup_row(rows.team_key(_TEAM), Team(name=_TEAM), 0))
+    stage.forget(quota_rows.team_key(_TEAM))
+    stage.put(quota_rows.setup_row(quota_rows.team_key(_TEAM), Team(name=_TEAM), 0))
     return a_request("DELETE", f"/v1/teams/{_TEAM}", reason="probe")
 
 

@@ -4,23 +4,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.health.incidents import (
-    AffectedJob,
-    Evidence,
-    FactKind,
-    Incident,
-    NodeFact,
-    StoredRecoveryPlan,
-    TimelineEntry,
-)
+from evenkeel.domain.health.incidents import AffectedJob, Evidence, FactKind, Incident, NodeFact, StoredRecoveryPlan
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.domain.sources import SourceReport, expected_sources
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Row
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, subject_rows
 from tests.fakes import InMemoryLedger
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
@@ -157,7 +150,7 @@ def an_event(ledger: InMemoryLedger, subject: str, *entries: tuple[datetime, str
     """Store a story."""
     for number, (at, kind, text) in enumerate(entries):
         entry = TimelineEntry(at=at, kind=kind, text=text, writer="test")
-        ledger.commit(Put(rows.timeline_row(subject, entry, str(number))))
+        ledger.commit(Put(subject_rows.timeline_row(subject, entry, str(number))))
 
 
 def stored(ledger: InMemoryLedger, *things: object) -> None:
@@ -165,7 +158,7 @@ def stored(ledger: InMemoryLedger, *things: object) -> None:
     for thing in things:
         ledger.commit(Put(_row(thing)))
         if isinstance(thing, Incident) and not thing.state.is_settled:
-            ledger.commit(Put(rows.open_row(thing.life, thing.incident_id)))
+            ledger.commit(Put(incident_rows.open_row(thing.life, thing.incident_id)))
 
 
 def heartbeats(ledger: InMemoryLedger, at: datetime = A_MOMENT, **errors: str) -> None:
@@ -178,22 +171,22 @@ def heartbeats(ledger: InMemoryLedger, at: datetime = A_MOMENT, **errors: str) -
         reports[source.name] = SourceReport.after(seen, error, at) if error else seen
     for function in ("schedule_jobs", "sweep_fleet", "watch_cluster"):
         doc = {"at": rfc3339(at), "sources": {name: report.to_json() for name, report in reports.items()}}
-        ledger.commit(Put(Row(rows.heartbeat_key(function), doc)))
+        ledger.commit(Put(Row(fleet_rows.heartbeat_key(function), doc)))
 
 
 def _row(thing: object) -> Row:
     match thing:
         case Job():
-            return rows.job_row(thing, 0)
+            return job_rows.job_row(thing, 0)
         case Attempt():
-            return rows.attempt_row(thing, 0)
+            return job_rows.attempt_row(thing, 0)
         case Incident():
-            return rows.incident_row(thing, 0)
+            return incident_rows.incident_row(thing, 0)
         case Evidence():
-            return rows.evidence_row(thing)
+            return incident_rows.evidence_row(thing)
         case Decision():
-            return rows.decision_row(thing)
+            return subject_rows.decision_row(thing)
         case FleetNode():
             life = thing.life
-            return rows.node_row(life.cluster, life.instance_id, thing.to_json(), 0, None)
+            return fleet_rows.node_row(life.cluster, life.instance_id, thing.to_json(), 0, None)
     raise AssertionError(f"no row for {thing!r}")

@@ -10,7 +10,7 @@ from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.job import LIST_ORDER as JOB_ORDER
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.ports import Put, Row
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import incident_rows, job_rows
 from tests.fakes.ledger import InMemoryLedger
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import a_job, an_incident, heartbeats, stored
@@ -57,7 +57,9 @@ def test_incident_that_changes_its_state_is_listed_once(
 ) -> None:
     heartbeats(gateway.fakes.ledger)
     stored(gateway.fakes.ledger, an_incident(1, state=before))
-    change_before_read(gateway.fakes.ledger, monkeypatch, number, rows.incident_row(an_incident(1, state=after), 1))
+    change_before_read(
+        gateway.fakes.ledger, monkeypatch, number, incident_rows.incident_row(an_incident(1, state=after), 1)
+    )
 
     answer = gateway.get(path).document
 
@@ -71,7 +73,7 @@ def test_job_that_changes_its_state_is_listed_once(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, before: JobState, after: JobState, number: int
 ) -> None:
     stored(gateway.fakes.ledger, a_job(1, state=before))
-    change_before_read(gateway.fakes.ledger, monkeypatch, number, rows.job_row(a_job(1, state=after), 1))
+    change_before_read(gateway.fakes.ledger, monkeypatch, number, job_rows.job_row(a_job(1, state=after), 1))
 
     items = gateway.get("/v1/jobs").document["items"]
 

@@ -10,7 +10,7 @@ from evenkeel.domain.health.incidents import Block
 from evenkeel.domain.recovery.leases import MAX_PERSON_CORDONS, PersonCordon, PersonCordons
 from evenkeel.ports import Put, Row
 from evenkeel.services.recovery import person_cordons
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.api.gateway import ACCOUNT, Gateway
 from tests.unit.api.seeds import ASKS, a_fleet_node, a_life, ago, an_incident, stored
@@ -118,7 +118,7 @@ def test_repeated_uncordon_gets_the_same_answer(gateway: Gateway) -> None:
         (200, "ALREADY_FREE"),
     ]
     assert answers[0].document["incidentId"] == "inc-0000000001"
-    scenario = gateway.fakes.ledger.partition(rows.hold_key().table, rows.hold_key().pk, "EVENT#")
+    scenario = gateway.fakes.ledger.partition(fleet_rows.hold_key().table, fleet_rows.hold_key().pk, "EVENT#")
     assert [row.doc["text"] for row in scenario] == [f"role/Researcher (ana) un-cordoned {name}: it is well"]
 
 
@@ -228,11 +228,11 @@ def test_invalid_scope_is_refused(gateway: Gateway, scope: dict[str, str]) -> No
 
 def test_ended_shared_cause_names_its_operator(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
-    ledger.commit(Put(Row(rows.cause_key("zone/usw2-az2"), {})))
+    ledger.commit(Put(Row(fleet_rows.cause_key("zone/usw2-az2"), {})))
     body = {"cause": "zone/usw2-az2", "reason": "power is back"}
     answers = [gateway.post("/v1/clusters/laptop/automation/release", body, key="e").document for _ in range(2)]
 
-    end = ledger.rows[rows.ended_causes_key()].doc["causes"]["zone/usw2-az2"]
+    end = ledger.rows[fleet_rows.ended_causes_key()].doc["causes"]["zone/usw2-az2"]
     assert answers[0] == answers[1] == {"cause": "zone/usw2-az2", "endedAt": end["at"]}
     assert end["by"].startswith("role/")
     assert end["reason"] == "power is back"

@@ -8,7 +8,7 @@ import pytest
 from evenkeel.domain.policy import changed
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import quota_rows
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_attempt, stored
 
@@ -48,7 +48,7 @@ def at_work(gateway: Gateway, **burst: Any) -> Gateway:
     gateway.world.__dict__["policies"] = type("Site", (), {"current": lambda self: policy, "base": policy})()
     stored(gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2))
     held = an_attempt(a_job(1), instance_type="ml.p5.48xlarge", admitted_at=ago(minutes=15))
-    gateway.fakes.ledger.commit(Put(rows.charge_row(held)))
+    gateway.fakes.ledger.commit(Put(quota_rows.charge_row(held)))
     return gateway
 
 

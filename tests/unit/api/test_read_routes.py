@@ -19,7 +19,7 @@ from evenkeel.domain.sources import SourceKind, SourceReport
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Delete, Put, Row, Table
 from evenkeel.services.queries import read_queue
-from evenkeel.services.storage import pagination, rows
+from evenkeel.services.storage import fleet_rows, job_rows, pagination
 from tests.fakes import FakeWorld
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
@@ -94,7 +94,7 @@ def test_state_change_between_pages_loses_and_repeats_no_job(gateway: Gateway) -
     stored(ledger, *(a_job(n, state="PENDING") for n in range(1, 7)))
     first = gateway.get("/v1/jobs?pageSize=3").document
     for number in (2, 5):
-        row = ledger.get(rows.job_key(f"job-{number:010d}"))
+        row = ledger.get(job_rows.job_key(f"job-{number:010d}"))
         assert row
         ledger.commit(Delete(row.key, row.version))
         stored(ledger, a_job(number, state="RUNNING").but(submitted_at=row.doc["submittedAt"]))
@@ -535,7 +535,9 @@ def test_status_shows_rentals_of_deployments(gateway: Gateway) -> None:
     before = gateway.get("/v1/status").document["serving"]
     over = ended(a_rental(2).but(state=RentalState.ENDING), A_MOMENT).rental
     memory = memory.but(rentals=2)
-    ledger.commit(Put(rows.serving_row(memory, 0)), Put(rows.rental_row(rental, 0)), Put(rows.rental_row(over, 0)))
+    ledger.commit(
+        Put(job_rows.serving_row(memory, 0)), Put(job_rows.rental_row(rental, 0)), Put(job_rows.rental_row(over, 0))
+    )
 
     (shown,) = gateway.get("/v1/status").document["serving"]
 
@@ -732,7 +734,9 @@ def test_unmanaged_workloads_are_listed_with_their_treatment(gateway: Gateway) -
         recreation=PodRecreation.BY_HYPERPOD,
         may_move=False,
     )
-    gateway.fakes.ledger.commit(Put(Row(rows.unmanaged_workloads_key(CLUSTER), {"workloads": [workload.to_json()]})))
+    gateway.fakes.ledger.commit(
+        Put(Row(fleet_rows.unmanaged_workloads_key(CLUSTER), {"workloads": [workload.to_json()]}))
+    )
 
     (item,) = gateway.get("/v1/jobs?unmanaged=true").document["items"]
 
@@ -752,7 +756,7 @@ def test_preempted_held_and_unmanaged_are_distinguished(gateway: Gateway) -> Non
     )
     work = {"cluster": CLUSTER, "namespace": "research", "kind": "PyTorchJob", "name": "bert", "pods": 2}
     work |= {"accelerators": 16, "nodeNames": ["a", "b"], "recreation": "BY_OWNER", "mayMove": False}
-    ledger.commit(Put(Row(rows.unmanaged_workloads_key(CLUSTER), {"workloads": [work]})))
+    ledger.commit(Put(Row(fleet_rows.unmanaged_workloads_key(CLUSTER), {"workloads": [work]})))
 
     jobs = gateway.get("/v1/status").document["jobs"]
 
@@ -769,8 +773,8 @@ def dead_cluster(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     heartbeats(ledger)
     for function in ("schedule_jobs", "watch_cluster"):
-        ledger.rows.pop(rows.heartbeat_key(function))
-    row = ledger.rows[rows.heartbeat_key("sweep_fleet")]
+        ledger.rows.pop(fleet_rows.heartbeat_key(function))
+    row = ledger.rows[fleet_rows.heartbeat_key("sweep_fleet")]
     reports = dict(row.doc["sources"])
     reports["kubernetes-list/research-eks"] = {
         "triedAt": rfc3339(A_MOMENT),
@@ -779,8 +783,8 @@ def dead_cluster(gateway: Gateway) -> None:
         "error": "nodes: Unreachable: no answer",
     }
     for function in ("schedule_jobs", "sweep_fleet", "watch_cluster"):
-        ledger.rows.pop(rows.heartbeat_key(function), None)
-        ledger.commit(Put(Row(rows.heartbeat_key(function), {"at": rfc3339(A_MOMENT), "sources": reports})))
+        ledger.rows.pop(fleet_rows.heartbeat_key(function), None)
+        ledger.commit(Put(Row(fleet_rows.heartbeat_key(function), {"at": rfc3339(A_MOMENT), "sources": reports})))
     stored(
         ledger,
         a_fleet_node(1, accelerators_in_use=8),
@@ -827,13 +831,13 @@ def test_every_list_says_what_is_stale(gateway: Gateway, path: str) -> None:
 @pytest.mark.parametrize("kind", SourceKind)
 def test_any_stale_source_degrades_the_status(gateway: Gateway, kind: SourceKind) -> None:
     heartbeats(gateway.fakes.ledger, A_MOMENT - timedelta(minutes=9))
-    row = gateway.fakes.ledger.rows[rows.heartbeat_key("sweep_fleet")]
+    row = gateway.fakes.ledger.rows[fleet_rows.heartbeat_key("sweep_fleet")]
     fresh = SourceReport.after(None, "", A_MOMENT).to_json()
     reports = {name: old if name.startswith(kind) else fresh for name, old in row.doc["sources"].items()}
     for function in ("schedule_jobs", "sweep_fleet", "watch_cluster"):
-        gateway.fakes.ledger.rows.pop(rows.heartbeat_key(function))
+        gateway.fakes.ledger.rows.pop(fleet_rows.heartbeat_key(function))
         doc = {"at": rfc3339(A_MOMENT), "sources": reports}
-        gateway.fakes.ledger.commit(Put(Row(rows.heartbeat_key(function), doc)))
+        gateway.fakes.ledger.commit(Put(Row(fleet_rows.heartbeat_key(function), doc)))
     gateway.fakes.clock.advance(120)  # eleven minutes for this kind, two for the others
 
     status = gateway.get("/v1/status").document

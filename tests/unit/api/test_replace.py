@@ -10,7 +10,7 @@ from evenkeel.domain.replay import replay
 from evenkeel.events import envelope
 from evenkeel.events.outcomes import ParsedEvent
 from evenkeel.services.incidents import receive_event
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import incident_rows, rows, subject_rows
 from tests.fakes.cluster import instance_id
 from tests.unit.api.gateway import ApiResponse, Gateway
 from tests.unit.api.seeds import a_fleet_node, an_incident, stored
@@ -36,7 +36,7 @@ def rehearse(gateway: Gateway, **changes: Any) -> dict[str, Any]:
 
 
 def recorded(gateway: Gateway, decision_id: str) -> Decision:
-    row = gateway.fakes.ledger.get(rows.decision_key(decision_id))
+    row = gateway.fakes.ledger.get(subject_rows.decision_key(decision_id))
     assert row
     return rows.read(row, Decision)
 
@@ -56,7 +56,7 @@ def test_dry_run_records_the_decision_and_changes_nothing(fleet: Gateway) -> Non
     assert record.subject == a_fleet_node(1).life.key
     assert replay(record, fakes.policy).differs_from(record) == ""
     added = {key: row for key, row in fakes.ledger.rows.items() if before.get(key) != row}
-    assert set(added) == {rows.decision_key(record.decision_id)}
+    assert set(added) == {subject_rows.decision_key(record.decision_id)}
     assert (fakes.workflows.executions, fakes.inbox.queued, fakes.provider.asked) == ({}, [], [])
     assert fakes.cluster.calls == calls
     assert not [metric for metric in fakes.telemetry.metrics if metric.name.startswith(("Incidents", "Recoveries"))]
@@ -78,7 +78,7 @@ def test_replacement_request_follows_the_fault_path(fleet: Gateway) -> None:
     assert (answer.status, answer.document["envelopeId"]) == (202, queued["id"])
     assert [outcome.outcome for outcome in outcomes] == ["OPEN", "JOIN"]
     assert recorded(fleet, planned["decisionId"]).facts["faultKey"] == "xid:79"
-    incident = fakes.ledger.get(rows.incident_key(outcomes[0].incident_id))
+    incident = fakes.ledger.get(incident_rows.incident_key(outcomes[0].incident_id))
     assert incident
     assert (incident.doc["faultKey"], incident.doc["sources"]) == ("xid:79", ["person:role/Researcher (ana)"])
 
@@ -123,7 +123,7 @@ def test_replacement_request_joins_an_open_incident(fleet: Gateway) -> None:
     planned = rehearse(fleet)
 
     assert recorded(fleet, planned["decisionId"]).facts["ladder"] == ["replace"]
-    kept = fleet.fakes.ledger.get(rows.incident_key(incident.incident_id))
+    kept = fleet.fakes.ledger.get(incident_rows.incident_key(incident.incident_id))
     assert kept
     assert kept.doc == incident.to_json()
 

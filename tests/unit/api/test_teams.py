@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from evenkeel.ports import Put
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import quota_rows
 from tests.unit.api.gateway import ACCOUNT, FLEET, ApiResponse, Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, ago, stored
 from tests.unit.scheduling.builders import an_attempt
@@ -293,7 +293,7 @@ _VISION = {"name": "vision", "namespace": "vision", "members": []}
 
 def charged(site: Gateway, job_id: str, team: str, accelerators: int) -> None:
     attempt = an_attempt(job_id=job_id, team=team, accelerators=accelerators, instance_type="ml.p5.48xlarge")
-    site.fakes.ledger.commit(Put(rows.charge_row(attempt)))
+    site.fakes.ledger.commit(Put(quota_rows.charge_row(attempt)))
 
 
 # ---------------------------------------------------------------- plans, places in the queue
@@ -432,7 +432,7 @@ def test_a_team_with_jobs_is_not_removed(site: Gateway, state: str) -> None:
 
 def test_team_with_nodes_is_not_removed(site: Gateway) -> None:
     held = an_attempt(team="nlp")
-    site.fakes.ledger.commit(Put(rows.charge_row(held)))
+    site.fakes.ledger.commit(Put(quota_rows.charge_row(held)))
 
     answer = site.call("DELETE", GONE, headers=AS_READ)
 
@@ -445,7 +445,7 @@ def test_team_with_borrowed_quota_is_not_removed(site: Gateway) -> None:
     body = {"team": a_team()["team"] | vision | {"queue": queue}, "reason": "x"}
     assert site.call("PUT", "/v1/teams/vision/quota", body, headers=NEW).status == 200
     held = an_attempt(team="vision", instance_type="ml.p5.48xlarge")
-    site.fakes.ledger.commit(Put(rows.charge_row(held, None, {"ml.p5.48xlarge": {"nvidia.com/gpu": 16}})))
+    site.fakes.ledger.commit(Put(quota_rows.charge_row(held, None, {"ml.p5.48xlarge": {"nvidia.com/gpu": 16}})))
 
     answer = site.call("DELETE", GONE, headers=AS_READ)
 

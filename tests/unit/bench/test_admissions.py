@@ -7,7 +7,7 @@ import pytest
 from bench.admissions import AdmissionReport, held_to, moved, table
 from evenkeel.adapters.dynamo_ledger import DynamoLedger
 from evenkeel.ports import Put, Row, Table
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows, quota_rows
 
 
 def a_report(**seconds: tuple[float, ...]) -> AdmissionReport:
@@ -24,7 +24,7 @@ def a_transaction(version: int) -> list[dict[str, Any]]:
     sent: list[dict[str, Any]] = []
     ledger = DynamoLedger({each: f"round1-{each.lower()}" for each in Table}, Client())
     ledger.commit(
-        Put(Row(rows.tree_key(), {"memory": {}}, version)), Put(Row(rows.job_key("job-1"), {"a": 1}, version))
+        Put(Row(quota_rows.tree_key(), {"memory": {}}, version)), Put(Row(job_rows.job_key("job-1"), {"a": 1}, version))
     )
     return sent
 

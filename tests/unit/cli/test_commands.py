@@ -19,7 +19,7 @@ from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, end
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Row
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows, job_rows
 from evenkeel_cli.commands.automation import seconds_of
 from evenkeel_cli.commands.following import new_log_text
 from evenkeel_cli.main import NOUNS
@@ -275,7 +275,7 @@ def test_unmanaged_workloads_have_their_own_list(served: CliFixture) -> None:
         for number in (1, 2)
     ]
     (workload,) = unmanaged_workloads(CLUSTER, pods)
-    row = Row(rows.unmanaged_workloads_key(CLUSTER), {"workloads": [workload.to_json()]})
+    row = Row(fleet_rows.unmanaged_workloads_key(CLUSTER), {"workloads": [workload.to_json()]})
     served.gateway.fakes.ledger.commit(Put(row))
 
     said = served.run("jobs", "ls", "--unmanaged")
@@ -857,12 +857,14 @@ def test_help_exits_0(served: CliFixture, words: str) -> None:
 def test_status_shows_rentals_of_a_deployment(served: CliFixture) -> None:
     text = "1 node of chat-burst is rented for the job."
     memory = ServingState.of(CHAT).but(rentals=1, last_note=PlacementNote(key="RENT", text=text))
-    served.gateway.fakes.ledger.commit(Put(rows.serving_row(memory, 0)), Put(rows.rental_row(serving_rental(1), 0)))
+    served.gateway.fakes.ledger.commit(
+        Put(job_rows.serving_row(memory, 0)), Put(job_rows.rental_row(serving_rental(1), 0))
+    )
 
     shown = served.run("status", terminal=True).out
-    served.gateway.fakes.ledger.commit(Put(rows.serving_row(memory.but(last_note=None), 1)))
+    served.gateway.fakes.ledger.commit(Put(job_rows.serving_row(memory.but(last_note=None), 1)))
     over = ended(serving_rental(1).but(state=RentalState.ENDING), A_MOMENT).rental
-    served.gateway.fakes.ledger.commit(Put(rows.rental_row(over, 1)))
+    served.gateway.fakes.ledger.commit(Put(job_rows.rental_row(over, 1)))
 
     assert f"SERVING serving/chat: 1 node rented\n        {text}\n" in shown
     assert "SERVING" not in served.run("status", terminal=True).out
@@ -972,7 +974,7 @@ def test_job_shows_its_rental_and_cost(served: CliFixture) -> None:
     )
     rental = ended(ending, job.submitted_at + timedelta(seconds=100.5)).rental
     stored(served.gateway.fakes.ledger, job)
-    served.gateway.fakes.ledger.commit(Put(rows.rental_row(rental, 0)))
+    served.gateway.fakes.ledger.commit(Put(job_rows.rental_row(rental, 0)))
 
     said = served.run("jobs", "show", job.job_id)
 
@@ -1008,7 +1010,7 @@ def cluster_dies(served: CliFixture) -> None:
     """Twelve minutes ago the cluster stopped to answer."""
     ledger = served.gateway.fakes.ledger
     for function in ("schedule_jobs", "sweep_fleet", "watch_cluster"):
-        row = ledger.rows[rows.heartbeat_key(function)]
+        row = ledger.rows[fleet_rows.heartbeat_key(function)]
         sources = dict(row.doc["sources"])
         sources["kubernetes-list/research-eks"] = {
             "triedAt": rfc3339(A_MOMENT),

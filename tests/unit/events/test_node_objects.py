@@ -6,7 +6,7 @@ from evenkeel.adapters.node_objects import read_node
 from evenkeel.domain.health.policy import WatchPolicy
 from evenkeel.domain.nodes import INCIDENT_ANNOTATION
 from evenkeel.events.kubernetes_node import facts_of
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import incident_rows
 from tests.fakes.system import A_MOMENT
 
 SAGEMAKER = "sagemaker.amazonaws.com"
@@ -86,5 +86,5 @@ def test_long_names_on_a_node_fit_the_ledger() -> None:
 
     assert facts
     assert all(len(fact.fact_key) < 1024 for fact in facts)
-    assert len(rows.incident_key(seen.incident_id or "").pk) < 1024
+    assert len(incident_rows.incident_key(seen.incident_id or "").pk) < 1024
     assert len(seen.boot_id) + sum(len(one.reason) for one in seen.conditions) <= 256

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.cycle_plan import Admission, CyclePlan, MissingFacts, Preemption, Wait
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide import Action
 from evenkeel.domain.admission.decide_cycle import decide_cycle
-from evenkeel.domain.admission.fifo import AdmissionAuthority
 from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_cursors import ALL_JOBS, QueueCursors
 from evenkeel.domain.admission.scheduler_state import SchedulerState

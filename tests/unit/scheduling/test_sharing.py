@@ -23,7 +23,7 @@ from evenkeel.domain.quotas import quota_facts
 from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
 from evenkeel.domain.replay import replay
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import subject_rows
 from tests.unit.scheduling.builders import CLUSTER, a_node_capacity, a_request, at
 
 P5, GPU = "ml.p5.48xlarge", "nvidia.com/gpu"
@@ -391,7 +391,7 @@ def test_record_of_a_thousand_nodes_is_complete_and_replays() -> None:
         mode=Mode.ACT,
         decided_at=at(2000),
     )
-    stored = rows.decision_row(record).doc
+    stored = subject_rows.decision_row(record).doc
     assert len(json.dumps(stored)) < quota_facts.MAX_BYTES < len(json.dumps(facts))
     read = Decision.model_validate(json.loads(json.dumps(stored)))
     assert read.facts == facts

@@ -7,7 +7,7 @@ from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.objects import Admitted, Workload
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.ports import Delete, Put, Write
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import quota_rows, rows
 from tests.kueue_checker import overcommitted
 
 
@@ -28,7 +28,7 @@ def faults(commits: Iterable[tuple[Write, ...]], setup: TeamSetup, seats_per_nod
             if isinstance(write, Delete) and write.key.sk.startswith("CHARGE#"):
                 held.pop(write.key.sk, None)  # a charge that was released before it was deleted
         versions = [
-            write.row.version for write in writes if isinstance(write, Put) and write.row.key == rows.tree_key()
+            write.row.version for write in writes if isinstance(write, Put) and write.row.key == quota_rows.tree_key()
         ]
         if versions:
             if versions[0] < last:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from evenkeel.domain.admission.fifo import AdmissionAuthority
+from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.jobs.spec import JobSpec
@@ -16,7 +16,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.jobs import cancel_job, submit_job
 from evenkeel.services.jobs.check_authority import Requester
 from evenkeel.services.scheduling import schedule_jobs
-from evenkeel.services.storage import read_charges, rows
+from evenkeel.services.storage import job_rows, quota_rows, read_charges, rows
 from evenkeel.services.sweep import sweep_fleet, watch_cluster
 from tests.fakes import CrashPlan, FakeWorld, crashing
 from tests.fakes.cluster import CLUSTER
@@ -140,17 +140,17 @@ class JobScenario:
     # ------------------------------------------------------------ what is there now
 
     def job(self, job_id: str) -> Job:
-        row = self.world.ledger.get(rows.job_key(job_id))
+        row = self.world.ledger.get(job_rows.job_key(job_id))
         assert row
         return rows.read(row, Job)
 
     def attempt(self, job_id: str, number: int = 1) -> Attempt:
-        row = self.world.ledger.get(rows.attempt_key(job_id, number))
+        row = self.world.ledger.get(job_rows.attempt_key(job_id, number))
         assert row
         return rows.read(row, Attempt)
 
     def usage(self, team: str = "default") -> int:
-        row = self.world.ledger.get(rows.usage_key(team))
+        row = self.world.ledger.get(quota_rows.usage_key(team))
         return int(row.doc["accelerators"]) if row else 0
 
     def charges(self) -> list[str]:
@@ -158,7 +158,7 @@ class JobScenario:
 
     def set_job(self, job: Job) -> None:
         """Write a job as another service would."""
-        self.put(rows.job_row(job, 0))
+        self.put(job_rows.job_row(job, 0))
 
     def put(self, *written: Row) -> None:
         """Write rows as other services would, whatever version they are at."""

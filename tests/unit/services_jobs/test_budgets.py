@@ -15,7 +15,7 @@ from evenkeel.ports import Row
 from evenkeel.services.jobs.check_authority import Requester
 from evenkeel.services.queries import explain, read_queue
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import quota_rows
 from tests.unit.services_jobs.job_scenario import a_spec
 from tests.unit.services_jobs.test_rentals import NODE_HOUR, ON_DEMAND, SPOT, RentalScenario, a_policy
 from tests.unit.services_jobs.test_teams import set_up
@@ -111,7 +111,7 @@ def test_rent_is_charged_once_and_its_attempt_adds_only_hours() -> None:
         market.advance()
 
     rental = market.rental(second.job_id)
-    row = market.world.ledger.get(rows.spent_key("red", "2026-11"))
+    row = market.world.ledger.get(quota_rows.spent_key("red", "2026-11"))
     assert row
     spent = Spent.model_validate(row.doc)
     assert rental.state is RentalState.ENDED
@@ -136,7 +136,7 @@ def test_running_rental_that_spent_the_budget_blocks_the_next_job() -> None:
 def test_plan_names_the_exceeded_budget() -> None:
     market = sharing({"period": "month", "usd": 100})
     market.full_fleet(team="red")
-    market.scenario.put(Row(rows.spent_key("red", "2026-11"), Spent(usd_micros=60 * money.MICROS).to_json()))
+    market.scenario.put(Row(quota_rows.spent_key("red", "2026-11"), Spent(usd_micros=60 * money.MICROS).to_json()))
     market.scenario.sweep()
 
     found = read_queue.plan(

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.fifo import AdmissionAuthority
+from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.capacity.efa import EfaRequest
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy

@@ -21,7 +21,7 @@ from evenkeel.domain.replay import replay
 from evenkeel.ports import Table
 from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import quota_rows, rows
 from tests.crash_points import SIDES, effects_of
 from tests.examples import examples
 from tests.fakes.cluster import CLUSTER, a_node
@@ -178,7 +178,7 @@ def test_idle_record_forgets_ended_jobs_only() -> None:
 
 
 def remembered(scenario: JobScenario) -> dict[str, Any]:
-    row = scenario.world.ledger.get(rows.tree_key())
+    row = scenario.world.ledger.get(quota_rows.tree_key())
     assert row
     return (row.doc.get("memory") or {}).get("elastic") or {}
 

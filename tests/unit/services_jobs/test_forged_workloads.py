@@ -12,7 +12,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.ports import ExecutionState, WorkflowName
 from evenkeel.services.queries import read_jobs
 from evenkeel.services.recovery import drain_node, unmanaged
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.job_scenario import NAMESPACE, JobScenario
 from tests.unit.services_jobs.test_sweep import an_incident
@@ -211,7 +211,7 @@ def test_own_pods_are_managed_before_and_after_the_launch_is_recorded() -> None:
     scenario.run_attempt(job.job_id, 1)
     recorded = unmanaged.pods(scenario.context(), CLUSTER)
 
-    scenario.put(rows.attempt_row(before_launch, 0))  # as if the launch had died before it was recorded
+    scenario.put(job_rows.attempt_row(before_launch, 0))  # as if the launch had died before it was recorded
 
     assert recorded == ()
     assert unmanaged.pods(scenario.context(), CLUSTER) == ()

@@ -5,7 +5,7 @@ from datetime import timedelta
 from evenkeel.domain.sources import Source, SourceKind, SourceState
 from evenkeel.ports import Unreachable
 from evenkeel.services.queries import read_sources
-from evenkeel.services.storage import heartbeats, rows
+from evenkeel.services.storage import fleet_rows, heartbeats
 from evenkeel.services.storage.heartbeats import SourceResults
 from tests.fakes import InMemoryLedger, a_context
 from tests.fakes.system import A_MOMENT, RecordingTelemetry
@@ -119,4 +119,4 @@ def test_heartbeat_without_sources_is_read() -> None:
     heartbeats.record_heartbeat(a_context(ledger=ledger, telemetry=RecordingTelemetry(), now=A_MOMENT), "watch_cluster")
 
     assert heartbeats.load(ledger) == {}
-    assert ledger.get(rows.heartbeat_key("watch_cluster")) is not None
+    assert ledger.get(fleet_rows.heartbeat_key("watch_cluster")) is not None

@@ -9,14 +9,14 @@ from evenkeel.ports import LogTail, NotAllowed, NotFound
 from evenkeel.services.queries import read_jobs
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.recovery import drain_node, plan_recovery
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows, rows
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
 
 
 def kept(scenario: JobScenario, job_id: str, rank: int = 0, attempt: int = 1) -> KeptLog | None:
-    row = scenario.world.ledger.get(rows.kept_log_key(job_id, attempt, rank))
+    row = scenario.world.ledger.get(job_rows.kept_log_key(job_id, attempt, rank))
     return rows.read(row, KeptLog) if row else None
 
 

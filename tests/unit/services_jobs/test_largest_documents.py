@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.decisions import OMITTED, Decision, packed, unpacked
-from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import JobState
@@ -22,10 +21,11 @@ from evenkeel.domain.quotas.setup_checks import check_team
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.domain.recovery.leases import Hold, Holds
 from evenkeel.domain.replay import CannotReplayError, replay
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import LARGEST_ROW, Invalid, Put, Row, row_bytes
 from evenkeel.runtime.api import LARGEST_BODY
 from evenkeel.services.recovery import hold_automation
-from evenkeel.services.storage import batches, rows
+from evenkeel.services.storage import batches, fleet_rows, job_rows, quota_rows, rows, subject_rows
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.job_scenario import JobScenario, a_spec
 from tests.unit.services_jobs.test_teams import MEMBERS, set_up
@@ -70,7 +70,7 @@ def test_the_largest_job_is_far_from_the_largest_row(character: str) -> None:
 
     assert check_spec(spec) == ()
     assert len(spec.model_dump_json(by_alias=True).encode()) > MAX_SPEC - 2_000
-    assert row_bytes(rows.job_row(job, 1)) < LARGEST_ROW // 4
+    assert row_bytes(job_rows.job_row(job, 1)) < LARGEST_ROW // 4
 
 
 @settings(max_examples=30, deadline=None)
@@ -148,8 +148,8 @@ def test_an_attempt_on_a_thousand_nodes_fits_its_row() -> None:
         decision_id="dec-1",
     )
 
-    assert row_bytes(rows.attempt_row(attempt, 1)) < LARGEST_ROW
-    assert row_bytes(Row(rows.charge_key(attempt), Charge.of(attempt).to_json())) < LARGEST_ROW
+    assert row_bytes(job_rows.attempt_row(attempt, 1)) < LARGEST_ROW
+    assert row_bytes(Row(quota_rows.charge_key(attempt), Charge.of(attempt).to_json())) < LARGEST_ROW
 
 
 def a_decision(facts: dict[str, Any], **changes: Any) -> Decision:
@@ -164,7 +164,7 @@ def test_decision_record_always_fits_its_row(size: int) -> None:
     noise = random.Random(1).randbytes(size // 2).hex()
     why = [{"option": "o" * 9_000, "why_not": "\u20ac" * 9_000} for _ in range(400)]
 
-    row = rows.decision_row(a_decision({"noise": noise}, alternatives=why, reason="\U0001f600" * 9_000))
+    row = subject_rows.decision_row(a_decision({"noise": noise}, alternatives=why, reason="\U0001f600" * 9_000))
 
     assert row_bytes(row) < 700_000
     read = rows.read(row, Decision)
@@ -185,7 +185,7 @@ def test_scheduler_state_fits_its_row_with_many_stopping_jobs(count: int) -> Non
 
     kept = memory.to_row()
 
-    assert row_bytes(Row(rows.tree_key(), {"memory": kept, "setUps": 10**9})) < LARGEST_ROW
+    assert row_bytes(Row(quota_rows.tree_key(), {"memory": kept, "setUps": 10**9})) < LARGEST_ROW
     assert SchedulerState.model_validate(kept or {}) == (memory if count <= 5_000 else SchedulerState())
 
 
@@ -198,13 +198,13 @@ def test_packed_facts_unpack_unchanged() -> None:
 def test_long_messages_are_shortened() -> None:
     entry = TimelineEntry(at=NOW, kind="told", text="\U0001f600" * 100_000)
 
-    assert row_bytes(rows.timeline_row("job-1", entry, "x")) < 10_000
+    assert row_bytes(subject_rows.timeline_row("job-1", entry, "x")) < 10_000
 
 
 def test_a_policy_of_the_largest_body_fits_its_rows() -> None:
     changes = {"name": "\U0001f600" * (LARGEST_BODY // 4)}
     change = PolicyChange(number=1, changes=changes, before=changes, by="b" * 200, reason="r" * 300, at=NOW)
-    row = Row(rows.decision_key("x"), change.to_json())
+    row = Row(subject_rows.decision_key("x"), change.to_json())
 
     assert batches.size_of([Put(row)] * 3) < batches.BATCH_BYTES
     assert row_bytes(row) < LARGEST_ROW
@@ -218,7 +218,7 @@ def test_a_team_has_a_limit_that_fits_its_row(character: str) -> None:
 
     accepted = [count for count in range(0, 1200, 100) if not check_team(team(count))] if character == "x" else [0]
     assert accepted[-1] < 1100
-    assert row_bytes(rows.setup_row(rows.team_key("red"), team(accepted[-1]), 1)) < LARGEST_ROW // 2
+    assert row_bytes(quota_rows.setup_row(quota_rows.team_key("red"), team(accepted[-1]), 1)) < LARGEST_ROW // 2
 
 
 def test_a_cycle_takes_the_largest_set_up() -> None:
@@ -248,7 +248,7 @@ def test_holds_have_a_limit() -> None:
         )
         for n in range(hold_automation.MAX_HOLDS)
     )
-    row = Row(rows.hold_key(), Holds(holds=held).to_json())
+    row = Row(fleet_rows.hold_key(), Holds(holds=held).to_json())
     scenario.put(row)
 
     request = hold_automation.HoldRequest(

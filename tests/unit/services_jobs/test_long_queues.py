@@ -10,7 +10,7 @@ from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.ports import Put, Table
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows, quota_rows, rows
 from tests.fakes.crashes import Crash
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.job_scenario import JobScenario
@@ -63,7 +63,7 @@ def test_pending_reason_of_identical_jobs_is_not_rewritten() -> None:
     set_up(scenario, a_team("red", 8, members=MEMBERS))
     jobs = [scenario.submit(f"key-{number}", team="red", nodes=2, accelerators_per_node=8) for number in range(3)]
     scenario.run_scheduling_cycle()
-    before = scenario.world.ledger.get(rows.job_key(jobs[2].job_id))
+    before = scenario.world.ledger.get(job_rows.job_key(jobs[2].job_id))
     assert before
     assert before.doc["reason"].startswith("A job with the same request waits in its queue")
 
@@ -71,7 +71,7 @@ def test_pending_reason_of_identical_jobs_is_not_rewritten() -> None:
     scenario.run_scheduling_cycle()
 
     assert not scenario.job(jobs[1].job_id).reason.startswith("As others")
-    assert scenario.world.ledger.get(rows.job_key(jobs[2].job_id)) == before
+    assert scenario.world.ledger.get(job_rows.job_key(jobs[2].job_id)) == before
 
 
 def test_a_strict_queue_is_not_read_past_its_head() -> None:
@@ -81,7 +81,7 @@ def test_a_strict_queue_is_not_read_past_its_head() -> None:
         scenario.run_scheduling_cycle()
 
     assert scenario.job(small.job_id).state is JobState.PENDING
-    turn = scenario.world.ledger.get(rows.queue_cursors_key())
+    turn = scenario.world.ledger.get(quota_rows.queue_cursors_key())
     assert turn is None or "red" not in turn.doc["cursors"]
 
 
@@ -89,7 +89,7 @@ def test_cycle_after_a_crash_reads_the_same_page_again() -> None:
     scenario, small = crowded(60)
     for _ in range(3):
         scenario.run_scheduling_cycle()
-    noted = scenario.world.ledger.get(rows.queue_cursors_key())
+    noted = scenario.world.ledger.get(quota_rows.queue_cursors_key())
     assert noted
     scenario.plan.at = len(scenario.plan.effects) + 1
     with contextlib.suppress(Crash):
@@ -222,7 +222,7 @@ def test_jobs_without_a_matching_node_are_not_remembered_as_barriers() -> None:
     for _ in range(10):
         scenario.run_scheduling_cycle()
 
-    turn = scenario.world.ledger.get(rows.queue_cursors_key())
+    turn = scenario.world.ledger.get(quota_rows.queue_cursors_key())
     assert turn
     assert "barriers" not in turn.doc
     assert cycles_until_started(scenario, small, 5) <= 5

@@ -11,7 +11,7 @@ from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.ports import Key, Ledger, Row, Table
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows
 from evenkeel.services.storage.open_jobs import TooManyOpenJobs
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_scheduling_cycles import _locked
@@ -23,7 +23,7 @@ def a_scenario(**limits: int) -> JobScenario:
 
 
 def open_of(scenario: JobScenario, name: str) -> int:
-    row = scenario.world.ledger.get(rows.open_jobs_key(name))
+    row = scenario.world.ledger.get(job_rows.open_jobs_key(name))
     return int(row.doc["jobs"]) if row else 0
 
 
@@ -112,7 +112,7 @@ class BarrierLedger:
 
     def get(self, key: Key) -> Row | None:
         row = self.ledger.get(key)
-        if key == rows.open_jobs_key("principal#role/ana") and self.met < 4:
+        if key == job_rows.open_jobs_key("principal#role/ana") and self.met < 4:
             self.met += 1
             self.barrier.wait(60)
         return row

@@ -130,12 +130,12 @@ def test_unlisted_writer_is_refused() -> None:
     job = play.scenario.submit()
     audited = AuditedLedger(play.scenario.ledger)
 
-    from evenkeel.services.storage import rows
+    from evenkeel.services.storage import job_rows
 
-    row = play.scenario.world.ledger.get(rows.job_key(job.job_id))
+    row = play.scenario.world.ledger.get(job_rows.job_key(job.job_id))
     assert row
     with pytest.raises(AssertionError, match="nobody may not take"):
-        audited.commit(Put(rows.job_row(job.but(state=JobState.RUNNING), row.version)))
+        audited.commit(Put(job_rows.job_row(job.but(state=JobState.RUNNING), row.version)))
 
 
 # ---------------------------------------------------------------- what the docs say

@@ -4,7 +4,7 @@ from typing import Any
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Table
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows
 from tests.fakes.ledger import InMemoryLedger
 from tests.unit.scheduling.builders import NOW, a_job
 
@@ -15,8 +15,8 @@ def queued(number: int, **changes: Any) -> Job:
 
 def listed(*jobs: Job, queue: str) -> list[str]:
     ledger = InMemoryLedger()
-    ledger.commit(*(Put(rows.job_row(job, 0)) for job in jobs))
-    page = ledger.by_state(Table.JOBS, "JOB#PENDING", prefix=rows.queue_prefix(queue))
+    ledger.commit(*(Put(job_rows.job_row(job, 0)) for job in jobs))
+    page = ledger.by_state(Table.JOBS, "JOB#PENDING", prefix=job_rows.queue_prefix(queue))
     return [row.doc["jobId"] for row in page.rows]
 
 
@@ -47,6 +47,6 @@ def test_requeued_job_is_ordered_by_its_new_time() -> None:
 
 
 def test_started_job_leaves_its_queue() -> None:
-    row = rows.job_row(queued(1, queue="red", priority=3).but(state=JobState.RUNNING), 0)
+    row = job_rows.job_row(queued(1, queue="red", priority=3).but(state=JobState.RUNNING), 0)
 
     assert row.state == ("JOB#RUNNING", f"{rfc3339(NOW)}#job-1")

@@ -7,7 +7,7 @@ import pytest
 
 from evenkeel.ports import EvenkeelError, NotFound, Refused, Unreachable
 from evenkeel.services.attempts import record_pin
-from evenkeel.services.storage import attempt_rows
+from evenkeel.services.storage import attempt_record
 from evenkeel.training.layout import ResumePoint
 from evenkeel.training.resume import ResumeChoice, report
 from tests.fakes import Crash, CrashPlan
@@ -47,7 +47,7 @@ def mounted(log: str, plan: CrashPlan | None = None) -> tuple[JobScenario, str]:
 
 
 def record(scenario: JobScenario, job_id: str, number: int = 2) -> bool:
-    found = attempt_rows.load(scenario.ledger, job_id, number)
+    found = attempt_record.load(scenario.ledger, job_id, number)
     return record_pin.run(found, scenario.context())
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.ports import Ledger, Put, Refused, Row, Table, Write, row_bytes
-from evenkeel.services.storage import batches, rows
+from evenkeel.services.storage import batches, job_rows, quota_rows, subject_rows
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_elastic import a_shared_scenario
 
@@ -129,7 +129,7 @@ def test_jobs_of_the_full_size_are_admitted_in_several_commits() -> None:
     scenario = JobScenario(size=24)
     jobs = [scenario.submit(f"key-{n}", nodes=1).job_id for n in range(20)]
     for each in jobs:
-        row = scenario.world.ledger.rows[rows.job_key(each)]
+        row = scenario.world.ledger.rows[job_rows.job_key(each)]
         scenario.put(Row(row.key, {**row.doc, "submittedBy": "x" * 350_000}, row.version, row.state))
 
     outcome = scenario.run_scheduling_cycle()
@@ -139,14 +139,14 @@ def test_jobs_of_the_full_size_are_admitted_in_several_commits() -> None:
 
 def parts_of(*sizes: int) -> list[batches.WriteGroup]:
     return [
-        batches.WriteGroup(f"job-{n}", (Put(Row(rows.decision_key(f"dec-{n}"), {"text": "x" * size})),))
+        batches.WriteGroup(f"job-{n}", (Put(Row(subject_rows.decision_key(f"dec-{n}"), {"text": "x" * size})),))
         for n, size in enumerate(sizes)
     ]
 
 
 def test_batches_stay_below_three_megabytes_and_a_hundred_writes() -> None:
     parts = parts_of(*[300_000] * 25, *[10] * 250)
-    common_writes = (Put(Row(rows.tree_key(), {"memory": "x" * 200_000})),)
+    common_writes = (Put(Row(quota_rows.tree_key(), {"memory": "x" * 200_000})),)
 
     found = list(batches.cut(parts, common_writes=common_writes, extra_writes=1))
 
@@ -181,6 +181,6 @@ def test_only_refused_write_groups_are_skipped(offenders: tuple[int, ...]) -> No
 
 
 def test_a_rows_size_counts_utf8() -> None:
-    key = rows.decision_key("dec-1")
+    key = subject_rows.decision_key("dec-1")
     assert key.table is Table.INCIDENTS
     assert row_bytes(Row(key, {"a": "\u20ac" * 100})) == row_bytes(Row(key, {"a": "x" * 300}))

@@ -7,7 +7,7 @@ import pytest
 from evenkeel.ports import Add, Conflict, Write
 from evenkeel.services.admin import remove_team
 from evenkeel.services.admin.remove_team import TeamInUse
-from evenkeel.services.storage import rows, team_setup
+from evenkeel.services.storage import quota_rows, team_setup
 from tests.fakes.crashes import Crash, CrashingLedger, CrashTiming
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_teams import shared
@@ -19,7 +19,7 @@ def removed(scenario: JobScenario, ledger: Any = None, version: int = 1) -> remo
 
 
 def tree_version(scenario: JobScenario) -> int:
-    row = scenario.world.ledger.get(rows.tree_key())
+    row = scenario.world.ledger.get(quota_rows.tree_key())
     return row.version if row else 0
 
 
@@ -76,7 +76,7 @@ def test_crash_removes_the_team_completely_or_not_at_all(when: CrashTiming) -> N
 
 def test_recreated_team_keeps_its_spending() -> None:
     scenario = shared()
-    key = rows.spent_key("blue", "2026-11")
+    key = quota_rows.spent_key("blue", "2026-11")
     scenario.world.ledger.commit(Add(key, {"gpuSeconds": 5}))
 
     removed(scenario)

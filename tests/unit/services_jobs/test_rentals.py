@@ -24,7 +24,7 @@ from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, wait_n
 from evenkeel.ports import Delete, ExecutionState, Table, WorkflowName
 from evenkeel.services.rentals import rent_capacity
 from evenkeel.services.rentals.rent_capacity import RentalStep, RentOutcome
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows, job_rows, quota_rows, rows, subject_rows
 from evenkeel.services.waits import evaluate_waits, open_wait
 from tests.crash_points import SIDES_AND_STEPS
 from tests.fakes import Crash, CrashPlan, a_node
@@ -120,12 +120,12 @@ class RentalScenario:
     def wait(self, rental: Rental, kind: ConditionKind) -> Any:
         """Open a wait where there is none, and return its answer; None while it has none."""
         name = wait_name(kind, rental.number)
-        row = self.world.ledger.get(rows.wait_key(rental.job_id, name))
+        row = self.world.ledger.get(subject_rows.wait_key(rental.job_id, name))
         context = self.world.context(cluster=self.scenario.cluster, policy=self.policy)
         if row is None:
             request = open_wait.Request(kind=kind, token="t", job_id=rental.job_id, rental=rental.number)
             open_wait.run(request, context)
-            row = self.world.ledger.get(rows.wait_key(rental.job_id, name))
+            row = self.world.ledger.get(subject_rows.wait_key(rental.job_id, name))
             assert row is not None
         observed = evaluate_waits.Observation(
             context,
@@ -141,7 +141,7 @@ class RentalScenario:
         return outcome
 
     def forget_wait(self, rental: Rental, kind: ConditionKind) -> None:
-        row = self.world.ledger.get(rows.wait_key(rental.job_id, wait_name(kind, rental.number)))
+        row = self.world.ledger.get(subject_rows.wait_key(rental.job_id, wait_name(kind, rental.number)))
         if row:
             self.world.ledger.commit(Delete(row.key, row.version))
 
@@ -208,7 +208,7 @@ class RentalScenario:
     # ------------------------------------------------------------ looking
 
     def rental(self, job_id: str, number: int = 1) -> Rental:
-        return rows.load(self.world.ledger, rows.rental_key(job_id, number), Rental, "rental")
+        return rows.load(self.world.ledger, job_rows.rental_key(job_id, number), Rental, "rental")
 
     def race_cycles(self) -> None:
         """Run a cycle that rents, and a second cycle between its read and its commit."""
@@ -226,7 +226,7 @@ class RentalScenario:
         assert raced
 
     def holds(self) -> int:
-        return len(self.world.ledger.partition(Table.QUOTAS, rows.rental_allocation_key("", 0).pk, "RENTAL#"))
+        return len(self.world.ledger.partition(Table.QUOTAS, quota_rows.rental_allocation_key("", 0).pk, "RENTAL#"))
 
     def records(self, kind: str) -> list[Decision]:
         found = (row for key, row in self.world.ledger.rows.items() if key.pk.startswith("DEC#"))
@@ -454,7 +454,7 @@ def test_refused_market_is_skipped_for_every_job() -> None:
     assert rental.offers[0].refused == f"{SPOT} has no capacity: InsufficientInstanceCapacity"
     assert market.world.cluster.limits == {(CLUSTER, SPOT): (0, 0), (CLUSTER, ON_DEMAND): (2, 16)}
     assert market.scenario.attempt(second.job_id, 1).pool == ON_DEMAND
-    row = market.world.ledger.get(rows.shortages_key())
+    row = market.world.ledger.get(fleet_rows.shortages_key())
     assert row is not None
     assert [entry.market for entry in rows.read(row, Shortages).entries] == [Market.SPOT]
 
@@ -731,7 +731,7 @@ def test_rental_is_limited_by_team_quota_of_the_type(rented: int) -> None:
     market.scenario.run_scheduling_cycle()
     (charge,) = (
         row.doc
-        for row in market.world.ledger.partition(Table.QUOTAS, rows.tree_key().pk, "CHARGE#")
+        for row in market.world.ledger.partition(Table.QUOTAS, quota_rows.tree_key().pk, "CHARGE#")
         if row.doc["jobId"] == second.job_id
     )
     assert charge["use"] == {"p5.48xlarge": {"nvidia.com/gpu": 16}}

@@ -726,12 +726,12 @@ def test_settling_twice_releases_the_charge_once() -> None:
 
 def test_failure_is_attributed_to_an_open_incident() -> None:
     from evenkeel.ports import Put
-    from evenkeel.services.storage import rows
+    from evenkeel.services.storage import incident_rows
 
     scenario = JobScenario()
     job = scenario.running()
     scenario.world.cluster.fail_pods(job.job_id, 1, exit_code=1)
-    scenario.world.ledger.commit(Put(rows.open_row(scenario.attempt(job.job_id).nodes[1], "inc-1")))
+    scenario.world.ledger.commit(Put(incident_rows.open_row(scenario.attempt(job.job_id).nodes[1], "inc-1")))
 
     scenario.settle(job.job_id)
 

@@ -14,7 +14,7 @@ from evenkeel.domain.replay import replay
 from evenkeel.domain.sources import SourceReport
 from evenkeel.ports import Put, Table, TransientError, Unreachable, WorkflowName
 from evenkeel.services.attempts.launch_job import LaunchOutcome
-from evenkeel.services.storage import heartbeats, rows
+from evenkeel.services.storage import heartbeats, job_rows, rows
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.job_scenario import JobScenario
 
@@ -121,9 +121,9 @@ def test_no_job_starts_in_a_namespace_that_kueue_admits() -> None:
 def test_job_held_in_a_kueue_namespace_blocks_no_other_job() -> None:
     scenario = JobScenario(size=4)
     held, free = scenario.submit("a"), scenario.submit("b")
-    row = scenario.world.ledger.get(rows.job_key(held.job_id))
+    row = scenario.world.ledger.get(job_rows.job_key(held.job_id))
     assert row is not None
-    scenario.world.ledger.commit(Put(rows.job_row(rows.read(row, Job).but(namespace="kueues"), row.version)))
+    scenario.world.ledger.commit(Put(job_rows.job_row(rows.read(row, Job).but(namespace="kueues"), row.version)))
     scenario.world.cluster.kueue_managed["kueues"] = "its LocalQueue default"
 
     outcome = scenario.run_scheduling_cycle()

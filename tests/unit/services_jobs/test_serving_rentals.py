@@ -24,7 +24,7 @@ from evenkeel.domain.waiting import ConditionKind, wait_name
 from evenkeel.ports import ExecutionState, Table, WorkflowName
 from evenkeel.services.rentals import rent_capacity
 from evenkeel.services.rentals.rent_capacity import RentalStep
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows, job_rows, rows, subject_rows
 from tests.crash_points import SIDES_AND_STEPS
 from tests.fakes import Crash, CrashPlan, a_node, crashing
 from tests.fakes.cluster import CLUSTER
@@ -195,7 +195,7 @@ class ServingSpike(RentalScenario):
         return [rows.read(row, Rental) for row in found]
 
     def memory(self) -> ServingState:
-        return rows.load(self.world.ledger, rows.serving_key(CHAT_ID), ServingState, "Deployment")
+        return rows.load(self.world.ledger, job_rows.serving_key(CHAT_ID), ServingState, "Deployment")
 
     def notes(self) -> str:
         note = self.memory().last_note
@@ -272,7 +272,7 @@ def test_nothing_is_rented_without_a_pool_for_the_deployment() -> None:
         market.turns(2)
 
         assert market.executions() == {}
-        assert market.world.ledger.get(rows.serving_key(CHAT_ID)) is None
+        assert market.world.ledger.get(job_rows.serving_key(CHAT_ID)) is None
 
 
 def test_new_pending_replica_is_not_rented_for_yet() -> None:
@@ -454,7 +454,7 @@ def test_refused_pool_is_skipped_for_every_deployment() -> None:
     (rental,) = market.rentals()
     assert [offer.pool for offer in rental.offers] == [SERVING, DEARER]
     assert market.placed() == list(rental.node_names)
-    row = market.world.ledger.get(rows.shortages_key())
+    row = market.world.ledger.get(fleet_rows.shortages_key())
     assert row is not None
     assert [entry.zone for entry in rows.read(row, Shortages).entries] == ["us-west-2a"]
 
@@ -606,7 +606,7 @@ def test_a_wait_that_is_opened_twice_or_answered_late_changes_nothing() -> None:
     answers += [market.wait(market.rentals()[0], ConditionKind.RENTAL_ENDED)]
 
     assert answers == [None, None, None, "OVER"]
-    assert market.world.ledger.get(rows.wait_key(CHAT_ID, wait_name(ConditionKind.RENTAL_ENDED, 1))) is None
+    assert market.world.ledger.get(subject_rows.wait_key(CHAT_ID, wait_name(ConditionKind.RENTAL_ENDED, 1))) is None
 
 
 def test_repeated_steps_rent_and_return_once() -> None:

@@ -5,7 +5,7 @@ import pytest
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.ports import ConditionCheck, Conflict, Invalid, Ledger, StaleVersion, Write
 from evenkeel.services.admin import set_quotas
-from evenkeel.services.storage import rows, team_setup
+from evenkeel.services.storage import quota_rows, team_setup
 from tests.fakes import FakeWorld
 from tests.unit.scheduling.test_teams import a_team
 
@@ -16,7 +16,7 @@ def put(world: FakeWorld, part: Team | FleetQuotas, expected: int = 0, ledger: A
 
 
 def tree_version(world: FakeWorld) -> int:
-    row = world.ledger.get(rows.tree_key())
+    row = world.ledger.get(quota_rows.tree_key())
     return row.version if row else 0
 
 
@@ -141,7 +141,7 @@ def test_cycle_on_an_older_setup_fails_completely() -> None:
     put(world, a_team("vision"))
 
     with pytest.raises(Conflict):
-        world.ledger.commit(ConditionCheck(rows.tree_key(), version))
+        world.ledger.commit(ConditionCheck(quota_rows.tree_key(), version))
 
 
 def test_flavors_keep_their_declared_order() -> None:
@@ -150,7 +150,7 @@ def test_flavors_keep_their_declared_order() -> None:
 
     put(world, a_team(queue={"groups": [group]}))
 
-    row = world.ledger.get(rows.team_key("nlp"))
+    row = world.ledger.get(quota_rows.team_key("nlp"))
     assert row
     # A stored map is read back in any order.
     assert not any(isinstance(value, dict) for value in row.doc.values())

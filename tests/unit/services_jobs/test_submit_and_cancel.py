@@ -8,7 +8,7 @@ from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.ports import Delete, Invalid, KeyReused, Ledger, NotFound, Table, Write
 from evenkeel.services.jobs.cancel_job import CancelOutcome
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows
 from tests.unit.services_jobs.job_scenario import JobScenario
 
 MOUNTED = {"checkpoint_uri": "file:///fsx/llama", "checkpoint_claim": "fsx"}
@@ -133,7 +133,7 @@ def test_the_key_is_put_with_the_job() -> None:
 
     (commit,) = scenario.world.ledger.commits
     assert len(commit) == 6
-    row = scenario.world.ledger.get(rows.idempotency_key("role/ana", "key-1"))
+    row = scenario.world.ledger.get(job_rows.idempotency_key("role/ana", "key-1"))
     assert row
     assert row.doc["jobId"] == job.job_id
 
@@ -217,7 +217,7 @@ def test_checkpoint_path_is_free_if_its_job_never_ran() -> None:
 def test_checkpoint_path_is_free_once_its_job_expired() -> None:
     scenario = JobScenario()
     place = {"checkpoint_uri": "s3://bucket/llama"}
-    row = scenario.world.ledger.get(rows.job_key(scenario.submit("key-1", **place).job_id))
+    row = scenario.world.ledger.get(job_rows.job_key(scenario.submit("key-1", **place).job_id))
     assert row
     scenario.world.ledger.commit(Delete(row.key, row.version))
 

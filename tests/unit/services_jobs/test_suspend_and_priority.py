@@ -11,7 +11,7 @@ from evenkeel.ports import Invalid, StaleVersion
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.jobs import cancel_job, set_priority, submit_job, suspend_job
 from evenkeel.services.jobs.check_authority import NotYourTeam, Requester
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows
 from tests.unit.scheduling.test_governance import ANA, OTHER, member
 from tests.unit.scheduling.test_teams import a_team
 from tests.unit.services_jobs.job_scenario import JobScenario, a_spec
@@ -31,7 +31,7 @@ def resume(scenario: JobScenario, job: Job, requester: Requester = ASKER) -> Job
 
 
 def rank(scenario: JobScenario, job: Job, name: str, expected: int | None = None, requester: Requester = ASKER) -> Job:
-    row = scenario.world.ledger.get(rows.job_key(job.job_id))
+    row = scenario.world.ledger.get(job_rows.job_key(job.job_id))
     assert row
     version = row.version if expected is None else expected
     request = set_priority.Request(job_id=job.job_id, priority_class=name, expected=version, requester=requester)
@@ -67,12 +67,12 @@ def test_pending_job_is_suspended_and_not_admitted() -> None:
 def test_resumed_job_keeps_its_queue_position() -> None:
     scenario = JobScenario()
     job = scenario.submit()
-    before = scenario.world.ledger.get(rows.job_key(job.job_id))
+    before = scenario.world.ledger.get(job_rows.job_key(job.job_id))
     suspend(scenario, job)
 
     resumed = [resume(scenario, job) for _ in range(2)]
 
-    after = scenario.world.ledger.get(rows.job_key(job.job_id))
+    after = scenario.world.ledger.get(job_rows.job_key(job.job_id))
     assert [each.state for each in resumed] == [JobState.PENDING] * 2
     assert before
     assert after
@@ -182,9 +182,9 @@ def test_new_priority_class_changes_the_queue_position() -> None:
     ranked = [rank(scenario, job, "high") for _ in range(2)]
 
     assert [(each.spec.priority_class, each.priority) for each in ranked] == [("high", 100)] * 2
-    row = scenario.world.ledger.get(rows.job_key(job.job_id))
+    row = scenario.world.ledger.get(job_rows.job_key(job.job_id))
     assert row
-    assert row.state == ("JOB#PENDING", rows.queue_order(ranked[0]))
+    assert row.state == ("JOB#PENDING", job_rows.queue_order(ranked[0]))
 
 
 def test_priority_change_needs_the_version_that_was_read() -> None:

@@ -21,7 +21,7 @@ from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitConditi
 from evenkeel.ports import ExecutionState, Table, Throttled, Unreachable, WorkflowName
 from evenkeel.services.incidents import note_group_fact, receive_event
 from evenkeel.services.queries import read_jobs, read_sources
-from evenkeel.services.storage import guardrail_registers, locks, rows
+from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_rows, locks, rows, subject_rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from tests.fakes import a_provider_node
 from tests.fakes.cluster import CLUSTER, TAINT_TEXT, a_node, instance_id
@@ -48,9 +48,9 @@ def an_incident(scenario: JobScenario, number: int = 1, **changes: Any) -> Incid
         "opened_at": now,
     }
     incident = Incident.model_validate({**facts, **changes})
-    scenario.put(rows.incident_row(incident, 0))
+    scenario.put(incident_rows.incident_row(incident, 0))
     if not incident.state.is_settled:
-        scenario.put(rows.open_row(life, incident.incident_id))
+        scenario.put(incident_rows.open_row(life, incident.incident_id))
     return incident
 
 
@@ -74,7 +74,7 @@ def test_sweep_of_a_healthy_fleet_corrects_nothing() -> None:
     outcome = scenario.sweep()
 
     assert (outcome.outcome, outcome.corrections, outcome.failed) == ("SWEPT", {}, ())
-    assert scenario.world.ledger.get(rows.heartbeat_key("sweep_fleet"))
+    assert scenario.world.ledger.get(fleet_rows.heartbeat_key("sweep_fleet"))
 
 
 def test_a_second_sweep_writes_only_its_lock_and_heartbeat() -> None:
@@ -147,7 +147,7 @@ def test_removed_node_is_marked_gone_and_expires() -> None:
     scenario.sweep()
 
     assert [fleet(scenario)[instance_id(number)].is_gone for number in (1, 2)] == [False, True]
-    row = scenario.world.ledger.get(rows.node_key(CLUSTER, instance_id(2)))
+    row = scenario.world.ledger.get(fleet_rows.node_key(CLUSTER, instance_id(2)))
     assert row
     assert row.expires_at
 
@@ -243,7 +243,7 @@ def test_failed_run_is_repeated_after_a_doubling_pause() -> None:
 
     assert early == ["inc-1-r2"]
     assert scenario.world.workflows.names(WorkflowName.RECOVER_NODE) == ["inc-1-r2", "inc-1-r3"]
-    row = scenario.world.ledger.get(rows.incident_key("inc-1"))
+    row = scenario.world.ledger.get(incident_rows.incident_key("inc-1"))
     assert row
     assert rows.read(row, Incident).failed_at is None
 
@@ -272,14 +272,14 @@ def test_a_settled_incident_is_left_alone() -> None:
 def test_incident_of_a_vanished_node_is_closed() -> None:
     scenario = JobScenario()
     ghost = an_incident(scenario, 1, incident_id="inc-1", state=IncidentState.RECOVERED)
-    scenario.put(rows.open_row(ghost.life, "inc-1"))
+    scenario.put(incident_rows.open_row(ghost.life, "inc-1"))
     alive = an_incident(scenario, 2, incident_id="inc-2")
 
     outcome = scenario.sweep()
 
     assert outcome.corrections["ghosts"] == 1
-    assert scenario.world.ledger.get(rows.open_key(ghost.life)) is None
-    assert scenario.world.ledger.get(rows.open_key(alive.life))
+    assert scenario.world.ledger.get(incident_rows.open_key(ghost.life)) is None
+    assert scenario.world.ledger.get(incident_rows.open_key(alive.life))
 
 
 # ---------------------------------------------------------------- attempts
@@ -383,7 +383,7 @@ def a_due_wait(scenario: JobScenario) -> str:
         deadline_at=now.replace(hour=23),
         condition=condition,
     )
-    scenario.put(rows.wait_row(wait, 0))
+    scenario.put(subject_rows.wait_row(wait, 0))
     return job.job_id
 
 
@@ -415,10 +415,10 @@ def test_newly_due_wait_is_left_to_the_watcher() -> None:
 def test_recorded_answer_is_delivered_by_the_sweep() -> None:
     scenario = JobScenario()
     job_id = a_due_wait(scenario)
-    row = scenario.world.ledger.get(rows.wait_key(job_id, "attempt-1-running"))
+    row = scenario.world.ledger.get(subject_rows.wait_key(job_id, "attempt-1-running"))
     assert row
     answer = WaitAnswer(outcome="RUNNING", reason="All pods run.")
-    scenario.put(rows.wait_row(rows.read(row, Wait).but(state=WaitState.ANSWERED, answer=answer), 0))
+    scenario.put(subject_rows.wait_row(rows.read(row, Wait).but(state=WaitState.ANSWERED, answer=answer), 0))
 
     scenario.sweep()
 
@@ -500,7 +500,7 @@ def test_replacement_node_is_validated_by_its_incident() -> None:
 def test_new_node_waits_for_any_incident_without_node_slots() -> None:
     scenario = JobScenario()
     incident = an_incident(scenario, 1)
-    scenario.put(rows.incident_row(incident.but(slot=incident.life.key), 0))
+    scenario.put(incident_rows.incident_row(incident.but(slot=incident.life.key), 0))
     name = arrive(scenario)
 
     scenario.sweep()
@@ -609,8 +609,8 @@ def test_lemon_is_counted_until_its_window_ends() -> None:
     )
     returned = NodeReturn(life=node.life.key, at=scenario.world.clock.now())
     lease = RepairLease(slot=node.slot, incident_id="", taken_at=returned.at, returns=(returned,), lemon=node.life.key)
-    scenario.put(rows.lease_row(lease, 0))
-    key = rows.node_key(node.life.cluster, node.life.instance_id)
+    scenario.put(fleet_rows.lease_row(lease, 0))
+    key = fleet_rows.node_key(node.life.cluster, node.life.instance_id)
 
     seen = []
     for _ in range(2):
@@ -620,7 +620,7 @@ def test_lemon_is_counted_until_its_window_ends() -> None:
         seen.append(rows.read(row, FleetNode).is_lemon)
         scenario.world.clock.advance(3700)
 
-    row = scenario.world.ledger.get(rows.lease_key(node.slot))
+    row = scenario.world.ledger.get(fleet_rows.lease_key(node.slot))
     assert row
     assert (seen, rows.read(row, RepairLease).lemon) == ([True, False], "")
 
@@ -643,7 +643,7 @@ def test_unmanaged_workloads_are_recorded_while_they_run() -> None:
     scenario.world.cluster.unmanaged.append(pod)
     scenario.sweep()
 
-    node = scenario.world.ledger.get(rows.node_key(CLUSTER, instance_id(1)))
+    node = scenario.world.ledger.get(fleet_rows.node_key(CLUSTER, instance_id(1)))
     (listed,) = read_jobs.list_unmanaged(scenario.world.context())["items"]
     assert node
     assert (node.doc["unmanagedWorkloads"], node.doc["acceleratorsInUse"]) == (["PyTorchJob research/llama"], 8)
@@ -681,7 +681,7 @@ def test_notice_about_an_unseen_instance_is_ingested_after_a_sweep() -> None:
 
     assert outcome.corrections["early"] == 1
     assert len(scenario.world.workflows.names(WorkflowName.RECOVER_NODE)) == 1
-    assert scenario.world.ledger.get(rows.early_key(instance_id(1))) is None
+    assert scenario.world.ledger.get(incident_rows.early_key(instance_id(1))) is None
     assert "early" not in scenario.sweep().corrections
 
 
@@ -691,7 +691,7 @@ def test_notice_is_kept_while_its_node_cannot_be_recorded() -> None:
     commit = scenario.world.ledger.commit
 
     def throttled(*writes: Any, token: str = "") -> None:
-        if any(getattr(write, "row", write).key == rows.node_key(CLUSTER, instance_id(1)) for write in writes):
+        if any(getattr(write, "row", write).key == fleet_rows.node_key(CLUSTER, instance_id(1)) for write in writes):
             raise Unreachable("commit")
         commit(*writes, token=token)
 
@@ -720,7 +720,7 @@ def test_notice_is_ingested_for_a_node_that_has_since_gone() -> None:
 
     assert fleet(scenario)[instance_id(1)].is_gone is False
     assert scenario.sweep().corrections["early"] == 1
-    assert scenario.world.ledger.get(rows.early_key(instance_id(1))) is None
+    assert scenario.world.ledger.get(incident_rows.early_key(instance_id(1))) is None
 
 
 # ---------------------------------------------------------------- a cluster or HyperPod gives no answer
@@ -848,7 +848,7 @@ def test_nodes_of_an_unreadable_fleet_are_not_counted() -> None:
 def test_pool_sizes_of_an_unreadable_fleet_are_kept() -> None:
     scenario = JobScenario()
     scenario.sweep()
-    before = scenario.world.ledger.get(rows.pools_row({}, 0).key)
+    before = scenario.world.ledger.get(fleet_rows.pools_row({}, 0).key)
     scenario.world.cluster.blind[CLUSTER] = {"*"}
     later(scenario)
 

@@ -23,7 +23,7 @@ from evenkeel.services.admin.remove_team import TeamInUse
 from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.scheduling import read_usage
-from evenkeel.services.storage import rows, team_setup
+from evenkeel.services.storage import job_rows, quota_rows, rows, team_setup
 from tests.examples import examples
 from tests.fakes.crashes import Crash, CrashPlan, CrashTiming
 from tests.unit.scheduling.test_sharing import GPU, P5, a_team
@@ -67,7 +67,7 @@ def test_job_uses_team_quota_until_it_is_settled() -> None:
 
     scenario.run_scheduling_cycle()
 
-    (charge,) = scenario.world.ledger.partition(Table.QUOTAS, rows.tree_key().pk, "CHARGE#")
+    (charge,) = scenario.world.ledger.partition(Table.QUOTAS, quota_rows.tree_key().pk, "CHARGE#")
     assert scenario.job(job.job_id).state is JobState.STARTING
     assert (charge.doc["queue"], charge.doc["use"], charge.doc["owner"]) == ("red", {P5: {GPU: 16}}, "role/ana")
     scenario.cancel(job.job_id)
@@ -124,10 +124,10 @@ def test_higher_class_preempts_a_lower_class_which_resumes_later() -> None:
 def test_raised_priority_of_a_running_job_counts_next_cycle() -> None:
     scenario = shared(size=2, red=16, blue=0)
     low = scenario.running(team="red", priority_class="low")
-    found = scenario.world.ledger.get(rows.job_key(low.job_id))
+    found = scenario.world.ledger.get(job_rows.job_key(low.job_id))
     assert found
     raised = rows.read(found, Job).but(priority=20)
-    scenario.world.ledger.commit(Put(rows.job_row(raised, found.version)))
+    scenario.world.ledger.commit(Put(job_rows.job_row(raised, found.version)))
     high = scenario.submit("high", team="red", priority_class="high")
 
     scenario.run_scheduling_cycle()
@@ -182,10 +182,10 @@ def test_job_waits_if_its_namespace_belongs_to_another_team() -> None:
     job = scenario.submit(team="red")
     # An older release let a team leave its namespace while it had jobs there.
     for name, namespace in (("red", "rouge"), ("blue", "red")):
-        row = scenario.world.ledger.get(rows.team_key(name))
+        row = scenario.world.ledger.get(quota_rows.team_key(name))
         assert row
         team = Team.model_validate_json(row.doc["document"])
-        scenario.put(rows.setup_row(row.key, team.but(namespace=namespace), row.version))
+        scenario.put(quota_rows.setup_row(row.key, team.but(namespace=namespace), row.version))
 
     scenario.run_scheduling_cycle()
 
@@ -235,7 +235,7 @@ def test_a_preemption_is_one_commit() -> None:
     touched = [
         {write.row.key for write in writes if isinstance(write, Put)} for writes in scenario.world.ledger.commits
     ]
-    together = {rows.tree_key(), rows.job_key(low.job_id), rows.job_key(high.job_id)}
+    together = {quota_rows.tree_key(), job_rows.job_key(low.job_id), job_rows.job_key(high.job_id)}
     assert [together <= keys for keys in touched].count(True) == 1
 
 
@@ -355,7 +355,7 @@ def test_team_without_budget_starts_no_job() -> None:
 
     scenario.run_scheduling_cycle()
 
-    row = scenario.world.ledger.get(rows.spent_key("red", "2026-11"))
+    row = scenario.world.ledger.get(quota_rows.spent_key("red", "2026-11"))
     assert row
     assert row.doc == {"acceleratorSeconds": 16 * 3600, "usdMicros": 16 * 5_000_000}
     assert scenario.job(second.job_id).reason == (

@@ -11,7 +11,7 @@ from evenkeel.ports import Delete, Row
 from evenkeel.services.jobs.check_authority import Requester
 from evenkeel.services.queries import read_queue
 from evenkeel.services.recovery import operator_cordon
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows, incident_rows, rows
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_jobs.job_scenario import JobScenario, a_spec
 
@@ -31,11 +31,11 @@ def mark(scenario: JobScenario, number: int = 1, fault: str = "NvidiaErrorReboot
 def leave(scenario: JobScenario, number: int = 1) -> Row:
     """Leave a node unhealthy, as a recovery without an approval does."""
     scenario.sweep()
-    row = scenario.world.ledger.get(rows.node_key(CLUSTER, instance_id(number)))
+    row = scenario.world.ledger.get(fleet_rows.node_key(CLUSTER, instance_id(number)))
     assert row
     life = rows.read(row, FleetNode).life
     left = UnhealthyNode(life=life, incident_id="inc-1", since=scenario.world.clock.now(), reason="It was declined.")
-    written = rows.unhealthy_row(left, 0)
+    written = incident_rows.unhealthy_row(left, 0)
     scenario.put(written)
     return written
 

@@ -6,7 +6,7 @@ from evenkeel.domain.health.policy import WatchPolicy
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitCondition
 from evenkeel.ports import NotAllowed, Unreachable, WorkflowName
-from evenkeel.services.storage import heartbeats, locks, rows
+from evenkeel.services.storage import fleet_rows, heartbeats, locks, subject_rows
 from evenkeel.services.waits import evaluate_waits
 from tests.fakes.cluster import a_node
 from tests.fakes.messages import WaitRequest
@@ -26,7 +26,7 @@ def a_wait(scenario: JobScenario, job_id: str, kind: ConditionKind = ConditionKi
         deadline_at=now.replace(hour=23),
         condition=WaitCondition(kind=kind, facts={"attempt": 1}),
     )
-    scenario.put(rows.wait_row(wait, 0))
+    scenario.put(subject_rows.wait_row(wait, 0))
 
 
 def outcomes(requests: list[WaitRequest]) -> set[tuple[str, str, str]]:
@@ -110,7 +110,7 @@ def test_watcher_without_its_lock_ends() -> None:
     cluster_watch = scenario.world.cluster.watch
 
     def stolen(cluster: str, on_change: Any, **given: Any) -> None:
-        row = scenario.world.ledger.get(rows.lock_key("watch"))
+        row = scenario.world.ledger.get(fleet_rows.lock_key("watch"))
         assert row
         scenario.put(row)  # another version: a concurrent write
         cluster_watch(cluster, on_change, **given)
@@ -170,7 +170,7 @@ def test_watch_writes_a_heartbeat() -> None:
 
     scenario.watch()
 
-    assert scenario.world.ledger.get(rows.heartbeat_key("watch_cluster"))
+    assert scenario.world.ledger.get(fleet_rows.heartbeat_key("watch_cluster"))
     assert scenario.world.telemetry.totals["Heartbeat"] == 1
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.decide import Action
-from evenkeel.domain.admission.fifo import AdmissionAuthority
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.kueue_status import KueueCondition
 from evenkeel.domain.jobs.attempt import AttemptState
@@ -21,7 +21,7 @@ from evenkeel.services.attempts.launch_job import LaunchOutcome
 from evenkeel.services.jobs.check_authority import Requester
 from evenkeel.services.queries import explain, read_jobs, read_queue
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows, rows, subject_rows
 from evenkeel.services.waits import open_wait
 from tests.fakes.cluster import a_node, instance_id
 from tests.fakes.crashes import Crash, CrashPlan, CrashTiming
@@ -51,7 +51,7 @@ def await_(scenario: JobScenario, kind: ConditionKind, job_id: str, attempt: int
 
 
 def waiting(scenario: JobScenario, job_id: str, attempt: int = 1) -> Wait:
-    row = scenario.world.ledger.get(rows.wait_key(job_id, f"attempt-{attempt}-admitted"))
+    row = scenario.world.ledger.get(subject_rows.wait_key(job_id, f"attempt-{attempt}-admitted"))
     assert row
     return rows.read(row, Wait)
 
@@ -132,10 +132,10 @@ def test_crash_during_handover_leaves_one_attempt(at: int, when: CrashTiming) ->
 def test_a_pause_after_a_failure_is_kept() -> None:
     scenario = a_scenario()
     job = scenario.submit()
-    row = scenario.world.ledger.get(rows.job_key(job.job_id))
+    row = scenario.world.ledger.get(job_rows.job_key(job.job_id))
     assert row
     later = scenario.world.clock.now() + timedelta(seconds=60)
-    scenario.world.ledger.commit(Put(rows.job_row(job.but(not_before=later), row.version)))
+    scenario.world.ledger.commit(Put(job_rows.job_row(job.but(not_before=later), row.version)))
 
     assert scenario.run_scheduling_cycle().admitted == ()
     scenario.world.clock.advance(61)
@@ -160,7 +160,7 @@ def test_attempt_after_a_recovery_avoids_the_faulty_nodes() -> None:
     scenario = a_scenario()
     job = scenario.submit()
     faulty = NodeLife(cluster="research-eks", instance_id=instance_id(2), launched_at=scenario.world.clock.now())
-    row = scenario.world.ledger.get(rows.job_key(job.job_id))
+    row = scenario.world.ledger.get(job_rows.job_key(job.job_id))
     assert row
     plan = ResumePlan(
         incident_id="inc-1",
@@ -169,7 +169,7 @@ def test_attempt_after_a_recovery_avoids_the_faulty_nodes() -> None:
         avoid=(faulty.key,),
         planned_at=scenario.world.clock.now(),
     )
-    scenario.world.ledger.commit(Put(rows.job_row(job.but(resume_plan=plan), row.version)))
+    scenario.world.ledger.commit(Put(job_rows.job_row(job.but(resume_plan=plan), row.version)))
     scenario.run_scheduling_cycle()
 
     scenario.launch(job.job_id)

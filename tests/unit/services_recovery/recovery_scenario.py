@@ -24,7 +24,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import approve_recovery, receive_event, settle_incident
 from evenkeel.services.recovery import check_node, cordon_node, drain_node, plan_recovery, repair_node, return_node
 from evenkeel.services.resume import plan_resume
-from evenkeel.services.storage import guardrail_registers, rows
+from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_rows, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel.services.waits import evaluate_waits, open_wait, resolve_wait
 from tests.fakes import Crash, CrashPlan, a_provider_node, crashing
@@ -298,7 +298,7 @@ class RecoveryScenario:
 
     @property
     def incident(self) -> Incident:
-        row = self.world.ledger.get(rows.incident_key(self.incident_id))
+        row = self.world.ledger.get(incident_rows.incident_key(self.incident_id))
         assert row
         return rows.read(row, Incident)
 
@@ -308,7 +308,7 @@ class RecoveryScenario:
 
     @property
     def lease(self) -> RepairLease | None:
-        row = self.world.ledger.get(rows.lease_key(self.incident.slot))
+        row = self.world.ledger.get(fleet_rows.lease_key(self.incident.slot))
         return rows.read(row, RepairLease) if row else None
 
     def incidents(self) -> list[Incident]:
@@ -323,12 +323,12 @@ class RecoveryScenario:
 
     def kinds(self) -> list[str]:
         """The incident's story in one word a line."""
-        partition = rows.incident_key(self.incident_id).pk
+        partition = incident_rows.incident_key(self.incident_id).pk
         return [row.doc["kind"] for row in self.world.ledger.partition(Table.INCIDENTS, partition, "EVENT#")]
 
     def hold(self, seconds: float = 3600) -> None:
         hold = Hold(by="ana", reason="looking at it", since=self.now, until=self.now + timedelta(seconds=seconds))
-        self.world.ledger.commit(Put(Row(rows.hold_key(), hold.to_json())))
+        self.world.ledger.commit(Put(Row(fleet_rows.hold_key(), hold.to_json())))
 
     def end(self) -> dict[str, Any]:
         """The state that must be the same after any crash."""

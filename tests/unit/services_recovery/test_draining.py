@@ -17,7 +17,7 @@ from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, repair_node
 from evenkeel.services.resume import plan_resume
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import incident_rows, rows
 from tests.fakes import CrashPlan
 from tests.fakes.cluster import instance_id
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario
@@ -147,7 +147,7 @@ def test_only_application_failures_use_restarts(act: JobAction, fault_key: str, 
     recovery.state("", plan_recovery)
     assert recovery.incident.plan
     plan = recovery.incident.plan.but(jobs=act)
-    recovery.scenario.put(rows.incident_row(recovery.incident.but(plan=plan, fault_key=fault_key), 0))
+    recovery.scenario.put(incident_rows.incident_row(recovery.incident.but(plan=plan, fault_key=fault_key), 0))
 
     recovery.state("DrainNode", drain_node)
     recovery.scenario.stop(recovery.job_id)

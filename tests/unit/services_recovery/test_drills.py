@@ -15,7 +15,7 @@ from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState, 
 from evenkeel.ports import Table
 from evenkeel.services.incidents import note_group_fact, receive_event, settle_incident
 from evenkeel.services.recovery import plan_recovery
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows, incident_rows
 from tests.fakes import a_provider_node
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_fact
@@ -290,7 +290,7 @@ def test_notice_survives_any_number_of_drills_about_its_machine() -> None:
     for fact in [*drills[:4], notice, *drills[4:]]:
         recovery.ingest(fact)
 
-    row = recovery.world.ledger.get(rows.early_key(instance_id(77)))
+    row = recovery.world.ledger.get(incident_rows.early_key(instance_id(77)))
 
     assert row
     assert receive_event.early_facts(row) == (notice,)
@@ -363,5 +363,5 @@ def test_drills_use_no_limit_of_real_recoveries() -> None:
     rows_of_registers = {key.pk: row.doc for key, row in recovery.world.ledger.rows.items() if "REGISTER#" in key.pk}
 
     assert all(pk.startswith("DRILL-") for pk in rows_of_registers)
-    assert recovery.world.ledger.get(rows.lease_key(recovery.incident.slot)) is None
+    assert recovery.world.ledger.get(fleet_rows.lease_key(recovery.incident.slot)) is None
     assert recovery.world.ledger.by_state(Table.FLEET, "LEMON").rows == ()

@@ -27,7 +27,7 @@ from evenkeel.services.recovery import (
     repair_node,
     return_node,
 )
-from evenkeel.services.storage import guardrail_registers, rows
+from evenkeel.services.storage import fleet_rows, guardrail_registers, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from tests.fakes import InMemoryLedger, a_context
 from tests.fakes.cluster import CLUSTER, instance_id
@@ -57,14 +57,14 @@ def remember(recovery: RecoveryScenario, number: int, **changes: Any) -> None:
     record = recovery.world.provider.by_id[machine]
     life = NodeLife(cluster=CLUSTER, instance_id=machine, launched_at=record.launched_at)
     seen = FleetNode.seen(Node(life=life, kubernetes=there, provider=record), NONE, recovery.now).but(**changes)
-    row = recovery.world.ledger.get(rows.node_key(CLUSTER, machine))
-    fresh = rows.node_row(CLUSTER, machine, seen.to_json(), row.version if row else 0, None)
+    row = recovery.world.ledger.get(fleet_rows.node_key(CLUSTER, machine))
+    fresh = fleet_rows.node_row(CLUSTER, machine, seen.to_json(), row.version if row else 0, None)
     recovery.world.ledger.commit(Put(fresh))
     known = [rows.read(each, FleetNode) for each in recovery.world.ledger.by_state(Table.FLEET, "NODE").rows]
     boot_seconds = recovery.policy.watch.first_boot_grace_seconds
     able = Counter(node.pool for node in known if node.can_be_acted_on(recovery.now, boot_seconds=boot_seconds))
-    sizes = recovery.world.ledger.get(rows.pools_row({}, 0).key)
-    recovery.world.ledger.commit(Put(rows.pools_row(able, sizes.version if sizes else 0)))
+    sizes = recovery.world.ledger.get(fleet_rows.pools_row({}, 0).key)
+    recovery.world.ledger.commit(Put(fleet_rows.pools_row(able, sizes.version if sizes else 0)))
 
 
 def at_repair(recovery: RecoveryScenario, number: int, **fact: Any) -> str:
@@ -545,7 +545,7 @@ def test_ended_shared_cause_releases_few_repairs_at_once() -> None:
 
     assert end_cause(recovery) == answer, "the same request again"
     assert released(recovery, faulty) == [["RELEASED"], ["RELEASED"], [], []]
-    row = recovery.world.ledger.get(rows.ended_causes_key())
+    row = recovery.world.ledger.get(fleet_rows.ended_causes_key())
     assert row
     end = row.doc["causes"]["zone/us-west-2a"]
     assert (end["by"], end["reason"]) == ("role/Op (bo)", "the zone is back")

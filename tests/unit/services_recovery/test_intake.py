@@ -13,7 +13,7 @@ from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.resources import NONE
 from evenkeel.ports import Key, Put, Row, Table
 from evenkeel.services.incidents import receive_event
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows, rows
 from tests.fakes import FakeWorld, a_provider_node
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_fact
@@ -139,7 +139,7 @@ def test_fleet_table_is_read_before_the_provider() -> None:
         "pool": "burst",
         "changedAt": "2026-11-03T00:00:00Z",
     }
-    world.ledger.commit(Put(rows.node_row(CLUSTER, instance_id(50), remembered, 0, None)))
+    world.ledger.commit(Put(fleet_rows.node_row(CLUSTER, instance_id(50), remembered, 0, None)))
 
     assert ingest(world, a_fact(number=50)).outcome == "OPEN"
 
@@ -184,7 +184,7 @@ def test_late_signal_of_a_replaced_node_opens_no_incident() -> None:
         "changedAt": "2026-11-03T00:00:00Z",
         "isGone": True,
     }
-    recovery.world.ledger.commit(Put(rows.node_row(CLUSTER, instance_id(1), row, 0, None)))
+    recovery.world.ledger.commit(Put(fleet_rows.node_row(CLUSTER, instance_id(1), row, 0, None)))
 
     outcome = recovery.ingest(a_fact(observed_at=recovery.now + timedelta(minutes=5), envelope_id="ghost"))
 
@@ -240,7 +240,7 @@ def test_fault_on_a_node_with_hundreds_of_jobs_is_ingested() -> None:
         provider=a_provider_node(1),
     )
     seen = FleetNode.seen(node, NONE, world.clock.now()).but(job_ids=tuple(f"job-{n:03d}" for n in range(250)))
-    row = rows.node_row(CLUSTER, fact.instance_id, seen.to_json(), 0, None)
+    row = fleet_rows.node_row(CLUSTER, fact.instance_id, seen.to_json(), 0, None)
     world.ledger.commit(Put(row))
 
     assert ingest(world, fact).outcome in ("OPEN", "JOIN")

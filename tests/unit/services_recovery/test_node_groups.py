@@ -14,7 +14,7 @@ from evenkeel.domain.recovery.node_groups import GroupMember, NodeGroup
 from evenkeel.domain.resources import Resources
 from evenkeel.ports import Put, RepairAnswer, Unreachable
 from evenkeel.services.recovery import plan_recovery, repair_node
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows
 from tests.crash_points import marks_at
 from tests.fakes import CrashPlan, crashing
 from tests.fakes.cluster import CLUSTER, a_node, instance_id
@@ -42,7 +42,7 @@ class GroupScenario(RecoveryScenario):
             seen = self.world.cluster.set_node(name, hyperpod_cluster_id=None, created_at=born)
             life = NodeLife(cluster=CLUSTER, instance_id=instance_id(number), launched_at=born)
             stored = FleetNode.seen(Node(life=life, kubernetes=seen), Resources(accelerators=8), born)
-            self.world.ledger.commit(Put(rows.node_row(CLUSTER, instance_id(number), stored.to_json(), 0, None)))
+            self.world.ledger.commit(Put(fleet_rows.node_row(CLUSTER, instance_id(number), stored.to_json(), 0, None)))
             if group:
                 self.groups.put(GroupMember(instance_id=instance_id(number), group=group, lifecycle="InService"))
 

@@ -16,7 +16,7 @@ from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.recovery import drain_node, plan_recovery
 from evenkeel.services.resume import plan_resume
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import incident_rows, rows
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, say
 
 WITH_ITS_OWN_PRICE = QUICK.but(
@@ -37,7 +37,7 @@ def planned(*durations: int, size: int = 3) -> RecoveryScenario:
             stages=StageTimes(repair_requested_at=asked_at, node_back_at=asked_at + timedelta(seconds=seconds)),
             pool="p5-workers",
         )
-        recovery.scenario.put(rows.incident_row(past, 0))
+        recovery.scenario.put(incident_rows.incident_row(past, 0))
     for name, service in (("PlanRecovery", plan_recovery), ("DrainNode", drain_node), ("PlanResume", plan_resume)):
         recovery.state(name, service)
     return recovery

@@ -25,7 +25,7 @@ from evenkeel.ports import Put, Row, Table
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, repair_node
 from evenkeel.services.rentals import rent_capacity
 from evenkeel.services.resume import plan_resume
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows, quota_rows, rows
 from tests.examples import examples
 from tests.fakes.cluster import CLUSTER
 from tests.unit.scheduling.test_sharing import GPU, a_team
@@ -83,7 +83,7 @@ def stop(recovery: RecoveryScenario) -> None:
 
 
 def rental_of(recovery: RecoveryScenario) -> Rental:
-    return rows.load(recovery.world.ledger, rows.rental_key(recovery.job_id, 1), Rental, "rental")
+    return rows.load(recovery.world.ledger, job_rows.rental_key(recovery.job_id, 1), Rental, "rental")
 
 
 def decisions(recovery: RecoveryScenario) -> list[Decision]:
@@ -262,7 +262,7 @@ def test_recovery_rental_respects_team_quota_and_budget(rented: int, budgets: tu
     team = a_team_with({"ml.p5.48xlarge": {GPU: 16}, "p5.48xlarge": {GPU: rented}})
     set_up(recovery.scenario, team)
     recovery.job_id = recovery.scenario.running(nodes=2, team="red").job_id
-    spent = Row(rows.spent_key("red", "2026-11"), {"acceleratorSeconds": 16 * HOUR, "usdMicros": 0})
+    spent = Row(quota_rows.spent_key("red", "2026-11"), {"acceleratorSeconds": 16 * HOUR, "usdMicros": 0})
     recovery.world.ledger.commit(Put(spent))
     set_up(recovery.scenario, Team.model_validate({**team.to_json(), "budgets": budgets}))
     plan(recovery)
@@ -341,7 +341,7 @@ def test_least_expected_loss_is_chosen_within_the_caps(
             accelerators_per_node=8,
             micros_per_hour=before,
         )
-        row = Row(rows.rental_allocation_key("job-other", 1), hold.to_json())
+        row = Row(quota_rows.rental_allocation_key("job-other", 1), hold.to_json())
         recovery.world.ledger.commit(Put(row))
     plan(recovery)
     stop(recovery)

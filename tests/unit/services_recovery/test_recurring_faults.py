@@ -13,7 +13,7 @@ from evenkeel.domain.policy import changed
 from evenkeel.domain.recovery.settling import BranchEnd
 from evenkeel.services.incidents import settle_incident
 from evenkeel.services.recovery import plan_recovery
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows, incident_rows, rows
 from tests.fakes import CrashPlan
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.crashes import CrashTiming
@@ -23,14 +23,14 @@ LATER = "2026-11-04T10:15:00Z"
 
 
 def incident_of(recovery: RecoveryScenario) -> Incident:
-    row = recovery.world.ledger.get(rows.incident_key(recovery.incident_id))
+    row = recovery.world.ledger.get(incident_rows.incident_key(recovery.incident_id))
     assert row
     return rows.read(row, Incident)
 
 
 def history(recovery: RecoveryScenario) -> FaultHistory:
     place = f"slot/{incident_of(recovery).slot}"
-    row = recovery.world.ledger.get(rows.history_key(place))
+    row = recovery.world.ledger.get(incident_rows.history_key(place))
     assert row
     return rows.read(row, FaultHistory)
 
@@ -81,7 +81,7 @@ def test_sweep_records_the_jobs_of_a_node() -> None:
 
     recovery.scenario.sweep()
 
-    row = recovery.world.ledger.get(rows.node_key(CLUSTER, instance_id(1)))
+    row = recovery.world.ledger.get(fleet_rows.node_key(CLUSTER, instance_id(1)))
     assert row
     assert rows.read(row, FleetNode).job_ids == (recovery.job_id,)
 
@@ -92,7 +92,7 @@ def test_second_hang_of_a_job_counts_on_another_node() -> None:
         fact = a_fact(number, fault_key="train:hang", source="site:watcher", job_id=recovery.job_id, observed_at=at)
         outcome = recovery.ingest(fact)
         recovery.world.clock.advance(timedelta(hours=3).total_seconds())
-        row = recovery.world.ledger.get(rows.incident_key(outcome.incident_id))
+        row = recovery.world.ledger.get(incident_rows.incident_key(outcome.incident_id))
         assert row
         found = rows.read(row, Incident)
 

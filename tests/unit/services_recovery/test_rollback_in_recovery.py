@@ -10,7 +10,7 @@ from evenkeel.domain.replay import replay
 from evenkeel.ports import Table
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery
 from evenkeel.services.resume import plan_resume
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows, rows
 from tests.fakes import CrashPlan
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, a_fact
 
@@ -151,7 +151,7 @@ def test_suspicion_counts_until_a_pin_respects_it(is_pinned: bool, through: int)
     scenario, doubted_from = recovery.scenario, recovery.now - timedelta(hours=1)
     scenario.set_job(recovery.job.but(distrust_after=doubted_from, distrust_through_attempt=1))
     attempt = scenario.attempt(recovery.job_id, 2)
-    scenario.put(rows.attempt_row(attempt.but(is_pinned=is_pinned), 0))
+    scenario.put(job_rows.attempt_row(attempt.but(is_pinned=is_pinned), 0))
 
     recovery.sicken(int(attempt.nodes[0].instance_id[-2:]), envelope_id="2")
     for service in (plan_recovery, cordon_node, drain_node, plan_resume):

@@ -10,7 +10,7 @@ from evenkeel.domain.health.incidents import FactKind, Incident, NodeFact
 from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.ports import Put, Table, Unreachable, WorkflowName
 from evenkeel.services.incidents import note_group_fact, receive_event
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows, incident_rows, rows
 from tests.fakes import Crash, CrashPlan, FakeWorld, crashing
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
@@ -37,7 +37,7 @@ def remember(world: FakeWorld, number: int, slot: str) -> None:
     """Let the fleet's memory hold a node."""
     life = NodeLife(cluster=CLUSTER, instance_id=instance_id(number), launched_at=A_MOMENT - timedelta(days=1))
     node = FleetNode(life=life, slot=slot, pool="p5-workers", changed_at=A_MOMENT)
-    world.ledger.commit(Put(rows.node_row(CLUSTER, instance_id(number), node.to_json(), 0, None)))
+    world.ledger.commit(Put(fleet_rows.node_row(CLUSTER, instance_id(number), node.to_json(), 0, None)))
 
 
 def a_notice(number: int, **changes: Any) -> NodeFact:
@@ -133,8 +133,8 @@ def test_notices_about_unknown_instances_are_counted_and_kept(fact: NodeFact) ->
     world = FakeWorld()
 
     assert ingest(world, fact, fact) == ["OTHER_FLEET", "OTHER_FLEET"]
-    assert list(world.ledger.rows) == [rows.early_key(fact.instance_id)]
-    assert world.ledger.rows[rows.early_key(fact.instance_id)].doc["facts"] == [fact.to_json()]
+    assert list(world.ledger.rows) == [incident_rows.early_key(fact.instance_id)]
+    assert world.ledger.rows[incident_rows.early_key(fact.instance_id)].doc["facts"] == [fact.to_json()]
     assert world.telemetry.totals["FactsOtherFleet"] == 2
 
 
@@ -252,9 +252,9 @@ def test_progress_after_settlement_changes_nothing() -> None:
     remember(world, 1, f"{CLUSTER}/seat-1")
     ingest(world, a_fact(1))
     [incident] = incidents(world)
-    row = world.ledger.get(rows.incident_key(incident.incident_id))
+    row = world.ledger.get(incident_rows.incident_key(incident.incident_id))
     assert row
-    world.ledger.commit(Put(rows.incident_row(incident.but(state="RECOVERED"), row.version)))
+    world.ledger.commit(Put(incident_rows.incident_row(incident.but(state="RECOVERED"), row.version)))
 
     assert ingest(world, progress_fact(9, logical_id="seat-1")) == ["IGNORED"]
 

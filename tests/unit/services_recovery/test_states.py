@@ -22,7 +22,7 @@ from evenkeel.ports import Put, RepairAnswer, Table
 from evenkeel.services.incidents import settle_incident
 from evenkeel.services.recovery import check_node, cordon_node, drain_node, plan_recovery, repair_node, return_node
 from evenkeel.services.resume import plan_resume
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows, incident_rows, rows
 from tests.examples import examples
 from tests.fakes import CrashPlan
 from tests.fakes.cluster import CLUSTER, instance_id
@@ -114,9 +114,11 @@ def test_next_run_of_a_failed_recovery_succeeds() -> None:
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("RepairNode", repair_node)
     recovery.state("SettleIncident", settle_incident, failure=FAILURE)
-    row = recovery.world.ledger.get(rows.incident_key(recovery.incident_id))
+    row = recovery.world.ledger.get(incident_rows.incident_key(recovery.incident_id))
     assert row
-    recovery.world.ledger.commit(Put(rows.incident_row(recovery.incident.but(run=2, failed_at=None), row.version)))
+    recovery.world.ledger.commit(
+        Put(incident_rows.incident_row(recovery.incident.but(run=2, failed_at=None), row.version))
+    )
     recovery.run = 2
 
     assert recovery.recover() == IncidentState.RECOVERED
@@ -270,7 +272,7 @@ def test_late_signal_of_a_replaced_node_spares_its_replacement(fault_key: str, o
     recovery.open(ConditionKind.NODE_VALID)
     life = recovery.incident.life
     known = FleetNode(life=life, slot=recovery.incident.slot, changed_at=recovery.now)
-    recovery.scenario.put(rows.node_row(life.cluster, life.instance_id, known.to_json(), 0, None))
+    recovery.scenario.put(fleet_rows.node_row(life.cluster, life.instance_id, known.to_json(), 0, None))
     recovery.world.clock.advance(61)
 
     late = recovery.ingest(a_fact(fault_key=fault_key, observed_at=recovery.now, envelope_id="late"))
@@ -597,7 +599,7 @@ def test_karpenter_node_is_drained_and_terminated_once() -> None:
     seen = recovery.world.cluster.set_node(NODE, labels=labels, hyperpod_cluster_id=None, created_at=born)
     life = NodeLife(cluster=CLUSTER, instance_id=instance_id(1), launched_at=born)
     stored = FleetNode.seen(Node(life=life, kubernetes=seen), Resources(accelerators=8), born)
-    recovery.world.ledger.commit(Put(rows.node_row(CLUSTER, instance_id(1), stored.to_json(), 0, None)))
+    recovery.world.ledger.commit(Put(fleet_rows.node_row(CLUSTER, instance_id(1), stored.to_json(), 0, None)))
     recovery.sicken(source="kubernetes.node", fault_key="node:not_ready", observed_at=recovery.now)
     recovery.mark(instance_id(1), "NvidiaErrorReboot")
 
@@ -614,7 +616,7 @@ def test_other_incident_of_the_slot_keeps_its_lease() -> None:
     recovery.world.provider.finish_all()
     first = recovery.incident_id
     other = recovery.incident.but(incident_id="inc-other", repairs=())
-    recovery.world.ledger.commit(Put(rows.incident_row(other, 0)))
+    recovery.world.ledger.commit(Put(incident_rows.incident_row(other, 0)))
     recovery.incident_id = "inc-other"
 
     outcome = recovery.state("RepairNode", repair_node)

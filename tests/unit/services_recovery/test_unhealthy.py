@@ -13,7 +13,7 @@ from evenkeel.domain.recovery.unhealthy import UnhealthyNode
 from evenkeel.ports import Refused
 from evenkeel.services.queries import read_fleet, read_incidents
 from evenkeel.services.recovery import operator_cordon, plan_recovery
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import incident_rows, rows
 from evenkeel.services.sweep import inventory, unhealthy
 from evenkeel.services.sweep.sweep_run import SweepRun
 from tests.fakes.cluster import CLUSTER, instance_id
@@ -53,7 +53,7 @@ def status(recovery: RecoveryScenario) -> dict[str, Any]:
 
 
 def left(recovery: RecoveryScenario) -> UnhealthyNode | None:
-    row = recovery.world.ledger.get(rows.unhealthy_key(recovery.incident.life))
+    row = recovery.world.ledger.get(incident_rows.unhealthy_key(recovery.incident.life))
     return rows.read(row, UnhealthyNode) if row and not row.doc["trustedBy"] else None
 
 

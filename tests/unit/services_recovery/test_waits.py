@@ -12,7 +12,7 @@ from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer
 from evenkeel.ports import Key, Ledger, Put, Refused, Row, Unreachable
 from evenkeel.services.context import Context
 from evenkeel.services.recovery import hold_automation
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import rows, subject_rows
 from evenkeel.services.waits import evaluate_waits, open_wait, resolve_wait
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_jobs.job_scenario import JobScenario
@@ -168,9 +168,9 @@ def test_the_first_recorded_answer_is_the_one_that_is_sent(waits: Waits) -> None
     waits.open(K.ATTEMPT_RUNNING)
     [wait] = waits.rows()
     recorded = wait.but(state="ANSWERED", answer=WaitAnswer(outcome="DEADLINE_PASSED", reason="Late."))
-    row = waits.world.ledger.get(rows.wait_key(wait.subject, wait.name))
+    row = waits.world.ledger.get(subject_rows.wait_key(wait.subject, wait.name))
     assert row
-    waits.world.ledger.commit(Put(rows.wait_row(recorded, row.version)))
+    waits.world.ledger.commit(Put(subject_rows.wait_row(recorded, row.version)))
 
     assert waits.resolve() == "ANSWERED"
     assert waits.answers == {"token-1": "DEADLINE_PASSED"}
@@ -187,10 +187,10 @@ def test_answer_to_an_ended_task_counts_as_sent(waits: Waits) -> None:
 def test_sweep_requests_an_unsent_answer_again(waits: Waits) -> None:
     waits.open(K.ATTEMPT_RUNNING)
     [wait] = waits.rows()
-    row = waits.world.ledger.get(rows.wait_key(wait.subject, wait.name))
+    row = waits.world.ledger.get(subject_rows.wait_key(wait.subject, wait.name))
     assert row
     recorded = wait.but(state="ANSWERED", answer=WaitAnswer(outcome="RUNNING", reason="All run."))
-    waits.world.ledger.commit(Put(rows.wait_row(recorded, row.version)))
+    waits.world.ledger.commit(Put(subject_rows.wait_row(recorded, row.version)))
 
     assert waits.look() == []
     assert waits.look(repeat_answered=True) == ["RUNNING"]
@@ -330,7 +330,7 @@ def test_held_recovery_waits_longer_than_the_longest_hold() -> None:
     request = open_wait.Request(kind=K.RELEASED, token="t", incident_id=recovery.incident_id, run=1)
     open_wait.run(request, recovery.context())
 
-    row = recovery.world.ledger.get(rows.wait_key(recovery.incident_id, "released"))
+    row = recovery.world.ledger.get(subject_rows.wait_key(recovery.incident_id, "released"))
     assert row
     assert rows.read(row, Wait).deadline_at > recovery.now + hold_automation.LONGEST_HOLD
     assert recovery.world.wait_answers.requests == []

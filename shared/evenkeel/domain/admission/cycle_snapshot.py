@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from evenkeel.domain.admission.fifo import AdmissionAuthority
+from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.queue_cursors import QueueCursors
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest

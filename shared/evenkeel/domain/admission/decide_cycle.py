@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import TypeGuard
 
 from evenkeel.domain.admission import rent_plan
+from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.cycle_plan import (
     Admission,
     CyclePlan,
@@ -32,7 +33,6 @@ from evenkeel.domain.admission.decide import (
     hold_on_unreadable_cluster,
 )
 from evenkeel.domain.admission.decide_queue import decide_queue
-from evenkeel.domain.admission.fifo import AdmissionAuthority
 from evenkeel.domain.admission.queue_cursors import ALL_JOBS
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest

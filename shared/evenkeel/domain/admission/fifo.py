@@ -2,20 +2,11 @@
 
 from collections.abc import Iterable
 from datetime import datetime
-from enum import StrEnum
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision, AdmissionFacts, decide
 from evenkeel.domain.admission.offers import PoolFit, pool_fits, pool_kinds, subtract_assigned
 from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
-
-
-class AdmissionAuthority(StrEnum):
-    """The system that decides which jobs start."""
-
-    EVENKEEL = "evenkeel"
-    KUEUE = "kueue"
-    """Kueue decides. Evenkeel hands each job over and follows its state."""
 
 
 def admit(snapshot: QueueSnapshot, policy: SchedulingPolicy, now: datetime) -> tuple[AdmissionDecision, ...]:

@@ -386,18 +386,6 @@ class Evidence(Value):
     """Whether this signal opened the incident."""
 
 
-class TimelineEntry(Value):
-    """An entry in the timeline of an incident or a job."""
-
-    at: Instant
-    kind: str
-    """Past participle, lower case: `sickened`, `decided`, `cordoned`, `job`, `repair`, `returned`, …"""
-    text: Sentence
-    decision_id: str = ""
-    writer: str = ""
-    """The service that wrote it."""
-
-
 class AffectedNode(Value):
     """The node that a fact is about, and its slot."""
 

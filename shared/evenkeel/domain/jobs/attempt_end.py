@@ -6,7 +6,7 @@ from datetime import datetime
 from evenkeel.domain.external.kueue_status import eviction_of
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedPod, ObservedWorkload, PodPhase
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
-from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.nodes import KubernetesNode, is_lost
 from evenkeel.domain.values import Instant, Value
 
 FENCED_EXIT = 75
@@ -52,17 +52,6 @@ def lost_nodes(
         seconds: `JobPolicy.lost_node_seconds`.
     """
     return frozenset(name for name in names if is_lost(nodes.get(name), now, seconds))
-
-
-def is_lost(node: KubernetesNode | None, now: datetime, seconds: int) -> bool:
-    """Whether a node is gone, or NotReady for so long that its pods are fenced out instead of waited for."""
-    if node is None:
-        return True
-    return (
-        not node.is_ready
-        and node.not_ready_since is not None
-        and (now - node.not_ready_since).total_seconds() >= seconds
-    )
 
 
 # ---------------------------------------------------------------- how an attempt ended

@@ -6,7 +6,7 @@ from typing import Any
 from evenkeel.domain.policy import Policy, PolicyChange, PolicyError, changed, in_force
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Invalid, Key, KeyReused, Ledger, Put, Row, Table, site_policy_key
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import incident_rows, rows
 
 _TRIES = 5
 
@@ -71,7 +71,7 @@ def run(request: Request, *, ledger: Ledger, base: Policy, now: datetime) -> Pol
                         _request_key(request.request_id),
                         record,
                         0,
-                        (rows.POLICY_CHANGES, f"{change.number:09d}"),
+                        (incident_rows.POLICY_CHANGES, f"{change.number:09d}"),
                         now + rows.KEPT,
                     )
                 ),

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Delete, Ledger, Put, Refused, Row, StaleVersion, Table, every
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_teams
-from evenkeel.services.storage import read_charges, rows, team_setup
+from evenkeel.services.storage import job_rows, quota_rows, read_charges, team_setup
 from evenkeel.services.storage.retries import until_committed
 
 WRITER = "remove_team"
@@ -77,16 +77,16 @@ def _remove(request: Request, context: Context) -> bool:
     entry = TimelineEntry(at=context.now, kind="setup", text=text, writer=WRITER)
     raised = {**tree.doc, "setUps": int(tree.doc.get("setUps", 0)) + 1}
     context.ledger.commit(
-        Delete(rows.team_key(name), request.expected),
-        Put(Row(rows.setup_key(), {}, found.version)),
+        Delete(quota_rows.team_key(name), request.expected),
+        Put(Row(quota_rows.setup_key(), {}, found.version)),
         Put(Row(tree.key, raised, tree.version)),
-        Put(rows.setup_event_row(entry, found.version + 1)),
+        Put(quota_rows.setup_event_row(entry, found.version + 1)),
     )
     return True
 
 
 def _tree(ledger: Ledger) -> Row:
-    key = rows.tree_key()
+    key = quota_rows.tree_key()
     return next((row for row in ledger.partition(key.table, key.pk, key.sk) if row.key == key), Row(key, {}))
 
 
@@ -114,7 +114,7 @@ def jobs_of(team: str, ledger: Ledger) -> str:
 def _waiting(team: str, ledger: Ledger) -> str:
     """Return a pending or suspended job of the team; empty if there is none."""
     pending = f"JOB#{JobState.PENDING}"
-    queued = ledger.by_state(Table.JOBS, pending, prefix=rows.queue_prefix(team), limit=1).rows
+    queued = ledger.by_state(Table.JOBS, pending, prefix=job_rows.queue_prefix(team), limit=1).rows
     before = _of_team(team, ledger, pending, _BEFORE_TEAMS)
     held_back = _of_team(team, ledger, f"JOB#{JobState.SUSPENDED}")
     found = next(iter(queued), None) or next(before, None) or next(held_back, None)

@@ -3,14 +3,14 @@
 from collections.abc import Collection
 from typing import Any
 
-from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.quotas.setup_checks import SetupError, check_change, check_fleet, check_team
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Add, Invalid, Key, Ledger, Put, Row, StaleVersion
 from evenkeel.services.admin import remove_team
 from evenkeel.services.context import Context
-from evenkeel.services.storage import rows, team_setup
+from evenkeel.services.storage import quota_rows, team_setup
 from evenkeel.services.storage.retries import until_committed
 
 WRITER = "set_quotas"
@@ -81,10 +81,10 @@ def _set(request: Request, context: Context) -> None:
     text = f"{_part_text(name)} set by {request.by}: {request.reason}"
     entry = TimelineEntry(at=context.now, kind="setup", text=text, writer=WRITER)
     context.ledger.commit(
-        Put(rows.setup_row(_key(name), part, version)),
-        Put(Row(rows.setup_key(), {}, found.version)),
-        Add(rows.tree_key(), {"setUps": 1}),
-        Put(rows.setup_event_row(entry, found.version + 1)),
+        Put(quota_rows.setup_row(_key(name), part, version)),
+        Put(Row(quota_rows.setup_key(), {}, found.version)),
+        Add(quota_rows.tree_key(), {"setUps": 1}),
+        Put(quota_rows.setup_event_row(entry, found.version + 1)),
     )
 
 
@@ -105,7 +105,7 @@ def _refuse(faults: tuple[SetupError, ...], field: str) -> None:
 
 
 def _key(name: str) -> Key:
-    return rows.team_key(name) if name else rows.fleet_quotas_key()
+    return quota_rows.team_key(name) if name else quota_rows.fleet_quotas_key()
 
 
 def _part_text(name: str) -> str:

@@ -13,7 +13,7 @@ from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.kept_logs import KEPT_LINES, KEPT_RANKS, KeptLog
 from evenkeel.ports import Conflict, EvenkeelError, LogTail, Put
 from evenkeel.services.context import Context
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows
 
 BEFORE_STOP_SECONDS = 3.0
 """The grace period of the pods begins after it."""
@@ -60,16 +60,16 @@ def _kept(job: Job, attempt: Attempt, rank: int, tail: LogTail, now: datetime) -
 
 def _store(kept: list[KeptLog], context: Context) -> None:
     first = kept[0]
-    if context.ledger.get(rows.kept_log_key(first.job_id, first.attempt, first.rank)) is None:
+    if context.ledger.get(job_rows.kept_log_key(first.job_id, first.attempt, first.rank)) is None:
         with contextlib.suppress(Conflict):  # another call keeps them at this moment
-            context.ledger.commit(*(Put(rows.kept_log_row(each, 0, context.now + KEPT_FOR)) for each in kept))
+            context.ledger.commit(*(Put(job_rows.kept_log_row(each, 0, context.now + KEPT_FOR)) for each in kept))
             return
     for each in kept:
         _store_newer(each, context)
 
 
 def _store_newer(log: KeptLog, context: Context) -> None:
-    row = context.ledger.get(rows.kept_log_key(log.job_id, log.attempt, log.rank))
+    row = context.ledger.get(job_rows.kept_log_key(log.job_id, log.attempt, log.rank))
     if row is not None and not log.text:
         return
-    context.ledger.commit(Put(rows.kept_log_row(log, row.version if row else 0, context.now + KEPT_FOR)))
+    context.ledger.commit(Put(job_rows.kept_log_row(log, row.version if row else 0, context.now + KEPT_FOR)))

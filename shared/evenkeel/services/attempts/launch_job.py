@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from evenkeel.domain.capacity import efa
 from evenkeel.domain.checkpoints import FenceUnreadableError
-from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload
 from evenkeel.domain.jobs.attempt_end import lost_nodes
 from evenkeel.domain.jobs.job import Job
@@ -21,6 +20,7 @@ from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import KubernetesNode, NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
     LaunchSpec,
@@ -35,11 +35,11 @@ from evenkeel.services.attempts import pin_resume_point
 from evenkeel.services.attempts.pin_resume_point import PinOutcome
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
-from evenkeel.services.storage import attempt_rows, rows
+from evenkeel.services.storage import attempt_record, job_rows, rows, subject_rows
 
 WRITER = "launch_job"
 
-Request = attempt_rows.Request
+Request = attempt_record.Request
 
 
 class LaunchOutcome(StrEnum):
@@ -81,7 +81,7 @@ def run(request: Request, context: Context) -> Outcome:
     Idempotent: yes, by the fence and by the Kubernetes Job's name. A repeated call finds the pin and the Job, and
     records them.
     """
-    found = attempt_rows.load(context.ledger, request.job_id, request.attempt)
+    found = attempt_record.load(context.ledger, request.job_id, request.attempt)
     job, attempt = found.job, found.attempt
     if attempt.state.has_ended or job.current_attempt != attempt.attempt:
         return Outcome(outcome=LaunchOutcome.STALE, reason=f"{attempt.workload_name} has already ended.")
@@ -118,7 +118,7 @@ def run(request: Request, context: Context) -> Outcome:
 
 
 def _launch(
-    found: attempt_rows.StoredAttempt,
+    found: attempt_record.StoredAttempt,
     past: Iterable[_EarlierAttempt],
     answer: pin_resume_point.PinAnswer,
     context: Context,
@@ -236,7 +236,7 @@ def _earlier_attempts(attempt: Attempt, context: Context) -> tuple[_EarlierAttem
     found: list[_EarlierAttempt] = []
     nodes: dict[str, KubernetesNode] | None = None
     for number in range(attempt.attempt - 1, 0, -1):
-        row = context.ledger.get(rows.attempt_key(attempt.job_id, number))
+        row = context.ledger.get(job_rows.attempt_key(attempt.job_id, number))
         if row is None:
             continue
         before = rows.read(row, Attempt)
@@ -260,7 +260,7 @@ def _earlier_attempts(attempt: Attempt, context: Context) -> tuple[_EarlierAttem
 
 def _record_launch(
     context: Context,
-    found: attempt_rows.StoredAttempt,
+    found: attempt_record.StoredAttempt,
     launched: Attempt,
     answer: pin_resume_point.PinAnswer,
     network: efa.EfaRequest,
@@ -270,15 +270,15 @@ def _record_launch(
     text = f"Attempt {launched.attempt} {how}{more}"
     entry = TimelineEntry(at=context.now, kind="launched", text=text, writer=WRITER)
     context.ledger.commit(
-        Put(rows.attempt_row(launched, found.attempt_version)),
-        Put(rows.timeline_row(launched.job_id, entry, f"launched-{launched.attempt}")),
+        Put(job_rows.attempt_row(launched, found.attempt_version)),
+        Put(subject_rows.timeline_row(launched.job_id, entry, f"launched-{launched.attempt}")),
     )
 
 
 def _drain_text(launched: Attempt, ledger: Ledger) -> str:
     """Record whether the earlier attempt saved the resume point of this one while it was stopped."""
     has_past = launched.is_pinned and launched.attempt > 1
-    row = ledger.get(rows.attempt_key(launched.job_id, launched.attempt - 1)) if has_past else None
+    row = ledger.get(job_rows.attempt_key(launched.job_id, launched.attempt - 1)) if has_past else None
     before = rows.read(row, Attempt) if row else None
     if before is None or before.stop_asked_at is None or before.running_at is None:
         return ""
@@ -315,14 +315,14 @@ def _with_priority_class(job: Job, attempt: Attempt, policy: Policy) -> JobSpec:
 
 
 def _give_up(
-    context: Context, found: attempt_rows.StoredAttempt, attempt: Attempt, why: str, *, is_refused: bool
+    context: Context, found: attempt_record.StoredAttempt, attempt: Attempt, why: str, *, is_refused: bool
 ) -> Outcome:
     """Record on the attempt why it is not launched. SettleAttempt reads it there."""
     reason = why[:1000]
     if (found.attempt.reason, found.attempt.is_refused) != (reason, is_refused):
         entry = TimelineEntry(at=context.now, kind="refused" if is_refused else "given up", text=reason, writer=WRITER)
         context.ledger.commit(
-            Put(rows.attempt_row(attempt.but(reason=reason, is_refused=is_refused), found.attempt_version)),
-            Put(rows.timeline_row(attempt.job_id, entry, f"given-up-{attempt.attempt}")),
+            Put(job_rows.attempt_row(attempt.but(reason=reason, is_refused=is_refused), found.attempt_version)),
+            Put(subject_rows.timeline_row(attempt.job_id, entry, f"given-up-{attempt.attempt}")),
         )
     return Outcome(outcome=LaunchOutcome.GIVE_UP, reason=reason)

@@ -2,18 +2,18 @@
 
 from enum import StrEnum
 
-from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Put
 from evenkeel.services.context import Context
-from evenkeel.services.storage import attempt_rows, rows
+from evenkeel.services.storage import attempt_record, job_rows, subject_rows
 from evenkeel.services.storage.retries import until_committed
 
 WRITER = "mark_running"
 
-Request = attempt_rows.Request
+Request = attempt_record.Request
 
 
 class RunningOutcome(StrEnum):
@@ -40,7 +40,7 @@ def run(request: Request, context: Context) -> Outcome:
 
 
 def _mark(request: Request, context: Context) -> Outcome:
-    found = attempt_rows.load(context.ledger, request.job_id, request.attempt)
+    found = attempt_record.load(context.ledger, request.job_id, request.attempt)
     job, attempt = found.job, found.attempt
     if attempt.state is AttemptState.RUNNING:
         return Outcome(outcome=RunningOutcome.RUNNING)
@@ -54,9 +54,9 @@ def _mark(request: Request, context: Context) -> Outcome:
     entry = TimelineEntry(at=context.now, kind="running", text=_text(attempt), writer=WRITER)
     running = attempt.but(state=AttemptState.RUNNING, running_at=context.now)
     context.ledger.commit(
-        Put(rows.attempt_row(running, found.attempt_version)),
-        Put(rows.job_row(changed, found.job_version)),
-        Put(rows.timeline_row(job.job_id, entry, f"running-{attempt.attempt}")),
+        Put(job_rows.attempt_row(running, found.attempt_version)),
+        Put(job_rows.job_row(changed, found.job_version)),
+        Put(subject_rows.timeline_row(job.job_id, entry, f"running-{attempt.attempt}")),
     )
     context.telemetry.count("AttemptsRunning")
     context.telemetry.seconds("AdmittedToRunning", (context.now - attempt.admitted_at).total_seconds())

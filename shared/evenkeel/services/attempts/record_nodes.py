@@ -8,7 +8,7 @@ from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.nodes import join_nodes
 from evenkeel.ports import Conflict, Put
 from evenkeel.services.context import Context
-from evenkeel.services.storage import attempt_rows, rows
+from evenkeel.services.storage import attempt_record, job_rows
 
 
 def run(job_id: str, number: int, context: Context) -> bool:
@@ -16,7 +16,7 @@ def run(job_id: str, number: int, context: Context) -> bool:
 
     Idempotent: yes, recorded nodes stay, because the pods of an attempt never move.
     """
-    found = attempt_rows.load(context.ledger, job_id, number)
+    found = attempt_record.load(context.ledger, job_id, number)
     attempt = found.attempt
     if not attempt.local_queue or attempt.nodes or attempt.state is not AttemptState.RUNNING:
         return False
@@ -40,7 +40,7 @@ def run(job_id: str, number: int, context: Context) -> bool:
         instance_type=next(iter(types)) if len(types) == 1 else "",
     )
     try:
-        context.ledger.commit(Put(rows.attempt_row(with_nodes, found.attempt_version)))
+        context.ledger.commit(Put(job_rows.attempt_row(with_nodes, found.attempt_version)))
     except Conflict:
         return False  # the row changed meanwhile; the next evaluation reads it again
     return True

@@ -5,18 +5,18 @@ import json
 from pydantic import ValidationError
 
 from evenkeel.domain.checkpoints import ResumeChoice
-from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Conflict, NotFound, Put, Refused, TransientError
 from evenkeel.services.context import Context
-from evenkeel.services.storage import attempt_rows, rows
+from evenkeel.services.storage import attempt_record, job_rows, subject_rows
 
 WRITER = "record_pin"
 _REPORT = "evenkeel resume-point "
 """The beginning of rank 0's line (docs/training-contract.md)."""
 
 
-def run(found: attempt_rows.StoredAttempt, context: Context) -> bool:
+def run(found: attempt_record.StoredAttempt, context: Context) -> bool:
     """Record the resume point that rank 0 logged. Return False if it logged none yet, or if none is expected.
 
     Idempotent: yes, a recorded point stays. Any training code can write to the log, so only its first line counts.
@@ -41,8 +41,8 @@ def run(found: attempt_rows.StoredAttempt, context: Context) -> bool:
     entry = TimelineEntry(at=context.now, kind="pinned", text=f"Rank 0 says: {choice.reason}"[:1000], writer=WRITER)
     try:
         context.ledger.commit(
-            Put(rows.attempt_row(pinned, found.attempt_version)),
-            Put(rows.timeline_row(job_id, entry, f"pinned-{number}")),
+            Put(job_rows.attempt_row(pinned, found.attempt_version)),
+            Put(subject_rows.timeline_row(job_id, entry, f"pinned-{number}")),
         )
     except Conflict:
         return False  # the row changed meanwhile; the next evaluation reads it again

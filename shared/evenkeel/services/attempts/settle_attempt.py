@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload
 from evenkeel.domain.jobs.attempt_end import (
     AttemptEnd,
@@ -22,17 +21,18 @@ from evenkeel.domain.jobs.settlement import Settlement, SettleOutcome, settle, s
 from evenkeel.domain.quotas.spending import usage_by_period, usage_by_week
 from evenkeel.domain.recovery.settling import error_message
 from evenkeel.domain.recovery.validation import shows_fault
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Add, Cluster, Delete, Ledger, Put, Write
 from evenkeel.services.attempts import keep_logs, record_pin
 from evenkeel.services.context import Context
-from evenkeel.services.storage import attempt_rows, open_jobs, rows
+from evenkeel.services.storage import attempt_record, incident_rows, job_rows, open_jobs, quota_rows, subject_rows
 from evenkeel.services.storage.retries import until_committed
 
 WRITER = "settle_attempt"
 
 
-class Request(attempt_rows.Request):
+class Request(attempt_record.Request):
     """An attempt, and what its workflow knows about its end."""
 
     ended: dict[str, Any] | None = None
@@ -62,9 +62,9 @@ def run(request: Request, context: Context) -> Outcome:
 
 
 def _settle(request: Request, context: Context) -> Outcome:
-    found = attempt_rows.load(context.ledger, request.job_id, request.attempt)
+    found = attempt_record.load(context.ledger, request.job_id, request.attempt)
     if record_pin.run(found, context):
-        found = attempt_rows.load(context.ledger, request.job_id, request.attempt)
+        found = attempt_record.load(context.ledger, request.job_id, request.attempt)
     job, attempt = found.job, found.attempt
     seen = context.cluster.workload(attempt)
     if attempt.state.has_ended:
@@ -121,30 +121,30 @@ def _failure(failure: Mapping[str, Any] | None) -> str:
 def _faulty(attempt: Attempt, ledger: Ledger) -> set[str]:
     """Return the attempt's nodes with an open incident."""
     slots = zip(attempt.nodes, attempt.node_names, strict=True)
-    return {name for life, name in slots if ledger.get(rows.open_key(life))}
+    return {name for life, name in slots if ledger.get(incident_rows.open_key(life))}
 
 
-def _commit(context: Context, found: attempt_rows.StoredAttempt, decided: Settlement) -> None:
+def _commit(context: Context, found: attempt_record.StoredAttempt, decided: Settlement) -> None:
     attempt = decided.attempt
     text = f"Attempt {attempt.attempt} {_STATE_TEXT[attempt.state]}: {attempt.reason}"
     entry = TimelineEntry(at=context.now, kind="settled", text=text, writer=WRITER)
     context.ledger.commit(
-        Put(rows.attempt_row(attempt, found.attempt_version)),
-        Put(rows.job_row(decided.job, found.job_version)),
+        Put(job_rows.attempt_row(attempt, found.attempt_version)),
+        Put(job_rows.job_row(decided.job, found.job_version)),
         *(open_jobs.ended(decided.job) if decided.job.state.has_ended else ()),
         _released(decided, context.now),
-        Add(rows.usage_key(attempt.team), {"accelerators": -attempt.accelerators}),
+        Add(quota_rows.usage_key(attempt.team), {"accelerators": -attempt.accelerators}),
         # The team's spending is added with the state that is written once, so it is added once.
         *(
-            Add(rows.spent_key(attempt.team, part.key), part.spent.to_json())
+            Add(quota_rows.spent_key(attempt.team, part.key), part.spent.to_json())
             for part in usage_by_period(attempt, context.now, context.policy.economy)
         ),
         *(
-            Add(rows.used_key(attempt.team, week, decided.job.owner), {decided.job.owner: amount})
+            Add(quota_rows.used_key(attempt.team, week, decided.job.owner), {decided.job.owner: amount})
             for week, amount in usage_by_week(attempt, context.now).items()
             if decided.job.owner
         ),
-        Put(rows.timeline_row(attempt.job_id, entry, f"settled-{attempt.attempt}")),
+        Put(subject_rows.timeline_row(attempt.job_id, entry, f"settled-{attempt.attempt}")),
     )
 
 
@@ -154,8 +154,8 @@ def _released(decided: Settlement, now: datetime) -> Write:
     Only this write changes a charge, so version 1 means that it is still held.
     """
     if decided.job.state is JobState.PENDING:
-        return Put(rows.released_charge_row(decided.attempt, 1, now))
-    return Delete(rows.charge_key(decided.attempt), 1)
+        return Put(quota_rows.released_charge_row(decided.attempt, 1, now))
+    return Delete(quota_rows.charge_key(decided.attempt), 1)
 
 
 _STATE_TEXT = {

@@ -2,20 +2,20 @@
 
 from enum import StrEnum
 
-from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.attempt_end import judge_abandoned
 from evenkeel.domain.jobs.job import Job, StopRequest
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Put
 from evenkeel.services.attempts import keep_logs
 from evenkeel.services.context import Context
-from evenkeel.services.storage import attempt_rows, rows
+from evenkeel.services.storage import attempt_record, job_rows, subject_rows
 from evenkeel.services.storage.retries import until_committed
 
 WRITER = "stop_attempt"
 
-Request = attempt_rows.Request
+Request = attempt_record.Request
 
 
 class StopOutcome(StrEnum):
@@ -39,7 +39,7 @@ def run(request: Request, context: Context) -> Outcome:
 
     Idempotent: yes, missing objects are success.
     """
-    found = attempt_rows.load(context.ledger, request.job_id, request.attempt)
+    found = attempt_record.load(context.ledger, request.job_id, request.attempt)
     if found.attempt.state.has_ended:
         return Outcome(reason=found.attempt.reason)
     wanted = found.job.stop_of(request.attempt) or _record_deadline(request, context)
@@ -53,15 +53,15 @@ def _record_deadline(request: Request, context: Context) -> StopRequest:
     """Record on the job why its attempt is stopped, before the evidence is deleted."""
 
     def attempt() -> StopRequest:
-        found = attempt_rows.load(context.ledger, request.job_id, request.attempt)
+        found = attempt_record.load(context.ledger, request.job_id, request.attempt)
         asked = found.job.stop_of(request.attempt)
         if asked:
             return asked
         wanted = _request(found.job, found.attempt, context)
         entry = TimelineEntry(at=context.now, kind="stopped", text=f"Stopped: {wanted.reason}", writer=WRITER)
         context.ledger.commit(
-            Put(rows.job_row(found.job.but(stop_request=wanted), found.job_version)),
-            Put(rows.timeline_row(request.job_id, entry, f"stopped-{request.attempt}")),
+            Put(job_rows.job_row(found.job.but(stop_request=wanted), found.job_version)),
+            Put(subject_rows.timeline_row(request.job_id, entry, f"stopped-{request.attempt}")),
         )
         return wanted
 

@@ -6,7 +6,7 @@ from evenkeel.domain.recovery.approval import ASK, describe_approval, why_supers
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger, Refused, Write
 from evenkeel.services.context import Context
-from evenkeel.services.storage import incident_record, rows
+from evenkeel.services.storage import fleet_rows, incident_record, incident_rows, rows
 
 
 class Request(Value):
@@ -92,14 +92,14 @@ def _why_not(incident: Incident, request: Request, ledger: Ledger) -> str:
 
 def _is_left_unhealthy(incident: Incident, ledger: Ledger) -> bool:
     """Whether the node still waits for a repair and no later incident works on it. The sweep acts on an approval."""
-    row = ledger.get(rows.unhealthy_key(incident.life))
+    row = ledger.get(incident_rows.unhealthy_key(incident.life))
     is_of_incident = row is not None and row.doc["incidentId"] == incident.incident_id and not row.doc["trustedBy"]
-    return is_of_incident and ledger.get(rows.open_key(incident.life)) is None
+    return is_of_incident and ledger.get(incident_rows.open_key(incident.life)) is None
 
 
 def _node(incident: Incident, ledger: Ledger) -> KubernetesNode | None:
     """Return the node as the sweep last stored it. That is enough to see that it has booted again."""
-    row = ledger.get(rows.node_key(incident.life.cluster, incident.life.instance_id))
+    row = ledger.get(fleet_rows.node_key(incident.life.cluster, incident.life.instance_id))
     seen = rows.read(row, FleetNode) if row else None
     if seen is None or seen.is_gone:
         return None

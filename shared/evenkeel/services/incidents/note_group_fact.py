@@ -9,7 +9,7 @@ from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, Put, Table
 from evenkeel.services.context import Context
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows, rows
 
 _NO_CAPACITY, _PROVISIONED = GroupFactKind.NO_CAPACITY, GroupFactKind.PROVISIONED
 
@@ -27,7 +27,7 @@ def run(fact: GroupFact, context: Context) -> Outcome:
 
     Idempotent: yes, by the fact's own row. Copies are recognised in any order.
     """
-    row = rows.group_fact_row(fact, context.clock.now())
+    row = fleet_rows.group_fact_row(fact, context.clock.now())
     subject = fact.instance_group or "the cluster"
     known = Outcome(outcome="DUPLICATE", reason=f"Already recorded for {subject}: {fact.kind}.")
     if context.ledger.get(row.key) is not None:
@@ -53,7 +53,7 @@ def _remember_capacity(fact: GroupFact, ledger: Ledger) -> None:
     """
     if fact.is_drill or not fact.instance_group or fact.kind not in (_NO_CAPACITY, _PROVISIONED):
         return
-    row = ledger.get(rows.shortages_key())
+    row = ledger.get(fleet_rows.shortages_key())
     known = rows.read(row, Shortages) if row else Shortages()
     after = (
         known.with_refusal(fact.instance_group, "", Market.COMMITTED, fact.observed_at)
@@ -62,7 +62,7 @@ def _remember_capacity(fact: GroupFact, ledger: Ledger) -> None:
     )
     if after != known:
         with contextlib.suppress(Conflict):  # another writer was first; HyperPod repeats the event
-            ledger.commit(Put(rows.shortages_row(after, row.version if row else 0)))
+            ledger.commit(Put(fleet_rows.shortages_row(after, row.version if row else 0)))
 
 
 def recent_facts(context: Context, pool: str) -> tuple[GroupFact, ...]:
@@ -73,7 +73,7 @@ def recent_facts(context: Context, pool: str) -> tuple[GroupFact, ...]:
     found = [
         rows.read(row, GroupFact)
         for name in dict.fromkeys((pool, ""))
-        for row in context.ledger.partition(Table.FLEET, rows.pool_partition(name), "FACT#")
+        for row in context.ledger.partition(Table.FLEET, fleet_rows.pool_partition(name), "FACT#")
         if row.expires_at is None or row.expires_at > context.now
     ]
     return tuple(sorted(found, key=lambda fact: (fact.observed_at, fact.fact_key)))

@@ -50,7 +50,7 @@ from evenkeel.ports import (
 )
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import note_group_fact
-from evenkeel.services.storage import incident_record, rows
+from evenkeel.services.storage import fleet_rows, incident_record, incident_rows, rows
 
 UNRESOLVED, UNRESOLVED_DRILL = "UNRESOLVED", "UNRESOLVED-DRILL"
 OTHER_FLEET = "OTHER_FLEET"
@@ -180,11 +180,11 @@ def _node_in_repair(fact: NodeFact, context: Context) -> AffectedNode | None:
     A signal about a replacement may name either node, or a node that never ran. HyperPod is not called.
     """
     own = resolve(fact.instance_id, context, provider=None)
-    if own is not None and context.ledger.get(rows.open_key(own.life, is_drill=fact.is_drill)) is not None:
+    if own is not None and context.ledger.get(incident_rows.open_key(own.life, is_drill=fact.is_drill)) is not None:
         return own
     slot = f"{context.site.clusters[0]}/{fact.logical_id}" if context.site.clusters and fact.logical_id else ""
-    pointer = context.ledger.get(rows.slot_key(slot, is_drill=fact.is_drill)) if slot else None
-    row = context.ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
+    pointer = context.ledger.get(incident_rows.slot_key(slot, is_drill=fact.is_drill)) if slot else None
+    row = context.ledger.get(incident_rows.incident_key(pointer.doc["incidentId"])) if pointer else None
     incident = rows.read(row, Incident) if row else None
     if incident is None or incident.state.is_settled:
         return None
@@ -201,7 +201,7 @@ def _node_in_repair(fact: NodeFact, context: Context) -> AffectedNode | None:
 def resolve(instance_id: str, context: Context, *, provider: Provider | None) -> AffectedNode | None:
     """Find the node life of an instance id, in the fleet table or at the provider; None if it is unknown."""
     for cluster in context.site.clusters:
-        row = context.ledger.get(rows.node_key(cluster, instance_id))
+        row = context.ledger.get(fleet_rows.node_key(cluster, instance_id))
         if row is not None:
             seen = rows.read(row, FleetNode)
             return AffectedNode(
@@ -299,10 +299,12 @@ def _record_once(fact: NodeFact, affected: AffectedNode, context: Context) -> In
     writes = [*_decision_writes(decision, report, affected, found, context, now)]
     for place, history in decision.histories.items():
         writes.append(
-            Put(rows.history_row(place, history, _version(found.histories[place]), now, is_drill=fact.is_drill))
+            Put(
+                incident_rows.history_row(place, history, _version(found.histories[place]), now, is_drill=fact.is_drill)
+            )
         )
     if decision.action is IntakeAction.OPEN and decision.incident:
-        writes.append(Put(rows.slot_row(decision.incident, _version(found.slot), now)))
+        writes.append(Put(incident_rows.slot_row(decision.incident, _version(found.slot), now)))
     if found.unresolved is not None:
         writes.append(Delete(found.unresolved.key, found.unresolved.version))
     if writes:
@@ -314,14 +316,14 @@ def _read_fact_rows(report: ClassifiedFact, affected: AffectedNode, ledger: Ledg
     fact, is_drill = report.fact, report.fact.is_drill
     places = history_keys(report.fault, affected) if fact.kind is FactKind.SICKENED else ()
     known, last, pointer, unresolved, slot, *histories = ledger.batch_get(
-        rows.fact_key(fact.fact_key),
-        rows.last_key(affected.life, is_drill=is_drill),
-        rows.open_key(affected.life, is_drill=is_drill),
-        rows.unresolved_row({}, fact.fact_key, now).key,
-        rows.slot_key(affected.slot, is_drill=is_drill),
-        *(rows.history_key(place, is_drill=is_drill) for place in places),
+        incident_rows.fact_key(fact.fact_key),
+        incident_rows.last_key(affected.life, is_drill=is_drill),
+        incident_rows.open_key(affected.life, is_drill=is_drill),
+        incident_rows.unresolved_row({}, fact.fact_key, now).key,
+        incident_rows.slot_key(affected.slot, is_drill=is_drill),
+        *(incident_rows.history_key(place, is_drill=is_drill) for place in places),
     )
-    incident = ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
+    incident = ledger.get(incident_rows.incident_key(pointer.doc["incidentId"])) if pointer else None
     return _FactRows(known, last, pointer, unresolved, slot, incident, dict(zip(places, histories, strict=True)))
 
 
@@ -336,7 +338,7 @@ def _decision_writes(
     fact = report.fact
     match decision.action:
         case IntakeAction.EXPECTED if decision.incident:
-            yield Put(rows.fact_row(fact.fact_key, decision.incident.incident_id, now, _version(found.fact)))
+            yield Put(incident_rows.fact_row(fact.fact_key, decision.incident.incident_id, now, _version(found.fact)))
         case IntakeAction.IGNORED if fact.kind is FactKind.RECOVERED and not fact.is_drill:
             yield from _clear_unhealthy_node(fact, affected, context)
         case IntakeAction.JOIN:
@@ -346,7 +348,7 @@ def _decision_writes(
             assert decision.incident
             yield from _incident_writes(decision.incident, report, found, opens=True, now=now)
             # The rows are read at different times. An incident settled between two reads would otherwise seem missing.
-            yield ConditionCheck(rows.last_key(affected.life, is_drill=fact.is_drill), _version(found.last))
+            yield ConditionCheck(incident_rows.last_key(affected.life, is_drill=fact.is_drill), _version(found.last))
 
 
 def _version(row: Row | None) -> int:
@@ -355,7 +357,7 @@ def _version(row: Row | None) -> int:
 
 def _clear_unhealthy_node(fact: NodeFact, affected: AffectedNode, context: Context) -> list[Write]:
     """Record which marks of an unhealthy node are gone since its incident was settled. Forget it once all are gone."""
-    row = context.ledger.get(rows.unhealthy_key(affected.life))
+    row = context.ledger.get(incident_rows.unhealthy_key(affected.life))
     if row is None:
         return []
     left = rows.read(row, UnhealthyNode)
@@ -364,7 +366,7 @@ def _clear_unhealthy_node(fact: NodeFact, affected: AffectedNode, context: Conte
     incident, _ = incident_record.load(context.ledger, left.incident_id)
     cleared = ClearedFault(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
     after = with_cleared_fault(left, incident, cleared, context.policy.catalogue)
-    return [Put(rows.unhealthy_row(after, row.version)) if after else Delete(row.key, row.version)]
+    return [Put(incident_rows.unhealthy_row(after, row.version)) if after else Delete(row.key, row.version)]
 
 
 def _incident_writes(
@@ -374,19 +376,19 @@ def _incident_writes(
     subject = incident.incident_id
     evidence = Evidence(incident_id=subject, fact=fact, joined_at=now, opened=opens)
     kind = _TIMELINE_KINDS[fact.kind]
-    event_id = rows.evidence_row(evidence).key.sk.removeprefix("EVIDENCE#")
+    event_id = incident_rows.evidence_row(evidence).key.sk.removeprefix("EVIDENCE#")
     entry = incident_record.timeline_row_of(subject, kind, _timeline_text(report, opens=opens), at=now, writer=WRITER)
     keyed = Row(
         type(entry.key)(entry.key.table, entry.key.pk, f"EVENT#{event_id}"), entry.doc, 0, None, entry.expires_at
     )
     return [
-        Put(rows.fact_row(fact.fact_key, subject, now, _version(found.fact))),
+        Put(incident_rows.fact_row(fact.fact_key, subject, now, _version(found.fact))),
         # The first writer creates the pointer, and all others check it. So two writers cannot both open an incident.
-        Put(rows.open_row(incident.life, subject, is_drill=incident.is_drill), first_version=milliseconds(now))
+        Put(incident_rows.open_row(incident.life, subject, is_drill=incident.is_drill), first_version=milliseconds(now))
         if opens
         else ConditionCheck(found.pointer.key, found.pointer.version),  # type: ignore[union-attr]  # joins only what is open
-        Put(rows.incident_row(incident, 0 if opens else found.incident.version)),  # type: ignore[union-attr]  # the same
-        Put(rows.evidence_row(evidence)),
+        Put(incident_rows.incident_row(incident, 0 if opens else found.incident.version)),  # type: ignore[union-attr]  # the same
+        Put(incident_rows.evidence_row(evidence)),
         Put(keyed),
     ]
 
@@ -442,7 +444,7 @@ def _count(decision: IntakeDecision, fact: NodeFact, telemetry: Telemetry) -> No
 
 def _store_unresolved(fact: NodeFact, context: Context) -> Outcome:
     reason = f"No control plane lists {fact.instance_id} yet; the sweep tries again."
-    row = rows.unresolved_row(fact.to_json(), fact.fact_key, context.clock.now())
+    row = incident_rows.unresolved_row(fact.to_json(), fact.fact_key, context.clock.now())
     if context.ledger.get(row.key) is None:
         try:
             context.ledger.commit(Put(row))
@@ -457,7 +459,7 @@ def _store_unresolved(fact: NodeFact, context: Context) -> Outcome:
 def _store_early_notice(fact: NodeFact, context: Context) -> None:
     """Keep a notice for an hour. A Spot instance may be reclaimed before the sweep has seen it."""
     for _ in range(incident_record.MAX_TRIES):
-        row = context.ledger.get(rows.early_key(fact.instance_id, is_drill=fact.is_drill))
+        row = context.ledger.get(incident_rows.early_key(fact.instance_id, is_drill=fact.is_drill))
         facts = early_facts(row) if row else ()
         if any(each.fact_key == fact.fact_key for each in facts):
             return
@@ -465,7 +467,7 @@ def _store_early_notice(fact: NodeFact, context: Context) -> None:
         with contextlib.suppress(Conflict):  # another notice of it came at the same moment
             version = row.version if row else 0
             context.ledger.commit(
-                Put(rows.early_row(fact.instance_id, kept, context.now, version, is_drill=fact.is_drill))
+                Put(incident_rows.early_row(fact.instance_id, kept, context.now, version, is_drill=fact.is_drill))
             )
             return
     raise Conflict(
@@ -512,7 +514,7 @@ def retry_unresolved(context: Context) -> tuple[Outcome, ...]:
 
 def _next_unresolved(context: Context) -> list[Row]:
     """Return the facts to retry now, and store where the next call continues."""
-    kept = context.ledger.get(rows.retried_key())
+    kept = context.ledger.get(incident_rows.retried_key())
     cursors = dict(kept.doc) if kept else {}
     found: list[Row] = []
     for state in (UNRESOLVED, UNRESOLVED_DRILL) if context.site.drills_may_act else (UNRESOLVED,):
@@ -523,7 +525,7 @@ def _next_unresolved(context: Context) -> list[Row]:
             found += page.rows
             cursors[state] = page.cursor or ""
     if cursors != (dict(kept.doc) if kept else {}):
-        after = Row(rows.retried_key(), cursors, kept.version if kept else 0)
+        after = Row(incident_rows.retried_key(), cursors, kept.version if kept else 0)
         with contextlib.suppress(Conflict):  # another sweep stored its own position
             context.ledger.commit(Put(after))
     return found

@@ -28,7 +28,7 @@ from evenkeel.events import envelope, reported_faults
 from evenkeel.events.driver_lines import Reading
 from evenkeel.ports import Conflict, Invalid, KeyReused, Ledger, NotFound, Put, Row, Table, every
 from evenkeel.services.context import Context
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, rows, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
 
 Json = dict[str, Any]
@@ -64,19 +64,19 @@ def run(request: Request, context: Context) -> Json:
         NotFound: the fleet has no such node.
         KeyReused: the request id was used for another report.
     """
-    row = context.ledger.get(rows.automation_request_key(request.request_id))
+    row = context.ledger.get(fleet_rows.automation_request_key(request.request_id))
     is_in_force = row is not None and (row.expires_at is None or row.expires_at > context.now)
     if row is not None and is_in_force:
         return _first_answer(row, request)
     new = accept_reports(request, context)
     for job_id, facts, blamed in new.laid:
         record = decision_of("ATTRIBUTION", job_id, blamed.instance_id, blamed, facts, context.but(mode=""))
-        context.ledger.commit(Put(rows.decision_row(record)))
+        context.ledger.commit(Put(subject_rows.decision_row(record)))
     if new.count:
         context.inbox.put(new.document)
     answer: Json = {"accepted": new.count, "passedOver": new.passed_over}
     answer["envelopeId"] = new.document["id"] if new.count else None
-    fresh = rows.automation_request_row(
+    fresh = fleet_rows.automation_request_row(
         request.request_id, {"fingerprint": request.fingerprint, "answer": answer}, context.now
     )
     try:
@@ -209,8 +209,8 @@ def _attribute(report: FaultReport, ledger: Ledger) -> tuple[AttributionFacts, A
     Raises:
         NotFound: there is no such job, it does not run, or it has no such rank.
     """
-    job = rows.load(ledger, rows.job_key(report.job_id), Job, f"job {report.job_id}")
-    row = ledger.get(rows.attempt_key(job.job_id, job.current_attempt))
+    job = rows.load(ledger, job_rows.job_key(report.job_id), Job, f"job {report.job_id}")
+    row = ledger.get(job_rows.attempt_key(job.job_id, job.current_attempt))
     attempt = rows.read(row, Attempt) if row else None
     if attempt is None or (attempt.ended_at is not None and attempt.ended_at < report.observed_at - LOOK_BACK):
         raise NotFound(f"{report.job_id} was not running at {rfc3339(report.observed_at)}.")
@@ -224,8 +224,8 @@ def _attribute(report: FaultReport, ledger: Ledger) -> tuple[AttributionFacts, A
 
 def _last_incident(life: NodeLife, ledger: Ledger) -> Incident | None:
     """Return the open incident of a node life, else its last settled incident."""
-    row = ledger.get(rows.open_key(life)) or ledger.get(rows.last_key(life))
-    found = ledger.get(rows.incident_key(row.doc["incidentId"])) if row else None
+    row = ledger.get(incident_rows.open_key(life)) or ledger.get(incident_rows.last_key(life))
+    found = ledger.get(incident_rows.incident_key(row.doc["incidentId"])) if row else None
     return rows.read(found, Incident) if found else None
 
 
@@ -235,7 +235,7 @@ def _id_in(node_name: str) -> str:
 
 
 def _is_ours(instance_id: str, context: Context) -> bool:
-    found = (context.ledger.get(rows.node_key(cluster, instance_id)) for cluster in context.site.clusters)
+    found = (context.ledger.get(fleet_rows.node_key(cluster, instance_id)) for cluster in context.site.clusters)
     return any(row is not None and not rows.read(row, FleetNode).is_gone for row in found)
 
 

@@ -27,7 +27,7 @@ from evenkeel.domain.recovery.unhealthy import UnhealthyNode, unhealthy_after
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Delete, Put, Write
 from evenkeel.services.context import Context
-from evenkeel.services.storage import guardrail_registers, incident_record, rows
+from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_record, incident_rows, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 
 WRITER = "settle_incident"
@@ -81,7 +81,7 @@ def run(request: Request, context: Context) -> Outcome:
             if has_next_run(decided, incident, context.policy.watch):
                 return _leave_open(incident, version, decided, context)
             with_it = _settlement_writes(settled, request, decided, context)
-            context.ledger.commit(Put(rows.incident_row(settled, version)), *with_it)
+            context.ledger.commit(Put(incident_rows.incident_row(settled, version)), *with_it)
         except Conflict:
             continue
         incident = settled
@@ -101,7 +101,7 @@ def _hand_over_to_next_run(incident: Incident, version: int, more: str, context:
         incident.incident_id, f"resumed-{run_number}", reason, at=context.now, writer=WRITER
     )
     after = incident.but(state=IncidentState.OPEN, run=run_number, outcome=reason, block=None)
-    context.ledger.commit(Put(rows.incident_row(after, version)), entry)
+    context.ledger.commit(Put(incident_rows.incident_row(after, version)), entry)
     context.telemetry.count("RecoveriesReplanned")
     context.telemetry.info("RecoveryReplanned", run=run_number, reason=reason)
     return Outcome(outcome=IncidentState.STOOD_DOWN, reason=reason)
@@ -113,7 +113,7 @@ def _leave_open(incident: Incident, version: int, decided: IncidentEnd, context:
     entry = incident_record.timeline_put(incident.incident_id, "failed", reason, at=context.now, writer=WRITER)
     # The run no longer waits for a guardrail, so its entry must not block later incidents.
     after = incident.without_block().but(failed_at=context.now, outcome=reason)
-    context.ledger.commit(Put(rows.incident_row(after, version)), entry)
+    context.ledger.commit(Put(incident_rows.incident_row(after, version)), entry)
     context.telemetry.count("RecoveryRunsFailed")
     context.telemetry.warning("RecoveryRunFailed", run=incident.run, reason=decided.reason)
     return Outcome(outcome=IncidentState.FAILED, reason=reason)
@@ -135,11 +135,11 @@ def _settlement_writes(incident: Incident, request: Request, decided: IncidentEn
     ]
     is_drill = incident.is_drill
     writes += guardrail_registers.leaving(context, RegisterName.REPAIRS, incident.life.key, is_drill=is_drill)
-    pointer = context.ledger.get(rows.open_key(incident.life, is_drill=is_drill))
+    pointer = context.ledger.get(incident_rows.open_key(incident.life, is_drill=is_drill))
     if pointer is not None and pointer.doc["incidentId"] == subject:
         writes.append(Delete(pointer.key, pointer.version))
     was_returned = request.node is not None and request.node.outcome == "RETURNED"
-    lease_row = context.ledger.get(rows.lease_key(incident.slot, is_drill=is_drill))
+    lease_row = context.ledger.get(fleet_rows.lease_key(incident.slot, is_drill=is_drill))
     lease = (
         rows.read(lease_row, RepairLease)
         if lease_row
@@ -154,8 +154,8 @@ def _settlement_writes(incident: Incident, request: Request, decided: IncidentEn
             is_over=bool(incident.replacement_instance_id),
             now=context.now,
         )
-        writes.append(Put(rows.lease_row(released, lease_row.version if lease_row else 0, is_drill=is_drill)))
-    last_row = context.ledger.get(rows.last_key(incident.life, is_drill=is_drill))
+        writes.append(Put(fleet_rows.lease_row(released, lease_row.version if lease_row else 0, is_drill=is_drill)))
+    last_row = context.ledger.get(incident_rows.last_key(incident.life, is_drill=is_drill))
     before = rows.read(last_row, LastIncident) if last_row else None
     replaced = bool(incident.replacement_instance_id)
     last = LastIncident(
@@ -166,7 +166,7 @@ def _settlement_writes(incident: Incident, request: Request, decided: IncidentEn
     if last.returned_at is None and before is not None:
         last = last.but(returned_at=before.returned_at, returned_by=before.returned_by or before.incident_id)
     version = last_row.version if last_row else 0
-    writes.append(Put(rows.last_row(incident.life, last, version, context.now, is_drill=is_drill)))
+    writes.append(Put(incident_rows.last_row(incident.life, last, version, context.now, is_drill=is_drill)))
     if not is_drill:
         writes += _unhealthy_node_writes(incident, context, is_well=was_returned or replaced)
     return writes
@@ -174,13 +174,13 @@ def _settlement_writes(incident: Incident, request: Request, decided: IncidentEn
 
 def _unhealthy_node_writes(incident: Incident, context: Context, *, is_well: bool) -> list[Write]:
     """Record that the node is left unhealthy. Delete the record once it is repaired."""
-    row = context.ledger.get(rows.unhealthy_key(incident.life))
+    row = context.ledger.get(incident_rows.unhealthy_key(incident.life))
     left = unhealthy_after(incident, IncidentFault.of(incident, context.policy.catalogue).node_rungs)
     if left is not None:
         before = rows.read(row, UnhealthyNode) if row else None
         if before and before.trusted_at and before.trusted_at >= incident.opened_at:
             return []  # a person took the node from this very incident
-        return [Put(rows.unhealthy_row(left, row.version if row else 0))]
+        return [Put(incident_rows.unhealthy_row(left, row.version if row else 0))]
     return [Delete(row.key, row.version)] if row and is_well else []
 
 

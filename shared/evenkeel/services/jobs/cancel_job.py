@@ -3,14 +3,14 @@
 from datetime import datetime
 from enum import StrEnum
 
-from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import NotFound, Put
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_authority
-from evenkeel.services.storage import open_jobs, rows, team_setup
+from evenkeel.services.storage import job_rows, open_jobs, rows, subject_rows, team_setup
 from evenkeel.services.storage.retries import until_committed
 
 WRITER = "cancel_job"
@@ -62,7 +62,7 @@ def run(request: Request, context: Context) -> Outcome:
 
 def _cancel(request: Request, setup: TeamSetup, context: Context) -> tuple[Outcome, bool]:
     """Return the outcome, and whether this call changed the job."""
-    row = context.ledger.get(rows.job_key(request.job_id))
+    row = context.ledger.get(job_rows.job_key(request.job_id))
     if row is None:
         raise NotFound(f"There is no job {request.job_id}.")
     job = rows.read(row, Job)
@@ -78,8 +78,8 @@ def _cancel(request: Request, setup: TeamSetup, context: Context) -> tuple[Outco
     changed = _cancelled(job, actor, why, context.now)
     entry = TimelineEntry(at=context.now, kind="cancelled", text=why, writer=WRITER)
     context.ledger.commit(
-        Put(rows.job_row(changed, row.version)),
-        Put(rows.timeline_row(job.job_id, entry, f"cancelled-{row.version}")),
+        Put(job_rows.job_row(changed, row.version)),
+        Put(subject_rows.timeline_row(job.job_id, entry, f"cancelled-{row.version}")),
         *(open_jobs.ended(changed) if changed.state.has_ended else ()),
     )
     is_over = changed.state is JobState.CANCELLED

@@ -1,15 +1,15 @@
 """A person sets a job's priority class."""
 
-from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.validation import check_spec
 from evenkeel.domain.quotas.permissions import check_permitted
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Invalid, NotFound, Put, StaleVersion
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_authority
 from evenkeel.services.jobs.suspend_job import JobEnded
-from evenkeel.services.storage import rows, team_setup
+from evenkeel.services.storage import job_rows, rows, subject_rows, team_setup
 
 WRITER = "set_priority"
 
@@ -40,7 +40,7 @@ def run(request: Request, context: Context) -> Job:
         StaleVersion: the job has changed since.
     """
     setup = team_setup.load(context.ledger).setup
-    row = context.ledger.get(rows.job_key(request.job_id))
+    row = context.ledger.get(job_rows.job_key(request.job_id))
     if row is None:
         raise NotFound(f"There is no job {request.job_id}.")
     job = rows.read(row, Job)
@@ -66,8 +66,8 @@ def run(request: Request, context: Context) -> Job:
     entry = TimelineEntry(at=context.now, kind="priority changed", text=text, writer=WRITER)
     try:
         context.ledger.commit(
-            Put(rows.job_row(after, row.version)),
-            Put(rows.timeline_row(job.job_id, entry, f"ranked-{row.version}")),
+            Put(job_rows.job_row(after, row.version)),
+            Put(subject_rows.timeline_row(job.job_id, entry, f"ranked-{row.version}")),
         )
     except Conflict as error:
         raise StaleVersion(f"{request.job_id} changed during this request. Read it again and retry.") from error

@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator
 from datetime import datetime
 
-from evenkeel.domain.admission.fifo import AdmissionAuthority
-from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import DEFAULT_TEAM, JobSpec
@@ -15,11 +14,12 @@ from evenkeel.domain.jobs.types import check_type, with_defaults
 from evenkeel.domain.jobs.validation import SpecError, check_deadline, check_spec
 from evenkeel.domain.quotas.permissions import check_permitted, may_read, team_of
 from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Invalid, KeyReused, Ledger, Put, Row, Table, Throttled, every
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_authority, check_fit
-from evenkeel.services.storage import open_jobs, rows, team_setup
+from evenkeel.services.storage import job_rows, open_jobs, rows, subject_rows, team_setup
 
 WRITER = "submit_job"
 _TRIES = 50
@@ -62,7 +62,7 @@ def run(request: Request, context: Context) -> Outcome:
     """
     requester = request.requester
     fingerprint = _fingerprint(request.spec)
-    earlier = context.ledger.get(rows.idempotency_key(requester.principal, request.idempotency_key))
+    earlier = context.ledger.get(job_rows.idempotency_key(requester.principal, request.idempotency_key))
     if earlier and not _has_expired(earlier, context.now):
         return _again(earlier, fingerprint, context)
 
@@ -81,14 +81,14 @@ def run(request: Request, context: Context) -> Outcome:
     job = job.but(open_job_counters=open_jobs.names_of(job))
     text = f"Submitted by {job.submitted_by}."
     answer = {"jobId": job.job_id, "fingerprint": fingerprint}
-    guard = rows.idempotency_row(requester.principal, request.idempotency_key, answer, context.now)
+    guard = job_rows.idempotency_row(requester.principal, request.idempotency_key, answer, context.now)
     entry = TimelineEntry(at=context.now, kind="submitted", text=text, writer=WRITER)
     for _ in range(_TRIES):
         try:
             context.ledger.commit(
-                Put(rows.job_row(job, 0)),
+                Put(job_rows.job_row(job, 0)),
                 Put(Row(guard.key, guard.doc, earlier.version if earlier else 0, None, guard.expires_at)),
-                Put(rows.timeline_row(job.job_id, entry, "submitted")),
+                Put(subject_rows.timeline_row(job.job_id, entry, "submitted")),
                 *claim_of(job, requester, setup, context.ledger),
                 *open_jobs.counted(job, context.ledger, context.policy.scheduling),
             )
@@ -195,22 +195,24 @@ def claim_of(job: Job, requester: check_authority.Requester, setup: TeamSetup, l
     """
     if not job.spec.checkpoint_uri:
         return ()
-    place = rows.checkpoint_place(job)
-    own = ledger.get(rows.checkpoints_key(place))
-    around = (ledger.get(rows.checkpoints_key(each)) for each in _parent_folders(place))
-    state, prefix = rows.checkpoints_entry(place)
+    place = job_rows.checkpoint_place(job)
+    own = ledger.get(job_rows.checkpoints_key(place))
+    around = (ledger.get(job_rows.checkpoints_key(each)) for each in _parent_folders(place))
+    state, prefix = job_rows.checkpoints_entry(place)
     inside = every(lambda cursor: ledger.by_state(Table.JOBS, state, prefix=prefix, cursor=cursor))
     for taken in (own, *around, *itertools.islice(inside, _MAX_INSIDE)):
         if taken is not None and _is_kept(taken, ledger):
             other = str(taken.doc["jobId"])
-            row = ledger.get(rows.job_key(other))
+            row = ledger.get(job_rows.job_key(other))
             is_visible = row is not None and may_read(
                 setup, rows.read(row, Job), requester.identity, requester.principal
             )
-            holds = "The path holds" if taken.key == rows.checkpoints_key(place) else "The path overlaps the path of"
+            holds = (
+                "The path holds" if taken.key == job_rows.checkpoints_key(place) else "The path overlaps the path of"
+            )
             fault = f"{holds} the checkpoints of {other if is_visible else 'another job'}: give each job its own path."
             raise Invalid("the job would overwrite the checkpoints of another job", (("checkpoint.uri", fault),))
-    return (Put(rows.checkpoints_row(job, own.version if own else 0)),)
+    return (Put(job_rows.checkpoints_row(job, own.version if own else 0)),)
 
 
 def _parent_folders(place: str) -> Iterator[str]:
@@ -224,7 +226,7 @@ def _parent_folders(place: str) -> Iterator[str]:
 
 def _is_kept(claim: Row, ledger: Ledger) -> bool:
     """Whether a folder still belongs to its job. It is free if the job is gone, or ended without writing there."""
-    row = ledger.get(rows.job_key(str(claim.doc["jobId"])))
+    row = ledger.get(job_rows.job_key(str(claim.doc["jobId"])))
     if row is None:
         return False
     job = rows.read(row, Job)
@@ -232,7 +234,7 @@ def _is_kept(claim: Row, ledger: Ledger) -> bool:
         return True
     if job.current_attempt == 0:
         return False
-    first = ledger.get(rows.attempt_key(job.job_id, 1))
+    first = ledger.get(job_rows.attempt_key(job.job_id, 1))
     return first is not None and rows.read(first, Attempt).launched_at is not None
 
 
@@ -240,7 +242,7 @@ def _again(earlier: Row, fingerprint: str, context: Context) -> Outcome:
     job_id = str(earlier.doc["jobId"])
     if earlier.doc.get("fingerprint") != fingerprint:
         raise KeyReused(f"This idempotency key was already used for another job, {job_id}.")
-    row = context.ledger.get(rows.job_key(job_id))
+    row = context.ledger.get(job_rows.job_key(job_id))
     if row is None:
         raise Conflict(f"{job_id} was accepted under this idempotency key, but its row is gone.")
     context.cycle_requests.request(f"{job_id} submitted")

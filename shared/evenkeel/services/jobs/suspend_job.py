@@ -6,13 +6,13 @@ RUNNING ─ suspend ─▶ stop request with its grace period ─ settled ─▶
 
 from collections.abc import Callable
 
-from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import NotFound, Put, Refused
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_authority
-from evenkeel.services.storage import rows, team_setup
+from evenkeel.services.storage import job_rows, rows, subject_rows, team_setup
 from evenkeel.services.storage.retries import until_committed
 
 WRITER = "suspend_job"
@@ -88,7 +88,7 @@ def _change(request: Request, kind: str, changed: Callable[[Job], Job | None], c
     setup = team_setup.load(context.ledger).setup
 
     def attempt() -> tuple[Job, bool]:
-        row = context.ledger.get(rows.job_key(request.job_id))
+        row = context.ledger.get(job_rows.job_key(request.job_id))
         if row is None:
             raise NotFound(f"There is no job {request.job_id}.")
         job = rows.read(row, Job)
@@ -100,8 +100,8 @@ def _change(request: Request, kind: str, changed: Callable[[Job], Job | None], c
             return job, False
         entry = TimelineEntry(at=context.now, kind=kind, text=f"{kind.capitalize()} by {_by(request)}.", writer=WRITER)
         context.ledger.commit(
-            Put(rows.job_row(after, row.version)),
-            Put(rows.timeline_row(job.job_id, entry, f"{kind}-{row.version}")),
+            Put(job_rows.job_row(after, row.version)),
+            Put(subject_rows.timeline_row(job.job_id, entry, f"{kind}-{row.version}")),
         )
         return after, True
 

@@ -11,17 +11,18 @@ from functools import cached_property
 from typing import Any
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.health.incidents import Incident, TimelineEntry
+from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.quotas.permissions import may_read
 from evenkeel.domain.quotas.teams import TeamSetup, identity_of
 from evenkeel.domain.submitted import submitted_fields
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger
 from evenkeel.services.jobs.check_authority import NotYourTeam, Requester
-from evenkeel.services.storage import rows, team_setup
+from evenkeel.services.storage import job_rows, rows, team_setup
 
 Json = dict[str, Any]
 
@@ -77,7 +78,7 @@ class Reader(Value):
         """Whether the caller may read everything about a job, by its id. A job that is gone has no team."""
         if self.sees_every_team:
             return True
-        row = ledger.get(rows.job_key(job_id))
+        row = ledger.get(job_rows.job_key(job_id))
         return row is not None and self.sees(rows.read(row, Job))
 
     def sees_all_of(self, incident: Incident, ledger: Ledger) -> bool:

@@ -16,7 +16,7 @@ from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure, read_incidents, read_jobs, read_queue
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import rows, subject_rows
 
 Json = dict[str, Any]
 
@@ -264,7 +264,7 @@ def _why_pending(decided: list[Decision], planned: str, latest: Attempt | None) 
 
 def _first(ledger: Ledger, decision_id: str, others: list[Decision]) -> list[Decision]:
     """Put the decision that the subject itself names before other decisions about it."""
-    row = ledger.get(rows.decision_key(decision_id)) if decision_id else None
+    row = ledger.get(subject_rows.decision_key(decision_id)) if decision_id else None
     if row is None:
         return others
     named = rows.read(row, Decision)

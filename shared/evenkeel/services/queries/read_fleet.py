@@ -19,7 +19,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.queries import read_incidents, read_jobs, read_queue, read_serving, read_sources, read_teams
 from evenkeel.services.recovery import hold_automation, person_cordons
-from evenkeel.services.storage import known_names, pagination, rows
+from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, known_names, pagination, rows
 
 Json = dict[str, Any]
 
@@ -195,10 +195,10 @@ def show_node(context: Context, instance_id: str) -> Json:
         NotFound: the fleet does not know it.
     """
     for cluster in context.site.clusters:
-        row = context.ledger.get(rows.node_key(cluster, instance_id))
+        row = context.ledger.get(fleet_rows.node_key(cluster, instance_id))
         if row is not None:
             node = rows.read(row, FleetNode)
-            row = context.ledger.get(rows.unhealthy_key(node.life))
+            row = context.ledger.get(incident_rows.unhealthy_key(node.life))
             left = rows.read(row, UnhealthyNode) if row else None
             why = left if left and not left.trusted_by else None
             person = person_cordons.load(context.ledger).get(node.life.key)
@@ -318,8 +318,8 @@ def _why_unhealthy(node: UnhealthyNode | None) -> Json:
 
 
 def _incident_of(ledger: Ledger, node: FleetNode) -> Incident | None:
-    opened = ledger.get(rows.open_key(node.life))
-    found = ledger.get(rows.incident_key(str(opened.doc["incidentId"]))) if opened else None
+    opened = ledger.get(incident_rows.open_key(node.life))
+    found = ledger.get(incident_rows.incident_key(str(opened.doc["incidentId"]))) if opened else None
     return rows.read(found, Incident) if found else None
 
 
@@ -359,7 +359,7 @@ class _JobCache:
                 self.is_cut = True
                 return None
             self._lookups -= 1
-            self._known[job_id] = self._ledger.get(rows.job_key(job_id))
+            self._known[job_id] = self._ledger.get(job_rows.job_key(job_id))
         return self._known.get(job_id)
 
 
@@ -389,7 +389,7 @@ def _unresolved(
     named = {node.incident_id for node in nodes} | {(doc.get("resumePlan") or {}).get("incidentId") for doc in docs}
     known = {incident.incident_id for incident in (*found, *others)}
     older = sorted({name for name in named if name} - known, reverse=True)
-    left = map(context.ledger.get, map(rows.incident_key, older[:_MAX_LEFT]))
+    left = map(context.ledger.get, map(incident_rows.incident_key, older[:_MAX_LEFT]))
     found += [rows.read(row, Incident) for row in left if row is not None]
     return found, is_lower_bound or len(older) > _MAX_LEFT
 
@@ -584,7 +584,7 @@ def _mean(values: Sequence[int]) -> int | None:
 def _heartbeats(context: Context) -> list[Json]:
     beats: list[Json] = []
     for function in HEARTBEATS:
-        row = context.ledger.get(rows.heartbeat_key(function))
+        row = context.ledger.get(fleet_rows.heartbeat_key(function))
         at = row.doc.get("at") if row else None
         silent = at is not None and context.now - datetime.fromisoformat(at) > SILENT_AFTER
         beats.append({"function": function, "at": at, "isSilent": silent})

@@ -28,7 +28,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.queries.read_jobs import timeline
-from evenkeel.services.storage import pagination, rows
+from evenkeel.services.storage import incident_rows, job_rows, pagination, rows, subject_rows
 
 Json = dict[str, Any]
 
@@ -59,7 +59,7 @@ def show_incident(context: Context, incident_id: str, reader: Reader) -> Json:
     stored = [
         row
         for subject in filter(None, (incident.resumes, incident_id))
-        for row in context.ledger.partition(Table.INCIDENTS, rows.incident_key(subject).pk, "EVIDENCE#")
+        for row in context.ledger.partition(Table.INCIDENTS, incident_rows.incident_key(subject).pk, "EVIDENCE#")
     ]
     evidence = [_visible(rows.read(row, Evidence), reader, context.ledger) for row in stored]
     return summary(incident, context.now) | {
@@ -93,7 +93,7 @@ def show_decision(ledger: Ledger, decision_id: str, reader: Reader) -> Json:
     Raises:
         NotFound: there is no such decision.
     """
-    found = rows.load(ledger, rows.decision_key(decision_id), Decision, f"decision {decision_id}")
+    found = rows.load(ledger, subject_rows.decision_key(decision_id), Decision, f"decision {decision_id}")
     shown = found if _sees_decision(found, reader, ledger) else disclosure.public_decision(found)
     return shown.to_json() | {"isRedacted": shown != found}
 
@@ -103,7 +103,7 @@ def _sees_decision(decision: Decision, reader: Reader, ledger: Ledger) -> bool:
     if reader.sees_every_team:
         return True
     if subject.startswith("inc-"):
-        row = ledger.get(rows.incident_key(subject))
+        row = ledger.get(incident_rows.incident_key(subject))
         return row is not None and reader.sees_all_of(rows.read(row, Incident), ledger)
     return reader.sees_job(subject, ledger)
 
@@ -122,12 +122,12 @@ def load_incident(ledger: Ledger, incident_id: str) -> Incident:
     Raises:
         NotFound: there is no such incident.
     """
-    return rows.load(ledger, rows.incident_key(incident_id), Incident, f"incident {incident_id}")
+    return rows.load(ledger, incident_rows.incident_key(incident_id), Incident, f"incident {incident_id}")
 
 
 def load_affected_jobs(ledger: Ledger, incident: Incident) -> dict[str, Job]:
     """Read the existing jobs that an incident interrupted."""
-    found = {affected.job_id: ledger.get(rows.job_key(affected.job_id)) for affected in incident.affected_jobs}
+    found = {affected.job_id: ledger.get(job_rows.job_key(affected.job_id)) for affected in incident.affected_jobs}
     return {job_id: rows.read(row, Job) for job_id, row in found.items() if row is not None}
 
 

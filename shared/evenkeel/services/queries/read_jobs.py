@@ -16,7 +16,7 @@ from evenkeel.ports import Invalid, Ledger, NotFound, Refused, Row, Table, Trans
 from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure, read_queue
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import pagination, rows
+from evenkeel.services.storage import fleet_rows, job_rows, pagination, rows, subject_rows
 
 Json = dict[str, Any]
 
@@ -86,7 +86,7 @@ def _check_names(asked: Filter, reader: Reader, classes: Collection[str]) -> Non
 
 def list_unmanaged(context: Context) -> Json:
     """Return the workloads with accelerators that Evenkeel did not start, as the last sweep saw them."""
-    found = (context.ledger.get(rows.unmanaged_workloads_key(cluster)) for cluster in context.site.clusters)
+    found = (context.ledger.get(fleet_rows.unmanaged_workloads_key(cluster)) for cluster in context.site.clusters)
     listed = [UnmanagedWorkload.model_validate(each) for row in found if row for each in row.doc["workloads"]]
     return {"items": [each.to_json() | {"says": fault_consequence(each)} for each in listed], "nextPageToken": None}
 
@@ -99,7 +99,7 @@ def show_job(context: Context, job_id: str, reader: Reader) -> Json:
     Raises:
         NotFound: there is no such job.
     """
-    row = context.ledger.get(rows.job_key(job_id))
+    row = context.ledger.get(job_rows.job_key(job_id))
     if row is None:
         raise NotFound(f"There is no job {job_id}.")
     whole = rows.read(row, Job)
@@ -166,7 +166,7 @@ def job_logs(context: Context, job_id: str, reader: Reader, *, attempt: int | No
     number = job.current_attempt if attempt is None else attempt
     if number == 0:
         raise NotFound(f"{job_id} has not started yet, so it has no log.")
-    row = context.ledger.get(rows.attempt_key(job_id, number))
+    row = context.ledger.get(job_rows.attempt_key(job_id, number))
     if row is None:
         raise NotFound(f"{job_id} has no attempt {number}; its latest is {job.current_attempt}.")
     found = rows.read(row, Attempt)
@@ -176,7 +176,7 @@ def job_logs(context: Context, job_id: str, reader: Reader, *, attempt: int | No
     try:
         text = context.cluster.logs(found, rank, tail)
     except (NotFound, Refused, TransientError) as error:
-        stored = context.ledger.get(rows.kept_log_key(job_id, number, rank))
+        stored = context.ledger.get(job_rows.kept_log_key(job_id, number, rank))
         kept = rows.read(stored, KeptLog) if stored else None
         if kept is None or not kept.text:
             if not isinstance(error, NotFound) and found.ended_at is None:
@@ -214,24 +214,24 @@ def load_job(ledger: Ledger, job_id: str) -> Job:
     Raises:
         NotFound: there is no such job.
     """
-    return rows.load(ledger, rows.job_key(job_id), Job, f"job {job_id}")
+    return rows.load(ledger, job_rows.job_key(job_id), Job, f"job {job_id}")
 
 
 def load_attempts(ledger: Ledger, job_id: str) -> tuple[Attempt, ...]:
     """Read all attempts of a job, oldest first."""
-    found = ledger.partition(Table.JOBS, rows.job_key(job_id).pk, "ATTEMPT#")
+    found = ledger.partition(Table.JOBS, job_rows.job_key(job_id).pk, "ATTEMPT#")
     return tuple(rows.read(row, Attempt) for row in found)
 
 
 def load_rentals(ledger: Ledger, job_id: str) -> tuple[Rental, ...]:
     """Read all rentals of a job, oldest first."""
-    found = ledger.partition(Table.JOBS, rows.job_key(job_id).pk, "RENTAL#")
+    found = ledger.partition(Table.JOBS, job_rows.job_key(job_id).pk, "RENTAL#")
     return tuple(rows.read(row, Rental) for row in found)
 
 
 def timeline(ledger: Ledger, subject: str) -> list[Json]:
     """Return the timeline of a job or an incident, oldest first."""
-    table, pk = rows.subject_partition(subject)
+    table, pk = subject_rows.subject_partition(subject)
     return [row.doc for row in ledger.partition(table, pk, "EVENT#")]
 
 

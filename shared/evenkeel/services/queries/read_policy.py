@@ -4,7 +4,7 @@ from typing import Any
 
 from evenkeel.domain.policy import Policy, PolicyChange, resolve_policy
 from evenkeel.ports import Ledger, Table
-from evenkeel.services.storage import pagination, rows
+from evenkeel.services.storage import incident_rows, pagination
 
 Json = dict[str, Any]
 
@@ -20,7 +20,7 @@ def show(
         BadPageToken: this list did not issue the token.
     """
     found = resolve_policy(base, change)
-    changes = pagination.newest_first(ledger, Table.INCIDENTS, [rows.POLICY_CHANGES], page)
+    changes = pagination.newest_first(ledger, Table.INCIDENTS, [incident_rows.POLICY_CHANGES], page)
     return {
         "hash": policy.hash,
         "catalogueHash": policy.catalogue.hash,

@@ -5,8 +5,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.admission import request_facts
+from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.decide import Action, AdmissionDecision, delegate_to_kueue
-from evenkeel.domain.admission.fifo import AdmissionAuthority
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduler_state import SchedulerState
@@ -31,7 +31,7 @@ from evenkeel.services.jobs import check_authority, check_fit, submit_job
 from evenkeel.services.queries import plan_placement, read_teams
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
-from evenkeel.services.storage import pagination, read_charges, rows, team_setup
+from evenkeel.services.storage import job_rows, pagination, quota_rows, read_charges, rows, subject_rows, team_setup
 from evenkeel.services.storage.quota_tree import stored_state
 
 Json = dict[str, Any]
@@ -54,7 +54,7 @@ def queue_position(job: Job, context: Context) -> Json | None:
         return _place_with_kueue(job, context.ledger)
     if job.state is not JobState.PENDING:
         return None
-    prefix = rows.queue_prefix(job.queue) if job.queue else ""
+    prefix = job_rows.queue_prefix(job.queue) if job.queue else ""
     page = context.ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", prefix=prefix, limit=_MAX_AHEAD)
     names = [str(row.doc["jobId"]) for row in page.rows]
     if job.job_id not in names:
@@ -67,7 +67,7 @@ def waits_with_kueue(job: Job, ledger: Ledger) -> Wait | None:
     """Return the state of a job that waits for Kueue; None if it does not."""
     if job.state is not JobState.STARTING:
         return None
-    row = ledger.get(rows.wait_key(job.job_id, wait_name(ConditionKind.ATTEMPT_ADMITTED, job.current_attempt)))
+    row = ledger.get(subject_rows.wait_key(job.job_id, wait_name(ConditionKind.ATTEMPT_ADMITTED, job.current_attempt)))
     wait = rows.read(row, Wait) if row else None
     return wait if wait and wait.state is WaitState.OPEN and wait.kueue_status else None
 
@@ -184,14 +184,16 @@ def plan(spec: JobSpec, requester: check_authority.Requester, context: Context) 
     if not capacities:
         unread = "No sweep has read the fleet yet, so Evenkeel does not know where the job could start."
         decided = decided.model_copy(update={"action": Action.WAIT, "reason": unread, "alternatives": ()})
-    ahead = sorted((each for each in others if rows.queue_order(each) < rows.queue_order(job)), key=rows.queue_order)
+    ahead = sorted(
+        (each for each in others if job_rows.queue_order(each) < job_rows.queue_order(job)), key=job_rows.queue_order
+    )
     position = sum(each.queue == job.queue for each in ahead) + 1
     placement = plan_placement.run(job, decided, capacities, charges, ahead, left, context) if capacities else None
     return _plan_document(job, position=position, decided=decided, placement=placement)
 
 
 def _scheduler_state(setup: TeamSetup, ledger: Ledger) -> SchedulerState:
-    key = rows.tree_key()
+    key = quota_rows.tree_key()
     tree = ledger.partition(key.table, key.pk, key.sk) if setup.has_teams else ()
     return stored_state(tree[0] if tree else None)
 
@@ -221,7 +223,7 @@ def _shown(decided: AdmissionDecision) -> Json:
 
 
 def _heads(ledger: Ledger, setup: TeamSetup, heads: int) -> list[Job]:
-    prefixes = [rows.queue_prefix(team) for team in setup.by_name] or [""]
+    prefixes = [job_rows.queue_prefix(team) for team in setup.by_name] or [""]
     state = f"JOB#{JobState.PENDING}"
     pages = (ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads) for prefix in prefixes)
     return [rows.read(row, Job) for page in pages for row in page.rows]

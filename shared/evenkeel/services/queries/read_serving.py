@@ -6,7 +6,7 @@ from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.queries import read_jobs
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows, rows
 
 Json = dict[str, Any]
 
@@ -28,7 +28,7 @@ def list_serving(ledger: Ledger) -> list[Json]:
 def _rentals(memory: ServingState, unsettled: list[Rental], ledger: Ledger) -> list[Rental]:
     last = range(max(1, memory.rentals - _LAST + 1), memory.rentals + 1)
     found = {each.number: each for each in unsettled if each.job_id == memory.holder_id}
-    for row in (ledger.get(rows.rental_key(memory.holder_id, number)) for number in last):
+    for row in (ledger.get(job_rows.rental_key(memory.holder_id, number)) for number in last):
         if row is not None:
             rental = rows.read(row, Rental)
             found[rental.number] = rental  # the index may lag behind

@@ -13,7 +13,7 @@ from evenkeel.domain.recovery.validation import CheckDecision, CheckFacts, Check
 from evenkeel.domain.values import Value
 from evenkeel.ports import CheckSpec, Ledger, Put, RepairAnswer, Write
 from evenkeel.services.context import Context
-from evenkeel.services.storage import incident_record, rows
+from evenkeel.services.storage import incident_record, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
 
 WRITER = "check_node"
@@ -94,7 +94,7 @@ def _noted(
         line = incident_record.timeline_put(
             current.incident_id, "checked", decision.reason, at=context.now, writer=WRITER, decision_id=decision_id
         )
-        return current.but(check=check), [Put(rows.decision_row(record)), line]
+        return current.but(check=check), [Put(subject_rows.decision_row(record)), line]
 
     after = incident_record.update(context.ledger, incident.incident_id, change)
     assert after.check

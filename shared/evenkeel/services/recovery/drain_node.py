@@ -47,7 +47,7 @@ from evenkeel.ports import (
 from evenkeel.services.attempts import keep_logs
 from evenkeel.services.context import Context
 from evenkeel.services.recovery import guardrails, record_block, unmanaged
-from evenkeel.services.storage import attempt_rows, incident_record, rows
+from evenkeel.services.storage import attempt_record, incident_record, incident_rows, job_rows, rows, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.retries import until_committed
 
@@ -153,7 +153,7 @@ def find_affected_jobs(incident: Incident, context: Context) -> tuple[AffectedJo
         for seen in context.cluster.workloads(here)
         if any(pod.node_name == incident.node_name for pod in seen.pods)
     ]
-    owned = attempt_rows.owned(context.ledger, ((here, seen) for seen in there))
+    owned = attempt_record.owned(context.ledger, ((here, seen) for seen in there))
     candidates = {(attempt.job_id, attempt.attempt) for attempt, _ in owned}
     for attempt in (*_live(context.ledger), *_ended_since(_affected_since(incident, context.policy), context.ledger)):
         if any(life.key == incident.life.key for life in attempt.nodes):
@@ -200,8 +200,8 @@ def _is_affected(affected: AffectedJob, incident: Incident, context: Context) ->
 
 
 def _load(affected: AffectedJob, ledger: Ledger) -> tuple[Job, int, Attempt] | None:
-    job = ledger.get(rows.job_key(affected.job_id))
-    attempt = ledger.get(rows.attempt_key(affected.job_id, affected.attempt))
+    job = ledger.get(job_rows.job_key(affected.job_id))
+    attempt = ledger.get(job_rows.attempt_key(affected.job_id, affected.attempt))
     if job is None or attempt is None:
         return None
     return rows.read(job, Job), job.version, rows.read(attempt, Attempt)
@@ -243,8 +243,8 @@ def _excuse_failure(incident: Incident, affected: AffectedJob, context: Context)
         text = f"The node caused the failure of attempt {affected.attempt}, not the application ({subject})."
         try:
             context.ledger.commit(
-                Put(rows.incident_row(current.but(affected_jobs=noted), version)),
-                Put(rows.job_row(_without_failure(job), job_version)),
+                Put(incident_rows.incident_row(current.but(affected_jobs=noted), version)),
+                Put(job_rows.job_row(_without_failure(job), job_version)),
                 incident_record.timeline_put(job.job_id, "forgiven", text, at=context.now, writer=WRITER),
             )
         except Conflict:
@@ -361,7 +361,9 @@ def _request_stop(incident: Incident, affected: AffectedJob, context: Context) -
     line = incident_record.timeline_put(
         job.job_id, "stopped", text, at=context.now, writer=WRITER, decision_id=record.decision_id
     )
-    context.ledger.commit(Put(rows.job_row(job.but(stop_request=asked), version)), Put(rows.decision_row(record)), line)
+    context.ledger.commit(
+        Put(job_rows.job_row(job.but(stop_request=asked), version)), Put(subject_rows.decision_row(record)), line
+    )
     keep_logs.run(job, attempt, context, within_seconds=keep_logs.BEFORE_STOP_SECONDS)
     return attempt, asked
 

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.incidents import Incident, IncidentState
-from evenkeel.domain.jobs.attempt_end import is_lost
-from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.nodes import FleetNode, is_lost
 from evenkeel.domain.recovery.guardrails import (
     REPAIRS,
     GuardedAction,
@@ -24,7 +23,7 @@ from evenkeel.domain.recovery.leases import Hold, Holds
 from evenkeel.ports import Table, every
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import note_group_fact
-from evenkeel.services.storage import guardrail_registers, rows
+from evenkeel.services.storage import fleet_rows, guardrail_registers, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 
 _FAULT_STATES = (
@@ -77,7 +76,7 @@ class GuardrailInputs:
     @cached_property
     def holds(self) -> Holds:
         """Every hold."""
-        row = self.context.ledger.get(rows.hold_key())
+        row = self.context.ledger.get(fleet_rows.hold_key())
         return rows.read(row, Holds) if row else Holds()
 
     @cached_property
@@ -95,7 +94,7 @@ class GuardrailInputs:
 
     def pool_nodes(self, pool: str) -> int:
         """Return how many nodes of a pool can be acted on, as the sweep counted them; 0 if it did not count them."""
-        row = self.context.ledger.get(rows.pools_row({}, 0).key)
+        row = self.context.ledger.get(fleet_rows.pools_row({}, 0).key)
         return int(row.doc["nodes"].get(pool, 0)) if row else 0
 
     def is_old(self, incident: Incident) -> bool:
@@ -161,7 +160,7 @@ class GuardrailInputs:
     @cached_property
     def _ended(self) -> dict[str, datetime]:
         """Shared cause → the time at which a person ended it."""
-        row = self.context.ledger.get(rows.ended_causes_key())
+        row = self.context.ledger.get(fleet_rows.ended_causes_key())
         return {key: datetime.fromisoformat(end["at"]) for key, end in row.doc["causes"].items()} if row else {}
 
     def _counted(self, state: IncidentState) -> Iterator[Incident]:

@@ -3,13 +3,13 @@
 from datetime import datetime, timedelta
 from typing import Any
 
-from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.recovery.leases import Hold, Holds
 from evenkeel.domain.recovery.modes import mode_for
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value, milliseconds, rfc3339
 from evenkeel.ports import Conflict, Delete, Invalid, KeyReused, Ledger, Put, Row, Write
 from evenkeel.services.context import Context
-from evenkeel.services.storage import known_names, rows
+from evenkeel.services.storage import fleet_rows, known_names, rows
 
 Json = dict[str, Any]
 
@@ -54,7 +54,7 @@ class ReleaseRequest(Value):
 
 def show(context: Context) -> Json:
     """Return the mode in force, and the holds in force."""
-    row = context.ledger.get(rows.hold_key())
+    row = context.ledger.get(fleet_rows.hold_key())
     holds = rows.read(row, Holds).at(context.now) if row else ()
     rules = context.policy.modes
     return {
@@ -77,7 +77,10 @@ def hold(request: HoldRequest, context: Context) -> Hold:
         Invalid: the end is past, or beyond the longest hold; the fleet has no such pool or node.
         KeyReused: the request id was used for another request.
     """
-    if _first_answer(context.ledger.get(rows.automation_request_key(request.request_id)), request, context.now) is None:
+    if (
+        _first_answer(context.ledger.get(fleet_rows.automation_request_key(request.request_id)), request, context.now)
+        is None
+    ):
         if not context.now < request.until <= context.now + LONGEST_HOLD:
             fault = f"must be in the future, at most {LONGEST_HOLD.days} days from now"
             raise Invalid(f"a hold until {request.until.isoformat()}", (("until", fault),))
@@ -115,11 +118,13 @@ def release(request: ReleaseRequest, context: Context) -> Json:
     """
     if request.cause:
         return _end_cause(request, context)
-    row = context.ledger.get(rows.hold_key())
+    row = context.ledger.get(fleet_rows.hold_key())
     scopes = {each.scope for each in (rows.read(row, Holds).at(context.now) if row else ())}
     if (request.pool, request.instance_id) not in scopes:
         is_new = (
-            _first_answer(context.ledger.get(rows.automation_request_key(request.request_id)), request, context.now)
+            _first_answer(
+                context.ledger.get(fleet_rows.automation_request_key(request.request_id)), request, context.now
+            )
             is None
         )
         if is_new:
@@ -137,18 +142,18 @@ def _end_cause(request: ReleaseRequest, context: Context) -> Json:
     if request.pool or request.instance_id:
         raise Invalid("a cause has no scope", (("cause", "give it without pool and instanceId"),))
     for _ in range(5):
-        earlier = context.ledger.get(rows.automation_request_key(request.request_id))
+        earlier = context.ledger.get(fleet_rows.automation_request_key(request.request_id))
         given = _first_answer(earlier, request, context.now)
         if given is not None:
             return given
         cause_rows = (
-            context.ledger.get(rows.cause_key(request.cause, is_drill=is_drill)) for is_drill in (False, True)
+            context.ledger.get(fleet_rows.cause_key(request.cause, is_drill=is_drill)) for is_drill in (False, True)
         )
         if not any(cause_rows):
             fault = "no such cause was paged; evenkeel incidents ls --state BLOCKED lists causes that block repairs"
             raise Invalid(f"no shared cause {request.cause}", (("cause", fault),))
         answer: Json = {"cause": request.cause, "endedAt": rfc3339(context.now)}
-        row = context.ledger.get(rows.ended_causes_key())
+        row = context.ledger.get(fleet_rows.ended_causes_key())
         known = {key: end for key, end in (row.doc["causes"] if row else {}).items() if key != request.cause}
         # Drop the oldest: their nodes were repaired or replaced long ago.
         kept = dict(sorted(known.items(), key=lambda item: str(item[1]["at"]))[-MAX_ENDED_CAUSES:])
@@ -158,12 +163,12 @@ def _end_cause(request: ReleaseRequest, context: Context) -> Json:
         text = f"Shared cause {request.cause} ended by {request.by}: {request.reason}"
         entry = TimelineEntry(at=context.now, kind="cause-ended", text=text, writer=request.by)
         record = {"fingerprint": request.fingerprint, "answer": answer}
-        fresh = rows.automation_request_row(request.request_id, record, context.now)
+        fresh = fleet_rows.automation_request_row(request.request_id, record, context.now)
         try:
             context.ledger.commit(
                 Put(Row(fresh.key, fresh.doc, earlier.version if earlier else 0, None, fresh.expires_at)),
-                Put(rows.automation_event_row(entry, request.request_id)),
-                Put(Row(rows.ended_causes_key(), ended, row.version if row else 0)),
+                Put(fleet_rows.automation_event_row(entry, request.request_id)),
+                Put(Row(fleet_rows.ended_causes_key(), ended, row.version if row else 0)),
             )
         except Conflict:
             continue
@@ -175,11 +180,11 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
     """Write the hold, or its end, and its record in one commit. A repeated request returns the first answer."""
     now = entry.at
     for _ in range(5):
-        earlier = ledger.get(rows.automation_request_key(request.request_id))
+        earlier = ledger.get(fleet_rows.automation_request_key(request.request_id))
         given = _first_answer(earlier, request, now)
         if given is not None:
             return given
-        row = ledger.get(rows.hold_key())
+        row = ledger.get(fleet_rows.hold_key())
         in_force = rows.read(row, Holds).at(now) if row else ()
         others = tuple(hold for hold in in_force if hold.scope != (request.pool, request.instance_id))
         if wanted and len(others) >= MAX_HOLDS:
@@ -189,17 +194,17 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
         answer = wanted.to_json() if wanted else {"wasHeld": was_held, "releasedAt": rfc3339(now)}
         record = {"fingerprint": request.fingerprint, "answer": answer}
         # DynamoDB deletes expired rows within days, not at once. This one may be overwritten.
-        fresh = rows.automation_request_row(request.request_id, record, now)
+        fresh = fleet_rows.automation_request_row(request.request_id, record, now)
         writes: list[Write] = [
             Put(Row(fresh.key, fresh.doc, earlier.version if earlier else 0, None, fresh.expires_at)),
-            Put(rows.automation_event_row(entry, request.request_id)),
+            Put(fleet_rows.automation_event_row(entry, request.request_id)),
         ]
         left = (*others, wanted) if wanted else others
         if left:
-            held = Row(rows.hold_key(), Holds(holds=left).to_json(), row.version if row else 0)
+            held = Row(fleet_rows.hold_key(), Holds(holds=left).to_json(), row.version if row else 0)
             writes.append(Put(held, first_version=milliseconds(now)))
         elif row is not None:
-            writes.append(Delete(rows.hold_key(), row.version))
+            writes.append(Delete(fleet_rows.hold_key(), row.version))
         try:
             ledger.commit(*writes)
         except Conflict:

@@ -2,15 +2,16 @@
 
 import contextlib
 
-from evenkeel.domain.health.incidents import Incident, TimelineEntry
+from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.leases import PersonCordon
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, CordonResult, NotFound, Put, Refused, ReleaseResult, Write
 from evenkeel.services.context import Context
 from evenkeel.services.recovery import person_cordons
-from evenkeel.services.storage import guardrail_registers, incident_record, known_names, rows
+from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_record, incident_rows, known_names, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 
 
@@ -119,7 +120,7 @@ def uncordon(request: Request, context: Context) -> Outcome:
 
 def _trust(node: FleetNode, by: str, incident_id: str, context: Context) -> None:
     """Record that a person declares a node healthy, although an incident or a mark says that it is not."""
-    row = context.ledger.get(rows.unhealthy_key(node.life))
+    row = context.ledger.get(incident_rows.unhealthy_key(node.life))
     if row is None and not node.marks and not incident_id:
         return
     reason = f"{by} reports that the node is healthy."
@@ -130,12 +131,12 @@ def _trust(node: FleetNode, by: str, incident_id: str, context: Context) -> None
     )
     with contextlib.suppress(Conflict):  # an incident of the node opened or ended at this moment, which is newer
         trusted = left.but(trusted_by=by, trusted_at=context.now)
-        context.ledger.commit(Put(rows.unhealthy_row(trusted, row.version if row else 0)))
+        context.ledger.commit(Put(incident_rows.unhealthy_row(trusted, row.version if row else 0)))
 
 
 def _find(instance_id: str, context: Context) -> FleetNode:
     for name in context.site.clusters:
-        row = context.ledger.get(rows.node_key(name, instance_id))
+        row = context.ledger.get(fleet_rows.node_key(name, instance_id))
         node = rows.read(row, FleetNode) if row else None
         if node is not None and node.node_name:
             return node
@@ -145,7 +146,7 @@ def _find(instance_id: str, context: Context) -> FleetNode:
 def _record(request: Request, text: str, kind: str, context: Context) -> None:
     reason = f": {request.reason}" if request.reason else "."
     entry = TimelineEntry(at=context.now, kind=kind, text=f"{text}{reason}", writer=request.by)
-    context.ledger.commit(Put(rows.automation_event_row(entry, request.request_id)))
+    context.ledger.commit(Put(fleet_rows.automation_event_row(entry, request.request_id)))
 
 
 def _leave(request: Request, node: FleetNode, incident_id: str, context: Context) -> None:

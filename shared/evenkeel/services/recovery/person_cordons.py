@@ -6,7 +6,7 @@ from datetime import timedelta
 from evenkeel.domain.recovery.leases import PersonCordon, PersonCordons
 from evenkeel.ports import Ledger, Put, Row
 from evenkeel.services.context import Context
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows, rows
 from evenkeel.services.storage.retries import until_committed
 
 _CORDON_DELAY = timedelta(minutes=2)
@@ -15,7 +15,7 @@ _CORDON_DELAY = timedelta(minutes=2)
 
 def load(ledger: Ledger) -> Mapping[str, PersonCordon]:
     """Return the cordons by the key of their node life."""
-    row = ledger.get(rows.person_cordons_key())
+    row = ledger.get(fleet_rows.person_cordons_key())
     return rows.read(row, PersonCordons).by_life if row else {}
 
 
@@ -56,7 +56,7 @@ def prune(context: Context, cordoned: frozenset[str]) -> int:
 
 
 def _change(ledger: Ledger, change: Callable[[PersonCordons], PersonCordons]) -> None:
-    key = rows.person_cordons_key()
+    key = fleet_rows.person_cordons_key()
 
     def attempt() -> None:
         row = ledger.get(key)

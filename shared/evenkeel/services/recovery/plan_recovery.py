@@ -24,7 +24,7 @@ from evenkeel.domain.resources import NONE
 from evenkeel.domain.values import Value
 from evenkeel.ports import NotFound, Provider, Put, Write
 from evenkeel.services.context import Context
-from evenkeel.services.storage import incident_record, rows
+from evenkeel.services.storage import incident_record, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
 
 WRITER = "plan_recovery"
@@ -125,7 +125,7 @@ def _records(
     decision = decision_of(
         "RECOVERY", incident.incident_id, made.plan.intent, made.plan, made.facts, context, decision_id=decision_id
     ).but(mode=made.mode, simulated=made.plan.outcome is PlanOutcome.OBSERVE)
-    return [Put(rows.decision_row(decision)), _timeline_line(incident, made.plan.reason, decision_id, context)]
+    return [Put(subject_rows.decision_row(decision)), _timeline_line(incident, made.plan.reason, decision_id, context)]
 
 
 def _timeline_line(incident: Incident, text: str, decision_id: str, context: Context) -> Put:

@@ -12,7 +12,7 @@ from evenkeel.domain.recovery.guardrails import (
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Conflict, Ledger, Put, Row, Write
 from evenkeel.services.context import Context
-from evenkeel.services.storage import incident_record, rows
+from evenkeel.services.storage import fleet_rows, incident_record, rows, subject_rows
 
 _PAGE_CLAIM_TIMEOUT = timedelta(minutes=2)
 """A claimed page that was not recorded as sent for this long is sent again. Two pages are better than none."""
@@ -62,7 +62,7 @@ def block(
         line = incident_record.timeline_put(
             current.incident_id, kind, text, at=context.now, writer=writer, decision_id=decision_id
         )
-        return after, [line, *([Put(rows.decision_row(record))] if record else [])]
+        return after, [line, *([Put(subject_rows.decision_row(record))] if record else [])]
 
     before = incident.block
     incident_record.update(context.ledger, incident.incident_id, change)
@@ -91,7 +91,7 @@ def page_shared_cause(verdict: GuardrailVerdict, context: Context, *, is_drill: 
     page is sent, then the claim records that. After a crash in between, another service takes over.
     Idempotent: yes, by the row.
     """
-    key = rows.cause_key(verdict.cause, is_drill=is_drill)
+    key = fleet_rows.cause_key(verdict.cause, is_drill=is_drill)
     row = context.ledger.get(key)
     until = max(verdict.clears_at or context.now, context.now) + window
     was = row.doc if row else {}

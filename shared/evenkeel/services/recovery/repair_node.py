@@ -42,7 +42,16 @@ from evenkeel.ports import (
 from evenkeel.services.context import Context
 from evenkeel.services.recovery import cordon_node, drain_node, guardrails, plan_recovery, record_block
 from evenkeel.services.recovery.guardrails import GuardContext
-from evenkeel.services.storage import attempt_rows, guardrail_registers, incident_record, rows
+from evenkeel.services.storage import (
+    attempt_record,
+    fleet_rows,
+    guardrail_registers,
+    incident_record,
+    incident_rows,
+    job_rows,
+    rows,
+    subject_rows,
+)
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel.services.storage.retries import until_committed
@@ -108,7 +117,7 @@ def run(request: Request, context: Context) -> Outcome:
     incident, _ = incident_record.load(context.ledger, request.incident_id)
     if incident.state.is_settled or request.run < incident.run:
         return Outcome(outcome="STAND_DOWN", reason="The incident is settled, or a later run took over.")
-    lease_row = context.ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
+    lease_row = context.ledger.get(fleet_rows.lease_key(incident.slot, is_drill=incident.is_drill))
     lease = rows.read(lease_row, RepairLease) if lease_row else None
     facts, decision, guarded = _decide(incident, lease, context)
     if _needs_cordon(incident, facts, decision):
@@ -284,7 +293,7 @@ def _other_holder(lease: RepairLease | None, incident: Incident, ledger: Ledger)
     """Return the other incident that repairs this slot. A lease that a settled incident left behind blocks nothing."""
     if lease is None or lease.incident_id in ("", incident.incident_id):
         return ""
-    row = ledger.get(rows.incident_key(lease.incident_id))
+    row = ledger.get(incident_rows.incident_key(lease.incident_id))
     return "" if row is None or rows.read(row, Incident).state.is_settled else lease.incident_id
 
 
@@ -319,8 +328,8 @@ def _drain(incident: Incident, context: Context, facts: RepairFacts) -> int:
     seen_here = [
         seen for seen in context.cluster.workloads(here) if any(pod.node_name == node.name for pod in seen.live_pods())
     ]
-    for attempt, _ in attempt_rows.owned(context.ledger, ((here, seen) for seen in seen_here)):
-        row = context.ledger.get(rows.job_key(attempt.job_id))
+    for attempt, _ in attempt_record.owned(context.ledger, ((here, seen) for seen in seen_here)):
+        row = context.ledger.get(job_rows.job_key(attempt.job_id))
         asked = rows.read(row, Job).stop_of(attempt.attempt) if row else None
         if asked is not None:
             until = max(until, asked.requested_at + timedelta(seconds=asked.grace_seconds))
@@ -418,8 +427,8 @@ def _record_ask(step: _Step, ask: RepairRequest, enters: Put | None, ledger: Led
             writer=WRITER,
             decision_id=step.record.decision_id,
         )
-        lease_write = Put(rows.lease_row(ours, version, is_drill=incident.is_drill))
-        return after, [lease_write, *([enters] if enters else []), Put(rows.decision_row(step.record)), line]
+        lease_write = Put(fleet_rows.lease_row(ours, version, is_drill=incident.is_drill))
+        return after, [lease_write, *([enters] if enters else []), Put(subject_rows.decision_row(step.record)), line]
 
     incident_record.update_once(ledger, incident.incident_id, change)
 
@@ -428,7 +437,7 @@ def _record_answer(incident: Incident, ask: RepairRequest, answer: str, ledger: 
     """Record the provider's answer. If a crash loses it, the next visit treats the call as one without a reply."""
 
     def attempt() -> None:
-        row = ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
+        row = ledger.get(fleet_rows.lease_key(incident.slot, is_drill=incident.is_drill))
         if row is None:
             return
         lease = rows.read(row, RepairLease)
@@ -436,7 +445,7 @@ def _record_answer(incident: Incident, ask: RepairRequest, answer: str, ledger: 
             each.but(answer=answer) if (each.requested_at, each.rung) == (ask.requested_at, ask.rung) else each
             for each in lease.requests
         )
-        ledger.commit(Put(rows.lease_row(lease.but(requests=asks), row.version, is_drill=incident.is_drill)))
+        ledger.commit(Put(fleet_rows.lease_row(lease.but(requests=asks), row.version, is_drill=incident.is_drill)))
 
     message = f"the repair lease of {incident.slot} changed on every try"
     until_committed(attempt, message, tries=incident_record.MAX_TRIES)
@@ -460,7 +469,7 @@ def _note(incident: Incident, decision: RepairDecision, record: Decision, contex
         line = incident_record.timeline_put(
             current.incident_id, kind, decision.reason, at=context.now, writer=WRITER, decision_id=record.decision_id
         )
-        return current.but(outcome=decision.reason), [Put(rows.decision_row(record)), line]
+        return current.but(outcome=decision.reason), [Put(subject_rows.decision_row(record)), line]
 
     incident_record.update(context.ledger, incident.incident_id, change)
 
@@ -493,6 +502,6 @@ def _end(incident: Incident, facts: RepairFacts, decision: RepairDecision, recor
             else current.replacement_instance_id
         )
         after = current.but(node_branch=branch, replacement_instance_id=successor)
-        return after, [Put(rows.decision_row(record)), line]
+        return after, [Put(subject_rows.decision_row(record)), line]
 
     incident_record.update(context.ledger, incident.incident_id, change)

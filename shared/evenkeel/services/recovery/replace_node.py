@@ -17,7 +17,7 @@ from evenkeel.ports import Invalid, NotFound, Put
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import receive_event, report_faults
 from evenkeel.services.recovery import plan_recovery
-from evenkeel.services.storage import incident_record, rows
+from evenkeel.services.storage import incident_record, rows, subject_rows
 from evenkeel.services.storage.dry_run import DryRunLedger, NullTelemetry, NullWorkflows
 
 Json = dict[str, Any]
@@ -76,10 +76,10 @@ def run(request: Request, context: Context) -> tuple[Json, str]:
         plan_recovery.Request(incident_id=incident.incident_id, run=incident.run + (incident.plan is not None)),
         dry_run,
     )
-    row = dry_run_ledger.get(rows.decision_key(outcome.decision_id))
+    row = dry_run_ledger.get(subject_rows.decision_key(outcome.decision_id))
     assert row, "a plan is recorded"
     record = rows.read(row, Decision).but(subject=affected.life.key, simulated=True)
-    context.ledger.commit(Put(rows.decision_row(record)))
+    context.ledger.commit(Put(subject_rows.decision_row(record)))
     return _answer(
         request, affected.job_ids, record, outcome.outcome, outcome.reason
     ), f"/v1/decisions/{record.decision_id}"

@@ -5,7 +5,7 @@ from evenkeel.domain.recovery.node_slot import find_slot_state
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger, ReleaseResult, Write
 from evenkeel.services.context import Context
-from evenkeel.services.storage import guardrail_registers, incident_record, rows
+from evenkeel.services.storage import guardrail_registers, incident_record, incident_rows, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 
 WRITER = "return_node"
@@ -50,7 +50,7 @@ def run(request: Request, context: Context) -> Outcome:
     node = observed.node
     if node is None:
         return _record(incident, Outcome(outcome=GONE, reason="The node slot is empty."), "", context)
-    if incident.is_drill and context.ledger.get(rows.open_key(incident.life)) is not None:
+    if incident.is_drill and context.ledger.get(incident_rows.open_key(incident.life)) is not None:
         reason = f"{node.name} stays cordoned, because a real incident is open for it."
         return _record(incident, Outcome(outcome=NOT_OURS, reason=reason), observed.instance_id, context)
     mark = _mark(node.incident_id, incident, context.ledger)
@@ -68,7 +68,7 @@ def run(request: Request, context: Context) -> Outcome:
 def _mark(found: str | None, incident: Incident, ledger: Ledger) -> str:
     """Return the incident whose cordon may be removed: this one, or a settled earlier incident of the same node."""
     if found and found != incident.incident_id:
-        row = ledger.get(rows.incident_key(found))
+        row = ledger.get(incident_rows.incident_key(found))
         earlier = rows.read(row, Incident) if row else None
         # A drill yields to a real incident, so the real one removes the drill's cordon before the drill is settled.
         is_over = earlier is not None and (earlier.state.is_settled or (earlier.is_drill and not incident.is_drill))

@@ -13,7 +13,7 @@ from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.ports import Key, Row, Table, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import incident_rows, job_rows, rows
 
 _RENTAL_PODS = re.compile(r"(?P<job>.+)-r(?P<number>[0-9]{1,6})(-[0-9]{1,3})?")
 _CHECK = re.compile(r"(?P<incident>inc-[a-z0-9]+)-check-[0-9]+")
@@ -42,12 +42,12 @@ def pods(context: Context, name: str, on: str | None = None) -> tuple[UnmanagedP
 
 def _key(claim: OwnershipClaim) -> Key | None:
     if claim.kind is ManagedKind.ATTEMPT:
-        return rows.attempt_key(claim.job_id, claim.attempt)
+        return job_rows.attempt_key(claim.job_id, claim.attempt)
     if claim.kind is ManagedKind.RENTAL:
         rental = _RENTAL_PODS.fullmatch(claim.name)
-        return rows.rental_key(rental["job"], int(rental["number"])) if rental else None
+        return job_rows.rental_key(rental["job"], int(rental["number"])) if rental else None
     check = _CHECK.fullmatch(claim.name)
-    return rows.incident_key(check["incident"]) if check else None
+    return incident_rows.incident_key(check["incident"]) if check else None
 
 
 def _is_proved(cluster: str, pod: UnmanagedPod, row: Row) -> bool:

@@ -6,7 +6,7 @@ from evenkeel.domain.renting.rental import Rental, RentalState, nodes_joined
 from evenkeel.ports import CapacitySpec, LimitResult, NodeClaim, Put
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows, rows
 
 
 def others_in_pool(rental: Rental, context: Context) -> tuple[Rental, ...]:
@@ -103,10 +103,10 @@ def return_unassigned(rental: Rental, context: Context) -> tuple[NodeClaim, ...]
 
 def _record_joined(rental: Rental, names: list[str], context: Context) -> None:
     """Record that these nodes are on a rental's bill, before they are gone."""
-    row = context.ledger.get(rows.rental_key(rental.job_id, rental.number))
+    row = context.ledger.get(job_rows.rental_key(rental.job_id, rental.number))
     before = rows.read(row, Rental) if row else None
     if row is None or before is None or before.state is RentalState.ENDED:
         return
     after = nodes_joined(before, names[: before.nodes])
     if after != before:
-        context.ledger.commit(Put(rows.rental_row(after, row.version)))
+        context.ledger.commit(Put(job_rows.rental_row(after, row.version)))

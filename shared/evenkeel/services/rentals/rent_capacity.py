@@ -39,7 +39,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import LimitResult, NotFound, Put, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import pool_nodes, rentals
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows, quota_rows, rows, subject_rows
 from evenkeel.services.storage.retries import until_committed
 
 WRITER = "rent_capacity"
@@ -138,7 +138,7 @@ class _StepCase(NamedTuple):
     def store(self, seen: Rental) -> None:
         """Store what was seen of the rental, if it is new."""
         if seen != self.rental:
-            self.context.ledger.commit(Put(rows.rental_row(seen, self.version)))
+            self.context.ledger.commit(Put(job_rows.rental_row(seen, self.version)))
 
 
 def run(request: Request, context: Context) -> Outcome:
@@ -162,9 +162,9 @@ def run(request: Request, context: Context) -> Outcome:
 def _load(request: Request, context: Context) -> _StepCase:
     # The tree first: a commit that raises its version fails after any admission since this read.
     ledger = context.ledger
-    tree = ledger.get(rows.tree_key()) or Row(rows.tree_key(), {})
-    row = ledger.get(rows.rental_key(request.job_id, request.rental))
-    job = ledger.get(rows.job_key(request.job_id))
+    tree = ledger.get(quota_rows.tree_key()) or Row(quota_rows.tree_key(), {})
+    row = ledger.get(job_rows.rental_key(request.job_id, request.rental))
+    job = ledger.get(job_rows.job_key(request.job_id))
     rental = rows.read(row, Rental) if row else None
     if row is None or rental is None or (job is None and rental.serving_target is None):
         raise NotFound(f"There is no rental {request.rental} of {request.job_id}.")
@@ -307,7 +307,7 @@ def _next_offer(case: _StepCase) -> Outcome:
         return Outcome(outcome=RentOutcome.NONE, reason=unwanted)
     if len(rental.offers) >= burst.max_offers:
         return Outcome(outcome=RentOutcome.NONE, reason=f"Evenkeel asked {len(rental.offers)} pools. {rental.reason}")
-    began = context.ledger.get(rows.decision_key(rental.decision_id))
+    began = context.ledger.get(subject_rows.decision_key(rental.decision_id))
     if began is None:
         return Outcome(outcome=RentOutcome.NONE, reason=rental.reason)
     facts = facts_for_next_offer(
@@ -382,7 +382,7 @@ def _serving_state_writes(case: _StepCase) -> tuple[Write, ...]:
     rental, context = case.rental, case.context
     if rental.serving_target is None or rental.state is not RentalState.READY:
         return ()
-    row = context.ledger.get(rows.serving_key(rental.job_id))
+    row = context.ledger.get(job_rows.serving_key(rental.job_id))
     if row is None:
         return ()
     idle_seconds = (context.now - (rental.idle_since or context.now)).total_seconds()
@@ -390,7 +390,7 @@ def _serving_state_writes(case: _StepCase) -> tuple[Write, ...]:
         return ()  # the node was lost before any replica could start
     state = rows.read(row, ServingState)
     after = state.after_end(was_used=rental.was_used, now=context.now)
-    return () if after == state else (Put(rows.serving_row(after, row.version)),)
+    return () if after == state else (Put(job_rows.serving_row(after, row.version)),)
 
 
 _STEPS = {
@@ -419,6 +419,6 @@ def _is_in_use(case: _StepCase) -> bool:
         pods = [pod for name in rental.node_names for pod in context.cluster.pods(case.cluster_name, name)]
         there = {node.name for node in context.cluster.nodes(case.cluster_name)}
         return not is_due and any(pod.node_name in there for pod in replicas_on(rental, pods))
-    row = context.ledger.get(rows.attempt_key(case.job.job_id, case.job.current_attempt))
+    row = context.ledger.get(job_rows.attempt_key(case.job.job_id, case.job.current_attempt))
     attempt = rows.read(row, Attempt) if row else None
     return attempt is not None and not attempt.state.has_ended and rental.hosts(attempt)

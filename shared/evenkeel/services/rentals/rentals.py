@@ -13,7 +13,6 @@ from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.policy import ServingWorkload
 from evenkeel.domain.external.serving import holder_id
-from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, PlacementNote
 from evenkeel.domain.policy_base import Mode
@@ -25,9 +24,19 @@ from evenkeel.domain.renting.migration import DepartureDecision
 from evenkeel.domain.renting.placement import PlacementDecision, must_avoid_spot
 from evenkeel.domain.renting.rental import MarketReport, Rental, RentalChange, RentalHolder, RentalState, opened
 from evenkeel.domain.renting.serving import ServingState
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Add, Delete, Ledger, Put, Refused, TransientError, WorkflowName, Write, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.storage import batches, read_charges, rows, team_setup
+from evenkeel.services.storage import (
+    batches,
+    fleet_rows,
+    job_rows,
+    quota_rows,
+    read_charges,
+    rows,
+    subject_rows,
+    team_setup,
+)
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.quota_tree import QuotaTree
 
@@ -43,26 +52,26 @@ _FITS_COMMITTED = PlacementNote(
 def load(ledger: Ledger) -> RentalBook:
     """Read the open rentals: two round trips, or one if there are none."""
     holds = load_holds(ledger)
-    keys = [rows.rental_key(hold.job_id, hold.number) for hold in holds]
+    keys = [job_rows.rental_key(hold.job_id, hold.number) for hold in holds]
     return RentalBook(tuple(rows.read(row, Rental) for row in get_all(ledger, keys).values()), holds)
 
 
 def load_holds(ledger: Ledger) -> tuple[RentalAllocation, ...]:
     """Read what the open rentals take of caps and limits: one round trip."""
-    key = rows.rental_allocation_key("", 0)
+    key = quota_rows.rental_allocation_key("", 0)
     return tuple(rows.read(row, RentalAllocation) for row in ledger.partition(key.table, key.pk, "RENTAL#"))
 
 
 def read_shortages(ledger: Ledger) -> tuple[Shortages, int]:
     """Return the recent refusals of capacity, with the version of their row."""
-    row = ledger.get(rows.shortages_key())
+    row = ledger.get(fleet_rows.shortages_key())
     return (rows.read(row, Shortages), row.version) if row else (Shortages(), 0)
 
 
 def read_attempts(ledger: Ledger, jobs: Iterable[Job]) -> tuple[Attempt, ...]:
     """Return the last attempts of these jobs."""
     keys = [
-        rows.attempt_key(job.job_id, number)
+        job_rows.attempt_key(job.job_id, number)
         for job in jobs
         for number in range(max(1, job.current_attempt - _LAST_ATTEMPTS + 1), job.current_attempt + 1)
     ]
@@ -73,7 +82,8 @@ def serving_states(registered: Iterable[ServingWorkload], ledger: Ledger) -> dic
     """Return the stored state of each Deployment that nodes may be rented for, by its id, with its row's version."""
     names = [holder_id(each) for each in registered if each.rents_from]
     stored = (
-        (rows.read(row, ServingState), row.version) for row in get_all(ledger, map(rows.serving_key, names)).values()
+        (rows.read(row, ServingState), row.version)
+        for row in get_all(ledger, map(job_rows.serving_key, names)).values()
     )
     return {state.holder_id: (state, version) for state, version in stored}
 
@@ -89,7 +99,7 @@ def spent_by_period(setup: TeamSetup, context: Context, rented: Iterable[Rental]
         rented: Open rentals, read before this call. A rental that ends meanwhile may count twice, never not at all.
     """
     periods = [(team.name, budget.period.key_at(context.now)) for team in setup.teams for budget in team.budgets]
-    found = [context.ledger.get(rows.spent_key(team, period)) for team, period in periods]
+    found = [context.ledger.get(quota_rows.spent_key(team, period)) for team, period in periods]
     settled = {place: Spent.model_validate(row.doc) for place, row in zip(periods, found, strict=True) if row}
     return add_rent(settled, setup, rented, context.now)
 
@@ -132,14 +142,14 @@ def writes_of(
     """
     rental = change.rental
     return (
-        Put(rows.rental_row(rental, version)),
+        Put(job_rows.rental_row(rental, version)),
         *_allocation_writes(change, version, context.ledger),
         *_timeline_writes(change, context.now, writer, record),
-        *([Put(rows.decision_row(record))] if record else ()),
+        *([Put(subject_rows.decision_row(record))] if record else ()),
         *(_market_writes(change.market, rental, context) if change.market else ()),
         # The final state is written once, so its cost is added to the team's budgets once.
         *(
-            Add(rows.spent_key(rental.team, part.key), part.spent.to_json())
+            Add(quota_rows.spent_key(rental.team, part.key), part.spent.to_json())
             for part in (rent_by_period(rental, context.now) if rental.state is RentalState.ENDED else ())
         ),
     )
@@ -151,10 +161,10 @@ def _allocation_writes(change: RentalChange, version: int, ledger: Ledger) -> tu
     has_ended = rental.state is RentalState.ENDED
     if not change.has_new_offer and not has_ended:
         return ()
-    held = ledger.get(rows.rental_allocation_key(rental.job_id, rental.number)) if version else None
+    held = ledger.get(quota_rows.rental_allocation_key(rental.job_id, rental.number)) if version else None
     if has_ended:
         return (Delete(held.key, held.version),) if held else ()
-    return (Put(rows.rental_allocation_row(rental, held.version if held else 0)),)
+    return (Put(quota_rows.rental_allocation_row(rental, held.version if held else 0)),)
 
 
 def _timeline_writes(change: RentalChange, now: datetime, writer: str, record: Decision | None) -> tuple[Write, ...]:
@@ -162,7 +172,7 @@ def _timeline_writes(change: RentalChange, now: datetime, writer: str, record: D
         return ()
     decision_id = record.decision_id if record else ""
     entry = TimelineEntry(at=now, kind=change.kind, text=change.text, decision_id=decision_id, writer=writer)
-    return (Put(rows.timeline_row(change.rental.job_id, entry, change.event)),)
+    return (Put(subject_rows.timeline_row(change.rental.job_id, entry, change.event)),)
 
 
 def _market_writes(report: MarketReport, rental: Rental, context: Context) -> tuple[Write, ...]:
@@ -170,7 +180,7 @@ def _market_writes(report: MarketReport, rental: Rental, context: Context) -> tu
     offer = rental.offer
     market = (offer.instance_type, offer.zone, offer.market)
     after = known.with_refusal(*market, context.now) if report is MarketReport.REFUSED else known.with_success(*market)
-    return () if after == known else (Put(rows.shortages_row(after, version)),)
+    return () if after == known else (Put(fleet_rows.shortages_row(after, version)),)
 
 
 # ---------------------------------------------------------------- its workflow
@@ -195,7 +205,7 @@ def delete_capacity_pods_of(job: Job, attempt: Attempt, context: Context) -> Non
 
     Idempotent: yes, a pod that is gone is success.
     """
-    row = context.ledger.get(rows.rental_key(job.job_id, job.rentals)) if job.rentals else None
+    row = context.ledger.get(job_rows.rental_key(job.job_id, job.rentals)) if job.rentals else None
     rental = rows.read(row, Rental) if row else None
     if rental is not None and rental.hosts(attempt):
         context.cluster.delete_capacity_pods(rental.offer.cluster, rental.namespace, rental.pods_name)
@@ -232,7 +242,7 @@ def begin_for_job(job: Job, version: int, placed: PlacementDecision, tree: Quota
         avoids_spot=must_avoid_spot(placed.facts),
         is_migrating_back=False,
     )
-    _commit_begun(change, record, Put(rows.job_row(pending, version)), tree, context)
+    _commit_begun(change, record, Put(job_rows.job_row(pending, version)), tree, context)
     context.telemetry.info("NodesRented", job_id=job.job_id, rental=change.rental.name, pool=placed.pool)
 
 
@@ -263,7 +273,7 @@ def _begin_for_deployment(
     change = opened(holder, placed, record.decision_id, burst, context.now)
     note = PlacementNote(key=placed.note_key, text=change.text, decision_id=record.decision_id)
     after = state.but(rentals=holder.number, last_note=note)
-    _commit_begun(change, record, Put(rows.serving_row(after, plan.version)), tree, context)
+    _commit_begun(change, record, Put(job_rows.serving_row(after, plan.version)), tree, context)
     context.telemetry.info(
         "DeploymentNodeRented", job_id=plan.registered.label, rental=change.rental.name, pool=placed.pool
     )
@@ -307,7 +317,7 @@ def _record_note(plan: ServingRentalPlan, context: Context) -> None:
         decided = plan.decisions[0]
         note, writes = _note(decided, f"{decided.note_key}{suffix}", plan.state.last_note, context)
     if note != plan.state.last_note:
-        context.ledger.commit(Put(rows.serving_row(plan.state.but(last_note=note), plan.version)), *writes)
+        context.ledger.commit(Put(job_rows.serving_row(plan.state.but(last_note=note), plan.version)), *writes)
 
 
 def _note(
@@ -317,7 +327,7 @@ def _note(
         return before, ()
     record = record_of(placed, context)
     note = PlacementNote(key=key, text=record.reason, decision_id=record.decision_id)
-    return note, (Put(rows.decision_row(record)),)
+    return note, (Put(subject_rows.decision_row(record)),)
 
 
 # ---------------------------------------------------------------- leaving rented nodes
@@ -338,8 +348,8 @@ def departure_writes(
     stop = job.with_stop_request(departure.message, f"{WRITER}/home", context.now)
     leaving = job.but(stop_request=stop, reason=departure.message, is_migrating_back=True)
     writes = (
-        Put(rows.job_row(leaving, version)),
-        Put(rows.decision_row(record)),
-        Put(rows.timeline_row(job.job_id, entry, f"home-{job.current_attempt}")),
+        Put(job_rows.job_row(leaving, version)),
+        Put(subject_rows.decision_row(record)),
+        Put(subject_rows.timeline_row(job.job_id, entry, f"home-{job.current_attempt}")),
     )
     return writes, record.decision_id

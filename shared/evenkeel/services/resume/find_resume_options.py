@@ -33,7 +33,7 @@ from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
-from evenkeel.services.storage import read_charges, rows, team_setup
+from evenkeel.services.storage import job_rows, quota_rows, read_charges, rows, team_setup
 from evenkeel.services.storage.quota_tree import stored_state
 
 _KUEUE = "Kueue admits jobs here, so Evenkeel neither rents nodes nor preempts"
@@ -123,11 +123,11 @@ def _load_fleet(
     setup: TeamSetup,
     context: Context,
 ) -> _Fleet:
-    tree = rows.tree_key()
+    tree = quota_rows.tree_key()
     all_charges = read_charges.run(context.ledger)
     held = all_charges.held
     charges = tuple(charge for charge in held if charge.job_id != interrupted.job.job_id)
-    jobs = get_all(context.ledger, (rows.job_key(charge.job_id) for charge in charges)).values()
+    jobs = get_all(context.ledger, (job_rows.job_key(charge.job_id) for charge in charges)).values()
     holders = {job.job_id: job for job in (rows.read(row, Job) for row in jobs)}
     lost = (
         (
@@ -215,11 +215,11 @@ def _queue_heads(job: Job, setup: TeamSetup, kept: Iterable[str], context: Conte
     These are the first page of each queue, and the jobs in `kept` at any position. Jobs in `kept` wait for their
     victims, or a released charge names them.
     """
-    prefixes = [rows.queue_prefix(team) for team in setup.by_name] or [""]
+    prefixes = [job_rows.queue_prefix(team) for team in setup.by_name] or [""]
     state, heads = f"JOB#{JobState.PENDING}", context.policy.scheduling.heads_per_cycle
     pages = [context.ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads) for prefix in prefixes]
     listed = {row.key: row for page in pages for row in page.rows}
-    behind = [key for key in map(rows.job_key, kept) if key not in listed]
+    behind = [key for key in map(job_rows.job_key, kept) if key not in listed]
     found = (rows.read(row, Job) for row in (*listed.values(), *get_all(context.ledger, behind).values()))
     return tuple(each for each in found if each.job_id != job.job_id and each.state is JobState.PENDING)
 

@@ -44,7 +44,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.recovery import guardrails
 from evenkeel.services.resume import find_resume_options
-from evenkeel.services.storage import incident_record, rows
+from evenkeel.services.storage import incident_record, incident_rows, job_rows, rows, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.retries import until_committed
 
@@ -123,7 +123,7 @@ class _Observed(NamedTuple):
 
 
 def _observe(incident: Incident, context: Context) -> _Observed:
-    jobs = get_all(context.ledger, (rows.job_key(affected.job_id) for affected in incident.affected_jobs)).values()
+    jobs = get_all(context.ledger, (job_rows.job_key(affected.job_id) for affected in incident.affected_jobs)).values()
     names = sorted({incident.life.cluster, *(rows.read(row, Job).cluster for row in jobs)})
     nodes = tuple(node for name in names for node in context.cluster.nodes(name))
     unhealthy = unhealthy_nodes.unhealthy_among(nodes, context)
@@ -170,8 +170,8 @@ def _plan_once(
     may_rent_or_preempt: bool,
 ) -> PlannedJob | None:
     ledger = context.ledger
-    row = ledger.get(rows.job_key(affected.job_id))
-    attempt_row = ledger.get(rows.attempt_key(affected.job_id, affected.attempt))
+    row = ledger.get(job_rows.job_key(affected.job_id))
+    attempt_row = ledger.get(job_rows.attempt_key(affected.job_id, affected.attempt))
     if row is None or attempt_row is None:
         return None
     job, attempt = rows.read(row, Job), rows.read(attempt_row, Attempt)
@@ -190,7 +190,7 @@ def _plan_once(
     elif is_held:
         return PlannedJob(job_id=job.job_id, attempt=affected.attempt)
     else:
-        attempt = rows.load(ledger, rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt")
+        attempt = rows.load(ledger, job_rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt")
     facts = _facts(incident, job, attempt, seen, context, may_rent_or_preempt=may_rent_or_preempt)
     decided = plan_resume(facts, context.policy.jobs)
     is_doubted = _has_open_distrust(job, attempt, ledger)
@@ -220,7 +220,7 @@ def _record_running_resume(
 def _has_open_distrust(job: Job, attempt: Attempt, ledger: Ledger) -> bool:
     """Whether an earlier recovery distrusts checkpoints, and no resume point was pinned since."""
     numbers = range(attempt.attempt, job.distrust_through_attempt, -1) if job.distrust_through_attempt else ()
-    found = (ledger.get(rows.attempt_key(job.job_id, number)) for number in numbers)
+    found = (ledger.get(job_rows.attempt_key(job.job_id, number)) for number in numbers)
     return bool(job.distrust_through_attempt) and not any(rows.read(row, Attempt).is_pinned for row in found if row)
 
 
@@ -229,7 +229,7 @@ def _judge_rollback(incident: Incident, affected: AffectedJob, job: Job, context
     fault_class = context.policy.catalogue.look_up(incident.fault_key).fault_class
     trust, since = checkpoint_trust_of(incident, context.policy.catalogue)
     numbers = range(affected.attempt + 1, job.current_attempt + 1)
-    found = (context.ledger.get(rows.attempt_key(job.job_id, number)) for number in numbers)
+    found = (context.ledger.get(job_rows.attempt_key(job.job_id, number)) for number in numbers)
     facts = RollbackFacts(
         interrupted_attempt=affected.attempt,
         current_attempt=job.current_attempt,
@@ -269,9 +269,9 @@ def _rollback_writes(
     taken = planned.but(stop_request=stop or planned.stop_request, rollbacks=planned.rollbacks + 1)
     moved = tuple(each.but(attempt=attempt.attempt) if each == affected else each for each in current.affected_jobs)
     return [
-        Put(rows.job_row(taken, put.row.version)),
-        Put(rows.incident_row(current.but(affected_jobs=moved), version)),
-        Put(rows.decision_row(record)),
+        Put(job_rows.job_row(taken, put.row.version)),
+        Put(incident_rows.incident_row(current.but(affected_jobs=moved), version)),
+        Put(subject_rows.decision_row(record)),
         incident_record.timeline_put(
             attempt.job_id, "rolled back", record.reason, at=context.now, writer=WRITER, decision_id=record.decision_id
         ),
@@ -292,7 +292,7 @@ def roll_back_suspect_jobs(incident: Incident, context: Context) -> int:
         return 0
     taken = 0
     for affected in incident.affected_jobs:
-        row = context.ledger.get(rows.job_key(affected.job_id))
+        row = context.ledger.get(job_rows.job_key(affected.job_id))
         job = rows.read(row, Job) if row else None
         if job is None or job.state.has_ended or job.current_attempt <= affected.attempt:
             continue
@@ -339,14 +339,14 @@ def _page_suspect_job(
         line = incident_record.timeline_put(
             current.incident_id, "job", text, at=context.now, writer=WRITER, decision_id=record.decision_id
         )
-        return current.but(affected_jobs=noted), [Put(rows.decision_row(record)), line]
+        return current.but(affected_jobs=noted), [Put(subject_rows.decision_row(record)), line]
 
     incident_record.update(context.ledger, incident.incident_id, change)
 
 
 def _can_still_distrust(job: Job, affected: AffectedJob, ledger: Ledger) -> bool:
     """Whether the next attempt exists without a pinned resume point, so that the distrust still applies."""
-    row = ledger.get(rows.attempt_key(job.job_id, job.current_attempt))
+    row = ledger.get(job_rows.attempt_key(job.job_id, job.current_attempt))
     return (
         job.current_attempt == affected.attempt + 1 and row is not None and rows.read(row, Attempt).launched_at is None
     )
@@ -367,7 +367,7 @@ def _past_incidents(ledger: Ledger, *, is_drill: bool) -> tuple[Incident, ...]:
 def _past_attempts(attempt: Attempt, ledger: Ledger) -> tuple[Attempt, ...]:
     """Return the interrupted attempt and the few attempts before it."""
     numbers = range(max(1, attempt.attempt - _MAX_ATTEMPT_SAMPLES), attempt.attempt)
-    found = (ledger.get(rows.attempt_key(attempt.job_id, number)) for number in numbers)
+    found = (ledger.get(job_rows.attempt_key(attempt.job_id, number)) for number in numbers)
     return (*(rows.read(row, Attempt) for row in found if row), attempt)
 
 
@@ -547,8 +547,8 @@ def _writes(
         decision_id=decision.decision_id,
     )
     return [
-        Put(rows.job_row(job.with_plan(plan, is_doubted=is_doubted), version)),
-        Put(rows.decision_row(decision)),
+        Put(job_rows.job_row(job.with_plan(plan, is_doubted=is_doubted), version)),
+        Put(subject_rows.decision_row(decision)),
         Put(line),
         incident_record.timeline_put(
             job.job_id,

@@ -18,17 +18,17 @@ from evenkeel.domain.admission.decide import Action, AdmissionDecision, recorded
 from evenkeel.domain.admission.queue_cursors import QueueCursors
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Add, Conflict, Delete, Put, Refused, Row, TransientError, WorkflowName, Write
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import drain_reservations, resize_jobs
 from evenkeel.services.scheduling.load_cycle import LoadedCycle
-from evenkeel.services.storage import batches, rows
+from evenkeel.services.storage import batches, job_rows, quota_rows, rows, subject_rows
 from evenkeel.services.storage.quota_tree import QuotaTree
 
 WRITER = "schedule_jobs"
@@ -153,11 +153,11 @@ def _admission_part(
     return batches.WriteGroup(
         job.job_id,
         (
-            Put(rows.charge_row(attempt, job, decided.use)),
-            Put(rows.job_row(started, version)),
-            Put(rows.attempt_row(attempt, 0)),
-            Put(rows.decision_row(_record(decided, attempt.decision_id, decided.reason, Mode.ACT, context))),
-            Put(rows.timeline_row(job.job_id, entry, f"admitted-{number}")),
+            Put(quota_rows.charge_row(attempt, job, decided.use)),
+            Put(job_rows.job_row(started, version)),
+            Put(job_rows.attempt_row(attempt, 0)),
+            Put(subject_rows.decision_row(_record(decided, attempt.decision_id, decided.reason, Mode.ACT, context))),
+            Put(subject_rows.timeline_row(job.job_id, entry, f"admitted-{number}")),
             *((Delete(released.key, released.version),) if released else ()),
         ),
     )
@@ -178,7 +178,7 @@ def _commit_attempts(
         usage[attempt.team] += attempt.accelerators
         memory = memory.after_admission(attempt.team, job.job_id)
         memory = memory.but(elastic=memory.elastic.after_admission(job.job_id, is_elastic=job.spec.elastic is not None))
-    sums = (Add(rows.usage_key(team), {"accelerators": count}) for team, count in usage.items())
+    sums = (Add(quota_rows.usage_key(team), {"accelerators": count}) for team, count in usage.items())
     # The halves of a refused batch hold other writes, so they need other tokens.
     token = f"{attempts[0].decision_id}/{len(attempts)}"
     context.ledger.commit(tree.put(memory), *sums, *(write for part in parts for write in part.writes), token=token)
@@ -206,7 +206,7 @@ def _defer_after_refusal(job_id: str, refused: Refused, context: Context) -> Non
     again.
     """
     batches.note_refusal(context.telemetry, job_id, refused)
-    row = context.ledger.get(rows.job_key(job_id))
+    row = context.ledger.get(job_rows.job_key(job_id))
     if row is None:
         return
     job = rows.read(row, Job)
@@ -218,7 +218,7 @@ def _defer_after_refusal(job_id: str, refused: Refused, context: Context) -> Non
     deferred = job.but(reason=text, placement=None, not_before=context.now + _RETRY_AFTER_REFUSAL)
     with contextlib.suppress(Conflict, Refused):
         context.ledger.commit(
-            Put(rows.job_row(deferred, row.version)), Put(rows.timeline_row(job_id, entry, "set-aside"))
+            Put(job_rows.job_row(deferred, row.version)), Put(subject_rows.timeline_row(job_id, entry, "set-aside"))
         )
 
 
@@ -240,7 +240,7 @@ def _preempt(step: Preemption, loaded: LoadedCycle, tree: QuotaTree, context: Co
         parts.append(batches.WriteGroup(name, _stop_writes(name, why, f"{WRITER}/{job.job_id}", loaded, context.now)))
     record = _record(decided, context.ids.new("dec"), decided.reason, Mode.ACT, context)
     waits = _with_current_queue(job, loaded.snapshot.setup).but(reason=decided.reason)
-    own: tuple[Write, ...] = (Put(rows.job_row(waits, version)), Put(rows.decision_row(record)))
+    own: tuple[Write, ...] = (Put(job_rows.job_row(waits, version)), Put(subject_rows.decision_row(record)))
     token = record.decision_id
     try:
         for some in batches.cut(parts, common_writes=(tree.put(tree.memory), *own)):
@@ -272,8 +272,8 @@ def _stop_writes(name: str, why: str, by: str, loaded: LoadedCycle, now: datetim
     )
     entry = TimelineEntry(at=now, kind="preempted", text=why, writer=WRITER)
     return (
-        Put(rows.job_row(job.but(stop_request=request, reason=why, is_preempted=True), version)),
-        Put(rows.timeline_row(job.job_id, entry, f"preempted-{job.current_attempt}")),
+        Put(job_rows.job_row(job.but(stop_request=request, reason=why, is_preempted=True), version)),
+        Put(subject_rows.timeline_row(job.job_id, entry, f"preempted-{job.current_attempt}")),
     )
 
 
@@ -390,11 +390,11 @@ def _reason_writes(step: Wait, loaded: LoadedCycle, context: Context) -> tuple[W
     placed = _with_current_queue(job, loaded.snapshot.setup).but(reason=text, placement=note)
     if placed == job:
         return ()
-    writes = (Put(rows.job_row(placed, version)), *records)
+    writes = (Put(job_rows.job_row(placed, version)), *records)
     if job.queue_reason == reason:
         return writes
     record = _record(decided, context.ids.new("dec"), reason, step.mode, context)
-    return (*writes, Put(rows.decision_row(record)))
+    return (*writes, Put(subject_rows.decision_row(record)))
 
 
 def _with_current_queue(job: Job, setup: TeamSetup) -> Job:

@@ -7,13 +7,13 @@ or rented nodes, or it returns to the queue with a reason.
 """
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.renting.migration import MigrationDecision
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Put
 from evenkeel.services.context import Context
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows, subject_rows
 from evenkeel.services.storage.batches import WriteGroup
 
 WRITER = "drain_reservations"
@@ -48,8 +48,8 @@ def stop_group(decided: MigrationDecision, job: Job, version: int, context: Cont
     return WriteGroup(
         job.job_id,
         (
-            Put(rows.job_row(stopping, version)),
-            Put(rows.decision_row(record)),
-            Put(rows.timeline_row(job.job_id, entry, f"leaving-{job.current_attempt}")),
+            Put(job_rows.job_row(stopping, version)),
+            Put(subject_rows.decision_row(record)),
+            Put(subject_rows.timeline_row(job.job_id, entry, f"leaving-{job.current_attempt}")),
         ),
     )

@@ -9,10 +9,10 @@ charges, so freed quota is seen only together with the job that released it (doc
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.cycle_plan import MissingFacts
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_cycle import draining_teams, is_strict
-from evenkeel.domain.admission.fifo import AdmissionAuthority
 from evenkeel.domain.admission.queue_cursors import ALL_JOBS, QueueCursors
 from evenkeel.domain.admission.request_facts import with_reservation_ends
 from evenkeel.domain.admission.scheduler_state import ElasticState
@@ -33,7 +33,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
-from evenkeel.services.storage import attempt_rows, read_charges, rows, team_setup
+from evenkeel.services.storage import attempt_record, job_rows, quota_rows, read_charges, rows, team_setup
 from evenkeel.services.storage.quota_tree import stored_state
 
 _MAX_PAGES = 4
@@ -74,7 +74,7 @@ def run(context: Context) -> LoadedCycle:
     Raises:
         Conflict: an attempt is being settled at this instant.
     """
-    tree = context.ledger.get(rows.tree_key()) or Row(rows.tree_key(), {})
+    tree = context.ledger.get(quota_rows.tree_key()) or Row(quota_rows.tree_key(), {})
     snapshot = CycleSnapshot(
         authority=context.site.admission,
         setup=team_setup.load(context.ledger).setup,
@@ -95,7 +95,7 @@ def read_missing(loaded: LoadedCycle, missing: MissingFacts, context: Context) -
     """Read the facts that a plan named as missing."""
     if missing.queues:
         return _read_queues_further(loaded, missing.queues, context)
-    stored = _read_jobs(context.ledger, map(rows.job_key, missing.jobs))
+    stored = _read_jobs(context.ledger, map(job_rows.job_key, missing.jobs))
     loaded = loaded._replace(
         snapshot=loaded.snapshot._replace(holders={**loaded.snapshot.holders, **_jobs_of(stored)}),
         versions={**loaded.versions, **_versions_of(stored)},
@@ -130,7 +130,7 @@ def _read_queues(snapshot: CycleSnapshot, context: Context) -> _Queues:
     found = [row.key for row in first.rows]
     next_page: dict[str, str] = {ALL_JOBS: first.cursor} if first.cursor else {}
     for team in setup.by_name if first.cursor else ():
-        page = ledger.by_state(Table.JOBS, _PENDING, prefix=rows.queue_prefix(team), limit=heads)
+        page = ledger.by_state(Table.JOBS, _PENDING, prefix=job_rows.queue_prefix(team), limit=heads)
         found += [row.key for row in page.rows]
         if page.cursor:
             next_page[team] = page.cursor
@@ -138,7 +138,7 @@ def _read_queues(snapshot: CycleSnapshot, context: Context) -> _Queues:
         return _Queues(tuple(found), {}, None, None)
     behind, cursors, row = _read_next_pages(setup, next_page, heads, ledger)
     # A job that waits until its victims stop stays the head of its queue, wherever it is listed.
-    first_keys = map(rows.job_key, (*snapshot.memory.sticky.values(), *(name for name, _ in cursors.barriers)))
+    first_keys = map(job_rows.job_key, (*snapshot.memory.sticky.values(), *(name for name, _ in cursors.barriers)))
     return _Queues((*first_keys, *found, *behind), next_page, cursors, row)
 
 
@@ -146,7 +146,7 @@ def _read_next_pages(
     setup: TeamSetup, next_page: Mapping[str, str], heads: int, ledger: Ledger
 ) -> tuple[list[Key], QueueCursors, Row]:
     """Read on in each long queue from where the last cycle stopped. In a strict queue no job may pass the head."""
-    row = ledger.get(rows.queue_cursors_key()) or Row(rows.queue_cursors_key(), {})
+    row = ledger.get(quota_rows.queue_cursors_key()) or Row(quota_rows.queue_cursors_key(), {})
     before: dict[str, str] = row.doc.get("cursors", {})
     found: list[Key] = []
     stopped: dict[str, str] = {}
@@ -196,7 +196,7 @@ def _read_queues_further(loaded: LoadedCycle, teams: Iterable[str], context: Con
 
 
 def _prefix(team: str) -> str:
-    return "" if team == ALL_JOBS else rows.queue_prefix(team)
+    return "" if team == ALL_JOBS else job_rows.queue_prefix(team)
 
 
 # ---------------------------------------------------------------- jobs and charges
@@ -212,8 +212,8 @@ def _with_jobs(loaded: LoadedCycle, queues: _Queues, sized: ElasticState, ledger
     """
     charges = read_charges.run(ledger)
     elastic_names = {*(charge.job_id for charge in charges.held if charge.is_elastic), *sized.resizing}
-    elastic = _read_jobs(ledger, map(rows.job_key, sorted(elastic_names)))
-    read = {**_read_jobs(ledger, (*map(rows.job_key, charges.owners), *queues.keys)), **elastic}
+    elastic = _read_jobs(ledger, map(job_rows.job_key, sorted(elastic_names)))
+    read = {**_read_jobs(ledger, (*map(job_rows.job_key, charges.owners), *queues.keys)), **elastic}
     charges = charges.agreed(read)
     snapshot = loaded.snapshot._replace(
         pending={name: job for name, (job, _) in read.items() if job.state is JobState.PENDING},
@@ -251,7 +251,7 @@ def _with_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
     setup = snapshot.setup
     if not setup.has_teams:
         return loaded
-    stored = _read_jobs(context.ledger, (rows.job_key(charge.job_id) for charge in snapshot.held))
+    stored = _read_jobs(context.ledger, (job_rows.job_key(charge.job_id) for charge in snapshot.held))
     running = {name: each for name, each in stored.items() if name not in snapshot.pending}
     holders, rented = _jobs_of(stored), snapshot.rented
     spent = rentals.spent_by_period(setup, context, rented.rentals)
@@ -321,7 +321,7 @@ def _with_clusters(loaded: LoadedCycle, rented: RentalBook, context: Context) ->
     serves = frozenset(each.cluster for each in policy.scheduling.serving)
     seen, errors = _read_clusters(serves, context)
     listed = [(name, each) for name, facts in seen.items() for each in facts.workloads]
-    workloads = [(attempt.cluster, each) for attempt, each in attempt_rows.owned(context.ledger, listed)]
+    workloads = [(attempt.cluster, each) for attempt, each in attempt_record.owned(context.ledger, listed)]
     in_use = {(name, node): amounts for name, facts in seen.items() for node, amounts in facts.in_use.items()}
     nodes = [node for name in names if name in seen for node in seen[name].nodes]
     provider_nodes = seen[names[0]].provider_nodes if names[0] in seen else ()

@@ -5,7 +5,7 @@ from collections import Counter
 from evenkeel.domain.quotas.spending import decayed_usage, weeks_until
 from evenkeel.domain.quotas.teams import Period, TeamSetup
 from evenkeel.services.context import Context
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import quota_rows
 
 
 def run(setup: TeamSetup, context: Context) -> dict[str, dict[str, float]]:
@@ -18,14 +18,14 @@ def run(setup: TeamSetup, context: Context) -> dict[str, dict[str, float]]:
 
 
 def _left_in(team: str, context: Context) -> dict[str, float]:
-    place = rows.used_key(team, "", "")
+    place = quota_rows.used_key(team, "", "")
     # All weeks of one decade are one query: `2026-W4`.
     decades = dict.fromkeys(Period.WEEK.key_at(begin)[:-1] for begin in weeks_until(context.now))
     sums: dict[str, Counter[str]] = {}
     for decade in decades:
-        for row in context.ledger.partition(place.table, place.pk, f"{rows.USED}{decade}"):
+        for row in context.ledger.partition(place.table, place.pk, f"{quota_rows.USED}{decade}"):
             # Older releases kept all submitters of a week in the row `USED#week`: such a row counts as well.
-            week = row.key.sk.removeprefix(rows.USED).partition("#")[0]
+            week = row.key.sk.removeprefix(quota_rows.USED).partition("#")[0]
             for submitter, amount in row.doc.items():
                 sums.setdefault(submitter, Counter())[week] += amount
     return {submitter: decayed_usage(by_week, context.now) for submitter, by_week in sums.items()}

@@ -13,14 +13,14 @@ from evenkeel.domain.admission.cycle_plan import CyclePlan
 from evenkeel.domain.admission.resize_facts import PlannedResize, resize_answer, resize_request_of
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import Job, StopRequest
 from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Put, Refused, Write
 from evenkeel.services.context import Context
 from evenkeel.services.scheduling.load_cycle import LoadedCycle
-from evenkeel.services.storage import batches, rows
+from evenkeel.services.storage import batches, job_rows, subject_rows
 from evenkeel.services.storage.quota_tree import QuotaTree
 
 WRITER = "resize_jobs"
@@ -107,9 +107,9 @@ class _ResizeCommit:
             writer=WRITER,
         )
         writes: list[Write] = [
-            Put(rows.job_row(_with_stop_request(job, planned, record, now), version)),
-            Put(rows.decision_row(record)),
-            Put(rows.timeline_row(planned.job_id, entry, f"resized-{planned.attempt}")),
+            Put(job_rows.job_row(_with_stop_request(job, planned, record, now), version)),
+            Put(subject_rows.decision_row(record)),
+            Put(subject_rows.timeline_row(planned.job_id, entry, f"resized-{planned.attempt}")),
         ]
         if planned.waiting_id in self.pending:
             freed = TimelineEntry(
@@ -119,7 +119,7 @@ class _ResizeCommit:
                 decision_id=record.decision_id,
                 writer=WRITER,
             )
-            writes.append(Put(rows.timeline_row(planned.waiting_id, freed, f"room-{record.decision_id}")))
+            writes.append(Put(subject_rows.timeline_row(planned.waiting_id, freed, f"room-{record.decision_id}")))
         return batches.WriteGroup(planned.job_id, tuple(writes))
 
     def _memory_after(self, asked: Sequence[PlannedResize], memory: SchedulerState) -> SchedulerState:
@@ -140,7 +140,9 @@ class _ResizeCommit:
             return memory
         changed = memory.but(elastic=memory.elastic.but(last_announced={**memory.elastic.last_announced, **messages}))
         records = {each.job_id: self._record(each) for each in planned}
-        parts = [batches.WriteGroup(name, (Put(rows.decision_row(record)),)) for name, record in records.items()]
+        parts = [
+            batches.WriteGroup(name, (Put(subject_rows.decision_row(record)),)) for name, record in records.items()
+        ]
         for some in batches.cut(parts, common_writes=(self.tree.put(changed),)):
             writes = (write for part in some for write in part.writes)
             token = records[some[0].subject].decision_id

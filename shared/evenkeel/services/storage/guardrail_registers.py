@@ -13,7 +13,7 @@ from enum import StrEnum
 from evenkeel.domain.recovery.guardrails import Register, RegisterEntry
 from evenkeel.ports import Conflict, Key, Put, Row
 from evenkeel.services.context import Context
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows, rows
 
 
 class RegisterName(StrEnum):
@@ -71,4 +71,4 @@ def reconcile(
 
 
 def _key(which: RegisterName, *, is_drill: bool) -> Key:
-    return rows.register_key(which, is_drill=is_drill)
+    return fleet_rows.register_key(which, is_drill=is_drill)

@@ -7,7 +7,7 @@ from evenkeel.domain.sources import CLOCK_SKEW, Source, SourceReport
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Conflict, EvenkeelError, Ledger, Put, Row
 from evenkeel.services.context import Context
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows
 
 FUNCTIONS = ("schedule_jobs", "sweep_fleet", "watch_cluster", "receive_event")
 """The functions that report on sources."""
@@ -45,7 +45,7 @@ def record_heartbeat(
 
     Idempotent: yes, the newest heartbeat stays.
     """
-    key = rows.heartbeat_key(function)
+    key = fleet_rows.heartbeat_key(function)
     row = context.ledger.get(key)
     before = _reports(row)
     errors = results.errors if results else {}
@@ -65,7 +65,7 @@ def load(ledger: Ledger) -> dict[str, SourceReport]:
     """Return the newest report of all functions for each source, by its name."""
     known: dict[str, SourceReport] = {}
     for function in FUNCTIONS:
-        for name, report in _reports(ledger.get(rows.heartbeat_key(function))).items():
+        for name, report in _reports(ledger.get(fleet_rows.heartbeat_key(function))).items():
             known[name] = known[name].joined(report) if name in known else report
     return known
 

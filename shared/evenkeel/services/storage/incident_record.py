@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from evenkeel.domain.health.incidents import Incident, TimelineEntry
+from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.recovery.leases import RepairLease, RepairRequest
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger, NotFound, Put, Row, Write
 from evenkeel.services.context import Context
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows, incident_rows, rows, subject_rows
 from evenkeel.services.storage.retries import until_committed
 
 MAX_TRIES = 6
@@ -32,7 +33,7 @@ def load(ledger: Ledger, incident_id: str) -> tuple[Incident, int]:
     Raises:
         NotFound: there is no such incident.
     """
-    row = ledger.get(rows.incident_key(incident_id))
+    row = ledger.get(incident_rows.incident_key(incident_id))
     if row is None:
         raise NotFound(f"there is no incident {incident_id}")
     return rows.read(row, Incident), row.version
@@ -72,7 +73,7 @@ def _commit_change(ledger: Ledger, known: tuple[Incident, int], change: Change) 
     if changed is None:
         return incident
     after, writes = changed
-    ledger.commit(Put(rows.incident_row(after, version)), *writes)
+    ledger.commit(Put(incident_rows.incident_row(after, version)), *writes)
     return after
 
 
@@ -82,7 +83,7 @@ def drill_may_act(incident: Incident, context: Context) -> bool:
     A real incident ignores drills, so the drill yields.
     """
     return context.site.drills_may_act and (
-        not incident.is_drill or context.ledger.get(rows.open_key(incident.life)) is None
+        not incident.is_drill or context.ledger.get(incident_rows.open_key(incident.life)) is None
     )
 
 
@@ -94,12 +95,12 @@ def timeline_put(subject: str, kind: str, text: str, *, at: datetime, writer: st
 def timeline_row_of(subject: str, kind: str, text: str, *, at: datetime, writer: str, decision_id: str = "") -> Row:
     """Return the row of a timeline entry."""
     entry = TimelineEntry(at=at, kind=kind, text=text, decision_id=decision_id, writer=writer)
-    return rows.timeline_row(subject, entry, "-".join(part for part in (writer, kind, decision_id) if part))
+    return subject_rows.timeline_row(subject, entry, "-".join(part for part in (writer, kind, decision_id) if part))
 
 
 def last_ask(ledger: Ledger, incident: Incident) -> RepairRequest | None:
     """Return the last provider call of an incident for its node."""
-    row = ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
+    row = ledger.get(fleet_rows.lease_key(incident.slot, is_drill=incident.is_drill))
     if row is None:
         return None
     asks = [ask for ask in rows.read(row, RepairLease).requests if ask.incident_id == incident.incident_id]

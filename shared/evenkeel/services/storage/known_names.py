@@ -4,7 +4,7 @@ from evenkeel.domain.names import unknown_name
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.ports import Invalid, Ledger, NotFound, Row, Table
 from evenkeel.services.context import Context
-from evenkeel.services.storage import pagination, rows
+from evenkeel.services.storage import fleet_rows, pagination, rows
 
 _MAX_NODES = 5000
 
@@ -33,7 +33,7 @@ def check_instance(instance_id: str, context: Context) -> None:
         Invalid: there is no such node, or the fleet table is empty, so it is unknown.
     """
     for cluster in context.site.clusters:
-        row = context.ledger.get(rows.node_key(cluster, instance_id))
+        row = context.ledger.get(fleet_rows.node_key(cluster, instance_id))
         if row is not None and not row.doc.get("isGone"):
             return
     nodes = [rows.read(row, FleetNode) for row in _nodes(context.ledger)]

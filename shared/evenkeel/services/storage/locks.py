@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Conflict, Ledger, Put, Row
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows
 
 
 class Lock(NamedTuple):
@@ -31,7 +31,7 @@ def take(ledger: Ledger, name: str, owner: str, *, seconds: float, now: datetime
 
     Idempotent: no, because each owner is another; guarded by the row's version.
     """
-    row = ledger.get(rows.lock_key(name)) or Row(rows.lock_key(name), {})
+    row = ledger.get(fleet_rows.lock_key(name)) or Row(fleet_rows.lock_key(name), {})
     if row.doc and datetime.fromisoformat(row.doc["expiresAt"]) > now:
         return None
     return _write(ledger, row, owner, seconds, now, row.doc.get("notes", {}))
@@ -39,7 +39,7 @@ def take(ledger: Ledger, name: str, owner: str, *, seconds: float, now: datetime
 
 def is_held(ledger: Ledger, name: str, *, now: datetime) -> bool:
     """Whether a lock is held now."""
-    row = ledger.get(rows.lock_key(name))
+    row = ledger.get(fleet_rows.lock_key(name))
     return row is not None and datetime.fromisoformat(row.doc["expiresAt"]) > now
 
 

@@ -7,7 +7,7 @@ writes each counter at the version that it read, so of two submissions at the li
 from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.jobs.job import Job
 from evenkeel.ports import Add, Ledger, Put, Refused, Row
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows
 
 
 class TooManyOpenJobs(Refused):
@@ -36,7 +36,7 @@ def counted(job: Job, ledger: Ledger, limits: SchedulingPolicy) -> tuple[Put, ..
 
 
 def _one_more(name: str, whose: str, most: int, limit: str, ledger: Ledger) -> Put:
-    key = rows.open_jobs_key(name)
+    key = job_rows.open_jobs_key(name)
     row = ledger.get(key) or Row(key, {})
     count = int(row.doc.get("jobs", 0))
     if count >= most:
@@ -49,4 +49,4 @@ def _one_more(name: str, whose: str, most: int, limit: str, ledger: Ledger) -> P
 
 def ended(job: Job) -> tuple[Add, ...]:
     """Return the writes that stop counting a job, for the commit that ends it."""
-    return tuple(Add(rows.open_jobs_key(name), {"jobs": -1}) for name in job.open_job_counters)
+    return tuple(Add(job_rows.open_jobs_key(name), {"jobs": -1}) for name in job.open_job_counters)

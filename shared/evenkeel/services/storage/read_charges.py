@@ -11,7 +11,7 @@ from typing import NamedTuple
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.ports import Conflict, Delete, Ledger, Row
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import quota_rows, rows
 
 _MAX_DELETES = 90
 """In one commit, which holds 100 writes."""
@@ -62,7 +62,7 @@ class Charges(NamedTuple):
 
 def run(ledger: Ledger) -> Charges:
     """Read all charges in one query of the tree's partition, strongly consistent."""
-    tree = rows.tree_key()
+    tree = quota_rows.tree_key()
     found = [(rows.read(row, Charge), row) for row in ledger.partition(tree.table, tree.pk, "CHARGE#")]
     return Charges(
         tuple(charge for charge, _ in found if charge.is_held),

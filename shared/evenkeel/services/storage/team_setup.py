@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from evenkeel.domain.names import unknown_name
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
 from evenkeel.ports import Ledger, NotFound
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import quota_rows
 
 FLEET = ""
 """Stands in for the name of a team: the fleet's own part."""
@@ -33,7 +33,7 @@ def read_team(ledger: Ledger, team: str) -> dict[str, Any]:
     Raises:
         NotFound: there is no such team.
     """
-    row = ledger.get(rows.team_key(team))
+    row = ledger.get(quota_rows.team_key(team))
     if row is None:
         raise NotFound(unknown_name("team", team, load(ledger).setup.by_name))
     return to_document(Team.model_validate_json(row.doc["document"]), row.version)
@@ -41,7 +41,7 @@ def read_team(ledger: Ledger, team: str) -> dict[str, Any]:
 
 def read_fleet(ledger: Ledger) -> dict[str, Any]:
     """Return the quota settings that belong to no team; version 0 if they were never set up."""
-    row = ledger.get(rows.fleet_quotas_key())
+    row = ledger.get(quota_rows.fleet_quotas_key())
     return to_document(
         FleetQuotas.model_validate_json(row.doc["document"]) if row else FleetQuotas(), row.version if row else 0
     )
@@ -61,11 +61,11 @@ def load(ledger: Ledger) -> StoredSetup:
     versions: dict[str, int] = {}
     version, fleet = 0, ""
     teams: list[str] = []
-    prefix = rows.team_key("").sk
-    for row in ledger.partition(rows.setup_key().table, rows.setup_key().pk):
-        if row.key == rows.setup_key():
+    prefix = quota_rows.team_key("").sk
+    for row in ledger.partition(quota_rows.setup_key().table, quota_rows.setup_key().pk):
+        if row.key == quota_rows.setup_key():
             version = row.version
-        elif row.key == rows.fleet_quotas_key():
+        elif row.key == quota_rows.fleet_quotas_key():
             fleet = row.doc["document"]
             versions[FLEET] = row.version
         else:

@@ -8,7 +8,7 @@ from evenkeel.domain.jobs.job import Job
 from evenkeel.ports import ExecutionState, Table, WorkflowName, get_all
 from evenkeel.services.attempts import keep_logs, mark_running, record_nodes, record_pin, settle_attempt
 from evenkeel.services.scheduling import commit_cycle
-from evenkeel.services.storage import attempt_rows, rows
+from evenkeel.services.storage import attempt_record, job_rows, rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
 
@@ -21,8 +21,8 @@ def resume_attempts(sweep: SweepRun) -> int:
             with sweep.item(attempt.workload_name):
                 _record(sweep, attempt)
     due = [attempt for attempt in live if not sweep.is_fresh(attempt.admitted_at)]
-    jobs = get_all(sweep.context.ledger, (rows.job_key(attempt.job_id) for attempt in due))
-    holders = [jobs.get(rows.job_key(attempt.job_id)) for attempt in due]
+    jobs = get_all(sweep.context.ledger, (job_rows.job_key(attempt.job_id) for attempt in due))
+    holders = [jobs.get(job_rows.job_key(attempt.job_id)) for attempt in due]
     resumed = 0
     for attempt, job in zip(due, holders, strict=True):
         if job is not None:
@@ -34,7 +34,7 @@ def resume_attempts(sweep: SweepRun) -> int:
 def _record(sweep: SweepRun, attempt: Attempt) -> None:
     context = sweep.context
     if attempt.state is AttemptState.RUNNING and not attempt.is_pinned:
-        found = attempt_rows.load(context.ledger, attempt.job_id, attempt.attempt)
+        found = attempt_record.load(context.ledger, attempt.job_id, attempt.attempt)
         record_pin.run(found, context)
     if attempt.local_queue and not attempt.nodes:
         record_nodes.run(attempt.job_id, attempt.attempt, context)
@@ -90,7 +90,7 @@ def clear_workloads(sweep: SweepRun) -> int:
             continue
         with sweep.item(attempt.workload_name):
             if seen.has_runnable_pods:
-                job = attempt_rows.load(context.ledger, attempt.job_id, attempt.attempt).job
+                job = attempt_record.load(context.ledger, attempt.job_id, attempt.attempt).job
                 keep_logs.run(job, attempt, context, within_seconds=keep_logs.BEFORE_STOP_SECONDS)
                 context.cluster.stop(attempt, job.spec.grace_seconds)
                 cleared += 1

@@ -12,7 +12,7 @@ from evenkeel.domain.recovery.settling import next_run_at
 from evenkeel.ports import Conflict, Delete, ExecutionState, Put, Table, WorkflowName, get_all
 from evenkeel.services.incidents import receive_event
 from evenkeel.services.resume import plan_resume
-from evenkeel.services.storage import guardrail_registers, incident_record, rows
+from evenkeel.services.storage import guardrail_registers, incident_record, incident_rows, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
 
@@ -92,9 +92,9 @@ def delete_stale_pointers(sweep: SweepRun) -> int:
     ledger = sweep.context.ledger
     closed = 0
     pointers = sweep.as_stored(sweep.listed(Table.INCIDENTS, "OPEN"))
-    incidents = get_all(ledger, (rows.incident_key(pointer.doc["incidentId"]) for pointer in pointers))
+    incidents = get_all(ledger, (incident_rows.incident_key(pointer.doc["incidentId"]) for pointer in pointers))
     for pointer in pointers:
-        incident = incidents.get(rows.incident_key(pointer.doc["incidentId"]))
+        incident = incidents.get(incident_rows.incident_key(pointer.doc["incidentId"]))
         if incident is None or rows.read(incident, Incident).state.is_settled:
             with contextlib.suppress(Conflict):
                 ledger.commit(Delete(pointer.key, pointer.version))
@@ -109,7 +109,7 @@ def reconcile_registers(sweep: SweepRun) -> int:
     }
 
     def is_settled(entry: RegisterEntry) -> bool:
-        row = sweep.context.ledger.get(rows.incident_key(entry.incident_id))
+        row = sweep.context.ledger.get(incident_rows.incident_key(entry.incident_id))
         return row is None or rows.read(row, Incident).state.is_settled
 
     def is_free(entry: RegisterEntry) -> bool:

@@ -12,7 +12,7 @@ from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table
 from evenkeel.services.recovery import person_cordons, unmanaged
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows, rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
 _GONE_KEPT = timedelta(days=30)
@@ -59,7 +59,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
             _store_node(sweep, gone, stored, row.version, expires_at=sweep.context.now + _GONE_KEPT)
     for place, node in seen.items():
         if place not in known:
-            row_now = ledger.get(rows.node_key(*place))
+            row_now = ledger.get(fleet_rows.node_key(*place))
             stored_now = rows.read(row_now, FleetNode) if row_now else None
             _store_node(sweep, node, stored_now, row_now.version if row_now else 0)
     if read == set(sweep.context.site.clusters):
@@ -102,10 +102,10 @@ def refresh_kueue(sweep: SweepRun) -> int:
         # Namespaces that do not fit are still held back by the scheduling cycle.
         kept = rows.fit_into_row({namespace: by} for namespace, by in sorted(namespaces.items()))
         doc = {"cluster": cluster, "namespaces": {name: by for each in kept for name, by in each.items()}}
-        row = sweep.context.ledger.get(rows.kueue_key(cluster))
+        row = sweep.context.ledger.get(fleet_rows.kueue_key(cluster))
         if (row.doc if row else {"cluster": cluster, "namespaces": {}}) != doc:
             with contextlib.suppress(Conflict):  # another sweep was first
-                sweep.context.ledger.commit(Put(rows.kueue_row(cluster, doc, row.version if row else 0)))
+                sweep.context.ledger.commit(Put(fleet_rows.kueue_row(cluster, doc, row.version if row else 0)))
     return 0
 
 
@@ -113,8 +113,8 @@ def _count_pools(sweep: SweepRun, nodes: Iterable[FleetNode]) -> None:
     """Store the size of each pool."""
     boot_seconds = sweep.context.policy.watch.first_boot_grace_seconds
     sizes = Counter(node.pool for node in nodes if node.can_be_acted_on(sweep.context.now, boot_seconds=boot_seconds))
-    stored = sweep.context.ledger.get(rows.pools_row({}, 0).key)
-    fresh = rows.pools_row(sizes, stored.version if stored else 0)
+    stored = sweep.context.ledger.get(fleet_rows.pools_row({}, 0).key)
+    fresh = fleet_rows.pools_row(sizes, stored.version if stored else 0)
     if stored is None or stored.doc != fresh.doc:
         with contextlib.suppress(Conflict):  # another sweep was first
             sweep.context.ledger.commit(Put(fresh))
@@ -142,12 +142,12 @@ def _record_unmanaged_workloads(sweep: SweepRun) -> dict[tuple[str, str], tuple[
         for each in listed:
             for name in each.node_names:
                 found.setdefault((cluster, name), set()).add(each.label)
-        row = sweep.context.ledger.get(rows.unmanaged_workloads_key(cluster))
+        row = sweep.context.ledger.get(fleet_rows.unmanaged_workloads_key(cluster))
         doc = {"workloads": rows.fit_into_row(each.to_json() for each in listed[:_MAX_UNMANAGED_LISTED])}
         if (row.doc if row else {"workloads": []}) != doc:
             with contextlib.suppress(Conflict):  # another sweep was first
                 sweep.context.ledger.commit(
-                    Put(Row(rows.unmanaged_workloads_key(cluster), doc, row.version if row else 0))
+                    Put(Row(fleet_rows.unmanaged_workloads_key(cluster), doc, row.version if row else 0))
                 )
     return {place: tuple(sorted(labels)) for place, labels in found.items()}
 
@@ -157,6 +157,6 @@ def _store_node(
 ) -> None:
     if stored is not None and node.is_same_as(stored):
         return
-    row = rows.node_row(node.life.cluster, node.life.instance_id, node.to_json(), version, expires_at)
+    row = fleet_rows.node_row(node.life.cluster, node.life.instance_id, node.to_json(), version, expires_at)
     with contextlib.suppress(Conflict):  # the index was stale; the next sweep reads the current row
         sweep.context.ledger.commit(Put(row))

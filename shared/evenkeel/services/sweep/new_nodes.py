@@ -8,7 +8,7 @@ from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.node_slot import ObservedNode
 from evenkeel.domain.recovery.validation import Validity, expected_accelerators, judge_node
 from evenkeel.ports import Conflict, Put, ReleaseResult
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import incident_rows, subject_rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
 
@@ -27,7 +27,7 @@ def release_new_nodes(sweep: SweepRun) -> int:
         observed = ObservedNode(record=node.provider, node=there)
         expected = expected_accelerators(there.instance_type, peers)
         verdict = judge_node(observed, expected=expected)
-        if not verdict.is_valid or sweep.context.ledger.get(rows.open_key(node.life)):
+        if not verdict.is_valid or sweep.context.ledger.get(incident_rows.open_key(node.life)):
             continue
         _record_release(sweep, node, observed, expected, verdict)
         if sweep.context.mode is Mode.ACT:
@@ -65,4 +65,4 @@ def _record_release(sweep: SweepRun, node: Node, observed: ObservedNode, expecte
         decided_at=sweep.context.now,
     )
     with contextlib.suppress(Conflict):  # recorded before
-        sweep.context.ledger.commit(Put(rows.decision_row(record)))
+        sweep.context.ledger.commit(Put(subject_rows.decision_row(record)))

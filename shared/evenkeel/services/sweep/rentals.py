@@ -3,7 +3,7 @@
 from evenkeel.domain.renting.rental import Rental, RentalState, restarted
 from evenkeel.ports import ExecutionState, Put, Table, WorkflowName
 from evenkeel.services.rentals import rentals
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows, rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
 _RUNBOOK = "rental-stuck"
@@ -27,6 +27,6 @@ def resume_rentals(sweep: SweepRun) -> int:
             if rental.run >= sweep.context.policy.watch.max_runs:
                 sweep.context.telemetry.error("RentalWorkflowFails", rental=rental.name, runbook=_RUNBOOK)
             rental = restarted(rental)
-            sweep.context.ledger.commit(Put(rows.rental_row(rental, row.version)))
+            sweep.context.ledger.commit(Put(job_rows.rental_row(rental, row.version)))
         repaired += rentals.start(rental, sweep.context)
     return repaired

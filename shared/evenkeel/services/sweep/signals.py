@@ -8,7 +8,7 @@ from evenkeel.domain.health.intake import IntakeAction
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, Delete, Table, get_all
 from evenkeel.services.incidents import note_group_fact, receive_event
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import fleet_rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
 
@@ -48,7 +48,7 @@ def ingest_early_notices(sweep: SweepRun) -> int:
 def _known_instances(sweep: SweepRun, instance_ids: Iterable[str]) -> set[str]:
     """Return the nodes that an earlier sweep stored without ingesting their notices. They may be gone by now."""
     keys = {
-        rows.node_key(cluster, instance_id): instance_id
+        fleet_rows.node_key(cluster, instance_id): instance_id
         for instance_id in instance_ids
         for cluster in sweep.context.site.clusters
     }

@@ -25,7 +25,7 @@ from evenkeel.ports import (
 )
 from evenkeel.services.context import Context
 from evenkeel.services.recovery import plan_recovery
-from evenkeel.services.storage import attempt_rows, rows
+from evenkeel.services.storage import attempt_record, fleet_rows, rows
 from evenkeel.services.storage.heartbeats import SourceResults
 
 T = TypeVar("T")
@@ -150,7 +150,7 @@ class SweepRun:
         Objects that only carry the labels of an attempt are logged and left out.
         """
         listed = [(name, seen) for name, found in self.workloads_of.items() for seen in found]
-        owned = attempt_rows.owned(self.context.ledger, listed)
+        owned = attempt_record.owned(self.context.ledger, listed)
         proved = {(attempt.cluster, seen.job_uid) for attempt, seen in owned}
         others = [(cluster, seen) for cluster, seen in listed if (cluster, seen.job_uid) not in proved]
         if others:
@@ -189,7 +189,7 @@ class SweepRun:
                 found.add(lease.lemon)
                 continue
             with contextlib.suppress(Conflict):  # a recovery holds it now; the next sweep reads it again
-                self.context.ledger.commit(Put(rows.lease_row(lease.but(lemon=""), row.version)))
+                self.context.ledger.commit(Put(fleet_rows.lease_row(lease.but(lemon=""), row.version)))
         return frozenset(found)
 
     def listed(self, table: Table, state: str) -> Iterator[Row]:

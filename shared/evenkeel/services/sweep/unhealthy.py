@@ -11,7 +11,7 @@ from evenkeel.domain.values import milliseconds
 from evenkeel.ports import Conflict, Delete, Put, Row, Table
 from evenkeel.services.incidents import receive_event
 from evenkeel.services.recovery import plan_recovery
-from evenkeel.services.storage import incident_record, rows
+from evenkeel.services.storage import incident_record, incident_rows, rows
 from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
 
 
@@ -29,7 +29,7 @@ def _check(sweep: SweepRun, row: Row) -> bool:
     if left.trusted_by:
         return False
     incident, _ = incident_record.load(ledger, left.incident_id)
-    if ledger.get(rows.open_key(left.life)) is not None:
+    if ledger.get(incident_rows.open_key(left.life)) is not None:
         return False  # a newer incident works on it
     if left.life.cluster not in sweep.nodes_of or sweep.records is None:
         return False  # nothing is known about nodes of an unreadable control plane
@@ -71,13 +71,13 @@ def _resume(sweep: SweepRun, row: Row, left: UnhealthyNode, before: Incident, re
     """Open the incident that continues, and start its recovery."""
     context, now = sweep.context, sweep.context.now
     after = resumed_incident(before, left, incident_id=context.ids.new("inc"), now=now)
-    slot_now = context.ledger.get(rows.slot_key(after.slot))
+    slot_now = context.ledger.get(incident_rows.slot_key(after.slot))
     try:
         context.ledger.commit(
             Delete(row.key, row.version),
-            Put(rows.open_row(after.life, after.incident_id), first_version=milliseconds(now)),
-            Put(rows.incident_row(after, 0)),
-            Put(rows.slot_row(after, slot_now.version if slot_now else 0, now)),
+            Put(incident_rows.open_row(after.life, after.incident_id), first_version=milliseconds(now)),
+            Put(incident_rows.incident_row(after, 0)),
+            Put(incident_rows.slot_row(after, slot_now.version if slot_now else 0, now)),
             incident_record.timeline_put(
                 after.incident_id, "resumed", f"Continues {before.incident_id}. {reason}", at=now, writer=WRITER
             ),

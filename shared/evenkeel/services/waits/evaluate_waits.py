@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from evenkeel.domain.external import kueue_status
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
-from evenkeel.domain.health.incidents import AffectedJob, Incident, NodeCheck, TimelineEntry
+from evenkeel.domain.health.incidents import AffectedJob, Incident, NodeCheck
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.jobs.attempt_end import lost_nodes
 from evenkeel.domain.jobs.awaiting import blames_application, evaluate_attempt_wait
@@ -45,6 +45,7 @@ from evenkeel.domain.renting.awaiting import (
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, replicas_seen
 from evenkeel.domain.renting.serving import replicas_on
 from evenkeel.domain.resources import NONE
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, WaitAnswer, WaitCondition, WaitState
 from evenkeel.ports import (
@@ -64,7 +65,7 @@ from evenkeel.ports import (
 from evenkeel.services.context import Context
 from evenkeel.services.recovery import blocked_incidents, plan_recovery
 from evenkeel.services.recovery.guardrails import GuardrailInputs
-from evenkeel.services.storage import incident_record, rows
+from evenkeel.services.storage import fleet_rows, incident_record, incident_rows, job_rows, rows, subject_rows
 
 T = TypeVar("T")
 WRITER = "evaluate_waits"
@@ -123,7 +124,11 @@ class Observation:
         keys = [key for subject, condition in about for key in _rests_on(subject, condition)]
         self._found = get_all(self.context.ledger, keys)
         for subject, condition in about:
-            row = self._found.get(rows.incident_key(subject)) if condition.kind is ConditionKind.JOBS_RESUMED else None
+            row = (
+                self._found.get(incident_rows.incident_key(subject))
+                if condition.kind is ConditionKind.JOBS_RESUMED
+                else None
+            )
             keys += [
                 key
                 for affected in (rows.read(row, Incident).affected_jobs if row else ())
@@ -141,7 +146,7 @@ class Observation:
         Raises:
             NotFound: there is no such incident.
         """
-        row = self._found.get(rows.incident_key(incident_id))
+        row = self._found.get(incident_rows.incident_key(incident_id))
         return rows.read(row, Incident) if row else incident_record.load(self.context.ledger, incident_id)[0]
 
     def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
@@ -196,7 +201,7 @@ class Observation:
 
     def returns_of(self, incident: Incident) -> int:
         """Return how often the node of an incident was returned to service lately."""
-        row = self.context.ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
+        row = self.context.ledger.get(fleet_rows.lease_key(incident.slot, is_drill=incident.is_drill))
         since = self.context.now - timedelta(hours=self.context.policy.repair.flap_window_hours)
         return len(rows.read(row, RepairLease).returns_of(incident.life, since)) if row else 0
 
@@ -292,7 +297,7 @@ def evaluate_one(wait: Wait, row: Row, context: Context) -> str:
 def _rows(ledger: Ledger, subject: str, *, repeat_answered: bool) -> list[Row]:
     states = [WaitState.OPEN, *([WaitState.ANSWERED] if repeat_answered else [])]
     if subject:
-        table, pk = rows.subject_partition(subject)
+        table, pk = subject_rows.subject_partition(subject)
         there = ledger.partition(table, pk, "WAIT#")
         return [row for row in there if row.doc.get("state") in states]
     return [
@@ -357,7 +362,7 @@ def _is_debounced(wait: Wait, row: Row, world: Observation) -> bool:
     if world.context.policy.jobs.attribution_delay_seconds <= 0:
         return True
     with contextlib.suppress(Conflict):  # the wait changed meanwhile; the next evaluation reads it
-        world.context.ledger.commit(Put(rows.wait_row(wait.but(seen_since=world.context.now), row.version)))
+        world.context.ledger.commit(Put(subject_rows.wait_row(wait.but(seen_since=world.context.now), row.version)))
     return False
 
 
@@ -409,20 +414,20 @@ def judge(wait: Wait, world: Observation) -> WaitAnswer | None:
 
 def _rental(wait: Wait, world: Observation) -> WaitAnswer | None:
     number = int(wait.condition.facts["rental"])
-    row = world.row(rows.rental_key(wait.subject, number))
+    row = world.row(job_rows.rental_key(wait.subject, number))
     if row is None:
         raise NotFound(f"{wait.subject} has no rental {number}.")
     rental = rows.read(row, Rental)
     if rental.serving_target is not None:
         return _replicas(wait, rental, row, world)
     nodes = world.nodes(rental.offer.cluster)
-    stored = world.row(rows.job_key(wait.subject))
+    stored = world.row(job_rows.job_key(wait.subject))
     if stored is None:
         raise NotFound(f"There is no {wait.subject} for rental {number}.")
     job = rows.read(stored, Job)
     if wait.condition.kind is ConditionKind.RENTAL_READY:
         return evaluate_rental_ready(rental, job, nodes, world.refusal(rental.offer), rental.other_rentals_nodes)
-    held = world.row(rows.attempt_key(job.job_id, job.current_attempt)) if job.current_attempt else None
+    held = world.row(job_rows.attempt_key(job.job_id, job.current_attempt)) if job.current_attempt else None
     attempt = rows.read(held, Attempt) if held else None
     return evaluate_rental_over(
         rental, job, attempt, nodes, world.context.policy.burst.quiet_seconds, world.context.now
@@ -443,7 +448,7 @@ def _replicas(wait: Wait, rental: Rental, row: Row, world: Observation) -> WaitA
         seen = replicas_seen(rental, has_replicas=bool(replicas_on(rental, pods)), now=world.context.now)
     if seen != rental:
         with contextlib.suppress(Conflict):  # the rental was released, or another evaluation recorded it
-            world.context.ledger.commit(Put(rows.rental_row(seen, row.version)))
+            world.context.ledger.commit(Put(job_rows.rental_row(seen, row.version)))
     return evaluate_serving_rental_over(
         seen, pods, world.nodes(rental.offer.cluster), policy.burst.quiet_seconds, world.context.now
     )
@@ -487,8 +492,8 @@ def _way_clear(incident: Incident, slot_state: SlotState, world: Observation) ->
 
 def _attempt(wait: Wait, world: Observation) -> WaitAnswer | None:
     number = int(wait.condition.facts["attempt"])
-    job_row = world.row(rows.job_key(wait.subject))
-    attempt_row = world.row(rows.attempt_key(wait.subject, number))
+    job_row = world.row(job_rows.job_key(wait.subject))
+    attempt_row = world.row(job_rows.attempt_key(wait.subject, number))
     if job_row is None or attempt_row is None:
         return None
     job, attempt = rows.read(job_row, Job), rows.read(attempt_row, Attempt)
@@ -506,7 +511,7 @@ def _record_kueue_status(wait: Wait, row: Row, world: Observation) -> tuple[Wait
     The job's timeline has each step. Details that change with every Kueue cycle are only on the wait.
     """
     number = int(wait.condition.facts["attempt"])
-    found = world.row(rows.attempt_key(wait.subject, number))
+    found = world.row(job_rows.attempt_key(wait.subject, number))
     if found is None:
         return wait, row
     attempt = rows.read(found, Attempt)
@@ -520,15 +525,15 @@ def _record_kueue_status(wait: Wait, row: Row, world: Observation) -> tuple[Wait
         return wait, row
     entry = TimelineEntry(at=world.context.now, kind="kueue", text=changed.kueue_status, writer=WRITER)
     timeline = (
-        [Put(rows.timeline_row(wait.subject, entry, f"kueue-{number}-{changed.kueue_step}"))]
+        [Put(subject_rows.timeline_row(wait.subject, entry, f"kueue-{number}-{changed.kueue_step}"))]
         if changed.kueue_step != wait.kueue_step
         else []
     )
     try:
-        world.context.ledger.commit(Put(rows.wait_row(changed, row.version)), *timeline)
+        world.context.ledger.commit(Put(subject_rows.wait_row(changed, row.version)), *timeline)
     except Conflict:  # the wait changed meanwhile; the next evaluation reads it
         return wait, row
-    return changed, rows.wait_row(changed, row.version + 1)
+    return changed, subject_rows.wait_row(changed, row.version + 1)
 
 
 def _affected(incident: Incident, world: Observation) -> list[recovery.AffectedJobState]:
@@ -547,11 +552,11 @@ def _affected(incident: Incident, world: Observation) -> list[recovery.AffectedJ
 
 def _rests_on(subject: str, condition: WaitCondition) -> tuple[Key, ...]:
     if condition.kind in _ATTEMPT_KINDS:
-        return (rows.job_key(subject), rows.attempt_key(subject, int(condition.facts["attempt"])))
+        return (job_rows.job_key(subject), job_rows.attempt_key(subject, int(condition.facts["attempt"])))
     if condition.kind in _RENTAL_KINDS:
-        return (rows.job_key(subject), rows.rental_key(subject, int(condition.facts["rental"])))
-    return (rows.incident_key(subject),)
+        return (job_rows.job_key(subject), job_rows.rental_key(subject, int(condition.facts["rental"])))
+    return (incident_rows.incident_key(subject),)
 
 
 def _rows_of(affected: AffectedJob) -> tuple[Key, Key]:
-    return (rows.job_key(affected.job_id), rows.attempt_key(affected.job_id, affected.attempt))
+    return (job_rows.job_key(affected.job_id), job_rows.attempt_key(affected.job_id, affected.attempt))

@@ -15,7 +15,7 @@ from evenkeel.domain.waiting import ConditionKind, Wait, WaitCondition, wait_nam
 from evenkeel.ports import Conflict, Put, Refused
 from evenkeel.services.attempts import record_nodes
 from evenkeel.services.context import Context
-from evenkeel.services.storage import incident_record, rows
+from evenkeel.services.storage import incident_record, job_rows, rows, subject_rows
 from evenkeel.services.waits import evaluate_waits
 
 _RELEASE_CHECK_INTERVAL = timedelta(days=8)
@@ -70,7 +70,7 @@ def run(request: Request, context: Context) -> Outcome:
     facts, deadline = _condition(request, context)
     name = wait_name(request.kind, request.attempt or request.rental)
     for _ in range(incident_record.MAX_TRIES):
-        row = context.ledger.get(rows.wait_key(request.subject, name))
+        row = context.ledger.get(subject_rows.wait_key(request.subject, name))
         last = rows.read(row, Wait).generation if row else 0
         wait = Wait(
             subject=request.subject,
@@ -82,7 +82,7 @@ def run(request: Request, context: Context) -> Outcome:
             condition=WaitCondition(kind=request.kind, facts=facts),
         )
         # A caller with an answer to an older generation must not match this one.
-        fresh = Put(rows.wait_row(wait, row.version if row else 0), first_version=wait.generation)
+        fresh = Put(subject_rows.wait_row(wait, row.version if row else 0), first_version=wait.generation)
         try:
             context.ledger.commit(fresh)
         except Conflict:
@@ -94,7 +94,7 @@ def run(request: Request, context: Context) -> Outcome:
         # The guardrails were checked a moment ago, and each check reads all blocked incidents. The watch does it once
         # for all.
         return Outcome(reason="The wait is queued.", generation=wait.generation)
-    stored = rows.wait_row(wait, fresh.version)
+    stored = subject_rows.wait_row(wait, fresh.version)
     asked = evaluate_waits.evaluate_one(wait, stored, context)
     reason = f"Already true: {asked}." if asked else f"Waits until {rfc3339(wait.deadline_at)} at most."
     return Outcome(reason=reason, generation=wait.generation)
@@ -149,7 +149,7 @@ def _rental_condition(request: Request, context: Context) -> tuple[dict[str, Any
     """Return the facts of a rental's waits. Its nodes have a deadline; its end has only the timeout of the run."""
     rental = rows.load(
         context.ledger,
-        rows.rental_key(request.job_id, request.rental),
+        job_rows.rental_key(request.job_id, request.rental),
         Rental,
         f"rental {request.rental} of {request.job_id}",
     )

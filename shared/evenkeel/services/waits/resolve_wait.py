@@ -13,7 +13,7 @@ from evenkeel.domain.values import Value
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitState
 from evenkeel.ports import Conflict, Delete, Put, Row, Write
 from evenkeel.services.context import Context
-from evenkeel.services.storage import incident_record, rows
+from evenkeel.services.storage import incident_record, incident_rows, rows, subject_rows
 
 WRITER = "resolve_wait"
 
@@ -41,7 +41,7 @@ def run(request: Request, context: Context) -> Outcome:
     Idempotent: yes, by OPEN -> ANSWERED. A token that was used or has expired counts as answered.
     """
     for _ in range(incident_record.MAX_TRIES):
-        row = context.ledger.get(rows.wait_key(request.subject, request.name))
+        row = context.ledger.get(subject_rows.wait_key(request.subject, request.name))
         wait = rows.read(row, Wait) if row else None
         if row is None or wait is None or wait.generation != request.generation:
             return Outcome(outcome="STALE", reason="That wait was already answered or reopened.")
@@ -49,11 +49,11 @@ def run(request: Request, context: Context) -> Outcome:
             wait = wait.but(state=WaitState.ANSWERED, answer=request.answer)
             try:
                 context.ledger.commit(
-                    Put(rows.wait_row(wait, row.version)), *_incident_writes(wait, request.answer, context)
+                    Put(subject_rows.wait_row(wait, row.version)), *_incident_writes(wait, request.answer, context)
                 )
             except Conflict:
                 continue
-            row = rows.wait_row(wait, row.version + 1)
+            row = subject_rows.wait_row(wait, row.version + 1)
             context.telemetry.seconds(
                 "WaitSeconds", (context.now - wait.opened_at).total_seconds(), kind=wait.condition.kind
             )
@@ -88,7 +88,7 @@ def _incident_writes(wait: Wait, answer: WaitAnswer, context: Context) -> Sequen
         assert stage
         changed, kind = _at_stage(incident, stage[0], answer, context.now), stage[1]
     return (
-        Put(rows.incident_row(changed, version)),
+        Put(incident_rows.incident_row(changed, version)),
         incident_record.timeline_put(wait.subject, kind, text, at=context.now, writer=WRITER),
     )
 

@@ -7,7 +7,7 @@ from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger, NotFound, get_all
-from evenkeel.services.storage import rows
+from evenkeel.services.storage import job_rows, rows
 
 
 class Request(Value):
@@ -33,8 +33,8 @@ def load(ledger: Ledger, job_id: str, attempt: int) -> StoredAttempt:
     Raises:
         NotFound: there is no such job or attempt.
     """
-    job = ledger.get(rows.job_key(job_id))
-    row = ledger.get(rows.attempt_key(job_id, attempt))
+    job = ledger.get(job_rows.job_key(job_id))
+    row = ledger.get(job_rows.attempt_key(job_id, attempt))
     if job is None or row is None:
         raise NotFound(f"{job_id} has no attempt {attempt}.")
     return StoredAttempt(rows.read(job, Job), job.version, rows.read(row, Attempt), row.version)
@@ -49,7 +49,7 @@ def owned(ledger: Ledger, listed: Iterable[tuple[str, ObservedWorkload]]) -> lis
         ledger: Holds the attempts.
         listed: Objects with Evenkeel's labels, each with the name of its cluster.
     """
-    keys = [(rows.attempt_key(seen.job_id, seen.attempt), cluster, seen) for cluster, seen in listed]
+    keys = [(job_rows.attempt_key(seen.job_id, seen.attempt), cluster, seen) for cluster, seen in listed]
     stored = get_all(ledger, (key for key, _, _ in keys))
     attempts = {key: rows.read(row, Attempt) for key, row in stored.items()}
     pairs = ((attempts[key], cluster, seen) for key, cluster, seen in keys if key in attempts)

@@ -1,0 +1,104 @@
+"""Keys, index entries and lifetimes of the quotas table."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import datetime
+
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.quotas.teams import FleetQuotas, Team
+from evenkeel.domain.renting.book import RentalAllocation
+from evenkeel.domain.renting.rental import Rental
+from evenkeel.domain.timeline import TimelineEntry
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Key, Row, Table
+from evenkeel.services.storage import rows
+
+_SETUP = "SETUP"
+ROOT_TREE = "fleet"
+"""The only cohort tree."""
+
+
+def tree_key(root: str = ROOT_TREE) -> Key:
+    """`TREE#root / META`: its version orders all admissions of the tree."""
+    return Key(Table.QUOTAS, f"TREE#{root}", "META")
+
+
+def queue_cursors_key() -> Key:
+    """`TREE#root / TURN`: team → how far cycles have read its queue behind the head."""
+    return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", "TURN")
+
+
+def charge_key(attempt: Attempt) -> Key:
+    """`TREE#root / CHARGE#workload`: in the tree's rows.partition, so that all charges are read strongly consistent."""
+    return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", f"CHARGE#{attempt.workload_name}")
+
+
+def charge_row(attempt: Attempt, job: Job | None = None, use: Mapping[str, Mapping[str, int]] | None = None) -> Row:
+    """The amounts and nodes of an admitted attempt. Written with the attempt, released or deleted at its end."""
+    return Row(charge_key(attempt), Charge.of(attempt, job, use).to_json())
+
+
+def released_charge_row(attempt: Attempt, version: int, now: datetime) -> Row:
+    """Mark a charge as released by a job that waits again. The row stays, so that freed quota names its owner."""
+    return Row(charge_key(attempt), Charge.of(attempt).but(released_at=now).to_json(), version)
+
+
+def rental_allocation_key(job_id: str, number: int) -> Key:
+    """`TREE#root / RENTAL#job-bn`: in the tree's rows.partition, so that caps are checked on a consistent read."""
+    return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", f"RENTAL#{job_id}-b{number}")
+
+
+def rental_allocation_row(rental: Rental, version: int) -> Row:
+    """The share of a rental in caps and limits. Written with the rental, deleted once it has ended."""
+    return Row(rental_allocation_key(rental.job_id, rental.number), RentalAllocation.of(rental).to_json(), version)
+
+
+def setup_key() -> Key:
+    """`SETUP / VERSION`: raised by every change of the setup, so that no two changes start from the same one."""
+    return Key(Table.QUOTAS, _SETUP, "VERSION")
+
+
+def fleet_quotas_key() -> Key:
+    """`SETUP / FLEET`: the part that no single team owns."""
+    return Key(Table.QUOTAS, _SETUP, "FLEET")
+
+
+def team_key(team: str) -> Key:
+    """`SETUP / TEAM#team`: a team's quota and members. The whole setup is one partition: one consistent query."""
+    return Key(Table.QUOTAS, _SETUP, f"TEAM#{team}")
+
+
+def setup_row(key: Key, part: Team | FleetQuotas, version: int) -> Row:
+    """Stored as text: a queue tries its flavors in their written order, and a stored map has no order."""
+    return Row(key, {"document": json.dumps(part.to_json(), separators=(",", ":"))}, version)
+
+
+def setup_event_row(entry: TimelineEntry, version: int) -> Row:
+    """`SETUP-EVENTS / EVENT#time#version`: changes of the setup, with person and reason. No cycle reads them."""
+    key = Key(Table.QUOTAS, "SETUP-EVENTS", f"EVENT#{rfc3339(entry.at)}#{version:08d}")
+    return Row(key, entry.to_json(), 0, None, entry.at + rows.KEPT)
+
+
+def usage_key(team: str) -> Key:
+    """`TEAM#team / USAGE`: accelerators charged, changed by ADD only."""
+    return Key(Table.QUOTAS, f"TEAM#{team}", "USAGE")
+
+
+USED = "USED#"
+
+
+def used_key(team: str, week: str, submitter: str) -> Key:
+    """`TEAM#team / USED#week#digest`: the decayed use of a submitter's settled attempts, changed by ADD only.
+
+    Each submitter has a row: there may be any number of sessions, and one row for all would become too large.
+    """
+    digest = hashlib.sha256(submitter.encode()).hexdigest()[:32]
+    return Key(Table.QUOTAS, f"TEAM#{team}", f"{USED}{week}#{digest}")
+
+
+def spent_key(team: str, period: str) -> Key:
+    """`TEAM#team / SPENT#period`: the use of settled attempts in a day, week or month, changed by ADD only."""
+    return Key(Table.QUOTAS, f"TEAM#{team}", f"SPENT#{period}")

@@ -1,0 +1,58 @@
+"""Keys, index entries and lifetimes of timelines, waits and decisions: of incidents and of jobs alike."""
+
+from evenkeel.domain.decisions import MAX_ALTERNATIVES, Decision, packed
+from evenkeel.domain.timeline import TimelineEntry
+from evenkeel.domain.values import rfc3339
+from evenkeel.domain.waiting import Wait
+from evenkeel.ports import Key, Row, Table
+from evenkeel.services.storage import rows
+
+
+def subject_partition(subject: str) -> tuple[Table, str]:
+    """Table and partition of a job or an incident, by the type that its id carries."""
+    if subject.startswith("inc-"):
+        return Table.INCIDENTS, f"INC#{subject}"
+    return Table.JOBS, f"JOB#{subject}"
+
+
+def timeline_row(subject: str, entry: TimelineEntry, discriminator: str) -> Row:
+    """`… / EVENT#time#discriminator`. The discriminator makes a retried write the same row."""
+    table, pk = subject_partition(subject)
+    key = Key(table, pk, f"EVENT#{rfc3339(entry.at)}#{discriminator}")
+    return Row(key, entry.to_json(), 0, None, entry.at + rows.KEPT)
+
+
+def wait_key(subject: str, name: str) -> Key:
+    """`… / WAIT#name`."""
+    table, pk = subject_partition(subject)
+    return Key(table, pk, f"WAIT#{name}")
+
+
+def wait_row(wait: Wait, version: int) -> Row:
+    """In `byState` under `WAIT#OPEN` or `WAIT#ANSWERED` by deadline."""
+    return Row(
+        wait_key(wait.subject, wait.name),
+        wait.to_json(),
+        version,
+        (f"WAIT#{wait.state}", f"{rfc3339(wait.deadline_at)}#{wait.subject}#{wait.name}"),
+        wait.deadline_at + rows.FACT_KEPT,
+    )
+
+
+def decision_key(decision_id: str) -> Key:
+    """`DEC#id / META`."""
+    return Key(Table.INCIDENTS, f"DEC#{decision_id}", "META")
+
+
+def decision_row(decision: Decision) -> Row:
+    """In `byState` under `DEC#<subject>` by time: the decisions about one incident or job."""
+    return Row(
+        decision_key(decision.decision_id),
+        {
+            **decision.but(facts={}, alternatives=decision.alternatives[:MAX_ALTERNATIVES]).to_json(),
+            "facts": packed(decision.facts),
+        },
+        0,
+        (f"DEC#{decision.subject}", rfc3339(decision.decided_at)),
+        decision.decided_at + rows.KEPT,
+    )
