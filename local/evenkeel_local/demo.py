@@ -43,7 +43,7 @@ INJECT_BETWEEN_STEPS: Final = (17, 28)
 INJECT_TIMEOUT_SECONDS: Final = 120.0
 RECOVERY_SECONDS: Final = 150.0
 
-GLYPHS: Final = {"sickened": "✖", "failed": "✖", "settled": "●", "decided": "●", "job": "▶", "node": "◆"}
+GLYPHS: Final = {"fault": "✖", "failed": "✖", "settled": "●", "decided": "●", "job": "▶", "node": "◆"}
 
 
 class DemoOutput:

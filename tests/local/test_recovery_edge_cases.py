@@ -309,5 +309,5 @@ def test_observe_mode_decides_the_same_and_touches_nothing(careful: DataCentre) 
         record = careful.client().get(f"/decisions/{decided['decisionId']}")
         assert (record["action"], record["simulated"]) == ("ACT", True)
         assert f": {rungs}, and move the jobs." in record["reason"]
-        assert timeline_of(careful, incident) == ["sickened", "decided", "settled"]
+        assert timeline_of(careful, incident) == ["fault", "decided", "settled"]
     assert pending.show()["attempts"] == []

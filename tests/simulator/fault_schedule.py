@@ -170,16 +170,16 @@ class _Fault:
 
     def marked(self) -> None:
         world, instance_id = self.world, self.world.instance_id(self.number)
-        world.sicken(instance_id, self.fault, marked=True, heard=True)
+        world.break_node(instance_id, self.fault, marked=True, heard=True)
         if self.kind == 1:  # a burst: the second sign is worse, or another witness
             world.loop.after(
-                self.soon, lambda: world.sicken(instance_id, "NvidiaErrorTerminate", marked=True, heard=True)
+                self.soon, lambda: world.break_node(instance_id, "NvidiaErrorTerminate", marked=True, heard=True)
             )
         if self.kind == 2:  # it flaps
             world.loop.after(self.seconds, lambda: _clear_fault(world, instance_id))
 
     def without_health_labels(self) -> None:
-        self.world.sicken(self.world.instance_id(self.number), self.fault, marked=False, heard=True)
+        self.world.break_node(self.world.instance_id(self.number), self.fault, marked=False, heard=True)
 
     def cut_off(self) -> None:
         world = self.world
@@ -244,14 +244,14 @@ def _fault(world: "Simulation") -> Callable[[], None]:
 
 
 def _simultaneous_faults(world: "Simulation") -> Callable[[], None]:
-    """Let some nodes sicken at one moment: their recoveries go in step."""
+    """Let some nodes break at one moment: their recoveries go in step."""
     numbers, fault = range(world.chance.choice((2, 2, 3))), world.chance.choice(FAULTS[:2])
 
-    def sicken() -> None:
+    def break_node() -> None:
         for instance_id in {world.instance_id(number): None for number in numbers}:
-            world.sicken(instance_id, fault, marked=True, heard=True)
+            world.break_node(instance_id, fault, marked=True, heard=True)
 
-    return sicken
+    return break_node
 
 
 def _capacity_shortage(world: "Simulation") -> Callable[[], None]:
@@ -261,8 +261,8 @@ def _capacity_shortage(world: "Simulation") -> Callable[[], None]:
     def scarce() -> None:
         instance_id = world.instance_id(number)
         world.without_capacity("")
-        sicken = functools.partial(world.sicken, instance_id, "NvidiaErrorTerminate", marked=True, heard=True)
-        world.loop.after(seconds, sicken)
+        break_node = functools.partial(world.break_node, instance_id, "NvidiaErrorTerminate", marked=True, heard=True)
+        world.loop.after(seconds, break_node)
 
     return scarce
 
@@ -324,7 +324,7 @@ class _PersonAction:
 
     def mend(self) -> None:
         world, instance_id, lasts = self.world, self.world.instance_id(self.number), self.seconds + 60
-        world.sicken(instance_id, FAULTS[self.number % 4], marked=True, heard=True)
+        world.break_node(instance_id, FAULTS[self.number % 4], marked=True, heard=True)
         world.hold_automation(lasts)
         world.loop.after(lasts * 0.7, lambda: world.mend(instance_id))
 

@@ -935,7 +935,7 @@ def _unnoticed_faults(world: "Simulation") -> Iterator[str]:
 def _is_fact_lost(world: "Simulation", body: str) -> Iterator[str]:
     parsed: Any = envelope.parse(body.encode())
     for fact in getattr(parsed, "facts", (parsed,)):
-        if fact.kind != "SICKENED" or fact.is_drill:
+        if fact.kind != "FAULT" or fact.is_drill:
             continue
         key = fact.fact_key
         kept: tuple[Key, ...] = (incident_rows.fact_key(key), incident_rows.unresolved_row({}, key, A_MOMENT).key)

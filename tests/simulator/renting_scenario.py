@@ -232,7 +232,7 @@ class RentingScenario:
             node for name in at_work if (node := world.cluster.node(CLUSTER, name)) and node.pool not in self.by_name
         ]
         if nodes and (burst_node := self.dice.choice(nodes).instance_id):
-            world.sicken(burst_node, "NvidiaErrorTerminate", marked=True, heard=True)
+            world.break_node(burst_node, "NvidiaErrorTerminate", marked=True, heard=True)
 
     def _submit_later(self, number: int, seconds: float, nodes: int, length: float, priority_class: str) -> None:
         keeps = self.dice.random() < 0.8

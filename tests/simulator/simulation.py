@@ -835,7 +835,7 @@ class Simulation:
 
     # ------------------------------------------------------------ faults
 
-    def sicken(self, instance_id: str, fault: str, *, marked: bool, heard: bool) -> None:
+    def break_node(self, instance_id: str, fault: str, *, marked: bool, heard: bool) -> None:
         """Have HyperPod's agent find a fault: a mark on the node, and an event."""
         node = self.node_of(instance_id)
         if node is None:
@@ -873,8 +873,10 @@ class Simulation:
     def _fault_replacements(self, instance_id: str) -> None:
         """Let some new replacements fail."""
         if not self.is_calm and self.chance.random() < 0.3:
-            sicken = functools.partial(self.sicken, instance_id, "NvidiaErrorTerminate", marked=True, heard=True)
-            self.loop.after(self.chance.uniform(1, 15), self.counted_as("fault", "new_node", sicken))
+            break_node = functools.partial(
+                self.break_node, instance_id, "NvidiaErrorTerminate", marked=True, heard=True
+            )
+            self.loop.after(self.chance.uniform(1, 15), self.counted_as("fault", "new_node", break_node))
 
     def mend(self, instance_id: str) -> None:
         """Let a person clear a fault without a notice to Evenkeel."""

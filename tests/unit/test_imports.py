@@ -295,6 +295,7 @@ DOMAIN_PACKAGES = (
         "submitted",
         "nodes",
         "waiting",
+        "timeline",
         "decisions",
         "metrics",
         "kept_logs",

@@ -111,4 +111,4 @@ def draw_timeline(out: Printer, entries: list[Json]) -> None:
         note("Nothing has happened yet.")
 
 
-_KINDS = {"sickened": "warn", "failed": "failed", "paged": "failed", "held": "warn", "lost": "warn", "planned": "next"}
+_KINDS = {"fault": "warn", "failed": "failed", "paged": "failed", "held": "warn", "lost": "warn", "planned": "next"}

@@ -106,7 +106,7 @@ def preview(fault: Fault, policy: Policy) -> Preview:
 
 def _signal(fault: Fault) -> NodeFact:
     return NodeFact(
-        kind=FactKind.SICKENED,
+        kind=FactKind.FAULT,
         source="one.witness",
         instance_id=_LIFE.instance_id,
         fault_key=fault.key,

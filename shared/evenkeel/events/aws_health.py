@@ -150,7 +150,7 @@ def _is_affected(entity: _Entity, detail: _Detail) -> bool:
 def _node_fact(event: Event[_Detail], instance_id: str) -> NodeFact:
     detail = event.detail
     return NodeFact(
-        kind=FactKind.RECOVERED if detail.is_over else FactKind.SICKENED,
+        kind=FactKind.RECOVERED if detail.is_over else FactKind.FAULT,
         source=SOURCE,
         instance_id=instance_id,
         # A withdrawal ends this one plan. It says nothing about other faults of the instance.

@@ -131,7 +131,7 @@ def _node_fact_event(
     event: Event[Any], fault_key: str, code: str, terminates_at: datetime | None, *, occurrence: str = ""
 ) -> ParsedEvent:
     fact = NodeFact(
-        kind=FactKind.SICKENED,
+        kind=FactKind.FAULT,
         source=SOURCE,
         instance_id=event.detail.instance_id,
         fault_key=fault_key,

@@ -58,7 +58,7 @@ def parse(document: dict[str, Any]) -> ParsedEvent:
     code = _code(summary.health_status_reason) if is_unhealthy else ""
     words = (summary.health_status_reason, summary.recommendation)
     fact = NodeFact(
-        kind=FactKind.SICKENED if is_unhealthy else FactKind.RECOVERED,
+        kind=FactKind.FAULT if is_unhealthy else FactKind.RECOVERED,
         source=SOURCE,
         instance_id=detail.instance_id,
         cluster_arn=detail.cluster_arn,

@@ -106,7 +106,7 @@ def fault_evidence(
 ) -> tuple[str, ...]:
     """Return the labels, taints and conditions that mark a node as faulty; none if no fault needs a repair."""
     facts = (*_from_hyperpod(node, policy, now), *_from_eks(node, policy, now)) if node.instance_id else ()
-    faults = (catalogue.look_up(fact.fault_key) for fact in facts if fact.kind is FactKind.SICKENED)
+    faults = (catalogue.look_up(fact.fault_key) for fact in facts if fact.kind is FactKind.FAULT)
     if not any(fault.repairs_node for fault in faults):
         return ()
     keys = (*FAULT_TYPES, HEALTH_STATUS, DEEP_CHECK_STATUS)
@@ -287,7 +287,7 @@ def _fact(
 ) -> NodeFact:
     assert node.instance_id
     return NodeFact(
-        kind=FactKind.SICKENED,
+        kind=FactKind.FAULT,
         source=source,
         instance_id=node.instance_id,
         fault_key=reading.fault_key,

@@ -122,7 +122,7 @@ def parse(document: dict[str, Any]) -> ParsedEvent | Ignored | Malformed:
 
 def _fact(fault: _Fault, source: str, envelope_id: str) -> NodeFact:
     return NodeFact(
-        kind=FactKind.SICKENED,
+        kind=FactKind.FAULT,
         source=source,
         instance_id=fault.instance_id,
         fault_key=fault.fault_key,

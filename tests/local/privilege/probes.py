@@ -461,7 +461,7 @@ def joins_an_incident_and_deletes_the_unresolved_fact(stage: PermissionBench) ->
     envelope = an_envelope(stage)
     observed_at = datetime.fromisoformat(json.loads(envelope["Records"][0]["body"])["time"])
     fact = NodeFact(
-        kind=FactKind.SICKENED,
+        kind=FactKind.FAULT,
         source="hyperpod.node-health",
         instance_id=incident.life.instance_id,
         fault_key="hp:NvidiaErrorReboot",
@@ -1099,7 +1099,7 @@ def finds_much_left_half_done(stage: PermissionBench) -> Json:
     stage.put(job_rows.job_row(cancelled.but(state=JobState.STOPPING), 0))
     stage.end_run(ending.workload_name)
     fact = NodeFact(
-        kind=FactKind.SICKENED,
+        kind=FactKind.FAULT,
         source="hyperpod.node-health",
         instance_id="i-00000000000000000",
         fault_key="hp:NvidiaErrorReboot",

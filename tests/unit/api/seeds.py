@@ -130,7 +130,7 @@ def a_decision(number: int, subject: str, **changes: Any) -> Decision:
 
 def some_evidence(incident: Incident, **changes: Any) -> Evidence:
     fact = NodeFact(
-        kind=FactKind.SICKENED,
+        kind=FactKind.FAULT,
         source="hyperpod.node-health",
         instance_id=incident.life.instance_id,
         fault_key=incident.fault_key,

@@ -248,12 +248,12 @@ def test_timeline_is_in_time_order(gateway: Gateway) -> None:
         gateway.fakes.ledger,
         incident.incident_id,
         (ago(minutes=11), "decided", "Replace it."),
-        (ago(minutes=12), "sickened", "Xid 79."),
+        (ago(minutes=12), "fault", "Xid 79."),
     )
 
     entries = gateway.get(f"/v1/incidents/{incident.incident_id}/timeline").document["entries"]
 
-    assert [entry["kind"] for entry in entries] == ["sickened", "decided"]
+    assert [entry["kind"] for entry in entries] == ["fault", "decided"]
 
 
 def test_why_of_a_recovering_job_shows_the_resume_decision(gateway: Gateway) -> None:

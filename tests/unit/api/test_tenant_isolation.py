@@ -193,7 +193,7 @@ def seeded(gateway: Gateway) -> None:
     an_event(
         ledger,
         incident.incident_id,
-        (ago(minutes=12), "sickened", "Fell off the bus."),
+        (ago(minutes=12), "fault", "Fell off the bus."),
         (ago(minutes=11), "job", f"{SECRET} comes back."),
     )
     heartbeats(ledger)

@@ -92,7 +92,7 @@ def recovery_at_work(gateway: Gateway) -> None:
     an_event(
         ledger,
         incident.incident_id,
-        (ago(minutes=12), "sickened", "hyperpod-i-00000000000000001: Xid 79, GPU has fallen off the bus."),
+        (ago(minutes=12), "fault", "hyperpod-i-00000000000000001: Xid 79, GPU has fallen off the bus."),
         (ago(minutes=11, seconds=58), "decided", "ACT: Xid 79 calls for a replacement."),
         (ago(minutes=11, seconds=57), "cordoned", "New pods stay off the node."),
         (ago(minutes=11, seconds=50), "job", "job-0000000001: attempt 1 is stopped; it resumes on a free node."),

@@ -74,7 +74,7 @@ next  evenkeel incidents timeline inc-0000000001
 """
 
 TIMELINE = """\
-10:03:02Z ▲ sickened  hyperpod-i-00000000000000001: Xid 79, GPU has fallen off
+10:03:02Z ▲ fault     hyperpod-i-00000000000000001: Xid 79, GPU has fallen off
                       the bus.
 10:03:04Z ● decided   ACT: Xid 79 calls for a replacement.
 10:03:05Z ● cordoned  New pods stay off the node.

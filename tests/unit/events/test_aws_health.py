@@ -27,7 +27,7 @@ def test_event_gives_a_fact_per_affected_instance() -> None:
     facts = of_nodes(sample(HEALTH))
 
     assert [fact.instance_id for fact in facts] == [FIRST, SECOND]
-    assert {(fact.kind, fact.fault_key) for fact in facts} == {(FactKind.SICKENED, "health:instance_retirement")}
+    assert {(fact.kind, fact.fault_key) for fact in facts} == {(FactKind.FAULT, "health:instance_retirement")}
     assert {fact.deadline_at for fact in facts} == {datetime(2026, 11, 17, 14, tzinfo=UTC)}
     assert {fact.observed_at for fact in facts} == {datetime(2026, 11, 3, 8, 0, 2, tzinfo=UTC)}
 

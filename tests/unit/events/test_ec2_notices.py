@@ -39,7 +39,7 @@ def test_each_notice_has_its_fault_and_deadline(
 
     [fact] = of_nodes(event)
 
-    assert (fact.kind, fact.fault_key, fact.deadline_at) == (FactKind.SICKENED, fault, deadline)
+    assert (fact.kind, fact.fault_key, fact.deadline_at) == (FactKind.FAULT, fault, deadline)
     assert fact.instance_id == event["detail"]["instance-id"]
 
 

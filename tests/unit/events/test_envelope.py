@@ -51,10 +51,10 @@ def only(answer: Any) -> NodeFact:
 # ---------------------------------------------------------------- golden
 
 
-def test_unhealthy_event_becomes_a_sickened_fact() -> None:
+def test_unhealthy_event_becomes_a_fault_fact() -> None:
     fact = only(envelope.parse(body(UNHEALTHY)))
 
-    assert (fact.kind, fact.instance_id) == (FactKind.SICKENED, "i-0a1c4f7b92d36e581")
+    assert (fact.kind, fact.instance_id) == (FactKind.FAULT, "i-0a1c4f7b92d36e581")
     assert (fact.fault_key, fact.code) == ("hp:NvidiaErrorTerminate", "NvidiaErrorTerminate")
     assert fact.observed_at.isoformat() == "2026-11-03T10:15:02+00:00"
     assert fact.envelope_id == "3f0c5e0e-8a51-4c0b-9d3c-0f5d8e7a2b61"

@@ -118,7 +118,7 @@ def test_lost_orchestration_readiness_is_ignored() -> None:
 def test_unnamed_error_is_an_unknown_fault_of_its_instance() -> None:
     [fact] = of_nodes(an_event("Something new went wrong", level="Error"))
 
-    assert (fact.kind, fact.fault_key, fact.code) == (FactKind.SICKENED, "hp:unknown_fault_type", "other")
+    assert (fact.kind, fact.fault_key, fact.code) == (FactKind.FAULT, "hp:unknown_fault_type", "other")
 
 
 def test_unnamed_error_without_instance_gives_a_group_fact() -> None:

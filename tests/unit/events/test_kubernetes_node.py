@@ -252,7 +252,7 @@ def test_one_of_two_healthy_conditions_is_no_recovery() -> None:
         )
     )
 
-    assert facts_of_node(node) == [("SICKENED", "eks.node-conditions", "eks:BlockDeviceIOError")]
+    assert facts_of_node(node) == [("FAULT", "eks.node-conditions", "eks:BlockDeviceIOError")]
 
 
 def test_stale_condition_is_reported_and_ignored() -> None:
@@ -266,7 +266,7 @@ def test_stale_condition_is_reported_and_ignored() -> None:
 def test_hyperpod_condition_counts_without_its_labels() -> None:
     faulty = a_condition("NvidiaErrorReboot", "True", "XidHardwareFailure", -3)
 
-    assert facts_of_node(a_node(conditions=(faulty,))) == [("SICKENED", "hyperpod.node-labels", "hp:NvidiaErrorReboot")]
+    assert facts_of_node(a_node(conditions=(faulty,))) == [("FAULT", "hyperpod.node-labels", "hp:NvidiaErrorReboot")]
     assert keys(a_marked_node(a_detail()).but(conditions=(faulty,)), 1) == ["hp:NvidiaErrorReboot"]
 
 
@@ -310,7 +310,7 @@ def test_facts_of_any_agent_text_can_be_stored(
     told = facts(node)
 
     assert told == facts(node)
-    assert {fact.fault_key for fact in told if fact.kind == "SICKENED"} <= default_catalogue().keys()
+    assert {fact.fault_key for fact in told if fact.kind == "FAULT"} <= default_catalogue().keys()
     for fact in told:
         fact.model_dump_json().encode("utf-8")
         assert fact.fact_key.isprintable()

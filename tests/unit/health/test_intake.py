@@ -23,7 +23,7 @@ AFFECTED = AffectedNode(life=LIFE, slot=f"{CLUSTER}/seat-1", node_name="node-1",
 
 def a_fact(seconds: float = 0, **changes: Any) -> NodeFact:
     facts: dict[str, Any] = {
-        "kind": FactKind.SICKENED,
+        "kind": FactKind.FAULT,
         "source": "hyperpod.node-health",
         "instance_id": LIFE.instance_id,
         "fault_key": "hp:NvidiaErrorReboot",
@@ -367,12 +367,12 @@ FAULTS = st.sampled_from(sorted(default_catalogue()))
 SOURCES = st.sampled_from(["hyperpod.node-health", "hyperpod.node-labels", "kubernetes.node", "site:prober"])
 FACTS = st.builds(
     lambda key, source, second, kind, gpu: a_fact(
-        second, fault_key=key if kind is FactKind.SICKENED else "", source=source, kind=kind, gpu=gpu
+        second, fault_key=key if kind is FactKind.FAULT else "", source=source, kind=kind, gpu=gpu
     ),
     FAULTS,
     SOURCES,
     st.integers(0, 900),
-    st.sampled_from([FactKind.SICKENED, FactKind.SICKENED, FactKind.SICKENED, FactKind.RECOVERED]),
+    st.sampled_from([FactKind.FAULT, FactKind.FAULT, FactKind.FAULT, FactKind.RECOVERED]),
     st.sampled_from(["", "GPU-1", "GPU-2"]),
 )
 _JUDGED = (
@@ -383,7 +383,7 @@ _JUDGED = (
 
 def judged(facts: list[NodeFact]) -> dict[str, Any]:
     """Result for an incident whose first fact is the first that opens one."""
-    evidence = [fact for fact in facts if fact.kind is FactKind.SICKENED and decide(fact).action is IntakeAction.OPEN]
+    evidence = [fact for fact in facts if fact.kind is FactKind.FAULT and decide(fact).action is IntakeAction.OPEN]
     incident = an_incident(evidence[0])
     for fact in (each for each in facts if each is not evidence[0]):
         incident = with_fact(incident, fact)

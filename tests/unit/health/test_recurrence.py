@@ -26,7 +26,7 @@ PLACE = f"slot/{AFFECTED.slot}"
 
 def a_fact(hours: float = 0, **changes: Any) -> NodeFact:
     facts: dict[str, Any] = {
-        "kind": FactKind.SICKENED,
+        "kind": FactKind.FAULT,
         "source": "kubernetes.node",
         "instance_id": LIFE.instance_id,
         "fault_key": "xid:79",

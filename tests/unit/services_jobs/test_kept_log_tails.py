@@ -62,7 +62,7 @@ def test_logs_are_kept_before_a_recovery_takes_the_pods() -> None:
     recovery = RecoveryScenario()
     scenario = recovery.scenario
     writes(scenario, recovery.job_id, 0, "last words\n")
-    recovery.sicken()
+    recovery.report_fault()
 
     for service in (plan_recovery, drain_node):
         recovery.state("", service)

@@ -132,7 +132,7 @@ def test_the_largest_policy_lets_jobs_run_and_recover(name: str) -> None:
     assert all(scenario.job(each).reason != "The job waits for the next scheduling cycle." for each in jobs)
     assert scenario.world.telemetry.totals["WritesRejected"] == 0
     recovery = RecoveryScenario(policy=policy, mode=Mode.ACT)
-    recovery.sicken()
+    recovery.report_fault()
     assert recovery.recover() == "RECOVERED"
     for world in (scenario.world, recovery.world):
         assert all(row_bytes(row) < LARGEST_ROW for row in world.ledger.rows.values())

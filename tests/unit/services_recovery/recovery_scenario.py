@@ -59,7 +59,7 @@ QUICK = Policy(
 
 def a_fact(number: int = 1, **changes: Any) -> NodeFact:
     facts: dict[str, Any] = {
-        "kind": FactKind.SICKENED,
+        "kind": FactKind.FAULT,
         "source": "hyperpod.node-health",
         "instance_id": instance_id(number),
         "fault_key": "hp:NvidiaErrorReboot",
@@ -224,7 +224,7 @@ class RecoveryScenario:
 
     # ------------------------------------------------------------ the workflow
 
-    def sicken(self, number: int = 1, **changes: Any) -> str:
+    def report_fault(self, number: int = 1, **changes: Any) -> str:
         """Ingest a fault of a node, and return its incident."""
         fact = a_fact(number, **changes)
         if fact.fault_key.startswith("hp:"):

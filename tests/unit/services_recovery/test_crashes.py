@@ -27,7 +27,7 @@ SCENARIOS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def play(scenario: str, plan: CrashPlan) -> RecoveryScenario:
     settings, fact = SCENARIOS[scenario]
     recovery = RecoveryScenario(**settings, plan=plan)
-    recovery.sicken(**fact)
+    recovery.report_fault(**fact)
     recovery.recover()
     return recovery
 

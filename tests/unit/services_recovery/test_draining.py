@@ -34,7 +34,7 @@ def drained(fault_key: str = "hp:NvidiaErrorReboot", **settings: Any) -> Recover
     recovery.world.cluster.unmanaged.extend(pods)
     if recovery.job_id:
         recovery.scenario.set_job(recovery.job.but(spec=recovery.job.spec.but(**spec)))
-    recovery.sicken(fault_key=fault_key, **fact)
+    recovery.report_fault(fault_key=fault_key, **fact)
     for service in (plan_recovery, cordon_node, drain_node):
         recovery.state("", service)
     return recovery
@@ -143,7 +143,7 @@ def test_job_is_stopped_once_its_finishing_time_is_over() -> None:
 )
 def test_only_application_failures_use_restarts(act: JobAction, fault_key: str, state: JobState, failures: int) -> None:
     recovery = RecoveryScenario()
-    recovery.sicken()
+    recovery.report_fault()
     recovery.state("", plan_recovery)
     assert recovery.incident.plan
     plan = recovery.incident.plan.but(jobs=act)
@@ -279,7 +279,7 @@ def test_job_whose_pods_cannot_be_deleted_does_not_end_the_recovery() -> None:
         raise NotAllowed("DELETE pods: 403 Forbidden")
 
     recovery.world.cluster.stop = stop  # type: ignore[method-assign, assignment]
-    recovery.sicken()
+    recovery.report_fault()
 
     for service in (plan_recovery, cordon_node, drain_node):
         outcome = recovery.state("", service)
@@ -302,7 +302,7 @@ def test_person_decides_about_pods_that_remain_after_the_drain() -> None:
 def test_unmanaged_pods_stay_in_observe_mode() -> None:
     recovery = RecoveryScenario(with_job=False, policy=SAVES, drills_may_act=False)
     recovery.world.cluster.unmanaged.append(a_pod("allowed", may_move=True))
-    recovery.sicken(is_drill=True)
+    recovery.report_fault(is_drill=True)
     for service in (plan_recovery, drain_node):
         recovery.state("", service)
 
@@ -313,7 +313,7 @@ def test_unmanaged_pods_stay_under_a_hold() -> None:
     recovery = RecoveryScenario(with_job=False, policy=SAVES)
     recovery.world.cluster.unmanaged.append(a_pod("allowed", may_move=True))
     recovery.hold()
-    recovery.sicken()
+    recovery.report_fault()
     for service in (plan_recovery, cordon_node, drain_node):
         recovery.state("", service)
 

@@ -120,23 +120,23 @@ class RecoveryWithDrills(RecoveryScenario):
 
 
 def reboots(recovery: RecoveryScenario) -> None:
-    recovery.sicken()
+    recovery.report_fault()
     recovery.recover()
 
 
 def is_replaced(recovery: RecoveryScenario) -> None:
-    recovery.sicken(fault_key="hp:NvidiaErrorTerminate")
+    recovery.report_fault(fault_key="hp:NvidiaErrorTerminate")
     recovery.recover()
 
 
 def escalates(recovery: RecoveryScenario) -> None:
     recovery.replacement_is_faulty = True
-    recovery.sicken()
+    recovery.report_fault()
     recovery.recover()
 
 
 def is_well_again(recovery: RecoveryScenario) -> None:
-    recovery.sicken()
+    recovery.report_fault()
     recovery.ingest(
         a_fact(kind=FactKind.RECOVERED, fault_key="", observed_at="2026-11-03T10:15:30Z", envelope_id="well")
     )
@@ -144,22 +144,22 @@ def is_well_again(recovery: RecoveryScenario) -> None:
 
 
 def comes_again(recovery: RecoveryScenario) -> None:
-    recovery.sicken()
+    recovery.report_fault()
     recovery.recover()
-    recovery.sicken(observed_at=recovery.now + timedelta(seconds=1), envelope_id="again")
+    recovery.report_fault(observed_at=recovery.now + timedelta(seconds=1), envelope_id="again")
     recovery.recover()
 
 
 def is_watched(recovery: RecoveryScenario) -> None:
     """A fault that is counted: the third time it calls for more."""
     for _ in range(3):
-        recovery.sicken(fault_key="xid:31", observed_at=recovery.now, envelope_id=f"at {recovery.now}")
+        recovery.report_fault(fault_key="xid:31", observed_at=recovery.now, envelope_id=f"at {recovery.now}")
         recovery.recover()
         recovery.world.clock.advance(600)
 
 
 def reports_progress(recovery: RecoveryScenario) -> None:
-    recovery.sicken(fault_key="hp:NvidiaErrorTerminate")
+    recovery.report_fault(fault_key="hp:NvidiaErrorTerminate")
     recovery.ingest(a_fact(kind=FactKind.PROGRESS, fault_key="", code="replacement_started", envelope_id="p"))
     recovery.recover()
 
@@ -167,7 +167,7 @@ def reports_progress(recovery: RecoveryScenario) -> None:
 def is_noticed_early(recovery: RecoveryScenario) -> None:
     """EC2 tells of a node that the sweeper has not seen yet."""
     recovery.ingest(a_fact(77, source="ec2.notice", fault_key="ec2:spot_interruption", envelope_id="notice"))
-    recovery.sicken()
+    recovery.report_fault()
     recovery.recover()
 
 
@@ -273,7 +273,7 @@ def test_drill_of_the_same_fact_hides_no_real_one(*, is_first: bool, drills_may_
 
 def test_drill_between_plan_and_settlement_keeps_the_end() -> None:
     recovery = RecoveryScenario(with_job=False)
-    recovery.sicken(fault_key="gpu:slow_throttle_thermal")
+    recovery.report_fault(fault_key="gpu:slow_throttle_thermal")
     recovery.state("PlanRecovery", plan_recovery)
     recovery.ingest(a_fact(kind=FactKind.RECOVERED, fault_key="", observed_at=recovery.now, is_drill=True))
     before = real_incident(recovery)
@@ -335,8 +335,8 @@ def test_unresolved_drill_facts_are_retried_too() -> None:
 
 def test_drill_stands_down_where_a_real_incident_is_open() -> None:
     recovery = RecoveryScenario(drills_may_act=True)
-    recovery.sicken()
-    recovery.sicken(is_drill=True, envelope_id="drill")
+    recovery.report_fault()
+    recovery.report_fault(is_drill=True, envelope_id="drill")
 
     assert recovery.recover() == IncidentState.OBSERVED
     assert recovery.executions()
@@ -345,11 +345,11 @@ def test_drill_stands_down_where_a_real_incident_is_open() -> None:
 
 def test_real_recovery_takes_over_the_node_that_a_drill_cordoned() -> None:
     recovery = RecoveryScenario(drills_may_act=True)
-    drill = recovery.sicken(is_drill=True, envelope_id="drill")
+    drill = recovery.report_fault(is_drill=True, envelope_id="drill")
     recovery.state("PlanRecovery", plan_recovery)
     assert recovery.cluster.cordon(CLUSTER, f"hyperpod-{instance_id(1)}", drill)
 
-    recovery.sicken()
+    recovery.report_fault()
 
     assert recovery.recover() == IncidentState.RECOVERED
     assert not any(node.is_cordoned for node in recovery.world.cluster.by_name.values())
@@ -357,7 +357,7 @@ def test_real_recovery_takes_over_the_node_that_a_drill_cordoned() -> None:
 
 def test_drills_use_no_limit_of_real_recoveries() -> None:
     recovery = RecoveryScenario(drills_may_act=True)
-    recovery.sicken(2, is_drill=True, fault_key="hp:NvidiaErrorTerminate")
+    recovery.report_fault(2, is_drill=True, fault_key="hp:NvidiaErrorTerminate")
     recovery.recover()
 
     rows_of_registers = {key.pk: row.doc for key, row in recovery.world.ledger.rows.items() if "REGISTER#" in key.pk}

@@ -69,7 +69,7 @@ def remember(recovery: RecoveryScenario, number: int, **changes: Any) -> None:
 
 def at_repair(recovery: RecoveryScenario, number: int, **fact: Any) -> str:
     """Take a node's recovery to the point where its repair is due; return the incident."""
-    incident_id = recovery.sicken(number, **fact)
+    incident_id = recovery.report_fault(number, **fact)
     for name, service in (("Plan", plan_recovery), ("Cordon", cordon_node), ("Drain", drain_node)):
         recovery.state(name, service)
     return incident_id
@@ -170,7 +170,7 @@ def test_one_of_two_racing_repairs_is_made() -> None:
 
 def test_one_of_two_racing_cordons_is_made() -> None:
     recovery = fleet(policy=guarded(pool_cordons=1))
-    first, second = recovery.sicken(1), recovery.sicken(2)
+    first, second = recovery.report_fault(1), recovery.report_fault(2)
     for each in (first, second):
         recovery.incident_id = each
         recovery.state("Plan", plan_recovery)
@@ -263,7 +263,7 @@ def test_entry_added_during_the_check_is_kept() -> None:
 
 def test_register_entry_of_an_earlier_incident_is_not_reused() -> None:
     recovery = fleet()
-    faulty = recovery.sicken(1)
+    faulty = recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
     enter(recovery, recovery.incident.life.key, "inc-before")
     recovery.world.clock.advance(300)
@@ -280,10 +280,10 @@ def test_register_entry_of_an_earlier_incident_is_not_reused() -> None:
 def barred_cordon(**settings: Any) -> tuple[RecoveryScenario, str]:
     """A fleet with a job on nodes 1 and 2, where the cordon of node 1 is barred by that of node 5."""
     recovery = fleet(with_job=True, policy=guarded(pool_cordons=1), **settings)
-    recovery.sicken(5)
+    recovery.report_fault(5)
     recovery.state("Plan", plan_recovery)
     recovery.state("Cordon", cordon_node)
-    faulty = recovery.sicken(1)
+    faulty = recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
     return recovery, faulty
 
@@ -684,7 +684,7 @@ def test_recovery_acts_only_after_approval() -> None:
             say(recovery)
 
     recovery.meanwhile = meanwhile
-    recovery.sicken(1)
+    recovery.report_fault(1)
 
     assert recovery.recover() == IncidentState.RECOVERED
     assert touched[0] == 0
@@ -700,7 +700,7 @@ def test_declined_plan_is_settled_as_observed() -> None:
             say(recovery, approves=False)
 
     recovery.meanwhile = meanwhile
-    recovery.sicken(1)
+    recovery.report_fault(1)
 
     assert recovery.recover() == IncidentState.OBSERVED
     assert recovery.world.cluster.calls == []
@@ -708,7 +708,7 @@ def test_declined_plan_is_settled_as_observed() -> None:
 
 def test_unanswered_plan_counts_as_declined() -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
-    recovery.sicken(1)
+    recovery.report_fault(1)
 
     assert recovery.recover() == IncidentState.OBSERVED
     assert "AwaitApproval: DEADLINE_PASSED" in recovery.visited
@@ -716,7 +716,7 @@ def test_unanswered_plan_counts_as_declined() -> None:
 
 def test_second_answer_is_refused_with_the_author_of_the_first() -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
-    recovery.sicken(1)
+    recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
     first = say(recovery)
 
@@ -729,7 +729,7 @@ def test_second_answer_is_refused_with_the_author_of_the_first() -> None:
 
 def test_an_answer_to_another_plan_is_refused() -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
-    recovery.sicken(1)
+    recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
 
     with pytest.raises(approve_recovery.PlanSuperseded, match="is out of date"):
@@ -738,7 +738,7 @@ def test_an_answer_to_another_plan_is_refused() -> None:
 
 def test_an_answer_for_an_older_episode_is_refused() -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
-    recovery.sicken(1)
+    recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
     remember(recovery, 1, boot_id="another")
 
@@ -748,7 +748,7 @@ def test_an_answer_for_an_older_episode_is_refused() -> None:
 
 def test_answer_without_a_pending_approval_is_refused() -> None:
     recovery = fleet()
-    recovery.sicken(1)
+    recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
 
     with pytest.raises(approve_recovery.PlanSuperseded, match="has no plan that needs approval"):
@@ -757,10 +757,10 @@ def test_answer_without_a_pending_approval_is_refused() -> None:
 
 def test_worse_fault_needs_a_new_approval() -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
-    recovery.sicken(1)
+    recovery.report_fault(1)
     first = recovery.state("Plan", plan_recovery)
     say(recovery)
-    recovery.sicken(1, fault_key="hp:NvidiaErrorTerminate", envelope_id="e-2", observed_at="2026-11-03T10:16:00Z")
+    recovery.report_fault(1, fault_key="hp:NvidiaErrorTerminate", envelope_id="e-2", observed_at="2026-11-03T10:16:00Z")
     recovery.open(K.APPROVED)
 
     assert recovery.look() == ["SUPERSEDED"]
@@ -777,7 +777,7 @@ def test_worse_fault_needs_a_new_approval() -> None:
 
 def test_approved_action_is_checked_again_before_it() -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
-    faulty = recovery.sicken(1)
+    faulty = recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
     say(recovery)
     recovery.state("Cordon", cordon_node)
@@ -789,7 +789,7 @@ def test_approved_action_is_checked_again_before_it() -> None:
 @pytest.mark.parametrize("service", [cordon_node, drain_node, repair_node])
 def test_return_to_observe_stops_an_approved_plan(service: Any) -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
-    recovery.sicken(1)
+    recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
     say(recovery)
     recovery.mode = Mode.OBSERVE
@@ -803,7 +803,7 @@ def test_return_to_observe_stops_an_approved_plan(service: Any) -> None:
 def test_mode_rule_lowers_the_mode_of_its_pool_only() -> None:
     policy = guarded().but(modes=(ModeRule(pool=P5, mode=Mode.OBSERVE),))
     recovery = fleet(policy=policy)
-    recovery.sicken(1)
+    recovery.report_fault(1)
 
     assert recovery.recover() == IncidentState.OBSERVED
     assert recovery.incident.mode == "observe"
@@ -813,11 +813,11 @@ def test_mode_rule_lowers_the_mode_of_its_pool_only() -> None:
 def approved(rungs: str, worse: str) -> tuple[RecoveryScenario, str]:
     """A recovery approved for one fault that then ingests a worse fault."""
     recovery = fleet(mode=Mode.RECOMMEND)
-    faulty = recovery.sicken(1, fault_key=rungs, source="hyperpod.node-labels")
+    faulty = recovery.report_fault(1, fault_key=rungs, source="hyperpod.node-labels")
     recovery.state("Plan", plan_recovery)
     say(recovery)
     recovery.state("Cordon", cordon_node)
-    recovery.sicken(1, fault_key=worse, source="hyperpod.node-labels", envelope_id="e-2")
+    recovery.report_fault(1, fault_key=worse, source="hyperpod.node-labels", envelope_id="e-2")
     return recovery, faulty
 
 
@@ -846,7 +846,7 @@ def test_approval_covers_a_worse_fault_with_the_same_rungs() -> None:
 
 def test_approval_at_the_deadline_counts() -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
-    recovery.sicken(1)
+    recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
     recovery.open(K.APPROVED)
     recovery.world.clock.advance(QUICK.repair.approval_deadline_seconds)

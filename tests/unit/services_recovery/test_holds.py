@@ -28,7 +28,7 @@ def stops(recovery: RecoveryScenario) -> list[str]:
 
 def test_restart_delayed_by_a_hold_follows_its_end() -> None:
     recovery = held()
-    recovery.sicken(fault_key=RESTARTS_JOB)
+    recovery.report_fault(fault_key=RESTARTS_JOB)
 
     assert recovery.recover() == IncidentState.RECOVERED
     assert recovery.visited[1:4] == ["DrainNode: HELD", "AwaitStopAllowed: RELEASED", "DrainNode: JOBS_AFFECTED"]
@@ -38,7 +38,7 @@ def test_restart_delayed_by_a_hold_follows_its_end() -> None:
 
 def test_incident_that_waits_for_a_hold_is_shown_as_blocked() -> None:
     recovery = held()
-    recovery.sicken(fault_key=RESTARTS_JOB)
+    recovery.report_fault(fault_key=RESTARTS_JOB)
     recovery.state("PlanRecovery", plan_recovery)
 
     outcomes = [recovery.state("DrainNode", drain_node).outcome for _ in range(2)]
@@ -60,7 +60,7 @@ def test_incident_that_waits_for_a_hold_is_shown_as_blocked() -> None:
 
 def test_unrepaired_node_is_drained_after_the_hold() -> None:
     recovery = held()
-    recovery.sicken(fault_key="ec2:spot_interruption")
+    recovery.report_fault(fault_key="ec2:spot_interruption")
 
     assert recovery.recover() == IncidentState.STOOD_DOWN
     assert "AwaitGuardrails: RELEASED" in recovery.visited
@@ -73,7 +73,7 @@ def test_hold_ends_the_same_after_any_crash(at: int, when: str) -> None:
     undisturbed, crashed = held(), held()
     crashed.plan.at, crashed.plan.when = at, when
     for recovery in (undisturbed, crashed):
-        recovery.sicken(fault_key=RESTARTS_JOB)
+        recovery.report_fault(fault_key=RESTARTS_JOB)
         recovery.recover()
 
     assert crashed.crashes == 1
@@ -82,7 +82,7 @@ def test_hold_ends_the_same_after_any_crash(at: int, when: str) -> None:
 
 def test_observe_mode_stops_nothing_and_waits_for_no_hold() -> None:
     recovery = held(mode=Mode.OBSERVE)
-    recovery.sicken(fault_key=RESTARTS_JOB)
+    recovery.report_fault(fault_key=RESTARTS_JOB)
 
     assert recovery.recover() == IncidentState.OBSERVED
     assert stops(recovery) == []

@@ -149,7 +149,7 @@ def test_fleet_table_is_read_before_the_provider() -> None:
 
 def test_a_late_copy_does_not_reopen_a_settled_incident() -> None:
     recovery = RecoveryScenario()
-    recovery.sicken()
+    recovery.report_fault()
     recovery.recover()
 
     outcomes = [
@@ -163,11 +163,11 @@ def test_a_late_copy_does_not_reopen_a_settled_incident() -> None:
 
 def test_the_same_fault_after_the_return_opens_a_second_incident() -> None:
     recovery = RecoveryScenario()
-    recovery.sicken()
+    recovery.report_fault()
     recovery.recover()
     first = recovery.incident_id
 
-    recovery.sicken(observed_at=recovery.now + timedelta(seconds=1), envelope_id="again")
+    recovery.report_fault(observed_at=recovery.now + timedelta(seconds=1), envelope_id="again")
 
     assert recovery.incident_id not in ("", first)
     assert recovery.recover() == IncidentState.RECOVERED
@@ -176,7 +176,7 @@ def test_the_same_fault_after_the_return_opens_a_second_incident() -> None:
 
 def test_late_signal_of_a_replaced_node_opens_no_incident() -> None:
     recovery = RecoveryScenario()
-    recovery.sicken(fault_key="hp:NvidiaErrorTerminate")
+    recovery.report_fault(fault_key="hp:NvidiaErrorTerminate")
     recovery.recover()
     row = {
         "life": recovery.incident.life.to_json(),
@@ -210,7 +210,7 @@ class CrashingIntakeLedger:
 @pytest.mark.parametrize("after", range(1, 6))
 def test_signal_during_settlement_opens_no_second_incident(after: int) -> None:
     recovery = RecoveryScenario()
-    recovery.sicken(fault_key="hp:NvidiaErrorTerminate")
+    recovery.report_fault(fault_key="hp:NvidiaErrorTerminate")
     late = a_fact(fault_key="hp:NvidiaErrorTerminate", observed_at="2026-11-03T10:16:00Z", envelope_id="late")
     torn = CrashingIntakeLedger(recovery.world.ledger, after=after, happens=recovery.recover)
 
@@ -222,7 +222,7 @@ def test_signal_during_settlement_opens_no_second_incident(after: int) -> None:
 
 def test_recovery_before_any_action_ends_the_incident() -> None:
     recovery = RecoveryScenario()
-    recovery.sicken()
+    recovery.report_fault()
     recovery.ingest(
         a_fact(kind=FactKind.RECOVERED, fault_key="", observed_at="2026-11-03T10:15:30Z", envelope_id="well")
     )

@@ -121,11 +121,11 @@ def test_a_text_beyond_its_limit_makes_an_event_malformed(field: str) -> None:
 
 def test_node_with_the_most_signals_recovers() -> None:
     recovery = RecoveryScenario(size=4)
-    recovery.sicken()
+    recovery.report_fault()
     for detector in range(12):
         for n in range(40):
             said = NodeFact(
-                kind="SICKENED",
+                kind="FAULT",
                 source=f"site:role/{detector:02d}{'d' * 230}",
                 instance_id=instance_id(1),
                 fault_key="xid:79",

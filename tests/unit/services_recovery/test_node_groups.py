@@ -72,7 +72,7 @@ class GroupScenario(RecoveryScenario):
         self.groups.put(member.but(**changes))
 
     def fault(self) -> "GroupScenario":
-        self.sicken(source="kubernetes.node", fault_key="xid:79", observed_at=self.now)
+        self.report_fault(source="kubernetes.node", fault_key="xid:79", observed_at=self.now)
         self.mark(FAULTY, "NvidiaErrorTerminate")
         return self
 

@@ -27,7 +27,7 @@ WITH_ITS_OWN_PRICE = QUICK.but(
 def planned(*durations: int, size: int = 3) -> RecoveryScenario:
     """A recovery up to its resume plan, after earlier reboots that took this long."""
     recovery = RecoveryScenario(size=size, policy=WITH_ITS_OWN_PRICE)
-    recovery.sicken()
+    recovery.report_fault()
     for number, seconds in enumerate(durations):
         asked_at = recovery.now - timedelta(days=number + 1)
         past = recovery.incident.but(
@@ -90,7 +90,7 @@ def test_expected_lost_work_includes_the_distrusted_window() -> None:
         recovery = RecoveryScenario()
         recovery.scenario.set_job(recovery.job.but(spec=recovery.job.spec.but(checkpoint_uri="s3://checkpoints/one")))
         recovery.world.clock.advance(7200)
-        recovery.sicken(fault_key=fault_key, observed_at=recovery.now)
+        recovery.report_fault(fault_key=fault_key, observed_at=recovery.now)
         for service in (plan_recovery, drain_node, plan_resume):
             recovery.state("", service)
         return ResumeFacts.model_validate(decision(recovery).facts).lost_work_seconds
@@ -106,7 +106,7 @@ def test_expected_lost_work_includes_the_distrusted_window() -> None:
 @pytest.mark.parametrize("mode", [Mode.ACT, Mode.RECOMMEND])
 def test_job_may_resume_on_a_node_that_is_not_blamed(fault_key: str, option: str, mode: Mode) -> None:
     recovery = RecoveryScenario(size=2, mode=mode)
-    recovery.sicken(fault_key=fault_key, source="site:role/Detector")
+    recovery.report_fault(fault_key=fault_key, source="site:role/Detector")
     recovery.state("", plan_recovery)
     if mode is Mode.RECOMMEND:
         say(recovery)
@@ -121,7 +121,7 @@ def test_job_may_resume_on_a_node_that_is_not_blamed(fault_key: str, option: str
 @pytest.mark.parametrize(("offered", "option"), [(32, "FREE_NODE"), (0, "WAIT_FOR_REPAIR")])
 def test_free_node_without_efa_does_not_resume_a_gang(offered: int, option: str) -> None:
     recovery = RecoveryScenario(size=3)
-    recovery.sicken(fault_key="hp:NvidiaErrorTerminate")
+    recovery.report_fault(fault_key="hp:NvidiaErrorTerminate")
     used, by_name = recovery.scenario.attempt(recovery.job_id).node_names, recovery.world.cluster.by_name
     (spare,) = (place for place in by_name if place[1] not in used)
     by_name[spare] = by_name[spare].but(efa=offered)
@@ -139,7 +139,7 @@ def test_elastic_job_that_lost_a_node_is_planned_smaller() -> None:
     recovery.scenario.set_job(
         recovery.job.but(spec=recovery.job.spec.but(elastic=sizes, checkpoint_uri="s3://checkpoints/one"))
     )
-    recovery.sicken()
+    recovery.report_fault()
     for service in (plan_recovery, drain_node, plan_resume):
         recovery.state("", service)
 

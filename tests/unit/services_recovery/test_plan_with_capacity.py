@@ -59,7 +59,7 @@ def planned(policy: Policy, size: int = 2, **spec: Any) -> RecoveryScenario:
 
 
 def plan(recovery: RecoveryScenario) -> RecoveryScenario:
-    recovery.sicken()
+    recovery.report_fault()
     for service in (plan_recovery, cordon_node, drain_node, plan_resume):
         recovery.state("", service)
     return recovery

@@ -35,17 +35,17 @@ def history(recovery: RecoveryScenario) -> FaultHistory:
     return rows.read(row, FaultHistory)
 
 
-def sicken_again(recovery: RecoveryScenario, **changes: Any) -> None:
+def report_fault_again(recovery: RecoveryScenario, **changes: Any) -> None:
     recovery.world.clock.advance(timedelta(days=1).total_seconds())
-    recovery.sicken(observed_at=LATER, envelope_id="again", **changes)
+    recovery.report_fault(observed_at=LATER, envelope_id="again", **changes)
 
 
 def test_second_fault_replaces_the_node_instead_of_rebooting() -> None:
     recovery = RecoveryScenario()
-    recovery.sicken()
+    recovery.report_fault()
     assert recovery.recover() == IncidentState.RECOVERED
 
-    sicken_again(recovery)
+    report_fault_again(recovery)
     recovery.recover()
 
     assert [rung for rung, _ in recovery.world.provider.asked] == ["reboot", "replace"]
@@ -55,7 +55,7 @@ def test_second_fault_replaces_the_node_instead_of_rebooting() -> None:
 
 def test_duplicate_signal_is_counted_once() -> None:
     recovery = RecoveryScenario()
-    recovery.sicken()
+    recovery.report_fault()
     before = history(recovery)
 
     recovery.ingest(a_fact())
@@ -68,7 +68,7 @@ def test_duplicate_signal_is_counted_once() -> None:
 def test_crash_at_the_write_records_all_or_nothing(when: CrashTiming) -> None:
     recovery = RecoveryScenario(with_job=False, plan=CrashPlan(at=1, when=when))
 
-    recovery.sicken()
+    recovery.report_fault()
 
     assert recovery.crashes == 1
     assert recovery.plan.effects[0] == "commit"
@@ -111,7 +111,7 @@ def test_second_hang_of_a_job_counts_on_another_node() -> None:
 )
 def test_site_ladder_is_used(faults: dict[str, Any], asked: list[str]) -> None:
     recovery = RecoveryScenario(policy=changed(QUICK, {"faults": faults}))
-    recovery.sicken()
+    recovery.report_fault()
 
     recovery.recover()
 
@@ -121,7 +121,7 @@ def test_site_ladder_is_used(faults: dict[str, Any], asked: list[str]) -> None:
 def test_every_decision_names_its_catalogue() -> None:
     policy = changed(QUICK, {"faults": {"hp:NvidiaErrorReboot": {"severity": "minor"}}})
     recovery = RecoveryScenario(policy=policy)
-    recovery.sicken()
+    recovery.report_fault()
 
     recovery.recover()
 
@@ -142,7 +142,7 @@ def settled(recovery: RecoveryScenario, plan: plan_recovery.Outcome) -> settle_i
 
 def test_worse_fault_after_the_plan_keeps_the_incident_open() -> None:
     recovery = RecoveryScenario()
-    recovery.sicken(fault_key="sxid:11012")
+    recovery.report_fault(fault_key="sxid:11012")
     plan = recovery.state("PlanRecovery", plan_recovery)
     recovery.ingest(a_fact(envelope_id="worse"))
 
@@ -158,7 +158,7 @@ def test_worse_fault_after_the_plan_keeps_the_incident_open() -> None:
 
 def test_next_signal_or_sweep_starts_the_next_run() -> None:
     recovery = RecoveryScenario()
-    recovery.sicken(fault_key="sxid:11012")
+    recovery.report_fault(fault_key="sxid:11012")
     plan = recovery.state("PlanRecovery", plan_recovery)
     recovery.ingest(a_fact(envelope_id="worse"))
     settled(recovery, plan)
@@ -172,7 +172,7 @@ def test_next_signal_or_sweep_starts_the_next_run() -> None:
 
 def test_incident_with_an_answered_fault_is_closed() -> None:
     recovery = RecoveryScenario()
-    recovery.sicken(fault_key="sxid:11012")
+    recovery.report_fault(fault_key="sxid:11012")
     plan = recovery.state("PlanRecovery", plan_recovery)
     recovery.ingest(a_fact(fault_key="sxid:11012", link="7", envelope_id="same"))
 

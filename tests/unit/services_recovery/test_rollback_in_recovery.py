@@ -26,7 +26,7 @@ def moved(plan: CrashPlan | None = None, *, policy: object = QUICK) -> RecoveryS
     scenario.save(job.job_id, 1, 10, seconds=-3600)
     scenario.save(job.job_id, 1, 20)
     world.clock.advance(10)
-    recovery.sicken(observed_at=recovery.now)
+    recovery.report_fault(observed_at=recovery.now)
     for service in (plan_recovery, cordon_node, drain_node, plan_resume):
         recovery.state("", service)
     recovery.run_jobs()
@@ -153,7 +153,7 @@ def test_suspicion_counts_until_a_pin_respects_it(is_pinned: bool, through: int)
     attempt = scenario.attempt(recovery.job_id, 2)
     scenario.put(job_rows.attempt_row(attempt.but(is_pinned=is_pinned), 0))
 
-    recovery.sicken(int(attempt.nodes[0].instance_id[-2:]), envelope_id="2")
+    recovery.report_fault(int(attempt.nodes[0].instance_id[-2:]), envelope_id="2")
     for service in (plan_recovery, cordon_node, drain_node, plan_resume):
         recovery.state("", service)
 

@@ -34,7 +34,7 @@ NODE = f"hyperpod-{instance_id(1)}"
 def faulty(**settings_: Any) -> RecoveryScenario:
     fact = settings_.pop("fact", {})
     recovery = RecoveryScenario(**settings_)
-    recovery.sicken(**fact)
+    recovery.report_fault(**fact)
     return recovery
 
 
@@ -252,7 +252,7 @@ def test_release_of_a_hold_moves_jobs_off_a_cordoned_node() -> None:
     recovery = RecoveryScenario()
     recovery.world.cluster.set_node(NODE, is_cordoned=True)
     recovery.hold(seconds=60)
-    recovery.sicken()
+    recovery.report_fault()
 
     assert recovery.recover() == IncidentState.STOOD_DOWN
     assert "AwaitGuardrails: RELEASED" in recovery.visited
@@ -373,7 +373,9 @@ def test_lemon_is_watched_longer_and_then_replaced() -> None:
     took, lemons = [], []
     for number in range(3):
         at = recovery.now + timedelta(seconds=1)
-        recovery.sicken(fault_key="node:not_ready", source="kubernetes.node", observed_at=at, occurrence=str(number))
+        recovery.report_fault(
+            fault_key="node:not_ready", source="kubernetes.node", observed_at=at, occurrence=str(number)
+        )
         recovery.world.clock.advance(2)
         assert recovery.recover() == IncidentState.RECOVERED
         stages = recovery.incident.stages
@@ -390,7 +392,7 @@ def test_lemon_is_watched_longer_and_then_replaced() -> None:
 
 def test_lemon_that_recovers_by_itself_is_still_replaced() -> None:
     recovery = RecoveryScenario(policy=QUICK.but(repair=QUICK.repair.but(lemon_returns=0)), with_job=False)
-    recovery.sicken(fault_key="node:not_ready", source="kubernetes.node")
+    recovery.report_fault(fault_key="node:not_ready", source="kubernetes.node")
 
     recovery.state("PlanRecovery", plan_recovery)
 
@@ -403,7 +405,7 @@ def test_lemon_that_recovers_by_itself_is_still_replaced() -> None:
 def test_cordon_of_a_person_stays_and_its_jobs_move() -> None:
     recovery = RecoveryScenario()
     recovery.world.cluster.set_node(NODE, is_cordoned=True)
-    recovery.sicken()
+    recovery.report_fault()
 
     assert recovery.recover() == IncidentState.STOOD_DOWN
     assert recovery.world.provider.asked == []
@@ -416,7 +418,7 @@ def test_cordon_of_a_person_stays_and_its_jobs_move() -> None:
 def test_hyperpod_repairs_under_automatic_node_recovery() -> None:
     recovery = RecoveryScenario()
     recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
-    recovery.sicken()
+    recovery.report_fault()
     recovery.state("PlanRecovery", plan_recovery)
     # HyperPod's own repair, not ours:
     recovery.world.provider.reboot(instance_id(1))
@@ -430,7 +432,7 @@ def test_hyperpod_repairs_under_automatic_node_recovery() -> None:
 def test_evenkeel_takes_over_from_an_idle_owner() -> None:
     recovery = RecoveryScenario()
     recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
-    recovery.sicken()
+    recovery.report_fault()
     heard_at = recovery.now
 
     assert recovery.recover() == IncidentState.RECOVERED
@@ -447,7 +449,7 @@ def test_evenkeel_takes_over_from_an_idle_owner() -> None:
 def test_end_of_an_earlier_provider_repair_is_noticed() -> None:
     recovery = RecoveryScenario()
     recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
-    recovery.sicken()
+    recovery.report_fault()
     recovery.state("PlanRecovery", plan_recovery)
     recovery.world.provider.reboot(instance_id(1))
     recovery.world.provider.finish(instance_id(1))
@@ -464,7 +466,7 @@ def test_end_of_an_earlier_provider_repair_is_noticed() -> None:
 def test_active_provider_repair_is_never_interrupted() -> None:
     recovery = RecoveryScenario(is_stuck=True)
     recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
-    recovery.sicken()
+    recovery.report_fault()
     recovery.world.provider.reboot(instance_id(1))
     recovery.world.provider.asked.clear()
 
@@ -476,7 +478,7 @@ def test_recovery_waits_while_hyperpod_updates_the_cluster() -> None:
     recovery = RecoveryScenario()
     updating = recovery.world.provider.settings.but(status="SystemUpdating")
     recovery.world.provider.settings = updating
-    recovery.sicken()
+    recovery.report_fault()
     first = recovery.state("PlanRecovery", plan_recovery)
     again = recovery.state("PlanRecovery", plan_recovery)
     recovery.open(ConditionKind.NODE_FREE)
@@ -503,7 +505,7 @@ def test_cluster_update_delays_the_next_rung() -> None:
 
 def test_job_finishes_before_the_repair_of_a_minor_fault() -> None:
     recovery = RecoveryScenario(policy=QUICK.but(repair=QUICK.repair.but(drain_scale=0.001)))
-    recovery.sicken(fault_key="xid:63")
+    recovery.report_fault(fault_key="xid:63")
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("DrainNode", drain_node)):
         recovery.state(name, service)
     waits = recovery.state("RepairNode", repair_node)
@@ -519,7 +521,7 @@ def test_job_finishes_before_the_repair_of_a_minor_fault() -> None:
 
 def test_job_past_its_finishing_time_is_stopped_before_the_repair() -> None:
     recovery = RecoveryScenario(policy=QUICK.but(repair=QUICK.repair.but(drain_scale=0.001)))
-    recovery.sicken(fault_key="xid:63")
+    recovery.report_fault(fault_key="xid:63")
 
     assert recovery.recover() == IncidentState.RECOVERED
     assert "AwaitFreeNode: NODE_FREE" in recovery.visited
@@ -559,7 +561,7 @@ def test_opted_out_pool_is_left_alone() -> None:
     for node in list(recovery.world.cluster.by_name.values()):
         recovery.world.cluster.set_node(node.name, labels={**node.labels, "evenkeel.io/automation": "OFF"})
     recovery.world.cluster.remove_node(NODE)
-    recovery.sicken()
+    recovery.report_fault()
 
     assert recovery.recover() == IncidentState.STOOD_DOWN
     assert effects(recovery) == []
@@ -600,7 +602,7 @@ def test_karpenter_node_is_drained_and_terminated_once() -> None:
     life = NodeLife(cluster=CLUSTER, instance_id=instance_id(1), launched_at=born)
     stored = FleetNode.seen(Node(life=life, kubernetes=seen), Resources(accelerators=8), born)
     recovery.world.ledger.commit(Put(fleet_rows.node_row(CLUSTER, instance_id(1), stored.to_json(), 0, None)))
-    recovery.sicken(source="kubernetes.node", fault_key="node:not_ready", observed_at=recovery.now)
+    recovery.report_fault(source="kubernetes.node", fault_key="node:not_ready", observed_at=recovery.now)
     recovery.mark(instance_id(1), "NvidiaErrorReboot")
 
     assert recovery.recover() == IncidentState.RECOVERED
@@ -686,7 +688,7 @@ def test_job_that_ended_with_its_node_is_followed() -> None:
     recovery.mark(instance_id(1), "NvidiaErrorReboot")
     recovery.scenario.world.cluster.set_node(NODE, is_ready=False, not_ready_since=recovery.now)
     recovery.scenario.settle(recovery.job_id, 1)
-    recovery.sicken()
+    recovery.report_fault()
 
     recovery.recover()
 
@@ -701,7 +703,7 @@ def test_job_whose_pods_vanished_with_the_node_is_affected() -> None:
     recovery.scenario.world.cluster.set_node(NODE, is_ready=False, not_ready_since=recovery.now)
     recovery.scenario.settle(recovery.job_id, 1)
     recovery.scenario.world.cluster.jobs.clear()
-    recovery.sicken()
+    recovery.report_fault()
 
     for name, service in (("PlanRecovery", plan_recovery), ("DrainNode", drain_node)):
         recovery.state(name, service)
@@ -716,7 +718,7 @@ def test_attempt_that_ended_before_the_fault_is_not_affected() -> None:
     recovery.scenario.world.cluster.fail_pods(recovery.job_id, 1, exit_code=1)
     recovery.scenario.settle(recovery.job_id, 1)
     recovery.world.clock.advance(recovery.policy.jobs.attribution_delay_seconds + 1)
-    recovery.sicken(observed_at=recovery.now)
+    recovery.report_fault(observed_at=recovery.now)
 
     for name, service in (("PlanRecovery", plan_recovery), ("DrainNode", drain_node)):
         recovery.state(name, service)
@@ -730,7 +732,7 @@ def test_application_failure_is_reattributed_to_a_faulty_node() -> None:
     recovery.scenario.settle(recovery.job_id, 1)
     assert (recovery.scenario.attempt(recovery.job_id, 1).state, recovery.job.application_failures) == ("FAILED", 1)
 
-    recovery.sicken()
+    recovery.report_fault()
     for name, service in (
         ("PlanRecovery", plan_recovery),
         ("DrainNode", drain_node),
@@ -833,7 +835,7 @@ def test_node_is_replaced_at_most_once_and_the_recovery_ends(
     )
     recovery.world.provider.scripted.extend(answer for answer in answers if answer is not RepairAnswer.ACCEPTED)
     recovery.world.provider.lost_replies = lost
-    recovery.sicken(fault_key=fault)
+    recovery.report_fault(fault_key=fault)
 
     outcome = recovery.recover()
 

@@ -65,7 +65,7 @@ def answer_once(recovery: RecoveryScenario, *, approves: bool = True) -> None:
 
 def declined(mode: Mode = Mode.RECOMMEND, **more: Any) -> RecoveryScenario:
     recovery = RecoveryScenario(mode=mode, with_job=False, **more)
-    recovery.sicken()
+    recovery.report_fault()
     recovery.meanwhile = lambda: answer_once(recovery, approves=False)
     assert recovery.recover() == IncidentState.OBSERVED
     recovery.meanwhile = None
@@ -74,14 +74,14 @@ def declined(mode: Mode = Mode.RECOMMEND, **more: Any) -> RecoveryScenario:
 
 def unanswered() -> RecoveryScenario:
     recovery = RecoveryScenario(mode=Mode.RECOMMEND, with_job=False)
-    recovery.sicken()
+    recovery.report_fault()
     assert recovery.recover() == IncidentState.OBSERVED
     return recovery
 
 
 def only_observed() -> RecoveryScenario:
     recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
-    recovery.sicken()
+    recovery.report_fault()
     assert recovery.recover() == IncidentState.OBSERVED
     return recovery
 
@@ -119,7 +119,7 @@ def test_node_with_fault_labels_is_unhealthy_before_any_incident() -> None:
 
 def test_fault_without_a_label_makes_its_node_unhealthy() -> None:
     recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
-    recovery.sicken(fault_key="xid:79", source="site:prober")
+    recovery.report_fault(fault_key="xid:79", source="site:prober")
     recovery.recover()
     sweep(recovery)
 
@@ -128,7 +128,7 @@ def test_fault_without_a_label_makes_its_node_unhealthy() -> None:
 
 def test_fault_without_a_repair_keeps_its_node_in_service() -> None:
     recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
-    recovery.sicken(fault_key="xid:31")
+    recovery.report_fault(fault_key="xid:31")
     recovery.recover()
     sweep(recovery)
 
@@ -209,7 +209,7 @@ def test_change_to_recommend_requests_approval() -> None:
 def test_policy_that_allows_the_class_resumes_the_recovery() -> None:
     watched = QUICK.but(modes=(ModeRule(mode=Mode.OBSERVE),))
     recovery = RecoveryScenario(with_job=False, policy=watched)
-    recovery.sicken()
+    recovery.report_fault()
     assert recovery.recover() == IncidentState.OBSERVED
     assert sweep(recovery) == 0
     recovery.policy = QUICK
@@ -219,7 +219,7 @@ def test_policy_that_allows_the_class_resumes_the_recovery() -> None:
 
 def test_removed_opt_out_resumes_the_recovery() -> None:
     recovery = RecoveryScenario(with_job=False)
-    recovery.sicken()
+    recovery.report_fault()
     node = next(each for each in recovery.world.cluster.by_name.values() if each.name == name_of(recovery))
     recovery.world.cluster.set_node(node.name, labels={**node.labels, AUTOMATION_LABEL: "off"})
     assert recovery.recover() == IncidentState.STOOD_DOWN
@@ -231,7 +231,7 @@ def test_removed_opt_out_resumes_the_recovery() -> None:
 
 def test_recovery_stopped_by_the_mode_continues() -> None:
     recovery = RecoveryScenario(with_job=False)
-    recovery.sicken()
+    recovery.report_fault()
     recovery.state("PlanRecovery", plan_recovery)
     recovery.mode = Mode.OBSERVE
     assert recovery.recover() == IncidentState.STOOD_DOWN
@@ -245,7 +245,7 @@ def test_recovery_stopped_by_the_mode_continues() -> None:
 @pytest.mark.parametrize("mode", [Mode.ACT, Mode.RECOMMEND])
 def test_node_that_a_person_cordoned_is_not_resumed(mode: Mode) -> None:
     recovery = RecoveryScenario(mode=mode, with_job=False)
-    recovery.sicken()
+    recovery.report_fault()
     recovery.meanwhile = lambda: answer_once(recovery)
     recovery.world.cluster.set_node(name_of(recovery), is_cordoned=True)
     recovery.recover()
@@ -278,7 +278,7 @@ def test_recovery_signals_end_the_unhealthy_state() -> None:
 
 def test_partial_recovery_keeps_the_unhealthy_state() -> None:
     recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
-    recovery.sicken()
+    recovery.report_fault()
     recovery.ingest(a_fact(source="site:prober", fault_key="xid:79", envelope_id="other"))
     recovery.recover()
     cured: dict[str, Any] = {"kind": FactKind.RECOVERED, "fault_key": "", "occurrence": "w", "envelope_id": "well"}
@@ -291,7 +291,7 @@ def test_partial_recovery_keeps_the_unhealthy_state() -> None:
 
 def test_counted_signal_does_not_keep_a_node_unhealthy() -> None:
     recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
-    recovery.sicken()
+    recovery.report_fault()
     recovery.ingest(a_fact(source="site:prober", fault_key="xid:999", envelope_id="unlisted"))
     recovery.recover()
     assert {signal.fault_key for signal in recovery.incident.signals} == {"hp:NvidiaErrorReboot", "xid:999"}
@@ -334,7 +334,7 @@ def test_uncordon_by_a_person_ends_the_unhealthy_state() -> None:
 
 def test_pending_approval_shows_its_deadline_and_default() -> None:
     recovery = RecoveryScenario(mode=Mode.RECOMMEND)
-    recovery.sicken()
+    recovery.report_fault()
     recovery.state("PlanRecovery", plan_recovery)
     asked = read_incidents.summary(recovery.incident, recovery.now)["pendingApproval"]
 
@@ -345,7 +345,7 @@ def test_pending_approval_shows_its_deadline_and_default() -> None:
 
 def test_expired_approval_shows_its_default() -> None:
     recovery = RecoveryScenario(mode=Mode.RECOMMEND)
-    recovery.sicken()
+    recovery.report_fault()
     recovery.state("PlanRecovery", plan_recovery)
     by = recovery.now + timedelta(seconds=QUICK.repair.approval_deadline_seconds)
 
@@ -357,7 +357,7 @@ def test_expired_approval_shows_its_default() -> None:
 
 def test_pending_approval_names_the_jobs_of_the_node() -> None:
     recovery = RecoveryScenario(mode=Mode.RECOMMEND)
-    recovery.sicken()
+    recovery.report_fault()
     recovery.state("PlanRecovery", plan_recovery)
     [there] = read_incidents.with_jobs(recovery.world.ledger, [recovery.incident])
     lanes = read_incidents.job_lanes(there, read_incidents.load_affected_jobs(recovery.world.ledger, there))

@@ -298,7 +298,7 @@ def test_attribution_without_a_delay_is_immediate() -> None:
 
 def test_failed_wait_does_not_delay_the_others() -> None:
     recovery = RecoveryScenario()
-    recovery.sicken()
+    recovery.report_fault()
     for kind in (K.NODE_BACK, K.RELEASED):
         request = open_wait.Request(kind=kind, token=kind, incident_id=recovery.incident_id, run=1)
         recovery.world.clock.advance(1)
@@ -325,7 +325,7 @@ def test_waits_of_one_subject_can_be_evaluated_separately(waits: Waits) -> None:
 
 def test_held_recovery_waits_longer_than_the_longest_hold() -> None:
     recovery = RecoveryScenario()
-    recovery.sicken()
+    recovery.report_fault()
     recovery.hold(seconds=120)
     request = open_wait.Request(kind=K.RELEASED, token="t", incident_id=recovery.incident_id, run=1)
     open_wait.run(request, recovery.context())

@@ -15,7 +15,7 @@ class ClassifiedFact(NamedTuple):
     fact: NodeFact
     affected: AffectedNode
     fault: Fault
-    """The fault with the site's overrides. Without meaning unless the fact is `SICKENED`."""
+    """The fault with the site's overrides. Without meaning unless the fact is `FAULT`."""
 
     @classmethod
     def of(cls, fact: NodeFact, affected: AffectedNode, catalogue: FaultCatalogue) -> Self:
@@ -25,7 +25,7 @@ class ClassifiedFact(NamedTuple):
     @property
     def is_evidence(self) -> bool:
         """Whether the fact reports a fault that says something about the node by itself."""
-        return self.fact.kind is FactKind.SICKENED and self.fault.is_evidence
+        return self.fact.kind is FactKind.FAULT and self.fault.is_evidence
 
 
 class IncidentFault(NamedTuple):

@@ -32,7 +32,7 @@ FactDetail = Annotated[str, StringConstraints(max_length=500)]
 class FactKind(StrEnum):
     """Meaning of a signal about a node."""
 
-    SICKENED = "SICKENED"
+    FAULT = "FAULT"
     RECOVERED = "RECOVERED"
     PROGRESS = "PROGRESS"
     """The provider reports a step of its repair. It joins an open incident and never opens one."""

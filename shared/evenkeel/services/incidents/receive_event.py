@@ -314,7 +314,7 @@ def _record_once(fact: NodeFact, affected: AffectedNode, context: Context) -> In
 
 def _read_fact_rows(report: ClassifiedFact, affected: AffectedNode, ledger: Ledger, now: datetime) -> _FactRows:
     fact, is_drill = report.fact, report.fact.is_drill
-    places = history_keys(report.fault, affected) if fact.kind is FactKind.SICKENED else ()
+    places = history_keys(report.fault, affected) if fact.kind is FactKind.FAULT else ()
     known, last, pointer, unresolved, slot, *histories = ledger.batch_get(
         incident_rows.fact_key(fact.fact_key),
         incident_rows.last_key(affected.life, is_drill=is_drill),
@@ -393,7 +393,7 @@ def _incident_writes(
     ]
 
 
-_TIMELINE_KINDS = {FactKind.SICKENED: "sickened", FactKind.RECOVERED: "recovered", FactKind.PROGRESS: "progress"}
+_TIMELINE_KINDS = {FactKind.FAULT: "fault", FactKind.RECOVERED: "recovered", FactKind.PROGRESS: "progress"}
 
 _SOURCE_TEXT = {
     "hyperpod.node-health": "HyperPod's health event",
