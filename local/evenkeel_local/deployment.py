@@ -1,4 +1,8 @@
-"""The real template, built and deployed to a local engine with the same `sam` commands as to the cloud."""
+"""The real template, built and deployed to a local engine with the same `sam` commands as to the cloud.
+
+`sam deploy` packages a build each time, which takes a processor 5 s. So the first deployment of a build is kept:
+the template and the artifacts that sam uploaded. A later engine receives the same objects and the same template.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from botocore.exceptions import ClientError, WaiterError
 
 from evenkeel_local import PROJECT
 from evenkeel_local.engine import Engine
@@ -26,6 +31,10 @@ SAM: Final = PROJECT / ".tools" / "sam" / "bin" / "sam"
 UV: Final = PROJECT / ".tools" / "uv" / "bin" / "uv"
 STACK_NAME: Final = "evenkeel"
 BUILDS: Final = PROJECT / ".evenkeel" / "build"
+_PACKAGE: Final = "package"
+"""Folder of a build with the objects that sam uploaded, each under its key, and the template that refers to them."""
+_PACKAGED_TEMPLATE: Final = "packaged.template"
+_CAPABILITIES: Final = ("CAPABILITY_IAM", "CAPABILITY_AUTO_EXPAND")
 _BUILDS_KEPT: Final = 3
 _DRAFT: Final = "draft-"
 _BUILT_FROM: Final = ("functions", "shared", "statemachines", "policy", "openapi.json", "requirements/sam.txt")
@@ -74,15 +83,19 @@ def deploy(
     chosen = local_parameters(template) | dict(parameters)
     built = build(template, chosen["PythonRuntime"], chosen["Architecture"], logs, progress=say)
     say("deploying the stack")
+    package = built.parent / _PACKAGE
+    if package.exists() and not _stack_exists(credentials, stack_name):
+        _create_stack(package, credentials, stack_name, chosen)
+        return stack_outputs(credentials, stack_name)
     # Flags only: sam would look for samconfig.toml relative to the build.
     command: list[str | Path] = [
         *(SAM, "deploy", "--template-file", built, "--stack-name", stack_name, "--region", credentials.region),
-        *("--s3-bucket", ARTIFACTS_BUCKET, "--s3-prefix", stack_name, "--no-progressbar", "--no-confirm-changeset"),
-        "--use-json",
-        *("--no-fail-on-empty-changeset", "--capabilities", "CAPABILITY_IAM", "CAPABILITY_AUTO_EXPAND"),
+        *("--s3-bucket", ARTIFACTS_BUCKET, "--s3-prefix", _prefix_of(built), "--no-progressbar"),
+        *("--use-json", "--no-confirm-changeset", "--no-fail-on-empty-changeset", "--capabilities", *_CAPABILITIES),
         *("--parameter-overrides", *_overrides(chosen)),
     ]
     _run_sam(command, logs / "sam-deploy.log", built.parent, credentials.environment())
+    _keep_package(package, credentials, stack_name, _prefix_of(built))
     return stack_outputs(credentials, stack_name)
 
 
@@ -146,6 +159,74 @@ def layer_environment(runtime: str, architecture: str) -> dict[str, str]:
         "EVENKEEL_PYTHON": sys.executable,
         "AWS_REGION": "us-west-2",  # sam needs a region even if it calls nothing
     }
+
+
+def _prefix_of(built: Path) -> str:
+    """Return the prefix of a build's objects in the bucket: its digest."""
+    return built.parent.name
+
+
+def _keep_package(package: Path, credentials: Credentials, stack_name: str, prefix: str) -> None:
+    """Keep the template of a deployed stack, and the objects under its prefix. Idempotent: yes."""
+    if package.exists():
+        return
+    draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=BUILDS))
+    try:
+        (draft / prefix).mkdir()
+        stack = credentials.client("cloudformation").get_template(StackName=stack_name, TemplateStage="Original")
+        body = stack["TemplateBody"]
+        text = body if isinstance(body, str) else json.dumps(body)
+        (draft / prefix / _PACKAGED_TEMPLATE).write_text(text, encoding="utf-8")
+        s3 = credentials.client("s3")
+        pages = s3.get_paginator("list_objects_v2").paginate(Bucket=ARTIFACTS_BUCKET, Prefix=f"{prefix}/")
+        for key in (found["Key"] for page in pages for found in page.get("Contents", [])):
+            s3.download_file(ARTIFACTS_BUCKET, key, str(draft / key))
+        with contextlib.suppress(OSError):  # another process has kept the same package
+            draft.rename(package)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _create_stack(package: Path, credentials: Credentials, stack_name: str, parameters: Mapping[str, str]) -> None:
+    """Upload a kept package, and create the stack from it, as `sam deploy` does.
+
+    Raises:
+        DeploymentError: CloudFormation refused the template, or a resource failed.
+    """
+    s3, cloudformation = credentials.client("s3"), credentials.client("cloudformation")
+    (template,) = package.rglob(_PACKAGED_TEMPLATE)
+    try:
+        for path in (path for path in package.rglob("*") if path.is_file()):
+            s3.put_object(Bucket=ARTIFACTS_BUCKET, Key=str(path.relative_to(package)), Body=path.read_bytes())
+        cloudformation.create_stack(
+            StackName=stack_name,
+            TemplateURL=f"{credentials.endpoint_url}/{ARTIFACTS_BUCKET}/{template.relative_to(package)}",
+            Parameters=[{"ParameterKey": name, "ParameterValue": value} for name, value in parameters.items() if value],
+            Capabilities=_CAPABILITIES,
+        )
+        waiter = cloudformation.get_waiter("stack_create_complete")
+        waiter.wait(StackName=stack_name, WaiterConfig={"Delay": 0.5, "MaxAttempts": 600})
+    except ClientError as error:
+        raise DeploymentError(f"Creation of the stack {stack_name} was refused: {error}") from error
+    except WaiterError as error:
+        raise DeploymentError(
+            f"The stack {stack_name} failed:\n  " + "\n  ".join(_failures(credentials, stack_name))
+        ) from error
+
+
+def _failures(credentials: Credentials, stack_name: str) -> list[str]:
+    """Return the reasons of the resources of a stack that failed, oldest first."""
+    events = credentials.client("cloudformation").describe_stack_events(StackName=stack_name)["StackEvents"]
+    failed = (event for event in reversed(events) if event.get("ResourceStatus", "").endswith("FAILED"))
+    return [f"{event.get('LogicalResourceId')}: {event.get('ResourceStatusReason', 'no reason')}" for event in failed]
+
+
+def _stack_exists(credentials: Credentials, stack_name: str) -> bool:
+    try:
+        credentials.client("cloudformation").describe_stacks(StackName=stack_name)
+    except ClientError:
+        return False
+    return True
 
 
 def stack_outputs(credentials: Credentials, stack_name: str = STACK_NAME) -> Outputs:

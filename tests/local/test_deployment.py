@@ -18,7 +18,13 @@ Parameters:
   PythonRuntime: {Type: String, Default: python3.13}
   Architecture: {Type: String, Default: arm64}
   Greeting: {Type: String, Default: nobody}
+Conditions:
+  HasFailingResource: !Equals [!Ref Greeting, fail]
 Resources:
+  Failing:
+    Type: AWS::S3::Bucket
+    Condition: HasFailingResource
+    Properties: {BucketName: evenkeel-artifacts}
   EvenkeelLayer:
     Type: AWS::Serverless::LayerVersion
     Metadata: {BuildMethod: makefile}
@@ -91,6 +97,35 @@ def test_stack_is_deployed_updated_and_built_once(
     assert deployment.stack_resources(deployer, "greet")["Greet"].startswith("greet-Greet-")
 
 
+def test_kept_package_makes_the_same_stack_on_a_new_engine(
+    engine: Engine, deployer: Credentials, template: Path, tmp_path: Path
+) -> None:
+    def deploy(name: str) -> tuple[str, dict[str, object]]:
+        outputs = deployment.deploy(engine, deployer, {"Greeting": name}, template, tmp_path, stack_name=name)
+        found = deployer.client("cloudformation").get_template(StackName=name, TemplateStage="Original")
+        answer = deployer.client("lambda").invoke(FunctionName=outputs["FunctionName"])
+        return str(found["TemplateBody"]), dict(json.loads(answer["Payload"].read()))
+
+    by_sam, greeted_by_sam = deploy("by-sam")
+    log = tmp_path / "sam-deploy.log"
+    log.unlink(missing_ok=True)
+    by_package, greeted = deploy("by-package")
+
+    assert not log.exists(), "the second stack came from the package, not from sam"
+    assert by_package == by_sam
+    assert (greeted_by_sam["greeting"], greeted["greeting"]) == ("by-sam", "by-package")
+    assert greeted["fromLayer"], "the package has the code of the layer"
+
+
+def test_failed_resource_of_a_package_is_named(
+    engine: Engine, deployer: Credentials, template: Path, tmp_path: Path
+) -> None:
+    deployment.deploy(engine, deployer, {"Greeting": "x"}, template, tmp_path, stack_name="makes-the-package")
+
+    with pytest.raises(DeploymentError, match=r"The stack fails failed:\n  .*Validation failed"):
+        deployment.deploy(engine, deployer, {"Greeting": "fail"}, template, tmp_path, stack_name="fails")
+
+
 def test_unparsable_template_is_refused_with_the_message_of_sam(
     engine: Engine, deployer: Credentials, tmp_path: Path
 ) -> None:
@@ -104,7 +139,7 @@ def test_unparsable_template_is_refused_with_the_message_of_sam(
 def test_identity_without_deploy_rights_is_refused(engine: Engine, template: Path, tmp_path: Path) -> None:
     nobody = Credentials("AKIA0000000000000000", "secret", engine.endpoint_url)
 
-    with pytest.raises(DeploymentError, match="sam deploy failed"):
+    with pytest.raises(DeploymentError, match=r"sam deploy failed|was refused: .*AccessDenied|InvalidAccessKeyId"):
         deployment.deploy(engine, nobody, {"Greeting": "x"}, template, tmp_path, stack_name="refused")
 
 
