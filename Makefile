@@ -59,8 +59,8 @@ lint-code:
 	@$(BIN)/python tools/prose.py
 
 lint-template:
-	@echo "lint: sam validate"
-	@$(SAM) validate --lint --region us-west-2
+	@echo "lint: the translated template"
+	@$(BIN)/python -m pytest -q tests/template/test_lint.py
 
 generate: setup ## write openapi.json, schemas, tables and pictures again from the code
 	@$(BIN)/python -m tools.generate

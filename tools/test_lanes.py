@@ -31,13 +31,13 @@ _WITH_PORTS = (
 )
 """Local tests that do not use the shared data centre: they run in other lanes, so that all lanes end together."""
 LANES = {
-    "small": ["tests/unit", "tests/template", *_WITH_UNITS],
+    "small": ["tests/unit", "tests/template", "--ignore=tests/template/test_lint.py", *_WITH_UNITS],
     "ports": ["tests/contract", "tests/workflow", "tests/simulator", *_WITH_PORTS],
     "whole": ["tests/local", *(f"--ignore={path}" for path in (*_WITH_UNITS, *_WITH_PORTS))],
 }
 """Three lanes for two processors: `whole` waits for most of its time."""
 LINT = ("make", "--no-print-directory", "lint")
-"""Runs beside the lanes."""
+"""Runs beside the lanes, with `tests/template/test_lint.py`."""
 EACH_TIME = ("-m", "not drills and not exhaustive")
 _COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?)")
 

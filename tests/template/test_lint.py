@@ -1,6 +1,11 @@
-"""The linters accept the template as CloudFormation sees it, and each workflow on its own."""
+"""The linters accept the template as CloudFormation sees it, and each workflow on its own.
+
+`make lint` runs this module. `sam validate --lint` translates and lints the template once more, with fewer rules.
+"""
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 from cfnlint.api import lint
@@ -35,6 +40,16 @@ def every_finding(document: Json) -> list[Finding]:
 
 def test_translated_template_passes_cfn_lint_and_its_serverless_rules(of_template: list[Finding]) -> None:
     assert unwaived(of_template) == []
+
+
+@pytest.mark.exhaustive
+def test_sam_accepts_the_template() -> None:
+    project = Path(__file__).resolve().parents[2]
+    command = [str(project / ".tools" / "sam" / "bin" / "sam"), "validate", "--lint", "--region", "us-west-2"]
+
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_lint_waiver_is_needed(of_template: list[Finding]) -> None:
