@@ -34,7 +34,7 @@ def writers_of(row: str) -> set[str]:
     for file in SERVICES.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-            if is_call and node.func.attr == row and ast.unparse(node.func.value) == "rows":  # type: ignore[attr-defined]
+            if is_call and node.func.attr == row and ast.unparse(node.func.value).endswith("_rows"):  # type: ignore[attr-defined]
                 found.add(STEPS.get(file.stem, file.stem))
     return found
 
