@@ -1,11 +1,12 @@
 """Facts about the health of a node, from its Kubernetes node object.
 
-Four sources write to a node object:
+Five sources write to a node object:
 
 * the kubelet: NotReady for longer than the limit;
 * HyperPod's health agent: labels, a taint and a condition by fault type, and the annotation `fault-details`, the only
   place with the Xid line;
 * the EKS node monitoring agent: its conditions;
+* NVSentinel: its conditions;
 * Karpenter: the label with the capacity reservation, which may be about to end.
 """
 
@@ -24,7 +25,7 @@ from evenkeel.domain.health.policy import WatchPolicy
 from evenkeel.domain.nodes import KubernetesNode, NodeCondition
 from evenkeel.domain.recovery.validation import DEEP_CHECK_STATUS, FAULT_TYPES, HEALTH_STATUS, fault_marks
 from evenkeel.domain.values import rfc3339
-from evenkeel.events import driver_lines, eks_conditions, fields
+from evenkeel.events import driver_lines, eks_conditions, fields, nvsentinel_conditions
 from evenkeel.events.driver_lines import Reading
 from evenkeel.events.fields import EventModel
 from evenkeel.events.hyperpod_node_health import fault_key
@@ -32,6 +33,7 @@ from evenkeel.events.hyperpod_node_health import fault_key
 SOURCE_KUBELET = "kubernetes.node"
 SOURCE_AGENT = "hyperpod.node-labels"
 SOURCE_EKS = "eks.node-conditions"
+SOURCE_NVSENTINEL = "nvsentinel.node-conditions"
 SOURCE_RESERVATION = "ec2.reservation"
 NOT_READY = "node:not_ready"
 
@@ -97,6 +99,7 @@ def facts_of(
         *_from_kubelet(node, policy, now),
         *_from_hyperpod(node, policy, now),
         *_from_eks(node, policy, now),
+        *_from_nvsentinel(node, policy, now),
         *_from_reservation(node, ending or {}, now),
     )
 
@@ -105,7 +108,8 @@ def fault_evidence(
     node: KubernetesNode, policy: WatchPolicy, catalogue: FaultCatalogue, now: datetime
 ) -> tuple[str, ...]:
     """Return the labels, taints and conditions that mark a node as faulty; none if no fault needs a repair."""
-    facts = (*_from_hyperpod(node, policy, now), *_from_eks(node, policy, now)) if node.instance_id else ()
+    sources = (_from_hyperpod, _from_eks, _from_nvsentinel) if node.instance_id else ()
+    facts = [fact for read in sources for fact in read(node, policy, now)]
     faults = (catalogue.look_up(fact.fault_key) for fact in facts if fact.kind is FactKind.FAULT)
     if not any(fault.repairs_node for fault in faults):
         return ()
@@ -177,10 +181,20 @@ def _from_eks(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> Itera
     yield from _recovery_facts(node, SOURCE_EKS, conditions, policy, now)
 
 
+def _from_nvsentinel(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> Iterator[NodeFact]:
+    conditions = [one for one in node.conditions if one.type in nvsentinel_conditions.TYPES]
+    for condition in conditions:
+        if _reports_fault(condition) and not _is_stale(condition, policy, now):
+            for reading in nvsentinel_conditions.readings(condition.type, condition.message):
+                yield from _of_condition(node, SOURCE_NVSENTINEL, condition, reading)
+    yield from _recovery_facts(node, SOURCE_NVSENTINEL, conditions, policy, now)
+
+
 def _reports_fault(condition: NodeCondition) -> bool:
     if condition.type in eks_conditions.TYPES:
         return condition.status == "False"
-    return condition.status == "True" and f"hp:{condition.type}" in default_catalogue()
+    is_known = condition.type in nvsentinel_conditions.TYPES or f"hp:{condition.type}" in default_catalogue()
+    return condition.status == "True" and is_known
 
 
 def _reports_healthy(condition: NodeCondition) -> bool:

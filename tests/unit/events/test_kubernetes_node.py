@@ -340,3 +340,46 @@ def test_node_of_an_ending_reservation_has_a_deadline() -> None:
     assert (fact.is_drill, drill.is_drill) == (False, True)
     assert drill.fact_key != fact.fact_key
     assert facts_of(node, POLICY, A_MOMENT, {"cr-00000000000000000": said}) == ()
+
+
+# ---------------------------------------------------------------- NVSentinel's conditions
+
+XID_79 = (
+    "ErrorCode:79 PCI:0000:ef:00 GPU_UUID:GPU-b5f21324 MESSAGE=NVRM: Xid (PCI:0000:ef:00): 79, pid=0, "
+    "name=<unknown>, GPU has fallen off the bus. Recommended Action=RESTART_BM;"
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "expected"),
+    [
+        ("SysLogsXIDError", XID_79, ["xid:79"]),
+        ("SysLogsXIDError", "ErrorCode:79 PCI:0000:ef:00 Recommended Action=RESTART_BM;", ["xid:79"]),
+        ("SysLogsXIDError", "ErrorCode:48 GPU:0;ErrorCode:79 GPU:1;", ["xid:48", "xid:79"]),
+        ("SysLogsXIDError", "ErrorCode:45 PCI:0000:ef:00;", []),
+        ("SysLogsXIDError", "ErrorCode:9999;", ["xid:*"]),
+        ("SysLogsXIDError", "", ["xid:*"]),
+        ("SysLogsGPUFallenOff", "ErrorCode:GPU_FALLEN_OFF;", ["xid:79"]),
+        ("SysLogsSXIDError", "ErrorCode:20034 SXid (PCI:0000:a8:00.0): 20034, Fatal, Link 30", ["sxid:20034"]),
+        (
+            "GpuMemWatch",
+            "ErrorCode:DCGM_FR_FAULTY_MEMORY GPU:0 Recommended Action=RESTART_VM;",
+            ["gpu:dcgm_health_fatal"],
+        ),
+        ("GpuNvlinkWatch", "ErrorCode:DCGM_FR_NVLINK_DOWN GPU:0;", ["fabric:nvlink_error"]),
+        ("NVSwitchFatalError", "", ["sxid:*/fatal"]),
+        ("CSPMaintenance", "ErrorCode:X;", []),
+    ],
+)
+def test_condition_of_nvsentinel_names_the_fault(kind: str, message: str, expected: list[str]) -> None:
+    node = a_node(conditions=(a_condition(kind, "True", "Fatal", -5, message),))
+
+    assert keys(node) == expected
+    assert {fact.source for fact in facts(node)} <= {"nvsentinel.node-conditions"}
+
+
+def test_cleared_condition_of_nvsentinel_is_a_recovery() -> None:
+    node = a_node(conditions=(a_condition("GpuMemWatch", "False", "Healthy", -5),))
+
+    assert facts_of_node(node) == [("RECOVERED", "nvsentinel.node-conditions", "")]
+    assert keys(a_node(conditions=(a_condition("GpuMemWatch", "Unknown", "", -5),))) == []

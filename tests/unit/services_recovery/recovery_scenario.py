@@ -37,6 +37,7 @@ QUICK = Policy(
     name="quick",
     repair=RepairPolicy(
         reboot_deadline_seconds=60,
+        controller_deadline_seconds=300,
         replace_deadline_seconds=120,
         takeover_seconds=50,
         owner_deadline_seconds=200,

@@ -8,8 +8,9 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
+from evenkeel.domain.recovery.other_controllers import controller_mark
 from evenkeel.domain.recovery.plan import Owner
-from evenkeel.domain.recovery.repair_requests import KARPENTER, NODE_GROUP, OWNERS, REPLACE, failure_since
+from evenkeel.domain.recovery.repair_requests import CONTROLLER, KARPENTER, NODE_GROUP, OWNERS, REPLACE, failure_since
 from evenkeel.domain.recovery.validation import CheckResult, Validity
 from evenkeel.domain.values import Value
 from evenkeel.domain.waiting import WaitAnswer
@@ -54,6 +55,8 @@ def node_back(
     has_slot = owner not in (Owner.KARPENTER, Owner.NODE_GROUP)
     if not has_slot and rung in (REPLACE, KARPENTER, NODE_GROUP) and not slot_state.original.is_there:
         return WaitAnswer(outcome=GONE, reason="The node is gone.")
+    if rung == CONTROLLER:
+        return _released(slot_state)
     failure = failure_since(progress, since) if since is not None and rung and rung not in OWNERS else None
     if failure is not None:
         return WaitAnswer(outcome=REPAIR_FAILED, reason=f"HyperPod reported {failure.code}.")
@@ -65,6 +68,18 @@ def node_back(
     if boot_id_before and original.node.boot_id == boot_id_before:
         return None
     return _back(original, "The node rebooted and is Ready.")
+
+
+def _released(slot_state: SlotState) -> WaitAnswer | None:
+    """Answer when another controller has replaced the node, released it, or given up."""
+    if slot_state.replacement and slot_state.replacement.is_ready:
+        return _back(slot_state.replacement, "The replacement node is Ready.")
+    found = controller_mark(slot_state.original.node)
+    if found is not None and found.has_given_up:
+        return WaitAnswer(outcome=REPAIR_FAILED, reason=f"{found.controller} gave up its repair ({found.mark}).")
+    if found is not None or not slot_state.original.is_ready:
+        return None
+    return _back(slot_state.original, "The other controller released the node, which is Ready.")
 
 
 def _back(observed: ObservedNode, reason: str) -> WaitAnswer:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.recovery.plan import Owner
 
 AUTOMATION_LABEL = "evenkeel.io/automation"
 """Label of a node. The value `off` opts the node out. Set it in the template of a NodePool or group for all nodes."""
@@ -31,15 +32,18 @@ def opt_out_reason(incident: Incident, own_node: KubernetesNode | None, nodes: I
     if is_opted_out(own_node):
         return f"Node {own_node.name} has the label {AUTOMATION_LABEL}=off, so Evenkeel leaves it alone."
     if was_uncordoned(incident, own_node):
-        return f"A person un-cordoned {own_node.name} during its recovery, so Evenkeel leaves it alone."
+        return f"Node {own_node.name} was un-cordoned during its recovery, so Evenkeel leaves it alone."
     return ""
 
 
 def was_uncordoned(incident: Incident, node: KubernetesNode) -> bool:
     """Whether a person removed Evenkeel's cordon. Kubernetes does not record the person.
 
-    A node object that is younger than the cordon never had it: the kubelet registered the node again.
+    A node object that is younger than the cordon never had it: the kubelet registered the node again. Another
+    controller that repairs the node removes the cordon at the end of its repair.
     """
+    if incident.plan is not None and incident.plan.owner == Owner.CONTROLLER:
+        return False
     marked_at = incident.cordon_marked_at
     if marked_at is None or node.is_cordoned or incident.node_branch:
         return False

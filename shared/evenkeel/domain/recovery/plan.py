@@ -11,6 +11,7 @@ from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.health.faults import NODE_RUNGS, Fault, default_catalogue
 from evenkeel.domain.health.incidents import JobAction
 from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.recovery.other_controllers import ControllerMark
 from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.values import Instant, Value
 
@@ -41,6 +42,8 @@ class Owner(StrEnum):
     KARPENTER = "KARPENTER"
     NODE_GROUP = "NODE_GROUP"
     """EC2 Auto Scaling group. RepairNode checks whether the node is in one."""
+    CONTROLLER = "CONTROLLER"
+    """Another controller of the Kubernetes cluster, which has marked the node."""
     PERSON = "PERSON"
     NONE = "NONE"
 
@@ -90,7 +93,9 @@ class PlanFacts(Value):
     cluster_status: str = ""
     node_status: str = ""
     is_person_cordon: bool
-    """Cordoned by a person, not by Evenkeel."""
+    """Cordoned by a person, not by Evenkeel or another controller."""
+    controller: ControllerMark | None = None
+    """The mark of another controller that repairs nodes; None without one."""
     opt_out_reason: str = ""
     """How a person opted this node out of automation; empty if no person did."""
     is_busy: bool = False
@@ -273,6 +278,18 @@ def _only_jobs(case: _Case) -> _Draft | None:
     return _Draft(PlanOutcome.ACT, Owner.NONE, reason, rejected, jobs=jobs, repairs_node=False)
 
 
+def _repaired_by_controller(case: _Case) -> _Draft | None:
+    found = case.facts.controller
+    if found is None:
+        return None
+    rejected = ((case.repair or case.first, "two repairs of one node would conflict"),)
+    if found.has_given_up:
+        reason = f"{found.controller} gave up its repair of this node ({found.mark}). Evenkeel moves its jobs."
+    else:
+        reason = f"{found.controller} repairs this node ({found.mark}). Evenkeel moves its jobs and waits."
+    return _Draft(PlanOutcome.ACT, Owner.CONTROLLER, reason, rejected, jobs=_moved_jobs(case))
+
+
 def _cordoned_by_person(case: _Case) -> _Draft | None:
     if not case.facts.is_person_cordon:
         return None
@@ -303,6 +320,7 @@ _PLAN_RULES: tuple[Callable[[_Case], _Draft | None], ...] = (
     _single_source,
     _provider_busy,
     _only_jobs,
+    _repaired_by_controller,
     _cordoned_by_person,
     _repaired,
 )

@@ -61,6 +61,8 @@ class RepairPolicy(Section):
     """Whether Karpenter's own node repair is on. If so, Evenkeel waits for it; if not, Evenkeel drains the node."""
     karpenter_deadline_seconds: Deadline = 2700
     """Time for Karpenter's own repair, which starts after 10 or 30 minutes, depending on the condition."""
+    controller_deadline_seconds: Deadline = 3600
+    """Time for the repair by another controller, such as NVSentinel. After it, Evenkeel pages a person."""
     max_attempts: Tries = 3
     """Repair requests per incident, all rungs together."""
     max_attempts_a_day: Tries = 6

@@ -28,11 +28,13 @@ from evenkeel.domain.recovery.guardrails import (
 from evenkeel.domain.recovery.leases import Hold, RepairRequest
 from evenkeel.domain.recovery.node_groups import GroupAction, GroupFacts, choose_group_repair
 from evenkeel.domain.recovery.node_slot import SlotState
+from evenkeel.domain.recovery.other_controllers import ControllerMark
 from evenkeel.domain.recovery.plan import QUARANTINE_RUNGS, FaultTerms, Owner
 from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.recovery.repair_requests import (
     ACCEPTED,
     ACCEPTED_ANSWERS,
+    CONTROLLER,
     DIAGNOSE,
     FAILED,
     FAILURES,
@@ -96,6 +98,8 @@ class RepairFacts(Value):
     not_allowed: str
     """Why no action is allowed; empty if actions are allowed."""
     is_person_cordon: bool
+    controller: ControllerMark | None = None
+    """The mark of another controller that repairs nodes; None without one."""
     lease_holder: str
     """Another open incident that repairs this node slot; empty if there is none."""
     requests: tuple[RepairRequest, ...]
@@ -203,6 +207,11 @@ def _before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
         requester = pending.incident_id or "an earlier incident"
         reason = f"The {pending.rung} that {requester} requested may still take effect."
         return RepairDecision(action=Repair.PAUSE, reason=reason, wait_seconds=min(left, policy.retry_seconds))
+    if facts.controller is not None:
+        return _by_controller(facts.controller)
+    if facts.owner is Owner.CONTROLLER:
+        reason = "Another controller has removed its mark from this node: Evenkeel waits until the node is valid."
+        return _decided(Repair.AWAIT, reason).but(awaited_owner=CONTROLLER)
     if _recovered_by_itself(facts, policy):
         return _decided(Repair.HEALTHY, "The node is Ready again and shows no other fault: it only needs validation.")
     awaited = _leave_to_owner(facts, policy)
@@ -229,6 +238,36 @@ def _leave_to_owner(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision 
     return None
 
 
+def _by_controller(found: ControllerMark) -> RepairDecision:
+    """Decide while another controller has marked the node. Evenkeel never repairs such a node itself."""
+    if found.has_given_up:
+        reason = f"{found.controller} gave up its repair of this node ({found.mark}): a person must repair it."
+        return _decided(Repair.ASK_PERSON, reason).but(drains=True)
+    reason = f"{found.controller} repairs this node ({found.mark}): Evenkeel waits and requests nothing."
+    return _decided(Repair.AWAIT, reason).but(awaited_owner=CONTROLLER)
+
+
+def _after_controller(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
+    """Decide while another controller repairs, or has removed its mark."""
+    found = facts.controller
+    if found is not None and found.has_given_up:
+        return _by_controller(found)
+    if not facts.slot_state.original.is_there:
+        return _without_node(facts, last.requested_at, policy)
+    has_failed = facts.invalid_at is not None and facts.invalid_at >= last.requested_at
+    if found is None and facts.validity.is_valid and not has_failed:
+        return _decided(Repair.HEALTHY, "The other controller released the node: it only needs validation.")
+    if facts.now < deadline_of(last, policy) and (found is not None or not has_failed):
+        state = f"{found.controller} repairs this node ({found.mark})" if found else "The node is not valid yet"
+        return _decided(Repair.AWAIT, f"{state}: Evenkeel waits.")
+    minutes = round(policy.controller_deadline_seconds / 60)
+    if found is not None:
+        reason = f"{found.controller} has not repaired this node within {minutes} min ({found.mark})."
+    else:
+        reason = f"Another controller released this node, but it is not valid: {facts.validity.reason}"
+    return _decided(Repair.ASK_PERSON, reason, ("replace", "two repairs of one node would conflict"))
+
+
 def _with_replacement(facts: RepairFacts, last: RepairRequest | None, policy: RepairPolicy) -> RepairDecision:
     """Decide when the slot already has a replacement node."""
     assert facts.slot_state.replacement
@@ -253,6 +292,8 @@ def _with_replacement(facts: RepairFacts, last: RepairRequest | None, policy: Re
 
 def _after_request(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
     """Decide after the last request of this incident."""
+    if last.rung == CONTROLLER:
+        return _after_controller(facts, last, policy)
     if last.rung in OWNERS:
         return _after_owner(facts, last, policy)
     failure = failure_since(facts.progress, last.requested_at)
@@ -406,6 +447,12 @@ def _next_rung(
         after: The last request, if the provider refused it.
     """
     prefix = f"{failed} " if failed else ""
+    if facts.controller is not None:
+        by_controller = _by_controller(facts.controller)
+        return by_controller.but(reason=f"{prefix}{by_controller.reason}")
+    if facts.owner is Owner.CONTROLLER:
+        reason = f"{prefix}Another controller has repaired this node: Evenkeel requests nothing."
+        return _decided(Repair.ASK_PERSON, reason, (REPLACE, "two repairs of one node would conflict"))
     exhausted = _end_of_ladder(facts, policy, prefix)
     if exhausted is not None:
         return exhausted

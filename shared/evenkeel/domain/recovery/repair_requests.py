@@ -8,10 +8,10 @@ from evenkeel.domain.recovery.node_slot import DEEP_CHECK_RUNNING, RUNNING_STATU
 from evenkeel.domain.recovery.policy import RepairPolicy
 
 DIAGNOSE, REBOOT, REPLACE = "diagnose", "reboot", "replace"
-OWNER, KARPENTER, NODE_GROUP = "owner", "karpenter", "node_group"
-"""Rungs without a request by Evenkeel: HyperPod (`owner`), Karpenter, or EKS for a node group repairs. The recorded
-request only marks the time from which Evenkeel waits."""
-OWNERS = (OWNER, KARPENTER, NODE_GROUP)
+OWNER, KARPENTER, NODE_GROUP, CONTROLLER = "owner", "karpenter", "node_group", "controller"
+"""Rungs without a request by Evenkeel: HyperPod (`owner`), Karpenter, EKS for a node group, or another controller
+repairs. The recorded request only marks the time from which Evenkeel waits."""
+OWNERS = (OWNER, KARPENTER, NODE_GROUP, CONTROLLER)
 
 ACCEPTED, IN_USE, NOT_NOW, NO_SUCH_NODE, FAILED, UNKNOWN = (
     "ACCEPTED",
@@ -53,6 +53,8 @@ def deadline_of(
         return request.requested_at + timedelta(seconds=policy.karpenter_deadline_seconds)
     if request.rung == NODE_GROUP:
         return request.requested_at + timedelta(seconds=policy.owner_deadline_seconds)
+    if request.rung == CONTROLLER:
+        return request.requested_at + timedelta(seconds=policy.controller_deadline_seconds)
     if request.rung == OWNER:
         if slot_state is None or not owner_acted(request, slot_state, progress):
             return request.requested_at + timedelta(seconds=policy.takeover_seconds)

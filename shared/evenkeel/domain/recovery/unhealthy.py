@@ -15,7 +15,7 @@ from evenkeel.domain.values import Instant, Sentence, Value
 
 _FIRST_PAUSE = timedelta(minutes=5)
 _LONGEST_PAUSE = timedelta(hours=1)
-_SHOWN_ON_NODE = ("kubernetes.node", "hyperpod.node-labels", "eks.node-conditions")
+_SHOWN_ON_NODE = ("kubernetes.node", "hyperpod.node-labels", "eks.node-conditions", "nvsentinel.node-conditions")
 """Sources of faults that the node object shows for as long as the fault lasts."""
 
 

@@ -401,6 +401,7 @@ _SOURCE_TEXT = {
     "hyperpod.cluster-event": "HyperPod's cluster event",
     "kubernetes.node": "the Kubernetes node",
     "eks.node-conditions": "the EKS agent's conditions",
+    "nvsentinel.node-conditions": "NVSentinel's conditions",
     "ec2.notice": "EC2's notice",
     "ec2.reservation": "the end of its capacity reservation",
     "health.event": "AWS Health",

@@ -12,6 +12,7 @@ from evenkeel.domain.recovery.approval import beyond_approval, is_approved, why_
 from evenkeel.domain.recovery.modes import mode_for
 from evenkeel.domain.recovery.node_slot import SlotState, find_slot_state
 from evenkeel.domain.recovery.opt_out import opt_out_reason
+from evenkeel.domain.recovery.other_controllers import controller_mark, is_person_cordon
 from evenkeel.domain.recovery.plan import (
     CAN_WAIT_SECONDS,
     FaultTerms,
@@ -240,7 +241,8 @@ def _facts(
         hyperpod_repairs=settings.repairs_by_itself if settings else False,
         cluster_status=settings.status if settings else "",
         node_status=slot_state.original.record.status if slot_state.original.record else "",
-        is_person_cordon=node is not None and node.is_cordoned and node.incident_id is None,
+        is_person_cordon=is_person_cordon(node),
+        controller=controller_mark(node),
         opt_out_reason=opt_out_reason(incident, node, nodes),
         is_busy=bool(node and in_use.get(node.name, NONE).accelerators),
         opened_at=incident.opened_at,

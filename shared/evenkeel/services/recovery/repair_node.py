@@ -24,6 +24,7 @@ from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.node_groups import GroupFacts, group_facts
 from evenkeel.domain.recovery.node_slot import find_slot_state
 from evenkeel.domain.recovery.opt_out import opt_out_reason
+from evenkeel.domain.recovery.other_controllers import controller_mark, is_person_cordon
 from evenkeel.domain.recovery.plan import FaultTerms, Owner, provider_busy_reason, why_not_allowed
 from evenkeel.domain.recovery.repair import Repair, RepairDecision, RepairFacts, choose_repair
 from evenkeel.domain.recovery.repair_requests import ACCEPTED, FAILED, NOT_NOW, OWNERS, REPLACE, UNKNOWN, took_effect
@@ -240,7 +241,8 @@ def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> R
         boot_id_at_opening=incident.boot_id,
         has_recovered=recovered is not None and recovered > (incident.last_signal_at or incident.first_signal_at),
         not_allowed=not_allowed,
-        is_person_cordon=own_node is not None and own_node.is_cordoned and own_node.incident_id is None,
+        is_person_cordon=is_person_cordon(own_node),
+        controller=controller_mark(own_node),
         lease_holder=_other_holder(lease, incident, context.ledger),
         requests=asks,
         slot_state=slot_state,

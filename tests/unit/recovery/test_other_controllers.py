@@ -1,0 +1,168 @@
+"""Other controllers that repair nodes: their marks, and the decisions about a marked node."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.recovery.awaiting import node_back
+from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
+from evenkeel.domain.recovery.other_controllers import ControllerMark, controller_mark, is_person_cordon
+from evenkeel.domain.recovery.plan import Owner, plan_recovery
+from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.recovery.repair import Repair, RepairDecision, choose_repair
+from tests.fakes import a_node
+from tests.unit.recovery.facts import ILL, WELL, a_slot_state, a_successor, an_ask, at, plan_facts, repair_facts
+
+STATE = "dgxc.nvidia.com/nvsentinel-state"
+WORKS = ControllerMark(controller="NVSentinel", mark=f"{STATE}=draining")
+FAILED = ControllerMark(controller="NVSentinel", mark=f"{STATE}=remediation-failed", has_given_up=True)
+POLICY = RepairPolicy(controller_deadline_seconds=600, replace_deadline_seconds=200)
+GONE = SlotState(original=ObservedNode())
+
+
+def a_marked_node(label: str = "", taint: str = "", **changes: Any) -> KubernetesNode:
+    key, _, value = label.partition("=")
+    return a_node(1, labels={key: value} if label else {}, taints=(taint,) if taint else (), **changes)
+
+
+@pytest.mark.parametrize(
+    ("label", "taint", "controller", "has_given_up"),
+    [
+        (f"{STATE}=quarantined", "", "NVSentinel", False),
+        (f"{STATE}=draining", "", "NVSentinel", False),
+        (f"{STATE}=drain-succeeded", "", "NVSentinel", False),
+        (f"{STATE}=remediating", "", "NVSentinel", False),
+        (f"{STATE}=remediation-succeeded", "", "NVSentinel", False),
+        (f"{STATE}=drain-failed", "", "NVSentinel", True),
+        (f"{STATE}=remediation-failed", "", "NVSentinel", True),
+        ("", "aws-node-termination-handler/spot-itn=i-0:NoSchedule", "aws-node-termination-handler", False),
+        ("", "aws-node-termination-handler/scheduled-maintenance=e:NoSchedule", "aws-node-termination-handler", False),
+        ("aws-node-termination-handler/action=UncordonAfterReboot", "", "aws-node-termination-handler", False),
+        ("", "remediation.medik8s.io/self-node-remediation=:NoSchedule", "self-node-remediation", False),
+        ("", "remediation.medik8s.io/fence-agents-remediation=:NoSchedule", "fence-agents-remediation", False),
+        ("", "medik8s.io/fence-agents-remediation=:NoExecute", "fence-agents-remediation", False),
+    ],
+)
+def test_mark_names_its_controller(label: str, taint: str, controller: str, has_given_up: bool) -> None:
+    node = a_marked_node(label, taint, is_cordoned=True)
+
+    found = controller_mark(node)
+
+    assert found is not None
+    assert (found.controller, found.has_given_up) == (controller, has_given_up)
+    assert found.mark in (label, taint.partition("=")[0])
+    assert not is_person_cordon(node)
+
+
+@pytest.mark.parametrize(
+    ("label", "taint"),
+    [
+        ("", ""),
+        (f"{STATE}=unheard-of", ""),
+        ("k8saas.nvidia.com/ManagedByNVSentinel=false", ""),
+        ("", "medik8s.io/drain=drain:NoSchedule"),
+        ("", "aws-node-termination-handler/unheard-of=:NoSchedule"),
+        ("", "node.kubernetes.io/unschedulable=:NoSchedule"),
+    ],
+)
+def test_cordon_without_a_known_mark_is_a_persons(label: str, taint: str) -> None:
+    assert controller_mark(a_marked_node(label, taint)) is None
+    assert is_person_cordon(a_marked_node(label, taint, is_cordoned=True))
+    assert not is_person_cordon(a_marked_node(label, taint, is_cordoned=True, incident_id="inc-1"))
+    assert not is_person_cordon(None)
+
+
+@pytest.mark.parametrize(("mark", "word"), [(WORKS, "waits"), (FAILED, "gave up")])
+def test_plan_moves_the_jobs_and_leaves_the_repair_to_the_controller(mark: ControllerMark, word: str) -> None:
+    plan = plan_recovery(plan_facts(controller=mark), POLICY)
+
+    assert (plan.outcome, plan.owner, plan.jobs) == ("ACT", Owner.CONTROLLER, "MOVE")
+    assert word in plan.reason
+    assert mark.mark in plan.reason
+    rejected = {alternative.option: alternative.why_not for alternative in plan.alternatives}
+    assert rejected["reboot then replace"] == "two repairs of one node would conflict"
+
+
+def choose(**changes: Any) -> RepairDecision:
+    return choose_repair(repair_facts(**changes), POLICY)
+
+
+WAITING = an_ask("controller", 10)
+
+
+@pytest.mark.parametrize(
+    ("why", "changes", "action"),
+    [
+        ("it works", {"controller": WORKS}, Repair.AWAIT),
+        ("it works on a node that looks healthy", {"controller": WORKS, "validity": WELL}, Repair.AWAIT),
+        ("it gave up", {"controller": FAILED}, Repair.ASK_PERSON),
+        ("it has released the node before", {"owner": Owner.CONTROLLER}, Repair.AWAIT),
+        ("its mark came after the plan", {"owner": Owner.HYPERPOD, "controller": WORKS}, Repair.AWAIT),
+        ("a person cordoned the node too", {"controller": WORKS, "is_person_cordon": True}, Repair.STAND_DOWN),
+        ("it waits", {"controller": WORKS, "requests": (WAITING,), "now": at(609)}, Repair.AWAIT),
+        ("it takes too long", {"controller": WORKS, "requests": (WAITING,), "now": at(610)}, Repair.ASK_PERSON),
+        ("it gave up later", {"controller": FAILED, "requests": (WAITING,)}, Repair.ASK_PERSON),
+        ("it released the node", {"requests": (WAITING,), "validity": WELL}, Repair.HEALTHY),
+        ("the released node starts", {"requests": (WAITING,), "validity": ILL}, Repair.AWAIT),
+        (
+            "the released node failed its validation",
+            {"requests": (WAITING,), "validity": ILL, "invalid_at": at(60)},
+            Repair.ASK_PERSON,
+        ),
+        ("the node is gone", {"requests": (WAITING,), "slot_state": GONE}, Repair.AWAIT),
+        (
+            "no replacement came",
+            {"requests": (WAITING,), "slot_state": GONE, "now": at(210)},
+            Repair.NOT_NEEDED,
+        ),
+        (
+            "a reboot by Evenkeel failed, and then the mark came",
+            {"requests": (an_ask("reboot", 10),), "controller": WORKS, "now": at(2000)},
+            Repair.AWAIT,
+        ),
+        (
+            "an earlier run of this incident requested a reboot",
+            {"owner": Owner.CONTROLLER, "requests": (an_ask("reboot", 10),), "now": at(2000)},
+            Repair.ASK_PERSON,
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_evenkeel_requests_nothing_for_a_node_of_another_controller(
+    why: str, changes: dict[str, Any], action: Repair
+) -> None:
+    facts: dict[str, Any] = {"owner": Owner.CONTROLLER, "validity": ILL, **changes}
+    if "owner" not in changes and "requests" in changes and changes["requests"][0].rung == "reboot":
+        facts["owner"] = Owner.EVENKEEL
+
+    decided = choose(**facts)
+
+    assert decided.action is action, why
+    assert decided.rung == ""
+
+
+@pytest.mark.parametrize("requests", [(), (an_ask("reboot", 10),)], ids=["no request", "a reboot that did not help"])
+def test_wait_for_another_controller_is_recorded(requests: Any) -> None:
+    decided = choose(controller=WORKS, requests=requests, now=at(2000))
+
+    assert (decided.action, decided.awaited_owner) == (Repair.AWAIT, "controller")
+
+
+@pytest.mark.parametrize(
+    ("there", "outcome"),
+    [
+        (a_slot_state(labels={STATE: "draining"}, is_ready=True), None),
+        (a_slot_state(labels={STATE: "remediation-succeeded"}, is_ready=True, boot_id="boot-2"), None),
+        (a_slot_state(labels={STATE: "drain-failed"}), "REPAIR_FAILED"),
+        (a_slot_state(is_ready=False), None),
+        (a_slot_state(is_ready=True), "NODE_BACK"),
+        (a_slot_state(labels={STATE: "draining"}, successor=a_successor(is_ready=True)), "NODE_BACK"),
+        (GONE, None),
+    ],
+    ids=["works", "rebooted", "gave up", "released, not Ready", "released", "replaced", "gone"],
+)
+def test_wait_ends_when_the_controller_is_done(there: SlotState, outcome: str | None) -> None:
+    answer = node_back(there, rung="controller", boot_id_before="boot-1", owner="CONTROLLER", since=at(10))
+
+    assert (answer.outcome if answer else None) == outcome

@@ -1,0 +1,126 @@
+"""The whole recovery of a node that another controller repairs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.incidents import IncidentState
+from evenkeel.domain.jobs.job import JobState
+from tests.fakes.cluster import a_node, instance_id
+from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
+
+NODE = a_node(1).name
+STATE = "dgxc.nvidia.com/nvsentinel-state"
+TAINT = "remediation.medik8s.io/self-node-remediation=:NoSchedule"
+
+
+class ControllerScenario(RecoveryScenario):
+    """A fleet with another controller, which works on the first node from before the fault on."""
+
+    def __init__(self, states: Sequence[str] = ("draining",), *, releases: bool = True, **changes: Any) -> None:
+        self.states = [*states]
+        self.releases = releases
+        self.turns = 0
+        super().__init__(**changes)
+        self.world.cluster.set_node(NODE, is_cordoned=True, labels={STATE: "quarantined"})
+
+    def turn(self) -> None:
+        """Go on to the next state every four turns, and release the node at the end."""
+        self.turns += 1
+        due, left = divmod(self.turns, 4)
+        if left == 0 and due <= len(self.states):
+            self.world.cluster.set_node(NODE, labels={STATE: self.states[due - 1]})
+        elif left == 0 and due == len(self.states) + 1 and self.releases:
+            self.world.cluster.set_node(NODE, labels={}, is_cordoned=False, boot_id="boot-of-nvsentinel")
+        super().turn()
+
+    def requested(self) -> list[str]:
+        return [each.rung for each in self.lease.requests] if self.lease else []
+
+    def calls(self) -> int:
+        provider = self.world.provider
+        return provider.accepted_calls("reboot").total() + provider.accepted_calls("replace").total()
+
+
+FAULT: dict[str, Any] = {"source": "kubernetes.node", "fault_key": "xid:79"}
+
+
+def test_node_returns_after_the_repair_by_nvsentinel() -> None:
+    recovery = ControllerScenario(("draining", "remediating", "remediation-succeeded"))
+    recovery.report_fault(**FAULT)
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert (recovery.calls(), recovery.requested()) == (0, ["controller"])
+    assert recovery.incident.plan is not None
+    assert recovery.incident.plan.owner == "CONTROLLER"
+    assert not recovery.world.cluster.by_name[("research-eks", NODE)].is_cordoned
+    assert recovery.job.state is JobState.RUNNING
+    assert recovery.world.pager.pages == []
+
+
+def test_cordon_of_evenkeel_may_be_removed_by_the_controller() -> None:
+    recovery = ControllerScenario(("remediating",))
+    recovery.world.cluster.set_node(NODE, is_cordoned=False)  # it has set its label, and not yet its cordon
+    recovery.report_fault(**FAULT)
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert "cordoned" in recovery.kinds()
+    assert (recovery.calls(), recovery.requested()) == (0, ["controller"])
+
+
+def test_person_is_paged_when_nvsentinel_gives_up() -> None:
+    recovery = ControllerScenario(("draining", "drain-failed"), releases=False)
+    recovery.report_fault(**FAULT)
+
+    assert recovery.recover() == IncidentState.WAITING_FOR_PERSON
+    assert recovery.calls() == 0
+    assert "drain-failed" in recovery.incident.outcome
+    assert recovery.job.state is JobState.RUNNING
+
+
+def test_person_is_paged_when_nvsentinel_takes_too_long() -> None:
+    recovery = ControllerScenario(releases=False)
+    recovery.report_fault(**FAULT)
+
+    assert recovery.recover() == IncidentState.WAITING_FOR_PERSON
+    assert recovery.calls() == 0
+    assert "has not repaired this node within" in recovery.incident.outcome
+
+
+def test_node_that_its_controller_ends_is_not_repaired() -> None:
+    recovery = ControllerScenario(releases=False)
+    recovery.world.cluster.set_node(NODE, labels={}, taints=("aws-node-termination-handler/spot-itn=:NoSchedule",))
+    recovery.report_fault(**FAULT)
+
+    def end() -> None:
+        recovery.world.cluster.remove_node(NODE)
+        del recovery.world.provider.by_id[instance_id(1)]
+
+    recovery.states = []
+    recovery.run_jobs()
+    end()
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert recovery.calls() == 0
+
+
+@pytest.mark.parametrize("mark", [{"labels": {STATE: "remediating"}}, {"taints": (TAINT,)}], ids=["label", "taint"])
+def test_mark_that_comes_after_the_plan_stops_the_repair(mark: dict[str, Any]) -> None:
+    recovery = RecoveryScenario()
+    recovery.report_fault(**FAULT)
+    marked = False
+    first_branch = recovery.node_branch
+
+    def node_branch(plan: Any) -> dict[str, Any]:
+        nonlocal marked
+        recovery.world.cluster.set_node(NODE, **mark)
+        marked = True
+        return first_branch(plan)
+
+    recovery.node_branch = node_branch  # type: ignore[method-assign]  # the mark comes before the branch
+
+    assert recovery.recover() == IncidentState.WAITING_FOR_PERSON
+    assert marked
+    assert recovery.world.provider.accepted_calls("reboot").total() == 0
+    assert recovery.world.provider.accepted_calls("replace").total() == 0
