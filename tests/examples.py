@@ -7,5 +7,5 @@ ALL_TESTS = "EVENKEEL_ALL_TESTS"
 
 
 def examples(number: int) -> int:
-    """Return the number of examples to try: a third of `number`, at least 5, unless all tests run."""
-    return number if os.environ.get(ALL_TESTS) else max(5, number // 3)
+    """Return the number of examples to try: a fifth of `number`, at least 5, unless all tests run."""
+    return number if os.environ.get(ALL_TESTS) else max(5, number // 5)

@@ -1,5 +1,6 @@
 """The largest policies that are accepted: jobs are still taken, admitted, recovered and settled under them."""
 
+import bisect
 import json
 from collections.abc import Callable
 from typing import Any
@@ -96,7 +97,7 @@ def size(changes: dict[str, Any]) -> int:
 
 def largest(build: Build) -> dict[str, Any]:
     """Return the largest changes that one request holds and that the policy takes."""
-    count = next(n for n in range(1, 20_000) if size(build(n + 1)) > LARGEST_BODY)
+    count = bisect.bisect_right(range(1, 20_000), LARGEST_BODY, key=lambda number: size(build(number)))
     while count > 1:
         try:
             changed(QUICK, build(count))
