@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from evenkeel.domain.jobs.attempt import ObservedPod, ObservedWorkload, PodPhase
+from evenkeel.domain.nodes import KARPENTER_LABEL
+from evenkeel.domain.recovery.other_controllers import NVSENTINEL_LABEL
 from tests.fakes.cluster import CLUSTER
 from tests.simulator.asl import functions
 from tests.simulator.data_centre import without_health_labels
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 OUTAGES = ("is_watching", "is_sweeping", "has_capacity")
 _RARELY = 0.04
 _FORGED = 0.3
+_WITH_NVSENTINEL = 0.08
 _LONGER_THAN_RETRIES = 500.0
 """Twelve tries take about 200 s, and the last try of a run may begin while faults still happen."""
 AWAY = ("provider", "cluster")
@@ -24,7 +27,10 @@ AWAY = ("provider", "cluster")
 CHAOS_SECONDS = (60.0, 100.0, 160.0)
 FAULTS = ("NvidiaErrorReboot", "NvidiaErrorTerminate", "EfaError", "XidHardwareFailure", "XidUserAppError", "NewThing")
 
-HURTS = ("together", "new_node", "marked", "without_health_labels", "cut_off", "dead", "broken", "aborted", "scarce")
+HURTS = (
+    *("together", "new_node", "marked", "without_health_labels", "cut_off", "dead", "broken", "aborted", "scarce"),
+    *("repaired_by_nvsentinel", "given_up_by_nvsentinel"),
+)
 DEEDS = ("cordon", "uncordon", "adopt", "hold", "mend", "cancel", "answer", "forge")
 
 
@@ -67,6 +73,7 @@ def lay_out(world: "Simulation") -> float:
         number = chance.randrange(3)
         world.loop.after(chance.uniform(3, 2 * lasts), lambda: world.cancel(number))
     _forgeries(world, random.Random(f"{world.seed} forgeries"), lasts)
+    _other_controllers(world, random.Random(f"{world.seed} other controllers"), lasts)
     return lasts
 
 
@@ -101,6 +108,67 @@ def _forgeries(world: "Simulation", chance: random.Random, lasts: float) -> None
         phases = (PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.RUNNING)
         deed = functools.partial(forge, chance.choice(phases), chance.choice(("other-team", "")), chance.randrange(100))
         world.loop.after(chance.uniform(5, lasts), world.counted_as("deed", "forge", deed))
+
+
+@dataclass(frozen=True)
+class _NvSentinel:
+    """Another controller, which repairs a node on its own, with the probabilities of its course."""
+
+    world: "Simulation"
+    number: int
+    """Chooses the node."""
+    fault: str
+    step_seconds: float
+    is_late: bool
+    """It marks the node only after Evenkeel may have begun its recovery."""
+
+    def repaired_by_nvsentinel(self) -> None:
+        self._quarantine(("draining", "drain-succeeded", "remediating", "remediation-succeeded", ""))
+
+    def given_up_by_nvsentinel(self) -> None:
+        self._quarantine(("draining", "drain-failed"))
+
+    def _quarantine(self, states: tuple[str, ...]) -> None:
+        world, instance_id = self.world, self.world.instance_id(self.number)
+        node = world.node_of(instance_id)
+        if node is None or KARPENTER_LABEL in node.labels:
+            return
+        if not self.is_late:
+            self._set_state(instance_id, "quarantined")
+        world.break_node(instance_id, self.fault, marked=False, heard=True)
+        for step, state in enumerate(("quarantined", *states) if self.is_late else states, 1):
+            world.loop.after(step * self.step_seconds, functools.partial(self._set_state, instance_id, state))
+
+    def _set_state(self, instance_id: str, state: str) -> None:
+        """Set the label; cordon the node at first, and uncordon it at the end."""
+        world, node = self.world, self.world.node_of(instance_id)
+        if node is None:
+            return
+        world.tell(f"NVSentinel: {instance_id} is {state or 'repaired'}")
+        labels = {key: value for key, value in node.labels.items() if key != NVSENTINEL_LABEL}
+        if state:
+            world.cluster.set_node(node.name, labels={**labels, NVSENTINEL_LABEL: state}, is_cordoned=True)
+            world.watched.controllers.setdefault(node.name, world.loop.seconds)
+        else:
+            # It removes only its own cordon.
+            boot = {"boot_id": f"{node.boot_id}-nvsentinel"}
+            world.cluster.set_node(node.name, labels=labels, is_cordoned=node.incident_id is not None, **boot)
+            world.watched.controllers.pop(node.name, None)
+
+
+def _other_controllers(world: "Simulation", chance: random.Random, lasts: float) -> None:
+    """Let NVSentinel repair a node, or give up."""
+    if chance.random() >= _WITH_NVSENTINEL:
+        return
+    nvsentinel = _NvSentinel(
+        world,
+        number=chance.randrange(100),
+        fault=chance.choice(FAULTS[:2]),
+        step_seconds=chance.choice((3.0, 12.0, 40.0)),
+        is_late=chance.random() < 0.4,
+    )
+    happens = chance.choice((nvsentinel.repaired_by_nvsentinel, nvsentinel.given_up_by_nvsentinel))
+    world.loop.after(chance.uniform(5, lasts), world.counted_as("fault", happens.__name__, happens))
 
 
 def _jobs(world: "Simulation") -> None:

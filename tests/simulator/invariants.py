@@ -543,6 +543,17 @@ def persons_node_is_left(world: "Simulation", rung: str, instance_id: str) -> It
         yield f"{rung} of {instance_id} is requested, but a person cordoned it"
 
 
+@invariant_check(
+    "no-repair-of-a-marked-node",
+    "A node that another controller has marked gets no repair request.",
+    CheckTrigger.REPAIR,
+)
+def marked_node_is_left(world: "Simulation", rung: str, instance_id: str) -> Iterator[str]:
+    node = world.node_of(instance_id)
+    if node and world.watched.controllers.get(node.name, 1e12) < _began(world):
+        yield f"{rung} of {instance_id} is requested, but another controller repairs it"
+
+
 @invariant_check("operator-cordon-is-kept", "", CheckTrigger.RELEASE)
 def persons_cordon_stays(world: "Simulation", name: str, result: str) -> Iterator[str]:
     if result == "RELEASED" and name in world.watched.persons:

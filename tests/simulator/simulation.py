@@ -288,6 +288,8 @@ class RecordedEffects:
     """By attempt: when LaunchJob first looked at it."""
     persons: dict[str, float] = field(default_factory=dict)
     """Nodes that a person cordoned, and when."""
+    controllers: dict[str, float] = field(default_factory=dict)
+    """Nodes that another controller has marked, and when."""
     returned: dict[str, float] = field(default_factory=dict)
     """Nodes that could not be reached and came back by themselves, and when."""
     delivered: list[str] = field(default_factory=list)

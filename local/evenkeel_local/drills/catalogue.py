@@ -57,6 +57,9 @@ DRILLS: Final = {
         Drill("shared-cause", scenarios.shared_cause),
         Drill("two-owners", scenarios.two_owners),
         Drill("karpenter-repairs", scenarios.karpenter_repairs),
+        Drill("nvsentinel", scenarios.nvsentinel),
+        Drill("termination-handler", scenarios.termination_handler),
+        Drill("self-node-remediation", scenarios.self_node_remediation),
         Drill("deploy-while-waiting", scenarios.deploy_while_waiting),
         Drill("storm", storm.storm, fleet=FleetShape(nodes=20), full=FleetShape(nodes=200)),
     )

@@ -555,6 +555,50 @@ def karpenter_repairs(drill: DrillRun) -> None:
     drill.check("Karpenter has removed the node", not there, there)
 
 
+def nvsentinel(drill: DrillRun) -> None:
+    """NVSentinel and Evenkeel could both repair a node: only NVSentinel does."""
+    states = ("quarantined", "draining", "drain-succeeded", "remediating", "remediation-succeeded")
+    _other_controller(drill, [{"labels": {"dgxc.nvidia.com/nvsentinel-state": state}} for state in states])
+
+
+def termination_handler(drill: DrillRun) -> None:
+    """aws-node-termination-handler and Evenkeel could both act on a node: only the handler does."""
+    _other_controller(drill, [{"labels": {"aws-node-termination-handler/action": "UncordonAfterReboot"}}])
+
+
+def self_node_remediation(drill: DrillRun) -> None:
+    """medik8s and Evenkeel could both repair a node: only the remediator of medik8s does."""
+    _other_controller(drill, [{"taint": "remediation.medik8s.io/self-node-remediation"}])
+
+
+def _other_controller(drill: DrillRun, marks: list[Json]) -> None:
+    """Cordon a node with one mark after the other, as another controller does. Then remove the mark and the cordon."""
+    calls = len(drill.cluster.control("GET", "provider-calls")["calls"])
+    node = drill.submit_and_choose_node(TrainingWork(steps=160, paced_attempts=1))
+    _mark_node(drill, node, marks[0])
+    decided = _report_before_owner(drill, node)["decisions"]
+    for mark in marks[1:]:
+        _mark_node(drill, node, mark)
+    _mark_node(drill, node, None)
+    incident = drill.settled(node)
+    ours = drill.cluster.control("GET", "provider-calls")["calls"][calls:]
+    drill.finish()
+    first = next(each for each in decided if each["kind"] == "REPAIR")
+    drill.check("Evenkeel waits for the other controller", first["action"] == "AWAIT", first)
+    drill.check("Evenkeel requests no repair", not ours and not incident["repairs"], f"{ours} {incident}")
+
+
+def _mark_node(drill: DrillRun, node: Json, mark: Json | None) -> None:
+    """Cordon a node and mark it; without a mark, remove both. Server-side apply removes what is left out."""
+    name = node["name"]
+    found = drill.cluster.get(f"/api/v1/nodes/{name}")["spec"].get("taints") or []
+    spec: Json = {"unschedulable": True} if mark else {}
+    if mark and "taint" in mark:
+        spec["taints"] = [*found, {"key": mark["taint"], "effect": "NoSchedule"}]
+    metadata = {"name": name, "labels": mark.get("labels", {}) if mark else {}}
+    drill.cluster.apply([{"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec}])
+
+
 def deploy_while_waiting(drill: DrillRun) -> None:
     """A new release is deployed while a recovery waits: the old execution continues with the new functions."""
     automation = f"/clusters/{drill.client.fleet}/automation"

@@ -36,11 +36,13 @@ class HyperPodProvider:
     def cluster(self) -> ProviderCluster:
         with aws.translate_errors(f"describe cluster {self._arn}"):
             answer = self._reader.describe_cluster(ClusterName=self._arn)
+        scaling = answer.get("AutoScaling") or {}
         return ProviderCluster(
             name=answer.get("ClusterName", ""),
             arn=answer["ClusterArn"],
             status=answer["ClusterStatus"],
             repairs_by_itself=answer.get("NodeRecovery") == "Automatic",
+            has_karpenter=(scaling.get("Mode"), scaling.get("AutoScalerType")) == ("Enable", "Karpenter"),
         )
 
     def nodes(self) -> tuple[ProviderNode, ...]:

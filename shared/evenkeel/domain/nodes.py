@@ -88,6 +88,8 @@ class ProviderCluster(Value):
     status: str
     repairs_by_itself: bool
     """Whether NodeRecovery is Automatic."""
+    has_karpenter: bool = False
+    """Whether HyperPod's own Karpenter scales the cluster. Then Replace only ends a node, and pods cause new nodes."""
 
 
 class NodeCondition(Value):

@@ -166,3 +166,16 @@ def test_wait_ends_when_the_controller_is_done(there: SlotState, outcome: str | 
     answer = node_back(there, rung="controller", boot_id_before="boot-1", owner="CONTROLLER", since=at(10))
 
     assert (answer.outcome if answer else None) == outcome
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [(), (an_ask("replace", 10),), (an_ask("owner", 10),), (WAITING,)],
+    ids=["none", "by Evenkeel", "by HyperPod", "by another controller"],
+)
+def test_ended_node_of_hyperpods_own_karpenter_is_not_awaited(requests: Any) -> None:
+    facts = {"slot_state": GONE, "requests": requests, "now": at(20)}
+
+    assert choose(**facts).action is not Repair.NOT_NEEDED
+    assert choose(**facts, has_karpenter=True).action is Repair.NOT_NEEDED
+    assert choose(**facts, has_karpenter=True, owner=Owner.HYPERPOD).action is Repair.NOT_NEEDED

@@ -7,6 +7,7 @@ import pytest
 
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.job import JobState
+from evenkeel.services.recovery import plan_recovery
 from tests.fakes.cluster import a_node, instance_id
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
 
@@ -124,3 +125,16 @@ def test_mark_that_comes_after_the_plan_stops_the_repair(mark: dict[str, Any]) -
     assert marked
     assert recovery.world.provider.accepted_calls("reboot").total() == 0
     assert recovery.world.provider.accepted_calls("replace").total() == 0
+
+
+def test_node_of_hyperpods_own_karpenter_is_repaired_by_hyperpod() -> None:
+    recovery = RecoveryScenario()
+    recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True, has_karpenter=True)
+    recovery.world.cluster.set_node(NODE, labels={"karpenter.sh/nodepool": "research"})
+    recovery.report_fault(**FAULT)
+
+    plan = recovery.state("PlanRecovery", plan_recovery)
+
+    assert plan.outcome == "ACT"
+    assert recovery.incident.plan is not None
+    assert recovery.incident.plan.owner == "HYPERPOD"

@@ -100,6 +100,8 @@ class RepairFacts(Value):
     is_person_cordon: bool
     controller: ControllerMark | None = None
     """The mark of another controller that repairs nodes; None without one."""
+    has_karpenter: bool = False
+    """HyperPod's own Karpenter scales the cluster: a node that ends is replaced only if pods need one."""
     lease_holder: str
     """Another open incident that repairs this node slot; empty if there is none."""
     requests: tuple[RepairRequest, ...]
@@ -299,7 +301,7 @@ def _after_request(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy
     failure = failure_since(facts.progress, last.requested_at)
     if failure is not None:
         return _after_failure(facts, failure, policy)
-    if facts.owner is Owner.KARPENTER and not facts.slot_state.original.is_there:
+    if not facts.slot_state.original.is_there and (facts.owner is Owner.KARPENTER or facts.has_karpenter):
         return _decided(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
     if facts.group is not None and facts.group.requested_at is not None:
         return _by_group(facts, facts.group, policy) or _decided(Repair.AWAIT, f"The {last.rung} is in progress.")
@@ -378,7 +380,7 @@ def _after_owner(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) 
     Source: docs/ownership.md, "Who repairs a node".
     """
     owner = _OWNER_NAMES.get(facts.owner, "HyperPod")
-    if facts.owner is Owner.KARPENTER and not facts.slot_state.original.is_there:
+    if not facts.slot_state.original.is_there and (facts.owner is Owner.KARPENTER or facts.has_karpenter):
         return _decided(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
     if facts.validity.is_valid and (_has_rebooted(facts, last) or facts.has_recovered):
         return _decided(Repair.HEALTHY, f"{owner} repaired the node.")
@@ -418,6 +420,8 @@ def _without_node(facts: RepairFacts, since: datetime, policy: RepairPolicy) -> 
     """Decide when the node disappeared before any request: wait for its replacement."""
     if facts.owner is Owner.NODE_GROUP:
         return _decided(Repair.NOT_NEEDED, "The node is gone; its Auto Scaling group keeps its number of nodes.")
+    if facts.has_karpenter:
+        return _decided(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
     if facts.owner is not Owner.KARPENTER and facts.now < since + timedelta(seconds=policy.replace_deadline_seconds):
         return _decided(Repair.AWAIT, "The node is gone; Evenkeel waits for its replacement.")
     return _decided(Repair.NOT_NEEDED, "The node is gone, and no replacement came.")

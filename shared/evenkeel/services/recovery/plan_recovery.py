@@ -237,7 +237,8 @@ def _facts(
         # If an earlier run had the node replaced, the replacement node must still be returned to service.
         is_node_gone=not incident.repairs and _is_node_gone(slot_state),
         is_hyperpod=slot_state.original.record is not None or incident.slot != incident.life.key,
-        is_karpenter=node is not None and KARPENTER_LABEL in node.labels,
+        # HyperPod's own Karpenter labels its nodes too, and HyperPod repairs them.
+        is_karpenter=node is not None and KARPENTER_LABEL in node.labels and slot_state.original.record is None,
         hyperpod_repairs=settings.repairs_by_itself if settings else False,
         cluster_status=settings.status if settings else "",
         node_status=slot_state.original.record.status if slot_state.original.record else "",

@@ -243,6 +243,7 @@ def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> R
         not_allowed=not_allowed,
         is_person_cordon=is_person_cordon(own_node),
         controller=controller_mark(own_node),
+        has_karpenter=settings.has_karpenter if settings else False,
         lease_holder=_other_holder(lease, incident, context.ledger),
         requests=asks,
         slot_state=slot_state,
