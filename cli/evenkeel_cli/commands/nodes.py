@@ -131,6 +131,7 @@ def _show(out: Printer, found: Json) -> None:
             ("unhealthy", found["unhealthy"]["reason"] if found["unhealthy"] else ""),
             ("marks", ", ".join(found["marks"])),
             ("waits", f"{found['block']['guardrail']}: {found['block']['reason']}" if found["block"] else ""),
+            ("repaired by", found.get("repairedBy") or ""),
             ("cordoned", cordoned(out, found)),
             ("name", found["name"] or "has not joined its cluster"),
             ("cluster", found["cluster"]),

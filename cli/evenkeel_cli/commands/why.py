@@ -40,7 +40,7 @@ def why(
     found = _ask(client, subject)
     if form is OutputFormat.JSON:
         out.json(found)
-    elif found.get("cordon"):
+    elif found.get("cordon") or found.get("repairedBy"):
         _cordoned(out, found)
     else:
         _print_answer(out, found)
@@ -73,18 +73,22 @@ def _ask(client: ApiClient, subject: str) -> Json:
 
 
 def _cordoned_node(client: ApiClient, instance_id: str) -> Json | None:
-    """Return a node that a person cordoned and that has no incident; else None."""
+    """Return a node without an incident that a person cordoned or another controller repairs; else None."""
     try:
         node = client.get(f"/nodes/{instance_id}")
     except CommandFailed as failed:
         if failed.exit_code is not Exit.NOT_FOUND:
             raise
         return None
-    return node if node.get("cordon") and not node["incidentId"] else None
+    is_explained = node.get("cordon") or node.get("repairedBy")
+    return node if is_explained and not node["incidentId"] else None
 
 
 def _cordoned(out: Printer, node: Json) -> None:
     out.line(f"{out.with_glyph(NODE[node['state']], out.bold(node['instanceId']))}  {plain(node['state'])}")
+    if not node.get("cordon"):
+        out.paragraph(f"Another controller repairs the node: {node['repairedBy']}.", indent="  ")
+        return
     out.paragraph(f"A person cordoned the node, {cordoned(out, node)}.", indent="  ")
     out.line()
     out.next(f"evenkeel nodes uncordon {node['instanceId']}")

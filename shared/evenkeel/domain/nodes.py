@@ -251,6 +251,8 @@ class FleetNode(Value):
     is_cordoned: bool = False
     incident_id: str | None = None
     """Incident in Evenkeel's mark on the cordon; None without a mark."""
+    repaired_by: str = ""
+    """Another controller that repairs the node, with its mark; empty without one."""
     is_awaiting_validation: bool = False
     labels: dict[str, str] = {}
     """The site's own labels of the node object. Rules for pools use them."""

@@ -476,6 +476,18 @@ def test_why_of_a_healthy_node_names_the_next_command(served: CliFixture) -> Non
     )
 
 
+def test_why_of_a_node_names_the_controller_that_repairs_it(served: CliFixture) -> None:
+    mark = "NVSentinel (dgxc.nvidia.com/nvsentinel-state=draining)"
+    stored(served.gateway.fakes.ledger, a_fleet_node(1, is_cordoned=True, repaired_by=mark))
+
+    why, shown = served.run("why", "hyperpod-i-00000000000000001"), served.run("nodes", "show", "i-00000000000000001")
+
+    assert "Another controller repairs the node: NVSentinel" in why.out
+    assert "nvsentinel-state=draining" in why.out.replace("\n", "")
+    assert "repaired by" in shown.out
+    assert served.gateway.get("/v1/nodes/i-00000000000000001").document["repairedBy"] == mark
+
+
 def test_why_of_an_unknown_name_is_refused(served: CliFixture) -> None:
     said = served.run("why", "nope")
 

@@ -7,6 +7,7 @@ import pytest
 
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.job import JobState
+from evenkeel.services.queries import read_fleet
 from evenkeel.services.recovery import plan_recovery
 from tests.fakes.cluster import a_node, instance_id
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
@@ -138,3 +139,18 @@ def test_node_of_hyperpods_own_karpenter_is_repaired_by_hyperpod() -> None:
     assert plan.outcome == "ACT"
     assert recovery.incident.plan is not None
     assert recovery.incident.plan.owner == "HYPERPOD"
+
+
+def test_sweep_records_the_controller_until_it_releases_the_node() -> None:
+    recovery = ControllerScenario(with_job=False)
+
+    def shown() -> str | None:
+        recovery.scenario.sweep()
+        found = read_fleet.show_node(recovery.context(), instance_id(1))
+        return str(found["repairedBy"]) if found["repairedBy"] else None
+
+    assert shown() == f"NVSentinel ({STATE}=quarantined)"
+    recovery.world.cluster.set_node(NODE, labels={STATE: "remediation-failed"})
+    assert shown() == f"NVSentinel, which gave up ({STATE}=remediation-failed)"
+    recovery.world.cluster.set_node(NODE, labels={}, is_cordoned=False)
+    assert shown() is None

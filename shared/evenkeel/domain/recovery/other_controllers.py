@@ -60,6 +60,14 @@ def controller_mark(node: KubernetesNode | None) -> ControllerMark | None:
     return None
 
 
+def repaired_by(node: KubernetesNode | None) -> str:
+    """Return the controller that has marked a node, with its mark, for people; empty without one."""
+    found = controller_mark(node)
+    if found is None:
+        return ""
+    return f"{found.controller}{', which gave up' if found.has_given_up else ''} ({found.mark})"
+
+
 def is_person_cordon(node: KubernetesNode | None) -> bool:
     """Whether a person cordoned a node: the cordon has neither Evenkeel's mark nor that of another controller."""
     return node is not None and node.is_cordoned and node.incident_id is None and controller_mark(node) is None

@@ -69,7 +69,7 @@ class NodeState(StrEnum):
     QUARANTINED = "QUARANTINED"
     """Cordoned by a settled incident: a person must act."""
     CORDONED = "CORDONED"
-    """Cordoned by a person."""
+    """Cordoned by a person, or by another controller (`repairedBy`)."""
     NOT_READY = "NOT_READY"
     UNHEALTHY = "UNHEALTHY"
     """Marked as faulty, or left so by an incident: in service, without a repair."""
@@ -247,6 +247,7 @@ def _node(
         "state": state,
         "incidentId": incident.incident_id if incident and is_open else last,
         "marks": list(node.marks),
+        "repairedBy": node.repaired_by or None,
         "unhealthy": _why_unhealthy(unhealthy) if state is NodeState.UNHEALTHY else None,
         "block": block.to_json() if block else None,
         "providerStatus": node.provider_status or None,

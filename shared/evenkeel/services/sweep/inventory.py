@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod, unmanaged_workloads
 from evenkeel.domain.nodes import FleetNode, Node
+from evenkeel.domain.recovery.other_controllers import repaired_by
 from evenkeel.domain.resources import NONE
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.events import kubernetes_node
@@ -41,7 +42,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
             if node.kubernetes
             else (),
             job_ids=jobs.get((node.life.cluster, node.kubernetes.name), ()) if node.kubernetes else (),
-        )
+        ).but(repaired_by=repaired_by(node.kubernetes))
         for node in sweep.nodes
         if node.life.cluster in read
     }
