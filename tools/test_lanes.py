@@ -20,23 +20,23 @@ from collections.abc import Sequence
 
 from tests.examples import ALL_TESTS
 
-_WITH_PORTS = ("tests/local/test_least_privilege.py", "tests/local/test_engine.py", "tests/local/test_load.py")
-_PARTS = (
+_WITH_UNITS = ("tests/local/test_least_privilege.py",)
+_WITH_PORTS = (
     "tests/local/gpu_cluster",
     "tests/local/test_deployment.py",
+    "tests/local/test_engine.py",
+    "tests/local/test_load.py",
     "tests/local/test_processes.py",
     "tests/local/test_supervision.py",
     "tests/local/test_trainer_on_engine.py",
-    "tests/local/test_worker_template.py",
 )
 """Local tests that do not use the shared data centre: they run in other lanes, so that all lanes end together."""
 LANES = {
-    "small": ["tests/unit", "tests/template", "--ignore=tests/template/test_lint.py"],
+    "small": ["tests/unit", "tests/template", "--ignore=tests/template/test_lint.py", *_WITH_UNITS],
     "ports": ["tests/contract", "tests/workflow", "tests/simulator", *_WITH_PORTS],
-    "parts": [*_PARTS],
-    "whole": ["tests/local", *(f"--ignore={path}" for path in (*_WITH_PORTS, *_PARTS))],
+    "whole": ["tests/local", *(f"--ignore={path}" for path in (*_WITH_UNITS, *_WITH_PORTS))],
 }
-"""Four lanes for two processors: `whole` and `parts` wait for much of their time."""
+"""Three lanes for two processors: `whole` waits for much of its time. A fourth lane cost more processor time."""
 LINT = ("make", "--no-print-directory", "lint")
 """Runs beside the lanes, with `tests/template/test_lint.py`."""
 EACH_TIME = ("-m", "not drills and not exhaustive")
