@@ -91,6 +91,7 @@ class FleetShape:
                 "spotNotice": SPOT_NOTICE_SECONDS,
                 "nodeRepair": {"AcceleratedHardwareReady": KARPENTER_REPAIR_SECONDS},
             },
+            "trainingOperators": True,
             "nodeGroups": [dict(group) for group in self.node_groups],
             "delays": dict(self.delays),
         }

@@ -12,6 +12,7 @@ from evenkeel.adapters import kueue_workloads, manifests, object_fields
 from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.adapters.kubernetes import KubernetesApi
+from evenkeel.adapters.workload_resources import JOB, OPERATED
 from evenkeel.domain.external.unmanaged_workloads import ManagedKind, OwnershipClaim, PodRecreation, UnmanagedPod
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedPod, ObservedWorkload, PodPhase
 from evenkeel.domain.jobs.spec import JobSpec
@@ -33,6 +34,7 @@ TAINT = {"key": AWAITING_VALIDATION_TAINT, "value": "true", "effect": "NoSchedul
 
 CONFIG: dict[str, Any] = {
     "eksClusterName": CLUSTER,
+    "trainingOperators": True,
     "instanceGroups": [
         {"name": "p5-workers", "instanceType": "ml.p5.48xlarge", "count": 4, "taints": []},
         {"name": "p5-tainted", "instanceType": "ml.p5.48xlarge", "count": 2, "taints": [TAINT]},
@@ -286,7 +288,8 @@ class LocalClusterUnderTest:
         pass
 
     def holds(self, name: str, node_name: str, *, owner: str = "", allows_eviction: bool = True, **notes: str) -> None:
-        reference = {"apiVersion": "kubeflow.org/v1", "kind": owner, "name": "llama", "uid": "u", "controller": True}
+        # The garbage collector deletes a pod whose owner is of a known kind and does not exist.
+        reference = {"apiVersion": "example.org/v1", "kind": owner, "name": "llama", "uid": "u", "controller": True}
         labels = {"name": name, **{f"evenkeel.io/{key}": value for key, value in notes.items()}}
         container = {
             "name": "main",
@@ -419,10 +422,10 @@ class LocalClusterUnderTest:
         for fault in self._faults:
             self.handle.clear(fault)
         self._remove_kueue()
-        for job in self.admin.items("/apis/batch/v1/jobs"):
-            metadata = job["metadata"]
-            path = f"/apis/batch/v1/namespaces/{metadata['namespace']}/jobs/{metadata['name']}"
-            self.admin.delete(path, propagationPolicy="Background")
+        for kind in (JOB, *OPERATED):
+            for item in self.admin.items(kind.path()):
+                metadata = item["metadata"]
+                self.admin.delete(kind.path(metadata["namespace"], metadata["name"]), propagationPolicy="Background")
         for budget in self.admin.items("/apis/policy/v1/poddisruptionbudgets"):
             metadata = budget["metadata"]
             self.admin.delete(
@@ -495,6 +498,7 @@ def a_launch(
     attempt = Attempt(
         job_id=bench.new_job(),
         attempt=1,
+        kind=job.kind,
         state=AttemptState.STARTING,
         cluster=CLUSTER,
         namespace=NAMESPACE,

@@ -6,11 +6,12 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from evenkeel.adapters import manifests, node_objects, operators, workloads
+from evenkeel.adapters import manifests, node_objects, operator_manifests, workloads
 from evenkeel.domain.capacity.efa import EfaRequest
 from evenkeel.domain.checkpoints import CheckpointRequirement, Distrust
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ResumePoint
 from evenkeel.domain.jobs.spec import JobSpec, SecretKey
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import join_nodes
 from evenkeel.ports import CapacitySpec, LaunchSpec, ProofTerms
 from tests.fakes.system import A_MOMENT
@@ -217,8 +218,9 @@ def test_pods_without_huge_pages_request_nothing_else() -> None:
 
 def test_training_operators_get_the_same_network() -> None:
     spec = replace(a_spec(), network=EfaRequest(32, 5120))
+    spec = replace(spec, attempt=spec.attempt.but(kind=WorkloadKind.PYTORCH_JOB))
 
-    job = operators.pytorch_job(spec, "research", "nvidia.com/gpu")
+    job = operator_manifests.workload(spec, "research", "nvidia.com/gpu")
 
     (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["vpc.amazonaws.com/efa"] == "32"

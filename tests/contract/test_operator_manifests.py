@@ -1,19 +1,19 @@
 """Manifests for training operators: only published options, and pods that Kubernetes accepts.
 
-The lists below hold the options by name and type, from the sources named in `adapters/operators.py`. For Kubeflow's
-PyTorchJob they hold everything that its CRD has under `spec`, without the pod template. HyperPod's CRD is not
-published, so its list comes from the model in HyperPod's SDK. Other fields are refused.
+The lists below hold the options by name and type, from the sources named in `adapters/operator_manifests.py`. For
+JobSet and PyTorchJob they hold everything that the definition has under `spec`, without the templates. HyperPod's
+definition is not published, so its list comes from the model in HyperPod's SDK. Other fields are refused.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import kubernetes_validate
 import pytest
 from jsonschema import Draft202012Validator
 
-from evenkeel.adapters import operators
-from evenkeel.domain.elastic.sizes import ElasticTerms
-from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.adapters import operator_manifests, workloads
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from tests.contract.test_manifests import a_spec
 
 Json = dict[str, Any]
@@ -93,73 +93,134 @@ HYPERPOD = an_object(
     ),
 )
 
-IN_STEPS = {"elastic": {"min_nodes": 2, "max_nodes": 8, "step": 2}}
-OF_SIZES = {"elastic": {"min_nodes": 1, "max_nodes": 8, "sizes": [1, 2, 8]}}
-CASES: list[Json] = [{}, IN_STEPS, OF_SIZES]
+JOBSET = an_object(
+    ("replicatedJobs",),
+    replicatedJobs=a_list(
+        an_object(("name", "template"), name=TEXT, replicas=WHOLE, groupName=TEXT, dependsOn=a_list(ANY), template=ANY)
+    ),
+    network=an_object(enableDNSHostnames=YES_OR_NO, subdomain=TEXT, publishNotReadyAddresses=YES_OR_NO),
+    successPolicy=ANY,
+    failurePolicy=an_object(maxRestarts=WHOLE, restartStrategy=TEXT, rules=a_list(ANY)),
+    startupPolicy=ANY,
+    suspend=YES_OR_NO,
+    coordinator=ANY,
+    managedBy=TEXT,
+    ttlSecondsAfterFinished=WHOLE,
+)
+SPECS = {
+    WorkloadKind.JOB_SET: JOBSET,
+    WorkloadKind.PYTORCH_JOB: KUBEFLOW,
+    WorkloadKind.HYPERPOD_PYTORCH_JOB: HYPERPOD,
+}
+OF_TWO_SIZES = {"elastic": {"min_nodes": 1, "max_nodes": 8, "sizes": [1, 2, 8]}}
+
+each_kind = pytest.mark.parametrize("kind", list(SPECS))
+each_spec = pytest.mark.parametrize("changes", [{}, OF_TWO_SIZES])
 
 
-def of_kubeflow(**changes: Any) -> Json:
-    return operators.pytorch_job(a_spec(**changes), "research", "nvidia.com/gpu")
+def rendered(kind: WorkloadKind, local_queue: str = "", **changes: Any) -> Json:
+    spec = a_spec(**changes)
+    spec = replace(spec, attempt=spec.attempt.but(kind=kind, local_queue=local_queue))
+    return operator_manifests.workload(spec, "research", "nvidia.com/gpu")
 
 
-def of_hyperpod(**changes: Any) -> Json:
-    return operators.hyperpod_pytorch_job(a_spec(**changes), "research", "nvidia.com/gpu", ElasticTerms(), JobPolicy())
+def templates_of(manifest: Json) -> list[Json]:
+    """Return the pod template of each rank."""
+    match manifest["kind"]:
+        case "JobSet":
+            (only,) = manifest["spec"]["replicatedJobs"]
+            job = only["template"]["spec"]
+            return [job["template"]] * job["completions"]
+        case "PyTorchJob":
+            groups = manifest["spec"]["pytorchReplicaSpecs"].values()
+        case _:
+            groups = manifest["spec"]["replicaSpecs"]
+    return [each["template"] for each in groups for _ in range(each["replicas"])]
 
 
-@pytest.mark.parametrize("changes", CASES)
-def test_the_manifests_stay_within_the_published_options(changes: Json) -> None:
-    Draft202012Validator(KUBEFLOW).validate(of_kubeflow(**changes)["spec"])
-    Draft202012Validator(HYPERPOD).validate(of_hyperpod(**changes)["spec"])
+@each_kind
+@each_spec
+def test_the_manifests_stay_within_the_published_options(kind: WorkloadKind, changes: Json) -> None:
+    Draft202012Validator(SPECS[kind]).validate(rendered(kind, **changes)["spec"])
 
 
-@pytest.mark.parametrize("changes", CASES)
-def test_their_pods_are_valid_for_the_real_api(changes: Json) -> None:
-    templates = [
-        of_kubeflow(**changes)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"],
-        of_hyperpod(**changes)["spec"]["replicaSpecs"][0]["template"],
-    ]
-
-    for template in templates:
+@each_kind
+@each_spec
+def test_their_pods_are_valid_for_the_real_api(kind: WorkloadKind, changes: Json) -> None:
+    for template in templates_of(rendered(kind, **changes)):
         whole = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pods"}, "template": template}
         kubernetes_validate.validate(whole, "1.33", strict=True)
 
 
-def test_the_bounds_of_an_elastic_job_are_the_operators_bounds() -> None:
-    kubeflow, hyperpod = of_kubeflow(**IN_STEPS)["spec"], of_hyperpod(**IN_STEPS)["spec"]
+@each_kind
+def test_a_gang_has_a_pod_for_each_rank_on_the_nodes_of_the_attempt(kind: WorkloadKind) -> None:
+    spec = a_spec()
 
-    assert kubeflow["elasticPolicy"] == {"minReplicas": 2, "maxReplicas": 8}
-    assert kubeflow["pytorchReplicaSpecs"]["Worker"]["replicas"] == 2
-    assert hyperpod["elasticPolicy"] == {
-        "minReplicas": 2,
-        "maxReplicas": 8,
-        "replicaIncrementStep": 2,
-        "scalingTimeoutInSeconds": 0,
-        "gracefulShutdownTimeoutInSeconds": 30,
-        "faultyScaleDownTimeoutInSeconds": 120,
+    templates = templates_of(rendered(kind))
+
+    assert len(templates) == spec.attempt.ranks == 2
+    for template in templates:
+        (term,) = template["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+            "nodeSelectorTerms"
+        ]
+        assert term["matchExpressions"][0]["values"] == list(spec.attempt.node_names)
+
+
+@each_kind
+def test_the_operator_never_restarts_a_pod(kind: WorkloadKind) -> None:
+    manifest = rendered(kind)
+
+    assert {template["spec"]["restartPolicy"] for template in templates_of(manifest)} == {"Never"}
+    limits = {
+        WorkloadKind.JOB_SET: lambda spec: spec["failurePolicy"]["maxRestarts"],
+        WorkloadKind.PYTORCH_JOB: lambda spec: spec["runPolicy"]["backoffLimit"],
+        WorkloadKind.HYPERPOD_PYTORCH_JOB: lambda spec: spec["runPolicy"]["restartPolicy"]["maxFullJobRestarts"],
     }
-    assert hyperpod["replicaSpecs"][0]["maxReplicas"] == 8
-    assert hyperpod["runPolicy"]["restartPolicy"]["scaleUpSnoozeTimeInSeconds"] == 600
+    assert limits[kind](manifest["spec"]) == 0
 
 
-def test_elastic_job_has_sizes_or_a_step() -> None:
-    policy = of_hyperpod(**OF_SIZES)["spec"]["elasticPolicy"]
+@each_kind
+def test_the_object_and_its_pods_name_the_attempt_and_its_decision(kind: WorkloadKind) -> None:
+    manifest = rendered(kind)
 
-    assert policy["replicaDiscreteValues"] == [1, 2, 8]
-    assert "replicaIncrementStep" not in policy
-
-
-def test_a_job_of_one_size_has_no_elastic_policy() -> None:
-    assert "elasticPolicy" not in of_kubeflow()["spec"]
-    assert "elasticPolicy" not in of_hyperpod()["spec"]
-    assert "maxReplicas" not in of_hyperpod()["spec"]["replicaSpecs"][0]
+    for metadata in (manifest["metadata"], *(template["metadata"] for template in templates_of(manifest))):
+        assert metadata["labels"]["evenkeel.io/attempt"] == "3"
+        assert metadata["annotations"]["evenkeel.io/decision"]
 
 
-def test_the_operator_places_the_pods_and_names_the_ranks() -> None:
-    template = of_kubeflow(**IN_STEPS)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-    container = template["spec"]["containers"][0]
+@pytest.mark.parametrize("kind", [WorkloadKind.PYTORCH_JOB, WorkloadKind.HYPERPOD_PYTORCH_JOB])
+def test_the_operator_sets_the_ranks(kind: WorkloadKind) -> None:
+    container = templates_of(rendered(kind))[0]["spec"]["containers"][0]
     names = {each["name"] for each in container["env"]}
 
-    assert container["name"] == "pytorch"  # by which Kubeflow's operator finds it
-    assert "nodeAffinity" not in template["spec"]["affinity"]
+    assert container["name"] == operator_manifests.container_of(kind)
     assert names.isdisjoint({"WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
     assert {"EVENKEEL_JOB_ID", "EVENKEEL_ATTEMPT", "EVENKEEL_CHECKPOINT_URI", "EVENKEEL_RESUME_FROM"} <= names
+
+
+def test_the_pods_of_a_job_set_find_rank_0_by_the_name_of_its_pod() -> None:
+    manifest = rendered(WorkloadKind.JOB_SET)
+    name = manifest["metadata"]["name"]
+    template = templates_of(manifest)[0]
+    variables = {each["name"]: each.get("value") for each in template["spec"]["containers"][0]["env"]}
+
+    assert variables["MASTER_ADDR"] == f"{name}-ranks-0-0.{name}"
+    assert template["spec"]["subdomain"] == name
+
+
+def test_a_pytorch_job_of_one_node_has_no_worker() -> None:
+    spec = a_spec(nodes=1)
+    attempt = spec.attempt.but(kind=WorkloadKind.PYTORCH_JOB, size=1, node_names=("node-1",))
+
+    manifest = operator_manifests.workload(replace(spec, attempt=attempt), "research", "nvidia.com/gpu")
+
+    assert list(manifest["spec"]["pytorchReplicaSpecs"]) == ["Master"]
+
+
+@each_kind
+def test_kueue_gets_a_suspended_object(kind: WorkloadKind) -> None:
+    manifest = rendered(kind, local_queue="team")
+
+    assert manifest["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    assert workloads.is_suspended(manifest)
+    assert not workloads.is_suspended(rendered(kind))

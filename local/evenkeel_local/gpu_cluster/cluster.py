@@ -9,9 +9,9 @@ import secrets
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from evenkeel_local.gpu_cluster import catalogue, rbac
+from evenkeel_local.gpu_cluster import catalogue, rbac, training_operators
 from evenkeel_local.gpu_cluster.api_server import ApiServer, Authenticator
 from evenkeel_local.gpu_cluster.aws_api import AwsApi
 from evenkeel_local.gpu_cluster.aws_auth import AwsAuth, EngineAuth, NoAuth
@@ -47,6 +47,19 @@ NAMESPACES = ("default", "kube-system", "kube-node-lease", "kube-public")
 _log = logging.getLogger(__name__)
 
 RESTART_SECONDS = 0.2
+
+
+class Noticing(Protocol):
+    """A controller that queues objects which change."""
+
+    @property
+    def run(self) -> Callable[[], Coroutine[Any, Any, None]]:
+        """Work until cancelled."""
+        ...
+
+    def notice_all(self) -> None:
+        """Queue every object that exists."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -113,6 +126,8 @@ class GpuCluster:
         self.karpenter: Karpenter | None = None
         if config.karpenter is not None:
             self.karpenter = Karpenter(config, config.karpenter, self.registry, self.directory, self.bus)
+        operators = training_operators.OPERATORS if config.training_operators else ()
+        self.operators = tuple(operator(self.registry) for operator in operators)
         self.groups = NodeGroups(config, self.registry, self.directory)
         self.faults = FaultInjector(self.fleet, self.store, self.agent, self.bus, self.karpenter, self.groups)
         logs = LogReader(self.directory.of_pod, self.store, run_dir)
@@ -134,8 +149,10 @@ class GpuCluster:
         """
         if not is_restored:
             self._create_first_objects()
-        noticing = (self.scheduler, self.jobs, self.replica_sets, self.deployments, self.endpoints)
-        controllers = [part.run for part in (*noticing, self.nodes, self.garbage, self.disruption)]
+        own: tuple[Noticing, ...] = (self.scheduler, self.jobs, self.replica_sets, self.deployments, self.endpoints)
+        noticing: tuple[Noticing, ...] = (*own, *self.operators)
+        controllers = [part.run for part in noticing]
+        controllers += [self.nodes.run, self.garbage.run, self.disruption.run]
         controllers.append(self.garbage.collect_pods)
         if self.karpenter is not None:
             controllers.append(self.karpenter.run)
@@ -163,6 +180,8 @@ class GpuCluster:
             self.store.create(rt, {"apiVersion": rt.api_version, "kind": rt.kind, "metadata": metadata, "value": value})
         if self.karpenter is not None:
             self.karpenter.install()
+        if self.operators:
+            training_operators.install(self.registry)
 
     async def stop(self) -> None:
         """Stop the controllers, switch off the machines, and drop the watches."""

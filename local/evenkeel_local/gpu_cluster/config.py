@@ -175,6 +175,8 @@ class ClusterConfig(ConfigModel):
     cluster_events: bool = False
     """Also send the HyperPod cluster and state-change events; ListClusterEvents always has them."""
     karpenter: KarpenterSettings | None = None
+    training_operators: bool = False
+    """Whether stand-ins for the operators of JobSet, PyTorchJob and HyperPodPyTorchJob run."""
     node_groups: tuple[NodeGroupConfig, ...] = ()
     access_entries: tuple[AccessEntry, ...] = ()
     pod_identities: tuple[PodIdentity, ...] = ()

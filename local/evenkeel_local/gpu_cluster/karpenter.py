@@ -26,6 +26,7 @@ from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.admission import random_suffix
 from evenkeel_local.gpu_cluster.cluster_events import EventPublisher
 from evenkeel_local.gpu_cluster.config import ClusterConfig, KarpenterSettings
+from evenkeel_local.gpu_cluster.custom_kinds import definition
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.kubelet import Kubelet, KubeletDirectory
 from evenkeel_local.gpu_cluster.machines import EFA, PODS_PER_NODE, node_status, shape_of
@@ -110,38 +111,16 @@ def seconds_of(text: str | None) -> float | None:
 
 def definitions() -> list[Obj]:
     """Return the custom resource definitions of Karpenter, with open schemas."""
-
-    def definition(group: str, plural: str, kind: str, short: list[str], columns: list[tuple[str, str]]) -> Obj:
-        kept = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-        version = {
-            "name": "v1",
-            "served": True,
-            "storage": True,
-            "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": kept, "status": kept}}},
-            "subresources": {"status": {}},
-            "additionalPrinterColumns": [
-                {"name": title, "type": "string", "jsonPath": path} for title, path in columns
-            ],
-        }
-        return {
-            "metadata": {"name": f"{plural}.{group}"},
-            "spec": {
-                "group": group,
-                "scope": "Cluster",
-                "names": {"plural": plural, "singular": kind.lower(), "kind": kind, "shortNames": short},
-                "versions": [version],
-            },
-        }
-
     ready = ("Ready", '.status.conditions[?(@.type=="Ready")].status')
     return [
-        definition(GROUP, "nodepools", "NodePool", [], [("NodeClass", ".spec.template.spec.nodeClassRef.name"), ready]),
+        definition(
+            GROUP, "nodepools", "NodePool", columns=[("NodeClass", ".spec.template.spec.nodeClassRef.name"), ready]
+        ),
         definition(
             GROUP,
             "nodeclaims",
             "NodeClaim",
-            [],
-            [
+            columns=[
                 ("Type", ".metadata.labels.node\\.kubernetes\\.io/instance-type"),
                 ("Capacity", ".metadata.labels.karpenter\\.sh/capacity-type"),
                 ("Zone", ".metadata.labels.topology\\.kubernetes\\.io/zone"),
@@ -149,7 +128,7 @@ def definitions() -> list[Obj]:
                 ready,
             ],
         ),
-        definition("karpenter.k8s.aws", "ec2nodeclasses", "EC2NodeClass", ["ec2nc", "ec2ncs"], [ready]),
+        definition("karpenter.k8s.aws", "ec2nodeclasses", "EC2NodeClass", short=["ec2nc", "ec2ncs"], columns=[ready]),
     ]
 
 
@@ -190,8 +169,8 @@ class Karpenter:
 
     def install(self) -> None:
         """Create the custom resource definitions."""
-        for definition in definitions():
-            self._registry.create(catalogue.DEFINITIONS, "", definition)
+        for each in definitions():
+            self._registry.create(catalogue.DEFINITIONS, "", each)
 
     def _type(self, kind: str) -> ResourceType:
         found = self._registry.types.by_kind(f"{GROUP}/v1", kind)

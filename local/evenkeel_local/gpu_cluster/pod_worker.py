@@ -18,7 +18,7 @@ from evenkeel_local.gpu_cluster import catalogue, exec_session, processes, volum
 from evenkeel_local.gpu_cluster.admission import GPU
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.exec_session import Session
-from evenkeel_local.gpu_cluster.objects import has_ended
+from evenkeel_local.gpu_cluster.objects import has_ended, labels_of
 from evenkeel_local.gpu_cluster.processes import ProcessGuard, RunningProcess
 from evenkeel_local.gpu_cluster.quantities import quantity
 from evenkeel_local.gpu_cluster.registry import set_condition, timestamp
@@ -386,7 +386,7 @@ class PodWorker:
             else:
                 env[entry["name"]] = expand(str(value or ""), env)
         for name, text in env.items():
-            env[name] = await self._resolve(text)
+            env[name] = await self._resolve(text, is_host=name == "MASTER_ADDR")
         return env
 
     def _current(self) -> Obj:
@@ -429,25 +429,40 @@ class PodWorker:
                 return data[ref["key"]]
         return ""
 
-    async def _resolve(self, text: str) -> str:
-        """Replace a pod's DNS name by the pod's address. If the service exists, wait for the pod."""
+    async def _resolve(self, text: str, *, is_host: bool) -> str:
+        """Replace a pod's DNS name by the pod's address. If the service exists, wait for the pod.
+
+        Args:
+            text: Value of a variable.
+            is_host: Whether it is a host, so that it may be the name of a Service with one pod.
+        """
         match = _POD_NAME.match(text)
-        if match is None:
+        namespace, host, service = namespace_of(self.pod), "", text
+        if match is not None:
+            namespace = match.group("namespace") or namespace
+            host, service = match.group("host"), match.group("service")
+        if match is None and not is_host:
             return text
-        namespace = match.group("namespace") or namespace_of(self.pod)
-        host, service = match.group("host"), match.group("service")
-        if self._store.find(catalogue.SERVICES.key, namespace, service) is None:
+        found = self._store.find(catalogue.SERVICES.key, namespace, service)
+        if found is None:
             return text
         loop = asyncio.get_running_loop()
         deadline = loop.time() + NAME_WAIT_SECONDS
         while loop.time() < deadline and not self.is_stopping:
             for pod in self._store.each(catalogue.PODS.key):
+                if namespace_of(pod) != namespace or has_ended(pod) or not pod["status"].get("podIP"):
+                    continue
                 spec = pod["spec"]
-                named = (namespace_of(pod), spec.get("hostname"), spec.get("subdomain"))
-                if named == (namespace, host, service) and pod["status"].get("podIP") and not has_ended(pod):
+                is_named = (spec.get("hostname"), spec.get("subdomain")) == (host, service)
+                if is_named if host else _is_selected(found, pod):
                     return str(pod["status"]["podIP"])
             await asyncio.sleep(NAME_POLL_SECONDS)
         return text
+
+
+def _is_selected(service: Obj, pod: Obj) -> bool:
+    selector = (service.get("spec") or {}).get("selector") or {}
+    return bool(selector) and selector.items() <= labels_of(pod).items()
 
 
 class MissingReference(Exception):

@@ -8,7 +8,8 @@ from typing import Any
 from evenkeel.adapters.kubernetes import AlreadyExists, KubernetesApi
 from evenkeel.adapters.manifests import capacity_job
 from evenkeel.adapters.object_fields import FLEET_LABEL, NEURON, NVIDIA, RENTAL_LABEL, Json
-from evenkeel.adapters.workloads import controlling_job
+from evenkeel.adapters.workloads import controlling_workload
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import KARPENTER_LABEL
 from evenkeel.ports import CapacitySpec, Conflict, LimitResult, NodeClaim
 
@@ -51,7 +52,7 @@ class KubernetesCapacity:
         selector = f"{RENTAL_LABEL}={name},{FLEET_LABEL}={self._fleet}"
         listed = self._all(cluster, f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
         # Any pod may have these labels. Only pods that the rental's Job controls belong to the rental.
-        pods = [pod for pod in listed if controlling_job(pod)[0] == name]
+        pods = [pod for pod in listed if controlling_workload(pod)[:2] == (WorkloadKind.JOB, name)]
         for pod in pods:
             if "deletionTimestamp" not in pod["metadata"]:
                 path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"

@@ -7,7 +7,15 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from evenkeel.adapters import kueue_workloads, manifests, node_objects, object_fields, unmanaged_pods, workloads
+from evenkeel.adapters import (
+    kueue_workloads,
+    manifests,
+    node_objects,
+    object_fields,
+    operator_manifests,
+    unmanaged_pods,
+    workloads,
+)
 from evenkeel.adapters.capacity import KubernetesCapacity
 from evenkeel.adapters.kubernetes import (
     JSON_PATCH,
@@ -20,9 +28,11 @@ from evenkeel.adapters.kubernetes import (
     Watch,
 )
 from evenkeel.adapters.object_fields import ATTEMPT_LABEL, FLEET_LABEL, INDEX_LABEL, JOB_LABEL, Json
+from evenkeel.adapters.workload_resources import JOB, OPERATED, RESOURCES, WorkloadResource, rank_of
 from evenkeel.domain.external.kueue_status import KueueStatus
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, INCIDENT_ANNOTATION, KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.resources import Resources, sum_by_place
@@ -63,7 +73,7 @@ _MAX_ERROR_LENGTH = 300
 _NODES = "/api/v1/nodes"
 _PODS = "/api/v1/pods"
 _LIVE_PODS_SELECTOR = "status.phase!=Succeeded,status.phase!=Failed"
-_JOBS = "/apis/batch/v1/jobs"
+_GROUPS = "/apis"
 _NAMESPACES = "/api/v1/namespaces"
 _KUEUE = "/apis/kueue.x-k8s.io"
 _KUEUE_NAMESPACE_SELECTOR = "kueue.x-k8s.io/managed-namespace=true"
@@ -87,6 +97,8 @@ class KubernetesCluster(KubernetesCapacity):
     def __init__(self, connections: KubernetesConnections, *, fleet: str) -> None:
         self._connections = connections
         self._fleet = fleet
+        self._known_kinds: dict[str, frozenset[WorkloadKind]] = {}
+        """Kinds of operators that each cluster served before."""
 
     # ------------------------------------------------------------ the API server itself
 
@@ -211,39 +223,73 @@ class KubernetesCluster(KubernetesCapacity):
         try:
             api.create(f"/api/v1/namespaces/{attempt.namespace}/services", manifests.service(spec, self._fleet))
         except AlreadyExists:
-            self._require_own_job(attempt, f"/api/v1/namespaces/{attempt.namespace}/services/{attempt.workload_name}")
-        path = f"/apis/batch/v1/namespaces/{attempt.namespace}/jobs"
+            self._require_own_object(
+                attempt, f"/api/v1/namespaces/{attempt.namespace}/services/{attempt.workload_name}"
+            )
+        kind = RESOURCES[attempt.kind]
         result = LaunchResult.CREATED
         try:
-            job = api.create(path, manifests.job(spec, self._fleet, resource))
+            item = api.create(kind.path(attempt.namespace), operator_manifests.workload(spec, self._fleet, resource))
         except AlreadyExists:
-            result, job = LaunchResult.ALREADY_THERE, self._require_own_job(attempt, f"{path}/{attempt.workload_name}")
-        except PermanentError:
-            self._delete_objects(api, attempt, None)  # without the Job, the Service is useless
+            result = LaunchResult.ALREADY_THERE
+            item = self._require_own_object(attempt, kind.path(attempt.namespace, attempt.workload_name))
+        except PermanentError as error:
+            self._delete_objects(api, attempt, None)  # without the workload, the Service is useless
+            if isinstance(error, NotFound) and kind.operator and not self._is_served(attempt.cluster, kind):
+                raise Refused(
+                    f"cluster {attempt.cluster} has no {kind.kind}: install {kind.operator}, or submit another kind"
+                ) from error
             raise
         # Kueue's webhook suspends a Job at its creation. That must not happen to a Job that Kueue should not admit.
-        if job["spec"].get("suspend") and not attempt.local_queue:
+        if workloads.is_suspended(item) and not attempt.local_queue:
             raise Refused(
                 f"{attempt.workload_name} was suspended at its creation: Kueue or another controller "
                 f"admits jobs in namespace {attempt.namespace} of {attempt.cluster}"
             )
-        return result, job["metadata"]["uid"]
+        return result, item["metadata"]["uid"]
 
     def workload(self, attempt: Attempt) -> ObservedWorkload:
-        job, pods = self._objects(attempt)
+        found = self._objects(attempt)
         kueue: Mapping[tuple[str, str], KueueStatus] = {}
-        if job is not None and kueue_workloads.is_queued_in_kueue(job):
+        if found.item is not None and kueue_workloads.is_queued_in_kueue(found.item):
+            uid = found.item["metadata"]["uid"]
             # For the queue position of a waiting Job, all Workloads of the namespace are needed.
-            selector = "" if job["spec"].get("suspend") else f"{object_fields.KUEUE_JOB_LABEL}={job['metadata']['uid']}"
+            selector = "" if workloads.is_suspended(found.item) else f"{object_fields.KUEUE_JOB_LABEL}={uid}"
             kueue = self._kueue_workloads(attempt.cluster, attempt.namespace, selector)
-        return attempt.own(workloads.read_workloads([job] if job else [], pods, kueue))
+        return attempt.own(workloads.read_workloads(found.listed, found.pods, kueue))
 
     def workloads(self, cluster: str) -> tuple[ObservedWorkload, ...]:
         selector = f"{JOB_LABEL},{FLEET_LABEL}={self._fleet}"
-        jobs = self._all(cluster, _JOBS, labelSelector=selector)
+        listed = [
+            each
+            for kind in (JOB, *self._operated(cluster))
+            for each in self._of_kind(cluster, kind, labelSelector=selector)
+        ]
         pods = self._all(cluster, _PODS, labelSelector=selector)
-        kueue = self._kueue_workloads(cluster) if any(map(kueue_workloads.is_queued_in_kueue, jobs)) else {}
-        return workloads.read_workloads(jobs, pods, kueue)
+        kueue = self._kueue_workloads(cluster) if any(map(kueue_workloads.is_queued_in_kueue, listed)) else {}
+        return workloads.read_workloads(listed, pods, kueue)
+
+    def _operated(self, cluster: str) -> list[WorkloadResource]:
+        """Return the kinds whose operators a cluster has. An operator can be installed at any time."""
+        known = self._known_kinds.get(cluster, frozenset())
+        if len(known) < len(OPERATED):
+            served = {each["name"] for each in (self._api(cluster).get(_GROUPS) or {}).get("groups") or ()}
+            missing = (each for each in OPERATED if each.kind not in known and each.group in served)
+            known |= {each.kind for each in missing if self._is_served(cluster, each)}
+            self._known_kinds[cluster] = known
+        return [each for each in OPERATED if each.kind in known]
+
+    def _is_served(self, cluster: str, kind: WorkloadResource) -> bool:
+        """Whether a cluster has a kind. Its API group can exist without it."""
+        served = self._api(cluster).get(f"/apis/{kind.api_version}") or {}
+        return any(each["name"] == kind.plural for each in served.get("resources") or ())
+
+    def _of_kind(self, cluster: str, kind: WorkloadResource, **query: str) -> list[Json]:
+        """Return the workloads of a kind; none if its operator was removed."""
+        try:
+            return self._all(cluster, kind.path(), **query)
+        except NotFound:
+            return []
 
     def _kueue_workloads(
         self, cluster: str, namespace: str = "", labels: str = ""
@@ -266,8 +312,9 @@ class KubernetesCluster(KubernetesCapacity):
         )
         jobs: dict[tuple[str, str], Json] = {}
         if any(object_fields.owner_of(pod)[0] == "Job" for pod in pods):
-            jobs = {_namespaced_name(job): job for job in self._all(cluster, _JOBS)}
-        return tuple(unmanaged_pods.read_unmanaged_pod(pod, jobs, self._fleet) for pod in pods)
+            jobs = {_namespaced_name(job): job for job in self._all(cluster, JOB.path())}
+        controllers = workloads.Controllers(jobs.values())
+        return tuple(unmanaged_pods.read_unmanaged_pod(pod, jobs, controllers, self._fleet) for pod in pods)
 
     def kueue_namespaces(self, cluster: str) -> Mapping[str, str]:
         """Return the namespaces with Kueue's label or with a LocalQueue, each with the reason.
@@ -308,40 +355,42 @@ class KubernetesCluster(KubernetesCapacity):
         return EvictionAnswer(EvictionStatus.EVICTED)
 
     def stop(self, attempt: Attempt, grace_seconds: int, nodes_without_grace: Container[str] = ()) -> None:
-        """Delete the pods first, with the requested grace. Deleting the Job would give them their own grace.
+        """Delete the pods first, with the requested grace. Deleting the workload would give them their own grace.
 
         The minimum grace is one second: with 0, Kubernetes would remove the pod without waiting for its process.
         """
         api = self._api(attempt.cluster)
-        job, pods = self._objects(attempt)
-        for pod in pods:
+        found = self._objects(attempt)
+        for pod in found.pods:
             has_no_grace = (pod.get("spec") or {}).get("nodeName") in nodes_without_grace
             _delete_pod(api, pod, gracePeriodSeconds=1 if has_no_grace else max(1, grace_seconds))
-        self._delete_objects(api, attempt, job)
+        self._delete_objects(api, attempt, found.item)
 
     def force_delete_pods(self, attempt: Attempt, node_names: Iterable[str]) -> None:
         names = set(node_names)
         api = self._api(attempt.cluster)
-        job, pods = self._objects(attempt)
-        lost = [pod for pod in pods if (pod.get("spec") or {}).get("nodeName") in names]
+        found = self._objects(attempt)
+        lost = [pod for pod in found.pods if (pod.get("spec") or {}).get("nodeName") in names]
         if not lost:
             return
-        # Delete the Job first: while it exists, the Job controller's finalizer keeps its pods.
-        self._delete_objects(api, attempt, job)
+        # Delete the workload first: while a Job exists, the Job controller's finalizer keeps its pods.
+        self._delete_objects(api, attempt, found.item)
         for pod in lost:
             _delete_pod(api, pod, gracePeriodSeconds=0)
 
     def logs(self, attempt: Attempt, rank: int, tail_lines: int | None) -> str:
-        _, pods = self._objects(attempt, f",{INDEX_LABEL}={rank}")
+        is_indexed = attempt.kind in (WorkloadKind.JOB, WorkloadKind.JOB_SET)
+        found = self._objects(attempt, f",{INDEX_LABEL}={rank}" if is_indexed else "")
+        pods = [pod for pod in found.pods if rank_of(pod) == rank]
         if not pods:
             raise NotFound(f"no pod of rank {rank} of {attempt.workload_name} in {attempt.namespace}")
         path = f"/api/v1/namespaces/{attempt.namespace}/pods/{pods[-1]['metadata']['name']}/log"
         part = {"limitBytes": str(_LOG_HEAD_BYTES)} if tail_lines is None else {"tailLines": str(tail_lines)}
-        return self._api(attempt.cluster).text(path, container="trainer", **part)
+        return self._api(attempt.cluster).text(path, container=operator_manifests.container_of(attempt.kind), **part)
 
     def tails(self, attempt: Attempt, lines: int, most: int, within_seconds: float) -> Mapping[int, LogTail]:
-        _, pods = self._objects(attempt)
-        by_rank = {rank: pod for pod in pods if (rank := workloads.rank_of(pod)) < attempt.ranks}
+        pods = self._objects(attempt).pods
+        by_rank = {rank: pod for pod in pods if (rank := rank_of(pod)) < attempt.ranks}
         ranks = sorted(by_rank, key=lambda rank: ((by_rank[rank].get("status") or {}).get("phase") != "Failed", rank))
         # Read in parallel with a time limit, because an unreachable kubelet does not answer.
         pool = ThreadPoolExecutor(_LOG_READERS, thread_name_prefix="tails")
@@ -358,33 +407,47 @@ class KubernetesCluster(KubernetesCapacity):
 
     def _tail(self, attempt: Attempt, pod: Json, lines: int) -> LogTail:
         path = f"/api/v1/namespaces/{attempt.namespace}/pods/{pod['metadata']['name']}/log"
-        query = {"container": "trainer", "tailLines": str(lines), "limitBytes": str(_TAIL_BYTES)}
+        container = operator_manifests.container_of(attempt.kind)
+        query = {"container": container, "tailLines": str(lines), "limitBytes": str(_TAIL_BYTES)}
         try:
             return workloads.log_tail(pod, text=self._api(attempt.cluster).text(path, **query))
         except EvenkeelError as error:
             return workloads.log_tail(pod, why=_error_text(error))
 
-    def _objects(self, attempt: Attempt, more: str = "") -> tuple[Json | None, list[Json]]:
-        """Return an attempt's own Job and pods. Labels only narrow the list; UID or decision prove the owner."""
-        api, space = self._api(attempt.cluster), f"namespaces/{attempt.namespace}"
-        job = api.get(f"/apis/batch/v1/{space}/jobs/{attempt.workload_name}")
-        selector = f"{JOB_LABEL}={attempt.job_id},{ATTEMPT_LABEL}={attempt.attempt},{FLEET_LABEL}={self._fleet}{more}"
-        pods = self._all(attempt.cluster, f"/api/v1/{space}/pods", labelSelector=selector)
-        own = attempt.own(workloads.read_workloads([job] if job else [], pods, {}))
-        is_own = job is not None and job["metadata"]["uid"] == own.uid
-        return job if is_own else None, [pod for pod in pods if _is_controlled_by(pod, own.job_uid)]
+    def _objects(self, attempt: Attempt, more: str = "") -> "_AttemptObjects":
+        """Return an attempt's own objects. Labels only narrow the lists; UID or decision prove the owner."""
+        space = f"namespaces/{attempt.namespace}"
+        item = self._api(attempt.cluster).get(RESOURCES[attempt.kind].path(attempt.namespace, attempt.workload_name))
+        selector = f"{JOB_LABEL}={attempt.job_id},{ATTEMPT_LABEL}={attempt.attempt},{FLEET_LABEL}={self._fleet}"
+        jobs: list[Json] = []
+        if attempt.kind is WorkloadKind.JOB_SET:
+            jobs = self._all(attempt.cluster, JOB.path(attempt.namespace), labelSelector=selector)
+        pods = self._all(attempt.cluster, f"/api/v1/{space}/pods", labelSelector=f"{selector}{more}")
+        own = attempt.own(workloads.read_workloads([*([item] if item else []), *jobs], pods, {}))
+        controllers = workloads.Controllers(jobs)
+        return _AttemptObjects(
+            item=item if item is not None and item["metadata"]["uid"] == own.uid else None,
+            jobs=jobs,
+            pods=[pod for pod in pods if own.job_uid and controllers.of(pod).uid == own.job_uid],
+        )
 
-    def _delete_objects(self, api: KubernetesApi, attempt: Attempt, job: Json | None) -> None:
+    def _delete_objects(self, api: KubernetesApi, attempt: Attempt, item: Json | None) -> None:
+        """Delete an attempt's workload and Service.
+
+        A workload of an operator stays until its pods have ended. Otherwise, the Jobs between a JobSet and its pods
+        could disappear first, and nothing would prove whose the pods are.
+        """
         space, name = f"namespaces/{attempt.namespace}", attempt.workload_name
-        if job is not None:
-            preconditions = {"uid": job["metadata"]["uid"]}
-            path = f"/apis/batch/v1/{space}/jobs/{name}"
-            api.delete(path, propagationPolicy="Background", preconditions=preconditions)
+        if item is not None:
+            kind = RESOURCES[attempt.kind]
+            policy = "Foreground" if kind.operator else "Background"
+            preconditions = {"uid": item["metadata"]["uid"]}
+            api.delete(kind.path(attempt.namespace, name), propagationPolicy=policy, preconditions=preconditions)
         found = api.get(f"/api/v1/{space}/services/{name}")
         if found is not None and workloads.is_launched_by(found, attempt, self._fleet):
             api.delete(f"/api/v1/{space}/services/{name}", preconditions={"uid": found["metadata"]["uid"]})
 
-    def _require_own_job(self, attempt: Attempt, path: str) -> Json:
+    def _require_own_object(self, attempt: Attempt, path: str) -> Json:
         found = self._api(attempt.cluster).get(path)
         if found is None:
             raise Conflict(f"{path} of {attempt.cluster} existed and is now gone")
@@ -411,7 +474,10 @@ class KubernetesCluster(KubernetesCapacity):
         watchers = [
             _Watcher(self._api(cluster), "node", _NODES, {}, changes),
             _Watcher(self._api(cluster), "pod", _PODS, {"labelSelector": selector}, changes),
-            _Watcher(self._api(cluster), "job", _JOBS, {"labelSelector": selector}, changes),
+            *(
+                _Watcher(self._api(cluster), "job", kind.path(), {"labelSelector": selector}, changes)
+                for kind in (JOB, *self._operated(cluster))
+            ),
         ]
         for watcher in watchers:
             watcher.start()
@@ -456,6 +522,20 @@ class KubernetesCluster(KubernetesCapacity):
             return listed()
         except Expired:
             return listed()
+
+
+class _AttemptObjects(NamedTuple):
+    """The objects of one attempt."""
+
+    item: Json | None
+    """Its workload; None if it is gone."""
+    jobs: list[Json]
+    """The Jobs of its JobSet."""
+    pods: list[Json]
+
+    @property
+    def listed(self) -> list[Json]:
+        return [*([self.item] if self.item else []), *self.jobs]
 
 
 class _WatchState(NamedTuple):
@@ -554,10 +634,6 @@ def _release_patch(item: Mapping[str, Any], *, is_cordoned: bool) -> Iterator[Js
         if taints[index]["key"] == AWAITING_VALIDATION_TAINT:
             yield {"op": "test", "path": f"/spec/taints/{index}/key", "value": AWAITING_VALIDATION_TAINT}
             yield {"op": "remove", "path": f"/spec/taints/{index}"}
-
-
-def _is_controlled_by(pod: Json, job_uid: str) -> bool:
-    return bool(job_uid) and workloads.controlling_job(pod)[1] == job_uid
 
 
 def _error_text(error: EvenkeelError) -> str:

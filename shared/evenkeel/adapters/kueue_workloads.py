@@ -5,19 +5,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from evenkeel.adapters.object_fields import MESSAGE_LIMIT, QUEUE_LABEL, parse_instant
-from evenkeel.adapters.workloads import controlling_job
+from evenkeel.adapters.workloads import controlling_workload
 from evenkeel.domain.external.kueue_status import KueueCheck, KueueCondition, KueueStatus
 from evenkeel.domain.values import rfc3339
 
 
 def is_queued_in_kueue(job: Mapping[str, Any]) -> bool:
-    """Whether Kueue admits a Job."""
+    """Whether Kueue admits a workload."""
     return QUEUE_LABEL in (job["metadata"].get("labels") or {})
 
 
 def owner_of_workload(workload: Mapping[str, Any]) -> tuple[str, str]:
-    """Return namespace and UID of the Job that controls a Workload of Kueue; the UID is empty if no Job does."""
-    return (str(workload["metadata"].get("namespace", "")), controlling_job(workload)[1])
+    """Return namespace and UID of the job that controls a Workload of Kueue; the UID is empty if none does."""
+    return (str(workload["metadata"].get("namespace", "")), controlling_workload(workload).uid)
 
 
 def read_kueue(workload: Mapping[str, Any], position: int | None = None) -> KueueStatus:

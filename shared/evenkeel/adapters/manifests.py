@@ -30,6 +30,7 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.ports import CapacitySpec, CheckSpec, KubernetesPermission, LaunchSpec
 
 RENDEZVOUS_PORT = 29500
+TRAINER_CONTAINER = "trainer"
 _DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
 """Condition that Kubernetes sets on a pod that ends because of its node or of another pod."""
 _DO_NOT_DISRUPT = {"karpenter.sh/do-not-disrupt": "true"}
@@ -157,7 +158,7 @@ def _one_per_node(own_labels: Mapping[str, str]) -> Json:
 def _trainer(spec: LaunchSpec, accelerator_resource: str) -> Json:
     """Return the container of a rank."""
     return {
-        "name": "trainer",
+        "name": TRAINER_CONTAINER,
         "image": spec.job.image,
         "command": list(spec.job.command),
         **({"args": list(spec.job.args)} if spec.job.args else {}),

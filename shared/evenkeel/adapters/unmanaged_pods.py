@@ -15,7 +15,7 @@ from evenkeel.adapters.object_fields import (
     parse_instant,
     parse_quantity,
 )
-from evenkeel.adapters.workloads import attempt_of, controlling_job, decision_of, workload_name
+from evenkeel.adapters.workloads import Controllers, attempt_of, decision_of, workload_name
 from evenkeel.domain.capacity.pool_choices import Effect, Operator, Toleration
 from evenkeel.domain.external.unmanaged_workloads import (
     RESUME_ALLOWED,
@@ -43,13 +43,13 @@ def is_movable_kind(pod: Mapping[str, Any]) -> bool:
     return kind != "DaemonSet" and not (kind == "Node" and _MIRROR in (pod["metadata"].get("annotations") or {}))
 
 
-def claim_of(pod: Mapping[str, Any], fleet: str) -> OwnershipClaim | None:
+def claim_of(pod: Mapping[str, Any], controllers: Controllers, fleet: str) -> OwnershipClaim | None:
     """Return the owner within Evenkeel that a pod's labels claim; None if they claim none."""
     found = pod["metadata"].get("labels") or {}
     if found.get(FLEET_LABEL) != fleet:
         return None
-    controller, uid = controlling_job(pod)
-    claim: Json = {"controller": controller, "controller_uid": uid, "decision_id": decision_of(pod)}
+    owner = controllers.of(pod)
+    claim: Json = {"controller": owner.name, "controller_uid": owner.uid, "decision_id": decision_of(pod)}
     if name := attempt_of(pod):
         job_id, attempt = name
         return OwnershipClaim(
@@ -95,7 +95,7 @@ def _pod_requests(spec: Mapping[str, Any]) -> Json:
 
 
 def read_unmanaged_pod(
-    pod: Mapping[str, Any], jobs: Mapping[tuple[str, str], Mapping[str, Any]], fleet: str
+    pod: Mapping[str, Any], jobs: Mapping[tuple[str, str], Mapping[str, Any]], controllers: Controllers, fleet: str
 ) -> UnmanagedPod:
     """Parse a pod that may be outside Evenkeel.
 
@@ -104,6 +104,7 @@ def read_unmanaged_pod(
     Args:
         pod: The pod.
         jobs: The Jobs of its cluster, by namespace and name.
+        controllers: Which workloads control these Jobs.
         fleet: Name of this fleet. Labels of other fleets are ignored.
     """
     metadata = pod["metadata"]
@@ -128,7 +129,7 @@ def read_unmanaged_pod(
         created_at=parse_instant(metadata.get("creationTimestamp")),
         tolerations=_tolerations((pod.get("spec") or {}).get("tolerations") or ()),
         selector=(pod.get("spec") or {}).get("nodeSelector") or {},
-        claim=claim_of(pod, fleet),
+        claim=claim_of(pod, controllers, fleet),
     )
 
 

@@ -1,23 +1,25 @@
-"""Read the Jobs and the pods of attempts. Pure."""
+"""Read the workloads of attempts and their pods. Pure."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from evenkeel.adapters.object_fields import (
     ATTEMPT_LABEL,
     DECISION_NOTE,
     FLEET_LABEL,
-    INDEX_LABEL,
     JOB_LABEL,
     Json,
     condition_of,
     has_condition,
 )
+from evenkeel.adapters.workload_resources import rank_of, resource_of
 from evenkeel.domain.external.kueue_status import KueueStatus
 from evenkeel.domain.jobs.attempt import Attempt, ObservedPod, ObservedWorkload, PodPhase
 from evenkeel.ports import LogTail
 
 _FAILED = ("Failed", "FailureTarget")
+_COMPLETED = ("Complete", "Completed", "Succeeded")
+"""Conditions of a workload that ended well: of a Job; of JobSet and HyperPod; of Kubeflow."""
 
 
 def is_launched_by(item: Mapping[str, Any], attempt: Attempt, fleet: str) -> bool:
@@ -33,69 +35,125 @@ def decision_of(item: Mapping[str, Any]) -> str:
     return str((item["metadata"].get("annotations") or {}).get(DECISION_NOTE, ""))
 
 
-def controlling_job(item: Mapping[str, Any]) -> tuple[str, str]:
-    """Return name and UID of the Kubernetes Job that controls an object; empty if no Job does."""
-    owners = item["metadata"].get("ownerReferences") or ()
-    jobs = (each for each in owners if each.get("controller") and each.get("kind") == "Job")
-    return next(
-        (
-            (str(each["name"]), str(each["uid"]))
-            for each in jobs
-            if str(each.get("apiVersion", "")).startswith("batch/")
-        ),
-        ("", ""),
-    )
+class Owner(NamedTuple):
+    """A workload that controls an object. All fields are empty if no workload does."""
+
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+def controlling_workload(item: Mapping[str, Any]) -> Owner:
+    """Return the workload that an object names as its controller, whatever controls that workload."""
+    for each in item["metadata"].get("ownerReferences") or ():
+        found = resource_of(each) if each.get("controller") else None
+        if found is not None:
+            return Owner(found.kind, str(each["name"]), str(each["uid"]))
+    return Owner()
+
+
+class Controllers:
+    """Which workload controls an object at the end of its chain of controllers: a JobSet controls Jobs, they the pods.
+
+    Labels are no proof, because any user may write them; only the owner references of the listed objects count.
+    """
+
+    def __init__(self, listed: Iterable[Json]) -> None:
+        """Take the owner references of workloads. A reference of a Job that is not listed ends the chain."""
+        self._above = {str(each["metadata"]["uid"]): controlling_workload(each) for each in listed}
+
+    def of(self, item: Mapping[str, Any]) -> Owner:
+        """Return the last workload above an object."""
+        owner = controlling_workload(item)
+        above = self._above.get(owner.uid, Owner())
+        return above if above.uid else owner
 
 
 def read_workloads(
-    jobs: Iterable[Json], pods: Iterable[Json], kueue: Mapping[tuple[str, str], KueueStatus]
+    listed: Iterable[Json], pods: Iterable[Json], kueue: Mapping[tuple[str, str], KueueStatus]
 ) -> tuple[ObservedWorkload, ...]:
-    """Group Jobs and pods by the controlling Job. The labels of a group name its attempt.
+    """Group workloads and pods by the workload that controls them. The labels of a group name its attempt.
 
-    A Job counts only if it has the name that a launch gives it. A pod counts only under the Job that controls it.
+    A workload counts only if it has the name that a launch gives it. A pod counts only under the workload that
+    controls it.
+
+    Args:
+        listed: The workloads, and the Jobs that belong to JobSets.
+        pods: The pods.
+        kueue: Kueue's status by namespace and UID of the workload.
     """
+    workloads = list(listed)
+    controllers = Controllers(workloads)
     found: dict[_Group, Json] = {}
+    jobs: dict[_Group, list[Json]] = {}
     members: dict[_Group, list[Json]] = {}
-    for job in jobs:
-        name = attempt_of(job)
-        if name and job["metadata"]["name"] == workload_name(*name):
-            found[(job["metadata"]["namespace"], *name, job["metadata"]["uid"])] = job
+    for each in workloads:
+        name, owner = attempt_of(each), controlling_workload(each)
+        if not name:
+            continue
+        if owner.uid and owner.name == workload_name(*name):
+            jobs.setdefault((each["metadata"]["namespace"], *name, owner.uid), []).append(each)
+        elif each["metadata"]["name"] == workload_name(*name):
+            found[(each["metadata"]["namespace"], *name, each["metadata"]["uid"])] = each
     for pod in pods:
-        name, (controller, uid) = attempt_of(pod), controlling_job(pod)
-        if name and uid and controller == workload_name(*name):
-            members.setdefault((pod["metadata"]["namespace"], *name, uid), []).append(pod)
+        name, owner = attempt_of(pod), controllers.of(pod)
+        if name and owner.uid and owner.name == workload_name(*name):
+            members.setdefault((pod["metadata"]["namespace"], *name, owner.uid), []).append(pod)
     return tuple(
-        _workload(group, found.get(group), members.get(group, []), kueue.get((group[0], group[3])))
+        _workload(
+            group,
+            found.get(group),
+            jobs=jobs.get(group, []),
+            pods=members.get(group, []),
+            kueue=kueue.get((group[0], group[3])),
+        )
         for group in sorted({*found, *members})
     )
 
 
 _Group: TypeAlias = tuple[str, str, int, str]
-"""Namespace, job id and attempt number from the labels, and the UID of the Kubernetes Job."""
+"""Namespace, job id and attempt number from the labels, and the UID of the workload."""
 
 
 def workload_name(job_id: str, attempt: int) -> str:
     return f"{job_id}-a{attempt}"
 
 
-def _workload(group: _Group, job: Json | None, pods: list[Json], kueue: KueueStatus | None) -> ObservedWorkload:
+def _workload(
+    group: _Group, item: Json | None, *, jobs: list[Json], pods: list[Json], kueue: KueueStatus | None
+) -> ObservedWorkload:
+    """Read a workload.
+
+    Args:
+        group: Its place and its attempt.
+        item: The object; None if it is gone.
+        jobs: The Jobs that it controls.
+        pods: Its pods.
+        kueue: Kueue's status of it.
+    """
     namespace, job_id, attempt, uid = group
-    decisions = {decision_of(item) for item in ([job] if job else pods)}
+    decisions = {decision_of(each) for each in ([item] if item else pods)}
     return ObservedWorkload(
         job_id=job_id,
         attempt=attempt,
         namespace=namespace,
         job_uid=uid,
         decision_id=decisions.pop() if len(decisions) == 1 else "",
-        uid=uid if job else "",
-        is_deleting=job is not None and "deletionTimestamp" in job["metadata"],
-        is_suspended=job is not None and bool(job["spec"].get("suspend")),
-        has_completed=job is not None and has_condition(job, "Complete"),
-        has_failed=job is not None and has_failed(job),
-        was_disrupted=job is not None and was_disrupted(job),
+        uid=uid if item else "",
+        is_deleting=item is not None and "deletionTimestamp" in item["metadata"],
+        is_suspended=item is not None and is_suspended(item),
+        has_completed=item is not None and has_condition(item, *_COMPLETED),
+        has_failed=item is not None and has_failed(item),
+        was_disrupted=item is not None and any(map(was_disrupted, [item, *jobs])),
         pods=tuple(read_pod(pod) for pod in sorted(pods, key=lambda pod: (rank_of(pod), pod["metadata"]["name"]))),
-        kueue=kueue if job else None,
+        kueue=kueue if item else None,
     )
+
+
+def is_suspended(item: Mapping[str, Any]) -> bool:
+    """Whether a workload is suspended. The operators of PyTorch keep the field in the run policy."""
+    spec = item.get("spec") or {}
+    return bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
 
 
 def attempt_of(item: Mapping[str, Any]) -> tuple[str, int] | None:
@@ -106,7 +164,7 @@ def attempt_of(item: Mapping[str, Any]) -> tuple[str, int] | None:
 
 
 def has_failed(job: Mapping[str, Any]) -> bool:
-    """Whether a Job has failed. `FailureTarget` shows it at once, `Failed` only after its last pod."""
+    """Whether a workload has failed. On a Job, `FailureTarget` shows it before its last pod has ended."""
     return has_condition(job, *_FAILED)
 
 
@@ -115,13 +173,6 @@ def was_disrupted(job: Mapping[str, Any]) -> bool:
     conditions = (job.get("status") or {}).get("conditions") or ()
     reasons = {each.get("reason") for each in conditions if each["type"] in _FAILED and each["status"] == "True"}
     return "PodFailurePolicy" in reasons
-
-
-def rank_of(pod: Mapping[str, Any]) -> int:
-    """Return the completion index of a pod. A pod without one gets a rank behind all others."""
-    metadata = pod["metadata"]
-    text = (metadata.get("labels") or {}).get(INDEX_LABEL) or (metadata.get("annotations") or {}).get(INDEX_LABEL, "")
-    return int(text) if text.isascii() and text.isdigit() else 1_000_000
 
 
 def log_tail(pod: Mapping[str, Any], *, text: str = "", why: str = "") -> LogTail:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from evenkeel.adapters import unmanaged_pods
+from evenkeel.adapters.workloads import Controllers
 from evenkeel.domain.capacity.pool_choices import Effect, Operator, Toleration, all_tolerated
 from evenkeel.domain.external.unmanaged_workloads import (
     PodRecreation,
@@ -58,7 +59,7 @@ def test_pod_is_recreated_as_its_controller_does(
 ) -> None:
     jobs = {("research", "llama"): job} if job else {}
 
-    found = unmanaged_pods.read_unmanaged_pod(pod, jobs, "research")
+    found = unmanaged_pods.read_unmanaged_pod(pod, jobs, Controllers([]), "research")
 
     assert (found.kind, found.workload, found.recreation) == expected
     assert (found.node_name, found.accelerators, found.may_move) == (NODE, 8, False)
@@ -75,7 +76,7 @@ def test_tolerations_and_selectors_are_read() -> None:
     pod = a_pod("ReplicaSet", creationTimestamp="2026-11-03T10:15:00Z")
     pod["spec"] |= {"tolerations": tolerations, "nodeSelector": {"disk": "nvme"}}
 
-    found = unmanaged_pods.read_unmanaged_pod(pod, {}, "research")
+    found = unmanaged_pods.read_unmanaged_pod(pod, {}, Controllers([]), "research")
 
     assert found.tolerations == (
         Toleration(key="evenkeel.io/serving", value="chat", effect=Effect.NO_SCHEDULE),
@@ -91,7 +92,7 @@ def test_tolerations_and_selectors_are_read() -> None:
 def test_only_the_exact_label_value_allows_a_move(value: str, may_move: bool) -> None:
     pod = a_pod("PyTorchJob", labels={"evenkeel.io/resume": value})
 
-    assert unmanaged_pods.read_unmanaged_pod(pod, {}, "research").may_move is may_move
+    assert unmanaged_pods.read_unmanaged_pod(pod, {}, Controllers([]), "research").may_move is may_move
 
 
 @pytest.mark.parametrize(("kind", "is_work"), [("DaemonSet", False), ("Node", False), ("PyTorchJob", True), ("", True)])

@@ -116,6 +116,7 @@ class AdmissionDecision(Value):
         return Attempt(
             job_id=job.job_id,
             attempt=job.current_attempt + 1,
+            kind=job.spec.kind,
             state=AttemptState.STARTING,
             cluster=asked.cluster,
             namespace=job.namespace,

@@ -7,6 +7,7 @@ from typing import Any
 
 from evenkeel.domain.external.kueue_status import KueueStatus
 from evenkeel.domain.jobs.spec import DEFAULT_TEAM
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.resources import Resources
 from evenkeel.domain.values import Instant, Sentence, Value
@@ -51,6 +52,8 @@ class Attempt(Value):
 
     job_id: str
     attempt: int
+    kind: WorkloadKind = WorkloadKind.JOB
+    """Kind of the object that creates its pods."""
     state: AttemptState
     cluster: str
     namespace: str

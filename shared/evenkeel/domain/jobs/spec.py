@@ -8,6 +8,7 @@ from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.elastic.sizes import Sizes
 from evenkeel.domain.jobs.allowance import MAX_HUGE_PAGES_MIB, MAX_ID
 from evenkeel.domain.jobs.volumes import MAX_SCRATCH_FOLDERS, MAX_VOLUMES, ScratchFolder, Volume
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.resources import Resources
 from evenkeel.domain.submitted import Submitted
 from evenkeel.domain.values import Instant, Value
@@ -83,6 +84,8 @@ class JobSpec(Value):
     """Team whose quota the job uses. If omitted, the caller's only team."""
     job_type: Annotated[str, Submitted(option="--type", max_length=63, is_public=True)] = ""
     """Job type; its template sets omitted fields. If omitted, the default type of the site policy, if it has one."""
+    kind: Annotated[WorkloadKind, Submitted(option="--kind", is_public=True)] = WorkloadKind.JOB
+    """Kind of the Kubernetes object that is created. Each kind but `Job` needs its operator in the cluster."""
     priority_class: Annotated[
         str,
         Submitted(

@@ -11,6 +11,7 @@ from evenkeel.domain.jobs.allowance import MAX_ID
 from evenkeel.domain.jobs.spec import MAX_PULL_SECRETS, JobSpec
 from evenkeel.domain.jobs.validation import SpecError, mount_errors
 from evenkeel.domain.jobs.volumes import MAX_SCRATCH_FOLDERS, MAX_VOLUMES, ScratchFolder, Volume
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.names import unknown_name
 from evenkeel.domain.values import Image, ProgramText, Value, Word
 
@@ -23,6 +24,7 @@ class JobType(Value):
 
     model_config = ConfigDict(extra="forbid")
 
+    kind: WorkloadKind = WorkloadKind.JOB
     priority_class: Word = ""
     image: Image = ""
     command: tuple[ProgramText, ...] = ()

@@ -246,6 +246,7 @@ def summary(job: Job) -> Json:
         "name": spec.name,
         "team": spec.team,
         "jobType": spec.job_type or None,
+        "kind": spec.kind,
         "priorityClass": spec.priority_class or None,
         "state": job.state,
         "isSuspended": job.is_suspended,

@@ -1,0 +1,332 @@
+"""Stand-ins for three training operators: JobSet, Kubeflow's training operator, and HyperPod's training operator.
+
+Modelled: pods or Jobs of each replica, ranks and addresses in the environment. Suspension, restarts up to their limit,
+conditions, the deletion of pods after the end. Not modelled: elastic sizes, success and start-up policies, spares,
+log monitoring, process restarts inside a pod.
+
+Sources: kubernetes-sigs/jobset, `pkg/controllers/jobset_controller.go`; kubeflow/training-operator, branch release-1.9,
+`pkg/controller.v1/pytorch`. HyperPod's operator is not published: its pods follow the names in the examples of
+aws/sagemaker-hyperpod-cli, and their environment follows Kubeflow's.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+
+from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.custom_kinds import definition
+from evenkeel_local.gpu_cluster.errors import ApiError, Obj
+from evenkeel_local.gpu_cluster.objects import (
+    controller_of,
+    has_ended,
+    is_deleting,
+    is_true,
+    owner_reference,
+)
+from evenkeel_local.gpu_cluster.registry import Registry, set_condition
+from evenkeel_local.gpu_cluster.store import ResourceType, StoreChange, clone, name_of, namespace_of
+from evenkeel_local.gpu_cluster.work_queue import Controller
+
+JOB_SETS = ResourceType("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
+PYTORCH_JOBS = ResourceType("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
+HYPERPOD_PYTORCH_JOBS = ResourceType("sagemaker.amazonaws.com", "v1", "hyperpodpytorchjobs", "HyperPodPyTorchJob")
+KUBEFLOW = "training.kubeflow.org"
+JOB_SET = "jobset.sigs.k8s.io"
+MASTER_PORT = 23456
+KUBEFLOW_CONTAINER = "pytorch"
+RETRY_SECONDS = 1.0
+FIRST_RETRYABLE_CODE = 128
+"""Exit codes from here on are retried under the restart policy `ExitCode`."""
+
+
+def definitions() -> list[Obj]:
+    """Return the custom resource definitions of the three kinds."""
+    state = [("State", '.status.conditions[?(@.status=="True")].type')]
+    return [
+        definition(rt.group, rt.plural, rt.kind, version=rt.version, scope="Namespaced", columns=state)
+        for rt in (JOB_SETS, PYTORCH_JOBS, HYPERPOD_PYTORCH_JOBS)
+    ]
+
+
+class TrainingOperator(Controller):
+    """The operator of one kind: it creates what is missing, and reads the end from its pods or Jobs."""
+
+    completed = "Completed"
+    """Condition of an object that ended well."""
+
+    def _on_other_change(self, change: StoreChange) -> None:
+        owner = controller_of(change.new)
+        if owner is not None and owner["kind"] == self.kind.kind:
+            self._queue.add(namespace_of(change.new), owner["name"])
+
+    def sync(self, namespace: str, name: str) -> None:
+        """Compare one object with its parts, and act on the difference."""
+        obj = self._store.find(self.kind.key, namespace, name)
+        if obj is None or is_deleting(obj):
+            return
+        parts = {name_of(part): part for _, part in self._store.owned_by(obj["metadata"]["uid"])}
+        if is_true(obj, self.completed) or is_true(obj, "Failed"):
+            self._clean_up(obj, parts.values())
+            return
+        status = clone(obj.get("status") or {})
+        set_condition(status, "Suspended", "True" if self._is_suspended(obj) else "False", "Suspended")
+        try:
+            self._advance(obj, status, parts)
+        except ApiError as refused:
+            self._registry.record(obj, "FailedCreate", refused.message, "Warning", self.kind.kind)
+            self._queue.add_later(obj, RETRY_SECONDS)
+        if status != obj.get("status"):
+            self._registry.change(obj, lambda found: found.update(status=status))
+
+    def _is_suspended(self, obj: Obj) -> bool:
+        return bool((obj["spec"].get("runPolicy") or {}).get("suspend"))
+
+    @abstractmethod
+    def _advance(self, obj: Obj, status: Obj, parts: dict[str, Obj]) -> None:
+        """Create missing parts, and set the conditions of the status."""
+
+    def _clean_up(self, obj: Obj, parts: Iterable[Obj]) -> None:
+        """Delete parts after the end, as the object's policy says."""
+        policy = (obj["spec"].get("runPolicy") or {}).get("cleanPodPolicy") or "None"
+        for part in parts:
+            if policy == "All" or (policy == "Running" and not has_ended(part)):
+                self._delete(part)
+
+    def _delete(self, part: Obj) -> None:
+        if not is_deleting(part):
+            self._registry.remove(part)
+
+    def _restart(self, obj: Obj, status: Obj, parts: Iterable[Obj], limit: int) -> bool:
+        """Delete all parts for another try. Return False if the limit is reached."""
+        if int(status.get("restarts") or 0) >= limit:
+            return False
+        status["restarts"] = int(status.get("restarts") or 0) + 1
+        self._registry.record(obj, "Restarting", f"Restart {status['restarts']} of {limit}", source=self.kind.kind)
+        for part in parts:
+            self._delete(part)
+        return True
+
+    def _create_service(self, obj: Obj, name: str, selector: dict[str, str]) -> None:
+        """Create a headless Service, unless one has the name."""
+        if self._store.find(catalogue.SERVICES.key, namespace_of(obj), name) is not None:
+            return
+        body = {
+            "metadata": {"name": name, "ownerReferences": [owner_reference(obj)]},
+            "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector},
+        }
+        self._registry.create(catalogue.SERVICES, namespace_of(obj), body)
+
+    def _create_pod(self, obj: Obj, name: str, template: Obj, labels: dict[str, str], env: dict[str, str]) -> None:
+        spec = clone(template["spec"])
+        for container in spec["containers"]:
+            if self._is_trainer(container):
+                container.setdefault("env", []).extend({"name": key, "value": value} for key, value in env.items())
+        spec.setdefault("hostname", name)
+        metadata = clone(template.get("metadata") or {})
+        metadata |= {"name": name, "ownerReferences": [owner_reference(obj)]}
+        metadata["labels"] = {**(metadata.get("labels") or {}), **labels}
+        self._registry.create(catalogue.PODS, namespace_of(obj), {"metadata": metadata, "spec": spec})
+
+    def _is_trainer(self, container: Obj) -> bool:
+        return True
+
+
+class JobSetOperator(TrainingOperator):
+    """JobSet: a Job for each replica. If one fails, all are created again, up to `maxRestarts`."""
+
+    kind = JOB_SETS
+
+    def _is_suspended(self, obj: Obj) -> bool:
+        return bool(obj["spec"].get("suspend"))
+
+    def _advance(self, obj: Obj, status: Obj, parts: dict[str, Obj]) -> None:
+        jobs = [part for part in parts.values() if part["kind"] == "Job"]
+        if any(is_true(job, "Failed") for job in jobs):
+            limit = int((obj["spec"].get("failurePolicy") or {}).get("maxRestarts") or 0)
+            if not self._restart(obj, status, jobs, limit):
+                set_condition(status, "Failed", "True", "FailedJobs", "jobset failed due to one or more job failures")
+            return
+        wanted = {job["metadata"]["name"]: job for job in self._jobs(obj, int(status.get("restarts") or 0))}
+        if all(name in parts and is_true(parts[name], "Complete") for name in wanted):
+            set_condition(status, "Completed", "True", "AllJobsCompleted", "jobset completed successfully")
+            return
+        network = obj["spec"].get("network") or {}
+        if network.get("enableDNSHostnames", True):
+            service = network.get("subdomain") or name_of(obj)
+            self._create_service(obj, service, {f"{JOB_SET}/jobset-name": name_of(obj)})
+        for name, job in wanted.items():
+            if name not in parts:
+                self._registry.create(catalogue.JOBS, namespace_of(obj), job)
+            elif bool(parts[name]["spec"].get("suspend")) != self._is_suspended(obj):
+                changed = {"suspend": self._is_suspended(obj)}
+                self._registry.change(parts[name], lambda found: found["spec"].update(changed))  # noqa: B023 (at once)
+
+    def _jobs(self, obj: Obj, restarts: int) -> Iterable[Obj]:
+        network = obj["spec"].get("network") or {}
+        for replicated in obj["spec"]["replicatedJobs"]:
+            for index in range(int(replicated.get("replicas", 1))):
+                template = clone(replicated["template"])
+                labels = {
+                    f"{JOB_SET}/jobset-name": name_of(obj),
+                    f"{JOB_SET}/replicatedjob-name": replicated["name"],
+                    f"{JOB_SET}/job-index": str(index),
+                    f"{JOB_SET}/restart-attempt": str(restarts),
+                }
+                metadata = template.get("metadata") or {}
+                pods = template["spec"]["template"].setdefault("metadata", {})
+                pods["labels"] = {**(pods.get("labels") or {}), **labels}
+                template["spec"].setdefault("completionMode", "Indexed")
+                template["spec"]["suspend"] = self._is_suspended(obj)
+                if network.get("enableDNSHostnames", True):
+                    template["spec"]["template"]["spec"]["subdomain"] = network.get("subdomain") or name_of(obj)
+                yield {
+                    "metadata": {
+                        **metadata,
+                        "name": f"{name_of(obj)}-{replicated['name']}-{index}",
+                        "labels": {**(metadata.get("labels") or {}), **labels},
+                        "ownerReferences": [owner_reference(obj)],
+                    },
+                    "spec": template["spec"],
+                }
+
+    def _clean_up(self, obj: Obj, parts: Iterable[Obj]) -> None:
+        for part in parts:
+            if part["kind"] == "Job" and not (is_true(part, "Failed") or is_true(part, "Complete")):
+                self._delete(part)
+
+    def _delete(self, part: Obj) -> None:
+        if not is_deleting(part):
+            self._registry.remove(part, {"propagationPolicy": "Foreground"})
+
+
+class PyTorchOperator(TrainingOperator):
+    """Kubeflow's operator for PyTorchJob: pods `<job>-master-0` and `<job>-worker-<n>`, each with its Service."""
+
+    kind = PYTORCH_JOBS
+    completed = "Succeeded"
+
+    def _advance(self, obj: Obj, status: Obj, parts: dict[str, Obj]) -> None:
+        pods = {name: part for name, part in parts.items() if part["kind"] == "Pod"}
+        if self._is_suspended(obj):
+            for pod in pods.values():
+                self._delete(pod)
+            return
+        replicas = obj["spec"]["pytorchReplicaSpecs"]
+        size = sum(int(each.get("replicas", 1)) for each in replicas.values())
+        deciding = "Master" if "Master" in replicas else "Worker"
+        for group, each in replicas.items():
+            for index in range(int(each.get("replicas", 1))):
+                name = f"{name_of(obj)}-{group.lower()}-{index}"
+                if name not in pods:
+                    self._create(obj, name, group, index, size)
+                    continue
+                pod = pods[name]
+                if _failed_finally(pod, each.get("restartPolicy") or "OnFailure"):
+                    set_condition(status, "Failed", "True", "PyTorchJobFailed", f"pod {name} failed")
+                elif pod["status"].get("phase") == "Failed":
+                    self._delete(pod)  # the restart policy ExitCode: created again in the next step
+        succeeded = [
+            pod
+            for name, pod in pods.items()
+            if f"-{deciding.lower()}-" in name and pod["status"].get("phase") == "Succeeded"
+        ]
+        if len(succeeded) == int(replicas[deciding].get("replicas", 1)):
+            set_condition(status, "Succeeded", "True", "PyTorchJobSucceeded")
+        elif len(pods) == size and all(pod["status"].get("phase") == "Running" for pod in pods.values()):
+            set_condition(status, "Running", "True", "PyTorchJobRunning")
+
+    def _create(self, obj: Obj, name: str, group: str, index: int, size: int) -> None:
+        each = obj["spec"]["pytorchReplicaSpecs"][group]
+        labels = {
+            f"{KUBEFLOW}/job-name": name_of(obj),
+            f"{KUBEFLOW}/operator-name": "pytorchjob-controller",
+            f"{KUBEFLOW}/replica-type": group.lower(),
+            f"{KUBEFLOW}/replica-index": str(index),
+            **({f"{KUBEFLOW}/job-role": "master"} if group == "Master" else {}),
+        }
+        env = {"PYTHONUNBUFFERED": "1"}
+        if "Master" in obj["spec"]["pytorchReplicaSpecs"]:
+            env |= {
+                "MASTER_PORT": str(MASTER_PORT),
+                "MASTER_ADDR": f"{name_of(obj)}-master-0",
+                "WORLD_SIZE": str(size),
+                "RANK": str(index + (group == "Worker")),
+            }
+        template = clone(each["template"])
+        policy = each.get("restartPolicy") or "OnFailure"
+        template["spec"]["restartPolicy"] = "Never" if policy == "ExitCode" else policy
+        self._create_service(obj, name, {key: labels[key] for key in labels if "operator" not in key})
+        self._create_pod(obj, name, template, labels, env)
+
+    def _is_trainer(self, container: Obj) -> bool:
+        return bool(container["name"] == KUBEFLOW_CONTAINER)
+
+
+class HyperPodOperator(TrainingOperator):
+    """HyperPod's operator: pods `<job>-<group>-<n>`. After a failed or lost pod, it starts all pods again."""
+
+    kind = HYPERPOD_PYTORCH_JOBS
+
+    def _advance(self, obj: Obj, status: Obj, parts: dict[str, Obj]) -> None:
+        pods = {name: part for name, part in parts.items() if part["kind"] == "Pod"}
+        if self._is_suspended(obj):
+            for pod in pods.values():
+                self._delete(pod)
+            return
+        specs = obj["spec"]["replicaSpecs"]
+        names = [(f"{name_of(obj)}-{each['name']}-{index}", each) for each in specs for index in range(_replicas(each))]
+        phases = [pods[name]["status"].get("phase") if name in pods else None for name, _ in names]
+        if any(map(is_deleting, pods.values())):
+            return  # a restart goes on when the old pods are gone
+        is_broken = "Failed" in phases or (is_true({"status": status}, "PodsRunning") and None in phases)
+        if is_broken:
+            set_condition(status, "PodsRunning", "False", "PodsFailed")
+            policy = (obj["spec"].get("runPolicy") or {}).get("restartPolicy") or {}
+            if not self._restart(obj, status, pods.values(), int(policy.get("maxFullJobRestarts") or 0)):
+                set_condition(status, "Failed", "True", "PodsFailed")
+        elif set(phases) == {"Succeeded"}:
+            set_condition(status, "Completed", "True", "PodsCompleted")
+        elif set(phases) <= {"Running", "Succeeded"}:
+            set_condition(status, "PodsRunning", "True", "PodsRunning")
+        else:
+            self._create_missing(obj, names, pods)
+
+    def _create_missing(self, obj: Obj, names: list[tuple[str, Obj]], pods: dict[str, Obj]) -> None:
+        mark = {f"{self.kind.group}/job-name": name_of(obj)}
+        self._create_service(obj, name_of(obj), mark)
+        for rank, (name, each) in enumerate(names):
+            if name in pods:
+                continue
+            template = clone(each["template"])
+            template["spec"].setdefault("subdomain", name_of(obj))
+            env = {
+                "MASTER_PORT": str(MASTER_PORT),
+                "MASTER_ADDR": f"{names[0][0]}.{template['spec']['subdomain']}",
+                "WORLD_SIZE": str(len(names)),
+                "RANK": str(rank),
+            }
+            self._create_pod(obj, name, template, mark, env)
+
+
+OPERATORS: tuple[type[TrainingOperator], ...] = (JobSetOperator, PyTorchOperator, HyperPodOperator)
+
+
+def install(registry: Registry) -> None:
+    """Create the custom resource definitions."""
+    for each in definitions():
+        registry.create(catalogue.DEFINITIONS, "", each)
+
+
+def _replicas(spec: Obj) -> int:
+    return int(spec.get("replicas", 1))
+
+
+def _failed_finally(pod: Obj, policy: str) -> bool:
+    """Whether a pod's end fails its PyTorchJob."""
+    if pod["status"].get("phase") != "Failed":
+        return False
+    if policy != "ExitCode":
+        return True
+    states = ((each.get("state") or {}).get("terminated") for each in pod["status"].get("containerStatuses") or ())
+    return not any(state and int(state.get("exitCode") or 0) >= FIRST_RETRYABLE_CODE for state in states)

@@ -1,0 +1,16 @@
+"""The kinds of Kubernetes objects that an attempt can be created as."""
+
+from enum import StrEnum
+
+
+class WorkloadKind(StrEnum):
+    """The kind of the object that creates an attempt's pods. Each kind but Job needs its operator in the cluster."""
+
+    JOB = "Job"
+    """An Indexed Job of Kubernetes itself."""
+    JOB_SET = "JobSet"
+    """https://jobset.sigs.k8s.io."""
+    PYTORCH_JOB = "PyTorchJob"
+    """Of Kubeflow's training operator."""
+    HYPERPOD_PYTORCH_JOB = "HyperPodPyTorchJob"
+    """Of HyperPod's training operator."""
