@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel_local import PROJECT
 from evenkeel_local.data_centre import DataCentre, FleetShape, Say
 from evenkeel_local.drills import scenarios, storm
@@ -36,11 +37,19 @@ def _fault(name: str, title: str, ends: str = "RECOVERED") -> Drill:
     return Drill(name, partial(scenarios.one_fault, fault=name, ends=ends), title)
 
 
+def _kind(name: str, kind: WorkloadKind) -> Drill:
+    title = f"A GPU fails under a {kind}, and Evenkeel resumes the job as a new {kind} on healthy nodes."
+    return Drill(name, partial(scenarios.fault_under, kind=kind), title)
+
+
 DRILLS: Final = {
     drill.name: drill
     for drill in (
         _fault("gpu-xid79", "A GPU falls off the bus (Xid 79), and the training process on it dies."),
         Drill("node-lost", scenarios.node_lost),
+        _kind("job-set", WorkloadKind.JOB_SET),
+        _kind("pytorch-job", WorkloadKind.PYTORCH_JOB),
+        _kind("hyperpod-pytorch-job", WorkloadKind.HYPERPOD_PYTORCH_JOB),
         Drill("younger-job", scenarios.younger_job),
         Drill("app-crash", scenarios.app_crash),
         _fault(

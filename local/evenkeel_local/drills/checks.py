@@ -91,7 +91,7 @@ def _check_overlap(result: DrillResult, centre: DataCentre, job_id: str, *, may_
     """Check that processes of two attempts did not overlap, unless allowed, and that all have ended."""
     runs: dict[int, list[tuple[datetime, datetime]]] = {}
     for process in centre.cluster.control("GET", f"processes?job={job_id}")["processes"]:
-        attempt = int(process["job"].rpartition("-a")[2])
+        attempt = int(process["job"].removeprefix(f"{job_id}-a").partition("-")[0])
         ended = _time(process["endedAt"]) if process["endedAt"] else datetime.now(UTC)
         runs.setdefault(attempt, []).append((_time(process["startedAt"]), ended))
         result.check(f"process of attempt {attempt} ended", bool(process["endedAt"]), str(process))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed
 from evenkeel_local.data_centre import DataCentre
@@ -41,6 +43,7 @@ class TrainingWork:
     step_seconds: float = 0.2
     seed: int = 7
     instance_types: tuple[str, ...] = ()
+    kind: WorkloadKind = WorkloadKind.JOB
     paced_attempts: int = 0
     """Number of attempts that take `step_seconds` per step; later attempts are faster. 0: all attempts."""
 
@@ -48,6 +51,7 @@ class TrainingWork:
         """Return the body of `POST /v1/jobs`."""
         return {
             "name": name,
+            "kind": self.kind,
             "image": "evenkeel/example-trainer:1",
             "command": ["python", "-m", "evenkeel_trainer"],
             "args": [
@@ -164,13 +168,26 @@ def last_step(client: ApiClient, job_id: str) -> int:
 
 def node_of_rank(centre: DataCentre, job: dict[str, Any], rank: int) -> str:
     """Wait until a rank of the job's current attempt has a node; return the node's name."""
-    name = f"{job['jobId']}-a{job['currentAttempt']}-{rank}-"
+    name = re.compile(_pod_name(f"{job['jobId']}-a{job['currentAttempt']}", WorkloadKind(job["kind"]), rank))
 
     def bound() -> str:
         pods = centre.cluster.control("GET", "pods")["pods"]
-        return next((str(pod["node"]) for pod in pods if pod["name"].startswith(name) and pod["node"]), "")
+        return next((str(pod["node"]) for pod in pods if name.fullmatch(pod["name"]) and pod["node"]), "")
 
-    return str(wait_for(f"a node of {name}", JOB_SECONDS, bound))
+    return str(wait_for(f"a node of {name.pattern}", JOB_SECONDS, bound))
+
+
+def _pod_name(workload: str, kind: WorkloadKind, rank: int) -> str:
+    """Return the pattern of the name of a rank's pod."""
+    match kind:
+        case WorkloadKind.JOB:
+            return rf"{workload}-{rank}-\w+"
+        case WorkloadKind.JOB_SET:
+            return rf"{workload}-ranks-0-{rank}-\w+"
+        case WorkloadKind.PYTORCH_JOB:
+            return f"{workload}-worker-{rank - 1}" if rank else f"{workload}-master-0"
+        case WorkloadKind.HYPERPOD_PYTORCH_JOB:
+            return f"{workload}-ranks-{rank}"
 
 
 def await_all_nodes_ready(client: ApiClient, centre: DataCentre) -> None:

@@ -8,11 +8,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from evenkeel.adapters.workload_resources import RESOURCES
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.values import rfc3339
 from evenkeel.runtime.site_policy import FRESH
 from evenkeel_client.errors import CommandFailed
@@ -48,6 +51,26 @@ def one_fault(drill: DrillRun, *, fault: str, ends: str = "RECOVERED") -> None:
     drill.end()
     drill.settled(node, ends)
     drill.finish()
+
+
+def fault_under(drill: DrillRun, *, kind: WorkloadKind) -> None:
+    """A GPU fails under a job that an operator runs, and Evenkeel resumes the job as a new object of its kind."""
+    node = drill.submit_and_choose_node(replace(INTERRUPTED, kind=kind))
+    before = _objects_of(drill, kind)
+    drill.inject_fault("gpu-xid79", node)
+    wait_for("the next attempt", INCIDENT_SECONDS, lambda: _runs_again(drill))
+    added = _objects_of(drill, kind) - before
+    drill.check("each attempt is an object of the kind", (len(before), len(added)) == (1, 1), (before, added))
+    drill.end()
+    drill.settled(node)
+    drill.finish()
+
+
+def _objects_of(drill: DrillRun, kind: WorkloadKind) -> set[str]:
+    """Return the names of the job's objects of a kind."""
+    items = drill.cluster.get(RESOURCES[kind].path())["items"]
+    names = (str(each["metadata"]["name"]) for each in items)
+    return {name for name in names if name.startswith(f"{drill.result.job_id}-a")}
 
 
 def node_lost(drill: DrillRun) -> None:

@@ -30,6 +30,7 @@ from evenkeel.adapters.dynamo_ledger import DynamoLedger
 from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.adapters.kubernetes import KubernetesApi
 from evenkeel.adapters.system import RandomIds
+from evenkeel.adapters.workload_resources import JOB, OPERATED
 from evenkeel.domain.health.incidents import NodeFact
 from evenkeel.domain.health.policy import WatchPolicy
 from evenkeel.domain.nodes import INCIDENT_ANNOTATION, KubernetesNode, Node, join_nodes
@@ -362,12 +363,8 @@ class PermissionBench:
 
     def clear_workloads(self) -> None:
         """Delete the workloads of earlier probes."""
-        for kind in (
-            "/apis/batch/v1/namespaces/{}/jobs",
-            "/api/v1/namespaces/{}/services",
-            "/api/v1/namespaces/{}/pods",
-        ):
-            path = kind.format(NAMESPACE)
+        core = f"/api/v1/namespaces/{NAMESPACE}"
+        for path in (*(kind.path(NAMESPACE) for kind in (JOB, *OPERATED)), f"{core}/services", f"{core}/pods"):
             for item in list(self.kubernetes.items(path)):
                 self.kubernetes.delete(
                     f"{path}/{item['metadata']['name']}", propagationPolicy="Background", gracePeriodSeconds=1

@@ -31,6 +31,7 @@ from evenkeel.domain.health.incidents import (
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedPod
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
 from evenkeel.domain.jobs.spec import JobSpec
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, FleetNode, NodeLife
 from evenkeel.domain.quotas.teams import Team
 from evenkeel.domain.recovery.guardrails import Register, RegisterEntry
@@ -114,10 +115,13 @@ def now() -> datetime:
 # ---------------------------------------------------------------- rows, as the other services write them
 
 
-def a_job(stage: PermissionBench, state: JobState, *, nodes: int = 1, **changes: Any) -> Job:
+def a_job(
+    stage: PermissionBench, state: JobState, *, nodes: int = 1, kind: WorkloadKind = WorkloadKind.JOB, **changes: Any
+) -> Job:
     job_id = stage.ids.new("job")
     spec = JobSpec(
         name="probe",
+        kind=kind,
         image="registry/trainer:1",
         command=("python", "-c", "import time; time.sleep(600)"),
         nodes=nodes,
@@ -144,6 +148,7 @@ def an_attempt(
     facts: dict[str, Any] = {
         "job_id": job.job_id,
         "attempt": number,
+        "kind": job.spec.kind,
         "state": state,
         "cluster": job.cluster,
         "namespace": job.namespace,
@@ -167,9 +172,16 @@ def stored(stage: PermissionBench, job: Job, *attempts: Attempt) -> tuple[Job, A
     return job, attempts[-1]
 
 
-def a_run(stage: PermissionBench, state: AttemptState, *, launched: bool = False, node: int = 0) -> tuple[Job, Attempt]:
+def a_run(
+    stage: PermissionBench,
+    state: AttemptState,
+    *,
+    launched: bool = False,
+    node: int = 0,
+    kind: WorkloadKind = WorkloadKind.JOB,
+) -> tuple[Job, Attempt]:
     """Store a job with its first attempt, with pods in the cluster if it was launched."""
-    job = a_job(stage, JobState.STARTING if state is AttemptState.STARTING else JobState.RUNNING)
+    job = a_job(stage, JobState.STARTING if state is AttemptState.STARTING else JobState.RUNNING, kind=kind)
     since: dict[str, Any] = (
         {"launched_at": now() - timedelta(seconds=10)} if launched and state is not AttemptState.STARTING else {}
     )
@@ -200,10 +212,10 @@ def a_mounted_run(stage: PermissionBench) -> Attempt:
 
 
 def an_unmanaged_pod(stage: PermissionBench, node_name: str) -> None:
-    """Create a pod of a foreign PyTorchJob on a node; its owner allows eviction."""
+    """Create a pod of a foreign RayCluster on a node; its owner allows eviction."""
     stage.clear_workloads()
     name = stage.ids.new("pod")
-    owner = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": name, "uid": name, "controller": True}
+    owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": name, "uid": name, "controller": True}
     container = {"name": "main", "image": "any", "command": ["sh", "-c", "exec sleep 60"]}
     pod = {
         "apiVersion": "v1",
@@ -822,6 +834,30 @@ def ends_the_previous_attempt(stage: PermissionBench) -> Json:
     ended = first.but(state=AttemptState.LOST, ended_at=now())
     _, attempt = stored(stage, job, ended, an_attempt(stage, job, AttemptState.STARTING, 2))
     return of_attempt(attempt)
+
+
+def _kind_probes(kind: WorkloadKind) -> None:
+    """Register the situations that read, create and delete objects of a kind."""
+
+    def launches(stage: PermissionBench) -> Json:
+        stage.clear_workloads()
+        job = a_job(stage, JobState.STARTING, kind=kind)
+        job, attempt = stored(stage, job, an_attempt(stage, job, AttemptState.STARTING))
+        return of_attempt(attempt)
+
+    def stops_the_kind(stage: PermissionBench) -> Json:
+        _, attempt = a_run(stage, AttemptState.RUNNING, launched=True, kind=kind)
+        return of_attempt(attempt)
+
+    launches.__name__ = f"launches_a_{kind}"
+    stops_the_kind.__name__ = f"stops_a_{kind}"
+    probe("launch_job", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "LAUNCHED")(launches)
+    probe("stop_attempt")(stops_the_kind)
+
+
+for _kind in WorkloadKind:
+    if _kind is not WorkloadKind.JOB:
+        _kind_probes(_kind)
 
 
 @probe("mark_running", succeeds=lambda seen: seen.answer == {"outcome": "RUNNING"})
