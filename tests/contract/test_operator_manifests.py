@@ -188,8 +188,8 @@ def test_the_object_and_its_pods_name_the_attempt_and_its_decision(kind: Workloa
         assert metadata["annotations"]["evenkeel.io/decision"]
 
 
-@pytest.mark.parametrize("kind", [WorkloadKind.PYTORCH_JOB, WorkloadKind.HYPERPOD_PYTORCH_JOB])
-def test_the_operator_sets_the_ranks(kind: WorkloadKind) -> None:
+def test_hyperpods_operator_sets_the_ranks() -> None:
+    kind = WorkloadKind.HYPERPOD_PYTORCH_JOB
     container = templates_of(rendered(kind))[0]["spec"]["containers"][0]
     names = {each["name"] for each in container["env"]}
 
@@ -208,13 +208,24 @@ def test_the_pods_of_a_job_set_find_rank_0_by_the_name_of_its_pod() -> None:
     assert template["spec"]["subdomain"] == name
 
 
-def test_a_pytorch_job_of_one_node_has_no_worker() -> None:
-    spec = a_spec(nodes=1)
-    attempt = spec.attempt.but(kind=WorkloadKind.PYTORCH_JOB, size=1, node_names=("node-1",))
+def test_a_pytorch_job_succeeds_only_with_all_its_pods() -> None:
+    manifest = rendered(WorkloadKind.PYTORCH_JOB)
 
-    manifest = operator_manifests.workload(replace(spec, attempt=attempt), "research", "nvidia.com/gpu")
+    assert list(manifest["spec"]["pytorchReplicaSpecs"]) == ["Worker"]
+    assert manifest["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
 
-    assert list(manifest["spec"]["pytorchReplicaSpecs"]) == ["Master"]
+
+def test_the_ranks_of_a_pytorch_job_are_the_indexes_of_its_workers() -> None:
+    manifest = rendered(WorkloadKind.PYTORCH_JOB)
+    container = templates_of(manifest)[0]["spec"]["containers"][0]
+    variables = {each["name"]: each for each in container["env"]}
+
+    assert container["name"] == "pytorch"
+    assert variables["JOB_COMPLETION_INDEX"]["valueFrom"]["fieldRef"]["fieldPath"] == (
+        "metadata.labels['training.kubeflow.org/replica-index']"
+    )
+    assert variables["WORLD_SIZE"]["value"] == "2"
+    assert variables["MASTER_ADDR"]["value"] == f"{manifest['metadata']['name']}-worker-0"
 
 
 @each_kind

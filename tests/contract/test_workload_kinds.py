@@ -104,6 +104,18 @@ def test_its_end_is_read(bench: LocalClusterUnderTest, kind: WorkloadKind, code:
 
 
 @each_kind
+def test_an_attempt_fails_if_any_rank_fails(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
+    """Rank 0 succeeds first, and rank 1 fails later."""
+    spec = launched(bench, kind, '[ "${JOB_COMPLETION_INDEX:-$RANK}" = 0 ] || { sleep 0.5; exit 5; }')
+
+    bench.eventually(lambda: seen(bench, spec).has_failed, "the failure of the attempt")
+
+    found = seen(bench, spec)
+    assert not found.has_completed
+    assert 5 in {pod.exit_code for pod in found.pods}
+
+
+@each_kind
 def test_no_operator_restarts_a_failed_attempt(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
     spec = launched(bench, kind, "exit 3", count=1)
     bench.eventually(lambda: seen(bench, spec).has_failed, "the failure")

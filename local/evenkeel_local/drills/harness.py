@@ -185,7 +185,7 @@ def _pod_name(workload: str, kind: WorkloadKind, rank: int) -> str:
         case WorkloadKind.JOB_SET:
             return rf"{workload}-ranks-0-{rank}-\w+"
         case WorkloadKind.PYTORCH_JOB:
-            return f"{workload}-worker-{rank - 1}" if rank else f"{workload}-master-0"
+            return f"{workload}-worker-{rank}"
         case WorkloadKind.HYPERPOD_PYTORCH_JOB:
             return f"{workload}-ranks-{rank}"
 

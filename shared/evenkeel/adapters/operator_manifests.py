@@ -10,20 +10,19 @@ HyperPod's operator is not published.
 """
 
 import copy
-from typing import Any
 
 from evenkeel.adapters import manifests
 from evenkeel.adapters.object_fields import Json
-from evenkeel.adapters.workload_resources import RESOURCES
+from evenkeel.adapters.workload_resources import KUBEFLOW_INDEX, RESOURCES
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.ports import LaunchSpec
 
 _RANKS = "ranks"
 """Name of the only group of pods, in the kinds that have named groups."""
 _KUBEFLOW_CONTAINER = "pytorch"
-"""Kubeflow's operator sets the ranks of the container with this name only."""
-_SET_BY_OPERATOR = frozenset({"WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
-"""Variables that Kubeflow's and HyperPod's operators set themselves."""
+"""Kubeflow's operator refuses a replica without a container of this name."""
+_SET_BY_HYPERPOD = frozenset({"WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+"""Variables that HyperPod's operator sets itself."""
 
 
 def workload(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json:
@@ -49,10 +48,7 @@ def _job_set(spec: LaunchSpec, job: Json) -> Json:
     """Return a JobSet of one Indexed Job. Evenkeel's own Service gives the pods their DNS names."""
     name = spec.attempt.workload_name
     inner = {key: value for key, value in job["spec"].items() if key != "suspend"}  # the JobSet suspends its Job
-    first = inner["template"]["spec"]["containers"][0]
-    for variable in first["env"]:
-        if variable["name"] == "MASTER_ADDR":
-            variable["value"] = f"{name}-{_RANKS}-0-0.{name}"
+    _set_master(inner["template"], f"{name}-{_RANKS}-0-0.{name}")
     template = {"metadata": {"labels": inner["template"]["metadata"]["labels"]}, "spec": inner}
     return _object(
         job,
@@ -67,41 +63,37 @@ def _job_set(spec: LaunchSpec, job: Json) -> Json:
 
 
 def _pytorch_job(spec: LaunchSpec, job: Json) -> Json:
-    """Return a PyTorchJob with one master and a worker for each other node.
+    """Return a PyTorchJob of workers only, whose ranks are their indexes.
 
-    Without a master, the operator would set neither ranks nor the address of rank 0.
+    With a master, the operator would call the job succeeded when the master has ended, whatever the workers still do.
     """
     template = _template(job, _KUBEFLOW_CONTAINER)
-    workers = spec.attempt.ranks - 1
-
-    def replicas(count: int) -> Json:
-        return {"replicas": count, "restartPolicy": "Never", "template": copy.deepcopy(template)}
-
+    _set_master(template, f"{spec.attempt.workload_name}-worker-0")
+    index = {"fieldRef": {"fieldPath": f"metadata.labels['{KUBEFLOW_INDEX}']"}}
+    template["spec"]["containers"][0]["env"].append({"name": "JOB_COMPLETION_INDEX", "valueFrom": index})
+    workers = {"replicas": spec.attempt.ranks, "restartPolicy": "Never", "template": template}
     return _object(
         job,
         WorkloadKind.PYTORCH_JOB,
         {
-            "pytorchReplicaSpecs": {"Master": replicas(1), **({"Worker": replicas(workers)} if workers else {})},
-            # Ended pods stay, so that Evenkeel can read their logs and exit codes.
-            "runPolicy": {"backoffLimit": 0, "cleanPodPolicy": "None", "suspend": _is_suspended(job)},
+            "pytorchReplicaSpecs": {"Worker": workers},
+            # After a failure, the operator deletes the pods that still run. Ended pods stay, with logs and exit codes.
+            "runPolicy": {"backoffLimit": 0, "cleanPodPolicy": "Running", "suspend": _is_suspended(job)},
         },
     )
 
 
 def _hyperpod_pytorch_job(spec: LaunchSpec, job: Json) -> Json:
     """Return a HyperPodPyTorchJob. The operator needs a container that starts with `hyperpodrun`."""
+    template = _template(job, manifests.TRAINER_CONTAINER)
+    first = template["spec"]["containers"][0]
+    first["env"] = [each for each in first["env"] if each["name"] not in _SET_BY_HYPERPOD]
     return _object(
         job,
         WorkloadKind.HYPERPOD_PYTORCH_JOB,
         {
             "nprocPerNode": "auto",
-            "replicaSpecs": [
-                {
-                    "name": _RANKS,
-                    "replicas": spec.attempt.ranks,
-                    "template": _template(job, manifests.TRAINER_CONTAINER),
-                }
-            ],
+            "replicaSpecs": [{"name": _RANKS, "replicas": spec.attempt.ranks, "template": template}],
             "runPolicy": {
                 "cleanPodPolicy": "None",
                 "jobMaxRetryCount": 0,
@@ -126,10 +118,14 @@ def _is_suspended(job: Json) -> bool:
     return bool(job["spec"].get("suspend"))
 
 
-def _template(job: Json, container: str) -> dict[str, Any]:
-    """Return the pod template of the Indexed Job, without the variables that the operator sets."""
+def _template(job: Json, container: str) -> Json:
+    """Return the pod template of the Indexed Job, with another name of the container."""
     template: Json = copy.deepcopy(job["spec"]["template"])
-    first = template["spec"]["containers"][0]
-    first["name"] = container
-    first["env"] = [each for each in first["env"] if each["name"] not in _SET_BY_OPERATOR]
+    template["spec"]["containers"][0]["name"] = container
     return template
+
+
+def _set_master(template: Json, address: str) -> None:
+    for variable in template["spec"]["containers"][0]["env"]:
+        if variable["name"] == "MASTER_ADDR":
+            variable["value"] = address

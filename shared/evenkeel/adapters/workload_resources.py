@@ -7,7 +7,6 @@ from typing import Any
 from evenkeel.adapters.object_fields import INDEX_LABEL, SAGEMAKER
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 
-KUBEFLOW_TYPE = "training.kubeflow.org/replica-type"
 KUBEFLOW_INDEX = "training.kubeflow.org/replica-index"
 _NO_RANK = 1_000_000
 
@@ -56,17 +55,15 @@ def resource_of(owner: Mapping[str, Any]) -> WorkloadResource | None:
 def rank_of(pod: Mapping[str, Any]) -> int:
     """Return the rank of a pod in its gang. A pod that shows none gets a rank behind all others.
 
-    Sources: the completion index of an Indexed Job, and so of a JobSet with one Job. For a PyTorchJob,
-    kubeflow/training-operator, branch release-1.9, `pkg/controller.v1/pytorch/envvar.go`: rank 0 is the master. Pods of
-    a HyperPodPyTorchJob end with their number.
+    It is the completion index of an Indexed Job, and so of a JobSet with one Job. It is the index of a worker of a
+    PyTorchJob that has only workers. The name of a pod of a HyperPodPyTorchJob ends with it.
     """
     metadata = pod["metadata"]
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if text := labels.get(INDEX_LABEL) or annotations.get(INDEX_LABEL, ""):
         return _number(text)
     if KUBEFLOW_INDEX in labels:
-        index = _number(labels[KUBEFLOW_INDEX])
-        return index + 1 if labels.get(KUBEFLOW_TYPE) == "worker" else index
+        return _number(labels[KUBEFLOW_INDEX])
     owners = metadata.get("ownerReferences") or ()
     kinds = {each.get("kind") for each in owners if each.get("controller")}
     return _number(metadata["name"].rpartition("-")[2]) if WorkloadKind.HYPERPOD_PYTORCH_JOB in kinds else _NO_RANK
