@@ -5,7 +5,7 @@ import pytest
 from evenkeel_local.data_centre import DataCentre
 from evenkeel_local.drills import DRILLS, SHARED, run
 
-EACH_TIME = ("app-crash", "gpu-xid79", "no-capacity", "node-lost", "two-owners")
+EACH_TIME = ("app-crash", "gpu-xid79", "node-lost")
 """Drills of `make test`; `make drills` runs the rest in a quarter of an hour more. `no-capacity` covers the faults of
 `stuck-replace`.
 """
