@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, DataCentre
 from evenkeel_local.drills import (
     ENDED,
@@ -76,6 +78,7 @@ class FaultCombination:
         return result.failures()
 
 
+@pytest.mark.exhaustive
 def test_job_survives_three_consecutive_node_faults(data_centre: DataCentre) -> None:
     trouble = FaultCombination(data_centre, "chain", TrainingWork(paced_attempts=2))
     trouble.until_step(6)

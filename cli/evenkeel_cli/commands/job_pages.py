@@ -61,6 +61,7 @@ def draw_job(out: Printer, job: Json) -> None:
             ("requests", _amounts(job)),
             ("team", f"{job['team']}, class {job['priorityClass'] or '(unset)'}"),
             ("type", "" if is_redacted else job["jobType"] or ""),
+            ("kind", job["kind"] if job["kind"] != "Job" else ""),
             ("pools", ", then ".join(choice["name"] for choice in job.get("pools", ()))),
             ("requires", _requirements(job["requires"])),
             ("runs", " ".join([*job.get("command", ()), *job.get("args", ())])),

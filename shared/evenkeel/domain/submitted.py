@@ -1,8 +1,9 @@
 """Metadata of the fields that a caller submits. Requests, checks, options and documents are derived from it."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -74,12 +75,15 @@ class SubmittedField(NamedTuple):
         return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
-def submitted_fields(kind: type[BaseModel]) -> Iterator[SubmittedField]:
-    """Yield the fields of a type that a caller may submit, in the order of their declaration."""
-    for name, field in kind.model_fields.items():
-        for each in field.metadata:
-            if isinstance(each, Submitted):
-                yield SubmittedField(name, field, each)
+@cache
+def submitted_fields(kind: type[BaseModel]) -> tuple[SubmittedField, ...]:
+    """Return the fields of a type that a caller may submit, in the order of their declaration."""
+    return tuple(
+        SubmittedField(name, field, each)
+        for name, field in kind.model_fields.items()
+        for each in field.metadata
+        if isinstance(each, Submitted)
+    )
 
 
 def from_request(kind: type[BaseModel], document: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,8 @@ import time
 import uuid
 from pathlib import Path
 
+import pytest
+
 from evenkeel_local import gpu_cluster
 from tests.local.gpu_cluster.conftest import QUICK
 from tests.local.gpu_cluster.kube_client import NODES, PODS, Json, KubeClient, a_pod, eventually
@@ -43,6 +45,7 @@ def a_pod_like(like: Json, number: int) -> Json:
     return {**like, "metadata": {**like["metadata"], "name": f"p{number}", "uid": str(uuid.uuid4())}}
 
 
+@pytest.mark.exhaustive
 def test_large_cluster_is_listed_in_one_page_loop(tmp_path: Path) -> None:
     # Nothing recurs within the loops: the longer they wait for a processor, the more of it would be counted in.
     delays = {**QUICK["delays"], "heartbeat": 600.0, "nodeMonitorGrace": 1800.0, "podGc": 600.0}

@@ -77,5 +77,6 @@ def test_weights_are_equal_after_stops_and_other_sizes(tmp_path: Path, sizes: tu
     assert result["digest"] == reference_digest(2, STEPS, SEED)
 
 
+@pytest.mark.exhaustive
 def test_reference_run_ends_despite_long_output() -> None:
     assert reference_digest(2, 1100, SEED)  # 70 KB of each rank: more than a pipe holds
