@@ -25,6 +25,7 @@ from evenkeel.domain.external.unmanaged_workloads import (
     PodRecreation,
     UnmanagedPod,
 )
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.resources import NONE, Resources
 
 _MIRROR = "kubernetes.io/config.mirror"
@@ -57,6 +58,8 @@ def claim_of(pod: Mapping[str, Any], controllers: Controllers, fleet: str) -> Ow
         )
     for label, kind in ((RENTAL_LABEL, ManagedKind.RENTAL), (CHECK_LABEL, ManagedKind.CHECK)):
         if found.get(label):
+            if owner.kind != WorkloadKind.JOB:  # Evenkeel creates only Jobs for these, so it is another's workload
+                claim |= {"controller": "", "controller_uid": ""}
             return OwnershipClaim(kind=kind, name=found[label], **claim)
     return None
 

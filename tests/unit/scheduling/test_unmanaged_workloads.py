@@ -139,3 +139,17 @@ def test_fault_consequence_covers_every_workload(recreation: PodRecreation, may_
     (workload,) = unmanaged_workloads("eks", [an_unmanaged_pod("a", "a", recreation=recreation, may_move=may_move)])
 
     assert fault_consequence(workload).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "controller"), [("Job", "batch", "j-r1"), ("PyTorchJob", "kubeflow.org", "")]
+)
+def test_only_a_job_controls_the_pods_of_a_rental(kind: str, group: str, controller: str) -> None:
+    owner = {"apiVersion": f"{group}/v1", "kind": kind, "name": "j-r1", "uid": "u", "controller": True}
+    labels = {"evenkeel.io/fleet": "research", "evenkeel.io/rental": "j-r1"}
+    metadata = {"namespace": "research", "name": "p", "uid": "p", "labels": labels, "ownerReferences": [owner]}
+
+    found = unmanaged_pods.claim_of({"metadata": metadata}, Controllers([]), "research")
+
+    assert found is not None
+    assert (found.name, found.controller) == ("j-r1", controller)
