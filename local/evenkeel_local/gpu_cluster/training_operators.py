@@ -50,7 +50,7 @@ def definitions() -> list[Obj]:
 
 
 class TrainingOperator(Controller):
-    """The operator of one kind: it creates what is missing, and reads the end from its pods or Jobs."""
+    """An operator of one kind of workload. It creates missing pods or Jobs, and sets the workload's conditions."""
 
     completed = "Completed"
     """Condition of an object that ended well."""
@@ -165,7 +165,7 @@ class JobSetOperator(TrainingOperator):
     def _jobs(self, obj: Obj, restarts: int) -> Iterable[Obj]:
         network = obj["spec"].get("network") or {}
         for replicated in obj["spec"]["replicatedJobs"]:
-            for index in range(int(replicated.get("replicas", 1))):
+            for index in range(_replicas(replicated)):
                 template = clone(replicated["template"])
                 labels = {
                     f"{JOB_SET}/jobset-name": name_of(obj),
@@ -200,23 +200,34 @@ class JobSetOperator(TrainingOperator):
             self._registry.remove(part, {"propagationPolicy": "Foreground"})
 
 
-class PyTorchOperator(TrainingOperator):
+class PodOperator(TrainingOperator):
+    """An operator that creates pods itself."""
+
+    def _advance(self, obj: Obj, status: Obj, parts: dict[str, Obj]) -> None:
+        pods = {name: part for name, part in parts.items() if part["kind"] == "Pod"}
+        if not self._is_suspended(obj):
+            self._advance_pods(obj, status, pods)
+            return
+        for pod in pods.values():
+            self._delete(pod)
+
+    @abstractmethod
+    def _advance_pods(self, obj: Obj, status: Obj, pods: dict[str, Obj]) -> None:
+        """Create missing pods, and set the conditions of the status."""
+
+
+class PyTorchOperator(PodOperator):
     """Kubeflow's operator for PyTorchJob: pods `<job>-master-0` and `<job>-worker-<n>`, each with its Service."""
 
     kind = PYTORCH_JOBS
     completed = "Succeeded"
 
-    def _advance(self, obj: Obj, status: Obj, parts: dict[str, Obj]) -> None:
-        pods = {name: part for name, part in parts.items() if part["kind"] == "Pod"}
-        if self._is_suspended(obj):
-            for pod in pods.values():
-                self._delete(pod)
-            return
+    def _advance_pods(self, obj: Obj, status: Obj, pods: dict[str, Obj]) -> None:
         replicas = obj["spec"]["pytorchReplicaSpecs"]
-        size = sum(int(each.get("replicas", 1)) for each in replicas.values())
+        size = sum(_replicas(each) for each in replicas.values())
         deciding = "Master" if "Master" in replicas else "Worker"
         for group, each in replicas.items():
-            for index in range(int(each.get("replicas", 1))):
+            for index in range(_replicas(each)):
                 name = f"{name_of(obj)}-{group.lower()}-{index}"
                 if name not in pods:
                     self._create(obj, name, group, index, size)
@@ -231,7 +242,7 @@ class PyTorchOperator(TrainingOperator):
             for name, pod in pods.items()
             if f"-{deciding.lower()}-" in name and pod["status"].get("phase") == "Succeeded"
         ]
-        if len(succeeded) == int(replicas[deciding].get("replicas", 1)):
+        if len(succeeded) == _replicas(replicas[deciding]):
             set_condition(status, "Succeeded", "True", "PyTorchJobSucceeded")
         elif len(pods) == size and all(pod["status"].get("phase") == "Running" for pod in pods.values()):
             set_condition(status, "Running", "True", "PyTorchJobRunning")
@@ -263,17 +274,12 @@ class PyTorchOperator(TrainingOperator):
         return bool(container["name"] == KUBEFLOW_CONTAINER)
 
 
-class HyperPodOperator(TrainingOperator):
+class HyperPodOperator(PodOperator):
     """HyperPod's operator: pods `<job>-<group>-<n>`. After a failed or lost pod, it starts all pods again."""
 
     kind = HYPERPOD_PYTORCH_JOBS
 
-    def _advance(self, obj: Obj, status: Obj, parts: dict[str, Obj]) -> None:
-        pods = {name: part for name, part in parts.items() if part["kind"] == "Pod"}
-        if self._is_suspended(obj):
-            for pod in pods.values():
-                self._delete(pod)
-            return
+    def _advance_pods(self, obj: Obj, status: Obj, pods: dict[str, Obj]) -> None:
         specs = obj["spec"]["replicaSpecs"]
         names = [(f"{name_of(obj)}-{each['name']}-{index}", each) for each in specs for index in range(_replicas(each))]
         phases = [pods[name]["status"].get("phase") if name in pods else None for name, _ in names]

@@ -289,6 +289,8 @@ class KubernetesCluster(KubernetesCapacity):
         try:
             return self._all(cluster, kind.path(), **query)
         except NotFound:
+            if not kind.operator or self._is_served(cluster, kind):
+                raise  # whether there are workloads is unknown
             return []
 
     def _kueue_workloads(

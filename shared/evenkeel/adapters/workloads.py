@@ -53,13 +53,13 @@ def controlling_workload(item: Mapping[str, Any]) -> Owner:
 
 
 class Controllers:
-    """Which workload controls an object at the end of its chain of controllers: a JobSet controls Jobs, they the pods.
+    """Finds the last workload in an object's chain of controllers. A JobSet controls Jobs, which control its pods.
 
-    Labels are no proof, because any user may write them; only the owner references of the listed objects count.
+    Only the owner references of the listed objects count. Labels prove nothing, because any user may write them.
     """
 
     def __init__(self, listed: Iterable[Json]) -> None:
-        """Take the owner references of workloads. A reference of a Job that is not listed ends the chain."""
+        """Read the owner references of workloads. The chain ends at a workload that is not listed."""
         self._above = {str(each["metadata"]["uid"]): controlling_workload(each) for each in listed}
 
     def of(self, item: Mapping[str, Any]) -> Owner:

@@ -85,9 +85,9 @@ class Attempt(Value):
     resumed_work_from: Instant | None = None
     """When the write of its resume point started. Work after that was lost."""
     workload_uid: str = ""
-    """UID of the Kubernetes Job; empty until the launch is recorded."""
+    """UID of its workload in Kubernetes; empty until the launch is recorded."""
     is_refused: bool = False
-    """Whether the cluster rejected its Kubernetes Job, so a retry cannot help."""
+    """Whether the cluster rejected its workload, so a retry cannot help."""
     stop_asked_at: Instant | None = None
     """When it was asked to stop, if it was. Checkpoints after that were saved during its drain."""
     launched_at: Instant | None = None
@@ -141,7 +141,7 @@ class Attempt(Value):
 
     @property
     def workload_name(self) -> str:
-        """Name of the Kubernetes Job and of the `run_job` execution: `<jobId>-a<n>`."""
+        """Name of its workload in Kubernetes and of the `run_job` execution: `<jobId>-a<n>`."""
         return f"{self.job_id}-a{self.attempt}"
 
     @property
@@ -194,7 +194,7 @@ class ObservedPod(Value):
 
 
 class ObservedWorkload(Value):
-    """A Kubernetes Job whose labels name an attempt, and its pods. An empty `uid` means that there is no such Job.
+    """A workload of any `WorkloadKind` whose labels name an attempt, and its pods. Without a workload, `uid` is empty.
 
     `Attempt.owns` decides whether it belongs to that attempt.
     """
@@ -203,13 +203,13 @@ class ObservedWorkload(Value):
     attempt: int
     namespace: str = ""
     job_uid: str = ""
-    """UID of the Job that controls the pods, whether or not the Job still exists."""
+    """UID of the workload that controls the pods, whether or not it still exists."""
     decision_id: str = ""
-    """Id of the admission decision, from the Job, or from the pods if the Job is gone."""
+    """Id of the admission decision, from the workload, or from the pods if the workload is gone."""
     uid: str = ""
     is_deleting: bool = False
     is_suspended: bool = False
-    """Whether its Job is suspended and has no pods."""
+    """Whether it is suspended and has no pods."""
     has_completed: bool = False
     has_failed: bool = False
     was_disrupted: bool = False

@@ -157,7 +157,7 @@ def _launch(
             )
         )
     except Refused as error:
-        reason = f"The cluster refused the attempt's Kubernetes Job: {error}"
+        reason = f"The cluster refused the attempt's {attempt.kind}: {error}"
         return _give_up(context, found, decided, reason, is_refused=True)
     except (NotAllowed, NotFound) as error:
         # A ResourceQuota and most policies answer 403. The answer may change within minutes.
