@@ -584,7 +584,7 @@ def test_unmanaged_pods_show_owner_and_recreation(bench: ClusterUnderTest) -> No
     node = free_nodes(bench)[0]
     bench.cluster.launch(a_launch(bench, free_nodes(bench, 2)[1:]))
     bench.holds("bare", node.name)
-    bench.holds("kubeflow-0", node.name, owner="PyTorchJob", resume="allowed")
+    bench.holds("notebook-0", node.name, owner="StatefulSet", resume="allowed")
     bench.holds("hyperpod-0", node.name, owner="HyperPodPyTorchJob", resume="allowed")
 
     def foreign() -> list[UnmanagedPod]:
@@ -595,7 +595,7 @@ def test_unmanaged_pods_show_owner_and_recreation(bench: ClusterUnderTest) -> No
 
     assert {(pod.name, pod.kind, pod.workload, pod.recreation, pod.may_move, pod.is_movable) for pod in found} == {
         ("bare", "", "bare", PodRecreation.NEVER, False, False),
-        ("kubeflow-0", "PyTorchJob", "llama", PodRecreation.BY_OWNER, True, True),
+        ("notebook-0", "StatefulSet", "llama", PodRecreation.BY_OWNER, True, True),
         ("hyperpod-0", "HyperPodPyTorchJob", "llama", PodRecreation.BY_HYPERPOD, True, False),
     }
     assert {(pod.namespace, pod.node_name, pod.accelerators) for pod in found} == {("default", node.name, 2)}

@@ -97,15 +97,12 @@ class TrainingOperator(Controller):
         if not is_deleting(part):
             self._registry.remove(part)
 
-    def _restart(self, obj: Obj, status: Obj, parts: Iterable[Obj], limit: int) -> bool:
-        """Delete all parts for another try. Return False if the limit is reached."""
-        if int(status.get("restarts") or 0) >= limit:
-            return False
+    def _restart(self, obj: Obj, status: Obj, parts: Iterable[Obj]) -> None:
+        """Delete all parts for another try."""
         status["restarts"] = int(status.get("restarts") or 0) + 1
-        self._registry.record(obj, "Restarting", f"Restart {status['restarts']} of {limit}", source=self.kind.kind)
+        self._registry.record(obj, "Restarting", f"Restart {status['restarts']}", source=self.kind.kind)
         for part in parts:
             self._delete(part)
-        return True
 
     def _create_service(self, obj: Obj, name: str, selector: dict[str, str]) -> None:
         """Create a headless Service, unless one has the name."""
@@ -143,8 +140,9 @@ class JobSetOperator(TrainingOperator):
     def _advance(self, obj: Obj, status: Obj, parts: dict[str, Obj]) -> None:
         jobs = [part for part in parts.values() if part["kind"] == "Job"]
         if any(is_true(job, "Failed") for job in jobs):
-            limit = int((obj["spec"].get("failurePolicy") or {}).get("maxRestarts") or 0)
-            if not self._restart(obj, status, jobs, limit):
+            if self._may_restart(obj, status, jobs):
+                self._restart(obj, status, jobs)
+            else:
                 set_condition(status, "Failed", "True", "FailedJobs", "jobset failed due to one or more job failures")
             return
         wanted = {job["metadata"]["name"]: job for job in self._jobs(obj, int(status.get("restarts") or 0))}
@@ -161,6 +159,19 @@ class JobSetOperator(TrainingOperator):
             elif bool(parts[name]["spec"].get("suspend")) != self._is_suspended(obj):
                 changed = {"suspend": self._is_suspended(obj)}
                 self._registry.change(parts[name], lambda found: found["spec"].update(changed))  # noqa: B023 (at once)
+
+    def _may_restart(self, obj: Obj, status: Obj, jobs: list[Obj]) -> bool:
+        """Whether the first matching rule of the failure policy restarts. Not modelled: the restart of one Job."""
+        policy = obj["spec"].get("failurePolicy") or {}
+        failed = next(job for job in jobs if is_true(job, "Failed"))
+        action = next((rule["action"] for rule in policy.get("rules") or () if _matches(rule, failed)), "")
+        if action.endswith("IgnoreMaxRestarts"):
+            return True
+        counted = int(status.get("restartsCountTowardsMax") or 0)
+        if action == "FailJobSet" or counted >= int(policy.get("maxRestarts") or 0):
+            return False
+        status["restartsCountTowardsMax"] = counted + 1
+        return True
 
     def _jobs(self, obj: Obj, restarts: int) -> Iterable[Obj]:
         network = obj["spec"].get("network") or {}
@@ -236,7 +247,7 @@ class PyTorchOperator(PodOperator):
                 if _failed_finally(pod, each.get("restartPolicy") or "OnFailure"):
                     set_condition(status, "Failed", "True", "PyTorchJobFailed", f"pod {name} failed")
                 elif pod["status"].get("phase") == "Failed":
-                    self._delete(pod)  # the restart policy ExitCode: created again in the next step
+                    self._delete(pod)  # created again in the next step
         succeeded = [
             pod
             for name, pod in pods.items()
@@ -289,7 +300,9 @@ class HyperPodOperator(PodOperator):
         if is_broken:
             set_condition(status, "PodsRunning", "False", "PodsFailed")
             policy = (obj["spec"].get("runPolicy") or {}).get("restartPolicy") or {}
-            if not self._restart(obj, status, pods.values(), int(policy.get("maxFullJobRestarts") or 0)):
+            if int(status.get("restarts") or 0) < int(policy.get("maxFullJobRestarts") or 0):
+                self._restart(obj, status, pods.values())
+            else:
                 set_condition(status, "Failed", "True", "PodsFailed")
         elif set(phases) == {"Succeeded"}:
             set_condition(status, "Completed", "True", "PodsCompleted")
@@ -324,15 +337,23 @@ def install(registry: Registry) -> None:
         registry.create(catalogue.DEFINITIONS, "", each)
 
 
+def _matches(rule: Obj, job: Obj) -> bool:
+    """Whether a rule of a JobSet's failure policy applies to a failed Job."""
+    failure = next(each for each in job["status"]["conditions"] if each["type"] == "Failed")
+    names, reasons = rule.get("targetReplicatedJobs"), rule.get("onJobFailureReasons")
+    name = job["metadata"]["labels"][f"{JOB_SET}/replicatedjob-name"]
+    return (not names or name in names) and (not reasons or failure.get("reason") in reasons)
+
+
 def _replicas(spec: Obj) -> int:
     return int(spec.get("replicas", 1))
 
 
 def _failed_finally(pod: Obj, policy: str) -> bool:
-    """Whether a pod's end fails its PyTorchJob."""
-    if pod["status"].get("phase") != "Failed":
+    """Whether a pod's end fails its PyTorchJob. Under the policies `Always` and `OnFailure` no end does."""
+    if pod["status"].get("phase") != "Failed" or policy in ("Always", "OnFailure"):
         return False
-    if policy != "ExitCode":
+    if policy == "Never":
         return True
     states = ((each.get("state") or {}).get("terminated") for each in pod["status"].get("containerStatuses") or ())
     return not any(state and int(state.get("exitCode") or 0) >= FIRST_RETRYABLE_CODE for state in states)

@@ -29,6 +29,7 @@ from evenkeel.adapters.kubernetes import (
 )
 from evenkeel.adapters.object_fields import ATTEMPT_LABEL, FLEET_LABEL, INDEX_LABEL, JOB_LABEL, Json
 from evenkeel.adapters.workload_resources import JOB, OPERATED, RESOURCES, WorkloadResource, rank_of
+from evenkeel.adapters.workloads import Controllers
 from evenkeel.domain.external.kueue_status import KueueStatus
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
@@ -312,11 +313,18 @@ class KubernetesCluster(KubernetesCapacity):
         pods = self._list_trimmed(
             cluster, _PODS, unmanaged_pods.trim_unmanaged_pod, {"fieldSelector": f"{_LIVE_PODS_SELECTOR}{where}"}
         )
-        jobs: dict[tuple[str, str], Json] = {}
-        if any(object_fields.owner_of(pod)[0] == "Job" for pod in pods):
-            jobs = {_namespaced_name(job): job for job in self._all(cluster, JOB.path())}
-        controllers = workloads.Controllers(jobs.values())
-        return tuple(unmanaged_pods.read_unmanaged_pod(pod, jobs, controllers, self._fleet) for pod in pods)
+        controllers = self._controllers(cluster, pods)
+        return tuple(unmanaged_pods.read_unmanaged_pod(pod, controllers, self._fleet) for pod in pods)
+
+    def _controllers(self, cluster: str, pods: Iterable[Json]) -> Controllers:
+        """Return the workloads above some pods. Only the kinds that occur there are listed."""
+        kinds = {workloads.controlling_workload(pod).kind for pod in pods}
+        listed = self._of_kind(cluster, JOB) if JOB.kind in kinds else []
+        kinds |= {workloads.controlling_workload(job).kind for job in listed}
+        for kind in OPERATED:
+            if kind.kind in kinds:
+                listed += self._of_kind(cluster, kind)
+        return Controllers(listed)
 
     def kueue_namespaces(self, cluster: str) -> Mapping[str, str]:
         """Return the namespaces with Kueue's label or with a LocalQueue, each with the reason.

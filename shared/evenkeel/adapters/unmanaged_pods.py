@@ -8,13 +8,13 @@ from evenkeel.adapters.object_fields import (
     FLEET_LABEL,
     MIB,
     RENTAL_LABEL,
-    SAGEMAKER,
     Json,
     accelerators_in,
     owner_of,
     parse_instant,
     parse_quantity,
 )
+from evenkeel.adapters.operator_restarts import recreation_of
 from evenkeel.adapters.workloads import Controllers, attempt_of, decision_of, workload_name
 from evenkeel.domain.capacity.pool_choices import Effect, Operator, Toleration
 from evenkeel.domain.external.unmanaged_workloads import (
@@ -22,16 +22,12 @@ from evenkeel.domain.external.unmanaged_workloads import (
     RESUME_LABEL,
     ManagedKind,
     OwnershipClaim,
-    PodRecreation,
     UnmanagedPod,
 )
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.resources import NONE, Resources
 
 _MIRROR = "kubernetes.io/config.mirror"
-_JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
-_BACKOFF_LIMIT = 6
-"""Default of Kubernetes."""
 
 
 def is_movable_kind(pod: Mapping[str, Any]) -> bool:
@@ -97,28 +93,18 @@ def _pod_requests(spec: Mapping[str, Any]) -> Json:
     return {**containers, **({"overhead": spec["overhead"]} if spec.get("overhead") else {})}
 
 
-def read_unmanaged_pod(
-    pod: Mapping[str, Any], jobs: Mapping[tuple[str, str], Mapping[str, Any]], controllers: Controllers, fleet: str
-) -> UnmanagedPod:
+def read_unmanaged_pod(pod: Mapping[str, Any], controllers: Controllers, fleet: str) -> UnmanagedPod:
     """Parse a pod that may be outside Evenkeel.
-
-    Source: pods of a JobSet, and so of Kubeflow's TrainJob, have a Job as controller and name the JobSet in a label.
 
     Args:
         pod: The pod.
-        jobs: The Jobs of its cluster, by namespace and name.
-        controllers: Which workloads control these Jobs.
+        controllers: The workloads of its cluster.
         fleet: Name of this fleet. Labels of other fleets are ignored.
     """
     metadata = pod["metadata"]
-    found, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
-    kind, name = owner_of(pod)
-    restarts = kind not in ("", "Job") or _job_restarts(jobs.get((metadata["namespace"], name)))
-    if _JOBSET_LABEL in found:
-        kind, name, restarts = "JobSet", found[_JOBSET_LABEL], True
-    recreation = PodRecreation.BY_OWNER if restarts else PodRecreation.NEVER
-    if kind == "HyperPodPyTorchJob" or annotations.get(f"{SAGEMAKER}/enable-job-auto-resume") == "true":
-        recreation = PodRecreation.BY_HYPERPOD
+    found = metadata.get("labels") or {}
+    owner = controllers.of(pod)
+    kind, name = (owner.kind, owner.name) if owner.uid else owner_of(pod)
     return UnmanagedPod(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -127,7 +113,7 @@ def read_unmanaged_pod(
         accelerators=resources_requested(pod).accelerators,
         kind=kind,
         workload=name or metadata["name"],
-        recreation=recreation,
+        recreation=recreation_of(pod, kind, controllers.above(pod)),
         may_move=found.get(RESUME_LABEL) == RESUME_ALLOWED,
         created_at=parse_instant(metadata.get("creationTimestamp")),
         tolerations=_tolerations((pod.get("spec") or {}).get("tolerations") or ()),
@@ -148,14 +134,6 @@ def _tolerations(tolerations: Iterable[Mapping[str, Any]]) -> tuple[Toleration, 
         for each in tolerations
         if (each.get("operator") or Operator.EQUAL) in set(Operator) and (each.get("effect") or None) in {None, *Effect}
     )
-
-
-def _job_restarts(job: Mapping[str, Any] | None) -> bool:
-    """Whether a Job creates another pod after an eviction. Each eviction counts as a failure up to its limit."""
-    if job is None:
-        return False
-    limit = (job.get("spec") or {}).get("backoffLimit", _BACKOFF_LIMIT)
-    return int((job.get("status") or {}).get("failed") or 0) < int(limit)
 
 
 def resources_requested(pod: Mapping[str, Any]) -> Resources:

@@ -20,6 +20,8 @@ from evenkeel.ports import LogTail
 _FAILED = ("Failed", "FailureTarget")
 _COMPLETED = ("Complete", "Completed", "Succeeded")
 """Conditions of a workload that ended well: of a Job; of JobSet and HyperPod; of Kubeflow."""
+_LONGEST_CHAIN = 2
+"""A JobSet controls a Job, which controls its pods."""
 
 
 def is_launched_by(item: Mapping[str, Any], attempt: Attempt, fleet: str) -> bool:
@@ -60,13 +62,25 @@ class Controllers:
 
     def __init__(self, listed: Iterable[Json]) -> None:
         """Read the owner references of workloads. The chain ends at a workload that is not listed."""
-        self._above = {str(each["metadata"]["uid"]): controlling_workload(each) for each in listed}
+        self._items = {str(each["metadata"]["uid"]): each for each in listed}
 
     def of(self, item: Mapping[str, Any]) -> Owner:
         """Return the last workload above an object."""
         owner = controlling_workload(item)
-        above = self._above.get(owner.uid, Owner())
+        listed = self._items.get(owner.uid)
+        above = controlling_workload(listed) if listed else Owner()
         return above if above.uid else owner
+
+    def above(self, item: Mapping[str, Any]) -> tuple[Json, ...]:
+        """Return the listed workloads above an object, the nearest first."""
+        found = []
+        for _ in range(_LONGEST_CHAIN):
+            listed = self._items.get(controlling_workload(item).uid)
+            if listed is None:
+                break
+            found.append(listed)
+            item = listed
+        return tuple(found)
 
 
 def read_workloads(

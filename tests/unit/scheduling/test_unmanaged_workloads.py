@@ -27,39 +27,21 @@ def a_pod(kind: str = "", name: str = "llama", **metadata: Any) -> dict[str, Any
     }
 
 
-def a_batch_job(limit: int | None, failed: int) -> dict[str, Any]:
-    return {"spec": {} if limit is None else {"backoffLimit": limit}, "status": {"failed": failed}}
-
-
 @pytest.mark.parametrize(
-    ("pod", "job", "expected"),
+    ("pod", "expected"),
     [
-        (a_pod(), None, ("", "pod-0", PodRecreation.NEVER)),
-        (a_pod("PyTorchJob"), None, ("PyTorchJob", "llama", PodRecreation.BY_OWNER)),
-        (a_pod("ReplicaSet"), None, ("ReplicaSet", "llama", PodRecreation.BY_OWNER)),
-        (a_pod("HyperPodPyTorchJob"), None, ("HyperPodPyTorchJob", "llama", PodRecreation.BY_HYPERPOD)),
+        (a_pod(), ("", "pod-0", PodRecreation.NEVER)),
+        (a_pod("ReplicaSet"), ("ReplicaSet", "llama", PodRecreation.BY_OWNER)),
+        (a_pod("HyperPodPyTorchJob"), ("HyperPodPyTorchJob", "llama", PodRecreation.BY_HYPERPOD)),
         (
             a_pod("PyTorchJob", annotations={"sagemaker.amazonaws.com/enable-job-auto-resume": "true"}),
-            None,
             ("PyTorchJob", "llama", PodRecreation.BY_HYPERPOD),
         ),
-        (a_pod("Job"), a_batch_job(None, 5), ("Job", "llama", PodRecreation.BY_OWNER)),
-        (a_pod("Job"), a_batch_job(None, 6), ("Job", "llama", PodRecreation.NEVER)),
-        (a_pod("Job"), a_batch_job(0, 0), ("Job", "llama", PodRecreation.NEVER)),
-        (a_pod("Job"), None, ("Job", "llama", PodRecreation.NEVER)),
-        (
-            a_pod("Job", name="llama-node-0", labels={"jobset.sigs.k8s.io/jobset-name": "llama"}),
-            a_batch_job(0, 0),
-            ("JobSet", "llama", PodRecreation.BY_OWNER),
-        ),
+        (a_pod("Job"), ("Job", "llama", PodRecreation.NEVER)),
     ],
 )
-def test_pod_is_recreated_as_its_controller_does(
-    pod: dict[str, Any], job: dict[str, Any] | None, expected: tuple[str, str, PodRecreation]
-) -> None:
-    jobs = {("research", "llama"): job} if job else {}
-
-    found = unmanaged_pods.read_unmanaged_pod(pod, jobs, Controllers([]), "research")
+def test_pod_without_a_listed_workload(pod: dict[str, Any], expected: tuple[str, str, PodRecreation]) -> None:
+    found = unmanaged_pods.read_unmanaged_pod(pod, Controllers([]), "research")
 
     assert (found.kind, found.workload, found.recreation) == expected
     assert (found.node_name, found.accelerators, found.may_move) == (NODE, 8, False)
@@ -76,7 +58,7 @@ def test_tolerations_and_selectors_are_read() -> None:
     pod = a_pod("ReplicaSet", creationTimestamp="2026-11-03T10:15:00Z")
     pod["spec"] |= {"tolerations": tolerations, "nodeSelector": {"disk": "nvme"}}
 
-    found = unmanaged_pods.read_unmanaged_pod(pod, {}, Controllers([]), "research")
+    found = unmanaged_pods.read_unmanaged_pod(pod, Controllers([]), "research")
 
     assert found.tolerations == (
         Toleration(key="evenkeel.io/serving", value="chat", effect=Effect.NO_SCHEDULE),
@@ -92,7 +74,7 @@ def test_tolerations_and_selectors_are_read() -> None:
 def test_only_the_exact_label_value_allows_a_move(value: str, may_move: bool) -> None:
     pod = a_pod("PyTorchJob", labels={"evenkeel.io/resume": value})
 
-    assert unmanaged_pods.read_unmanaged_pod(pod, {}, Controllers([]), "research").may_move is may_move
+    assert unmanaged_pods.read_unmanaged_pod(pod, Controllers([]), "research").may_move is may_move
 
 
 @pytest.mark.parametrize(("kind", "is_work"), [("DaemonSet", False), ("Node", False), ("PyTorchJob", True), ("", True)])
