@@ -29,6 +29,7 @@ from evenkeel.ports import (
 )
 from tests.fakes.capacity import FakeCapacity
 from tests.fakes.system import FixedClock
+from tests.fakes.unmanaged_jobs import FakeUnmanagedJobs
 
 CLUSTER = "research-eks"
 GPUS = 8
@@ -82,11 +83,12 @@ Name = tuple[str, str, int]
 """Namespace, job id, attempt."""
 
 
-class FakeCluster(FakeCapacity):
+class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
     """All Kubernetes clusters of a fleet. Pods start Pending; a test runs and ends them, or sets `runs_at_once`."""
 
     def __init__(self, clock: FixedClock, *nodes: KubernetesNode, runs_at_once: bool = False) -> None:
         super().__init__()
+        FakeUnmanagedJobs.__init__(self)
         self.clock = clock
         self.runs_at_once = runs_at_once
         self.by_name: dict[tuple[str, str], KubernetesNode] = {(node.cluster, node.name): node for node in nodes}

@@ -28,8 +28,8 @@ from evenkeel.adapters.kubernetes import (
     Watch,
 )
 from evenkeel.adapters.object_fields import ATTEMPT_LABEL, FLEET_LABEL, INDEX_LABEL, JOB_LABEL, Json
+from evenkeel.adapters.unmanaged_jobs import KubernetesUnmanagedJobs
 from evenkeel.adapters.workload_resources import JOB, OPERATED, RESOURCES, WorkloadResource, rank_of
-from evenkeel.adapters.workloads import Controllers
 from evenkeel.domain.external.kueue_status import KueueStatus
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
@@ -92,7 +92,7 @@ class KubernetesConnections(Protocol):
         ...
 
 
-class KubernetesCluster(KubernetesCapacity):
+class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
     """The Kubernetes clusters of a fleet."""
 
     def __init__(self, connections: KubernetesConnections, *, fleet: str) -> None:
@@ -285,10 +285,10 @@ class KubernetesCluster(KubernetesCapacity):
         served = self._api(cluster).get(f"/apis/{kind.api_version}") or {}
         return any(each["name"] == kind.plural for each in served.get("resources") or ())
 
-    def _of_kind(self, cluster: str, kind: WorkloadResource, **query: str) -> list[Json]:
-        """Return the workloads of a kind; none if its operator was removed."""
+    def _of_kind(self, cluster: str, kind: WorkloadResource, namespace: str = "", **query: str) -> list[Json]:
+        """Return the workloads of a kind, each with its kind; none if its operator was removed."""
         try:
-            return self._all(cluster, kind.path(), **query)
+            return [{**each, "kind": str(kind.kind)} for each in self._all(cluster, kind.path(namespace), **query)]
         except NotFound:
             if not kind.operator or self._is_served(cluster, kind):
                 raise  # whether there are workloads is unknown
@@ -315,16 +315,6 @@ class KubernetesCluster(KubernetesCapacity):
         )
         controllers = self._controllers(cluster, pods)
         return tuple(unmanaged_pods.read_unmanaged_pod(pod, controllers, self._fleet) for pod in pods)
-
-    def _controllers(self, cluster: str, pods: Iterable[Json]) -> Controllers:
-        """Return the workloads above some pods. Only the kinds that occur there are listed."""
-        kinds = {workloads.controlling_workload(pod).kind for pod in pods}
-        listed = self._of_kind(cluster, JOB) if JOB.kind in kinds else []
-        kinds |= {workloads.controlling_workload(job).kind for job in listed}
-        for kind in OPERATED:
-            if kind.kind in kinds:
-                listed += self._of_kind(cluster, kind)
-        return Controllers(listed)
 
     def kueue_namespaces(self, cluster: str) -> Mapping[str, str]:
         """Return the namespaces with Kueue's label or with a LocalQueue, each with the reason.

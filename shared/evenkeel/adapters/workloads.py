@@ -18,7 +18,7 @@ from evenkeel.domain.jobs.attempt import Attempt, ObservedPod, ObservedWorkload,
 from evenkeel.ports import LogTail
 
 _FAILED = ("Failed", "FailureTarget")
-_COMPLETED = ("Complete", "Completed", "Succeeded")
+COMPLETED = ("Complete", "Completed", "Succeeded")
 """Conditions of a workload that ended well: of a Job; of JobSet and HyperPod; of Kubeflow."""
 _LONGEST_CHAIN = 2
 """A JobSet controls a Job, which controls its pods."""
@@ -156,7 +156,7 @@ def _workload(
         uid=uid if item else "",
         is_deleting=item is not None and "deletionTimestamp" in item["metadata"],
         is_suspended=item is not None and is_suspended(item),
-        has_completed=item is not None and has_condition(item, *_COMPLETED),
+        has_completed=item is not None and has_condition(item, *COMPLETED),
         has_failed=item is not None and has_failed(item),
         was_disrupted=item is not None and any(map(was_disrupted, [item, *jobs])),
         pods=tuple(read_pod(pod) for pod in sorted(pods, key=lambda pod: (rank_of(pod), pod["metadata"]["name"]))),

@@ -115,6 +115,9 @@ METRICS = {
         Metric("LaunchesForbidden", _COUNT, (), "The cluster refused a launch."),
         Metric("AdmittedToRunning", _SECONDS, (), "From admission until every pod runs."),
         Metric("UnmanagedPodsMoved", _COUNT, (), "Pods of other owners that were evicted before a repair."),
+        Metric("UnmanagedJobsDecided", _COUNT, ("action",), "A user's job on a faulty node: restarted, moved or left."),
+        Metric("UnmanagedJobRestarts", _COUNT, ("outcome",), "The restart of a user's job has ended."),
+        Metric("UnmanagedJobsNotCreated", _COUNT, (), "A user's job that Evenkeel deleted could not be created again."),
         # Rented capacity
         Metric("RentalsStarted", _COUNT, (), "A rental began."),
         Metric("RentalsReady", _COUNT, (), "All nodes of a rental are ready."),

@@ -10,7 +10,7 @@ from pydantic import ValidationError, model_validator
 
 from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.economics.policy import EconomyPolicy
-from evenkeel.domain.external.policy import ServingWorkload
+from evenkeel.domain.external.policy import AdoptionPolicy, ServingWorkload
 from evenkeel.domain.health.faults import CatalogueError, FaultCatalogue, FaultOverride, default_catalogue
 from evenkeel.domain.health.policy import SourcePolicy, WatchPolicy
 from evenkeel.domain.jobs.policy import JobPolicy
@@ -34,6 +34,7 @@ class Policy(Section):
     sources: SourcePolicy = SourcePolicy()
     scheduling: SchedulingPolicy = SchedulingPolicy()
     burst: BurstPolicy = BurstPolicy()
+    adoption: AdoptionPolicy = AdoptionPolicy()
     job_types: JobTypes = JobTypes()
     """Defaults of submissions, by the type of job."""
     storage: dict[Word, dict[Word, Line]] = {}

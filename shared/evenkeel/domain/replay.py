@@ -12,6 +12,7 @@ from evenkeel.domain.admission.decide import AdmissionFacts, decide, recorded_re
 from evenkeel.domain.admission.fifo import with_spares
 from evenkeel.domain.admission.resize_facts import ResizeFacts, resize_answer
 from evenkeel.domain.decisions import ENGINE_VERSION, MAX_ALTERNATIVES, OMITTED, Alternative, Decision
+from evenkeel.domain.external.restarts import RestartFacts, decide_restart
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.attribution import AttributionFacts, attribute_fault
@@ -144,6 +145,11 @@ def _drain(record: Decision, policy: Policy) -> Replayed:
     return Replayed(action=decided.action, reason=decided.reason, alternatives=decided.alternatives)
 
 
+def _restart(record: Decision, _policy: Policy) -> Replayed:
+    decided = decide_restart(RestartFacts.model_validate(record.facts))
+    return Replayed(action=decided.action, reason=decided.reason, alternatives=decided.alternatives)
+
+
 def _attribution(record: Decision, _policy: Policy) -> Replayed:
     attribution = attribute_fault(AttributionFacts.model_validate(record.facts))
     if attribution is None:
@@ -194,6 +200,7 @@ _BY_KIND: Mapping[str, Callable[[Decision, Policy], Replayed]] = {
     "RESUME": _resume,
     "ROLLBACK": _rollback,
     "DRAIN": _drain,
+    "RESTART": _restart,
     "ATTRIBUTION": _attribution,
     "ADMISSION": _admission,
     "RESIZE": _resize,

@@ -16,6 +16,7 @@ from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.resources import Resources
 from evenkeel.ports.provider import RepairAnswer
 from evenkeel.ports.rented_capacity import RentedCapacity
+from evenkeel.ports.unmanaged_jobs import UnmanagedJobs
 
 
 class CordonResult(StrEnum):
@@ -138,7 +139,7 @@ class LogTail:
     """Why the log could not be read; empty if it was read."""
 
 
-class Cluster(RentedCapacity, Protocol):
+class Cluster(RentedCapacity, UnmanagedJobs, Protocol):
     """The Kubernetes clusters of the fleet, by name, with the operations that Evenkeel needs."""
 
     def server_version(self, cluster: str) -> str:

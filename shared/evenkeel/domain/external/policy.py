@@ -1,4 +1,4 @@
-"""Section of the policy for serving workloads."""
+"""Sections of the policy for serving workloads, and for jobs that Evenkeel did not create."""
 
 from pydantic import Field
 
@@ -34,3 +34,12 @@ class ServingWorkload(Section):
     def label(self) -> str:
         """`namespace/name`."""
         return f"{self.namespace}/{self.name}"
+
+
+class AdoptionPolicy(Section):
+    """The recovery of jobs that users submitted without Evenkeel."""
+
+    namespaces: tuple[Word, ...] = ()
+    """Namespaces whose jobs Evenkeel recovers without a label, except jobs with `evenkeel.io/resume: forbidden`."""
+    max_restarts: int = Field(default=3, ge=0, le=100)
+    """How often Evenkeel restarts a job within 24 hours. Restarts by its operator do not count."""

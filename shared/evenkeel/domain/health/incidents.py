@@ -336,6 +336,8 @@ class Incident(Value):
     affected_jobs: tuple[AffectedJob, ...] = ()
     unmanaged_workloads: tuple[str, ...] = ()
     """Workloads on the node that Evenkeel did not start, as first seen."""
+    unmanaged_jobs: dict[str, str] = {}
+    """Unmanaged jobs on the node that Evenkeel may recover, by label, with the action on each: `RESTART`, `MOVE`, …"""
     failed_evictions: dict[str, str] = {}
     """Pods whose last eviction request failed, as `namespace/name`, with the server's answer."""
     repairs: tuple[str, ...] = ()

@@ -9,10 +9,12 @@ from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
+from evenkeel.domain.health.assessment import checkpoint_trust_of
 from evenkeel.domain.health.faults import CanSave, CheckpointTrust, Fault
-from evenkeel.domain.health.incidents import JobAction
+from evenkeel.domain.health.incidents import Incident, JobAction
 from evenkeel.domain.jobs.spec import OnNodeFault
 from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery.resume import distrust_after
 from evenkeel.domain.values import Instant, Value
 
 
@@ -94,6 +96,15 @@ def plan_drain(facts: DrainFacts, policy: Policy) -> Drain:
     if cannot:
         why = f"{why}; pods on the faulty node cannot save and stop at once"
     return decided(grace, f"{grace} s to save, {why}", on_faulty_node=not cannot)
+
+
+def affected_since(incident: Incident, policy: Policy) -> datetime:
+    """Return the time after which an end on the node is attributed to its fault, which began before its first signal.
+
+    If the fault can corrupt data, attempts that ended in the window without trust saved in it, too.
+    """
+    blamed = incident.first_signal_at - timedelta(seconds=policy.jobs.attribution_delay_seconds)
+    return min(blamed, distrust_after(*checkpoint_trust_of(incident, policy.catalogue), policy.jobs) or blamed)
 
 
 def finish_deadline(

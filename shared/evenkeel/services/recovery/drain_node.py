@@ -7,12 +7,11 @@ attempt.
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from typing import assert_never
 
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
-from evenkeel.domain.health.assessment import checkpoint_trust_of
 from evenkeel.domain.health.faults import Fault, FaultClass
 from evenkeel.domain.health.incidents import AffectedJob, Incident, JobAction
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
@@ -24,6 +23,7 @@ from evenkeel.domain.recovery.draining import (
     Drain,
     DrainFacts,
     UnmanagedPodAction,
+    affected_since,
     decide_unmanaged_pod,
     drain_deadline,
     finish_deadline,
@@ -32,7 +32,6 @@ from evenkeel.domain.recovery.draining import (
 from evenkeel.domain.recovery.guardrails import GuardedAction
 from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import why_not_allowed
-from evenkeel.domain.recovery.resume import distrust_after
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
     Conflict,
@@ -46,7 +45,7 @@ from evenkeel.ports import (
 )
 from evenkeel.services.attempts import keep_logs
 from evenkeel.services.context import Context
-from evenkeel.services.recovery import guardrails, record_block, unmanaged
+from evenkeel.services.recovery import guardrails, record_block, restart_unmanaged, unmanaged
 from evenkeel.services.storage import attempt_record, incident_record, incident_rows, job_rows, rows, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.retries import until_committed
@@ -155,7 +154,7 @@ def find_affected_jobs(incident: Incident, context: Context) -> tuple[AffectedJo
     ]
     owned = attempt_record.owned(context.ledger, ((here, seen) for seen in there))
     candidates = {(attempt.job_id, attempt.attempt) for attempt, _ in owned}
-    for attempt in (*_live(context.ledger), *_ended_since(_affected_since(incident, context.policy), context.ledger)):
+    for attempt in (*_live(context.ledger), *_ended_since(affected_since(incident, context.policy), context.ledger)):
         if any(life.key == incident.life.key for life in attempt.nodes):
             candidates.add((attempt.job_id, attempt.attempt))
     affected = [AffectedJob(job_id=job, attempt=number) for job, number in sorted(candidates)]
@@ -176,15 +175,6 @@ def _ended_since(since: datetime, ledger: Ledger) -> Iterator[Attempt]:
         yield attempt
 
 
-def _affected_since(incident: Incident, policy: Policy) -> datetime:
-    """Return the time after which an end on the node is attributed to its fault, which began before its first signal.
-
-    If the fault can corrupt data, attempts that ended in the window without trust saved in it, too.
-    """
-    blamed = incident.first_signal_at - timedelta(seconds=policy.jobs.attribution_delay_seconds)
-    return min(blamed, distrust_after(*checkpoint_trust_of(incident, policy.catalogue), policy.jobs) or blamed)
-
-
 def _is_affected(affected: AffectedJob, incident: Incident, context: Context) -> bool:
     loaded = _load(affected, context.ledger)
     if loaded is None:
@@ -194,7 +184,7 @@ def _is_affected(affected: AffectedJob, incident: Incident, context: Context) ->
         return False
     if attempt.ended_at is None:
         return job.current_attempt == affected.attempt
-    return attempt.state in (AttemptState.LOST, AttemptState.FAILED) and attempt.ended_at >= _affected_since(
+    return attempt.state in (AttemptState.LOST, AttemptState.FAILED) and attempt.ended_at >= affected_since(
         incident, context.policy
     )
 
@@ -397,8 +387,22 @@ class UnmanagedDrain(Value):
     """Why a person must decide; empty if none must."""
 
 
+def restart_unmanaged_jobs(incident: Incident, context: Context) -> frozenset[str]:
+    """Restart the unmanaged jobs on the node as far as mode, plan and guardrails allow. Return the jobs to move.
+
+    Idempotent: yes, as `restart_unmanaged.run`.
+    """
+    allowed = mode_now(context.mode, incident.mode, is_approved=is_approved(incident))
+    may_act = incident_record.drill_may_act(incident, context)
+    is_barred = why_not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
+    if is_barred or incident.plan is None or not incident.plan.repairs_node:
+        return frozenset()
+    may_stop = guardrails.check_stop_allowed(incident, context).allowed
+    return restart_unmanaged.run(incident, context, may_stop=may_stop)
+
+
 def evict_movable_pods(incident: Incident, context: Context, *, may_stop: bool) -> tuple[Incident, int]:
-    """List the unmanaged work on the node, and evict pods whose label allows it, so that they start elsewhere at once.
+    """Restart unmanaged jobs on the node, and evict pods that may be moved, so that they start elsewhere at once.
 
     If a guardrail forbids stopping Evenkeel's own jobs there, no unmanaged pod is evicted either.
 
@@ -406,7 +410,8 @@ def evict_movable_pods(incident: Incident, context: Context, *, may_stop: bool) 
     """
     here = unmanaged.pods(context, incident.life.cluster, incident.node_name) if incident.node_name else ()
     incident = _record_unmanaged_workloads(incident, here, context)
-    movable = [pod for pod in here if pod.is_movable and may_stop]
+    moved_jobs = restart_unmanaged.run(incident, context, may_stop=may_stop)
+    movable = [pod for pod in here if (pod.is_movable or pod.label in moved_jobs) and may_stop]
     incident, moved = _evict(incident, movable, context)
     if moved:
         _record_evictions(incident, [f"{pod.label} is evicted, as its label allows" for pod in moved], context)
@@ -432,6 +437,7 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
 
     Idempotent: yes, each eviction names one pod by its UID.
     """
+    restart_unmanaged_jobs(incident, context)
     fault = context.policy.catalogue.look_up(incident.fault_key)
     until = drain_deadline(fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=context.policy)
     here = unmanaged.pods(context, incident.life.cluster, incident.node_name) if incident.node_name else ()

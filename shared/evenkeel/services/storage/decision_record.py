@@ -6,7 +6,7 @@ from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.values import Value
 from evenkeel.services.context import Context
 
-WEIGH_FAULTS = frozenset({"CHECK", "DRAIN", "RECOVERY", "REPAIR", "RESUME", "ROLLBACK"})
+WEIGH_FAULTS = frozenset({"CHECK", "DRAIN", "RECOVERY", "REPAIR", "RESTART", "RESUME", "ROLLBACK"})
 """Kinds of decisions that depend on the fault catalogue. Their records carry its hash."""
 
 

@@ -1,0 +1,323 @@
+"""Restart jobs that Evenkeel did not create, where their operator does not.
+
+running, its operator restarts nothing:   suspend ──▶ all pods ended ──▶ resume
+failed because of the node:               record the manifest ──▶ delete ──▶ create it again
+"""
+
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import NamedTuple, assert_never
+
+from evenkeel.domain.decisions import Alternative
+from evenkeel.domain.external.unmanaged_workloads import RESUME_ALLOWED, RESUME_LABEL, PodRecreation
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
+from evenkeel.domain.values import Instant, Value
+
+COUNTED_FOR = timedelta(hours=24)
+"""How long a restart counts towards `maxRestarts`."""
+MAX_MANIFEST_BYTES = 200_000
+"""Longest manifest that Evenkeel restarts. A row of the ledger holds it while the object is deleted."""
+
+
+class Consent(StrEnum):
+    """Whether the owner of an unmanaged job lets Evenkeel recover it, by its label or its pods' label."""
+
+    UNSET = "UNSET"
+    """No label: the policy's `adoption.namespaces` decide."""
+    ALLOWED = "ALLOWED"
+    FORBIDDEN = "FORBIDDEN"
+    """Any other value of the label."""
+
+
+class UnmanagedJobState(StrEnum):
+    """State of an unmanaged job, by its conditions."""
+
+    RUNNING = "RUNNING"
+    """It has not ended. Perhaps its pods wait for nodes."""
+    SUSPENDED = "SUSPENDED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    DELETING = "DELETING"
+
+
+class FailedPod(Value):
+    """A pod of an unmanaged job that has failed."""
+
+    node_name: str
+    failed_at: Instant | None = None
+    """When its last container ended; None if its status does not show it."""
+
+
+class UnmanagedJob(Value):
+    """A Job, JobSet, PyTorchJob or HyperPodPyTorchJob that Evenkeel did not create."""
+
+    namespace: str
+    kind: WorkloadKind
+    name: str
+    uid: str
+    state: UnmanagedJobState
+    consent: Consent = Consent.UNSET
+    owner: str = ""
+    """The object that owns it, such as `TrainJob llama`; empty if none does."""
+    recreation: PodRecreation = PodRecreation.NEVER
+    """Whether its operator recreates its pods after an eviction."""
+    has_managed_labels: bool = False
+    """Whether it carries the labels of Evenkeel's own jobs."""
+    live_nodes: tuple[str, ...] = ()
+    """Nodes of its pods that have not ended; empty string for a pod without a node."""
+    failed_pods: tuple[FailedPod, ...] = ()
+    checkpoints: str = ""
+    """Where its manifest says that checkpoints are, and which field says so; empty if no field does."""
+
+    @property
+    def label(self) -> str:
+        """`PyTorchJob research/llama`."""
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+class RestartAction(StrEnum):
+    """What Evenkeel does with an unmanaged job on a faulty node."""
+
+    RESTART = "RESTART"
+    """Evenkeel restarts the whole job."""
+    MOVE = "MOVE"
+    """Evenkeel evicts its pods, and its operator starts them elsewhere."""
+    LEAVE = "LEAVE"
+
+
+class RestartFacts(Value):
+    """Facts for one unmanaged job on a faulty node."""
+
+    job: UnmanagedJob
+    node_name: str
+    allowed_by_policy: bool
+    """Whether the policy's `adoption.namespaces` include its namespace."""
+    affected_since: Instant
+    """A pod that failed on the node from this time on failed because of the fault."""
+    distrusted_since: Instant | None = None
+    """From when the fault may have damaged checkpoints; None if it damages none."""
+    recent_restarts: int = 0
+    """Restarts by Evenkeel within `COUNTED_FOR`."""
+    max_restarts: int
+
+
+class RestartDecision(Value):
+    """What Evenkeel does with one unmanaged job, with the reason."""
+
+    action: RestartAction
+    reason: str
+    alternatives: tuple[Alternative, ...] = ()
+    facts: RestartFacts
+
+
+def decide_restart(facts: RestartFacts) -> RestartDecision:
+    """Decide whether Evenkeel restarts an unmanaged job, moves its pods, or leaves it alone."""
+    job = facts.job
+
+    def decided(action: RestartAction, why: str, **alternatives: str) -> RestartDecision:
+        return RestartDecision(
+            action=action,
+            reason=f"{job.label} {why}",
+            alternatives=tuple(Alternative(option=each, why_not=text) for each, text in alternatives.items()),
+            facts=facts,
+        )
+
+    if left := _why_left_alone(facts):
+        return decided(RestartAction.LEAVE, f"is left alone: {left}", RESTART=_sentence(left))
+    if job.state is UnmanagedJobState.RUNNING and job.recreation is PodRecreation.BY_OWNER:
+        why = "Its operator starts evicted pods on other nodes."
+        return decided(RestartAction.MOVE, "is moved: its operator starts evicted pods on other nodes.", RESTART=why)
+    if barred := _why_not_restarted(facts):
+        return decided(RestartAction.LEAVE, f"is not restarted: {barred}", RESTART=_sentence(barred))
+    move = "Its operator would not start evicted pods again."
+    if job.state is UnmanagedJobState.FAILED:
+        why = f"failed when a pod ended on {facts.node_name}, and its operator does not restart it. {_start(job)}"
+        return decided(RestartAction.RESTART, why, MOVE=move, LEAVE="It would stay failed.")
+    why = f"runs on {facts.node_name}, and its operator would not restart it. {_start(job)}"
+    return decided(RestartAction.RESTART, why, MOVE=move, LEAVE="It would fail when the node is repaired.")
+
+
+def is_allowed(consent: Consent, *, by_policy: bool) -> bool:
+    """Whether Evenkeel may recover an unmanaged job. Its label counts more than the policy."""
+    return consent is Consent.ALLOWED or (consent is Consent.UNSET and by_policy)
+
+
+def _why_left_alone(facts: RestartFacts) -> str:
+    job = facts.job
+    if job.has_managed_labels:
+        return "it carries the labels of Evenkeel's own jobs, but is none of them."
+    if not is_allowed(job.consent, by_policy=facts.allowed_by_policy):
+        return f"only the label {RESUME_LABEL}={RESUME_ALLOWED} or the policy lets Evenkeel restart it."
+    if job.state in (UnmanagedJobState.SUCCEEDED, UnmanagedJobState.DELETING, UnmanagedJobState.SUSPENDED):
+        return f"it is {job.state.lower()}."
+    if job.state is UnmanagedJobState.RUNNING and facts.node_name not in job.live_nodes:
+        return f"no pod of it runs on {facts.node_name}."
+    if job.recreation is PodRecreation.BY_HYPERPOD and job.state is not UnmanagedJobState.FAILED:
+        return "HyperPod restarts it."
+    if job.recreation is PodRecreation.BY_HYPERPOD and job.kind is not WorkloadKind.HYPERPOD_PYTORCH_JOB:
+        return "HyperPod restarts it after it has replaced the node."
+    return ""
+
+
+def _why_not_restarted(facts: RestartFacts) -> str:
+    job = facts.job
+    if job.owner:
+        return f"it belongs to {job.owner}, which may restart it."
+    if job.state is UnmanagedJobState.FAILED and not _failed_here(facts):
+        return f"no pod of it is known to have failed on {facts.node_name} since the fault began."
+    if facts.distrusted_since is not None:
+        since = f"{facts.distrusted_since:%Y-%m-%dT%H:%M:%SZ}"
+        return (
+            f"the fault may have damaged checkpoints that were begun after {since}, and its script chooses its own. "
+            "Restart it by hand from an earlier one."
+        )
+    if facts.recent_restarts >= facts.max_restarts:
+        return f"Evenkeel restarted it {facts.recent_restarts} times within 24 hours."
+    return ""
+
+
+def _failed_here(facts: RestartFacts) -> bool:
+    return any(
+        pod.node_name == facts.node_name and (pod.failed_at is None or pod.failed_at >= facts.affected_since)
+        for pod in facts.job.failed_pods
+    )
+
+
+def _sentence(clause: str) -> str:
+    return clause[:1].upper() + clause[1:]
+
+
+def _start(job: UnmanagedJob) -> str:
+    """Describe where the restarted job begins."""
+    if job.checkpoints:
+        return f"Its script resumes from {job.checkpoints}, if it saved a checkpoint there."
+    return "Its manifest names no checkpoint folder, so it may start from the beginning."
+
+
+class RestartStage(StrEnum):
+    """How far a restart is."""
+
+    REQUESTED = "REQUESTED"
+    SUSPENDED = "SUSPENDED"
+    """Evenkeel suspends the job, or has suspended it."""
+    DELETED = "DELETED"
+    """Evenkeel deletes the object, or has deleted it. The ledger has its manifest."""
+    ENDED = "ENDED"
+
+
+class Restart(Value):
+    """The restart of one unmanaged job. The ledger has one row for each job name; the latest restart is in it."""
+
+    cluster: str
+    namespace: str
+    kind: WorkloadKind
+    name: str
+    uid: str
+    """UID of the object that is restarted."""
+    incident_id: str
+    node_name: str
+    """The faulty node."""
+    begun_at: Instant
+    stage: RestartStage = RestartStage.REQUESTED
+    manifest: str = ""
+    """JSON of the object to create; only in the stage DELETED."""
+    ended_at: Instant | None = None
+    result: str = ""
+    """How it ended, or why it waits; empty at the beginning."""
+    was_restarted: bool = False
+    earlier: tuple[Instant, ...] = ()
+    """When the job's earlier restarts within `COUNTED_FOR` began."""
+
+    @property
+    def label(self) -> str:
+        """`PyTorchJob research/llama`."""
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+    def recent(self, now: datetime) -> tuple[datetime, ...]:
+        """Return when the restarts within `COUNTED_FOR` began."""
+        begun = (*self.earlier, self.begun_at) if self.was_restarted or self.ended_at is None else self.earlier
+        return tuple(at for at in begun if at > now - COUNTED_FOR)
+
+
+class RestartStep(StrEnum):
+    """The next step of a restart. Each step can be repeated."""
+
+    SUSPEND = "SUSPEND"
+    RESUME = "RESUME"
+    DELETE = "DELETE"
+    """Record the manifest, then delete the object."""
+    CREATE = "CREATE"
+    WAIT = "WAIT"
+    END = "END"
+    """The job needs no further step."""
+
+
+class NextStep(NamedTuple):
+    """The next step of a restart, with the reason as a sentence."""
+
+    step: RestartStep
+    reason: str
+    was_restarted: bool = False
+
+
+_STOPS = frozenset({RestartStep.SUSPEND, RestartStep.DELETE})
+
+
+def stops_job(step: RestartStep) -> bool:
+    """Whether a step stops the job. A hold forbids these steps. It never forbids the steps that start the job again."""
+    return step in _STOPS
+
+
+def next_step(restart: Restart, job: UnmanagedJob | None) -> NextStep:
+    """Return the next step of a restart.
+
+    Args:
+        restart: The restart.
+        job: The object of that name now; None if there is none.
+    """
+    if restart.stage is RestartStage.DELETED:
+        return _after_delete(restart, job)
+    if job is None:
+        return NextStep(RestartStep.END, f"{restart.label} was deleted by its owner.")
+    if job.uid != restart.uid:
+        return NextStep(RestartStep.END, f"{restart.label} was submitted again by its owner.")
+    match job.state:
+        case UnmanagedJobState.DELETING:
+            return NextStep(RestartStep.END, f"{restart.label} is deleted by its owner.")
+        case UnmanagedJobState.SUCCEEDED:
+            return NextStep(RestartStep.END, f"{restart.label} succeeded.")
+        case UnmanagedJobState.FAILED:
+            return NextStep(RestartStep.DELETE, f"{restart.label} failed. Evenkeel creates it again.")
+        case UnmanagedJobState.RUNNING:
+            return _while_running(restart, job)
+        case UnmanagedJobState.SUSPENDED:
+            return _while_suspended(restart, job)
+        case _:
+            assert_never(job.state)
+
+
+def _while_running(restart: Restart, job: UnmanagedJob) -> NextStep:
+    if restart.node_name in job.live_nodes:
+        return NextStep(RestartStep.SUSPEND, f"{restart.label} is suspended, so that its pods end.")
+    if restart.stage is RestartStage.SUSPENDED:
+        reason = f"{restart.label} no longer runs on {restart.node_name}."
+        return NextStep(RestartStep.END, reason, was_restarted=True)
+    return NextStep(RestartStep.END, f"{restart.label} has left {restart.node_name} by itself.")
+
+
+def _while_suspended(restart: Restart, job: UnmanagedJob) -> NextStep:
+    if restart.stage is RestartStage.REQUESTED:
+        return NextStep(RestartStep.END, f"{restart.label} was suspended by its owner.")
+    if job.live_nodes:
+        return NextStep(RestartStep.WAIT, f"{restart.label} is suspended; {len(job.live_nodes)} of its pods still end.")
+    return NextStep(RestartStep.RESUME, f"{restart.label} is resumed.", was_restarted=True)
+
+
+def _after_delete(restart: Restart, job: UnmanagedJob | None) -> NextStep:
+    if job is None:
+        return NextStep(RestartStep.CREATE, f"{restart.label} is created again.", was_restarted=True)
+    if job.uid != restart.uid:
+        return NextStep(RestartStep.END, f"{restart.label} was created again.", was_restarted=True)
+    if job.state is UnmanagedJobState.DELETING:
+        return NextStep(RestartStep.WAIT, f"{restart.label} is deleted; its pods still end.")
+    return NextStep(RestartStep.DELETE, f"{restart.label} failed. Evenkeel creates it again.")

@@ -1,0 +1,258 @@
+"""Restart jobs that Evenkeel did not create, after their node failed and where their operator does not.
+
+DrainNode and RepairNode request a restart and take its first step. The sweeper takes the steps that are left. Each step
+is decided anew from the object in the cluster, so a repeated, late or lost step does no harm.
+"""
+
+from evenkeel.domain.external.restarts import (
+    MAX_MANIFEST_BYTES,
+    Restart,
+    RestartAction,
+    RestartDecision,
+    RestartFacts,
+    RestartStage,
+    RestartStep,
+    UnmanagedJob,
+    decide_restart,
+    is_allowed,
+    next_step,
+    stops_job,
+)
+from evenkeel.domain.health.assessment import checkpoint_trust_of
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.recovery.approval import is_approved
+from evenkeel.domain.recovery.draining import affected_since
+from evenkeel.domain.recovery.modes import mode_now
+from evenkeel.domain.recovery.plan import why_not_allowed
+from evenkeel.domain.recovery.resume import distrust_after
+from evenkeel.ports import EvenkeelError, PermanentError, Put, Write
+from evenkeel.services.context import Context
+from evenkeel.services.recovery import guardrails
+from evenkeel.services.storage import incident_record, restart_rows, rows, subject_rows
+from evenkeel.services.storage.decision_record import decision_of
+
+WRITER = "restart_unmanaged"
+_MAX_NAMED_JOBS = 50
+"""Most unmanaged jobs that an incident names. Jobs above that are handled, but not named."""
+
+
+def run(incident: Incident, context: Context, *, may_stop: bool) -> frozenset[str]:
+    """Decide about each unmanaged job on the node of an incident, and start the restarts. Return the jobs to move.
+
+    A job that cannot be handled now delays no other job.
+
+    Idempotent: yes, a job has one restart at a time, by its name.
+
+    Args:
+        incident: The incident.
+        context: The adapters and the policy.
+        may_stop: Whether the guardrails allow to stop jobs on the node.
+
+    Returns:
+        Labels of the jobs whose pods are evicted at once, because their operators start them on other nodes.
+    """
+    if not incident.node_name or not may_stop:
+        return frozenset()
+    moved = set()
+    for job in context.cluster.unmanaged_jobs(incident.life.cluster, incident.node_name):
+        if job.has_managed_labels or not is_allowed(job.consent, by_policy=_is_adopted(job, context)):
+            continue
+        try:
+            if _handle(incident, job, context) is RestartAction.MOVE:
+                moved.add(job.label)
+        except EvenkeelError as error:
+            context.telemetry.warning("UnmanagedJobNotHandled", job=job.label, detail=str(error))
+    return frozenset(moved)
+
+
+def _is_adopted(job: UnmanagedJob, context: Context) -> bool:
+    return job.namespace in context.policy.adoption.namespaces
+
+
+def _handle(incident: Incident, job: UnmanagedJob, context: Context) -> RestartAction:
+    row = context.ledger.get(restart_rows.restart_key(incident.life.cluster, job))
+    last = rows.read(row, Restart) if row else None
+    if last is not None and last.stage is not RestartStage.ENDED:
+        advance(last, context)
+        return RestartAction.RESTART
+    if last is not None and (last.incident_id, last.uid) == (incident.incident_id, job.uid) and last.was_restarted:
+        return RestartAction.RESTART  # it was resumed, and its ended pods still show the fault
+    decision = _decide(incident, job, last, context)
+    if decision.action is not RestartAction.RESTART and incident.unmanaged_jobs.get(job.label) == decision.action:
+        return decision.action
+    restart = Restart(
+        cluster=incident.life.cluster,
+        namespace=job.namespace,
+        kind=job.kind,
+        name=job.name,
+        uid=job.uid,
+        incident_id=incident.incident_id,
+        node_name=incident.node_name,
+        begun_at=context.now,
+        earlier=last.recent(context.now) if last else (),
+    )
+    _record(incident, job, decision, restart, row.version if row else 0, context)
+    if decision.action is RestartAction.RESTART:
+        advance(restart, context)
+    return decision.action
+
+
+def _decide(incident: Incident, job: UnmanagedJob, last: Restart | None, context: Context) -> RestartDecision:
+    policy = context.policy
+    facts = RestartFacts(
+        job=job,
+        node_name=incident.node_name,
+        allowed_by_policy=_is_adopted(job, context),
+        affected_since=affected_since(incident, policy),
+        distrusted_since=distrust_after(*checkpoint_trust_of(incident, policy.catalogue), policy.jobs),
+        recent_restarts=len(last.recent(context.now)) if last else 0,
+        max_restarts=policy.adoption.max_restarts,
+    )
+    return decide_restart(facts)
+
+
+def _record(
+    incident: Incident, job: UnmanagedJob, decision: RestartDecision, restart: Restart, version: int, context: Context
+) -> None:
+    """Record a decision with its timeline line. In the same commit, record the restart if there is one."""
+    record = decision_of(
+        "RESTART",
+        incident.incident_id,
+        decision.action,
+        decision,
+        decision.facts,
+        context.but(mode=incident.mode or context.mode),
+    )
+    line = incident_record.timeline_put(
+        incident.incident_id, "job", decision.reason, at=context.now, writer=WRITER, decision_id=record.decision_id
+    )
+    restarts = [Put(restart_rows.restart_row(restart, version))] if decision.action is RestartAction.RESTART else []
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        named = current.unmanaged_jobs
+        if job.label in named or len(named) < _MAX_NAMED_JOBS:
+            named = {**named, job.label: decision.action}
+        return current.but(unmanaged_jobs=named), [Put(subject_rows.decision_row(record)), line, *restarts]
+
+    incident_record.update(context.ledger, incident.incident_id, change)
+    context.telemetry.count("UnmanagedJobsDecided", action=decision.action)
+
+
+def advance(restart: Restart, context: Context) -> Restart:
+    """Take the next step of a restart, as the object in the cluster requires it.
+
+    Idempotent: yes. Each step that stops the job is recorded before it is taken, and the next call decides anew.
+
+    Raises:
+        Conflict: Another writer has advanced the restart meanwhile.
+    """
+    key = restart_rows.restart_key(restart.cluster, restart)
+    row = context.ledger.get(key)
+    if row is None:
+        return restart
+    restart = rows.read(row, Restart)
+    if restart.stage is RestartStage.ENDED:
+        return restart
+    job = context.cluster.unmanaged_job(restart.cluster, restart.namespace, restart.kind, restart.name)
+    step = next_step(restart, job)
+    progress = _Progress(restart, row.version, context)
+    if stops_job(step.step) and (barred := _why_not_now(restart, context)):
+        return progress.note(barred)
+    match step.step:
+        case RestartStep.WAIT:
+            return progress.note(step.reason)
+        case RestartStep.END:
+            return progress.end(step.reason, was_restarted=step.was_restarted)
+        case RestartStep.CREATE:
+            return _create(progress, step.reason)
+        case RestartStep.SUSPEND | RestartStep.RESUME | RestartStep.DELETE if job is not None:
+            return _change(progress, job, step.step, step.reason)
+        case _:
+            return restart
+
+
+class _Progress:
+    """Writes the progress of one restart."""
+
+    def __init__(self, restart: Restart, version: int, context: Context) -> None:
+        self.restart, self._version, self.context = restart, version, context
+
+    def put(self, text: str = "", **changes: object) -> Restart:
+        """Record changes, with a line in the timeline of the incident if there is a text."""
+        self.restart = self.restart.but(**changes)
+        line = incident_record.timeline_put(
+            self.restart.incident_id,
+            "job",
+            text,
+            at=self.context.now,
+            writer=f"{WRITER}-{self.restart.namespace}/{self.restart.name}-{self._version}",
+        )
+        self.context.ledger.commit(
+            Put(restart_rows.restart_row(self.restart, self._version)), *([line] if text else [])
+        )
+        self._version += 1
+        return self.restart
+
+    def note(self, text: str) -> Restart:
+        """Record why the restart waits, unless that is recorded already."""
+        return self.restart if text == self.restart.result else self.put(text, result=text)
+
+    def end(self, text: str, *, was_restarted: bool) -> Restart:
+        self.context.telemetry.count("UnmanagedJobRestarts", outcome="RESTARTED" if was_restarted else "NOT_RESTARTED")
+        return self.put(
+            text,
+            stage=RestartStage.ENDED,
+            result=text,
+            was_restarted=was_restarted,
+            ended_at=self.context.now,
+            manifest="",
+        )
+
+
+def _why_not_now(restart: Restart, context: Context) -> str:
+    """Return why Evenkeel may not stop the job now; empty if it may."""
+    incident, _ = incident_record.load(context.ledger, restart.incident_id)
+    allowed = mode_now(context.mode, incident.mode, is_approved=is_approved(incident))
+    may_act = incident_record.drill_may_act(incident, context)
+    if barred := why_not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act):
+        return barred
+    verdict = guardrails.check_stop_allowed(incident, context)
+    return "" if verdict.allowed else verdict.reason
+
+
+def _change(progress: _Progress, job: UnmanagedJob, step: RestartStep, reason: str) -> Restart:
+    """Suspend, resume or delete the object."""
+    cluster, restart = progress.context.cluster, progress.restart
+    if stops_job(step) and (missing := cluster.missing_restart_rights(restart.cluster, job)):
+        text = f"{restart.label} is not restarted: its namespace does not let Evenkeel {' or '.join(missing)} it."
+        return progress.end(text, was_restarted=False)
+    if step is RestartStep.RESUME:
+        cluster.suspend(restart.cluster, job, is_suspended=False)
+        return progress.end(f"{restart.label} was restarted.", was_restarted=True)
+    if step is RestartStep.SUSPEND:
+        if restart.stage is not RestartStage.SUSPENDED:
+            restart = progress.put(reason, stage=RestartStage.SUSPENDED)
+        cluster.suspend(restart.cluster, job, is_suspended=True)
+        return restart
+    manifest = cluster.manifest_of(restart.cluster, job)
+    if len(manifest.encode()) > MAX_MANIFEST_BYTES:
+        text = f"{restart.label} is not restarted: its manifest has more than {MAX_MANIFEST_BYTES} bytes."
+        return progress.end(text, was_restarted=False)
+    is_repeated = restart.stage is RestartStage.DELETED
+    restart = progress.put("" if is_repeated else reason, stage=RestartStage.DELETED, manifest=manifest)
+    if not cluster.delete_job(restart.cluster, job) and not is_repeated:
+        return progress.end(f"{restart.label} was deleted by its owner.", was_restarted=False)
+    return restart
+
+
+def _create(progress: _Progress, reason: str) -> Restart:
+    """Create the deleted job. A refusal is repeated until it succeeds, because only the ledger has the job now."""
+    restart = progress.restart
+    try:
+        progress.context.cluster.create_job(restart)
+    except PermanentError as error:
+        telemetry = progress.context.telemetry
+        telemetry.count("UnmanagedJobsNotCreated")
+        telemetry.error("UnmanagedJobNotCreated", job=restart.label, detail=str(error), runbook="job-not-created")
+        return progress.note(f"{restart.label} cannot be created again yet: {error}")
+    return progress.end(reason, was_restarted=True)

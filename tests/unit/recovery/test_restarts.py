@@ -1,0 +1,167 @@
+"""Restarts of jobs that Evenkeel did not create: which jobs, and which step comes next."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.external.restarts import (
+    Consent,
+    FailedPod,
+    Restart,
+    RestartAction,
+    RestartDecision,
+    RestartFacts,
+    RestartStage,
+    RestartStep,
+    UnmanagedJob,
+    UnmanagedJobState,
+    decide_restart,
+    next_step,
+)
+from evenkeel.domain.external.unmanaged_workloads import PodRecreation
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
+
+NOW = datetime(2026, 11, 24, 3, 0, tzinfo=UTC)
+NODE, OTHER = "node-a", "node-b"
+
+
+def a_job(**changes: Any) -> UnmanagedJob:
+    facts: dict[str, Any] = {
+        "namespace": "research",
+        "kind": WorkloadKind.PYTORCH_JOB,
+        "name": "llama",
+        "uid": "u-1",
+        "state": UnmanagedJobState.RUNNING,
+        "consent": Consent.ALLOWED,
+        "live_nodes": (NODE, OTHER),
+    }
+    return UnmanagedJob.model_validate({**facts, **changes})
+
+
+def failed_job(failed_at: datetime | None = NOW, node: str = NODE, **changes: Any) -> UnmanagedJob:
+    failed = (FailedPod(node_name=node, failed_at=failed_at),)
+    return a_job(state=UnmanagedJobState.FAILED, live_nodes=(), failed_pods=failed, **changes)
+
+
+def decided(job: UnmanagedJob, **changes: Any) -> RestartDecision:
+    facts: dict[str, Any] = {
+        "job": job,
+        "node_name": NODE,
+        "allowed_by_policy": False,
+        "affected_since": NOW - timedelta(minutes=5),
+        "max_restarts": 3,
+    }
+    return decide_restart(RestartFacts.model_validate({**facts, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("job", "facts", "action", "reason"),
+    [
+        (a_job(), {}, "RESTART", "its operator would not restart it"),
+        (a_job(recreation=PodRecreation.BY_OWNER), {}, "MOVE", "its operator starts evicted pods"),
+        (a_job(recreation=PodRecreation.BY_HYPERPOD), {}, "LEAVE", "HyperPod restarts it"),
+        (failed_job(), {}, "RESTART", "failed when a pod ended on node-a"),
+        (failed_job(recreation=PodRecreation.BY_HYPERPOD), {}, "LEAVE", "after it has replaced the node"),
+        (
+            failed_job(recreation=PodRecreation.BY_HYPERPOD, kind=WorkloadKind.HYPERPOD_PYTORCH_JOB),
+            {},
+            "RESTART",
+            "failed when",
+        ),
+        (failed_job(None), {}, "RESTART", "failed when"),
+        (failed_job(NOW - timedelta(minutes=6)), {}, "LEAVE", "no pod of it is known to have failed on node-a"),
+        (failed_job(node=OTHER), {}, "LEAVE", "no pod of it is known to have failed on node-a"),
+        (a_job(consent=Consent.UNSET), {}, "LEAVE", "evenkeel.io/resume=allowed"),
+        (a_job(consent=Consent.UNSET), {"allowed_by_policy": True}, "RESTART", "would not restart it"),
+        (a_job(consent=Consent.FORBIDDEN), {"allowed_by_policy": True}, "LEAVE", "evenkeel.io/resume=allowed"),
+        (a_job(has_managed_labels=True), {}, "LEAVE", "the labels of Evenkeel's own jobs"),
+        (a_job(owner="TrainJob llama"), {}, "LEAVE", "belongs to TrainJob llama"),
+        (a_job(state=UnmanagedJobState.SUSPENDED), {}, "LEAVE", "it is suspended"),
+        (a_job(state=UnmanagedJobState.SUCCEEDED), {}, "LEAVE", "it is succeeded"),
+        (a_job(state=UnmanagedJobState.DELETING), {}, "LEAVE", "it is deleting"),
+        (a_job(live_nodes=(OTHER,)), {}, "LEAVE", "no pod of it runs on node-a"),
+        (a_job(), {"distrusted_since": NOW}, "LEAVE", "checkpoints that were begun after 2026-11-24T03:00:00Z"),
+        (a_job(), {"recent_restarts": 3}, "LEAVE", "3 times within 24 hours"),
+        (a_job(), {"recent_restarts": 2}, "RESTART", "would not restart it"),
+    ],
+)
+def test_decision_about_an_unmanaged_job(job: UnmanagedJob, facts: dict[str, Any], action: str, reason: str) -> None:
+    decision = decided(job, **facts)
+
+    assert decision.action is RestartAction(action)
+    assert reason in decision.reason
+    assert decision.reason.startswith("PyTorchJob research/llama") or "HyperPodPyTorchJob" in decision.reason
+    assert decision.alternatives
+    assert all(each.option != action for each in decision.alternatives)
+
+
+def test_decision_names_the_place_of_checkpoints() -> None:
+    known, unknown = decided(a_job(checkpoints="/fsx/llama (option --save)")), decided(a_job())
+
+    assert "resumes from /fsx/llama (option --save), if it saved a checkpoint there" in known.reason
+    assert "names no checkpoint folder, so it may start from the beginning" in unknown.reason
+
+
+def a_restart(stage: RestartStage = RestartStage.REQUESTED, **changes: Any) -> Restart:
+    facts: dict[str, Any] = {
+        "cluster": "eks",
+        "namespace": "research",
+        "kind": WorkloadKind.PYTORCH_JOB,
+        "name": "llama",
+        "uid": "u-1",
+        "incident_id": "inc-1",
+        "node_name": NODE,
+        "begun_at": NOW,
+        "stage": stage,
+    }
+    return Restart.model_validate({**facts, **changes})
+
+
+REQUESTED, SUSPENDED, DELETED = RestartStage.REQUESTED, RestartStage.SUSPENDED, RestartStage.DELETED
+EMPTY = a_job(state=UnmanagedJobState.SUSPENDED, live_nodes=())
+ENDING = a_job(state=UnmanagedJobState.SUSPENDED)
+
+
+@pytest.mark.parametrize(
+    ("stage", "job", "step", "was_restarted"),
+    [
+        (REQUESTED, a_job(), "SUSPEND", False),
+        (REQUESTED, failed_job(), "DELETE", False),
+        (REQUESTED, a_job(live_nodes=(OTHER,)), "END", False),
+        (REQUESTED, ENDING, "END", False),
+        (REQUESTED, a_job(state=UnmanagedJobState.SUCCEEDED), "END", False),
+        (REQUESTED, a_job(state=UnmanagedJobState.DELETING), "END", False),
+        (REQUESTED, a_job(uid="u-2"), "END", False),
+        (REQUESTED, None, "END", False),
+        (SUSPENDED, a_job(), "SUSPEND", False),
+        (SUSPENDED, ENDING, "WAIT", False),
+        (SUSPENDED, EMPTY, "RESUME", True),
+        (SUSPENDED, a_job(live_nodes=(OTHER,)), "END", True),
+        (SUSPENDED, a_job(live_nodes=()), "END", True),
+        (SUSPENDED, failed_job(), "DELETE", False),
+        (SUSPENDED, a_job(uid="u-2"), "END", False),
+        (SUSPENDED, None, "END", False),
+        (DELETED, failed_job(), "DELETE", False),
+        (DELETED, a_job(state=UnmanagedJobState.DELETING), "WAIT", False),
+        (DELETED, None, "CREATE", True),
+        (DELETED, a_job(uid="u-2"), "END", True),
+    ],
+)
+def test_next_step_follows_from_the_object_in_the_cluster(
+    stage: RestartStage, job: UnmanagedJob | None, step: str, *, was_restarted: bool
+) -> None:
+    found = next_step(a_restart(stage), job)
+
+    assert (found.step, found.was_restarted) == (RestartStep(step), was_restarted)
+    assert found.reason.startswith("PyTorchJob research/llama ")
+
+
+def test_restarts_of_the_last_day_count() -> None:
+    day = timedelta(hours=24)
+    old, new = NOW - day, NOW - day + timedelta(seconds=1)
+    ended: dict[str, Any] = {"stage": RestartStage.ENDED, "ended_at": NOW}
+
+    assert a_restart(earlier=(old, new)).recent(NOW) == (new, NOW)
+    assert a_restart(earlier=(old, new), was_restarted=True, **ended).recent(NOW) == (new, NOW)
+    assert a_restart(earlier=(old, new), **ended).recent(NOW) == (new,)

@@ -1,0 +1,316 @@
+"""Unmanaged jobs on a faulty node come back: suspended and resumed, or deleted and created again."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.external.policy import AdoptionPolicy
+from evenkeel.domain.external.restarts import (
+    Consent,
+    FailedPod,
+    Restart,
+    RestartStage,
+    UnmanagedJob,
+    UnmanagedJobState,
+)
+from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.replay import replay
+from evenkeel.ports import NotAllowed, Table, Unreachable
+from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, restart_unmanaged
+from evenkeel.services.storage import restart_rows, rows
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.fakes.unmanaged_jobs import FREE_NODE
+from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
+from tests.unit.services_recovery.test_draining import SAVES, evicted
+
+NODE = f"hyperpod-{instance_id(1)}"
+LABEL = "JobSet research/llama"
+
+
+def a_job(**changes: Any) -> UnmanagedJob:
+    facts: dict[str, Any] = {
+        "namespace": "research",
+        "kind": WorkloadKind.JOB_SET,
+        "name": "llama",
+        "uid": "u-1",
+        "state": UnmanagedJobState.RUNNING,
+        "consent": Consent.ALLOWED,
+        "live_nodes": (NODE, "node-b"),
+    }
+    return UnmanagedJob.model_validate({**facts, **changes})
+
+
+def a_failed_job(**changes: Any) -> UnmanagedJob:
+    failed = (FailedPod(node_name=NODE),)
+    return a_job(**{"state": UnmanagedJobState.FAILED, "live_nodes": (), "failed_pods": failed, **changes})
+
+
+def a_pod_of(job: UnmanagedJob) -> UnmanagedPod:
+    return UnmanagedPod(
+        namespace=job.namespace,
+        name=f"{job.name}-0",
+        uid=f"pod-{job.uid}",
+        node_name=NODE,
+        accelerators=8,
+        kind=job.kind,
+        workload=job.name,
+        recreation=job.recreation,
+    )
+
+
+def with_jobs(
+    *jobs: UnmanagedJob,
+    ends_late: bool = False,
+    is_held: bool = False,
+    fault: dict[str, Any] | None = None,
+    **settings: Any,
+) -> RecoveryScenario:
+    """A node with unmanaged jobs, up to the point at which its own jobs are stopped."""
+    recovery = RecoveryScenario(**{"policy": SAVES, **settings})
+    cluster = recovery.world.cluster
+    for job in jobs:
+        cluster.submit(CLUSTER, job)
+        if NODE in job.live_nodes:
+            cluster.unmanaged.append(a_pod_of(job))
+    cluster.pods_end_late = ends_late
+    if is_held:
+        recovery.hold()
+    recovery.report_fault(fault_key="hp:NvidiaErrorReboot")
+    for service in (plan_recovery, cordon_node, drain_node):
+        recovery.state("", service)
+    return recovery
+
+
+def steps(recovery: RecoveryScenario) -> list[tuple[str, str]]:
+    names = ("suspend", "resume", "delete_job", "create_job")
+    return [(call[0], call[1]) for call in recovery.world.cluster.calls if call[0] in names]
+
+
+def restart_of(recovery: RecoveryScenario, job: UnmanagedJob) -> Restart:
+    row = recovery.world.ledger.get(restart_rows.restart_key(CLUSTER, job))
+    assert row is not None
+    return rows.read(row, Restart)
+
+
+def advance(recovery: RecoveryScenario, job: UnmanagedJob) -> Restart:
+    return restart_unmanaged.advance(restart_of(recovery, job), recovery.context())
+
+
+def lines(recovery: RecoveryScenario) -> str:
+    found = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
+    return " ".join(str(row.doc["text"]) for row in found)
+
+
+# ---------------------------------------------------------------- which way
+
+
+def test_running_job_is_suspended_and_resumed() -> None:
+    recovery = with_jobs(a_job())
+
+    restart = advance(recovery, a_job())
+
+    assert steps(recovery) == [("suspend", LABEL), ("resume", LABEL)]
+    assert (restart.stage, restart.was_restarted) == (RestartStage.ENDED, True)
+    (job,) = recovery.world.cluster.users_jobs.values()
+    assert (job.state, job.live_nodes) == (UnmanagedJobState.RUNNING, (FREE_NODE,))
+    assert evicted(recovery) == []
+    assert recovery.incident.unmanaged_jobs == {LABEL: "RESTART"}
+
+
+def test_resume_waits_until_all_pods_have_ended() -> None:
+    recovery = with_jobs(a_job(), ends_late=True)
+
+    waiting = advance(recovery, a_job())
+    recovery.world.cluster.end_pods()
+    ended = advance(recovery, a_job())
+
+    assert waiting.stage is RestartStage.SUSPENDED
+    assert "2 of its pods still end" in waiting.result
+    assert ended.was_restarted
+
+
+def test_failed_job_is_deleted_and_created_again() -> None:
+    recovery = with_jobs(a_failed_job(), ends_late=True)
+
+    waiting = advance(recovery, a_job())
+    recovery.world.cluster.end_pods()
+    ended = advance(recovery, a_job())
+
+    assert waiting.stage is RestartStage.DELETED
+    assert waiting.manifest
+    assert steps(recovery) == [("delete_job", LABEL), ("create_job", LABEL)]
+    assert (ended.was_restarted, ended.manifest) == (True, "")
+
+
+def test_job_whose_operator_restarts_it_is_only_moved() -> None:
+    recovery = with_jobs(a_job(recreation=PodRecreation.BY_OWNER))
+
+    assert steps(recovery) == []
+    assert evicted(recovery) == ["llama-0"]
+
+
+@pytest.mark.parametrize(
+    ("job", "adopted", "is_restarted"),
+    [
+        (a_job(consent=Consent.UNSET), ("research",), True),
+        (a_job(consent=Consent.UNSET), ("other",), False),
+        (a_job(consent=Consent.FORBIDDEN), ("research",), False),
+        (a_job(has_managed_labels=True), ("research",), False),
+        (a_job(recreation=PodRecreation.BY_HYPERPOD), ("research",), False),
+    ],
+)
+def test_only_jobs_that_may_be_restarted_are(
+    job: UnmanagedJob, adopted: tuple[str, ...], *, is_restarted: bool
+) -> None:
+    recovery = with_jobs(job, policy=SAVES.but(adoption=AdoptionPolicy(namespaces=adopted)))
+
+    assert bool(steps(recovery)) is is_restarted
+    assert evicted(recovery) == []
+
+
+def test_decision_is_recorded_once_and_replays() -> None:
+    recovery = with_jobs(a_job(owner="TrainJob llama"))
+    recovery.state("", drain_node)
+
+    page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
+    (record,) = [found for row in page.rows if (found := rows.read(row, Decision)).kind == "RESTART"]
+
+    assert record.action == "LEAVE"
+    assert "belongs to TrainJob llama" in lines(recovery)
+    assert not replay(record, SAVES, SAVES.catalogue.hash).differs_from(record)
+
+
+# ---------------------------------------------------------------- what forbids it
+
+
+def test_job_keeps_running_under_a_hold() -> None:
+    assert steps(with_jobs(a_job(), is_held=True)) == []
+
+
+def test_hold_does_not_keep_a_stopped_job_down() -> None:
+    recovery = with_jobs(a_job(), ends_late=True)
+    recovery.world.cluster.end_pods()
+    recovery.hold()
+
+    assert advance(recovery, a_job()).was_restarted
+
+
+def test_hold_delays_the_deletion_of_a_job_that_failed_later() -> None:
+    recovery = with_jobs(a_job(), ends_late=True)
+    recovery.world.cluster.submit(CLUSTER, a_failed_job())
+    recovery.hold()
+
+    assert advance(recovery, a_job()).stage is RestartStage.SUSPENDED
+    assert steps(recovery) == [("suspend", LABEL)]
+
+
+def test_job_is_left_alone_in_observe_mode() -> None:
+    recovery = with_jobs(a_job(), mode=Mode.OBSERVE)
+
+    assert steps(recovery) == []
+
+
+def test_job_in_a_namespace_without_the_rights_is_left_as_it_is() -> None:
+    recovery = RecoveryScenario(policy=SAVES)
+    recovery.world.cluster.missing_verbs = ("patch", "create")
+    recovery.world.cluster.submit(CLUSTER, a_job())
+    recovery.report_fault(fault_key="hp:NvidiaErrorReboot")
+    for service in (plan_recovery, cordon_node, drain_node):
+        recovery.state("", service)
+
+    assert steps(recovery) == []
+    assert "does not let Evenkeel patch or create it" in lines(recovery)
+
+
+def test_job_that_fails_again_and_again_is_restarted_a_few_times() -> None:
+    recovery = with_jobs(a_failed_job(), policy=SAVES.but(adoption=AdoptionPolicy(max_restarts=2)))
+    for number in range(4):
+        advance(recovery, a_job())
+        recovery.world.cluster.submit(CLUSTER, a_failed_job(uid=f"again-{number}"))
+        recovery.state("", drain_node)
+
+    assert steps(recovery).count(("create_job", LABEL)) == 2
+    assert "2 times within 24 hours" in lines(recovery)
+
+
+# ---------------------------------------------------------------- crashes, races and refusals
+
+
+def test_job_that_its_owner_deletes_meanwhile_is_not_created() -> None:
+    recovery = with_jobs(a_job(), ends_late=True)
+    recovery.world.cluster.users_jobs.clear()
+
+    assert not advance(recovery, a_job()).was_restarted
+    assert steps(recovery) == [("suspend", LABEL)]
+
+
+def test_job_that_its_owner_deletes_right_before_evenkeel_is_not_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    recovery = RecoveryScenario(policy=SAVES)
+    cluster = recovery.world.cluster
+    cluster.submit(CLUSTER, a_failed_job())
+
+    def find_none(*_: Any) -> bool:
+        cluster.users_jobs.clear()
+        return False
+
+    monkeypatch.setattr(cluster, "delete_job", find_none)
+    recovery.report_fault(fault_key="hp:NvidiaErrorReboot")
+    for service in (plan_recovery, cordon_node, drain_node):
+        recovery.state("", service)
+
+    assert restart_of(recovery, a_job()).stage is RestartStage.ENDED
+    assert cluster.users_jobs == {}
+
+
+def test_refused_creation_is_repeated_until_it_succeeds() -> None:
+    recovery = with_jobs(a_failed_job())
+    recovery.world.cluster.creation_error = NotAllowed("exceeded quota: gpus")
+
+    waiting = advance(recovery, a_job())
+    recovery.world.cluster.creation_error = None
+    ended = advance(recovery, a_job())
+
+    assert "cannot be created again yet: exceeded quota: gpus" in waiting.result
+    assert (waiting.stage, ended.was_restarted) == (RestartStage.DELETED, True)
+
+
+def test_job_is_created_once_after_a_crash_behind_the_creation() -> None:
+    recovery = with_jobs(a_failed_job())
+    restart = restart_of(recovery, a_job())
+    recovery.world.cluster.create_job(restart)  # and then the function ended
+
+    ended = advance(recovery, a_job())
+
+    assert ended.was_restarted
+    assert steps(recovery).count(("create_job", LABEL)) == 1
+
+
+def test_suspension_whose_patch_was_lost_is_repeated() -> None:
+    recovery = with_jobs(a_job(), ends_late=True)
+    recovery.world.cluster.submit(CLUSTER, a_job())
+
+    assert advance(recovery, a_job()).stage is RestartStage.SUSPENDED
+    assert steps(recovery) == [("suspend", LABEL), ("suspend", LABEL)]
+
+
+def test_one_job_that_cannot_be_read_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    recovery = RecoveryScenario(policy=SAVES)
+    cluster = recovery.world.cluster
+    for name in ("broken", "llama"):
+        cluster.submit(CLUSTER, a_job(name=name))
+    found = cluster.unmanaged_job
+
+    def read(cluster_name: str, namespace: str, kind: WorkloadKind, name: str) -> UnmanagedJob | None:
+        if name == "broken":
+            raise Unreachable("no answer")
+        return found(cluster_name, namespace, kind, name)
+
+    monkeypatch.setattr(cluster, "unmanaged_job", read)
+    recovery.report_fault(fault_key="hp:NvidiaErrorReboot")
+    for service in (plan_recovery, cordon_node, drain_node):
+        recovery.state("", service)
+
+    assert steps(recovery) == [("suspend", LABEL)]
