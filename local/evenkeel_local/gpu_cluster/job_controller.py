@@ -199,7 +199,7 @@ class JobController(Controller):
         live = [pod for pod in pods if not has_ended(pod)]
         active = [pod for pod in live if not is_deleting(pod)]
         terminating = [pod for pod in live if is_deleting(pod)]
-        failure = self._failure(job, status, decided)
+        failure = self._failure(job, status, decided, active)
         if failure is not None:
             set_condition(status, "FailureTarget", "True", *failure)
             active, terminating = self._stop(job, active, terminating)
@@ -228,13 +228,15 @@ class JobController(Controller):
         status["ready"], status["terminating"] = sum(is_true(pod, "Ready") for pod in active), len(terminating)
         status["uncountedTerminatedPods"] = {}
 
-    def _failure(self, job: Obj, status: Obj, decided: tuple[str, str] | None) -> tuple[str, str] | None:
+    def _failure(
+        self, job: Obj, status: Obj, decided: tuple[str, str] | None, active: list[Obj]
+    ) -> tuple[str, str] | None:
         present = condition_of({"status": status}, "FailureTarget")
         if present is not None:
             return str(present["reason"]), str(present["message"])
         if decided is not None:
             return decided
-        if int(status.get("failed") or 0) > int(job["spec"]["backoffLimit"]):
+        if int(status.get("failed") or 0) > int(job["spec"]["backoffLimit"]) or _restarted_too_often(job, active):
             return "BackoffLimitExceeded", "Job has reached the specified backoff limit"
         deadline = job["spec"].get("activeDeadlineSeconds")
         if deadline is not None and "startTime" in status and not job["spec"].get("suspend"):
@@ -390,3 +392,15 @@ def _rule_meets(rule: Obj, pod: Obj) -> bool:
             if condition["type"] == wanted["type"] and condition["status"] == wanted.get("status", "True"):
                 return True
     return False
+
+
+def _restarted_too_often(job: Obj, active: list[Obj]) -> bool:
+    """Whether containers were restarted inside of their pods too often. The Job's active pods are then deleted.
+
+    Source: `pkg/controller/job/job_controller.go`, `pastBackoffLimitOnFailure`.
+    """
+    if job["spec"]["template"]["spec"].get("restartPolicy") != "OnFailure":
+        return False
+    statuses = (each for pod in active for each in (pod.get("status") or {}).get("containerStatuses") or ())
+    restarts, limit = sum(int(each.get("restartCount") or 0) for each in statuses), int(job["spec"]["backoffLimit"])
+    return restarts > 0 if limit == 0 else restarts >= limit

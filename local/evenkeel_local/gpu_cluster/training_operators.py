@@ -188,6 +188,7 @@ class JobSetOperator(TrainingOperator):
                 pods = template["spec"]["template"].setdefault("metadata", {})
                 pods["labels"] = {**(pods.get("labels") or {}), **labels}
                 template["spec"].setdefault("completionMode", "Indexed")
+                template["spec"]["template"]["spec"].setdefault("restartPolicy", "OnFailure")
                 template["spec"]["suspend"] = self._is_suspended(obj)
                 if network.get("enableDNSHostnames", True):
                     template["spec"]["template"]["spec"]["subdomain"] = network.get("subdomain") or name_of(obj)

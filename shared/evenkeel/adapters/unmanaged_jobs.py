@@ -12,6 +12,7 @@ from evenkeel.adapters.object_fields import (
     JOB_LABEL,
     RENTAL_LABEL,
     Json,
+    condition_of,
     has_condition,
     parse_instant,
 )
@@ -191,6 +192,7 @@ def read_job(item: Mapping[str, Any], pods: Iterable[Json], controllers: Control
             for pod in own
             if (pod.get("status") or {}).get("phase") == "Failed"
         ),
+        failed_at=_failed_at(item),
         checkpoints=checkpoint_place(item),
     )
 
@@ -203,6 +205,11 @@ def _state(item: Mapping[str, Any]) -> UnmanagedJobState:
     if has_failed(item):
         return UnmanagedJobState.FAILED
     return UnmanagedJobState.SUSPENDED if is_suspended(item) else UnmanagedJobState.RUNNING
+
+
+def _failed_at(item: Mapping[str, Any]) -> datetime | None:
+    condition = condition_of(item.get("status") or {}, "Failed", "True")
+    return parse_instant((condition or {}).get("lastTransitionTime"))
 
 
 def _consent(item: Mapping[str, Any], pods: Iterable[Json]) -> Consent:

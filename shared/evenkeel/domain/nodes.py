@@ -231,6 +231,10 @@ _IN_MAINTENANCE = ("SystemUpdating", "DeepHealthCheckInProgress", "ShuttingDown"
 """Provider statuses of planned work on a node."""
 
 
+LEFT_WORKLOADS_KEPT = timedelta(minutes=15)
+"""How long a node's row names workloads that have left the node."""
+
+
 class FleetNode(Value):
     """A node as the ledger stores it: the document of a `NODE#` row. Only the sweep writes it."""
 
@@ -272,6 +276,8 @@ class FleetNode(Value):
     """Marks of a fault: labels and taints of the provider, and conditions of agents."""
     unmanaged_workloads: tuple[str, ...] = ()
     """Workloads with accelerators on the node that Evenkeel did not start: `PyTorchJob research/llama`."""
+    left_workloads: dict[str, Instant] = {}
+    """Such workloads that were on the node lately, and when the sweep first found them gone."""
     job_ids: tuple[str, ...] = ()
     """Evenkeel's own jobs on the node."""
     is_gone: bool = False
@@ -328,6 +334,18 @@ class FleetNode(Value):
             job_ids=job_ids,
             changed_at=now,
         )
+
+    def after(self, stored: "FleetNode | None") -> "FleetNode":
+        """Return this row with the workloads that have left the node since its earlier row."""
+        if stored is None:
+            return self
+        left = dict.fromkeys(stored.unmanaged_workloads, self.changed_at) | stored.left_workloads
+        kept = {
+            label: at
+            for label, at in sorted(left.items())
+            if label not in self.unmanaged_workloads and at > self.changed_at - LEFT_WORKLOADS_KEPT
+        }
+        return self.but(left_workloads=kept)
 
     @property
     def allocatable(self) -> Resources:

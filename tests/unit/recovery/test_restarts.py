@@ -21,6 +21,7 @@ from evenkeel.domain.external.restarts import (
 )
 from evenkeel.domain.external.unmanaged_workloads import PodRecreation
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
+from evenkeel.domain.nodes import FleetNode, NodeLife
 
 NOW = datetime(2026, 11, 24, 3, 0, tzinfo=UTC)
 NODE, OTHER = "node-a", "node-b"
@@ -42,6 +43,10 @@ def a_job(**changes: Any) -> UnmanagedJob:
 def failed_job(failed_at: datetime | None = NOW, node: str = NODE, **changes: Any) -> UnmanagedJob:
     failed = (FailedPod(node_name=node, failed_at=failed_at),)
     return a_job(state=UnmanagedJobState.FAILED, live_nodes=(), failed_pods=failed, **changes)
+
+
+WITHOUT_PODS = a_job(state=UnmanagedJobState.FAILED, live_nodes=(), failed_at=NOW)
+"""Kubernetes deleted its pods when it failed."""
 
 
 def decided(job: UnmanagedJob, **changes: Any) -> RestartDecision:
@@ -72,6 +77,17 @@ def decided(job: UnmanagedJob, **changes: Any) -> RestartDecision:
         (failed_job(None), {}, "RESTART", "failed when"),
         (failed_job(NOW - timedelta(minutes=6)), {}, "LEAVE", "no pod of it is known to have failed on node-a"),
         (failed_job(node=OTHER), {}, "LEAVE", "no pod of it is known to have failed on node-a"),
+        (WITHOUT_PODS, {"was_listed_on_node": True}, "RESTART", "failed when"),
+        (WITHOUT_PODS, {"was_listed_on_node": True, "left_node_at": NOW}, "RESTART", "failed when"),
+        (
+            WITHOUT_PODS,
+            {"was_listed_on_node": True, "left_node_at": NOW - timedelta(seconds=1)},
+            "LEAVE",
+            "no pod of it is known",
+        ),
+        (WITHOUT_PODS, {"was_listed_on_node": True, "affected_since": NOW + timedelta(seconds=1)}, "LEAVE", "no pod"),
+        (WITHOUT_PODS, {}, "LEAVE", "no pod of it is known"),
+        (failed_job(node=OTHER, failed_at=NOW), {"was_listed_on_node": True}, "LEAVE", "no pod of it is known"),
         (a_job(consent=Consent.UNSET), {}, "LEAVE", "evenkeel.io/resume=allowed"),
         (a_job(consent=Consent.UNSET), {"allowed_by_policy": True}, "RESTART", "would not restart it"),
         (a_job(consent=Consent.FORBIDDEN), {"allowed_by_policy": True}, "LEAVE", "evenkeel.io/resume=allowed"),
@@ -165,3 +181,25 @@ def test_restarts_of_the_last_day_count() -> None:
     assert a_restart(earlier=(old, new)).recent(NOW) == (new, NOW)
     assert a_restart(earlier=(old, new), was_restarted=True, **ended).recent(NOW) == (new, NOW)
     assert a_restart(earlier=(old, new), **ended).recent(NOW) == (new,)
+
+
+def test_row_of_a_node_names_workloads_that_left_it_lately() -> None:
+    life = NodeLife(cluster="eks", instance_id="i-00000000000000001", launched_at=NOW)
+    busy = FleetNode(life=life, slot="s", changed_at=NOW, unmanaged_workloads=("Job research/a", "Job research/b"))
+    later = [
+        FleetNode(life=life, slot="s", changed_at=NOW + timedelta(minutes=minutes), unmanaged_workloads=there)
+        for minutes, there in ((1, ("Job research/b",)), (2, ()), (16, ()), (17, ()))
+    ]
+
+    rows = [busy]
+    for each in later:
+        rows.append(each.after(rows[-1]))
+
+    first, second = NOW + timedelta(minutes=1), NOW + timedelta(minutes=2)
+    assert [row.left_workloads for row in rows[1:]] == [
+        {"Job research/a": first},
+        {"Job research/a": first, "Job research/b": second},
+        {"Job research/b": second},
+        {},
+    ]
+    assert busy.after(None) == busy

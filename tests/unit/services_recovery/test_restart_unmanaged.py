@@ -16,11 +16,12 @@ from evenkeel.domain.external.restarts import (
 )
 from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
+from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.replay import replay
-from evenkeel.ports import NotAllowed, Table, Unreachable
+from evenkeel.ports import NotAllowed, Put, Table, Unreachable
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, restart_unmanaged
-from evenkeel.services.storage import restart_rows, rows
+from evenkeel.services.storage import fleet_rows, restart_rows, rows
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.unmanaged_jobs import FREE_NODE
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
@@ -169,6 +170,22 @@ def test_only_jobs_that_may_be_restarted_are(
 
     assert bool(steps(recovery)) is is_restarted
     assert evicted(recovery) == []
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+def test_failed_job_without_pods_is_known_from_the_last_sweep(*, has_left: bool) -> None:
+    recovery = RecoveryScenario(policy=SAVES)
+    world = recovery.world
+    world.cluster.submit(CLUSTER, a_job(state=UnmanagedJobState.FAILED, live_nodes=(), failed_at=recovery.now))
+    recovery.report_fault(fault_key="hp:NvidiaErrorReboot")
+    left: dict[str, Any] = {"left_workloads": {LABEL: recovery.now}} if has_left else {"unmanaged_workloads": (LABEL,)}
+    node = FleetNode(life=recovery.incident.life, slot="slot-1", changed_at=recovery.now, **left)
+    world.ledger.commit(Put(fleet_rows.node_row(CLUSTER, instance_id(1), node.to_json(), 0, None)))
+
+    for service in (plan_recovery, cordon_node, drain_node):
+        recovery.state("", service)
+
+    assert steps(recovery) == [("delete_job", LABEL)]
 
 
 def test_decision_is_recorded_once_and_replays() -> None:

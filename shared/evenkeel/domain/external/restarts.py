@@ -66,6 +66,8 @@ class UnmanagedJob(Value):
     live_nodes: tuple[str, ...] = ()
     """Nodes of its pods that have not ended; empty string for a pod without a node."""
     failed_pods: tuple[FailedPod, ...] = ()
+    failed_at: Instant | None = None
+    """When its operator declared it failed; None if it has not failed."""
     checkpoints: str = ""
     """Where its manifest says that checkpoints are, and which field says so; empty if no field does."""
 
@@ -94,6 +96,10 @@ class RestartFacts(Value):
     """Whether the policy's `adoption.namespaces` include its namespace."""
     affected_since: Instant
     """A pod that failed on the node from this time on failed because of the fault."""
+    was_listed_on_node: bool = False
+    """Whether the last sweeps listed a pod of it on the node."""
+    left_node_at: Instant | None = None
+    """When the sweep first found no pod of it on the node; None if the last sweep still listed one."""
     distrusted_since: Instant | None = None
     """From when the fault may have damaged checkpoints; None if it damages none."""
     recent_restarts: int = 0
@@ -177,9 +183,14 @@ def _why_not_restarted(facts: RestartFacts) -> str:
 
 
 def _failed_here(facts: RestartFacts) -> bool:
+    """Whether a pod failed on the node. Kubernetes deletes the pods of some failed Jobs: then the last sweeps count."""
+    job = facts.job
+    if not job.failed_pods and facts.was_listed_on_node and job.failed_at is not None:
+        left_at = facts.left_node_at
+        return job.failed_at >= facts.affected_since and (left_at is None or job.failed_at <= left_at)
     return any(
         pod.node_name == facts.node_name and (pod.failed_at is None or pod.failed_at >= facts.affected_since)
-        for pod in facts.job.failed_pods
+        for pod in job.failed_pods
     )
 
 

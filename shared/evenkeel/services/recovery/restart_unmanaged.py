@@ -4,6 +4,9 @@ DrainNode and RepairNode request a restart and take its first step. The sweeper 
 is decided anew from the object in the cluster, so a repeated, late or lost step does no harm.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 from evenkeel.domain.external.restarts import (
     MAX_MANIFEST_BYTES,
     Restart,
@@ -20,6 +23,8 @@ from evenkeel.domain.external.restarts import (
 )
 from evenkeel.domain.health.assessment import checkpoint_trust_of
 from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
+from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.draining import affected_since
 from evenkeel.domain.recovery.modes import mode_now
@@ -28,7 +33,7 @@ from evenkeel.domain.recovery.resume import distrust_after
 from evenkeel.ports import EvenkeelError, PermanentError, Put, Write
 from evenkeel.services.context import Context
 from evenkeel.services.recovery import guardrails
-from evenkeel.services.storage import incident_record, restart_rows, rows, subject_rows
+from evenkeel.services.storage import fleet_rows, incident_record, restart_rows, rows, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
 
 WRITER = "restart_unmanaged"
@@ -54,7 +59,7 @@ def run(incident: Incident, context: Context, *, may_stop: bool) -> frozenset[st
     if not incident.node_name or not may_stop:
         return frozenset()
     moved = set()
-    for job in context.cluster.unmanaged_jobs(incident.life.cluster, incident.node_name):
+    for job in _jobs_on_node(incident, context):
         if job.has_managed_labels or not is_allowed(job.consent, by_policy=_is_adopted(job, context)):
             continue
         try:
@@ -63,6 +68,28 @@ def run(incident: Incident, context: Context, *, may_stop: bool) -> frozenset[st
         except EvenkeelError as error:
             context.telemetry.warning("UnmanagedJobNotHandled", job=job.label, detail=str(error))
     return frozenset(moved)
+
+
+def _jobs_on_node(incident: Incident, context: Context) -> Iterator[UnmanagedJob]:
+    """Yield the unmanaged jobs with pods on the node, and then those that a sweep listed there before."""
+    cluster = incident.life.cluster
+    found = context.cluster.unmanaged_jobs(cluster, incident.node_name)
+    yield from found
+    node = _stored_node(incident, context)
+    labels = {*node.unmanaged_workloads, *node.left_workloads} if node else set()
+    for label in sorted(labels - {job.label for job in found}):
+        kind, _, place = label.partition(" ")
+        namespace, _, name = place.partition("/")
+        if kind in set(WorkloadKind):
+            with contextlib.suppress(EvenkeelError):  # the other jobs go on, and the sweeper tries this one again
+                job = context.cluster.unmanaged_job(cluster, namespace, WorkloadKind(kind), name)
+                if job is not None:
+                    yield job
+
+
+def _stored_node(incident: Incident, context: Context) -> FleetNode | None:
+    row = context.ledger.get(fleet_rows.node_key(incident.life.cluster, incident.life.instance_id))
+    return rows.read(row, FleetNode) if row else None
 
 
 def _is_adopted(job: UnmanagedJob, context: Context) -> bool:
@@ -98,12 +125,15 @@ def _handle(incident: Incident, job: UnmanagedJob, context: Context) -> RestartA
 
 
 def _decide(incident: Incident, job: UnmanagedJob, last: Restart | None, context: Context) -> RestartDecision:
-    policy = context.policy
+    policy, node = context.policy, _stored_node(incident, context)
+    left = node.left_workloads if node else {}
     facts = RestartFacts(
         job=job,
         node_name=incident.node_name,
         allowed_by_policy=_is_adopted(job, context),
         affected_since=affected_since(incident, policy),
+        was_listed_on_node=node is not None and job.label in {*node.unmanaged_workloads, *left},
+        left_node_at=left.get(job.label),
         distrusted_since=distrust_after(*checkpoint_trust_of(incident, policy.catalogue), policy.jobs),
         recent_restarts=len(last.recent(context.now)) if last else 0,
         max_restarts=policy.adoption.max_restarts,
