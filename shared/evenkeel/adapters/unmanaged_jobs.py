@@ -238,10 +238,15 @@ def _ended_at(pod: Mapping[str, Any]) -> datetime | None:
 
 
 def manifest_of(item: Mapping[str, Any]) -> Json:
-    """Return the object as its user submitted it, without the fields that the API server or Kubernetes set."""
+    """Return the object as its user submitted it, without the fields that the API server or Kubernetes set.
+
+    It is not suspended, because Evenkeel may have suspended it. Kueue suspends new jobs of its queues itself.
+    """
     found: Json = json.loads(json.dumps({name: value for name, value in item.items() if name != "status"}))
     for name in _SERVER_FIELDS:
         found["metadata"].pop(name, None)
+    found["spec"].pop("suspend", None)
+    (found["spec"].get("runPolicy") or {}).pop("suspend", None)
     if found.get("kind") == WorkloadKind.JOB and not found["spec"].get("manualSelector"):
         found["spec"].pop("selector", None)
         template = found["spec"]["template"].get("metadata") or {}

@@ -91,7 +91,7 @@ def steps(recovery: RecoveryScenario) -> list[tuple[str, str]]:
 
 
 def restart_of(recovery: RecoveryScenario, job: UnmanagedJob) -> Restart:
-    row = recovery.world.ledger.get(restart_rows.restart_key(CLUSTER, job))
+    row = recovery.world.ledger.get(restart_rows.restart_key(CLUSTER, job.namespace, job.kind, job.name))
     assert row is not None
     return rows.read(row, Restart)
 

@@ -77,6 +77,13 @@ class UnmanagedJob(Value):
         return f"{self.kind} {self.namespace}/{self.name}"
 
 
+def parse_label(label: str) -> tuple[str, str, str]:
+    """Return kind, namespace and name from a label."""
+    kind, _, place = label.partition(" ")
+    namespace, _, name = place.partition("/")
+    return kind, namespace, name
+
+
 class RestartAction(StrEnum):
     """What Evenkeel does with an unmanaged job on a faulty node."""
 

@@ -16,9 +16,11 @@ from evenkeel.domain.external.restarts import (
     RestartStage,
     RestartStep,
     UnmanagedJob,
+    UnmanagedJobState,
     decide_restart,
     is_allowed,
     next_step,
+    parse_label,
     stops_job,
 )
 from evenkeel.domain.health.assessment import checkpoint_trust_of
@@ -30,7 +32,7 @@ from evenkeel.domain.recovery.draining import affected_since
 from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import why_not_allowed
 from evenkeel.domain.recovery.resume import distrust_after
-from evenkeel.ports import EvenkeelError, PermanentError, Put, Write
+from evenkeel.ports import EvenkeelError, Key, PermanentError, Put, Write
 from evenkeel.services.context import Context
 from evenkeel.services.recovery import guardrails
 from evenkeel.services.storage import fleet_rows, incident_record, restart_rows, rows, subject_rows
@@ -58,6 +60,9 @@ def run(incident: Incident, context: Context, *, may_stop: bool) -> frozenset[st
     """
     if not incident.node_name or not may_stop:
         return frozenset()
+    for label, action in incident.unmanaged_jobs.items():
+        if action == RestartAction.RESTART and (row := context.ledger.get(_key(incident, label))):
+            _advance_safely(rows.read(row, Restart), context)
     moved = set()
     for job in _jobs_on_node(incident, context):
         if job.has_managed_labels or not is_allowed(job.consent, by_policy=_is_adopted(job, context)):
@@ -70,20 +75,31 @@ def run(incident: Incident, context: Context, *, may_stop: bool) -> frozenset[st
     return frozenset(moved)
 
 
+def _advance_safely(restart: Restart, context: Context) -> None:
+    try:
+        advance(restart, context)
+    except EvenkeelError as error:
+        context.telemetry.warning("UnmanagedJobNotHandled", job=restart.label, detail=str(error))
+
+
+def _key(incident: Incident, label: str) -> Key:
+    kind, namespace, name = parse_label(label)
+    return restart_rows.restart_key(incident.life.cluster, namespace, kind, name)
+
+
 def _jobs_on_node(incident: Incident, context: Context) -> Iterator[UnmanagedJob]:
-    """Yield the unmanaged jobs with pods on the node, and then those that a sweep listed there before."""
+    """Yield the unmanaged jobs with pods on the node, and then failed ones that a sweep listed there before."""
     cluster = incident.life.cluster
     found = context.cluster.unmanaged_jobs(cluster, incident.node_name)
     yield from found
     node = _stored_node(incident, context)
     labels = {*node.unmanaged_workloads, *node.left_workloads} if node else set()
     for label in sorted(labels - {job.label for job in found}):
-        kind, _, place = label.partition(" ")
-        namespace, _, name = place.partition("/")
+        kind, namespace, name = parse_label(label)
         if kind in set(WorkloadKind):
             with contextlib.suppress(EvenkeelError):  # the other jobs go on, and the sweeper tries this one again
                 job = context.cluster.unmanaged_job(cluster, namespace, WorkloadKind(kind), name)
-                if job is not None:
+                if job is not None and job.state is UnmanagedJobState.FAILED:
                     yield job
 
 
@@ -97,10 +113,9 @@ def _is_adopted(job: UnmanagedJob, context: Context) -> bool:
 
 
 def _handle(incident: Incident, job: UnmanagedJob, context: Context) -> RestartAction:
-    row = context.ledger.get(restart_rows.restart_key(incident.life.cluster, job))
+    row = context.ledger.get(_key(incident, job.label))
     last = rows.read(row, Restart) if row else None
     if last is not None and last.stage is not RestartStage.ENDED:
-        advance(last, context)
         return RestartAction.RESTART
     if last is not None and (last.incident_id, last.uid) == (incident.incident_id, job.uid) and last.was_restarted:
         return RestartAction.RESTART  # it was resumed, and its ended pods still show the fault
@@ -176,8 +191,7 @@ def advance(restart: Restart, context: Context) -> Restart:
     Raises:
         Conflict: Another writer has advanced the restart meanwhile.
     """
-    key = restart_rows.restart_key(restart.cluster, restart)
-    row = context.ledger.get(key)
+    row = context.ledger.get(restart_rows.key_of(restart))
     if row is None:
         return restart
     restart = rows.read(row, Restart)

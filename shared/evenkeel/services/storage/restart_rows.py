@@ -1,6 +1,6 @@
 """Rows of restarts of unmanaged jobs, in the incidents table."""
 
-from evenkeel.domain.external.restarts import Restart, RestartStage, UnmanagedJob
+from evenkeel.domain.external.restarts import Restart, RestartStage
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Key, Row, Table
 from evenkeel.services.storage import rows
@@ -8,16 +8,21 @@ from evenkeel.services.storage import rows
 LIVE = "RESTART#LIVE"
 
 
-def restart_key(cluster: str, job: UnmanagedJob | Restart) -> Key:
+def restart_key(cluster: str, namespace: str, kind: str, name: str) -> Key:
     """`RESTART#cluster/namespace/kind/name / META`: the latest restart of a job name."""
-    return Key(Table.INCIDENTS, f"RESTART#{cluster}/{job.namespace}/{job.kind}/{job.name}", "META")
+    return Key(Table.INCIDENTS, f"RESTART#{cluster}/{namespace}/{kind}/{name}", "META")
+
+
+def key_of(restart: Restart) -> Key:
+    """Return the key of a restart's row."""
+    return restart_key(restart.cluster, restart.namespace, restart.kind, restart.name)
 
 
 def restart_row(restart: Restart, version: int) -> Row:
     """In `byState` under `RESTART#LIVE` until it ends."""
     has_ended = restart.stage is RestartStage.ENDED
     return Row(
-        restart_key(restart.cluster, restart),
+        key_of(restart),
         restart.to_json(),
         version,
         None if has_ended else (LIVE, f"{rfc3339(restart.begun_at)}#{restart.cluster}/{restart.label}"),

@@ -1,0 +1,127 @@
+"""Published example jobs come back on healthy nodes after a fault, as users submitted them."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from evenkeel.adapters.workload_resources import RESOURCES
+from evenkeel.domain.external.restarts import Consent, RestartAction, UnmanagedJob, UnmanagedJobState
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
+from evenkeel.domain.nodes import FleetNode
+from evenkeel.ports import EvictionStatus, Put
+from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, restart_unmanaged
+from evenkeel.services.storage import fleet_rows
+from evenkeel_local.gpu_cluster import ClusterHandle
+from tests.contract.clusters_under_test import CLUSTER, LocalClusterUnderTest
+from tests.contract.example_jobs import EXAMPLES, LEFT_TO_HYPERPOD, MOVED, NAMESPACE, OPERATOR, RESTARTED, Example
+from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
+from tests.unit.services_recovery.test_draining import SAVES
+
+NUMBERS = itertools.count(1)
+
+LONG_ENOUGH = 5
+"""Turns after which a job that still runs on the node is left there."""
+
+
+@pytest.fixture
+def bench(gpu_cluster: ClusterHandle) -> Iterator[LocalClusterUnderTest]:
+    found = LocalClusterUnderTest(gpu_cluster)
+    yield found
+    found.restore()
+
+
+def submitted(bench: LocalClusterUnderTest, example: Example, faults: Path) -> UnmanagedJob:
+    """Create the example, and wait until all of its pods run."""
+    name = f"example-{next(NUMBERS)}"
+    script = f'while :; do [ -e "{faults}/$NODE" ] && exit 1; sleep 0.1; done'
+    container = {
+        "name": "main",
+        "image": "any",
+        "command": ["sh", "-c", script],
+        "env": [{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+        "resources": {"limits": {"nvidia.com/gpu": "2"}},
+    }
+    template = {"spec": {"terminationGracePeriodSeconds": 1, "containers": [container]}}
+    labels = {"evenkeel.io/resume": "allowed"}
+    manifest = {**example.manifest(template), "kind": str(example.kind), "metadata": {"name": name, "labels": labels}}
+    bench.admin.create(RESOURCES[example.kind].path(NAMESPACE), json.loads(json.dumps(manifest)))
+
+    def runs() -> UnmanagedJob | None:
+        job = bench.cluster.unmanaged_job(CLUSTER, NAMESPACE, example.kind, name)
+        return job if job and running_pods(bench, job) == example.pods else None
+
+    found: UnmanagedJob = bench.eventually(runs, "all pods of the example")
+    assert (found.consent, found.state) == (Consent.ALLOWED, UnmanagedJobState.RUNNING)
+    return found
+
+
+def running_pods(bench: LocalClusterUnderTest, job: UnmanagedJob) -> int:
+    """Count the running pods of a job; 0 while a pod waits or ends."""
+    listed = bench.admin.items(f"/api/v1/namespaces/{NAMESPACE}/pods")
+    own = [pod for pod in listed if pod["metadata"]["name"].startswith(f"{job.name}-")]
+    live = [pod for pod in own if pod["status"].get("phase") not in ("Succeeded", "Failed")]
+    run = [
+        pod for pod in live if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+    ]
+    return len(run) if len(run) == len(live) else 0
+
+
+def recovery_of(bench: LocalClusterUnderTest, job: UnmanagedJob, node: str) -> RecoveryScenario:
+    """An incident of the node, drained. The last sweep listed the job on the node."""
+    recovery = RecoveryScenario(policy=SAVES, with_job=False)
+    recovery.report_fault(fault_key="hp:NvidiaErrorReboot")
+    for service in (plan_recovery, cordon_node, drain_node):
+        recovery.state("", service)
+    life = recovery.incident.life
+    row = FleetNode(life=life, slot="slot-1", changed_at=recovery.now, unmanaged_workloads=(job.label,))
+    recovery.world.ledger.commit(Put(fleet_rows.node_row(CLUSTER, life.instance_id, row.to_json(), 0, None)))
+    return recovery
+
+
+def recovered(bench: LocalClusterUnderTest, job: UnmanagedJob, node: str, pods: int) -> str:
+    """Work as DrainNode and the sweeper do, until the job runs elsewhere. Return what brought it back."""
+    recovery = recovery_of(bench, job, node)
+    context = recovery.context(cluster=bench.cluster)
+    evicted: list[str] = []
+    turns = itertools.count()
+
+    def take_turn() -> str:
+        movable = restart_unmanaged.run(recovery.incident.but(node_name=node), context, may_stop=True)
+        here = [pod for pod in bench.cluster.pods(CLUSTER, node) if pod.label in movable]
+        evicted.extend(pod.name for pod in here if bench.cluster.evict(CLUSTER, pod).result is EvictionStatus.EVICTED)
+        now = bench.cluster.unmanaged_job(CLUSTER, NAMESPACE, job.kind, job.name)
+        if now is None or running_pods(bench, job) != pods:
+            return ""
+        if node not in now.live_nodes:
+            is_restarted = recovery.incident.unmanaged_jobs.get(job.label) == RestartAction.RESTART
+            return RESTARTED if is_restarted else MOVED if evicted else OPERATOR
+        is_hyperpod = job.kind is WorkloadKind.HYPERPOD_PYTORCH_JOB
+        return LEFT_TO_HYPERPOD if is_hyperpod and next(turns) > LONG_ENOUGH else ""
+
+    return str(bench.eventually(take_turn, "the job on another node"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: each.name)
+@pytest.mark.parametrize("fault", ["crash", "drain"])
+def test_example_comes_back(bench: LocalClusterUnderTest, example: Example, fault: str, tmp_path: Path) -> None:
+    job = submitted(bench, example, tmp_path)
+    node = job.live_nodes[0]
+    if fault == "crash":
+        (tmp_path / node).touch()
+        bench.eventually(lambda: job_is_hurt(bench, job), "the failure of a process")
+    bench.cordon_as_a_person(node)
+
+    assert recovered(bench, job, node, example.pods) == (
+        example.after_crash if fault == "crash" else example.after_drain
+    )
+
+
+def job_is_hurt(bench: LocalClusterUnderTest, job: UnmanagedJob) -> bool:
+    """Whether a pod of the job has failed, or was restarted."""
+    listed = bench.admin.items(f"/api/v1/namespaces/{NAMESPACE}/pods")
+    own = [pod for pod in listed if pod["metadata"]["name"].startswith(f"{job.name}-")]
+    restarts = [each.get("restartCount") for pod in own for each in pod["status"].get("containerStatuses") or ()]
+    return any(restarts) or any(pod["status"].get("phase") == "Failed" for pod in own) or not own
