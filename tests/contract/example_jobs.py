@@ -172,6 +172,14 @@ EXAMPLES = (
         ("controllers/job-pod-failure-policy-example.yaml", "controllers/job-pod-failure-policy-ignore.yaml"),
     ),
     Example(
+        "Job without retries",
+        JOB,
+        _job(completions=2, parallelism=2, backoffLimit=0, restart_policy="Never"),
+        2,
+        RESTARTED,
+        RESTARTED,
+    ),
+    Example(
         "JobSet without restarts",
         JOB_SET,
         _job_set(_group(3)),

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from evenkeel.adapters.workload_resources import RESOURCES
-from evenkeel.domain.external.restarts import Consent, RestartAction, UnmanagedJob, UnmanagedJobState
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.recovery.restarts import Consent, RestartAction, UnmanagedJob, UnmanagedJobState
 from evenkeel.ports import EvictionStatus, Put
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, restart_unmanaged
 from evenkeel.services.storage import fleet_rows

@@ -4,9 +4,9 @@ import itertools
 import json
 from typing import Any
 
-from evenkeel.domain.external.restarts import Restart, UnmanagedJob, UnmanagedJobState
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
-from evenkeel.ports import Conflict, EvenkeelError, NotFound
+from evenkeel.domain.recovery.restarts import Restart, UnmanagedJob, UnmanagedJobState
+from evenkeel.ports import Conflict, EvenkeelError, KubernetesPermission, NotFound
 
 FREE_NODE = "free-node"
 
@@ -19,6 +19,7 @@ class FakeUnmanagedJobs:
     def __init__(self) -> None:
         self.users_jobs: dict[tuple[str, str, WorkloadKind, str], UnmanagedJob] = {}
         self.missing_verbs: tuple[str, ...] = ()
+        """Verbs on JobSets that the namespaces do not grant."""
         self.pods_end_late = False
         """Whether pods of a suspended or deleted job keep running until `end_pods()`."""
         self.creation_error: EvenkeelError | None = None
@@ -69,8 +70,9 @@ class FakeUnmanagedJobs:
             raise NotFound(f"{job.label} is gone")
         return json.dumps(found.to_json())
 
-    def missing_restart_rights(self, cluster: str, job: UnmanagedJob) -> tuple[str, ...]:
-        return self.missing_verbs
+    def missing_restart_rights(self, cluster: str, job: UnmanagedJob) -> tuple[KubernetesPermission, ...]:
+        group = "jobset.x-k8s.io"
+        return tuple(KubernetesPermission(verb, group, "jobsets", job.namespace) for verb in self.missing_verbs)
 
     def delete_job(self, cluster: str, job: UnmanagedJob) -> bool:
         if self._present(cluster, job) is None:

@@ -73,7 +73,8 @@ def _granted() -> dict[str, tuple[AccessRule, ...]]:
         if binding["kind"] not in ("ClusterRoleBinding", "RoleBinding"):
             continue
         namespace = binding["metadata"].get("namespace", "")
-        own = tuple(_rights(rules[binding["roleRef"]["kind"], namespace, binding["roleRef"]["name"]], namespace))
+        kind, name = binding["roleRef"]["kind"], binding["roleRef"]["name"]
+        own = tuple(_rights(rules[kind, namespace if kind == "Role" else "", name], namespace))
         for subject in binding["subjects"]:
             found[subject["name"]] = (*found.get(subject["name"], ()), *own)
     return found

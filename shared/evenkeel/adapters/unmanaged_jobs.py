@@ -19,12 +19,13 @@ from evenkeel.adapters.object_fields import (
 from evenkeel.adapters.operator_restarts import recreation_of
 from evenkeel.adapters.workload_resources import JOB, OPERATED, RESOURCES, WorkloadResource
 from evenkeel.adapters.workloads import COMPLETED, Controllers, controlling_workload, has_failed, is_suspended
-from evenkeel.domain.external.restarts import Consent, FailedPod, Restart, UnmanagedJob, UnmanagedJobState
 from evenkeel.domain.external.unmanaged_workloads import RESUME_ALLOWED, RESUME_LABEL
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
+from evenkeel.domain.recovery.restarts import Consent, FailedPod, Restart, UnmanagedJob, UnmanagedJobState
 from evenkeel.ports import Conflict, KubernetesPermission, NotFound
 
-_KUEUE = "/apis/kueue.x-k8s.io"
+_KUEUE_GROUP = "kueue.x-k8s.io"
+_KUEUE = f"/apis/{_KUEUE_GROUP}"
 _CHECKPOINT_VARIABLES = ("EVENKEEL_CHECKPOINT_URI", "CHECKPOINT_URI", "CHECKPOINT_DIR", "CHECKPOINT_PATH", "CKPT_DIR")
 _CHECKPOINT_OPTIONS = (
     "checkpoint-dir",
@@ -124,10 +125,12 @@ class KubernetesUnmanagedJobs:
             raise NotFound(f"{job.label} is gone")
         return json.dumps(manifest_of(item), separators=(",", ":"))
 
-    def missing_restart_rights(self, cluster: str, job: UnmanagedJob) -> tuple[str, ...]:
+    def missing_restart_rights(self, cluster: str, job: UnmanagedJob) -> tuple[KubernetesPermission, ...]:
         resource = RESOURCES[job.kind]
-        wanted = (KubernetesPermission(verb, resource.group, resource.plural, job.namespace) for verb in _RESTART_VERBS)
-        return tuple(right.verb for right in self.missing_rights(cluster, wanted))
+        wanted = [KubernetesPermission(verb, resource.group, resource.plural, job.namespace) for verb in _RESTART_VERBS]
+        if job.is_queued:
+            wanted.append(KubernetesPermission("patch", _KUEUE_GROUP, "workloads", job.namespace))
+        return self.missing_rights(cluster, wanted)
 
     def delete_job(self, cluster: str, job: UnmanagedJob) -> bool:
         path = RESOURCES[job.kind].path(job.namespace, job.name)
@@ -183,6 +186,7 @@ def read_job(item: Mapping[str, Any], pods: Iterable[Json], controllers: Control
         consent=_consent(item, own),
         owner=next((f"{each['kind']} {each['name']}" for each in metadata.get("ownerReferences") or ()), ""),
         recreation=recreation_of(own[0] if own else item, kind, chain),
+        is_queued=kueue_workloads.is_queued_in_kueue(item),
         has_managed_labels=any(
             name in (metadata.get("labels") or {}) for name in (JOB_LABEL, RENTAL_LABEL, CHECK_LABEL)
         ),

@@ -12,7 +12,6 @@ from evenkeel.domain.admission.decide import AdmissionFacts, decide, recorded_re
 from evenkeel.domain.admission.fifo import with_spares
 from evenkeel.domain.admission.resize_facts import ResizeFacts, resize_answer
 from evenkeel.domain.decisions import ENGINE_VERSION, MAX_ALTERNATIVES, OMITTED, Alternative, Decision
-from evenkeel.domain.external.restarts import RestartFacts, decide_restart
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.attribution import AttributionFacts, attribute_fault
@@ -20,6 +19,7 @@ from evenkeel.domain.recovery.draining import DrainFacts, plan_drain
 from evenkeel.domain.recovery.node_slot import ObservedNode
 from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, outcome_of, plan_recovery, why_not_allowed
 from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
+from evenkeel.domain.recovery.restarts import RestartFacts, decide_restart
 from evenkeel.domain.recovery.resume import ResumeFacts, plan_resume
 from evenkeel.domain.recovery.rollback import RollbackFacts, roll_back
 from evenkeel.domain.recovery.validation import CheckFacts, choose_check, judge_node

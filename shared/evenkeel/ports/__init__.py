@@ -10,7 +10,6 @@ from evenkeel.ports.cluster import (
     CordonResult,
     EvictionAnswer,
     EvictionStatus,
-    KubernetesPermission,
     LaunchResult,
     LaunchSpec,
     LogTail,
@@ -57,6 +56,7 @@ from evenkeel.ports.ledger import (
 )
 from evenkeel.ports.messages import DeadLetters, Inbox, Pager, RawEvents
 from evenkeel.ports.node_groups import NodeGroups
+from evenkeel.ports.permissions import KubernetesPermission
 from evenkeel.ports.provider import Provider, RepairAnswer
 from evenkeel.ports.rented_capacity import CapacitySpec, LimitResult, NodeClaim, RentedCapacity
 from evenkeel.ports.system import Clock, Ids, Telemetry

@@ -14,6 +14,7 @@ from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.resources import Resources
+from evenkeel.ports.permissions import KubernetesPermission
 from evenkeel.ports.provider import RepairAnswer
 from evenkeel.ports.rented_capacity import RentedCapacity
 from evenkeel.ports.unmanaged_jobs import UnmanagedJobs
@@ -83,19 +84,6 @@ class CheckSpec:
     accelerators: int
     accelerator_resource: str
     deadline_seconds: int
-
-
-@dataclass(frozen=True, slots=True)
-class KubernetesPermission:
-    """A verb on one kind of Kubernetes object."""
-
-    verb: str
-    group: str
-    """API group; empty for the core group."""
-    resource: str
-    """Plural name, with its subresource: `pods/eviction`."""
-    namespace: str = ""
-    """Empty for the whole cluster."""
 
 
 class LaunchResult(StrEnum):

@@ -2,8 +2,9 @@
 
 from typing import Protocol
 
-from evenkeel.domain.external.restarts import Restart, UnmanagedJob
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
+from evenkeel.domain.recovery.restarts import Restart, UnmanagedJob
+from evenkeel.ports.permissions import KubernetesPermission
 
 
 class UnmanagedJobs(Protocol):
@@ -36,8 +37,8 @@ class UnmanagedJobs(Protocol):
         """
         ...
 
-    def missing_restart_rights(self, cluster: str, job: UnmanagedJob) -> tuple[str, ...]:
-        """Return the verbs on the job's kind that its namespace does not grant: of `patch`, `delete`, `create`."""
+    def missing_restart_rights(self, cluster: str, job: UnmanagedJob) -> tuple[KubernetesPermission, ...]:
+        """Return the rights for a restart that the job's namespace does not grant. Changes nothing."""
         ...
 
     def delete_job(self, cluster: str, job: UnmanagedJob) -> bool:

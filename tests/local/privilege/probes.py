@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from evenkeel.adapters.object_fields import RENTAL_LABEL
+from evenkeel.adapters.object_fields import QUEUE_LABEL, RENTAL_LABEL
+from evenkeel.adapters.workload_resources import RESOURCES
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Decision
@@ -36,6 +37,7 @@ from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, Fl
 from evenkeel.domain.quotas.teams import Team
 from evenkeel.domain.recovery.guardrails import Register, RegisterEntry
 from evenkeel.domain.recovery.leases import Hold, RepairLease
+from evenkeel.domain.recovery.restarts import Restart, UnmanagedJob
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
 from evenkeel.domain.renting.cost import JobDemand, SpendLimits
 from evenkeel.domain.renting.placement import PlacementFacts
@@ -47,10 +49,11 @@ from evenkeel.domain.waiting import ConditionKind, Wait, WaitCondition
 from evenkeel.ports import CapacitySpec, LaunchSpec, Row, Table
 from evenkeel.runtime.wiring import load_policy
 from evenkeel.services.admin import change_policy
-from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, quota_rows, subject_rows
+from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, quota_rows, restart_rows, subject_rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel_local import ACCOUNT_ID
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, FLEET, NAMESPACE, SERVICE_ACCOUNT
+from tests.contract.example_jobs import EXAMPLES, RESTARTED
 from tests.local.privilege.permission_bench import InvocationResult, PermissionBench
 from tests.template.documents import Json
 from tests.waiting import until
@@ -576,6 +579,59 @@ def stops_the_pods_of_a_node(stage: PermissionBench) -> Json:
 def moves_a_movable_pod(stage: PermissionBench) -> Json:
     incident = planned(stage)
     an_unmanaged_pod(stage, incident.node_name)
+    return of_incident(incident)
+
+
+def a_users_job(stage: PermissionBench, node_name: str, kind: WorkloadKind, **labels: str) -> UnmanagedJob:
+    """Create a job of a user on a node, which its operator does not restart and Evenkeel may restart."""
+    stage.clear_workloads()
+    example = next(each for each in EXAMPLES if each.kind is kind and each.after_crash == RESTARTED)
+    fails = kind is WorkloadKind.HYPERPOD_PYTORCH_JOB  # while it runs, it is left to HyperPod
+    script = "exit 1" if fails else "exec sleep 60"
+    container = {"name": "main", "image": "any", "command": ["sh", "-c", script]}
+    pods = {"terminationGracePeriodSeconds": 1, "nodeName": node_name, "containers": [container]}
+    name = stage.ids.new("job")
+    metadata = {"name": name, "labels": {RESUME_LABEL: RESUME_ALLOWED, **labels}}
+    item = {**example.manifest({"spec": pods}), "kind": str(kind), "metadata": metadata}
+    stage.kubernetes.create(RESOURCES[kind].path(NAMESPACE), json.loads(json.dumps(item)))
+
+    def placed() -> UnmanagedJob | None:
+        job = stage.cluster.unmanaged_job(stage.cluster_name, NAMESPACE, kind, name)
+        is_there = job is not None and (job.failed_pods and job.failed_at if fails else job.live_nodes)
+        return job if is_there else None
+
+    found = until(placed, f"a {kind} on {node_name}")
+    assert found
+    return found
+
+
+def _users_job_probes(kind: WorkloadKind) -> None:
+    """Register the situation that restarts a user's job of a kind."""
+
+    def restarts(stage: PermissionBench) -> Json:
+        incident = planned(stage)
+        a_users_job(stage, incident.node_name, kind)
+        return of_incident(incident)
+
+    restarts.__name__ = f"restarts_a_users_{kind}"
+    probe("drain_node")(restarts)
+
+
+for _kind in WorkloadKind:
+    _users_job_probes(_kind)
+
+
+@probe("drain_node")
+def restarts_a_queued_job(stage: PermissionBench) -> Json:
+    incident = planned(stage)
+    a_users_job(stage, incident.node_name, WorkloadKind.JOB, **{QUEUE_LABEL: "research"})
+    return of_incident(incident)
+
+
+@probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("REQUESTED", "RETRY"))
+def restarts_a_job_that_started_meanwhile(stage: PermissionBench) -> Json:
+    incident = alone(stage, REBOOTED)
+    a_users_job(stage, incident.node_name, WorkloadKind.JOB)
     return of_incident(incident)
 
 
@@ -1158,6 +1214,25 @@ def finds_much_left_half_done(stage: PermissionBench) -> Json:
 def reads_the_resume_point_of_rank_0(stage: PermissionBench) -> Json:
     stage.settle_everything()
     a_mounted_run(stage)
+    return {}
+
+
+@probe("sweep_fleet", succeeds=swept)
+def continues_a_restart(stage: PermissionBench) -> Json:
+    stage.settle_everything()
+    incident = planned(stage)
+    job = a_users_job(stage, incident.node_name, WorkloadKind.JOB)
+    restart = Restart(
+        cluster=stage.cluster_name,
+        namespace=job.namespace,
+        kind=job.kind,
+        name=job.name,
+        uid=job.uid,
+        incident_id=incident.incident_id,
+        node_name=incident.node_name,
+        begun_at=now(),
+    )
+    stage.put(restart_rows.restart_row(restart, 0))
     return {}
 
 

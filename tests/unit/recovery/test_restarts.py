@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.external.restarts import (
+from evenkeel.domain.external.unmanaged_workloads import PodRecreation
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
+from evenkeel.domain.nodes import FleetNode, NodeLife
+from evenkeel.domain.recovery.restarts import (
     Consent,
     FailedPod,
     Restart,
@@ -19,9 +22,6 @@ from evenkeel.domain.external.restarts import (
     decide_restart,
     next_step,
 )
-from evenkeel.domain.external.unmanaged_workloads import PodRecreation
-from evenkeel.domain.jobs.workload_kind import WorkloadKind
-from evenkeel.domain.nodes import FleetNode, NodeLife
 
 NOW = datetime(2026, 11, 24, 3, 0, tzinfo=UTC)
 NODE, OTHER = "node-a", "node-b"

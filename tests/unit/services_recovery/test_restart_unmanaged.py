@@ -6,7 +6,11 @@ import pytest
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.policy import AdoptionPolicy
-from evenkeel.domain.external.restarts import (
+from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
+from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.recovery.restarts import (
     Consent,
     FailedPod,
     Restart,
@@ -14,10 +18,6 @@ from evenkeel.domain.external.restarts import (
     UnmanagedJob,
     UnmanagedJobState,
 )
-from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
-from evenkeel.domain.jobs.workload_kind import WorkloadKind
-from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.replay import replay
 from evenkeel.ports import NotAllowed, Put, Table, Unreachable
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, restart_unmanaged
@@ -239,7 +239,7 @@ def test_job_in_a_namespace_without_the_rights_is_left_as_it_is() -> None:
         recovery.state("", service)
 
     assert steps(recovery) == []
-    assert "does not let Evenkeel patch or create it" in lines(recovery)
+    assert "has no right to patch jobsets, create jobsets in its namespace" in lines(recovery)
 
 
 def test_job_that_fails_again_and_again_is_restarted_a_few_times() -> None:

@@ -7,7 +7,15 @@ is decided anew from the object in the cluster, so a repeated, late or lost step
 import contextlib
 from collections.abc import Iterator
 
-from evenkeel.domain.external.restarts import (
+from evenkeel.domain.health.assessment import checkpoint_trust_of
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
+from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.recovery.approval import is_approved
+from evenkeel.domain.recovery.draining import affected_since
+from evenkeel.domain.recovery.modes import mode_now
+from evenkeel.domain.recovery.plan import why_not_allowed
+from evenkeel.domain.recovery.restarts import (
     MAX_MANIFEST_BYTES,
     Restart,
     RestartAction,
@@ -23,14 +31,6 @@ from evenkeel.domain.external.restarts import (
     parse_label,
     stops_job,
 )
-from evenkeel.domain.health.assessment import checkpoint_trust_of
-from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.jobs.workload_kind import WorkloadKind
-from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.recovery.approval import is_approved
-from evenkeel.domain.recovery.draining import affected_since
-from evenkeel.domain.recovery.modes import mode_now
-from evenkeel.domain.recovery.plan import why_not_allowed
 from evenkeel.domain.recovery.resume import distrust_after
 from evenkeel.ports import EvenkeelError, Key, PermanentError, Put, Write
 from evenkeel.services.context import Context
@@ -268,7 +268,11 @@ def _change(progress: _Progress, job: UnmanagedJob, step: RestartStep, reason: s
     """Suspend, resume or delete the object."""
     cluster, restart = progress.context.cluster, progress.restart
     if stops_job(step) and (missing := cluster.missing_restart_rights(restart.cluster, job)):
-        text = f"{restart.label} is not restarted: its namespace does not let Evenkeel {' or '.join(missing)} it."
+        progress.context.telemetry.warning(
+            "RestartNotPermitted", job=restart.label, detail="; ".join(right.refusal for right in missing)
+        )
+        verbs = ", ".join(f"{right.verb} {right.resource}" for right in missing)
+        text = f"{restart.label} is not restarted: Evenkeel has no right to {verbs} in its namespace."
         return progress.end(text, was_restarted=False)
     if step is RestartStep.RESUME:
         cluster.suspend(restart.cluster, job, is_suspended=False)

@@ -1,6 +1,6 @@
 """Rows of restarts of unmanaged jobs, in the incidents table."""
 
-from evenkeel.domain.external.restarts import Restart, RestartStage
+from evenkeel.domain.recovery.restarts import Restart, RestartStage
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Key, Row, Table
 from evenkeel.services.storage import rows

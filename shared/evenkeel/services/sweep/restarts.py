@@ -1,6 +1,6 @@
 """Take the next steps of restarts of unmanaged jobs, and find jobs that failed after their node was drained."""
 
-from evenkeel.domain.external.restarts import Restart
+from evenkeel.domain.recovery.restarts import Restart
 from evenkeel.ports import Table
 from evenkeel.services.recovery import drain_node, restart_unmanaged
 from evenkeel.services.storage import restart_rows, rows

@@ -61,6 +61,8 @@ class UnmanagedJob(Value):
     """The object that owns it, such as `TrainJob llama`; empty if none does."""
     recreation: PodRecreation = PodRecreation.NEVER
     """Whether its operator recreates its pods after an eviction."""
+    is_queued: bool = False
+    """Whether Kueue admits it."""
     has_managed_labels: bool = False
     """Whether it carries the labels of Evenkeel's own jobs."""
     live_nodes: tuple[str, ...] = ()
