@@ -282,6 +282,25 @@ EXAMPLES = (
         ),
     ),
     Example(
+        "JobSet that restarts one Job",
+        JOB_SET,
+        _job_set(
+            _group(1, name="leader", restart_policy="Never"),
+            _group(2, name="workers", restart_policy="Never"),
+            policy={
+                "maxRestarts": 2,
+                "rules": [
+                    {"action": "RestartJobSet", "targetReplicatedJobs": ["leader"]},
+                    {"action": "RestartJob", "targetReplicatedJobs": ["workers"]},
+                ],
+            },
+        ),
+        3,
+        OPERATOR,
+        MOVED,
+        ("failure-policy/restartjob-action.yaml", "failure-policy/restartjobandignoremaxrestarts-action.yaml"),
+    ),
+    Example(
         "JobSet that restarts after maintenance alone",
         JOB_SET,
         _job_set(

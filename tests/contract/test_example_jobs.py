@@ -104,6 +104,18 @@ def recovered(bench: LocalClusterUnderTest, job: UnmanagedJob, node: str, pods: 
     return str(bench.eventually(take_turn, "the job on another node"))
 
 
+def test_the_documented_table_is_this_one() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operate" / "adoption.md").read_text(encoding="utf-8")
+    rows = [row for row in page.partition("## Published examples")[2].splitlines() if row.startswith("| ")][1:]
+
+    assert rows == [documented(example) for example in EXAMPLES]
+
+
+def documented(example: Example) -> str:
+    named = [f"`{name}`" if name.endswith(".yaml") else name for name in example.examples]
+    return f"| {example.name} | {', '.join(named) or '–'} | {example.after_crash} | {example.after_drain} |"
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: each.name)
 @pytest.mark.parametrize("fault", ["crash", "drain"])
 def test_example_comes_back(bench: LocalClusterUnderTest, example: Example, fault: str, tmp_path: Path) -> None:

@@ -140,8 +140,8 @@ class JobSetOperator(TrainingOperator):
     def _advance(self, obj: Obj, status: Obj, parts: dict[str, Obj]) -> None:
         jobs = [part for part in parts.values() if part["kind"] == "Job"]
         if any(is_true(job, "Failed") for job in jobs):
-            if self._may_restart(obj, status, jobs):
-                self._restart(obj, status, jobs)
+            if restarted := self._jobs_to_restart(obj, status, jobs):
+                self._restart(obj, status, restarted)
             else:
                 set_condition(status, "Failed", "True", "FailedJobs", "jobset failed due to one or more job failures")
             return
@@ -160,18 +160,19 @@ class JobSetOperator(TrainingOperator):
                 changed = {"suspend": self._is_suspended(obj)}
                 self._registry.change(parts[name], lambda found: found["spec"].update(changed))  # noqa: B023 (at once)
 
-    def _may_restart(self, obj: Obj, status: Obj, jobs: list[Obj]) -> bool:
-        """Whether the first matching rule of the failure policy restarts. Not modelled: the restart of one Job."""
+    def _jobs_to_restart(self, obj: Obj, status: Obj, jobs: list[Obj]) -> list[Obj]:
+        """Return the Jobs that the first matching rule of the failure policy restarts; none if the JobSet fails."""
         policy = obj["spec"].get("failurePolicy") or {}
         failed = next(job for job in jobs if is_true(job, "Failed"))
         action = next((rule["action"] for rule in policy.get("rules") or () if _matches(rule, failed)), "")
+        restarted = [failed] if action.startswith("RestartJob") and "JobSet" not in action else jobs
         if action.endswith("IgnoreMaxRestarts"):
-            return True
+            return restarted
         counted = int(status.get("restartsCountTowardsMax") or 0)
         if action == "FailJobSet" or counted >= int(policy.get("maxRestarts") or 0):
-            return False
+            return []
         status["restartsCountTowardsMax"] = counted + 1
-        return True
+        return restarted
 
     def _jobs(self, obj: Obj, restarts: int) -> Iterable[Obj]:
         network = obj["spec"].get("network") or {}

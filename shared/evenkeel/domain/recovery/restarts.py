@@ -1,7 +1,8 @@
 """Restart jobs that Evenkeel did not create, where their operator does not.
 
-running, its operator restarts nothing:   suspend ──▶ all pods ended ──▶ resume
-failed because of the node:               record the manifest ──▶ delete ──▶ create it again
+A job that runs:        suspend ──▶ all pods have ended ──▶ resume.
+
+A job that has failed:  record its manifest ──▶ delete ──▶ all pods have ended ──▶ create.
 """
 
 from datetime import datetime, timedelta
@@ -87,7 +88,7 @@ def parse_label(label: str) -> tuple[str, str, str]:
 
 
 class RestartAction(StrEnum):
-    """What Evenkeel does with an unmanaged job on a faulty node."""
+    """Action on an unmanaged job on a faulty node."""
 
     RESTART = "RESTART"
     """Evenkeel restarts the whole job."""
@@ -117,7 +118,7 @@ class RestartFacts(Value):
 
 
 class RestartDecision(Value):
-    """What Evenkeel does with one unmanaged job, with the reason."""
+    """Action on one unmanaged job, with the reason."""
 
     action: RestartAction
     reason: str
