@@ -11,7 +11,7 @@ from evenkeel.adapters.workload_resources import RESOURCES
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.restarts import Consent, RestartAction, UnmanagedJob, UnmanagedJobState
-from evenkeel.ports import EvictionStatus, Put
+from evenkeel.ports import EvictionStatus, Put, Table
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, restart_unmanaged
 from evenkeel.services.storage import fleet_rows
 from evenkeel_local.gpu_cluster import ClusterHandle
@@ -101,7 +101,14 @@ def recovered(bench: LocalClusterUnderTest, job: UnmanagedJob, node: str, pods: 
         is_hyperpod = job.kind is WorkloadKind.HYPERPOD_PYTORCH_JOB
         return LEFT_TO_HYPERPOD if is_hyperpod and next(turns) > LONG_ENOUGH else ""
 
-    return str(bench.eventually(take_turn, "the job on another node"))
+    try:
+        return str(bench.eventually(take_turn, "the job on another node"))
+    except AssertionError as error:
+        told = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
+        now = bench.admin.get(RESOURCES[job.kind].path(NAMESPACE, job.name)) or {}
+        raise AssertionError(
+            "\n".join([str(error), *(row.doc["text"] for row in told), str(now.get("status"))])
+        ) from error
 
 
 def test_the_documented_table_is_this_one() -> None:

@@ -13,6 +13,7 @@ from evenkeel_local.data_centre import DataCentre, FleetShape, Say
 from evenkeel_local.drills import scenarios, storm
 from evenkeel_local.drills.drill_run import DrillRun
 from evenkeel_local.drills.harness import DrillResult, DrillTimeoutError
+from evenkeel_local.drills.users_jobs import users_jobs
 from evenkeel_local.processes import interruptible
 
 
@@ -50,6 +51,7 @@ DRILLS: Final = {
         _kind("job-set", WorkloadKind.JOB_SET),
         _kind("pytorch-job", WorkloadKind.PYTORCH_JOB),
         _kind("hyperpod-pytorch-job", WorkloadKind.HYPERPOD_PYTORCH_JOB),
+        Drill("users-jobs", users_jobs),
         Drill("younger-job", scenarios.younger_job),
         Drill("app-crash", scenarios.app_crash),
         _fault(

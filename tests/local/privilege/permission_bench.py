@@ -51,6 +51,10 @@ from tests.template.statements import Permission
 from tests.waiting import until
 
 ACCESS: Final = PROJECT / "charts" / "kubernetes-access.yaml"
+USERS_NAMESPACE: Final = "research-users"
+"""A namespace whose jobs Evenkeel may restart."""
+RESTARTERS: Final = "evenkeel:restarters"
+RESTARTER_ROLE: Final = "evenkeel-restarter"
 ENTRIES: Final = PROJECT / "charts" / "access-entries.json"
 
 _ENDS_AT_ONCE: Final = json.dumps(
@@ -134,6 +138,7 @@ class PermissionBench:
 
     def __init__(self, centre: DataCentre) -> None:
         self.centre = centre
+        centre.cluster.apply(_users_namespace())
         deployer = centre.deployer
         outputs = centre.outputs
         tables = {table: outputs[f"{table.capitalize()}TableName"] for table in Table}
@@ -363,8 +368,7 @@ class PermissionBench:
 
     def clear_workloads(self) -> None:
         """Delete the workloads of earlier probes."""
-        core = f"/api/v1/namespaces/{NAMESPACE}"
-        for path in (*(kind.path(NAMESPACE) for kind in (JOB, *OPERATED)), f"{core}/services", f"{core}/pods"):
+        for path in (path for namespace in (NAMESPACE, USERS_NAMESPACE) for path in _workload_paths(namespace)):
             for item in list(self.kubernetes.items(path)):
                 self.kubernetes.delete(
                     f"{path}/{item['metadata']['name']}", propagationPolicy="Background", gracePeriodSeconds=1
@@ -502,6 +506,26 @@ class PermissionBench:
                 return ApiReply(refused.code, refused.read().decode())
 
 
+def _workload_paths(namespace: str) -> tuple[str, ...]:
+    core = f"/api/v1/namespaces/{namespace}"
+    return (*(kind.path(namespace) for kind in (JOB, *OPERATED)), f"{core}/services", f"{core}/pods")
+
+
+def _users_namespace() -> list[Json]:
+    """Return the namespace of users' jobs, with the RoleBinding that docs/operate/adoption.md asks for."""
+    api = "rbac.authorization.k8s.io"
+    return [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": USERS_NAMESPACE}},
+        {
+            "apiVersion": f"{api}/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": "evenkeel-restarters", "namespace": USERS_NAMESPACE},
+            "subjects": [{"kind": "Group", "name": RESTARTERS, "apiGroup": api}],
+            "roleRef": {"kind": "ClusterRole", "name": RESTARTER_ROLE, "apiGroup": api},
+        },
+    ]
+
+
 @cache
 def _access_manifest() -> tuple[Json, ...]:
     return tuple(document for document in yaml.safe_load_all(ACCESS.read_text(encoding="utf-8")) if document)
@@ -513,10 +537,10 @@ def access_roles() -> dict[str, Json]:
 
 
 def access_groups() -> dict[str, str]:
-    """Return which role each group of the manifest is bound to, by group."""
+    """Return which role each group is bound to, by group. A namespace of users' jobs binds one itself."""
     return {
         subject["name"]: binding["roleRef"]["name"]
-        for binding in _access_manifest()
+        for binding in (*_access_manifest(), *_users_namespace())
         if binding["kind"].endswith("Binding")
         for subject in binding["subjects"]
     }

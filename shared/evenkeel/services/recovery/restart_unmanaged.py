@@ -117,8 +117,8 @@ def _handle(incident: Incident, job: UnmanagedJob, context: Context) -> RestartA
     last = rows.read(row, Restart) if row else None
     if last is not None and last.stage is not RestartStage.ENDED:
         return RestartAction.RESTART
-    if last is not None and (last.incident_id, last.uid) == (incident.incident_id, job.uid) and last.was_restarted:
-        return RestartAction.RESTART  # it was resumed, and its ended pods still show the fault
+    if job.state is UnmanagedJobState.RUNNING and incident.node_name not in job.live_nodes:
+        return RestartAction.LEAVE  # only ended pods of it are on the node
     decision = _decide(incident, job, last, context)
     if decision.action is not RestartAction.RESTART and incident.unmanaged_jobs.get(job.label) == decision.action:
         return decision.action
