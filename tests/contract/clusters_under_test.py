@@ -13,7 +13,13 @@ from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.adapters.kubernetes import KubernetesApi
 from evenkeel.adapters.workload_resources import JOB, OPERATED
-from evenkeel.domain.external.unmanaged_workloads import ManagedKind, OwnershipClaim, PodRecreation, UnmanagedPod
+from evenkeel.domain.external.unmanaged_workloads import (
+    Consent,
+    ManagedKind,
+    OwnershipClaim,
+    PodRecreation,
+    UnmanagedPod,
+)
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedPod, ObservedWorkload, PodPhase
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KubernetesNode, ProviderNode
@@ -172,7 +178,7 @@ class FakeClusterUnderTest:
                 recreation={"": PodRecreation.NEVER, "HyperPodPyTorchJob": PodRecreation.BY_HYPERPOD}.get(
                     owner, PodRecreation.BY_OWNER
                 ),
-                may_move=notes.get("resume") == "allowed",
+                consent=Consent.ALLOWED if notes.get("resume") == "allowed" else Consent.UNSET,
             )
         )
         if not allows_eviction:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from evenkeel.domain.capacity.efa import EfaRequest
-from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
+from evenkeel.domain.external.unmanaged_workloads import Consent, PodRecreation, UnmanagedPod
 from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT
 from evenkeel.domain.recovery.validation import CheckResult
@@ -593,10 +593,10 @@ def test_unmanaged_pods_show_owner_and_recreation(bench: ClusterUnderTest) -> No
 
     found = bench.eventually(foreign, "three pods")
 
-    assert {(pod.name, pod.kind, pod.workload, pod.recreation, pod.may_move, pod.is_movable) for pod in found} == {
-        ("bare", "", "bare", PodRecreation.NEVER, False, False),
-        ("notebook-0", "StatefulSet", "llama", PodRecreation.BY_OWNER, True, True),
-        ("hyperpod-0", "HyperPodPyTorchJob", "llama", PodRecreation.BY_HYPERPOD, True, False),
+    assert {(pod.name, pod.kind, pod.workload, pod.recreation, pod.consent, pod.is_movable) for pod in found} == {
+        ("bare", "", "bare", PodRecreation.NEVER, Consent.UNSET, False),
+        ("notebook-0", "StatefulSet", "llama", PodRecreation.BY_OWNER, Consent.ALLOWED, True),
+        ("hyperpod-0", "HyperPodPyTorchJob", "llama", PodRecreation.BY_HYPERPOD, Consent.ALLOWED, False),
     }
     assert {(pod.namespace, pod.node_name, pod.accelerators) for pod in found} == {("default", node.name, 2)}
     assert bench.cluster.resources_in_use(CLUSTER)[node.name].accelerators == 6

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from evenkeel.adapters.workload_resources import RESOURCES
+from evenkeel.domain.external.unmanaged_workloads import Consent
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.recovery.restarts import Consent, RestartAction, UnmanagedJob, UnmanagedJobState
+from evenkeel.domain.recovery.restarts import RestartAction, UnmanagedJob, UnmanagedJobState
 from evenkeel.ports import EvictionStatus, Put, Table
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, restart_unmanaged
 from evenkeel.services.storage import fleet_rows

@@ -17,15 +17,19 @@ Json = dict[str, Any]
 
 NAMESPACE: Final = "drill-users"
 RBAC: Final = "rbac.authorization.k8s.io"
-SCRIPT: Final = """
-step=$(cat "$CHECKPOINT_DIR/step" 2>/dev/null || echo 0)
-echo "$step" >> "$CHECKPOINT_DIR/starts"
-while [ ! -e "$SIGNALS/end" ]; do
-  step=$((step + 1)); echo "$step" > "$CHECKPOINT_DIR/next"; mv "$CHECKPOINT_DIR/next" "$CHECKPOINT_DIR/step"
-  if [ "$DIES" = yes ] && [ -e "$SIGNALS/$NODE" ]; then exit 1; fi
-  sleep 0.1
-done
-"""
+SCRIPT: Final = "\n".join(
+    (
+        'step=$(cat "$CHECKPOINT_DIR/step" 2>/dev/null || echo 0)',
+        'echo "$step" >> "$CHECKPOINT_DIR/starts"',
+        'while [ ! -e "$SIGNALS/end" ]; do',
+        "  step=$((step + 1))",
+        '  echo "$step" > "$CHECKPOINT_DIR/next"',
+        '  mv "$CHECKPOINT_DIR/next" "$CHECKPOINT_DIR/step"',
+        '  if [ "$DIES" = yes ] && [ -e "$SIGNALS/$NODE" ]; then exit 1; fi',
+        "  sleep 0.1",
+        "done",
+    )
+)
 """Saves a checkpoint at each step until the drill ends it. With `DIES=yes` it fails on a node with a fault."""
 SUSPENDED, FAILED, SILENT, HYPERPODS = "runs-on", "dies", "without-consent", "auto-resume"
 CONSENT: Final = {RESUME_LABEL: RESUME_ALLOWED}

@@ -1,4 +1,4 @@
-"""Read whether the controller of a workload creates a pod again after an eviction. Pure.
+"""Read whether the controller of a workload creates a pod again, and whether its owner lets Evenkeel do so. Pure.
 
 Sources: https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-backoff-failure-policy;
 kubernetes-sigs/jobset, `pkg/controllers/failure_policy.go`;
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evenkeel.adapters.object_fields import SAGEMAKER
-from evenkeel.domain.external.unmanaged_workloads import PodRecreation
+from evenkeel.domain.external.unmanaged_workloads import RESUME_ALLOWED, RESUME_LABEL, Consent, PodRecreation
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 
 AUTO_RESUME = f"{SAGEMAKER}/enable-job-auto-resume"
@@ -32,6 +32,15 @@ def recreation_of(pod: Mapping[str, Any], kind: str, chain: Sequence[Mapping[str
     if kind not in set(WorkloadKind):
         return PodRecreation.BY_OWNER if kind else PodRecreation.NEVER
     return PodRecreation.BY_OWNER if restarts_after_eviction(chain) else PodRecreation.NEVER
+
+
+def consent_of(*items: Mapping[str, Any]) -> Consent:
+    """Read the label of a job, or else of its pods: the first object that has the label decides."""
+    for each in items:
+        value = (each["metadata"].get("labels") or {}).get(RESUME_LABEL)
+        if value is not None:
+            return Consent.ALLOWED if value == RESUME_ALLOWED else Consent.FORBIDDEN
+    return Consent.UNSET
 
 
 def has_auto_resume(item: Mapping[str, Any]) -> bool:

@@ -16,12 +16,11 @@ from evenkeel.adapters.object_fields import (
     has_condition,
     parse_instant,
 )
-from evenkeel.adapters.operator_restarts import recreation_of
+from evenkeel.adapters.operator_restarts import consent_of, recreation_of
 from evenkeel.adapters.workload_resources import JOB, OPERATED, RESOURCES, WorkloadResource
 from evenkeel.adapters.workloads import COMPLETED, Controllers, controlling_workload, has_failed, is_suspended
-from evenkeel.domain.external.unmanaged_workloads import RESUME_ALLOWED, RESUME_LABEL
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
-from evenkeel.domain.recovery.restarts import Consent, FailedPod, Restart, UnmanagedJob, UnmanagedJobState
+from evenkeel.domain.recovery.restarts import FailedPod, Restart, UnmanagedJob, UnmanagedJobState
 from evenkeel.ports import Conflict, KubernetesPermission, NotFound
 
 _KUEUE_GROUP = "kueue.x-k8s.io"
@@ -183,7 +182,7 @@ def read_job(item: Mapping[str, Any], pods: Iterable[Json], controllers: Control
         name=metadata["name"],
         uid=metadata["uid"],
         state=_state(item),
-        consent=_consent(item, own),
+        consent=consent_of(item, *own),
         owner=next((f"{each['kind']} {each['name']}" for each in metadata.get("ownerReferences") or ()), ""),
         recreation=recreation_of(own[0] if own else item, kind, chain),
         is_queued=kueue_workloads.is_queued_in_kueue(item),
@@ -214,15 +213,6 @@ def _state(item: Mapping[str, Any]) -> UnmanagedJobState:
 def _failed_at(item: Mapping[str, Any]) -> datetime | None:
     condition = condition_of(item.get("status") or {}, "Failed", "True")
     return parse_instant((condition or {}).get("lastTransitionTime"))
-
-
-def _consent(item: Mapping[str, Any], pods: Iterable[Json]) -> Consent:
-    """Read the label of the job, or else of one of its pods."""
-    for each in (item, *pods):
-        value = (each["metadata"].get("labels") or {}).get(RESUME_LABEL)
-        if value is not None:
-            return Consent.ALLOWED if value == RESUME_ALLOWED else Consent.FORBIDDEN
-    return Consent.UNSET
 
 
 def _node_of(pod: Mapping[str, Any]) -> str:

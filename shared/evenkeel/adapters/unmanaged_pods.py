@@ -14,12 +14,10 @@ from evenkeel.adapters.object_fields import (
     parse_instant,
     parse_quantity,
 )
-from evenkeel.adapters.operator_restarts import recreation_of
+from evenkeel.adapters.operator_restarts import consent_of, recreation_of
 from evenkeel.adapters.workloads import Controllers, attempt_of, decision_of, workload_name
 from evenkeel.domain.capacity.pool_choices import Effect, Operator, Toleration
 from evenkeel.domain.external.unmanaged_workloads import (
-    RESUME_ALLOWED,
-    RESUME_LABEL,
     ManagedKind,
     OwnershipClaim,
     UnmanagedPod,
@@ -102,8 +100,7 @@ def read_unmanaged_pod(pod: Mapping[str, Any], controllers: Controllers, fleet: 
         fleet: Name of this fleet. Labels of other fleets are ignored.
     """
     metadata = pod["metadata"]
-    found = metadata.get("labels") or {}
-    owner = controllers.of(pod)
+    owner, above = controllers.of(pod), controllers.above(pod)
     kind, name = (owner.kind, owner.name) if owner.uid else owner_of(pod)
     return UnmanagedPod(
         namespace=metadata["namespace"],
@@ -113,8 +110,8 @@ def read_unmanaged_pod(pod: Mapping[str, Any], controllers: Controllers, fleet: 
         accelerators=resources_requested(pod).accelerators,
         kind=kind,
         workload=name or metadata["name"],
-        recreation=recreation_of(pod, kind, controllers.above(pod)),
-        may_move=found.get(RESUME_LABEL) == RESUME_ALLOWED,
+        recreation=recreation_of(pod, kind, above),
+        consent=consent_of(*reversed(above), pod),
         created_at=parse_instant(metadata.get("creationTimestamp")),
         tolerations=_tolerations((pod.get("spec") or {}).get("tolerations") or ()),
         selector=(pod.get("spec") or {}).get("nodeSelector") or {},

@@ -8,7 +8,7 @@ import pytest
 from evenkeel.domain.admission.decide import AdmissionFacts
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.decisions import Alternative, Decision
-from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedWorkload
+from evenkeel.domain.external.unmanaged_workloads import Consent, PodRecreation, UnmanagedWorkload
 from evenkeel.domain.health.incidents import Block, IncidentState, StageTimes, StoredRecoveryPlan
 from evenkeel.domain.jobs.attempt import ResumePoint
 from evenkeel.domain.jobs.job import PlacementNote, ResizeRequest, ResumeOption, ResumePlan, StopRequest
@@ -732,7 +732,7 @@ def test_unmanaged_workloads_are_listed_with_their_treatment(gateway: Gateway) -
         accelerators=16,
         node_names=("a", "b"),
         recreation=PodRecreation.BY_HYPERPOD,
-        may_move=False,
+        consent=Consent.FORBIDDEN,
     )
     gateway.fakes.ledger.commit(
         Put(Row(fleet_rows.unmanaged_workloads_key(CLUSTER), {"workloads": [workload.to_json()]}))
@@ -755,7 +755,7 @@ def test_preempted_held_and_unmanaged_are_distinguished(gateway: Gateway) -> Non
         a_job(4, state="PENDING"),
     )
     work = {"cluster": CLUSTER, "namespace": "research", "kind": "PyTorchJob", "name": "bert", "pods": 2}
-    work |= {"accelerators": 16, "nodeNames": ["a", "b"], "recreation": "BY_OWNER", "mayMove": False}
+    work |= {"accelerators": 16, "nodeNames": ["a", "b"], "recreation": "BY_OWNER", "consent": "FORBIDDEN"}
     ledger.commit(Put(Row(fleet_rows.unmanaged_workloads_key(CLUSTER), {"workloads": [work]})))
 
     jobs = gateway.get("/v1/status").document["jobs"]

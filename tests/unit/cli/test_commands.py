@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.capacity.pools import Market
-from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod, unmanaged_workloads
+from evenkeel.domain.external.unmanaged_workloads import Consent, PodRecreation, UnmanagedPod, unmanaged_workloads
 from evenkeel.domain.jobs.job import PlacementNote
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, ended
 from evenkeel.domain.renting.serving import ServingState
@@ -270,7 +270,7 @@ def test_unmanaged_workloads_have_their_own_list(served: CliFixture) -> None:
             kind="PyTorchJob",
             workload="llama",
             recreation=PodRecreation.BY_OWNER,
-            may_move=True,
+            consent=Consent.ALLOWED,
         )
         for number in (1, 2)
     ]
@@ -281,7 +281,7 @@ def test_unmanaged_workloads_have_their_own_list(served: CliFixture) -> None:
     said = served.run("jobs", "ls", "--unmanaged")
 
     assert "PyTorchJob research/llama" in said.out
-    assert "move it as soon as its node is faulty" in said.out
+    assert "Evenkeel moves it as soon as its node is faulty" in said.out
     assert served.run("jobs", "ls", "--unmanaged", "-o", "name").out == "llama\n"
 
 

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.external.unmanaged_workloads import PodRecreation
+from evenkeel.domain.external.unmanaged_workloads import Consent, PodRecreation
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.domain.recovery.restarts import (
-    Consent,
     FailedPod,
     Restart,
     RestartAction,

@@ -9,6 +9,7 @@ from evenkeel.adapters import unmanaged_pods
 from evenkeel.adapters.workloads import Controllers
 from evenkeel.domain.capacity.pool_choices import Effect, Operator, Toleration, all_tolerated
 from evenkeel.domain.external.unmanaged_workloads import (
+    Consent,
     PodRecreation,
     UnmanagedPod,
     fault_consequence,
@@ -44,7 +45,7 @@ def test_pod_without_a_listed_workload(pod: dict[str, Any], expected: tuple[str,
     found = unmanaged_pods.read_unmanaged_pod(pod, Controllers([]), "research")
 
     assert (found.kind, found.workload, found.recreation) == expected
-    assert (found.node_name, found.accelerators, found.may_move) == (NODE, 8, False)
+    assert (found.node_name, found.accelerators, found.consent) == (NODE, 8, Consent.UNSET)
 
 
 def test_tolerations_and_selectors_are_read() -> None:
@@ -70,11 +71,13 @@ def test_tolerations_and_selectors_are_read() -> None:
     assert found.created_at == datetime(2026, 11, 3, 10, 15, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(("value", "may_move"), [("allowed", True), ("yes", False), ("", False)])
-def test_only_the_exact_label_value_allows_a_move(value: str, may_move: bool) -> None:
+@pytest.mark.parametrize(
+    ("value", "consent"), [("allowed", Consent.ALLOWED), ("yes", Consent.FORBIDDEN), ("", Consent.FORBIDDEN)]
+)
+def test_only_the_exact_label_value_is_consent(value: str, consent: Consent) -> None:
     pod = a_pod("PyTorchJob", labels={"evenkeel.io/resume": value})
 
-    assert unmanaged_pods.read_unmanaged_pod(pod, Controllers([]), "research").may_move is may_move
+    assert unmanaged_pods.read_unmanaged_pod(pod, Controllers([]), "research").consent is consent
 
 
 @pytest.mark.parametrize(("kind", "is_work"), [("DaemonSet", False), ("Node", False), ("PyTorchJob", True), ("", True)])
@@ -104,23 +107,30 @@ def test_pods_of_a_workload_are_grouped() -> None:
     llama, other = unmanaged_workloads(
         "eks",
         [
-            an_unmanaged_pod("llama-1", "llama", "b", may_move=True),
+            an_unmanaged_pod("llama-1", "llama", "b", consent=Consent.ALLOWED),
             an_unmanaged_pod("other-0", "other"),
             an_unmanaged_pod("llama-0", "llama", "a"),
         ],
     )
 
     assert (llama.label, llama.pods, llama.accelerators) == ("PyTorchJob research/llama", 2, 16)
-    assert (llama.node_names, llama.may_move) == (("a", "b"), False)
+    assert (llama.node_names, llama.consent) == (("a", "b"), Consent.UNSET)
     assert other.pods == 1
 
 
 @pytest.mark.parametrize("recreation", list(PodRecreation))
-@pytest.mark.parametrize("may_move", [True, False])
-def test_fault_consequence_covers_every_workload(recreation: PodRecreation, may_move: bool) -> None:
-    (workload,) = unmanaged_workloads("eks", [an_unmanaged_pod("a", "a", recreation=recreation, may_move=may_move)])
+@pytest.mark.parametrize("consent", list(Consent))
+@pytest.mark.parametrize("by_policy", [True, False])
+def test_fault_consequence_covers_every_workload(
+    recreation: PodRecreation, consent: Consent, *, by_policy: bool
+) -> None:
+    (workload,) = unmanaged_workloads("eks", [an_unmanaged_pod("a", "a", recreation=recreation, consent=consent)])
 
-    assert fault_consequence(workload).endswith(".")
+    text = fault_consequence(workload, by_policy=by_policy)
+
+    is_allowed = consent is Consent.ALLOWED or (consent is Consent.UNSET and by_policy)
+    assert ("Evenkeel does." in text) is (is_allowed and recreation is PodRecreation.NEVER)
+    assert ("moves it as soon" in text) is (is_allowed and recreation is PodRecreation.BY_OWNER)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
+from evenkeel.domain.external.unmanaged_workloads import Consent, PodRecreation, UnmanagedPod
 from evenkeel.domain.health.incidents import JobAction
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.jobs.spec import OnNodeFault
@@ -163,11 +163,11 @@ def test_only_workloads_that_allow_it_are_evicted_at_once() -> None:
     recovery = drained(
         with_job=False,
         pods=[
-            a_pod("allowed", may_move=True),
+            a_pod("allowed", consent=Consent.ALLOWED),
             a_pod("silent"),
-            a_pod("hyperpod", PodRecreation.BY_HYPERPOD, may_move=True),
-            a_pod("bare", PodRecreation.NEVER, may_move=True),
-            a_pod("elsewhere", may_move=True, node_name=f"hyperpod-{instance_id(2)}"),
+            a_pod("hyperpod", PodRecreation.BY_HYPERPOD, consent=Consent.ALLOWED),
+            a_pod("bare", PodRecreation.NEVER, consent=Consent.ALLOWED),
+            a_pod("elsewhere", consent=Consent.ALLOWED, node_name=f"hyperpod-{instance_id(2)}"),
         ],
     )
 
@@ -301,7 +301,7 @@ def test_person_decides_about_pods_that_remain_after_the_drain() -> None:
 
 def test_unmanaged_pods_stay_in_observe_mode() -> None:
     recovery = RecoveryScenario(with_job=False, policy=SAVES, drills_may_act=False)
-    recovery.world.cluster.unmanaged.append(a_pod("allowed", may_move=True))
+    recovery.world.cluster.unmanaged.append(a_pod("allowed", consent=Consent.ALLOWED))
     recovery.report_fault(is_drill=True)
     for service in (plan_recovery, drain_node):
         recovery.state("", service)
@@ -311,7 +311,7 @@ def test_unmanaged_pods_stay_in_observe_mode() -> None:
 
 def test_unmanaged_pods_stay_under_a_hold() -> None:
     recovery = RecoveryScenario(with_job=False, policy=SAVES)
-    recovery.world.cluster.unmanaged.append(a_pod("allowed", may_move=True))
+    recovery.world.cluster.unmanaged.append(a_pod("allowed", consent=Consent.ALLOWED))
     recovery.hold()
     recovery.report_fault()
     for service in (plan_recovery, cordon_node, drain_node):
@@ -322,7 +322,7 @@ def test_unmanaged_pods_stay_under_a_hold() -> None:
 
 
 def test_pod_is_evicted_once_over_repeated_drains() -> None:
-    recovery = drained(pods=[a_pod("allowed", may_move=True)])
+    recovery = drained(pods=[a_pod("allowed", consent=Consent.ALLOWED)])
 
     recovery.state("DrainNode", drain_node)
 
@@ -331,7 +331,7 @@ def test_pod_is_evicted_once_over_repeated_drains() -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_pod_is_evicted_once_after_a_crash(when: str) -> None:
-    pods = [a_pod("allowed", may_move=True), a_pod("silent")]
+    pods = [a_pod("allowed", consent=Consent.ALLOWED), a_pod("silent")]
     effects = drained(with_job=False, pods=pods).plan.effects
     plan = CrashPlan(at=effects.index("evict") + 1, when=when)
 

@@ -6,12 +6,11 @@ import pytest
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.policy import AdoptionPolicy
-from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
+from evenkeel.domain.external.unmanaged_workloads import Consent, PodRecreation, UnmanagedPod
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.restarts import (
-    Consent,
     FailedPod,
     Restart,
     RestartStage,

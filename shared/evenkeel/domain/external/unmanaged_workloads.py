@@ -9,7 +9,24 @@ from evenkeel.domain.values import Instant, Value
 
 RESUME_LABEL = "evenkeel.io/resume"
 RESUME_ALLOWED = "allowed"
-"""Label value with which an owner lets Evenkeel move the pods before a repair would end them."""
+"""Label value with which an owner lets Evenkeel recover a workload, before a repair would end its pods."""
+RESTARTED_KINDS = ("Job", "JobSet", "PyTorchJob", "HyperPodPyTorchJob")
+"""Kinds that Evenkeel can restart as a whole."""
+
+
+class Consent(StrEnum):
+    """Whether the owner of an unmanaged workload lets Evenkeel recover it, by its label or its pods' label."""
+
+    UNSET = "UNSET"
+    """No label: the policy's `adoption.namespaces` decide."""
+    ALLOWED = "ALLOWED"
+    FORBIDDEN = "FORBIDDEN"
+    """Any other value of the label."""
+
+
+def is_allowed(consent: Consent, *, by_policy: bool) -> bool:
+    """Whether Evenkeel may recover an unmanaged workload. Its label counts more than the policy."""
+    return consent is Consent.ALLOWED or (consent is Consent.UNSET and by_policy)
 
 
 class PodRecreation(StrEnum):
@@ -61,8 +78,7 @@ class UnmanagedPod(Value):
     workload: str = ""
     """Name of its workload; the pod's own name for a bare pod."""
     recreation: PodRecreation = PodRecreation.NEVER
-    may_move: bool = False
-    """Whether its label allows Evenkeel to move it."""
+    consent: Consent = Consent.UNSET
     created_at: Instant | None = None
     tolerations: tuple[Toleration, ...] = ()
     selector: dict[str, str] = {}
@@ -78,7 +94,7 @@ class UnmanagedPod(Value):
     @property
     def is_movable(self) -> bool:
         """Whether Evenkeel may evict it early, so that its owner starts it on another node."""
-        return self.may_move and self.recreation is PodRecreation.BY_OWNER
+        return self.consent is Consent.ALLOWED and self.recreation is PodRecreation.BY_OWNER
 
 
 class UnmanagedWorkload(Value):
@@ -92,7 +108,7 @@ class UnmanagedWorkload(Value):
     accelerators: int
     node_names: tuple[str, ...]
     recreation: PodRecreation
-    may_move: bool
+    consent: Consent
     claims: str = ""
     """The attempt, rental or node test whose labels it carries without belonging to it; empty for none."""
 
@@ -102,24 +118,30 @@ class UnmanagedWorkload(Value):
         return f"{self.kind or 'pod'} {self.namespace}/{self.name}"
 
 
-def fault_consequence(workload: UnmanagedWorkload) -> str:
-    """Describe what happens to a workload when its node becomes faulty, and whether it has Evenkeel's labels."""
-    message = _on_faulty_node(workload)
-    return (
-        f"{message} It carries the labels of {workload.claims} but does not belong to that job."
-        if workload.claims
-        else message
-    )
+def fault_consequence(workload: UnmanagedWorkload, *, by_policy: bool) -> str:
+    """Describe what happens to a workload when its node becomes faulty, and whether it has Evenkeel's labels.
+
+    Args:
+        workload: The workload.
+        by_policy: Whether the policy lets Evenkeel recover the jobs of its namespace.
+    """
+    if workload.claims:
+        message = _on_faulty_node(workload, is_restarted=False)
+        return f"{message} It carries the labels of {workload.claims} but does not belong to that job."
+    is_restarted = workload.kind in RESTARTED_KINDS and is_allowed(workload.consent, by_policy=by_policy)
+    return _on_faulty_node(workload, is_restarted=is_restarted)
 
 
-def _on_faulty_node(workload: UnmanagedWorkload) -> str:
+def _on_faulty_node(workload: UnmanagedWorkload, *, is_restarted: bool) -> str:
     match workload.recreation:
         case PodRecreation.BY_HYPERPOD:
             return "HyperPod restarts it, so Evenkeel does not move it."
+        case PodRecreation.NEVER if is_restarted:
+            return "No controller would restart it, so Evenkeel does."
         case PodRecreation.NEVER:
             return "No controller would restart it, so it runs until its node is removed."
-        case PodRecreation.BY_OWNER if workload.may_move:
-            return "Its label allows Evenkeel to move it as soon as its node is faulty."
+        case PodRecreation.BY_OWNER if is_restarted or workload.consent is Consent.ALLOWED:
+            return "Evenkeel moves it as soon as its node is faulty."
         case PodRecreation.BY_OWNER:
             label = f"{RESUME_LABEL}={RESUME_ALLOWED}"
             return f"Evenkeel evicts it right before a repair. With the label {label}, Evenkeel moves it at once."
@@ -142,8 +164,16 @@ def unmanaged_workloads(cluster: str, pods: Iterable[UnmanagedPod]) -> tuple[Unm
             accelerators=sum(pod.accelerators for pod in group),
             node_names=tuple(sorted({pod.node_name for pod in group if pod.node_name})),
             recreation=group[0].recreation,
-            may_move=all(pod.may_move for pod in group),
+            consent=_consent_of_all(group),
             claims=next((pod.claim.name for pod in group if pod.claim), ""),
         )
         for (namespace, kind, name), group in sorted(groups.items())
     )
+
+
+def _consent_of_all(pods: Iterable[UnmanagedPod]) -> Consent:
+    """Return the consent for a whole workload: one pod that forbids it decides, and all must allow it."""
+    found = {pod.consent for pod in pods}
+    if Consent.FORBIDDEN in found:
+        return Consent.FORBIDDEN
+    return Consent.ALLOWED if found == {Consent.ALLOWED} else Consent.UNSET

@@ -10,7 +10,13 @@ from enum import StrEnum
 from typing import NamedTuple, assert_never
 
 from evenkeel.domain.decisions import Alternative
-from evenkeel.domain.external.unmanaged_workloads import RESUME_ALLOWED, RESUME_LABEL, PodRecreation
+from evenkeel.domain.external.unmanaged_workloads import (
+    RESUME_ALLOWED,
+    RESUME_LABEL,
+    Consent,
+    PodRecreation,
+    is_allowed,
+)
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.values import Instant, Value
 
@@ -18,16 +24,6 @@ COUNTED_FOR = timedelta(hours=24)
 """How long a restart counts towards `maxRestarts`."""
 MAX_MANIFEST_BYTES = 200_000
 """Longest manifest that Evenkeel restarts. A row of the ledger holds it while the object is deleted."""
-
-
-class Consent(StrEnum):
-    """Whether the owner of an unmanaged job lets Evenkeel recover it, by its label or its pods' label."""
-
-    UNSET = "UNSET"
-    """No label: the policy's `adoption.namespaces` decide."""
-    ALLOWED = "ALLOWED"
-    FORBIDDEN = "FORBIDDEN"
-    """Any other value of the label."""
 
 
 class UnmanagedJobState(StrEnum):
@@ -151,11 +147,6 @@ def decide_restart(facts: RestartFacts) -> RestartDecision:
         return decided(RestartAction.RESTART, why, MOVE=move, LEAVE="It would stay failed.")
     why = f"runs on {facts.node_name}, and its operator would not restart it. {_start(job)}"
     return decided(RestartAction.RESTART, why, MOVE=move, LEAVE="It would fail when the node is repaired.")
-
-
-def is_allowed(consent: Consent, *, by_policy: bool) -> bool:
-    """Whether Evenkeel may recover an unmanaged job. Its label counts more than the policy."""
-    return consent is Consent.ALLOWED or (consent is Consent.UNSET and by_policy)
 
 
 def _why_left_alone(facts: RestartFacts) -> str:

@@ -88,7 +88,10 @@ def list_unmanaged(context: Context) -> Json:
     """Return the workloads with accelerators that Evenkeel did not start, as the last sweep saw them."""
     found = (context.ledger.get(fleet_rows.unmanaged_workloads_key(cluster)) for cluster in context.site.clusters)
     listed = [UnmanagedWorkload.model_validate(each) for row in found if row for each in row.doc["workloads"]]
-    return {"items": [each.to_json() | {"says": fault_consequence(each)} for each in listed], "nextPageToken": None}
+    adopted = context.policy.adoption.namespaces
+    said = (fault_consequence(each, by_policy=each.namespace in adopted) for each in listed)
+    items = [each.to_json() | {"says": text} for each, text in zip(listed, said, strict=True)]
+    return {"items": items, "nextPageToken": None}
 
 
 def show_job(context: Context, job_id: str, reader: Reader) -> Json:

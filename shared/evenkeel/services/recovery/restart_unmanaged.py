@@ -7,6 +7,7 @@ is decided anew from the object in the cluster, so a repeated, late or lost step
 import contextlib
 from collections.abc import Iterator
 
+from evenkeel.domain.external.unmanaged_workloads import is_allowed
 from evenkeel.domain.health.assessment import checkpoint_trust_of
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
@@ -26,7 +27,6 @@ from evenkeel.domain.recovery.restarts import (
     UnmanagedJob,
     UnmanagedJobState,
     decide_restart,
-    is_allowed,
     next_step,
     parse_label,
     stops_job,
