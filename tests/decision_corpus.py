@@ -62,6 +62,7 @@ from evenkeel.domain.recovery import (
     plan,
     repair,
     repair_requests,
+    restarts,
     resume,
     rollback,
     settling,
@@ -96,6 +97,7 @@ FACTS: Mapping[str, type[Value]] = {
     "RESUME": resume.ResumeFacts,
     "ROLLBACK": rollback.RollbackFacts,
     "DRAIN": draining.DrainFacts,
+    "RESTART": restarts.RestartFacts,
     "ATTRIBUTION": attribution.AttributionFacts,
     "ADMISSION": decide.AdmissionFacts,
     "RESIZE": resize_facts.ResizeFacts,
@@ -105,6 +107,8 @@ FACTS: Mapping[str, type[Value]] = {
     "VALIDATION": ValidationFacts,
 }
 """The model that reads the facts of each kind of decision."""
+ADDED_LATER = frozenset({"RESTART"})
+"""Kinds of decisions that did not exist when the corpus was recorded."""
 
 
 def fault_of(key: str) -> Fault:

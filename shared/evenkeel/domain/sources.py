@@ -32,6 +32,7 @@ SWEEP_STEPS = (
     "attempts",
     "workloads",
     "rentals",
+    "restarts",
     "waits",
     "arrivals",
     "gauges",

@@ -7,8 +7,8 @@ from evenkeel.services.storage import restart_rows, rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
 
-def advance_restarts(sweep: SweepRun) -> int:
-    """Advance each restart by one step.
+def continue_restarts(sweep: SweepRun) -> int:
+    """Advance each restart by one step. Look again at nodes under repair: a job may have failed since the drain.
 
     Idempotent: yes, each step is decided from the object in the cluster.
     """
@@ -17,16 +17,8 @@ def advance_restarts(sweep: SweepRun) -> int:
         restart = rows.read(row, Restart)
         with sweep.item(f"restart of {restart.label}"):
             advanced += restart_unmanaged.advance(restart, sweep.context).stage is not restart.stage
-    return advanced
-
-
-def find_failed_jobs(sweep: SweepRun) -> int:
-    """Look again at the unmanaged jobs of nodes under repair: one may have failed since its node was drained.
-
-    Idempotent: yes, as `restart_unmanaged.run`.
-    """
     for incident in sweep.open_incidents:
         if incident.unmanaged_workloads or incident.unmanaged_jobs:
             with sweep.item(incident.incident_id):
                 drain_node.restart_unmanaged_jobs(incident, sweep.context)
-    return 0
+    return advanced
