@@ -581,7 +581,7 @@ class Translation:
 def _translated(renames: list[Rename], document: Json, path: str) -> Json:
     if isinstance(document, dict):
         below = {key: f"{path}.{key}" if path else key for key in document}
-        return _with_resources(
+        return _reshaped(
             {
                 _renamed(renames, key, below[key], of_keys=True): _translated(renames, each, below[key])
                 for key, each in document.items()
@@ -596,6 +596,14 @@ def _translated(renames: list[Rename], document: Json, path: str) -> Json:
         if with_json is not None:
             return with_json
     return _renamed(renames, document, path, of_keys=False)
+
+
+def _reshaped(document: dict[str, Json]) -> dict[str, Json]:
+    """Return an object in its present shape, if the corpus holds it in an older shape than a rename can express."""
+    if "mayMove" in document:
+        is_allowed = document.pop("mayMove")
+        return {**document, "consent": "ALLOWED" if is_allowed else "UNSET"}
+    return _with_resources(document)
 
 
 def _with_resources(document: dict[str, Json]) -> dict[str, Json]:

@@ -1,5 +1,6 @@
 """The port UnmanagedJobs on Kubernetes: jobs of users, by the kinds of `workload_resources.py`."""
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
@@ -280,7 +281,7 @@ def _place_in_options(container: Mapping[str, Any]) -> str:
     words = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
     words = [part for word in words for part in word.split()]
     found: dict[str, tuple[str, str]] = {}
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in itertools.pairwise([*words, ""]):
         option, equals, value = word.partition("=")
         name = option.lstrip("-").replace("_", "-")
         if name in _CHECKPOINT_OPTIONS and (equals or option.startswith("--")):

@@ -1,0 +1,123 @@
+"""Users' jobs: where their checkpoints are, and the manifest from which a job is created again."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.adapters.unmanaged_jobs import checkpoint_place, manifest_of
+
+
+def a_container(**fields: Any) -> dict[str, Any]:
+    return {"name": "main", "image": "trainer", **fields}
+
+
+def a_job(container: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "Job", "spec": {"template": {"spec": {"containers": [container]}}}}
+
+
+def variable(name: str, value: str) -> dict[str, str]:
+    return {"name": name, "value": value}
+
+
+@pytest.mark.parametrize(
+    ("container", "place"),
+    [
+        (
+            {"env": [variable("EVENKEEL_CHECKPOINT_URI", "s3://b/llama")]},
+            "s3://b/llama (variable EVENKEEL_CHECKPOINT_URI)",
+        ),
+        ({"env": [variable("CHECKPOINT_DIR", "/fsx/llama")]}, "/fsx/llama (variable CHECKPOINT_DIR)"),
+        (
+            {"env": [variable("CHECKPOINT_DIR", "/a"), variable("EVENKEEL_CHECKPOINT_URI", "s3://b")]},
+            "s3://b (variable EVENKEEL_CHECKPOINT_URI)",
+        ),
+        ({"env": [{"name": "CHECKPOINT_DIR", "valueFrom": {"secretKeyRef": {"name": "x", "key": "y"}}}]}, ""),
+        ({"command": ["python", "train.py", "--checkpoint_dir", "/fsx/a"]}, "/fsx/a (option --checkpoint_dir)"),
+        ({"args": ["--save=/fsx/megatron", "--output-dir", "/fsx/out"]}, "/fsx/megatron (option --save)"),
+        ({"command": ["sh", "-c", "torchrun train.py --output_dir /fsx/hf"]}, "/fsx/hf (option --output_dir)"),
+        ({"args": ["exp_manager.exp_dir=/fsx/nemo"]}, "/fsx/nemo (option exp_manager.exp_dir)"),
+        ({"args": ["--save"]}, ""),
+        ({"args": ["save", "/fsx/no-option"]}, ""),
+        ({"args": ["--epochs=1"]}, ""),
+        ({}, ""),
+    ],
+)
+def test_place_of_checkpoints_is_read_from_the_manifest(container: dict[str, Any], place: str) -> None:
+    assert checkpoint_place(a_job(a_container(**container))) == place
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"replicatedJobs": [{"template": {"spec": {"template": "POD"}}}]},
+        {"pytorchReplicaSpecs": {"Worker": {"template": "POD"}}},
+        {"replicaSpecs": [{"template": "POD"}]},
+        {"template": "POD"},
+    ],
+)
+def test_place_is_found_in_every_kind(spec: dict[str, Any]) -> None:
+    pod = {"spec": {"containers": [a_container(env=[variable("CKPT_DIR", "/fsx")])]}}
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: filled(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [filled(each) for each in value]
+        return pod if value == "POD" else value
+
+    assert checkpoint_place({"spec": filled(spec)}) == "/fsx (variable CKPT_DIR)"
+
+
+def test_manifest_has_no_field_that_the_server_set() -> None:
+    labels = {"team": "research", "controller-uid": "u", "batch.kubernetes.io/job-name": "llama"}
+    stored = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": "llama",
+            "namespace": "research",
+            "uid": "u",
+            "resourceVersion": "7",
+            "creationTimestamp": "2026-11-24T03:00:00Z",
+            "generation": 2,
+            "managedFields": [{}],
+            "finalizers": ["foregroundDeletion"],
+            "labels": dict(labels),
+            "annotations": {"note": "kept"},
+        },
+        "spec": {
+            "suspend": True,
+            "selector": {"matchLabels": {"controller-uid": "u"}},
+            "template": {"metadata": {"labels": dict(labels)}, "spec": {"containers": [a_container()]}},
+        },
+        "status": {"failed": 1},
+    }
+
+    manifest = manifest_of(stored)
+
+    assert manifest == {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": "llama",
+            "namespace": "research",
+            "labels": {"team": "research"},
+            "annotations": {"note": "kept"},
+        },
+        "spec": {
+            "template": {"metadata": {"labels": {"team": "research"}}, "spec": {"containers": [a_container()]}},
+        },
+    }
+    assert stored["status"] == {"failed": 1}
+
+
+def test_manifest_keeps_a_selector_that_the_user_wrote_and_drops_a_suspension() -> None:
+    spec = {"manualSelector": True, "selector": {"matchLabels": {"a": "b"}}, "template": {}}
+
+    assert manifest_of({"kind": "Job", "metadata": {}, "spec": spec})["spec"] == spec
+    operated = {
+        "kind": "PyTorchJob",
+        "metadata": {},
+        "spec": {"runPolicy": {"suspend": True, "cleanPodPolicy": "None"}},
+    }
+    assert manifest_of(operated)["spec"] == {"runPolicy": {"cleanPodPolicy": "None"}}
