@@ -165,7 +165,9 @@ class FakeKueue:
         for uid, one in kept.items():
             self._follow(jobs[uid], one)
         used = sum(asked(jobs[uid]) for uid, one in kept.items() if holds(one, "QuotaReserved") and not ended(one))
-        waiting = [uid for uid, one in kept.items() if not holds(one, "QuotaReserved") and not ended(one)]
+        waiting = [
+            uid for uid, one in kept.items() if is_active(one) and not holds(one, "QuotaReserved") and not ended(one)
+        ]
         for uid in sorted(waiting, key=lambda uid: in_order(kept[uid])):
             if "evicted-now" in kept[uid]:
                 continue
@@ -184,6 +186,8 @@ class FakeKueue:
             self._set(one, {}, ("Finished", True, reason, over.get("message") or "Job finished"))
         elif holds(one, "Evicted"):
             self._take_back(job, one)
+        elif not is_active(one) and holds(one, "Admitted"):
+            self._set(one, {}, ("Evicted", True, "Deactivated", "The workload is deactivated"))
         elif name in self._doomed and holds(one, "Admitted"):
             reason, message = self._doomed.pop(name)
             more = [("Preempted", True, "InClusterQueue", message)] if reason == "Preempted" else []
@@ -276,6 +280,11 @@ def condition(one: Json, kind: str) -> Json:
 def holds(one: Json, kind: str) -> bool:
     """Whether a condition of a Workload is true."""
     return condition(one, kind).get("status") == "True"
+
+
+def is_active(one: Json) -> bool:
+    """Whether a Workload may be admitted: `active` of its spec, which is true if it is missing."""
+    return one["spec"].get("active", True) is not False
 
 
 def ended(one: Json) -> bool:

@@ -4,12 +4,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from evenkeel.adapters.workload_resources import JOB
 from evenkeel.domain.external.kueue_status import KueueEviction, describe_status, eviction_of
 from evenkeel.domain.jobs.attempt import ObservedWorkload, PodPhase
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
+from evenkeel.domain.recovery.restarts import UnmanagedJob, UnmanagedJobState
 from evenkeel.ports import LaunchSpec
 from evenkeel_local.gpu_cluster import ClusterHandle
 from tests.contract.clusters_under_test import CLUSTER, NAMESPACE, LocalClusterUnderTest, a_launch, free_nodes
-from tests.fake_kueue import FakeKueue
+from tests.fake_kueue import FakeKueue, holds
 from tests.fakes.system import A_MOMENT
 from tests.waiting import until
 
@@ -91,3 +94,41 @@ def test_normal_end_is_reported_to_kueue_as_finished(bench: LocalClusterUnderTes
     until(lambda: (one := seen(bench, spec).kueue) and one.holds("Finished"), "Kueue to know")
 
     assert taken_back(bench, spec) is None
+
+
+def test_a_users_job_is_suspended_and_resumed_by_kueue(bench: LocalClusterUnderTest, kueue: FakeKueue) -> None:
+    kueue.room = 16
+    container = {
+        "name": "main",
+        "image": "any",
+        "command": ["sh", "-c", "exec sleep 60"],
+        "resources": {"limits": {"nvidia.com/gpu": "8"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "runAsNonRoot": True,
+            "runAsUser": 1000,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    pod = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [container]}
+    spec = {"parallelism": 2, "completions": 2, "backoffLimit": 0, "suspend": True, "template": {"spec": pod}}
+    metadata = {"name": "users-job", "labels": {"kueue.x-k8s.io/queue-name": "research"}}
+    bench.admin.create(
+        JOB.path(NAMESPACE), {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+    )
+
+    def now() -> UnmanagedJob:
+        found = bench.cluster.unmanaged_job(CLUSTER, NAMESPACE, WorkloadKind.JOB, "users-job")
+        assert found
+        return found
+
+    until(lambda: len(now().live_nodes) == 2 and now().state is UnmanagedJobState.RUNNING, "its pods to run")
+    job = now()
+    bench.cluster.suspend(CLUSTER, job, is_suspended=True)
+    until(lambda: now().state is UnmanagedJobState.SUSPENDED and not now().live_nodes, "Kueue to evict it")
+    until(lambda: not holds(kueue.workload("users-job"), "QuotaReserved"), "its quota to go")
+    bench.cluster.suspend(CLUSTER, job, is_suspended=False)
+    until(lambda: len(now().live_nodes) == 2 and now().state is UnmanagedJobState.RUNNING, "its pods to run again")
+
+    assert (now().uid, now().is_queued) == (job.uid, True)
