@@ -7,6 +7,7 @@ import pytest
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.policy import AdoptionPolicy
 from evenkeel.domain.external.unmanaged_workloads import Consent, PodRecreation, UnmanagedPod
+from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy_base import Mode
@@ -20,7 +21,9 @@ from evenkeel.domain.recovery.restarts import (
 from evenkeel.domain.replay import replay
 from evenkeel.ports import NotAllowed, Put, Table, Unreachable
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, restart_unmanaged
-from evenkeel.services.storage import fleet_rows, restart_rows, rows
+from evenkeel.services.storage import fleet_rows, incident_rows, restart_rows, rows
+from evenkeel.services.sweep import restarts
+from evenkeel.services.sweep.sweep_run import SweepRun
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.unmanaged_jobs import FREE_NODE
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
@@ -330,3 +333,42 @@ def test_one_job_that_cannot_be_read_stops_no_other(monkeypatch: pytest.MonkeyPa
         recovery.state("", service)
 
     assert steps(recovery) == [("suspend", LABEL)]
+
+
+def test_job_is_not_stopped_for_an_incident_that_is_over() -> None:
+    recovery = with_jobs(a_job())  # suspended; then its owner resumes it, and it lands on the repaired node
+    recovery.world.cluster.submit(CLUSTER, a_job())
+    incident = recovery.incident
+    row = recovery.world.ledger.get(incident_rows.incident_key(incident.incident_id))
+    assert row is not None
+    settled = incident.but(state=IncidentState.RECOVERED)
+    recovery.world.ledger.commit(Put(incident_rows.incident_row(settled, row.version)))
+
+    restart = advance(recovery, a_job())
+
+    assert steps(recovery) == [("suspend", LABEL)]
+    assert "the incident is over" in restart.result
+
+
+def test_many_jobs_that_are_left_alone_are_recorded_up_to_a_limit() -> None:
+    recovery = with_jobs(*(a_job(name=f"job-{number}", owner="CronJob nightly") for number in range(60)))
+    recovery.state("", drain_node)
+
+    page = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
+
+    assert sum("belongs to CronJob nightly" in row.doc["text"] for row in page) <= 60
+    assert len(recovery.incident.unmanaged_jobs) == 50
+
+
+def test_sweeper_finds_a_job_that_failed_after_the_drain() -> None:
+    recovery = with_jobs(a_job(recreation=PodRecreation.BY_OWNER))
+    recovery.world.cluster.submit(CLUSTER, a_failed_job())
+
+    restarts.continue_restarts(a_sweep(recovery))
+    restarts.continue_restarts(a_sweep(recovery))
+
+    assert steps(recovery) == [("delete_job", LABEL), ("create_job", LABEL)]
+
+
+def a_sweep(recovery: RecoveryScenario) -> SweepRun:
+    return SweepRun(recovery.context(), {})

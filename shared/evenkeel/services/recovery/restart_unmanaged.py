@@ -40,7 +40,7 @@ from evenkeel.services.storage.decision_record import decision_of
 
 WRITER = "restart_unmanaged"
 _MAX_NAMED_JOBS = 50
-"""Most unmanaged jobs that an incident names. Jobs above that are handled, but not named."""
+"""Most unmanaged jobs that an incident names. Of the jobs above that, only restarts are recorded."""
 
 
 def run(incident: Incident, context: Context, *, may_stop: bool) -> frozenset[str]:
@@ -120,7 +120,9 @@ def _handle(incident: Incident, job: UnmanagedJob, context: Context) -> RestartA
     if job.state is UnmanagedJobState.RUNNING and incident.node_name not in job.live_nodes:
         return RestartAction.LEAVE  # only ended pods of it are on the node
     decision = _decide(incident, job, last, context)
-    if decision.action is not RestartAction.RESTART and incident.unmanaged_jobs.get(job.label) == decision.action:
+    named = incident.unmanaged_jobs
+    is_known = named.get(job.label) == decision.action or len(named) >= _MAX_NAMED_JOBS
+    if decision.action is not RestartAction.RESTART and is_known:
         return decision.action
     restart = Restart(
         cluster=incident.life.cluster,
@@ -200,8 +202,13 @@ def advance(restart: Restart, context: Context) -> Restart:
     job = context.cluster.unmanaged_job(restart.cluster, restart.namespace, restart.kind, restart.name)
     step = next_step(restart, job)
     progress = _Progress(restart, row.version, context)
-    if stops_job(step.step) and (barred := _why_not_now(restart, context)):
-        return progress.note(barred)
+    if stops_job(step.step):
+        incident, _ = incident_record.load(context.ledger, restart.incident_id)
+        if step.step is RestartStep.SUSPEND and incident.state.is_settled:
+            was_restarted = restart.stage is RestartStage.SUSPENDED
+            return progress.end(f"{restart.label} keeps running: the incident is over.", was_restarted=was_restarted)
+        if barred := _why_not_now(incident, context):
+            return progress.note(barred)
     match step.step:
         case RestartStep.WAIT:
             return progress.note(step.reason)
@@ -253,9 +260,8 @@ class _Progress:
         )
 
 
-def _why_not_now(restart: Restart, context: Context) -> str:
-    """Return why Evenkeel may not stop the job now; empty if it may."""
-    incident, _ = incident_record.load(context.ledger, restart.incident_id)
+def _why_not_now(incident: Incident, context: Context) -> str:
+    """Return why Evenkeel may not stop a job for the incident now; empty if it may."""
     allowed = mode_now(context.mode, incident.mode, is_approved=is_approved(incident))
     may_act = incident_record.drill_may_act(incident, context)
     if barred := why_not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act):

@@ -1,5 +1,6 @@
 """Take the next steps of restarts of unmanaged jobs, and find jobs that failed after their node was drained."""
 
+from evenkeel.domain.health.incidents import JobAction
 from evenkeel.domain.recovery.restarts import Restart
 from evenkeel.ports import Table
 from evenkeel.services.recovery import drain_node, restart_unmanaged
@@ -18,7 +19,8 @@ def continue_restarts(sweep: SweepRun) -> int:
         with sweep.item(f"restart of {restart.label}"):
             advanced += restart_unmanaged.advance(restart, sweep.context).stage is not restart.stage
     for incident in sweep.open_incidents:
-        if incident.unmanaged_workloads or incident.unmanaged_jobs:
+        leaves_jobs = incident.plan is None or incident.plan.jobs is JobAction.LEAVE
+        if not leaves_jobs and (incident.unmanaged_workloads or incident.unmanaged_jobs):
             with sweep.item(incident.incident_id):
                 drain_node.restart_unmanaged_jobs(incident, sweep.context)
     return advanced
