@@ -17,7 +17,7 @@ from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, r
 from evenkeel.services.storage import fleet_rows
 from evenkeel_local.gpu_cluster import ClusterHandle
 from tests.contract.clusters_under_test import CLUSTER, LocalClusterUnderTest
-from tests.contract.example_jobs import EXAMPLES, LEFT_TO_HYPERPOD, MOVED, NAMESPACE, OPERATOR, RESTARTED, Example
+from tests.contract.example_jobs import EXAMPLES, LEFT_TO_HYPERPOD, MOVED, NAMESPACE, OPERATOR, RESTARTED, Example, Json
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
 from tests.unit.services_recovery.test_draining import SAVES
 
@@ -52,7 +52,8 @@ def submitted(bench: LocalClusterUnderTest, example: Example, faults: Path) -> U
 
     def runs() -> UnmanagedJob | None:
         job = bench.cluster.unmanaged_job(CLUSTER, NAMESPACE, example.kind, name)
-        return job if job and running_pods(bench, job) == example.pods else None
+        all_placed = job is not None and len(job.live_nodes) == example.pods and all(job.live_nodes)
+        return job if job and all_placed and running_pods(bench, job) == example.pods else None
 
     found: UnmanagedJob = bench.eventually(runs, "all pods of the example")
     assert (found.consent, found.state) == (Consent.ALLOWED, UnmanagedJobState.RUNNING)
@@ -61,8 +62,7 @@ def submitted(bench: LocalClusterUnderTest, example: Example, faults: Path) -> U
 
 def running_pods(bench: LocalClusterUnderTest, job: UnmanagedJob) -> int:
     """Count the running pods of a job; 0 while a pod waits or ends."""
-    listed = bench.admin.items(f"/api/v1/namespaces/{NAMESPACE}/pods")
-    own = [pod for pod in listed if pod["metadata"]["name"].startswith(f"{job.name}-")]
+    own = pods_of(bench, job)
     live = [pod for pod in own if pod["status"].get("phase") not in ("Succeeded", "Failed")]
     run = [
         pod for pod in live if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
@@ -129,19 +129,24 @@ def documented(example: Example) -> str:
 def test_example_comes_back(bench: LocalClusterUnderTest, example: Example, fault: str, tmp_path: Path) -> None:
     job = submitted(bench, example, tmp_path)
     node = job.live_nodes[0]
+    bench.cordon_as_a_person(node)  # first: the restarts of its operator must not run out on the node
     if fault == "crash":
+        before = {pod["metadata"]["uid"] for pod in pods_of(bench, job)}
         (tmp_path / node).touch()
-        bench.eventually(lambda: job_is_hurt(bench, job), "the failure of a process")
-    bench.cordon_as_a_person(node)
+        bench.eventually(lambda: is_hurt(pods_of(bench, job), before), "the failure of a process")
 
     assert recovered(bench, job, node, example.pods) == (
         example.after_crash if fault == "crash" else example.after_drain
     )
 
 
-def job_is_hurt(bench: LocalClusterUnderTest, job: UnmanagedJob) -> bool:
-    """Whether a pod of the job has failed, or was restarted."""
+def pods_of(bench: LocalClusterUnderTest, job: UnmanagedJob) -> list[Json]:
     listed = bench.admin.items(f"/api/v1/namespaces/{NAMESPACE}/pods")
-    own = [pod for pod in listed if pod["metadata"]["name"].startswith(f"{job.name}-")]
-    restarts = [each.get("restartCount") for pod in own for each in pod["status"].get("containerStatuses") or ()]
-    return any(restarts) or any(pod["status"].get("phase") == "Failed" for pod in own) or not own
+    return [pod for pod in listed if pod["metadata"]["name"].startswith(f"{job.name}-")]
+
+
+def is_hurt(pods: list[Json], before: set[str]) -> bool:
+    """Whether a pod has failed, was restarted, or was replaced."""
+    restarts = [each.get("restartCount") for pod in pods for each in pod["status"].get("containerStatuses") or ()]
+    has_failed = any(pod["status"].get("phase") == "Failed" for pod in pods)
+    return any(restarts) or has_failed or {pod["metadata"]["uid"] for pod in pods} != before

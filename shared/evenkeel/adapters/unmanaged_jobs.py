@@ -1,5 +1,6 @@
 """The port UnmanagedJobs on Kubernetes: jobs of users, by the kinds of `workload_resources.py`."""
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,6 +53,7 @@ _SERVER_FIELDS = (
 _JOB_UID_LABELS = ("controller-uid", "batch.kubernetes.io/controller-uid", "job-name", "batch.kubernetes.io/job-name")
 _MANAGED_LABELS = (JOB_LABEL, RENTAL_LABEL, CHECK_LABEL)
 _RESTART_VERBS = ("patch", "delete", "create")
+_TRIES = 5
 
 
 class KubernetesUnmanagedJobs:
@@ -95,6 +97,12 @@ class KubernetesUnmanagedJobs:
         return Controllers(listed)
 
     def suspend(self, cluster: str, job: UnmanagedJob, *, is_suspended: bool) -> None:
+        for _ in range(_TRIES - 1):
+            with contextlib.suppress(Conflict):
+                return self._try_suspend(cluster, job, is_suspended=is_suspended)
+        return self._try_suspend(cluster, job, is_suspended=is_suspended)
+
+    def _try_suspend(self, cluster: str, job: UnmanagedJob, *, is_suspended: bool) -> None:
         item = self._present(cluster, job)
         if item is None:
             raise Conflict(f"{job.label} was replaced by another object")
