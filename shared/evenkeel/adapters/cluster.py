@@ -5,7 +5,7 @@ import queue
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from evenkeel.adapters import (
     kueue_workloads,
@@ -21,11 +21,11 @@ from evenkeel.adapters.kubernetes import (
     JSON_PATCH,
     AlreadyExists,
     Expired,
-    InvalidObject,
     KubernetesApi,
     NamespaceTerminating,
     ServerFailed,
     Watch,
+    retry_on_conflict,
 )
 from evenkeel.adapters.object_fields import ATTEMPT_LABEL, FLEET_LABEL, INDEX_LABEL, JOB_LABEL, Json
 from evenkeel.adapters.unmanaged_jobs import KubernetesUnmanagedJobs
@@ -57,7 +57,6 @@ from evenkeel.ports import (
     TransientError,
 )
 
-_TRIES = 5
 _WATCH_SECONDS = 25
 """Length of one watch call. A short call detects a server that accepts it and then sends nothing. The next call
 continues from the last version."""
@@ -79,9 +78,6 @@ _NAMESPACES = "/api/v1/namespaces"
 _KUEUE = "/apis/kueue.x-k8s.io"
 _KUEUE_NAMESPACE_SELECTOR = "kueue.x-k8s.io/managed-namespace=true"
 """Usual label of Kueue's namespaces. The real `managedJobsNamespaceSelector` is only in Kueue's configuration."""
-
-
-Result = TypeVar("Result", CordonResult, ReleaseResult)
 
 
 class KubernetesConnections(Protocol):
@@ -143,7 +139,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
                 return CordonResult.GONE
             return CordonResult.CORDONED
 
-        return _retry_on_conflict(once)
+        return retry_on_conflict(once)
 
     def release(self, cluster: str, name: str, incident_id: str | None) -> ReleaseResult:
         def once() -> ReleaseResult:
@@ -164,7 +160,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
                 return ReleaseResult.GONE
             return ReleaseResult.RELEASED
 
-        return _retry_on_conflict(once)
+        return retry_on_conflict(once)
 
     def uncordon(self, cluster: str, name: str) -> ReleaseResult:
         def once() -> ReleaseResult:
@@ -182,7 +178,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
                 return ReleaseResult.GONE
             return ReleaseResult.RELEASED
 
-        return _retry_on_conflict(once)
+        return retry_on_conflict(once)
 
     def resources_in_use(self, cluster: str) -> Mapping[str, Resources]:
         pods = self._list_trimmed(
@@ -611,16 +607,6 @@ class _Watcher(threading.Thread):
                 with self._lock:
                     self._open = None
         return version
-
-
-def _retry_on_conflict(once: Callable[[], Result]) -> Result:
-    """Read and write again after a conflict: many controllers patch nodes."""
-    for _ in range(_TRIES - 1):
-        try:
-            return once()
-        except (Conflict, InvalidObject):
-            continue
-    return once()
 
 
 def _release_patch(item: Mapping[str, Any], *, is_cordoned: bool) -> Iterator[Json]:

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
 import urllib3
@@ -34,6 +34,9 @@ MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 _TIMEOUT = urllib3.Timeout(connect=3, read=15)
 _PAGE_SIZE = 500
+_TRIES = 5
+
+T = TypeVar("T")
 
 
 class AlreadyExists(Conflict):
@@ -306,3 +309,11 @@ def _translate_network_errors(what: str) -> Iterator[None]:
         yield
     except (urllib3.exceptions.HTTPError, OSError) as error:
         raise Unreachable(f"{what}: no answer: {describe_connection_error(error)}") from error
+
+
+def retry_on_conflict(once: Callable[[], T]) -> T:
+    """Read and write again after a conflict: other controllers patch the same objects."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(Conflict, InvalidObject):
+            return once()
+    return once()

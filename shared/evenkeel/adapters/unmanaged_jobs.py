@@ -1,6 +1,5 @@
 """The port UnmanagedJobs on Kubernetes: jobs of users, by the kinds of `workload_resources.py`."""
 
-import contextlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from evenkeel.adapters import kueue_workloads
-from evenkeel.adapters.kubernetes import AlreadyExists, KubernetesApi
+from evenkeel.adapters.kubernetes import AlreadyExists, KubernetesApi, retry_on_conflict
 from evenkeel.adapters.object_fields import (
     CHECK_LABEL,
     JOB_LABEL,
@@ -53,7 +52,6 @@ _SERVER_FIELDS = (
 _JOB_UID_LABELS = ("controller-uid", "batch.kubernetes.io/controller-uid", "job-name", "batch.kubernetes.io/job-name")
 _MANAGED_LABELS = (JOB_LABEL, RENTAL_LABEL, CHECK_LABEL)
 _RESTART_VERBS = ("patch", "delete", "create")
-_TRIES = 5
 
 
 class KubernetesUnmanagedJobs:
@@ -97,10 +95,7 @@ class KubernetesUnmanagedJobs:
         return Controllers(listed)
 
     def suspend(self, cluster: str, job: UnmanagedJob, *, is_suspended: bool) -> None:
-        for _ in range(_TRIES - 1):
-            with contextlib.suppress(Conflict):
-                return self._try_suspend(cluster, job, is_suspended=is_suspended)
-        return self._try_suspend(cluster, job, is_suspended=is_suspended)
+        retry_on_conflict(lambda: self._try_suspend(cluster, job, is_suspended=is_suspended))
 
     def _try_suspend(self, cluster: str, job: UnmanagedJob, *, is_suspended: bool) -> None:
         item = self._present(cluster, job)

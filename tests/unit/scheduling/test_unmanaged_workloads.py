@@ -12,9 +12,9 @@ from evenkeel.domain.external.unmanaged_workloads import (
     Consent,
     PodRecreation,
     UnmanagedPod,
-    fault_consequence,
     unmanaged_workloads,
 )
+from evenkeel.domain.recovery.restarts import fault_consequence
 
 NODE = "hyperpod-i-00000000000000001"
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import assert_never
 
 from evenkeel.domain.capacity.pool_choices import Toleration
 from evenkeel.domain.values import Instant, Value
@@ -10,8 +9,6 @@ from evenkeel.domain.values import Instant, Value
 RESUME_LABEL = "evenkeel.io/resume"
 RESUME_ALLOWED = "allowed"
 """Label value with which an owner lets Evenkeel recover a workload, before a repair would end its pods."""
-RESTARTED_KINDS = ("Job", "JobSet", "PyTorchJob", "HyperPodPyTorchJob")
-"""Kinds that Evenkeel can restart as a whole."""
 
 
 class Consent(StrEnum):
@@ -116,37 +113,6 @@ class UnmanagedWorkload(Value):
     def label(self) -> str:
         """`PyTorchJob research/llama`, or `pod research/debug`."""
         return f"{self.kind or 'pod'} {self.namespace}/{self.name}"
-
-
-def fault_consequence(workload: UnmanagedWorkload, *, by_policy: bool) -> str:
-    """Describe what happens to a workload when its node becomes faulty, and whether it has Evenkeel's labels.
-
-    Args:
-        workload: The workload.
-        by_policy: Whether the policy lets Evenkeel recover the jobs of its namespace.
-    """
-    if workload.claims:
-        message = _on_faulty_node(workload, is_restarted=False)
-        return f"{message} It carries the labels of {workload.claims} but does not belong to that job."
-    is_restarted = workload.kind in RESTARTED_KINDS and is_allowed(workload.consent, by_policy=by_policy)
-    return _on_faulty_node(workload, is_restarted=is_restarted)
-
-
-def _on_faulty_node(workload: UnmanagedWorkload, *, is_restarted: bool) -> str:
-    match workload.recreation:
-        case PodRecreation.BY_HYPERPOD:
-            return "HyperPod restarts it, so Evenkeel does not move it."
-        case PodRecreation.NEVER if is_restarted:
-            return "No controller would restart it, so Evenkeel does."
-        case PodRecreation.NEVER:
-            return "No controller would restart it, so it runs until its node is removed."
-        case PodRecreation.BY_OWNER if is_restarted or workload.consent is Consent.ALLOWED:
-            return "Evenkeel moves it as soon as its node is faulty."
-        case PodRecreation.BY_OWNER:
-            label = f"{RESUME_LABEL}={RESUME_ALLOWED}"
-            return f"Evenkeel evicts it right before a repair. With the label {label}, Evenkeel moves it at once."
-        case _:
-            assert_never(workload.recreation)
 
 
 def unmanaged_workloads(cluster: str, pods: Iterable[UnmanagedPod]) -> tuple[UnmanagedWorkload, ...]:

@@ -15,6 +15,7 @@ from evenkeel.domain.external.unmanaged_workloads import (
     RESUME_LABEL,
     Consent,
     PodRecreation,
+    UnmanagedWorkload,
     is_allowed,
 )
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
@@ -149,16 +150,29 @@ def decide_restart(facts: RestartFacts) -> RestartDecision:
     return decided(RestartAction.RESTART, why, MOVE=move, LEAVE="It would fail when the node is repaired.")
 
 
-def _why_left_alone(facts: RestartFacts) -> str:
-    job = facts.job
+def why_not_concerned(job: UnmanagedJob, node_name: str, *, by_policy: bool) -> str:
+    """Return why a fault of a node gives Evenkeel nothing to decide about a job; empty if there is a decision.
+
+    Args:
+        job: The job.
+        node_name: The node.
+        by_policy: Whether the policy lets Evenkeel recover the jobs of its namespace.
+    """
     if job.has_managed_labels:
         return "it carries the labels of Evenkeel's own jobs, but is none of them."
-    if not is_allowed(job.consent, by_policy=facts.allowed_by_policy):
+    if not is_allowed(job.consent, by_policy=by_policy):
         return f"only the label {RESUME_LABEL}={RESUME_ALLOWED} or the policy lets Evenkeel restart it."
+    if job.state is UnmanagedJobState.RUNNING and node_name not in job.live_nodes:
+        return f"no pod of it runs on {node_name}."
+    return ""
+
+
+def _why_left_alone(facts: RestartFacts) -> str:
+    job = facts.job
+    if left := why_not_concerned(job, facts.node_name, by_policy=facts.allowed_by_policy):
+        return left
     if job.state in (UnmanagedJobState.SUCCEEDED, UnmanagedJobState.DELETING, UnmanagedJobState.SUSPENDED):
         return f"it is {job.state.lower()}."
-    if job.state is UnmanagedJobState.RUNNING and facts.node_name not in job.live_nodes:
-        return f"no pod of it runs on {facts.node_name}."
     if job.recreation is PodRecreation.BY_HYPERPOD and job.state is not UnmanagedJobState.FAILED:
         return "HyperPod restarts it."
     if job.recreation is PodRecreation.BY_HYPERPOD and job.kind is not WorkloadKind.HYPERPOD_PYTORCH_JOB:
@@ -204,6 +218,37 @@ def _start(job: UnmanagedJob) -> str:
     if job.checkpoints:
         return f"Its script resumes from {job.checkpoints}, if it saved a checkpoint there."
     return "Its manifest names no checkpoint folder, so it may start from the beginning."
+
+
+def fault_consequence(workload: UnmanagedWorkload, *, by_policy: bool) -> str:
+    """Describe what happens to a workload when its node becomes faulty, and whether it has Evenkeel's labels.
+
+    Args:
+        workload: The workload.
+        by_policy: Whether the policy lets Evenkeel recover the jobs of its namespace.
+    """
+    if workload.claims:
+        message = _on_faulty_node(workload, is_restarted=False)
+        return f"{message} It carries the labels of {workload.claims} but does not belong to that job."
+    is_restarted = workload.kind in set(WorkloadKind) and is_allowed(workload.consent, by_policy=by_policy)
+    return _on_faulty_node(workload, is_restarted=is_restarted)
+
+
+def _on_faulty_node(workload: UnmanagedWorkload, *, is_restarted: bool) -> str:
+    match workload.recreation:
+        case PodRecreation.BY_HYPERPOD:
+            return "HyperPod restarts it, so Evenkeel does not move it."
+        case PodRecreation.NEVER if is_restarted:
+            return "No controller would restart it, so Evenkeel does."
+        case PodRecreation.NEVER:
+            return "No controller would restart it, so it runs until its node is removed."
+        case PodRecreation.BY_OWNER if is_restarted or workload.consent is Consent.ALLOWED:
+            return "Evenkeel moves it as soon as its node is faulty."
+        case PodRecreation.BY_OWNER:
+            label = f"{RESUME_LABEL}={RESUME_ALLOWED}"
+            return f"Evenkeel evicts it right before a repair. With the label {label}, Evenkeel moves it at once."
+        case _:
+            assert_never(workload.recreation)
 
 
 class RestartStage(StrEnum):
@@ -280,12 +325,13 @@ def stops_job(step: RestartStep) -> bool:
     return step in _STOPS
 
 
-def next_step(restart: Restart, job: UnmanagedJob | None) -> NextStep:
+def next_step(restart: Restart, job: UnmanagedJob | None, *, incident_is_over: bool = False) -> NextStep:
     """Return the next step of a restart.
 
     Args:
         restart: The restart.
         job: The object of that name now; None if there is none.
+        incident_is_over: Whether the incident of the node is settled. Then no job is suspended for it.
     """
     if restart.stage is RestartStage.DELETED:
         return _after_delete(restart, job)
@@ -301,14 +347,17 @@ def next_step(restart: Restart, job: UnmanagedJob | None) -> NextStep:
         case UnmanagedJobState.FAILED:
             return NextStep(RestartStep.DELETE, f"{restart.label} failed. Evenkeel creates it again.")
         case UnmanagedJobState.RUNNING:
-            return _while_running(restart, job)
+            return _while_running(restart, job, incident_is_over=incident_is_over)
         case UnmanagedJobState.SUSPENDED:
             return _while_suspended(restart, job)
         case _:
             assert_never(job.state)
 
 
-def _while_running(restart: Restart, job: UnmanagedJob) -> NextStep:
+def _while_running(restart: Restart, job: UnmanagedJob, *, incident_is_over: bool) -> NextStep:
+    if restart.node_name in job.live_nodes and incident_is_over:
+        was_restarted = restart.stage is RestartStage.SUSPENDED
+        return NextStep(RestartStep.END, f"{restart.label} keeps running: the incident is over.", was_restarted)
     if restart.node_name in job.live_nodes:
         return NextStep(RestartStep.SUSPEND, f"{restart.label} is suspended, so that its pods end.")
     if restart.stage is RestartStage.SUSPENDED:

@@ -4,11 +4,12 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from evenkeel.domain.economics import money
-from evenkeel.domain.external.unmanaged_workloads import UnmanagedWorkload, fault_consequence
+from evenkeel.domain.external.unmanaged_workloads import UnmanagedWorkload
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import LIST_ORDER, Job, JobState
 from evenkeel.domain.kept_logs import KeptLog
 from evenkeel.domain.names import unknown_name
+from evenkeel.domain.recovery.restarts import fault_consequence
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.submitted import shown_fields
 from evenkeel.domain.values import rfc3339

@@ -387,20 +387,6 @@ class UnmanagedDrain(Value):
     """Why a person must decide; empty if none must."""
 
 
-def restart_unmanaged_jobs(incident: Incident, context: Context) -> frozenset[str]:
-    """Restart the unmanaged jobs on the node as far as mode, plan and guardrails allow. Return the jobs to move.
-
-    Idempotent: yes, as `restart_unmanaged.run`.
-    """
-    allowed = mode_now(context.mode, incident.mode, is_approved=is_approved(incident))
-    may_act = incident_record.drill_may_act(incident, context)
-    is_barred = why_not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
-    if is_barred or incident.plan is None or not incident.plan.repairs_node:
-        return frozenset()
-    may_stop = guardrails.check_stop_allowed(incident, context).allowed
-    return restart_unmanaged.run(incident, context, may_stop=may_stop)
-
-
 def evict_movable_pods(incident: Incident, context: Context, *, may_stop: bool) -> tuple[Incident, int]:
     """Restart unmanaged jobs on the node, and evict pods that may be moved, so that they start elsewhere at once.
 
@@ -437,7 +423,7 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
 
     Idempotent: yes, each eviction names one pod by its UID.
     """
-    restart_unmanaged_jobs(incident, context)
+    restart_unmanaged.run_if_allowed(incident, context)
     fault = context.policy.catalogue.look_up(incident.fault_key)
     until = drain_deadline(fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=context.policy)
     here = unmanaged.pods(context, incident.life.cluster, incident.node_name) if incident.node_name else ()

@@ -7,7 +7,6 @@ is decided anew from the object in the cluster, so a repeated, late or lost step
 import contextlib
 from collections.abc import Iterator
 
-from evenkeel.domain.external.unmanaged_workloads import is_allowed
 from evenkeel.domain.health.assessment import checkpoint_trust_of
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
@@ -18,6 +17,7 @@ from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import why_not_allowed
 from evenkeel.domain.recovery.restarts import (
     MAX_MANIFEST_BYTES,
+    NextStep,
     Restart,
     RestartAction,
     RestartDecision,
@@ -30,6 +30,7 @@ from evenkeel.domain.recovery.restarts import (
     next_step,
     parse_label,
     stops_job,
+    why_not_concerned,
 )
 from evenkeel.domain.recovery.resume import distrust_after
 from evenkeel.ports import EvenkeelError, Key, PermanentError, Put, Write
@@ -64,15 +65,26 @@ def run(incident: Incident, context: Context, *, may_stop: bool) -> frozenset[st
         if action == RestartAction.RESTART and (row := context.ledger.get(_key(incident, label))):
             _advance_safely(rows.read(row, Restart), context)
     moved = set()
-    for job in _jobs_on_node(incident, context):
-        if job.has_managed_labels or not is_allowed(job.consent, by_policy=_is_adopted(job, context)):
+    node = _stored_node(incident, context)
+    for job in _jobs_on_node(incident, node, context):
+        if why_not_concerned(job, incident.node_name, by_policy=_is_adopted(job, context)):
             continue
         try:
-            if _handle(incident, job, context) is RestartAction.MOVE:
+            if _handle(incident, job, node, context) is RestartAction.MOVE:
                 moved.add(job.label)
         except EvenkeelError as error:
             context.telemetry.warning("UnmanagedJobNotHandled", job=job.label, detail=str(error))
     return frozenset(moved)
+
+
+def run_if_allowed(incident: Incident, context: Context) -> frozenset[str]:
+    """Do the same as `run` if the plan repairs the node, and as far as mode, holds and guardrails allow it.
+
+    Idempotent: yes, as `run`.
+    """
+    if incident.plan is None or not incident.plan.repairs_node or _why_not_now(incident, context):
+        return frozenset()
+    return run(incident, context, may_stop=True)
 
 
 def _advance_safely(restart: Restart, context: Context) -> None:
@@ -87,12 +99,11 @@ def _key(incident: Incident, label: str) -> Key:
     return restart_rows.restart_key(incident.life.cluster, namespace, kind, name)
 
 
-def _jobs_on_node(incident: Incident, context: Context) -> Iterator[UnmanagedJob]:
+def _jobs_on_node(incident: Incident, node: FleetNode | None, context: Context) -> Iterator[UnmanagedJob]:
     """Yield the unmanaged jobs with pods on the node, and then failed ones that a sweep listed there before."""
     cluster = incident.life.cluster
     found = context.cluster.unmanaged_jobs(cluster, incident.node_name)
     yield from found
-    node = _stored_node(incident, context)
     labels = {*node.unmanaged_workloads, *node.left_workloads} if node else set()
     for label in sorted(labels - {job.label for job in found}):
         kind, namespace, name = parse_label(label)
@@ -112,14 +123,12 @@ def _is_adopted(job: UnmanagedJob, context: Context) -> bool:
     return job.namespace in context.policy.adoption.namespaces
 
 
-def _handle(incident: Incident, job: UnmanagedJob, context: Context) -> RestartAction:
+def _handle(incident: Incident, job: UnmanagedJob, node: FleetNode | None, context: Context) -> RestartAction:
     row = context.ledger.get(_key(incident, job.label))
     last = rows.read(row, Restart) if row else None
     if last is not None and last.stage is not RestartStage.ENDED:
         return RestartAction.RESTART
-    if job.state is UnmanagedJobState.RUNNING and incident.node_name not in job.live_nodes:
-        return RestartAction.LEAVE  # only ended pods of it are on the node
-    decision = _decide(incident, job, last, context)
+    decision = _decide(incident, job, node, last, context)
     named = incident.unmanaged_jobs
     is_known = named.get(job.label) == decision.action or len(named) >= _MAX_NAMED_JOBS
     if decision.action is not RestartAction.RESTART and is_known:
@@ -141,8 +150,10 @@ def _handle(incident: Incident, job: UnmanagedJob, context: Context) -> RestartA
     return decision.action
 
 
-def _decide(incident: Incident, job: UnmanagedJob, last: Restart | None, context: Context) -> RestartDecision:
-    policy, node = context.policy, _stored_node(incident, context)
+def _decide(
+    incident: Incident, job: UnmanagedJob, node: FleetNode | None, last: Restart | None, context: Context
+) -> RestartDecision:
+    policy = context.policy
     left = node.left_workloads if node else {}
     facts = RestartFacts(
         job=job,
@@ -200,26 +211,21 @@ def advance(restart: Restart, context: Context) -> Restart:
     if restart.stage is RestartStage.ENDED:
         return restart
     job = context.cluster.unmanaged_job(restart.cluster, restart.namespace, restart.kind, restart.name)
-    step = next_step(restart, job)
+    incident, _ = incident_record.load(context.ledger, restart.incident_id)
+    step = next_step(restart, job, incident_is_over=incident.state.is_settled)
     progress = _Progress(restart, row.version, context)
-    if stops_job(step.step):
-        incident, _ = incident_record.load(context.ledger, restart.incident_id)
-        if step.step is RestartStep.SUSPEND and incident.state.is_settled:
-            was_restarted = restart.stage is RestartStage.SUSPENDED
-            return progress.end(f"{restart.label} keeps running: the incident is over.", was_restarted=was_restarted)
-        if barred := _why_not_now(incident, context):
-            return progress.note(barred)
-    match step.step:
-        case RestartStep.WAIT:
-            return progress.note(step.reason)
-        case RestartStep.END:
-            return progress.end(step.reason, was_restarted=step.was_restarted)
-        case RestartStep.CREATE:
-            return _create(progress, step.reason)
-        case RestartStep.SUSPEND | RestartStep.RESUME | RestartStep.DELETE if job is not None:
-            return _change(progress, job, step.step, step.reason)
-        case _:
-            return restart
+    if stops_job(step.step) and (barred := _why_not_now(incident, context)):
+        return progress.note(barred)
+    if step.step is RestartStep.WAIT:
+        return progress.note(step.reason)
+    if step.step is RestartStep.CREATE:
+        return _create(progress, step.reason)
+    if step.step is RestartStep.END or job is None:
+        return progress.end(step.reason, was_restarted=step.was_restarted)
+    if step.step is RestartStep.RESUME:
+        context.cluster.suspend(restart.cluster, job, is_suspended=False)
+        return progress.end(step.reason, was_restarted=True)
+    return _stop(progress, job, step)
 
 
 class _Progress:
@@ -270,22 +276,19 @@ def _why_not_now(incident: Incident, context: Context) -> str:
     return "" if verdict.allowed else verdict.reason
 
 
-def _change(progress: _Progress, job: UnmanagedJob, step: RestartStep, reason: str) -> Restart:
-    """Suspend, resume or delete the object."""
+def _stop(progress: _Progress, job: UnmanagedJob, step: NextStep) -> Restart:
+    """Suspend the object, or delete it. Record that first, so that the next call can tell who did it."""
     cluster, restart = progress.context.cluster, progress.restart
-    if stops_job(step) and (missing := cluster.missing_restart_rights(restart.cluster, job)):
+    if missing := cluster.missing_restart_rights(restart.cluster, job):
         progress.context.telemetry.warning(
             "RestartNotPermitted", job=restart.label, detail="; ".join(right.refusal for right in missing)
         )
         verbs = ", ".join(f"{right.verb} {right.resource}" for right in missing)
         text = f"{restart.label} is not restarted: Evenkeel has no right to {verbs} in its namespace."
         return progress.end(text, was_restarted=False)
-    if step is RestartStep.RESUME:
-        cluster.suspend(restart.cluster, job, is_suspended=False)
-        return progress.end(f"{restart.label} was restarted.", was_restarted=True)
-    if step is RestartStep.SUSPEND:
+    if step.step is RestartStep.SUSPEND:
         if restart.stage is not RestartStage.SUSPENDED:
-            restart = progress.put(reason, stage=RestartStage.SUSPENDED)
+            restart = progress.put(step.reason, stage=RestartStage.SUSPENDED)
         cluster.suspend(restart.cluster, job, is_suspended=True)
         return restart
     manifest = cluster.manifest_of(restart.cluster, job)
@@ -293,7 +296,7 @@ def _change(progress: _Progress, job: UnmanagedJob, step: RestartStep, reason: s
         text = f"{restart.label} is not restarted: its manifest has more than {MAX_MANIFEST_BYTES} bytes."
         return progress.end(text, was_restarted=False)
     is_repeated = restart.stage is RestartStage.DELETED
-    restart = progress.put("" if is_repeated else reason, stage=RestartStage.DELETED, manifest=manifest)
+    restart = progress.put("" if is_repeated else step.reason, stage=RestartStage.DELETED, manifest=manifest)
     if not cluster.delete_job(restart.cluster, job) and not is_repeated:
         return progress.end(f"{restart.label} was deleted by its owner.", was_restarted=False)
     return restart

@@ -3,7 +3,7 @@
 from evenkeel.domain.health.incidents import JobAction
 from evenkeel.domain.recovery.restarts import Restart
 from evenkeel.ports import Table
-from evenkeel.services.recovery import drain_node, restart_unmanaged
+from evenkeel.services.recovery import restart_unmanaged
 from evenkeel.services.storage import restart_rows, rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
@@ -22,5 +22,5 @@ def continue_restarts(sweep: SweepRun) -> int:
         leaves_jobs = incident.plan is None or incident.plan.jobs is JobAction.LEAVE
         if not leaves_jobs and (incident.unmanaged_workloads or incident.unmanaged_jobs):
             with sweep.item(incident.incident_id):
-                drain_node.restart_unmanaged_jobs(incident, sweep.context)
+                restart_unmanaged.run_if_allowed(incident, sweep.context)
     return advanced
