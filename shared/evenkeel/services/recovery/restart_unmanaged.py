@@ -211,11 +211,13 @@ def advance(restart: Restart, context: Context) -> Restart:
     if restart.stage is RestartStage.ENDED:
         return restart
     job = context.cluster.unmanaged_job(restart.cluster, restart.namespace, restart.kind, restart.name)
-    incident, _ = incident_record.load(context.ledger, restart.incident_id)
-    step = next_step(restart, job, incident_is_over=incident.state.is_settled)
+    step = next_step(restart, job)
     progress = _Progress(restart, row.version, context)
-    if stops_job(step.step) and (barred := _why_not_now(incident, context)):
-        return progress.note(barred)
+    if stops_job(step.step):  # the other steps start the job again, whatever became of the incident
+        incident, _ = incident_record.load(context.ledger, restart.incident_id)
+        step = next_step(restart, job, incident_is_over=incident.state.is_settled)
+        if stops_job(step.step) and (barred := _why_not_now(incident, context)):
+            return progress.note(barred)
     if step.step is RestartStep.WAIT:
         return progress.note(step.reason)
     if step.step is RestartStep.CREATE:
