@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from evenkeel.domain.elastic.sizes import ElasticTerms
+from evenkeel.domain.elastic.throughput import SizeThroughput
 from evenkeel.domain.external.policy import ServingWorkload
 from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
 from evenkeel.domain.jobs.job import Job
@@ -58,6 +59,8 @@ _TAKES = "take an idle node"
 KINDS = ("each", "step", "discrete")
 OUTCOMES = ("RESIZE GROW", "RESIZE SHRINK", "RESUME SHRINK")
 """Answers of the rules that some seed must have."""
+_KNOWN_THROUGHPUT = 0.3
+"""Share of the elastic jobs that declare their throughput."""
 DEEDS = ("cancel", "suspend", "lose a node", "cordon an idle node", _TAKES, "die", "die after")
 
 
@@ -208,6 +211,11 @@ class ElasticScenario:
             elastic = ElasticSpec(min_nodes=least, max_nodes=most, step=step)
             legal = list(range(least, most + 1, step or 1))
         self.world.seen[f"elastic {kind}"] += 1
+        curve = random.Random(f"throughput/{self.world.seed}/{number}")
+        if curve.random() < _KNOWN_THROUGHPUT:
+            points = ((1, 100.0), (max(2, self.world.size // 2), curve.choice((90.0, 180.0, 400.0))))
+            throughput = tuple(SizeThroughput(nodes=nodes, per_second=speed) for nodes, speed in points)
+            elastic = elastic.but(throughput=throughput)
         # A small request leaves room to grow.
         return spec.but(nodes=legal[0] if dice.random() < 0.7 else dice.choice(legal), elastic=elastic)
 

@@ -55,7 +55,7 @@ def _train(run: training.Run, options: argparse.Namespace, say: "_Speaker") -> i
     group = _join(run, options)
     try:
         state, step = _begin(run, options.seed, say)
-        saved_step = step
+        saved_step, saved_at = step, time.monotonic()
         loss = 0.0
         while step < options.steps:
             began = time.monotonic()
@@ -63,14 +63,16 @@ def _train(run: training.Run, options: argparse.Namespace, say: "_Speaker") -> i
             step += 1
             say("step", step=step, loss=round(loss, 6))
             if is_stop or step == options.steps or step % options.checkpoint_every == 0:
+                seconds = max(1e-3, time.monotonic() - saved_at)
                 run.save(
                     step,
                     state.shard(run.rank, run.world_size),
-                    metrics={"loss": loss},
+                    # Each step has the same batch at every size, so steps show how fast the job is.
+                    metrics={"loss": loss, "throughput": (step - saved_step) / seconds},
                     extra={"seed": options.seed},
                     gather=group.gather_json,
                 )
-                saved_step = step
+                saved_step, saved_at = step, time.monotonic()
                 say("saved", step=step)
             if is_stop and step < options.steps:
                 say("stopped", step=step, saved=saved_step == step)

@@ -35,6 +35,7 @@ PROVED = "PROVED"
 COMPLETE_BY_CONVENTION = "COMPLETE_BY_CONVENTION"
 NONE = "NONE"
 MAX_REJECTIONS_KEPT = 20
+_MIN_THROUGHPUT, _MAX_THROUGHPUT = 1e-6, 10**15
 CONVENTION, PROOF, EVIDENCE = DEMANDS = ("CONVENTION", "PROOF", "EVIDENCE")
 """Requirements for a checkpoint, weakest first. EVIDENCE also requires that its numbers are known to be healthy."""
 _SHOWN_BY_MANIFEST = ("DISTRUSTED", "MANIFEST_UNREADABLE")
@@ -114,6 +115,8 @@ class Proof:
     files: int
     size_bytes: int
     began_at: datetime | None
+    throughput: float | None = None
+    """Throughput of the attempt that wrote it, as its manifest reports it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,8 @@ class ResumeChoice:
     """Newest first."""
     began_at: datetime | None = None
     """Start of the write of the checkpoint to resume from; None if unknown."""
+    throughput: float | None = None
+    """Throughput that the checkpoint reports. The fence does not keep it."""
 
     def to_json(self) -> JsonObject:
         return {
@@ -136,6 +141,7 @@ class ResumeChoice:
             "reason": self.reason,
             "beganAt": None if self.began_at is None else write_instant(self.began_at),
             "rejected": list(self.rejected),
+            "throughput": self.throughput,
         }
 
     @property
@@ -388,7 +394,15 @@ def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Re
         files=len(manifest.shards),
         size_bytes=sum(shard.size_bytes for shard in manifest.shards),
         began_at=manifest.started_at,
+        throughput=_throughput(manifest),
     )
+
+
+def _throughput(manifest: Manifest) -> float | None:
+    value = manifest.metrics.get("throughput")
+    if isinstance(value, int | float) and _MIN_THROUGHPUT <= value <= _MAX_THROUGHPUT:
+        return float(value)
+    return None
 
 
 def _is_finite(value: object) -> bool:
@@ -449,6 +463,7 @@ def _chosen(proof: Proof, rejected: list[Rejection]) -> ResumeChoice:
         reason=f"{text} Rejected: {_summary(rejected)}." if rejected else text,
         rejected=tuple(each.to_json() for each in rejected),
         began_at=proof.began_at,
+        throughput=proof.throughput,
     )
 
 

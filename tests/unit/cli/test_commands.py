@@ -139,7 +139,7 @@ def test_elastic_job_shows_its_allowed_sizes(served: CliFixture) -> None:
     said = served.run("jobs", "submit", *words, stdin=json.dumps(A_JOB), terminal=True)
 
     assert "2 nodes, elastic 1 to 4 × 8 GPUs" in said.out
-    assert the_job(served)["elastic"] == {"minNodes": 1, "maxNodes": 4, "step": None, "sizes": []}
+    assert the_job(served)["elastic"] == {"minNodes": 1, "maxNodes": 4, "step": None, "sizes": [], "throughput": []}
     for verb in ("submit", "plan"):
         refused = served.run("jobs", verb, "--min-nodes", "3", *words[:2], "-", stdin=json.dumps(A_JOB))
         assert "elastic.maxNodes" in refused.err

@@ -20,6 +20,7 @@ from evenkeel.domain.elastic.grow_shrink import (
     plan_shrink,
 )
 from evenkeel.domain.elastic.sizes import ElasticJob, ElasticTerms, Sizes
+from evenkeel.domain.elastic.throughput import SizeThroughput, Throughput, known_throughput
 from tests.unit.scheduling.markets import NOW, at
 
 EIGHTS = Sizes(least=4, most=32, step=4)
@@ -119,6 +120,72 @@ def test_higher_priority_grows_first_and_one_at_a_time() -> None:
     decision = plan_growth(grow_facts(a_job(1), a_job(2, priority=5), a_job(3)))
 
     assert [each.job_id for each in decision.resizes] == ["job-2"]
+
+
+def throughput(points: dict[int, float], *, is_measured: bool = False) -> Throughput:
+    return Throughput(points=points_of(points), is_measured=is_measured)
+
+
+def points_of(points: dict[int, float]) -> tuple[SizeThroughput, ...]:
+    return tuple(SizeThroughput(nodes=nodes, per_second=speed) for nodes, speed in points.items())
+
+
+MEASURED = {1: 2000.0, 8: 14_000.0}
+"""Tokens per second of a fine-tuning on one node and on eight."""
+
+
+@pytest.mark.parametrize(
+    ("points", "estimates"),
+    [
+        (MEASURED, {1: 2000, 2: 2000 + 12_000 / 7, 8: 14_000, 15: 26_000}),
+        ({2: 3000.0, 4: 5000.0}, {1: 1500, 2: 3000, 3: 4000, 5: 6000}),
+        ({1: 100.0, 2: 60.0}, {2: 60, 3: 20, 4: 0}),
+    ],
+)
+def test_throughput_is_estimated_between_known_sizes(points: dict[int, float], estimates: dict[int, float]) -> None:
+    known = throughput(points)
+
+    assert {nodes: known.per_second(nodes) for nodes in estimates} == pytest.approx(estimates)
+
+
+def test_growth_costs_more_idle_time_if_throughput_scales_badly() -> None:
+    job = a_job(nodes=1, sizes=Sizes(least=1, most=8), throughput=throughput(MEASURED))
+    # 7 idle nodes give the work of 6. The resize costs 150 s of the work of 7.
+    just = 150 * 7 / (6 / 7)
+
+    decision = plan_growth(grow_facts(job, nodes=7, idle=just + 0.1))
+
+    assert [each.to_nodes for each in decision.resizes] == [8]
+    assert decision.reason.endswith("from 2000 to 14000 per second, by the values that its submission declares.")
+    assert plan_growth(grow_facts(job, nodes=7, idle=just - 0.1)).resizes == ()
+    assert plan_growth(grow_facts(job.but(throughput=None), nodes=7, idle=just - 0.1)).resizes != ()
+
+
+def test_job_grows_only_to_the_size_of_most_throughput() -> None:
+    sizes = Sizes(least=1, most=8)
+    best_at_four = a_job(nodes=1, sizes=sizes, throughput=throughput({1: 10.0, 4: 40.0, 8: 30.0}))
+    flat = a_job(nodes=4, sizes=sizes, throughput=throughput({4: 40.0, 8: 40.0}, is_measured=True))
+
+    assert [each.to_nodes for each in plan_growth(grow_facts(best_at_four, nodes=7)).resizes] == [4]
+    assert plan_growth(grow_facts(flat, nodes=4)).alternatives[0].why_not == (
+        "The job's throughput does not rise above 4 nodes."
+    )
+
+
+def test_job_that_gains_most_throughput_grows_first() -> None:
+    sizes = Sizes(least=1, most=8)
+    more_nodes = a_job(1, nodes=1, sizes=sizes, throughput=throughput({1: 10.0, 8: 20.0}))
+    more_work = a_job(2, nodes=1, sizes=Sizes(least=1, most=4), throughput=throughput({1: 10.0, 4: 36.0}))
+
+    assert [each.job_id for each in plan_growth(grow_facts(more_nodes, more_work, nodes=7)).resizes] == ["job-2"]
+
+
+def test_measured_throughput_is_never_mixed_with_declared() -> None:
+    declared, once, twice = points_of(MEASURED), points_of({4: 1.5}), points_of({4: 1.5, 2: 1.0})
+
+    assert known_throughput((), once) is None
+    assert known_throughput(declared, once) == throughput(MEASURED)
+    assert known_throughput(declared, twice) == throughput({2: 1.0, 4: 1.5}, is_measured=True)
 
 
 def test_growth_backoff_doubles_up_to_a_limit() -> None:

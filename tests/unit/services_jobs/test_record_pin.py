@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.jobs.spec import ElasticSpec
 from evenkeel.ports import EvenkeelError, NotFound, Refused, Unreachable
 from evenkeel.services.attempts import record_pin
 from evenkeel.services.storage import attempt_record
@@ -33,10 +34,10 @@ REPORT = report(
 )
 
 
-def mounted(log: str, plan: CrashPlan | None = None) -> tuple[JobScenario, str]:
+def mounted(log: str, plan: CrashPlan | None = None, **fields: Any) -> tuple[JobScenario, str]:
     """A job on mounted storage whose second attempt runs, and what its rank 0 has said."""
     scenario = JobScenario(plan=plan or CrashPlan())
-    job_id = scenario.running(checkpoint_uri="file:///fsx/llama", checkpoint_claim="fsx").job_id
+    job_id = scenario.running(checkpoint_uri="file:///fsx/llama", checkpoint_claim="fsx", **fields).job_id
     scenario.world.cluster.fail_pods(job_id, 1, exit_code=2)
     scenario.settle(job_id)
     scenario.world.clock.advance(3600)
@@ -61,6 +62,16 @@ def test_pin_of_rank_0_is_recorded_once() -> None:
     assert (attempt.is_pinned, attempt.resume_from.step, attempt.resumed_work_from) == (True, 10, BEGAN)
     assert attempt.rejected_checkpoints == (PASSED_OVER,)
     assert scenario.timeline(job_id).count("pinned") == 1
+
+
+def test_reported_throughput_counts_for_the_size_that_wrote_it() -> None:
+    log = REPORT.replace('"throughput": null', '"throughput": 1750.5')
+    scenario, job_id = mounted(log, elastic=ElasticSpec(min_nodes=1, max_nodes=2))
+
+    scenario.world.cluster.finish_pods(job_id, 2)
+    scenario.settle(job_id, 2)
+
+    assert [(each.nodes, each.per_second) for each in scenario.job(job_id).measured_throughput] == [(2, 1750.5)]
 
 
 @pytest.mark.parametrize(

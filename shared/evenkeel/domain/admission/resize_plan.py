@@ -142,6 +142,7 @@ class _Planner:
             nodes=len(charge.node_names),
             accelerators_per_node=job.spec.accelerators_per_node,
             sizes=job.spec.sizes,
+            throughput=job.throughput,
             resize_seconds=self.scheduling.elastic.resize_seconds,
             resized_at=job.resized_at,
             failed_growths=job.failed_growths,

@@ -24,6 +24,7 @@ from typing import Annotated
 from pydantic import Field, StrictInt, StrictStr, ValidationError, model_validator
 
 from evenkeel.domain.checkpoints.layout import CheckpointRef, ref_of_key
+from evenkeel.domain.elastic.throughput import MAX_PER_SECOND, MIN_PER_SECOND
 from evenkeel.domain.jobs.attempt import ResumePoint
 from evenkeel.domain.values import Instant, Value
 
@@ -114,6 +115,8 @@ class ResumeChoice(Value):
     """Start of the write of the checkpoint to resume from; None if unknown."""
     rejected: tuple[Rejection, ...] = ()
     """Newest first."""
+    throughput: Annotated[float, Field(ge=MIN_PER_SECOND, le=MAX_PER_SECOND)] | None = None
+    """Throughput that the checkpoint reports. The fence does not keep it."""
     reason: str
     """A sentence for an operator."""
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, NoReturn
 from pydantic import BeforeValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
 
 from evenkeel.domain.checkpoints.layout import CheckpointRef, is_file_name, rank_and_world
+from evenkeel.domain.elastic.throughput import MAX_PER_SECOND, MIN_PER_SECOND
 from evenkeel.domain.values import Instant, Value
 
 SCHEMA_VERSION = 1
@@ -58,6 +59,14 @@ class Manifest(Value):
     @property
     def size_bytes(self) -> int:
         return sum(shard.size_bytes for shard in self.shards)
+
+    @property
+    def throughput(self) -> float | None:
+        """Units of work per second that the training script reports as the metric `throughput`; None without one."""
+        value = self.metrics.get("throughput")
+        if isinstance(value, int | float) and MIN_PER_SECOND <= value <= MAX_PER_SECOND:
+            return float(value)
+        return None
 
     @property
     def claims_healthy(self) -> bool:

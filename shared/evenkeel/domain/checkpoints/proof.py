@@ -61,6 +61,8 @@ class Proof(Value):
     began_at: Instant | None
     files: int
     size_bytes: int
+    throughput: float | None = None
+    """Throughput of the attempt that wrote it, as its manifest reports it."""
 
 
 def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Rejection:
@@ -99,6 +101,7 @@ def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Re
         began_at=manifest.started_at,
         files=len(manifest.shards),
         size_bytes=manifest.size_bytes,
+        throughput=manifest.throughput,
     )
 
 

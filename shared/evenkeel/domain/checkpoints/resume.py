@@ -82,6 +82,7 @@ def choose_resume_point(
                 resume_from=ref.point(verdict.key),
                 grade=verdict.grade,
                 began_at=verdict.began_at,
+                throughput=verdict.throughput,
                 rejected=tuple(rejected),
                 reason=_reason(ref, verdict, rejected),
             )

@@ -3,6 +3,9 @@
 A resize stops the whole job for a while. So a job grows only after accelerators were idle for as long as the resize
 costs: without knowledge of the future, no rule can guarantee less than twice the lowest cost. A job does not grow again
 within its snooze time. After each failed growth it waits twice as long. Shrinking is never delayed.
+
+Growth counts effective nodes: the work of a job at a size, as a number of nodes without loss by scaling. For a job of
+unknown throughput, each node counts as one.
 """
 
 import itertools
@@ -57,9 +60,9 @@ class ResizeDecision(Value):
 
 
 def plan_growth(facts: GrowFacts) -> ResizeDecision:
-    """Give idle nodes to the job that uses most of them. At most one job grows at a time.
+    """Give idle nodes to the job that gains most work by them. At most one job grows at a time.
 
-    idle node-seconds so far x accelerators >= resize seconds x accelerators of the job at its new size
+    idle node-seconds so far x effective nodes gained for each node >= resize seconds x effective nodes at the new size
     """
     if facts.is_contended:
         return ResizeDecision(resizes=(), reason="A job waits for nodes, so no job grows.")
@@ -72,11 +75,11 @@ def plan_growth(facts: GrowFacts) -> ResizeDecision:
             found.append((job, size))
     if not found:
         return ResizeDecision(resizes=(), reason="No job can grow now.", alternatives=tuple(passed))
-    # Higher priority first, then more nodes used, then less loss. The id makes the order total.
+    # Higher priority first, then more work gained, then less loss. The id makes the order total.
     found.sort(
         key=lambda pair: (
             -pair[0].priority,
-            -(pair[1] - pair[0].nodes) * pair[0].accelerators_per_node,
+            -_gained_nodes(*pair) * pair[0].accelerators_per_node,
             pair[0].lost_gpu_seconds(0),
             pair[0].job_id,
         )
@@ -87,6 +90,7 @@ def plan_growth(facts: GrowFacts) -> ResizeDecision:
     reason = (
         f"{idle} lost {facts.idle.idle_node_seconds * job.accelerators_per_node:.0f} "
         f"GPU-seconds so far, at least as much as a resize to {size} nodes costs."
+        f"{_throughput_text(job, size)}"
     )
     passed += [
         Alternative(option=other.job_id, why_not=f"{job.job_id} makes better use of the idle nodes.")
@@ -102,24 +106,39 @@ def _growth(job: ElasticJob, facts: GrowFacts) -> tuple[int, str]:
         return 0, "The job is not elastic."
     if job.is_resizing:
         return 0, "The job is already changing size."
-    size = job.sizes.at_most(job.nodes + facts.idle.nodes)
-    if size is None or size <= job.nodes:
+    larger = [size for size in job.sizes.legal if job.nodes < size <= job.nodes + facts.idle.nodes]
+    if not larger:
         return 0, f"No legal size above {job.nodes} fits {_nodes(facts.idle.nodes)} that are idle."
     if job.resized_at and now < job.resized_at + timedelta(seconds=terms.snooze_seconds):
         return 0, "The job changed size recently."
     if job.growth_failed_at and now < growth_backoff_until(job, terms):
         return 0, f"The job's last growth failed; no retry before {growth_backoff_until(job, terms):%H:%M:%S} UTC."
+    size = max(larger, key=lambda size: (job.effective_nodes(size), -size))
+    gained = _gained_nodes(job, size)
+    if gained <= 0:
+        return 0, f"The job's throughput does not rise above {_nodes(job.nodes)}."
     # Only the nodes that the job would use pay for the resize. Nodes that stay idle anyway do not count.
-    used = (size - job.nodes) / facts.idle.nodes
-    lost_by_now = facts.idle.idle_node_seconds * used
-    if lost_by_now < job.resize_seconds * size:
-        return (
-            0,
-            f"A resize to {size} nodes costs {job.resize_seconds * size:.0f} node-seconds; {lost_by_now:.0f} are idle.",
-        )
+    lost_by_now = facts.idle.idle_node_seconds * (size - job.nodes) / facts.idle.nodes
+    lost_work, cost = lost_by_now * (gained / (size - job.nodes)), job.resize_seconds * job.effective_nodes(size)
+    if lost_work < cost:
+        return 0, f"A resize to {size} nodes costs {cost:.0f} node-seconds; {lost_work:.0f} are idle."
     if lost_by_now < terms.scaling_timeout_seconds * (size - job.nodes):
         return 0, f"The nodes have not been idle for {terms.scaling_timeout_seconds:.0f} s yet."
     return size, ""
+
+
+def _gained_nodes(job: ElasticJob, size: int) -> float:
+    """Return the effective nodes that a job gains at another size."""
+    return job.effective_nodes(size) - job.effective_nodes(job.nodes)
+
+
+def _throughput_text(job: ElasticJob, size: int) -> str:
+    known = job.throughput
+    if known is None:
+        return ""
+    source = "its checkpoints report" if known.is_measured else "its submission declares"
+    before, after = known.per_second(job.nodes), known.per_second(size)
+    return f" Its throughput rises from {before:.6g} to {after:.6g} per second, by the values that {source}."
 
 
 def growth_backoff_until(job: ElasticJob, terms: ElasticTerms) -> datetime:

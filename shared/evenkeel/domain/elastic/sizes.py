@@ -4,6 +4,7 @@ from typing import Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from evenkeel.domain.elastic.throughput import Throughput
 from evenkeel.domain.values import Instant, Value
 
 
@@ -49,6 +50,8 @@ class ElasticJob(Value):
     accelerators_per_node: int = 8
     sizes: Sizes | None = None
     """None if the job runs at one size only."""
+    throughput: Throughput | None = None
+    """None if unknown. Then each node counts the same at every size."""
     since_checkpoint_seconds: float | None = None
     """None if unknown. Then the median of the other jobs counts, so that reporting it is never a disadvantage."""
     can_save: bool = True
@@ -63,6 +66,10 @@ class ElasticJob(Value):
     growth_failed_at: Instant | None = None
     is_resizing: bool = False
     started_at: Instant
+
+    def effective_nodes(self, nodes: int) -> float:
+        """Return the work of the job at a size, as a number of nodes without loss by scaling."""
+        return self.throughput.in_nodes(nodes) if self.throughput else float(nodes)
 
     def lost_gpu_seconds(self, usual_seconds: float, *, is_killed: bool = False) -> float:
         """Return the accelerator-seconds that the job loses by a resize, or by its stop."""

@@ -84,6 +84,8 @@ class Attempt(Value):
     """Whether `resume_from` was decided (None may be the decision)."""
     resumed_work_from: Instant | None = None
     """When the write of its resume point started. Work after that was lost."""
+    resumed_throughput: float | None = None
+    """Throughput that its resume point reports; None without a report."""
     workload_uid: str = ""
     """UID of its workload in Kubernetes; empty until the launch is recorded."""
     is_refused: bool = False

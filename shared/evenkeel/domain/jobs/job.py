@@ -4,6 +4,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from evenkeel.domain.elastic.throughput import MAX_POINTS, SizeThroughput, Throughput, known_throughput
 from evenkeel.domain.jobs.attempt import AttemptState, ResumePoint
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.policy_base import Mode
@@ -205,6 +206,8 @@ class Job(Value):
     failed_growths: int = 0
     """Growths in a row that failed: the larger size was not available, or the attempt did not run."""
     growth_failed_at: Instant | None = None
+    measured_throughput: tuple[SizeThroughput, ...] = ()
+    """The last throughput that its checkpoints reported at each size."""
     distrust_after: Instant | None = None
     """The strictest distrust of its checkpoints by any incident, up to attempt `distrust_through_attempt`."""
     distrust_through_attempt: int = 0
@@ -293,6 +296,17 @@ class Job(Value):
             failed_growths=self.failed_growths + has_failed,
             growth_failed_at=now if has_failed else self.growth_failed_at,
         )
+
+    @property
+    def throughput(self) -> Throughput | None:
+        """Its throughput by size, measured or declared; None if unknown."""
+        declared = self.spec.elastic.throughput if self.spec.elastic else ()
+        return known_throughput(declared, self.measured_throughput)
+
+    def with_throughput(self, nodes: int, per_second: float) -> "Job":
+        """Return this job with the throughput that it reported at a size. The last `MAX_POINTS` sizes are kept."""
+        others = [point for point in self.measured_throughput if point.nodes != nodes]
+        return self.but(measured_throughput=(*others, SizeThroughput(nodes=nodes, per_second=per_second))[-MAX_POINTS:])
 
     def is_growth_attempt(self, attempt: int) -> bool:
         """Whether a smaller attempt was stopped to start this attempt."""

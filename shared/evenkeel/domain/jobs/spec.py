@@ -6,6 +6,7 @@ from typing import Annotated
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.elastic.sizes import Sizes
+from evenkeel.domain.elastic.throughput import MAX_POINTS, SizeThroughput
 from evenkeel.domain.jobs.allowance import MAX_HUGE_PAGES_MIB, MAX_ID
 from evenkeel.domain.jobs.volumes import MAX_SCRATCH_FOLDERS, MAX_VOLUMES, ScratchFolder, Volume
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
@@ -64,6 +65,8 @@ class ElasticSpec(Value):
     """Distance between sizes, from `minNodes` up; 1 if neither this nor `sizes` is given."""
     sizes: Annotated[tuple[int, ...], Submitted(max_items=MAX_SIZES, unit="sizes")] = ()
     """The allowed node counts, instead of a step."""
+    throughput: Annotated[tuple[SizeThroughput, ...], Submitted(max_items=MAX_POINTS, unit="sizes")] = ()
+    """Throughput at two or more sizes; growth weighs it. Empty: each node adds the same."""
 
 
 class JobSpec(Value):

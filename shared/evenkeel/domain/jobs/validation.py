@@ -2,10 +2,11 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from evenkeel.domain.elastic.throughput import MAX_PER_SECOND, MIN_PER_SECOND, MIN_POINTS, SizeThroughput
 from evenkeel.domain.jobs.allowance import OBJECT_NAME
 from evenkeel.domain.jobs.spec import MAX_NODES, MAX_SIZES, MAX_TEXT, MAX_URI, JobSpec
 from evenkeel.domain.jobs.volumes import (
@@ -180,8 +181,20 @@ def _elastic_errors(spec: JobSpec) -> Iterator[SpecError]:
         legal = spec.sizes.legal
         shown = ", ".join(map(str, legal[:8])) + (", …" if len(legal) > 8 else "")
         yield SpecError("nodes", f"Choose one of the sizes that elastic allows: {shown}.")
+    yield from _throughput_errors(found.throughput)
     if not spec.checkpoint_uri:
         yield SpecError("elastic", "An elastic job resumes from checkpoints: set checkpoint.uri.")
+
+
+def _throughput_errors(points: Sequence[SizeThroughput]) -> Iterator[SpecError]:
+    if points and len({each.nodes for each in points}) < max(MIN_POINTS, len(points)):
+        yield SpecError("elastic.throughput", "Give the throughput at two or more sizes, each size once.")
+    for place, each in enumerate(points):
+        if not 1 <= each.nodes <= MAX_NODES:
+            yield SpecError(f"elastic.throughput.{place}.nodes", f"Allow 1 to {MAX_NODES} nodes.")
+        if not MIN_PER_SECOND <= each.per_second <= MAX_PER_SECOND:
+            allowed = f"Allow {MIN_PER_SECOND:g} to {MAX_PER_SECOND:g}."
+            yield SpecError(f"elastic.throughput.{place}.perSecond", allowed)
 
 
 def _program_errors(spec: JobSpec) -> Iterator[SpecError]:

@@ -129,6 +129,7 @@ def _launch(
         is_pinned=answer.kind is PinOutcome.PINNED,
         resume_from=choice.resume_from,
         resumed_work_from=choice.began_at,
+        resumed_throughput=choice.throughput,
         rejected_checkpoints=tuple(out.to_json() for out in choice.rejected),
         reason=choice.reason if answer.kind is PinOutcome.IN_CLUSTER else "",
     )

@@ -7,6 +7,7 @@ from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Put
+from evenkeel.services.attempts import measured_throughput
 from evenkeel.services.context import Context
 from evenkeel.services.storage import attempt_record, job_rows, subject_rows
 from evenkeel.services.storage.retries import until_committed
@@ -46,7 +47,8 @@ def _mark(request: Request, context: Context) -> Outcome:
         return Outcome(outcome=RunningOutcome.RUNNING)
     if attempt.state is not AttemptState.LAUNCHED or job.current_attempt != attempt.attempt:
         return Outcome(outcome=RunningOutcome.STALE)
-    changed = job.but(launch_failures=0, started_at=job.started_at or context.now, is_preempted=False)
+    reported = measured_throughput.with_report(job, attempt, context.ledger)
+    changed = reported.but(launch_failures=0, started_at=job.started_at or context.now, is_preempted=False)
     if job.is_growth_attempt(attempt.attempt):
         changed = changed.but(failed_growths=0, growth_failed_at=None)
     if job.state is JobState.STARTING:

@@ -36,6 +36,7 @@ def run(found: attempt_record.StoredAttempt, context: Context) -> bool:
         is_pinned=True,
         resume_from=choice.resume_from,
         resumed_work_from=choice.began_at,
+        resumed_throughput=choice.throughput,
         rejected_checkpoints=tuple(out.to_json() for out in choice.rejected),
     )
     entry = TimelineEntry(at=context.now, kind="pinned", text=f"Rank 0 says: {choice.reason}"[:1000], writer=WRITER)

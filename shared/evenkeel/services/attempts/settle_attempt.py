@@ -24,7 +24,7 @@ from evenkeel.domain.recovery.validation import shows_fault
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Add, Cluster, Delete, Ledger, Put, Write
-from evenkeel.services.attempts import keep_logs, record_pin
+from evenkeel.services.attempts import keep_logs, measured_throughput, record_pin
 from evenkeel.services.context import Context
 from evenkeel.services.storage import attempt_record, incident_rows, job_rows, open_jobs, quota_rows, subject_rows
 from evenkeel.services.storage.retries import until_committed
@@ -74,7 +74,8 @@ def _settle(request: Request, context: Context) -> Outcome:
         reason = f"{attempt.workload_name} was settled before: {settled_outcome(job)}."
         return Outcome(outcome=SettleOutcome.ALREADY_SETTLED, reason=reason)
     ending = _judge(request, job, attempt, seen, context)
-    decided = settle(job, attempt, ending, context.policy.jobs, context.now)
+    reported = measured_throughput.with_report(job, attempt, context.ledger)
+    decided = settle(reported, attempt, ending, context.policy.jobs, context.now)
     _commit(context, found, decided)
     context.cycle_requests.request(f"{attempt.workload_name} settled")
     _keep(job, decided.attempt, seen, context)
