@@ -65,7 +65,9 @@ class InMemoryCheckpoints:
     def put(self, uri: str, key: str, body: bytes) -> None:
         self.objects.setdefault(_plain(uri), {})[key] = body
 
-    def save(self, uri: str, job_id: str, attempt: int, step: int, started_at: str, shards: int = 2) -> str:
+    def save(
+        self, uri: str, job_id: str, attempt: int, step: int, started_at: str, shards: int = 2, **metrics: float
+    ) -> str:
         """Store a whole checkpoint as training code does, and return its manifest's key."""
         folder = f"attempt={attempt}/step={step:09d}"
         records = []
@@ -82,7 +84,7 @@ class InMemoryCheckpoints:
             "createdAt": started_at,
             "worldSize": shards,
             "shards": records,
-            "metrics": {"loss": 0.5},
+            "metrics": {"loss": 0.5} | metrics,
             "extra": {},
         }
         self.put(uri, f"{folder}/manifest.json", json.dumps(manifest).encode())

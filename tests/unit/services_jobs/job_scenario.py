@@ -166,11 +166,11 @@ class JobScenario:
             there = self.world.ledger.get(row.key)
             self.world.ledger.commit(Put(replace(row, version=there.version if there else 0)))
 
-    def save(self, job_id: str, attempt: int, step: int, seconds: float = 0) -> str:
+    def save(self, job_id: str, attempt: int, step: int, seconds: float = 0, **metrics: float) -> str:
         """Store a checkpoint whose write began some seconds from now."""
         began = self.world.clock.now() + timedelta(seconds=seconds)
         return self.world.checkpoints.save(
-            self.job(job_id).spec.checkpoint_uri, job_id, attempt, step, began.isoformat()
+            self.job(job_id).spec.checkpoint_uri, job_id, attempt, step, began.isoformat(), **metrics
         )
 
     def timeline(self, job_id: str) -> list[str]:

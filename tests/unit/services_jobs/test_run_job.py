@@ -8,6 +8,7 @@ from evenkeel.domain.jobs.attempt import AttemptState, PodPhase
 from evenkeel.domain.jobs.job import CheckpointRequirement, Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.jobs.settlement import SettleOutcome
+from evenkeel.domain.jobs.spec import ElasticSpec
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.validation import HEALTH_STATUS
@@ -80,6 +81,27 @@ def test_attempt_resumes_from_the_newest_valid_checkpoint() -> None:
     assert (attempt.resume_from.manifest, outcome.outcome) == (good, LaunchOutcome.LAUNCHED)
     assert [(out["step"], out["code"]) for out in attempt.rejected_checkpoints] == [(30, "SHARD_SIZE")]
     assert scenario.world.cluster.launched(job.job_id, 2).spec.resume_from == good
+
+
+@pytest.mark.parametrize(
+    ("elastic", "reported", "known"),
+    [
+        (ElasticSpec(min_nodes=1, max_nodes=2), 1750.5, [(2, 1750.5)]),
+        (ElasticSpec(min_nodes=1, max_nodes=2), 0.0, []),
+        (None, 1750.5, []),
+    ],
+)
+def test_checkpoint_reports_the_throughput_of_its_attempt(
+    elastic: ElasticSpec | None, reported: float, known: list[tuple[int, float]]
+) -> None:
+    scenario = JobScenario()
+    job = scenario.running(elastic=elastic)
+    scenario.save(job.job_id, 1, 10, throughput=reported)
+    lost(scenario, job)
+
+    scenario.run_attempt(job.job_id, 2)
+
+    assert [(each.nodes, each.per_second) for each in scenario.job(job.job_id).measured_throughput] == known
 
 
 @pytest.mark.parametrize(
