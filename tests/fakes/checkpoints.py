@@ -66,7 +66,15 @@ class InMemoryCheckpoints:
         self.objects.setdefault(_plain(uri), {})[key] = body
 
     def save(
-        self, uri: str, job_id: str, attempt: int, step: int, started_at: str, shards: int = 2, **metrics: float
+        self,
+        uri: str,
+        job_id: str,
+        attempt: int,
+        step: int,
+        started_at: str,
+        *,
+        shards: int = 2,
+        metrics: Mapping[str, float] | None = None,
     ) -> str:
         """Store a whole checkpoint as training code does, and return its manifest's key."""
         folder = f"attempt={attempt}/step={step:09d}"
@@ -84,7 +92,7 @@ class InMemoryCheckpoints:
             "createdAt": started_at,
             "worldSize": shards,
             "shards": records,
-            "metrics": {"loss": 0.5} | metrics,
+            "metrics": {"loss": 0.5, **(metrics or {})},
             "extra": {},
         }
         self.put(uri, f"{folder}/manifest.json", json.dumps(manifest).encode())

@@ -170,7 +170,7 @@ class JobScenario:
         """Store a checkpoint whose write began some seconds from now."""
         began = self.world.clock.now() + timedelta(seconds=seconds)
         return self.world.checkpoints.save(
-            self.job(job_id).spec.checkpoint_uri, job_id, attempt, step, began.isoformat(), **metrics
+            self.job(job_id).spec.checkpoint_uri, job_id, attempt, step, began.isoformat(), metrics=metrics
         )
 
     def timeline(self, job_id: str) -> list[str]:
