@@ -60,12 +60,17 @@ def resources(kind: str, document: Json | None = None) -> dict[str, Json]:
 
 @functools.cache
 def _workflow(name: str) -> Json:
-    parsed: Json = json.loads((ROOT / "statemachines" / f"{name}.asl.json").read_text(encoding="utf-8"))
+    parsed: Json = json.loads(workflow_text(name).replace("${Partition}", "aws"))
     return parsed
 
 
+def workflow_text(name: str) -> str:
+    """Return a state machine's definition as it is written."""
+    return (ROOT / "statemachines" / f"{name}.asl.json").read_text(encoding="utf-8")
+
+
 def workflow(name: str) -> Json:
-    """Return a state machine's definition as it is written, substitutions open."""
+    """Return a state machine's definition in the partition `aws`. The ARNs of its functions are placeholders."""
     return copy.deepcopy(_workflow(name))
 
 

@@ -358,8 +358,10 @@ def test_every_log_source_has_a_group_with_retention() -> None:
     for name, machine in MACHINES.items():
         (destination,) = machine["Logging"]["Destinations"]
         assert arn_of(destination["CloudWatchLogsLogGroup"]["LogGroupArn"]) == f"{name}Logs"
-    api = resources("AWS::Serverless::Api")["Api"]
-    assert arn_of(api["AccessLogSetting"]["DestinationArn"]) == "ApiLogs"
+    condition, access_log, without = resources("AWS::Serverless::Api")["Api"]["AccessLogSetting"]["Fn::If"]
+    assert arn_of(access_log["DestinationArn"]) == "ApiLogs"
+    assert template()["Resources"]["ApiLogs"]["Condition"] == condition
+    assert without == {"Ref": "AWS::NoValue"}
     owners = {f"{name}Logs" for name in (*FUNCTIONS, *MACHINES, "Api")}
     assert set(groups) == owners
 

@@ -162,7 +162,7 @@ def test_only_schedule_jobs_and_the_sweeper_start_attempts() -> None:
 
 def test_machines_call_exactly_their_own_functions() -> None:
     for name, machine in MACHINES.items():
-        called = {json.dumps(value) for value in machine["DefinitionSubstitutions"].values()}
+        called = {json.dumps(value) for value in machine["DefinitionSubstitutions"].values() if "Ref" not in value}
         (statement,) = [s for s in ROLES if s.owner == f"{name}Role" and s.sid == "CallItsFunctions"]
         assert {json.dumps(resource) for resource in statement.resources} == called
 

@@ -37,11 +37,13 @@ WAIVERS: Final = {
 _DEAD_LETTERS = [name for name, queue in resources("AWS::SQS::Queue").items() if "RedrivePolicy" not in queue]
 _BY_ITS_OWN_NAME = "It takes only Lambda's default name for a function's log group. Ours are set by LoggingConfig."
 _NOT_FOR_QUEUES = "AWS takes an on-failure destination for streams only; the queue has its redrive policy."
+_NOT_READ_THROUGH_IF = "The access log stands behind a condition, which the rule does not read."
 _IS_THE_LAST_STOP = "It is a dead-letter queue itself; an alarm watches it."
 
 # Findings of cfn-lint and its serverless rules, by rule and logical id.
 LINT_WAIVERS: Final = (
     {("WS1004", function): _BY_ITS_OWN_NAME for function in resources("AWS::Serverless::Function")}
     | {("ES1001", mapping): _NOT_FOR_QUEUES for mapping in ("ReceiveEventEvents", "ScheduleJobsCycles")}
+    | {("ES2000", "ApiapiStage"): _NOT_READ_THROUGH_IF}
     | {("ES6000", queue): _IS_THE_LAST_STOP for queue in _DEAD_LETTERS}
 )

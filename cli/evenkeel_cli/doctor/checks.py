@@ -54,7 +54,8 @@ def stack(site: Site, _now: datetime) -> list[DoctorFinding]:
 
 
 def api_logs(site: Site, _now: datetime) -> list[DoctorFinding]:
-    return evaluate.judge_api_log_role(site.aws.call("apigateway", "get_account").get("cloudwatchRoleArn") or "")
+    role = site.aws.call("apigateway", "get_account").get("cloudwatchRoleArn") or ""
+    return evaluate.judge_api_log_role(site.parameter("ApiLogRole") or "present", role)
 
 
 def hyperpod(site: Site, _now: datetime) -> list[DoctorFinding]:
@@ -245,7 +246,7 @@ CHECKS = (
     DoctorCheck("credentials", credentials, "your identity in AWS"),
     DoctorCheck("stack", stack, "whether the stack is deployed, and whether the command talks to its API"),
     DoctorCheck("api", api, "whether the API answers you, the mode, holds", if_unanswered=Status.FAILED),
-    DoctorCheck("api-logs", api_logs, "whether API Gateway has a role to write logs with"),
+    DoctorCheck("api-logs", api_logs, "whether API Gateway has a role to write access logs with"),
     DoctorCheck("hyperpod", hyperpod, "the HyperPod cluster: state, `NodeRecovery`, patch level"),
     DoctorCheck("kubernetes", kubernetes, "which EKS clusters answer the functions"),
     DoctorCheck("access", access, "which verbs each function's role lacks in Kubernetes"),

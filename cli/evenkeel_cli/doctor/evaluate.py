@@ -58,11 +58,19 @@ def judge_stack(status: str, is_of_context: bool, url: str) -> list[DoctorFindin
     return found
 
 
-def judge_api_log_role(role: str) -> list[DoctorFinding]:
+def judge_api_log_role(setting: str, role: str) -> list[DoctorFinding]:
+    """Judge the access log of the API. `setting` is the parameter `ApiLogRole`; `role` is the account's log role."""
     if role:
-        return [ok(f"API Gateway writes its logs as {role}.")]
+        can = "could write an access log" if setting == "off" else "writes its access log"
+        return [ok(f"API Gateway {can} as {role} (ApiLogRole={setting}).")]
     text = "API Gateway has no role for its logs in this account and region."
-    return [failed(text, "Deploy with the parameter ApiLogRole=set-up (docs/deploy.md, step 1).")]
+    match setting:
+        case "off":
+            return [ok(f"{text} The API writes no access log (ApiLogRole=off).")]
+        case "set-up":
+            return [ok(f"{text} The deployment sets one (ApiLogRole=set-up).")]
+        case _:
+            return [failed(text, "Deploy with ApiLogRole=off, or ApiLogRole=set-up (docs/deploy.md, step 2).")]
 
 
 def judge_hyperpod(arn: str, described: Json | None) -> list[DoctorFinding]:
@@ -108,7 +116,8 @@ def _patches(cluster: str, groups: Sequence[Json]) -> list[DoctorFinding]:
         return [warning(f"Newer images are available for these instance groups: {_format_pairs(bad)}.", fix, subject)]
     silent = sorted(name for name, level in levels.items() if not level)
     if silent:
-        return [unknown(f"HyperPod reports no patch level for {', '.join(silent)}.", fix, subject)]
+        text = f"HyperPod reports no patch level for {', '.join(silent)}. HyperPod replaces no node by API"
+        return [unknown(f"{text} before the cluster was patched once (docs/deploy.md).", fix, subject)]
     return [ok(f"Every instance group is up to date: {', '.join(sorted(levels)) or 'there are none'}.", subject)]
 
 

@@ -332,7 +332,7 @@ FAULTS = [
         "held",
         "evenkeel automation show",
     ),
-    DoctorCase("api-logs", plant("apigateway:get_account", {}), "failed", "no role", "ApiLogRole=set-up"),
+    DoctorCase("api-logs", plant("apigateway:get_account", {}), "failed", "no role", "ApiLogRole=off"),
     DoctorCase("api-logs", plant("apigateway:get_account", DENIED), "unknown", "may not", "identity"),
     DoctorCase(
         "hyperpod",
@@ -679,6 +679,18 @@ def test_planted_fault_is_found_with_its_fix(fault: DoctorCase) -> None:
     assert {one.status.value for one in found} == {fault.status}, found
     assert fault.says in found[0].text
     assert fault.fix in found[0].fix
+
+
+@pytest.mark.parametrize(("setting", "says"), [("off", "writes no access log"), ("set-up", "The deployment sets one")])
+def test_missing_log_role_is_no_fault_unless_needed(setting: str, says: str) -> None:
+    bench = FakeSite()
+    plant("apigateway:get_account", {})(bench)
+    plant("cloudformation:describe_stacks", stack_with(ApiLogRole=setting))(bench)
+
+    (finding,) = bench.of("api-logs")
+
+    assert finding.status is Status.OK
+    assert says in finding.text
 
 
 def test_each_check_has_a_planted_fault() -> None:
