@@ -3,12 +3,13 @@
 import sys
 from pathlib import Path
 
-from tools import architecture, job_fields, openapi, policy_files, schemas
+from tools import architecture, chart, job_fields, openapi, policy_files, schemas
 
 
 def files() -> dict[Path, str]:
     """Return each generated file with its content."""
-    return openapi.files() | schemas.files() | job_fields.files() | policy_files.files() | architecture.files()
+    sources = (openapi, schemas, job_fields, policy_files, architecture, chart)
+    return {path: text for each in sources for path, text in each.files().items()}
 
 
 def stale() -> list[Path]:

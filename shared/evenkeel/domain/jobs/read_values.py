@@ -140,8 +140,8 @@ def _templates(
             accelerators=gpus,
             cpu_millis=cpu,
             memory_bytes=memory,
-            proposed_cpu_millis=share_cpu if cpu < share_cpu else 0,
-            proposed_memory_bytes=share_memory if memory < share_memory else 0,
+            proposed_cpu_millis=share_cpu if 0 < cpu < share_cpu else 0,
+            proposed_memory_bytes=share_memory if 0 < memory < share_memory else 0,
             tolerations=tuple(
                 {str(key): str(value) for key, value in each.items()} for each in row.get("tolerations") or ()
             ),

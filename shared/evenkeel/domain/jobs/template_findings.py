@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evenkeel.domain.jobs.templates import (
+    CLUSTER_SECTIONS,
     MAX_WEIGHT,
     FindingSeverity,
     JobTemplate,
@@ -15,7 +16,7 @@ from evenkeel.domain.jobs.templates import (
 
 MIN_NOTICE_SECONDS = 120
 _GIB = 2**30
-_KEYS = frozenset(
+KNOWN_FIELDS = CLUSTER_SECTIONS | frozenset(
     {
         *("global", "nameOverride", "fullnameOverride", "jobType", "image", "imagePullSecrets", "serviceAccount"),
         *("backoffLimit", "ttlSecondsAfterFinished", "command", "args", "modelType", "env", "dataPvcName"),
@@ -35,7 +36,7 @@ def find_traps(document: Json, read: JobTemplates) -> Iterator[TemplateFinding]:
     yield from _findings_of_jobs(document, read)
     yield from _findings_of_pools(read)
     yield from _findings_of_classes(document, read)
-    for key in sorted(set(map(str, document)) - _KEYS):
+    for key in sorted(set(map(str, document)) - KNOWN_FIELDS):
         yield _finding("", FindingSeverity.NOTE, key, "This field is not known and is ignored.")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evenkeel.domain.jobs.template_findings import hides_gpus
-from evenkeel.domain.jobs.templates import Json
+from evenkeel.domain.jobs.templates import CLUSTER_SECTIONS, Json
 
 Path = tuple[str, ...]
 ANY = "*"
@@ -65,7 +65,7 @@ def find_losses(document: Json) -> Iterator[str]:
     """
     for path, value in _leaves(document):
         field = ".".join(path)
-        if value in (None, "") or _matching(path, _DEFAULTS, None) == value:
+        if path[0] in CLUSTER_SECTIONS or value in (None, "") or _matching(path, _DEFAULTS, None) == value:
             continue
         if path[0] == "env" and hides_gpus(path[-1], str(value)):
             yield f"{field}: no device has the name {value!r}; the device plugin sets the variable"

@@ -11,6 +11,9 @@ Json = Mapping[str, Any]
 MAX_WEIGHT = 100
 """The highest weight of a class in HyperPod."""
 
+CLUSTER_SECTIONS = frozenset({"access", "namespaces", "restartNamespaces", "nodeClasses", "nodePools", "kueue"})
+"""Sections of the chart `charts/evenkeel` that helm applies to a cluster. They describe no job."""
+
 
 class ValuesError(ValueError):
     """A values file cannot be read. The message names the field."""
@@ -81,7 +84,7 @@ class JobTemplate(Value):
     cpu_millis: int
     memory_bytes: int
     proposed_cpu_millis: int = 0
-    """The share of a node's CPU for its accelerators; 0 if the template requests at least that."""
+    """The share of a node's CPU for its accelerators; 0 if the template requests at least that, or no CPU."""
     proposed_memory_bytes: int = 0
     tolerations: tuple[dict[str, str], ...] = ()
 
