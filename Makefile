@@ -69,8 +69,8 @@ fmt: setup ## format the code, and fix lint findings automatically
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 
-build: setup ## build the functions and their layer for AWS (python3.13 on arm64)
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(SAM) build
+build: setup ## build the functions and their layer for an environment of samconfig.toml (ENV=dev or prod)
+	@$(BIN)/python -m tools.build $(ENV)
 
 deploy: build ## deploy to your AWS account (ENV=dev or prod): read docs/deploy.md first
 	@$(SAM) deploy --config-env $(ENV)

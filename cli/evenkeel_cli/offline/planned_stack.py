@@ -1,0 +1,88 @@
+"""A stack that is about to be deployed: an environment of samconfig.toml, with the defaults of the template."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evenkeel_client.errors import CommandFailed, Exit
+
+Json = dict[str, Any]
+_HINT = "Run the command in the project's folder; docs/deploy.md describes samconfig.toml."
+
+
+class PlannedStack(NamedTuple):
+    """The stack of one environment."""
+
+    environment: str
+    name: str
+    region: str
+    parameters: Mapping[str, str]
+    """Every parameter of the template: its value in the environment, else the default."""
+
+    def listed(self, parameter: str) -> tuple[str, ...]:
+        """Return the members of a list parameter."""
+        return tuple(one for name in self.parameters[parameter].split(",") if (one := name.strip()))
+
+    def clusters(self) -> tuple[str, ...]:
+        """Return the names of the EKS clusters, HyperPod's own first."""
+        return tuple(name for name in self.listed("KubernetesClusters") if name != "none")
+
+
+def read_planned_stack(folder: Path, environment: str) -> PlannedStack:
+    """Read an environment of `samconfig.toml`.
+
+    Raises:
+        CommandFailed: a file is missing or not valid, there is no such environment, or it sets an unknown parameter.
+    """
+    config = _read(folder / "samconfig.toml")
+    try:
+        settings = tomllib.loads(config)
+    except tomllib.TOMLDecodeError as error:
+        raise _wrong(f"samconfig.toml is not valid TOML: {error}") from error
+    known = sorted(name for name, section in settings.items() if isinstance(section, dict) and "deploy" in section)
+    if environment not in known:
+        raise _wrong(f"samconfig.toml has no environment {environment!r}. It has {', '.join(known)}.")
+    common = settings[environment].get("global", {}).get("parameters", {})
+    own = {**common, **settings[environment]["deploy"].get("parameters", {})}
+    if missing := [field for field in ("stack_name", "region") if not own.get(field)]:
+        raise _wrong(f"The environment {environment} of samconfig.toml has no {missing[0]}.")
+    given = _overrides(own.get("parameter_overrides", []), environment)
+    defaults = _defaults(_read(folder / "template.yaml"))
+    if unknown := sorted(set(given) - set(defaults)):
+        raise _wrong(
+            f"The environment {environment} sets the parameter {unknown[0]}, which template.yaml does not have."
+        )
+    return PlannedStack(environment, str(own["stack_name"]), str(own["region"]), defaults | given)
+
+
+def _overrides(value: Any, environment: str) -> dict[str, str]:
+    """Return `parameter_overrides`: a list of `Name=value`, or one text with several."""
+    words = re.findall(r'(?:[^\s"]|"[^"]*")+', value) if isinstance(value, str) else value
+    if not isinstance(words, list) or not all(isinstance(word, str) and "=" in word for word in words):
+        raise _wrong(f"parameter_overrides of the environment {environment} is not a list of Name=value.")
+    pairs = (word.partition("=") for word in words)
+    return {name: text.strip('"') for name, _, text in pairs}
+
+
+def _defaults(template: str) -> dict[str, str]:
+    """Return the default of each parameter. Only this section is parsed: YAML of the whole template takes seconds."""
+    import yaml
+
+    found = re.search(r"^Parameters:\n(?:[ #].*\n|\n)+", template, re.MULTILINE)
+    if not found:
+        raise _wrong("template.yaml has no parameters.")
+    parameters: Json = yaml.safe_load(found[0])["Parameters"]
+    return {name: str(spec.get("Default", "")) for name, spec in parameters.items()}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise _wrong(f"{path.name} cannot be read: {error.strerror}.") from error
+
+
+def _wrong(text: str) -> CommandFailed:
+    return CommandFailed(Exit.USAGE, text, code="BAD_DEPLOYMENT", hint=_HINT)
