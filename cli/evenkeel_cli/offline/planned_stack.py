@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
@@ -51,9 +53,7 @@ def read_planned_stack(folder: Path, environment: str) -> PlannedStack:
     given = _overrides(own.get("parameter_overrides", []), environment)
     defaults = _defaults(_read(folder / "template.yaml"))
     if unknown := sorted(set(given) - set(defaults)):
-        raise _wrong(
-            f"The environment {environment} sets the parameter {unknown[0]}, which template.yaml does not have."
-        )
+        raise _wrong(f"The environment {environment} sets {unknown[0]}, a parameter that template.yaml does not have.")
     return PlannedStack(environment, str(own["stack_name"]), str(own["region"]), defaults | given)
 
 
@@ -68,8 +68,6 @@ def _overrides(value: Any, environment: str) -> dict[str, str]:
 
 def _defaults(template: str) -> dict[str, str]:
     """Return the default of each parameter. Only this section is parsed: YAML of the whole template takes seconds."""
-    import yaml
-
     found = re.search(r"^Parameters:\n(?:[ #].*\n|\n)+", template, re.MULTILINE)
     if not found:
         raise _wrong("template.yaml has no parameters.")
