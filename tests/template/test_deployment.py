@@ -44,7 +44,7 @@ def watched(namespace: str, metric: str, dimension: str) -> dict[str, Json]:
     """Return logical id → alarm for one metric."""
     found = {}
     for alarm in ALARMS.values():
-        if (alarm["Namespace"], alarm["MetricName"]) == (namespace, metric):
+        if (alarm.get("Namespace"), alarm.get("MetricName")) == (namespace, metric):
             for given in alarm["Dimensions"]:
                 if given["Name"] == dimension:
                     value = given["Value"]
@@ -168,8 +168,24 @@ def test_queue_functions_report_failed_items_and_end_before_redelivery() -> None
         timeout = FUNCTIONS[name].get("Timeout", template()["Globals"]["Function"]["Timeout"])
         assert source["FunctionResponseTypes"] == ["ReportBatchItemFailures"], name
         assert queue["VisibilityTimeout"] >= timeout, name
-        assert "ReservedConcurrentExecutions" not in FUNCTIONS[name], "events beyond it would be lost"
     assert {name for name, _ in sources_of_functions()} == {"ReceiveEvent", "ScheduleJobs"}
+
+
+def test_only_functions_before_a_cordon_may_reserve_concurrency() -> None:
+    reserving = {
+        name: function["ReservedConcurrentExecutions"]
+        for name, function in FUNCTIONS.items()
+        if "ReservedConcurrentExecutions" in function
+    }
+    parameter = template()["Parameters"]["CordonConcurrency"]
+    allowed = [number for number in range(1001) if re.fullmatch(parameter["AllowedPattern"], str(number))]
+    scaling = dict(sources_of_functions())["ReceiveEvent"]["ScalingConfig"]
+
+    assert set(reserving) == {"ReceiveEvent", "PlanRecovery", "CordonNode"}
+    for value in reserving.values():
+        assert value == {"Fn::If": ["ReservesConcurrency", {"Ref": "CordonConcurrency"}, {"Ref": "AWS::NoValue"}]}
+    assert parameter["Default"] == "0"
+    assert allowed[:2] == [0, scaling["MaximumConcurrency"]], "with less, Lambda would throttle the events queue"
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))

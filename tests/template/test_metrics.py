@@ -39,6 +39,12 @@ VALUES = {
 OF_AWS = {
     # https://docs.aws.amazon.com/lambda/latest/dg/monitoring-metrics-types.html
     ("AWS/Lambda", "Errors"): {"FunctionName"},
+    ("AWS/Lambda", "Throttles"): {"FunctionName"},
+    # One for the whole account: https://docs.aws.amazon.com/lambda/latest/dg/monitoring-concurrency.html
+    ("AWS/Lambda", "ClaimedAccountConcurrency"): set(),
+    # https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/metrics-dimensions.html
+    ("AWS/DynamoDB", "ReadThrottleEvents"): {"TableName"},
+    ("AWS/DynamoDB", "WriteThrottleEvents"): {"TableName"},
     # https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-available-cloudwatch-metrics.html
     ("AWS/SQS", "ApproximateNumberOfMessagesVisible"): {"QueueName"},
     ("AWS/SQS", "ApproximateAgeOfOldestMessage"): {"QueueName"},
@@ -46,6 +52,7 @@ OF_AWS = {
     ("AWS/States", "ExecutionsFailed"): {"StateMachineArn"},
     ("AWS/States", "ExecutionsTimedOut"): {"StateMachineArn"},
     ("AWS/States", "ExecutionsAborted"): {"StateMachineArn"},
+    ("AWS/States", "ExecutionThrottled"): {"StateMachineArn"},
     # https://docs.aws.amazon.com/apigateway/latest/developerguide/api-gateway-metrics-and-dimensions.html
     ("AWS/ApiGateway", "5XXError"): {"ApiName"},
     # A rule on the default bus: https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-monitoring.html
@@ -171,12 +178,16 @@ def test_alarm_on_an_aws_metric_has_real_dimensions(name: str) -> None:
     for series, how in watched_by(ALARMS[name]):
         if series.namespace == NAMESPACE:
             continue
-        assert {dimension for dimension, _ in series.dimensions} == OF_AWS[series.namespace, series.name]
-        ((_, value),) = series.dimensions
+        given = dict(series.dimensions)
+        assert given.pop("GlobalSecondaryIndexName", "byState") == "byState", "of each table"
+        assert set(given) == OF_AWS[series.namespace, series.name]
+        value = next(iter(given.values()), "")
         kinds = {logical: resource["Type"] for logical, resource in TEMPLATE["Resources"].items()}
         match series.namespace:
-            case "AWS/Lambda":
+            case "AWS/Lambda" if value:
                 assert kinds[value] == "AWS::Serverless::Function"
+            case "AWS/DynamoDB":
+                assert kinds[value] == "AWS::DynamoDB::Table"
             case "AWS/SQS":
                 logical, _, attribute = value.partition(".")
                 assert (kinds[logical], attribute) == ("AWS::SQS::Queue", "QueueName")
@@ -191,7 +202,7 @@ def test_alarm_on_an_aws_metric_has_real_dimensions(name: str) -> None:
         assert "Unit" not in how
 
 
-@pytest.mark.parametrize("name", sorted(ALARMS))
+@pytest.mark.parametrize("name", sorted(name for name, alarm in ALARMS.items() if "Metrics" not in alarm))
 def test_alarm_evaluation_fits_its_metric(name: str) -> None:
     alarm = ALARMS[name]
     treats_missing_as_breach = alarm["MetricName"] == "Heartbeat"
@@ -203,6 +214,46 @@ def test_alarm_evaluation_fits_its_metric(name: str) -> None:
     assert alarm["Period"] % 60 == 0
     assert alarm["Period"] * alarm["EvaluationPeriods"] <= 86_400
     assert alarm["Threshold"] >= (1 if treats_missing_as_breach else 0)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, alarm in ALARMS.items() if "Metrics" in alarm))
+def test_alarm_on_an_expression_reads_all_its_series(name: str) -> None:
+    alarm = ALARMS[name]
+    (shown,) = [query for query in alarm["Metrics"] if query.get("ReturnData", True)]
+    read = {query["Id"]: query["MetricStat"] for query in alarm["Metrics"] if "MetricStat" in query}
+    expression = resolved(shown["Expression"])
+
+    assert len(read) <= 10, "the limit of CloudWatch"
+    assert expression == "SUM(METRICS())" or list(read) == ["claimed"]
+    assert len({each["Period"] for each in read.values()}) == 1
+    assert alarm["TreatMissingData"] == "notBreaching"
+    assert not {"Namespace", "MetricName", "Statistic", "Period"} & set(alarm)
+
+
+@pytest.mark.parametrize("table", sorted(resources("AWS::DynamoDB::Table")))
+def test_alarm_counts_throttles_of_a_table_and_its_index(table: str) -> None:
+    found = {
+        (series.name, dict(series.dimensions).get("GlobalSecondaryIndexName", ""))
+        for series, _ in watched_by(ALARMS[f"{table}ThrottledAlarm"])
+        if ("TableName", table) in series.dimensions
+    }
+
+    assert found == {
+        (name, index) for name in ("ReadThrottleEvents", "WriteThrottleEvents") for index in ("", "byState")
+    }
+
+
+def test_every_workflow_and_each_function_before_a_cordon_has_a_throttle_alarm() -> None:
+    watched = {
+        (series.name, dict(series.dimensions).get("FunctionName") or dict(series.dimensions)["StateMachineArn"])
+        for alarm in ALARMS.values()
+        for series, _ in watched_by(alarm)
+        if series.name in ("Throttles", "ExecutionThrottled")
+    }
+
+    assert watched == {("ExecutionThrottled", name) for name in resources("AWS::Serverless::StateMachine")} | {
+        ("Throttles", name) for name in ("ReceiveEvent", "PlanRecovery", "CordonNode")
+    }
 
 
 def test_every_kind_of_source_has_an_alarm() -> None:
@@ -270,14 +321,20 @@ def test_documented_metrics_match_the_declared_metrics() -> None:
 
 
 def test_documented_alarms_match_the_template() -> None:
-    row = r"^\| `(\w+)` \| `([\w/]+) (\w+)` \| (.*) \[([a-z-]+)\]\(\.\./runbooks/\5\.md\) \|$"
+    row = r"^\| `(\w+)` \| `([\w/]+) (\w+(?:, \w+)*)` \| (.*) \[([a-z-]+)\]\(\.\./runbooks/\5\.md\) \|$"
     rows = re.findall(row, LIST.read_text(encoding="utf-8"), re.MULTILINE)
     written = [
         (name, namespace, metric, f"{text} Runbook: docs/runbooks/{page}.md")
         for name, namespace, metric, text, page in rows
     ]
     assert written == [
-        (name, each["Namespace"], each["MetricName"], each["AlarmDescription"]) for name, each in sorted(ALARMS.items())
+        (
+            name,
+            next(series.namespace for series, _ in watched_by(each)),
+            ", ".join(dict.fromkeys(series.name for series, _ in watched_by(each))),
+            each["AlarmDescription"],
+        )
+        for name, each in sorted(ALARMS.items())
     ]
 
 

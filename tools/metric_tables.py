@@ -1,0 +1,59 @@
+"""Write the tables of docs/operate/metrics.md: the declared metrics, and the alarms of template.yaml."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic.alias_generators import to_pascal
+
+from evenkeel.domain.metrics import METRICS
+from tools.architecture import template
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "operate" / "metrics.md"
+
+
+def metric_rows() -> Iterator[str]:
+    """Yield a row for each declared metric."""
+    yield "| metric | unit | dimensions besides `Cluster` | a data point means |"
+    yield "|---|---|---|---|"
+    for metric in METRICS.values():
+        dimensions = ", ".join(f"`{to_pascal(name)}`" for name in metric.dimensions) or "–"
+        yield f"| `{metric.name}` | {metric.unit} | {dimensions} | {metric.meaning} |"
+
+
+def alarm_rows() -> Iterator[str]:
+    """Yield a row for each alarm, by name."""
+    yield "| alarm | watches | what happened, and its runbook |"
+    yield "|---|---|---|"
+    resources = template()
+    for name in sorted(resources):
+        if resources[name]["Type"] == "AWS::CloudWatch::Alarm":
+            alarm = resources[name]["Properties"]
+            text, _, runbook = alarm["AlarmDescription"].partition(" Runbook: docs/runbooks/")
+            page = runbook.removesuffix(".md")
+            yield f"| `{name}` | `{watched(alarm)}` | {text} [{page}](../runbooks/{page}.md) |"
+
+
+def watched(alarm: Mapping[str, Any]) -> str:
+    """Return the namespace and the names of the metrics that an alarm watches."""
+    read = [query["MetricStat"]["Metric"] for query in alarm.get("Metrics", ()) if "MetricStat" in query] or [alarm]
+    return f"{read[0]['Namespace']} {', '.join(dict.fromkeys(each['MetricName'] for each in read))}"
+
+
+TABLES = {"metrics": metric_rows, "alarms": alarm_rows}
+
+
+def files() -> dict[Path, str]:
+    """Return the page with its tables.
+
+    Raises:
+        ValueError: the page has not exactly one place for a table.
+    """
+    page = PAGE.read_text(encoding="utf-8")
+    for name, rows in TABLES.items():
+        places = re.findall(rf"<!-- table: {name} -->\n.*?<!-- end -->", page, flags=re.DOTALL)
+        if len(places) != 1:
+            raise ValueError(f"{PAGE.name} needs one place for the table {name}, it has {len(places)}")
+        page = page.replace(places[0], "\n".join([f"<!-- table: {name} -->", *rows(), "<!-- end -->"]))
+    return {PAGE: page}
