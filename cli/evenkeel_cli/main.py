@@ -31,6 +31,7 @@ NOUNS = {
     "policy": CommandGroup("policy", "Show, check and change the policy: limits, deadlines and faults."),
     "plan": CommandGroup("plan", "Run the scheduler on files: admissions, preemptions and their reasons."),
     "quota": CommandGroup("quota", "Convert quota files between formats."),
+    "access": CommandGroup("access", "Give the functions' roles their EKS access entries."),
     "doctor": CommandGroup("doctor", "Check everything that Evenkeel needs, and print how to fix problems."),
     "drill": CommandGroup("drill", "Inject faults into the local data centre."),
     "dev": CommandGroup("dev", "Start, stop and inspect the local data centre."),

@@ -33,8 +33,6 @@ def doctor(
     It only reads. Exit 0: nothing failed. 1: something failed. 2: something could not be checked.
     """
     from evenkeel_cli.doctor import checks, findings
-    from evenkeel_cli.doctor.site import BotocoreAws, Site
-    from evenkeel_cli.offline import access
 
     skipped = {name.strip() for name in skip.split(",") if name.strip()}
     known = [check.name for check in checks.CHECKS]
@@ -43,11 +41,9 @@ def doctor(
             Exit.USAGE, f"There is no check {wrong[0]!r}.", code="USAGE", hint=f"The checks: {', '.join(known)}"
         )
     form = OutputFormat.JSON if as_json else only(output, (OutputFormat.TABLE, OutputFormat.JSON))
-    where = _context(stack)
-    aws = BotocoreAws(where)
-    site = Site(aws, _client(where) if where.url else None, where, stack or where.stack, access)
+    site, _ = stack_site(stack)
     out = page()
-    where = _located(site, aws)
+    where = site.context
     found = checks.run(site, out.now(), skipped)
     then = findings.next_step(found, checks.ENABLE)
     if form is OutputFormat.JSON:
@@ -56,6 +52,18 @@ def doctor(
     else:
         show(out, f"fleet {site.fleet()}  stack {site.stack}  {where.region}", found, then)
     raise typer.Exit(findings.exit_code(found))
+
+
+def stack_site(stack: str) -> "tuple[Site, BotocoreAws]":
+    """Return where the facts about a stack come from, and AWS as the caller sees it. `stack` may be empty."""
+    from evenkeel_cli.doctor.site import BotocoreAws, Site
+    from evenkeel_cli.offline import access
+
+    where = _context(stack)
+    aws = BotocoreAws(where)
+    site = Site(aws, _client(where) if where.url else None, where, stack or where.stack, access)
+    _locate(site, aws)
+    return site, aws
 
 
 def _context(stack: str) -> context.ApiContext:
@@ -74,7 +82,7 @@ def _client(where: context.ApiContext) -> ApiClient:
     return ApiClient(where, warn=None)  # the check `sources` says it
 
 
-def _located(site: "Site", aws: "BotocoreAws") -> context.ApiContext:
+def _locate(site: "Site", aws: "BotocoreAws") -> None:
     """Complete what is known of the site from the stack's own description, where that can be read."""
     from evenkeel_cli.doctor.findings import CouldNotCheck
 
@@ -85,7 +93,6 @@ def _located(site: "Site", aws: "BotocoreAws") -> context.ApiContext:
             site.client = _client(site.context)
     except CouldNotCheck:
         pass  # the check `stack` says so
-    return site.context
 
 
 def show(out: Printer, head: str, found: list["DoctorFinding"], then: str) -> None:

@@ -73,7 +73,7 @@ class BotocoreAws:
 
         spelled = "".join(word.capitalize() for word in operation.split("_"))
         try:
-            answer: Json = getattr(self._client(service), operation)(**parameters)
+            answer: Json = getattr(self.client(service), operation)(**parameters)
         except ClientError as error:
             raise _failure(service, spelled, error) from error
         except (BotoCoreError, RuntimeError) as error:
@@ -85,7 +85,8 @@ class BotocoreAws:
             answer["Payload"] = answer["Payload"].read()
         return answer
 
-    def _client(self, service: str) -> Any:
+    def client(self, service: str) -> Any:
+        """Return the botocore client of a service."""
         from botocore.config import Config
 
         with self._lock:

@@ -6,10 +6,13 @@ import base64
 import json
 import time
 import uuid
+from dataclasses import dataclass
+from urllib.parse import unquote
 
 from aiohttp import web
 
 from evenkeel_local.gpu_cluster import aws_model
+from evenkeel_local.gpu_cluster.access_entries_api import OPERATIONS, AccessEntriesApi
 from evenkeel_local.gpu_cluster.autoscaling_api import AutoScalingApi, error_xml
 from evenkeel_local.gpu_cluster.aws_auth import AwsAuth, Incoming
 from evenkeel_local.gpu_cluster.aws_model import AwsError, Json
@@ -43,6 +46,15 @@ class TokenBucket:
         return True
 
 
+@dataclass(frozen=True)
+class ApiAccess:
+    """How a client reaches the Kubernetes API of the cluster."""
+
+    url: str
+    ca_pem: str
+    admin_token: str
+
+
 class AwsApi:
     """Answers SageMaker and EKS calls."""
 
@@ -52,18 +64,18 @@ class AwsApi:
         hyperpod: HyperPod,
         auth: AwsAuth,
         faults: CallFaults,
-        kubernetes_url: str,
-        ca_pem: str,
+        access: ApiAccess,
         groups: NodeGroups,
+        entries: AccessEntriesApi,
     ) -> None:
         self._config = config
         self._hyperpod = hyperpod
         self._auth = auth
         self._faults = faults
-        self._kubernetes_url = kubernetes_url
-        self._ca_pem = ca_pem
+        self._access = access
         self._created_at = time.time()
         self._groups = groups
+        self._entries = entries
         self._autoscaling = AutoScalingApi(config, groups, auth, faults)
         self._reads = TokenBucket(config.reads_per_second)
         self._writes = TokenBucket(config.writes_per_second)
@@ -139,8 +151,10 @@ class AwsApi:
         parts = [part for part in http.path.split("/") if part]
         if http.method == "GET" and len(parts) == 4 and parts[2] == "node-groups":
             return await self._describe_nodegroup(incoming, parts[1], parts[3])
+        if len(parts) > 2 and parts[2] == "access-entries":
+            return await self._access_entries(http, incoming)
         if http.method != "GET" or len(parts) > 2:
-            message = "The local cluster has ListClusters, DescribeCluster and DescribeNodegroup only."
+            message = "The local cluster has clusters, node groups and access entries only."
             raise AwsError("InvalidRequestException", message, 501)
         action = "ListClusters" if len(parts) == 1 else "DescribeCluster"
         caller = await self._auth.check(incoming, f"eks:{action}", self._config.eks_arn)
@@ -152,6 +166,25 @@ class AwsApi:
             raise AwsError("ResourceNotFoundException", f"No cluster found for name: {parts[1]}.", 404)
         else:
             answer = {"cluster": self._describe_eks()}
+        self._faults.after(call)
+        return answer
+
+    async def _access_entries(self, http: web.Request, incoming: Incoming) -> Json:
+        # The ARN in the path contains an encoded slash.
+        _, cluster, _, *principal = map(unquote, http.raw_path.partition("?")[0].strip("/").split("/"))
+        operation = OPERATIONS.get((http.method, bool(principal)))
+        if operation is None or len(principal) > 1:
+            raise AwsError("InvalidRequestException", f"There is no {http.method} of {http.path}.", 404)
+        caller = await self._auth.check(incoming, f"eks:{operation}", self._config.eks_arn)
+        call = ApiCall("eks", operation, "".join(principal), caller)
+        await self._faults.before(call)
+        if cluster != self._config.eks_cluster_name:
+            raise AwsError("ResourceNotFoundException", f"No cluster found for name: {cluster}.", 404)
+        try:
+            body = json.loads(incoming.body or b"{}")
+        except ValueError as broken:
+            raise AwsError("InvalidParameterException", f"the body is not JSON: {broken}") from broken
+        answer = self._entries.answer(operation, "".join(principal), http.query, body)
         self._faults.after(call)
         return answer
 
@@ -186,7 +219,7 @@ class AwsApi:
             "arn": config.eks_arn,
             "createdAt": self._created_at,
             "version": "1.33",
-            "endpoint": self._kubernetes_url,
+            "endpoint": self._access.url,
             "roleArn": f"arn:aws:iam::{config.account}:role/{config.eks_cluster_name}",
             "resourcesVpcConfig": {
                 "subnetIds": SUBNETS,
@@ -198,7 +231,7 @@ class AwsApi:
             },
             "kubernetesNetworkConfig": {"serviceIpv4Cidr": "10.100.0.0/16", "ipFamily": "ipv4"},
             "status": "ACTIVE",
-            "certificateAuthority": {"data": base64.b64encode(self._ca_pem.encode()).decode()},
+            "certificateAuthority": {"data": base64.b64encode(self._access.ca_pem.encode()).decode()},
             "platformVersion": "eks.1",
             "tags": {},
             "accessConfig": {"authenticationMode": "API"},

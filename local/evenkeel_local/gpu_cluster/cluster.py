@@ -7,13 +7,13 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from evenkeel_local.gpu_cluster import catalogue, rbac, training_operators
+from evenkeel_local.gpu_cluster.access_entries_api import AccessEntriesApi
 from evenkeel_local.gpu_cluster.api_server import ApiServer, Authenticator
-from evenkeel_local.gpu_cluster.aws_api import AwsApi
+from evenkeel_local.gpu_cluster.aws_api import ApiAccess, AwsApi
 from evenkeel_local.gpu_cluster.aws_auth import AwsAuth, EngineAuth, NoAuth
 from evenkeel_local.gpu_cluster.call_faults import CallFaults
 from evenkeel_local.gpu_cluster.catalogue import ResourceCatalogue
@@ -60,15 +60,6 @@ class Noticing(Protocol):
     def notice_all(self) -> None:
         """Queue every object that exists."""
         ...
-
-
-@dataclass(frozen=True)
-class ApiAccess:
-    """How a client reaches the Kubernetes API of the cluster."""
-
-    url: str
-    ca_pem: str
-    admin_token: str
 
 
 class GpuCluster:
@@ -137,7 +128,8 @@ class GpuCluster:
         self.api_server = ApiServer(
             self.registry, authenticator, authorizer, logs, executor, measured, self.call_faults
         )
-        self.aws_api = AwsApi(config, self.hyperpod, aws_auth, self.call_faults, access.url, access.ca_pem, self.groups)
+        entries = AccessEntriesApi(config, self.access_entries)
+        self.aws_api = AwsApi(config, self.hyperpod, aws_auth, self.call_faults, access, self.groups, entries)
         self.store.listen(self._notify_kubelet)
         self.store.listen(self._create_service_account)
 

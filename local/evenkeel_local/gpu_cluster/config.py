@@ -147,6 +147,7 @@ class AccessEntry(ConfigModel):
     access_policies: tuple[str | AccessPolicy, ...] = ()
     """EKS access policies: AmazonEKSClusterAdminPolicy, …AdminPolicy, …EditPolicy, …ViewPolicy, …AdminViewPolicy. A
     name alone is for the whole cluster."""
+    tags: dict[str, str] = {}
 
 
 class PodIdentity(ConfigModel):

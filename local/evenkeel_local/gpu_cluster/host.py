@@ -19,7 +19,8 @@ from aiohttp import web
 
 from evenkeel_local.gpu_cluster import snapshots
 from evenkeel_local.gpu_cluster.api_server import tls_context
-from evenkeel_local.gpu_cluster.cluster import ApiAccess, GpuCluster
+from evenkeel_local.gpu_cluster.aws_api import ApiAccess
+from evenkeel_local.gpu_cluster.cluster import GpuCluster
 from evenkeel_local.gpu_cluster.config import ClusterConfig
 from evenkeel_local.gpu_cluster.control import Control
 from evenkeel_local.gpu_cluster.engine import EngineClient

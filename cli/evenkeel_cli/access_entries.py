@@ -1,0 +1,216 @@
+"""EKS access entries of the functions' roles: what is missing in each cluster, and how to add it.
+
+Each entry that this module creates has the tag `evenkeel:stack` with the name of its stack. Only entries with this tag
+lose groups or are removed. Any other entry of the same role only gains groups.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from typing import Any, NamedTuple
+
+Json = dict[str, Any]
+
+STACK_TAG = "evenkeel:stack"
+_ROLE_PREFIX = 20
+"""Characters of the stack's name that CloudFormation keeps at least in the name of a role."""
+
+
+class EntryAction(StrEnum):
+    """How the entry of one principal changes."""
+
+    CREATE = "create"
+    UPDATE = "update"
+    REMOVE = "remove"
+    KEEP = "keep"
+
+
+class WantedEntry(NamedTuple):
+    """The groups that the role of a function needs."""
+
+    function: str
+    role: str
+    groups: frozenset[str]
+
+
+class PresentEntry(NamedTuple):
+    """An access entry of a cluster."""
+
+    groups: frozenset[str]
+    stack: str
+    """Value of the tag; empty if another tool or a person created the entry."""
+    type: str = "STANDARD"
+
+
+@dataclass(frozen=True)
+class EntryChange:
+    """The change of one entry."""
+
+    function: str
+    """Empty for the entry of a role that the stack no longer has."""
+    role: str
+    action: EntryAction
+    groups: frozenset[str] = frozenset()
+    """The groups after the change."""
+    before: frozenset[str] = frozenset()
+    problem: str = ""
+
+    @property
+    def added(self) -> list[str]:
+        return sorted(self.groups - self.before)
+
+    @property
+    def lost(self) -> list[str]:
+        return sorted(self.before - self.groups)
+
+
+@dataclass(frozen=True)
+class ClusterChanges:
+    """The changes of one cluster, or why they are unknown."""
+
+    cluster: str
+    entries: tuple[EntryChange, ...] = ()
+    problem: str = ""
+
+    @property
+    def due(self) -> tuple[EntryChange, ...]:
+        return tuple(each for each in self.entries if each.action is not EntryAction.KEEP)
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.problem) or any(each.problem for each in self.entries)
+
+    def to_json(self) -> Json:
+        entries = [
+            {
+                "function": each.function,
+                "role": each.role,
+                "action": each.action.value,
+                "groups": sorted(each.groups),
+                "addedGroups": each.added,
+                "removedGroups": each.lost,
+                "problem": each.problem,
+            }
+            for each in self.entries
+        ]
+        return {"cluster": self.cluster, "problem": self.problem, "entries": entries}
+
+
+def plan_entries(
+    wanted: Sequence[WantedEntry], present: Mapping[str, PresentEntry], stack: str
+) -> Iterator[EntryChange]:
+    """Yield the change of each entry: first those of the stack's roles, then entries of roles that it no longer has."""
+    for function, role, groups in wanted:
+        there = present.get(role)
+        if there is None:
+            yield EntryChange(function, role, EntryAction.CREATE, groups)
+            continue
+        after = groups if there.stack == stack else groups | there.groups
+        action = EntryAction.KEEP if after == there.groups else EntryAction.UPDATE
+        if there.type != "STANDARD":
+            problem = f"The entry has the type {there.type}, which has no groups. Delete it, and run the command again."
+            yield EntryChange(function, role, EntryAction.KEEP, there.groups, there.groups, problem)
+        else:
+            yield EntryChange(function, role, action, after, there.groups)
+    roles = {each.role for each in wanted}
+    for role, there in sorted(present.items()):
+        if role not in roles and there.stack == stack:
+            yield EntryChange("", role, EntryAction.REMOVE, frozenset(), there.groups)
+
+
+@dataclass(frozen=True)
+class EksAccess:
+    """Access entries of clusters in one account and region."""
+
+    eks: Any
+    """A botocore client."""
+    stack: str
+    wanted: tuple[WantedEntry, ...]
+
+    def plan(self, cluster: str) -> ClusterChanges:
+        """Return what one cluster needs. It only reads. A failure is in the result, so that other clusters go on."""
+        present: dict[str, PresentEntry] = {}
+        problem = _problem_of(lambda: present.update(self._present(cluster)), cluster)
+        entries = () if problem else plan_entries(self.wanted, present, self.stack)
+        return ClusterChanges(cluster, tuple(entries), problem)
+
+    def apply(self, changes: ClusterChanges) -> ClusterChanges:
+        """Make the changes of one cluster. A failed entry does not stop the next entry.
+
+        Idempotent: yes, by a new plan. If an entry appeared meanwhile, the result says so.
+        """
+        cluster = changes.cluster
+        done = []
+        for each in changes.entries:
+            problem = _problem_of(partial(self._change, cluster, each), cluster)
+            done.append(replace(each, problem=problem or each.problem))
+        return replace(changes, entries=tuple(done))
+
+    def commands(self, cluster: str) -> Iterator[list[str]]:
+        """Yield the command of the AWS CLI that creates each entry."""
+        region = self.eks.meta.region_name
+        for each in self.wanted:
+            named = ["--cluster-name", cluster, "--principal-arn", each.role, "--region", region]
+            tag = ["--tags", f"{STACK_TAG}={self.stack}"]
+            yield ["aws", "eks", "create-access-entry", *named, "--kubernetes-groups", *sorted(each.groups), *tag]
+
+    def _present(self, cluster: str) -> Iterator[tuple[str, PresentEntry]]:
+        roles = {each.role for each in self.wanted}
+        for principal in self._principals(cluster):
+            name = principal.rpartition("/")[2]
+            if principal not in roles and not name.startswith(self.stack[:_ROLE_PREFIX]):
+                continue  # the tag decides; the name saves a call for each entry of other roles
+            found = self.eks.describe_access_entry(clusterName=cluster, principalArn=principal)["accessEntry"]
+            groups = frozenset(found.get("kubernetesGroups") or ())
+            stack = (found.get("tags") or {}).get(STACK_TAG, "")
+            yield principal, PresentEntry(groups, stack, found.get("type", "STANDARD"))
+
+    def _principals(self, cluster: str) -> Iterator[str]:
+        token: dict[str, str] = {}
+        while True:
+            page = self.eks.list_access_entries(clusterName=cluster, maxResults=100, **token)
+            yield from page["accessEntries"]
+            if not page.get("nextToken"):
+                return
+            token = {"nextToken": page["nextToken"]}
+
+    def _change(self, cluster: str, entry: EntryChange) -> None:
+        named = {"clusterName": cluster, "principalArn": entry.role}
+        groups = sorted(entry.groups)
+        match entry.action:
+            case EntryAction.CREATE:
+                self.eks.create_access_entry(**named, kubernetesGroups=groups, tags={STACK_TAG: self.stack})
+            case EntryAction.UPDATE:
+                self.eks.update_access_entry(**named, kubernetesGroups=groups)
+            case EntryAction.REMOVE:
+                self.eks.delete_access_entry(**named)
+            case EntryAction.KEEP:
+                pass
+
+
+_FIXES: Mapping[str, str] = {
+    "AccessDeniedException": "Use an identity that may list, describe, create, update and delete its access entries.",
+    "ResourceNotFoundException": "Check the stack's parameter KubernetesClusters, and the region.",
+    "InvalidRequestException": "The cluster may not accept access entries yet: aws eks update-cluster-config --name "
+    "{cluster} --access-config authenticationMode=API_AND_CONFIG_MAP",
+    "InvalidParameterException": "IAM may not show a new role yet. Run the command again in a minute.",
+    "ResourceInUseException": "The entry was created meanwhile. Run the command again.",
+    "ResourceLimitExceededException": "Remove unused access entries from the cluster.",
+}
+
+
+def _problem_of(act: Callable[[], object], cluster: str) -> str:
+    """Return what failed in some calls of EKS and what to do next, by the error's code; empty after success."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        act()
+    except ClientError as error:
+        details = error.response.get("Error", {})
+        code, text = details.get("Code", ""), details.get("Message", "")
+        fix = _FIXES.get(code, "Run the command again.").format(cluster=cluster)
+        return f"{error.operation_name}: {code}: {text.rstrip('.')}. {fix}"
+    except BotoCoreError as error:
+        return f"{str(error).rstrip('.')}. Check the credentials, the network and the region."
+    return ""

@@ -1,0 +1,111 @@
+"""`evenkeel access`."""
+
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.output import answer, confirm
+from evenkeel_cli.render import OutputFormat, Printer, note, page
+from evenkeel_client.errors import CommandFailed, Exit
+
+if TYPE_CHECKING:
+    from evenkeel_cli.access_entries import ClusterChanges, EksAccess, EntryChange
+
+app = lookup.group("Give the functions' roles their EKS access entries.")
+
+StackOption = Annotated[str, typer.Option("--stack", help="The CloudFormation stack.", metavar="NAME")]
+ClustersOption = Annotated[
+    list[str] | None, typer.Option("--cluster", help="Only this cluster; may be repeated.", metavar="NAME")
+]
+
+
+@app.command("apply")
+def apply(
+    stack: StackOption = "",
+    clusters: ClustersOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes; change nothing.")] = False,
+    yes: lookup.YesOption = False,
+    output: lookup.OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show the changes of each cluster's access entries, and make them.
+
+    It removes only entries and groups that an earlier run made. A cluster that fails does not stop the other clusters.
+    """
+    eks, names = _found(stack, clusters)
+    found = [eks.plan(name) for name in names]
+    if not dry_run:
+        due = sum(len(each.due) for each in found)
+        if due and not yes:
+            _print(Printer(sys.stderr, os.environ), found, is_done=False)
+            confirm(f"make {due} changes")
+        found = [eks.apply(each) if each.due else each for each in found]
+    document = {"isDryRun": dry_run, "stack": eks.stack, "clusters": [each.to_json() for each in found]}
+    answer(document, output, lambda out: _print(out, found, is_done=not dry_run))
+    if any(each.has_failed for each in found):
+        raise typer.Exit(Exit.FAILED)
+
+
+@app.command("print")
+def print_commands(stack: StackOption = "", clusters: ClustersOption = None) -> None:
+    """Print the AWS CLI commands that create the entries, for an identity without this command."""
+    eks, names = _found(stack, clusters)
+    for cluster in names:
+        for line in eks.commands(cluster):
+            page().line(shlex.join(line))
+
+
+def _found(stack: str, only: list[str] | None) -> tuple["EksAccess", list[str]]:
+    """Return the access of the stack's functions, and the clusters to look at.
+
+    Raises:
+        CommandFailed: the stack cannot be read, does not match this release, or has no such cluster.
+    """
+    from evenkeel_cli.access_entries import EksAccess, WantedEntry
+    from evenkeel_cli.commands.doctor import stack_site
+    from evenkeel_cli.doctor.findings import CouldNotCheck
+    from evenkeel_cli.offline import access
+
+    site, aws = stack_site(stack)
+    try:
+        roles, names = site.roles(), site.clusters()
+    except CouldNotCheck as error:
+        raise CommandFailed(Exit.FAILED, str(error), code="NO_STACK", hint=error.fix) from error
+    if differing := sorted(set(roles) ^ set(access.functions())):
+        text = f"The stack {site.stack} and this command differ: only one of them has the function {differing[0]}."
+        raise CommandFailed(Exit.FAILED, text, code="OTHER_RELEASE", hint="Use the command of the stack's release.")
+    if unknown := sorted(set(only or ()) - set(names)):
+        text = f"The stack {site.stack} has no cluster {unknown[0]!r}."
+        hint = f"KubernetesClusters: {', '.join(names) or 'none'}"
+        raise CommandFailed(Exit.NOT_FOUND, text, code="NOT_FOUND", hint=hint)
+    if not names:
+        note(f"The stack {site.stack} has no Kubernetes clusters.")
+    wanted = tuple(WantedEntry(name, role, frozenset(access.groups_of(name))) for name, role in roles.items())
+    return EksAccess(aws.client("eks"), site.stack, wanted), [name for name in names if not only or name in only]
+
+
+def _print(out: Printer, found: list["ClusterChanges"], *, is_done: bool) -> None:
+    for each in found:
+        if each.problem:
+            out.line(out.with_glyph("failed", f"{each.cluster}  failed: {each.problem}"))
+            continue
+        current = len(each.entries) - len(each.due)
+        out.line(
+            out.bold(f"{each.cluster}  {len(each.due)} {'changed' if is_done else 'to change'}, {current} current")
+        )
+        for entry in each.entries:
+            if entry in each.due or entry.problem:
+                out.line(f"  {_line(out, entry, is_done=is_done)}")
+    if is_done:
+        out.next("evenkeel doctor")
+
+
+def _line(out: Printer, entry: "EntryChange", *, is_done: bool) -> str:
+    if entry.problem:
+        return out.with_glyph("failed", f"{entry.function or entry.role}  {entry.action} failed: {entry.problem}")
+    groups = [f"+{name}" for name in entry.added] + [f"-{name}" for name in entry.lost]
+    status = "ok" if is_done else "next"
+    return out.with_glyph(status, f"{entry.function or entry.role}  {entry.action}  {' '.join(groups)}")

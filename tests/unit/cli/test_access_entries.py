@@ -1,0 +1,63 @@
+"""Which access entries change, for any state of a cluster."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel_cli.access_entries import EntryAction, EntryChange, PresentEntry, WantedEntry, plan_entries
+
+STACK = "evenkeel-dev"
+groups = st.frozensets(st.sampled_from(["evenkeel:readers", "evenkeel:cordoners", "team:admins"]), max_size=3)
+entries = st.builds(PresentEntry, groups, st.sampled_from([STACK, "evenkeel-prod", ""]), st.just("STANDARD"))
+present = st.dictionaries(st.sampled_from(["arn:a", "arn:b", "arn:c", "arn:d"]), entries)
+WANTED = (
+    WantedEntry("plan_recovery", "arn:a", frozenset({"evenkeel:readers"})),
+    WantedEntry("cordon_node", "arn:b", frozenset({"evenkeel:cordoners"})),
+)
+
+
+def applied(before: dict[str, PresentEntry], changes: list[EntryChange]) -> dict[str, PresentEntry]:
+    after = dict(before)
+    for each in changes:
+        if each.action is EntryAction.REMOVE:
+            del after[each.role]
+        elif each.action is EntryAction.CREATE:
+            after[each.role] = PresentEntry(each.groups, STACK)
+        else:
+            after[each.role] = before[each.role]._replace(groups=each.groups)
+    return after
+
+
+@given(present)
+def test_second_run_changes_nothing(before: dict[str, PresentEntry]) -> None:
+    after = applied(before, list(plan_entries(WANTED, before, STACK)))
+
+    assert {each.action for each in plan_entries(WANTED, after, STACK)} == {EntryAction.KEEP}
+    assert all(each.groups <= after[each.role].groups for each in WANTED)
+
+
+@given(present)
+def test_entries_of_other_makers_lose_nothing(before: dict[str, PresentEntry]) -> None:
+    after = applied(before, list(plan_entries(WANTED, before, STACK)))
+
+    for role, entry in before.items():
+        if entry.stack != STACK:
+            assert entry.groups <= after[role].groups
+
+
+def test_entry_of_a_removed_role_goes_only_with_our_tag() -> None:
+    before = {
+        "arn:c": PresentEntry(frozenset({"evenkeel:readers"}), STACK),
+        "arn:d": PresentEntry(frozenset({"evenkeel:readers"}), "evenkeel-prod"),
+    }
+
+    changes = list(plan_entries((), before, STACK))
+
+    assert [(each.role, each.action) for each in changes] == [("arn:c", EntryAction.REMOVE)]
+
+
+def test_entry_of_a_node_type_is_a_problem_and_not_changed() -> None:
+    before = {"arn:a": PresentEntry(frozenset(), "", "EC2_LINUX")}
+
+    (change,) = plan_entries(WANTED[:1], before, STACK)
+
+    assert (change.action, "EC2_LINUX" in change.problem) == (EntryAction.KEEP, True)
