@@ -1,7 +1,7 @@
 """The port Provider: the fake and the adapter on the local GPU cluster, and stubs for answers that only AWS gives."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -38,10 +38,23 @@ def test_listed_and_described_nodes_are_equal(bench: ClusterUnderTest) -> None:
     assert len(nodes) == 6
     assert len({node.logical_id for node in nodes if node.logical_id}) == 6
     assert bench.provider.node(nodes[0].instance_id) == nodes[0]
+    assert nodes[0].logical_id
+    assert bench.provider.node_in_slot(nodes[0].logical_id) == nodes[0]
 
 
 def test_missing_instance_is_none(bench: ClusterUnderTest) -> None:
     assert bench.provider.node("i-0aaaaaaaaaaaaaaaa") is None
+    assert bench.provider.node_in_slot("no-such-slot") is None
+
+
+def test_new_nodes_are_those_launched_after_the_time(bench: ClusterUnderTest) -> None:
+    nodes = bench.provider.nodes()
+    oldest, newest = (choose(node.launched_at for node in nodes) for choose in (min, max))
+
+    found = bench.provider.nodes_launched_after(oldest - timedelta(seconds=1))
+
+    assert {node.instance_id for node in found} == {node.instance_id for node in nodes}
+    assert bench.provider.nodes_launched_after(newest) == ()
 
 
 def test_repair_of_a_missing_instance_is_stale(bench: ClusterUnderTest) -> None:
@@ -104,6 +117,8 @@ def test_replacement_keeps_the_slot_and_starts_tainted(bench: ClusterUnderTest) 
     after: ProviderNode = bench.eventually(new_node, "the new machine")
     assert after.launched_at > machine.launched_at
     assert bench.provider.node(machine.instance_id) is None
+    assert machine.logical_id
+    assert bench.provider.node_in_slot(machine.logical_id) == after
     assert bench.provider.replace(machine.instance_id) is RepairAnswer.NO_SUCH_NODE
 
     node = bench.eventually(
@@ -241,6 +256,18 @@ def test_cluster_without_logical_ids_is_remembered() -> None:
     asked.nodes()
 
     assert ["IncludeNodeLogicalIds" in request for request in client.requests] == [True, False, False]
+
+
+def test_new_nodes_are_filtered_by_launch_time_again() -> None:
+    at = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    asked, client = provider(
+        {"ClusterNodeSummaries": [a_summary(1, LaunchTime=at), a_summary(2, LaunchTime=at + timedelta(seconds=1))]}
+    )
+
+    found = asked.nodes_launched_after(at)
+
+    assert [node.instance_id[-1] for node in found] == ["2"]
+    assert client.requests[0]["CreationTimeAfter"] < at
 
 
 def test_unreadable_node_does_not_count_as_gone() -> None:

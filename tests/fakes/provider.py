@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter, deque
+from datetime import datetime
 from typing import Any
 
 from evenkeel.domain.nodes import ProviderCluster, ProviderNode
@@ -67,6 +68,12 @@ class FakeProvider:
 
     def node(self, instance_id: str) -> ProviderNode | None:
         return self.by_id.get(instance_id)
+
+    def node_in_slot(self, logical_id: str) -> ProviderNode | None:
+        return next((node for node in reversed(self.nodes()) if node.logical_id == logical_id), None)
+
+    def nodes_launched_after(self, at: datetime) -> tuple[ProviderNode, ...]:
+        return tuple(node for node in self.nodes() if node.launched_at > at)
 
     def reboot(self, instance_id: str) -> RepairAnswer:
         return self._ask(REBOOT, instance_id)

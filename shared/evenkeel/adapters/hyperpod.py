@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -20,6 +21,8 @@ _ANSWERS: Mapping[str, RepairAnswer] = {
     "InternalServerError": RepairAnswer.FAILED,
 }
 _PAGE = 100
+_LONGEST_LAUNCH = timedelta(hours=1)
+"""How much later than its creation a node's launch time may be. The API filters by creation alone."""
 
 
 class HyperPodProvider:
@@ -61,14 +64,15 @@ class HyperPodProvider:
 
     def node(self, instance_id: str) -> ProviderNode | None:
         _check(instance_id)
-        with aws.translate_errors(f"describe node {instance_id} of {self._arn}"):
-            try:
-                answer = self._reader.describe_cluster_node(ClusterName=self._arn, NodeId=instance_id)
-            except ClientError as error:
-                if aws.code_of(error) in _GONE:
-                    return None
-                raise
-        return _node(answer["NodeDetails"])
+        return self._describe(NodeId=instance_id)
+
+    def node_in_slot(self, logical_id: str) -> ProviderNode | None:
+        return self._describe(NodeLogicalId=logical_id)
+
+    def nodes_launched_after(self, at: datetime) -> tuple[ProviderNode, ...]:
+        with aws.translate_errors(f"list new nodes of {self._arn}"):
+            created = self._list(CreationTimeAfter=at - _LONGEST_LAUNCH)
+        return tuple(node for node in created if node.launched_at > at)
 
     def reboot(self, instance_id: str) -> RepairAnswer:
         return self._request("reboot", instance_id, self._repairer.batch_reboot_cluster_nodes)
@@ -94,6 +98,16 @@ class HyperPodProvider:
         except (Refused, NotFound):
             return RepairAnswer.NOT_NOW  # the status of the node does not allow a check
         return RepairAnswer.ACCEPTED
+
+    def _describe(self, **name: str) -> ProviderNode | None:
+        with aws.translate_errors(f"describe node {next(iter(name.values()))} of {self._arn}"):
+            try:
+                answer = self._reader.describe_cluster_node(ClusterName=self._arn, **name)
+            except ClientError as error:
+                if aws.code_of(error) in _GONE:
+                    return None
+                raise
+        return _node(answer["NodeDetails"])
 
     def _list(self, **options: Any) -> tuple[ProviderNode, ...]:
         found: list[ProviderNode | None] = []

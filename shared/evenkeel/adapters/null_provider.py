@@ -1,5 +1,7 @@
 """The port Provider for a fleet without HyperPod."""
 
+from datetime import datetime
+
 from evenkeel.domain.nodes import ProviderCluster, ProviderNode
 from evenkeel.ports import NotFound, RepairAnswer
 
@@ -15,6 +17,12 @@ class NullProvider:
 
     def node(self, instance_id: str) -> ProviderNode | None:  # noqa: ARG002 - the port's name
         return None
+
+    def node_in_slot(self, logical_id: str) -> ProviderNode | None:  # noqa: ARG002 - the port's name
+        return None
+
+    def nodes_launched_after(self, at: datetime) -> tuple[ProviderNode, ...]:  # noqa: ARG002 - the port's name
+        return ()
 
     def reboot(self, instance_id: str) -> RepairAnswer:  # noqa: ARG002 - the port's name
         return RepairAnswer.NO_SUCH_NODE

@@ -1,5 +1,6 @@
 """HyperPod's control plane: its nodes, and requests to repair them."""
 
+from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
@@ -30,11 +31,19 @@ class Provider(Protocol):
         ...
 
     def nodes(self) -> tuple[ProviderNode, ...]:
-        """Return all nodes with their logical ids. Reads all pages."""
+        """Return all nodes with their logical ids. Reads all pages, so only the watch and the sweep call it."""
         ...
 
     def node(self, instance_id: str) -> ProviderNode | None:
         """Describe one node; None if it does not exist."""
+        ...
+
+    def node_in_slot(self, logical_id: str) -> ProviderNode | None:
+        """Describe the node that now has a logical id; None if there is none, or it has no instance yet."""
+        ...
+
+    def nodes_launched_after(self, at: datetime) -> tuple[ProviderNode, ...]:
+        """Return the nodes that were launched after a time. Reads all pages of these nodes."""
         ...
 
     def reboot(self, instance_id: str) -> RepairAnswer:

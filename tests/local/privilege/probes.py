@@ -286,6 +286,14 @@ def alone(stage: PermissionBench, node: int, **changes: Any) -> Incident:
     return planned(stage, node, **changes)
 
 
+def a_node_without_a_slot(stage: PermissionBench) -> Json:
+    """Return the fields of an incident whose node is gone from a cluster without logical ids."""
+    life = NodeLife(
+        cluster=stage.cluster_name, instance_id=f"i-{int(now().timestamp() * 1000):017x}", launched_at=now()
+    )
+    return {"life": life, "slot": life.key, "node_name": "", "boot_id": ""}
+
+
 def a_wait(subject: str, kind: ConditionKind, name: str, facts: Json, **changes: Any) -> Wait:
     """Return an open wait of a task that does not exist, with an unknown token."""
     fields: dict[str, Any] = {
@@ -546,6 +554,11 @@ def plans_for_a_node_that_can_wait(stage: PermissionBench) -> Json:
     return of_incident(an_incident(stage, IncidentState.OPEN, fault_key="xid:63"))
 
 
+@probe("plan_recovery")
+def plans_for_a_node_that_is_gone(stage: PermissionBench) -> Json:
+    return of_incident(an_incident(stage, IncidentState.OPEN, **a_node_without_a_slot(stage)))
+
+
 def registered(stage: PermissionBench, which: RegisterName, *places: int) -> None:
     """Let exactly these nodes be in repair or have our cordon."""
     entries = tuple(
@@ -648,6 +661,11 @@ def reboots(stage: PermissionBench) -> Json:
     return of_incident(alone(stage, REBOOTED))
 
 
+@probe("repair_node")
+def looks_for_the_node_that_replaced_another(stage: PermissionBench) -> Json:
+    return of_incident(alone(stage, REBOOTED, **a_node_without_a_slot(stage)))
+
+
 @probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("REQUESTED", "RETRY"))
 def replaces(stage: PermissionBench) -> Json:
     stage.await_machine(REPLACED)
@@ -736,6 +754,16 @@ def runs_a_test_job(stage: PermissionBench) -> Json:
     return of_incident(planned(stage, EXAMINED, fault_key="fabric:manager_not_running"))
 
 
+@probe("check_node")
+def checks_the_node_that_replaced_another(stage: PermissionBench) -> Json:
+    return of_incident(planned(stage, **a_node_without_a_slot(stage)))
+
+
+@probe("return_node")
+def returns_the_node_that_replaced_another(stage: PermissionBench) -> Json:
+    return of_incident(planned(stage, **a_node_without_a_slot(stage)))
+
+
 @probe("return_node")
 def returns(stage: PermissionBench) -> Json:
     incident = planned(stage)
@@ -817,6 +845,11 @@ def waits_for_its_order(stage: PermissionBench) -> Json:
 @probe("open_wait")
 def waits_for_a_node(stage: PermissionBench) -> Json:
     return of_incident(planned(stage), kind="NODE_BACK", token="a-token-of-no-task")
+
+
+@probe("open_wait")
+def waits_for_a_node_without_a_slot(stage: PermissionBench) -> Json:
+    return of_incident(planned(stage, **a_node_without_a_slot(stage)), kind="NODE_BACK", token="a-token-of-no-task")
 
 
 @probe("open_wait", succeeds=lambda seen: "there is no incident" in seen.error_text.lower())

@@ -848,7 +848,7 @@ def test_nodes_of_an_unreadable_fleet_are_not_counted() -> None:
 def test_pool_sizes_of_an_unreadable_fleet_are_kept() -> None:
     scenario = JobScenario()
     scenario.sweep()
-    before = scenario.world.ledger.get(fleet_rows.pools_row({}, 0).key)
+    before = scenario.world.ledger.get(fleet_rows.summary_key())
     scenario.world.cluster.blind[CLUSTER] = {"*"}
     later(scenario)
 

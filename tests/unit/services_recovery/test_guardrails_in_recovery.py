@@ -12,11 +12,12 @@ from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode, ModeRule
+from evenkeel.domain.recovery.fleet_summary import FleetSummary
 from evenkeel.domain.recovery.guardrails import GuardrailName, RegisterEntry
 from evenkeel.domain.recovery.policy import GuardrailPolicy
 from evenkeel.domain.resources import NONE
 from evenkeel.domain.waiting import ConditionKind
-from evenkeel.ports import Conflict, Invalid, Ledger, Put, Table, Write
+from evenkeel.ports import Conflict, Invalid, Ledger, Put, Row, Table, Write
 from evenkeel.services.incidents import approve_recovery, note_group_fact, settle_incident
 from evenkeel.services.recovery import (
     cordon_node,
@@ -63,8 +64,9 @@ def remember(recovery: RecoveryScenario, number: int, **changes: Any) -> None:
     known = [rows.read(each, FleetNode) for each in recovery.world.ledger.by_state(Table.FLEET, "NODE").rows]
     boot_seconds = recovery.policy.watch.first_boot_grace_seconds
     able = Counter(node.pool for node in known if node.can_be_acted_on(recovery.now, boot_seconds=boot_seconds))
-    sizes = recovery.world.ledger.get(fleet_rows.pools_row({}, 0).key)
-    recovery.world.ledger.commit(Put(fleet_rows.pools_row(able, sizes.version if sizes else 0)))
+    stored = recovery.world.ledger.get(fleet_rows.summary_key())
+    summary = FleetSummary(nodes=able).to_json()
+    recovery.world.ledger.commit(Put(Row(fleet_rows.summary_key(), summary, stored.version if stored else 0)))
 
 
 def at_repair(recovery: RecoveryScenario, number: int, **fact: Any) -> str:

@@ -560,6 +560,7 @@ def test_opted_out_pool_is_left_alone() -> None:
     recovery = RecoveryScenario(with_job=False)
     for node in list(recovery.world.cluster.by_name.values()):
         recovery.world.cluster.set_node(node.name, labels={**node.labels, "evenkeel.io/automation": "OFF"})
+    recovery.scenario.sweep()
     recovery.world.cluster.remove_node(NODE)
     recovery.report_fault()
 

@@ -1,6 +1,6 @@
 """How a person opts a node out of automation: with a label, or by removing Evenkeel's cordon."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.nodes import KubernetesNode
@@ -10,26 +10,43 @@ AUTOMATION_LABEL = "evenkeel.io/automation"
 """Label of a node. The value `off` opts the node out. Set it in the template of a NodePool or group for all nodes."""
 
 
-def is_opted_out(node: KubernetesNode) -> bool:
-    """Whether the label opts this node out of automation."""
-    return node.labels.get(AUTOMATION_LABEL, "").lower() == "off"
+def is_opted_out(labels: Mapping[str, str]) -> bool:
+    """Whether the labels of a node opt it out of automation."""
+    return labels.get(AUTOMATION_LABEL, "").lower() == "off"
 
 
-def opt_out_reason(incident: Incident, own_node: KubernetesNode | None, nodes: Iterable[KubernetesNode]) -> str:
+def opted_out_pools(nodes: Iterable[tuple[str, Mapping[str, str]]]) -> frozenset[str]:
+    """Return the pools of which every node is opted out. Each node is given by its pool and its labels."""
+    opted_out: set[str] = set()
+    automated: set[str] = set()
+    for pool, labels in nodes:
+        (opted_out if is_opted_out(labels) else automated).add(pool)
+    return frozenset(opted_out - automated)
+
+
+def opt_out_reason(
+    incident: Incident,
+    own_node: KubernetesNode | None,
+    nodes: Iterable[KubernetesNode] = (),
+    *,
+    pools: Container[str] | None = None,
+) -> str:
     """Return how a person opted out of this recovery, as one sentence; empty if no person did.
 
     Args:
         incident: The incident.
         own_node: Its node; None if the node is gone. Then the other nodes of its pool show whether the pool opted out.
-        nodes: All nodes of its cluster.
+        nodes: All nodes of its cluster; not needed with `pools`.
+        pools: The pools that opted out, if they are known without `nodes`.
     """
     if own_node is None:
-        peers = [node for node in nodes if node.pool == incident.pool]
-        is_off = bool(peers) and all(is_opted_out(peer) for peer in peers)
+        if pools is None:
+            pools = opted_out_pools((node.pool, node.labels) for node in nodes)
+        is_off = incident.pool in pools
         return (
             f"Pool {incident.pool} has the label {AUTOMATION_LABEL}=off, so Evenkeel leaves it alone." if is_off else ""
         )
-    if is_opted_out(own_node):
+    if is_opted_out(own_node.labels):
         return f"Node {own_node.name} has the label {AUTOMATION_LABEL}=off, so Evenkeel leaves it alone."
     if was_uncordoned(incident, own_node):
         return f"Node {own_node.name} was un-cordoned during its recovery, so Evenkeel leaves it alone."

@@ -1,6 +1,6 @@
 """Decide whether a node may take work. The same rule applies after a repair and after the first boot."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -119,8 +119,21 @@ def expected_accelerators(instance_type: str, peers: Iterable[KubernetesNode]) -
         instance_type: The instance type.
         peers: Other nodes of the fleet. The node itself must not be among them.
     """
-    counts = [peer.accelerators for peer in peers if peer.instance_type == instance_type and peer.is_ready]
-    return max(counts, default=0) or ACCELERATORS.get(instance_type.removeprefix("ml."), 0)
+    offers = ((peer.instance_type, peer.accelerators) for peer in peers if peer.is_ready)
+    return expected_of_type(instance_type, most_accelerators(offers))
+
+
+def most_accelerators(offers: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Return instance type → the most accelerators of all offers of that type."""
+    most: dict[str, int] = {}
+    for instance_type, accelerators in offers:
+        most[instance_type] = max(accelerators, most.get(instance_type, 0))
+    return most
+
+
+def expected_of_type(instance_type: str, offered: Mapping[str, int]) -> int:
+    """Return how many accelerators a node of this type should offer: the most that is offered, else by the table."""
+    return offered.get(instance_type, 0) or ACCELERATORS.get(instance_type.removeprefix("ml."), 0)
 
 
 def fault_marks(node: KubernetesNode) -> tuple[str, ...]:

@@ -8,11 +8,12 @@ The order of the writes, and the effect of a crash:
 """
 
 from evenkeel.domain.health.incidents import Incident, NodeCheck
-from evenkeel.domain.recovery.node_slot import DEEP_CHECK_RUNNING, ObservedNode, find_slot_state
+from evenkeel.domain.recovery.node_slot import DEEP_CHECK_RUNNING, ObservedNode
 from evenkeel.domain.recovery.validation import CheckDecision, CheckFacts, CheckKind, choose_check
 from evenkeel.domain.values import Value
 from evenkeel.ports import CheckSpec, Ledger, Put, RepairAnswer, Write
 from evenkeel.services.context import Context
+from evenkeel.services.recovery.read_slot import SlotReader
 from evenkeel.services.storage import incident_record, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
 
@@ -36,14 +37,7 @@ def run(request: Request, context: Context) -> Outcome:
     """
     incident, _ = incident_record.load(context.ledger, request.incident_id)
     ask = incident_record.last_ask(context.ledger, incident)
-    slot_state = find_slot_state(
-        incident.life,
-        incident.slot,
-        incident.pool,
-        records=context.provider.nodes(),
-        nodes=context.cluster.nodes(incident.life.cluster),
-        since=ask.requested_at if ask else incident.opened_at,
-    )
+    slot_state = SlotReader(incident, context).state(ask.requested_at if ask else incident.opened_at)
     observed = slot_state.replacement or slot_state.original
     fault = context.policy.catalogue.look_up(incident.fault_key)
     facts = CheckFacts(

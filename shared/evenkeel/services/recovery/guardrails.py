@@ -23,6 +23,7 @@ from evenkeel.domain.recovery.leases import Hold, Holds
 from evenkeel.ports import Table, every
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import note_group_fact
+from evenkeel.services.recovery import read_slot
 from evenkeel.services.storage import fleet_rows, guardrail_registers, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 
@@ -94,8 +95,7 @@ class GuardrailInputs:
 
     def pool_nodes(self, pool: str) -> int:
         """Return how many nodes of a pool can be acted on, as the sweep counted them; 0 if it did not count them."""
-        row = self.context.ledger.get(fleet_rows.pools_row({}, 0).key)
-        return int(row.doc["nodes"].get(pool, 0)) if row else 0
+        return read_slot.fleet_summary(self.context.ledger).nodes.get(pool, 0)
 
     def is_old(self, incident: Incident) -> bool:
         """Whether an incident's evidence is so old that its node must be examined again."""

@@ -1,5 +1,6 @@
 """State PlanRecovery of recover_node: decide what to do about a node, and whether it is allowed."""
 
+from collections.abc import Container, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import NamedTuple
@@ -10,8 +11,8 @@ from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderClust
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.approval import beyond_approval, is_approved, why_superseded
 from evenkeel.domain.recovery.modes import mode_for
-from evenkeel.domain.recovery.node_slot import SlotState, find_slot_state
-from evenkeel.domain.recovery.opt_out import opt_out_reason
+from evenkeel.domain.recovery.node_slot import SlotState
+from evenkeel.domain.recovery.opt_out import opt_out_reason, opted_out_pools
 from evenkeel.domain.recovery.other_controllers import controller_mark, is_person_cordon
 from evenkeel.domain.recovery.plan import (
     CAN_WAIT_SECONDS,
@@ -21,10 +22,11 @@ from evenkeel.domain.recovery.plan import (
     RecoveryPlan,
     plan_recovery,
 )
-from evenkeel.domain.resources import NONE
 from evenkeel.domain.values import Value
 from evenkeel.ports import NotFound, Provider, Put, Write
 from evenkeel.services.context import Context
+from evenkeel.services.recovery import read_slot
+from evenkeel.services.recovery.read_slot import SlotReader
 from evenkeel.services.storage import incident_record, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
 
@@ -80,7 +82,7 @@ class _Observed(NamedTuple):
     """The node's state in the control planes."""
 
     slot_state: SlotState
-    nodes: tuple[KubernetesNode, ...]
+    opted_out_pools: Container[str]
     settings: ProviderCluster | None
 
 
@@ -93,20 +95,12 @@ class _Decided(NamedTuple):
 
 
 def _observe(incident: Incident, context: Context) -> _Observed:
+    slot = SlotReader(incident, context)
     # Read in parallel: until the cordon, new pods can start on the faulty node.
-    with ThreadPoolExecutor(max_workers=3) as readers:
-        nodes = readers.submit(context.cluster.nodes, incident.life.cluster)
-        records = readers.submit(context.provider.nodes)
+    with ThreadPoolExecutor(max_workers=2) as readers:
+        slot_state = readers.submit(slot.state, incident.opened_at)
         described = readers.submit(settings_of, context.provider)
-    slot_state = find_slot_state(
-        incident.life,
-        incident.slot,
-        incident.pool,
-        records=records.result(),
-        nodes=nodes.result(),
-        since=incident.opened_at,
-    )
-    return _Observed(slot_state, nodes.result(), described.result())
+    return _Observed(slot_state.result(), slot.opted_out_pools, described.result())
 
 
 def _decide(incident: Incident, seen: _Observed, context: Context, *, drills_may_act: bool) -> _Decided:
@@ -138,12 +132,13 @@ def _timeline_line(incident: Incident, text: str, decision_id: str, context: Con
 def preview_plan(
     incident: Incident,
     slot_state: SlotState,
-    nodes: tuple[KubernetesNode, ...],
+    nodes: Iterable[KubernetesNode],
     settings: ProviderCluster | None,
     context: Context,
 ) -> RecoveryPlan:
     """Return the plan that would be made now for a real incident. Records nothing."""
-    return _decide(incident, _Observed(slot_state, nodes, settings), context, drills_may_act=False).plan
+    pools = opted_out_pools((node.pool, node.labels) for node in nodes)
+    return _decide(incident, _Observed(slot_state, pools, settings), context, drills_may_act=False).plan
 
 
 def _mode(incident: Incident, fault: IncidentFault, slot_state: SlotState, context: Context) -> Mode:
@@ -217,12 +212,11 @@ def _facts(
     *,
     drills_may_act: bool,
 ) -> PlanFacts:
-    slot_state, nodes, settings = seen
+    slot_state, _, settings = seen
     node = slot_state.original.node
     recovered = incident.recovered_at
-    # Read the pods only for a fault that can wait for the work on its node, because that lists all pods.
-    can_wait = fault.fault.drain_seconds >= CAN_WAIT_SECONDS and node is not None
-    in_use = context.cluster.resources_in_use(incident.life.cluster) if can_wait else {}
+    # Read the pods only for a fault that can wait for the work on its node.
+    is_busy = node is not None and fault.fault.drain_seconds >= CAN_WAIT_SECONDS and read_slot.has_work(node, context)
     return PlanFacts(
         fault_key=incident.fault_key,
         fault=FaultTerms.of(fault.fault),
@@ -244,8 +238,8 @@ def _facts(
         node_status=slot_state.original.record.status if slot_state.original.record else "",
         is_person_cordon=is_person_cordon(node),
         controller=controller_mark(node),
-        opt_out_reason=opt_out_reason(incident, node, nodes),
-        is_busy=bool(node and in_use.get(node.name, NONE).accelerators),
+        opt_out_reason=opt_out_reason(incident, node, pools=seen.opted_out_pools),
+        is_busy=is_busy,
         opened_at=incident.opened_at,
         deadline_at=incident.deadline_at,
     )

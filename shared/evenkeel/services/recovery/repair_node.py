@@ -22,14 +22,11 @@ from evenkeel.domain.recovery.guardrails import GuardedAction, GuardFacts, check
 from evenkeel.domain.recovery.leases import RepairLease, RepairRequest
 from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.node_groups import GroupFacts, group_facts
-from evenkeel.domain.recovery.node_slot import find_slot_state
-from evenkeel.domain.recovery.opt_out import opt_out_reason
 from evenkeel.domain.recovery.other_controllers import controller_mark, is_person_cordon
 from evenkeel.domain.recovery.plan import FaultTerms, Owner, provider_busy_reason, why_not_allowed
 from evenkeel.domain.recovery.repair import Repair, RepairDecision, RepairFacts, choose_repair
 from evenkeel.domain.recovery.repair_requests import ACCEPTED, FAILED, NOT_NOW, OWNERS, REPLACE, UNKNOWN, took_effect
-from evenkeel.domain.recovery.validation import CheckKind, expected_accelerators, judge_node
-from evenkeel.domain.resources import NONE
+from evenkeel.domain.recovery.validation import CheckKind, judge_node
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
     Ledger,
@@ -41,8 +38,9 @@ from evenkeel.ports import (
     Write,
 )
 from evenkeel.services.context import Context
-from evenkeel.services.recovery import cordon_node, drain_node, guardrails, plan_recovery, record_block
+from evenkeel.services.recovery import cordon_node, drain_node, guardrails, plan_recovery, read_slot, record_block
 from evenkeel.services.recovery.guardrails import GuardContext
+from evenkeel.services.recovery.read_slot import SlotReader
 from evenkeel.services.storage import (
     attempt_record,
     fleet_rows,
@@ -204,26 +202,18 @@ def _carry_out(step: _Step, context: Context) -> Outcome:
 
 
 def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> RepairFacts:
-    nodes = context.cluster.nodes(incident.life.cluster)
     asks = tuple(ask for ask in (lease.requests if lease else ()) if ask.life.key == incident.life.key)
     mine = [ask for ask in asks if ask.incident_id == incident.incident_id]
     since = mine[0].requested_at if mine else incident.opened_at
-    slot_state = find_slot_state(
-        incident.life, incident.slot, incident.pool, records=context.provider.nodes(), nodes=nodes, since=since
-    )
+    slot = SlotReader(incident, context)
+    slot_state = slot.state(since)
     observed = slot_state.replacement or slot_state.original
-    kind = observed.node.instance_type if observed.node else incident.instance_type
-    peers = [node for node in nodes if observed.node is None or node.name != observed.node.name]
     own_node = slot_state.original.node
     recovered = incident.recovered_at
     settings = plan_recovery.settings_of(context.provider)
     status = slot_state.original.record.status if slot_state.original.record else ""
     until = incident.plan.work_may_run_until if incident.plan else None
-    has_work = bool(
-        until
-        and own_node
-        and context.cluster.resources_in_use(incident.life.cluster).get(own_node.name, NONE).accelerators
-    )
+    has_work = bool(until and own_node and read_slot.has_work(own_node, context))
     window = timedelta(hours=context.policy.repair.flap_window_hours)
     fault = IncidentFault.of(incident, context.policy.catalogue)
     owner = Owner(incident.plan.owner) if incident.plan and incident.plan.owner else Owner.EVENKEEL
@@ -248,10 +238,10 @@ def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> R
         requests=asks,
         slot_state=slot_state,
         group=_load_group(incident, asks, context) if owner is Owner.NODE_GROUP and not not_allowed else None,
-        validity=judge_node(observed, expected=expected_accelerators(kind, peers)),
+        validity=judge_node(observed, expected=slot.expected(observed, incident.instance_type)),
         invalid_at=incident.invalid_at,
         deep_check_failed_at=_deep_check_failed_at(incident),
-        opt_out_reason=opt_out_reason(incident, own_node, nodes),
+        opt_out_reason=slot.opt_out_reason,
         provider_busy=provider_busy_reason(settings.status if settings else "", status),
         has_work=has_work,
         work_may_run_until=until,

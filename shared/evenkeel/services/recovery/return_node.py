@@ -1,10 +1,10 @@
 """State ReturnNode of recover_node: let the node in the slot take new pods again."""
 
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.recovery.node_slot import find_slot_state
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger, ReleaseResult, Write
 from evenkeel.services.context import Context
+from evenkeel.services.recovery.read_slot import SlotReader
 from evenkeel.services.storage import guardrail_registers, incident_record, incident_rows, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 
@@ -38,14 +38,7 @@ def run(request: Request, context: Context) -> Outcome:
     """
     incident, _ = incident_record.load(context.ledger, request.incident_id)
     ask = incident_record.last_ask(context.ledger, incident)
-    slot_state = find_slot_state(
-        incident.life,
-        incident.slot,
-        incident.pool,
-        records=context.provider.nodes(),
-        nodes=context.cluster.nodes(incident.life.cluster),
-        since=ask.requested_at if ask else incident.opened_at,
-    )
+    slot_state = SlotReader(incident, context).state(ask.requested_at if ask else incident.opened_at)
     observed = slot_state.replacement or slot_state.original
     node = observed.node
     if node is None:

@@ -1,6 +1,5 @@
 """Keys, index entries and lifetimes of the fleet table."""
 
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -67,9 +66,9 @@ def register_key(name: str, *, is_drill: bool = False) -> Key:
     return Key(Table.FLEET, rows.partition(f"REGISTER#{name}", is_drill=is_drill), "META")
 
 
-def pools_row(nodes: Mapping[str, int], version: int) -> Row:
-    """`POOLS#sizes / META`: pool → number of nodes that can be acted on. Guardrails need not list the fleet."""
-    return Row(Key(Table.FLEET, "POOLS#sizes", "META"), {"nodes": dict(sorted(nodes.items()))}, version)
+def summary_key() -> Key:
+    """`POOLS#sizes / META`: the summary of the fleet. Recoveries and guardrails need not list the fleet."""
+    return Key(Table.FLEET, "POOLS#sizes", "META")
 
 
 def cause_key(cause: str, *, is_drill: bool = False) -> Key:

@@ -1,12 +1,12 @@
 """Store the state of the fleet, for callers that must not list the control planes each time."""
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod, unmanaged_workloads
 from evenkeel.domain.nodes import FleetNode, Node
+from evenkeel.domain.recovery.fleet_summary import FleetSummary
 from evenkeel.domain.recovery.other_controllers import repaired_by
 from evenkeel.domain.resources import NONE
 from evenkeel.domain.sources import Source, SourceKind
@@ -67,7 +67,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
         cordoned = frozenset(node.life.key for node in seen.values() if node.is_cordoned)
         with contextlib.suppress(Conflict):  # a person cordons or un-cordons now; the next sweep prunes
             person_cordons.prune(sweep.context, cordoned)
-        _count_pools(sweep, seen.values())
+        _summarise(sweep, seen.values())
     return 0
 
 
@@ -110,15 +110,14 @@ def refresh_kueue(sweep: SweepRun) -> int:
     return 0
 
 
-def _count_pools(sweep: SweepRun, nodes: Iterable[FleetNode]) -> None:
-    """Store the size of each pool."""
+def _summarise(sweep: SweepRun, nodes: Iterable[FleetNode]) -> None:
+    """Store the facts about the whole fleet that recoveries need."""
     boot_seconds = sweep.context.policy.watch.first_boot_grace_seconds
-    sizes = Counter(node.pool for node in nodes if node.can_be_acted_on(sweep.context.now, boot_seconds=boot_seconds))
-    stored = sweep.context.ledger.get(fleet_rows.pools_row({}, 0).key)
-    fresh = fleet_rows.pools_row(sizes, stored.version if stored else 0)
-    if stored is None or stored.doc != fresh.doc:
+    summary = FleetSummary.of(nodes, sweep.context.now, boot_seconds=boot_seconds).to_json()
+    stored = sweep.context.ledger.get(fleet_rows.summary_key())
+    if stored is None or stored.doc != summary:
         with contextlib.suppress(Conflict):  # another sweep was first
-            sweep.context.ledger.commit(Put(fresh))
+            sweep.context.ledger.commit(Put(Row(fleet_rows.summary_key(), summary, stored.version if stored else 0)))
 
 
 def _jobs_on_nodes(sweep: SweepRun) -> dict[tuple[str, str], tuple[str, ...]]:

@@ -29,6 +29,7 @@ from evenkeel.services.sweep import (
 from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
 from evenkeel.services.waits import evaluate_waits
 from evenkeel.services.waits.debounced_answers import DebouncedWaitAnswers
+from evenkeel.services.waits.shared_reads import SharedReads
 
 LOCK = "sweep"
 _LOCK_SECONDS = 60
@@ -155,10 +156,11 @@ def answer_waits(sweep: SweepRun) -> int:
         sweep.notes.pop("asked", {}),
         defers_to_watch=locks.is_held(context.ledger, watch_cluster.LOCK, now=sweep.context.now),
     )
-    judged = evaluate_waits.run(
-        context.but(wait_answers=answers),
-        repeat_answered=True,
-    )
+    reads = SharedReads(context.now)
+    if sweep.records is not None:
+        # Node objects are listed again: an incident that is newer than the list may have cordoned its node since.
+        reads.keep(evaluate_waits.HYPERPOD, "nodes", sweep.records)
+    judged = evaluate_waits.run(context.but(wait_answers=answers), repeat_answered=True, reads=reads)
     sweep.notes["asked"] = answers.asked
     source = Source(kind=SourceKind.WAITS)
     if judged.failure:

@@ -21,6 +21,7 @@ from evenkeel.services.incidents import receive_event
 from evenkeel.services.storage import heartbeats, locks
 from evenkeel.services.waits import evaluate_waits
 from evenkeel.services.waits.debounced_answers import DebouncedWaitAnswers
+from evenkeel.services.waits.shared_reads import SharedReads
 
 WRITER = "watch_cluster"
 LOCK = "watch"
@@ -92,6 +93,7 @@ class _Watch:
         self.snapshots = self.failed_snapshots = 0
         self.watch_states: dict[str, str] = {}
         """Kind of object → why its watch is broken; empty if it works."""
+        self.reads = SharedReads(context.clock.now())
         self.waits = ""
         """Why not every wait could be evaluated in the last round; empty if all were."""
 
@@ -156,6 +158,7 @@ class _Watch:
         """Run one round. A part that fails leaves the other parts alone and runs again in the next round."""
         self.changed_at, self.snapshot_at = None, now
         self.snapshots += 1
+        self.reads.begin_round(now)
         failures = [error for error in (self.answer_waits(now), *self.ingest_node_facts(now)) if error]
         if failures:
             self.failed_snapshots += 1
@@ -169,7 +172,7 @@ class _Watch:
         """Evaluate every wait. Return why some could not be evaluated; empty if all were."""
         context = self.context.but(now=now, wait_answers=self.answers)
         try:
-            judged = evaluate_waits.run(context)
+            judged = evaluate_waits.run(context, reads=self.reads)
         except EvenkeelError as error:
             self.waits = f"{type(error).__name__}: {error}"
             return self.waits
@@ -187,7 +190,7 @@ class _Watch:
         nodes: list[KubernetesNode] = []
         for cluster in self.context.site.clusters:
             try:
-                nodes += self.context.cluster.nodes(cluster)
+                nodes += evaluate_waits.list_nodes(cluster, self.context, self.reads)
             except EvenkeelError as error:
                 failures.append(f"nodes of {cluster}: {type(error).__name__}: {error}")
         for node in nodes:

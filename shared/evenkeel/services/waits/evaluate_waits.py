@@ -5,10 +5,10 @@ its condition may hold already. Repeated requests are harmless: `resolve_wait` a
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from evenkeel.domain.external import kueue_status
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
@@ -44,7 +44,6 @@ from evenkeel.domain.renting.awaiting import (
 )
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, replicas_seen
 from evenkeel.domain.renting.serving import replicas_on
-from evenkeel.domain.resources import NONE
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, WaitAnswer, WaitCondition, WaitState
@@ -57,18 +56,21 @@ from evenkeel.ports import (
     Put,
     Row,
     Table,
-    Unreachable,
     WaitAnswers,
     every,
     get_all,
 )
 from evenkeel.services.context import Context
-from evenkeel.services.recovery import blocked_incidents, plan_recovery
+from evenkeel.services.recovery import blocked_incidents, plan_recovery, read_slot
 from evenkeel.services.recovery.guardrails import GuardrailInputs
+from evenkeel.services.recovery.read_slot import SlotReader
 from evenkeel.services.storage import fleet_rows, incident_record, incident_rows, job_rows, rows, subject_rows
+from evenkeel.services.waits.shared_reads import SharedReads
 
-T = TypeVar("T")
 WRITER = "evaluate_waits"
+HYPERPOD = "HyperPod"
+RECORDS_MAX_TICKS = 3
+"""Ticks of the watch for which HyperPod's list is used: 15 s in production. A list of 2,000 nodes takes 20 calls."""
 _RENTAL_KINDS = (ConditionKind.RENTAL_READY, ConditionKind.RENTAL_ENDED)
 _ATTEMPT_KINDS = (
     ConditionKind.ATTEMPT_ADMITTED,
@@ -98,25 +100,15 @@ class EvaluationResult(Value):
 class Observation:
     """The facts of one evaluation. Each part is read once, and only if a wait needs it."""
 
-    def __init__(self, context: Context, *, reads_all: bool) -> None:
+    def __init__(self, context: Context, *, reads_all: bool, reads: SharedReads | None = None) -> None:
         self.context = context
+        self._reads = reads or SharedReads(context.now)
         self._reads_all = reads_all
         """Whether workloads are listed all at once, or read one by one."""
         self._found: dict[Key, Row] = {}
         self._let_go: frozenset[str] | None = None
-        self._nodes: dict[str, tuple[KubernetesNode, ...]] = {}
         self._workloads: dict[str, dict[tuple[str, int], list[ObservedWorkload]]] = {}
-        self._no_answer: dict[str, Unreachable] = {}
-        """Cluster or `HyperPod` → the call without an answer. It is not repeated for each of many waits."""
-
-    def _call(self, source: str, read: Callable[[], T]) -> T:
-        if source in self._no_answer:
-            raise Unreachable(str(self._no_answer[source]))
-        try:
-            return read()
-        except Unreachable as error:
-            self._no_answer[source] = error
-            raise
+        self._slots: dict[str, SlotReader] = {}
 
     def read_ahead(self, waits: Iterable[Wait]) -> None:
         """Read the rows of these waits in a few calls: there may be one wait for each node of a fleet."""
@@ -151,14 +143,27 @@ class Observation:
 
     def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
         """Return the node objects of a cluster."""
-        if cluster not in self._nodes:
-            self._nodes[cluster] = self._call(cluster, lambda: self.context.cluster.nodes(cluster))
-        return self._nodes[cluster]
+        return list_nodes(cluster, self.context, self._reads)
 
-    @cached_property
+    @property
     def records(self) -> tuple[ProviderNode, ...]:
-        """HyperPod's list of nodes."""
-        return self._call("HyperPod", self.context.provider.nodes)
+        """HyperPod's list of nodes. In the watch it may be some seconds old (`is_listed_since`)."""
+        return self._records()[0]
+
+    def is_listed_since(self, at: datetime) -> bool:
+        """Whether HyperPod's list is from after a time. An older list shows the node as it was before its repair."""
+        if not self._reads_all:
+            return True  # the slot is read by itself
+        return self._records()[1] >= at
+
+    def _records(self) -> tuple[tuple[ProviderNode, ...], datetime]:
+        return self._reads.read_with_time(
+            HYPERPOD, "nodes", self.context.provider.nodes, seconds=self._provider_seconds
+        )
+
+    @property
+    def _provider_seconds(self) -> float:
+        return RECORDS_MAX_TICKS * self.context.policy.watch.tick_seconds
 
     @cached_property
     def fleet(self) -> GuardrailInputs:
@@ -176,7 +181,7 @@ class Observation:
         """Whether an incident waits to cordon a node that is gone. It would wait without end."""
         if incident.block is None or incident.block.act != GuardedAction.CORDON:
             return False
-        return all(node.instance_id != incident.life.instance_id for node in self.nodes(incident.life.cluster))
+        return self.node_of(incident) is None
 
     @cached_property
     def _blocked(self) -> dict[str, Incident]:
@@ -188,12 +193,15 @@ class Observation:
             incident.life, incident.slot, incident.pool, records=records, nodes=nodes, since=incident.opened_at
         )
         observed = slot_state.replacement or slot_state.original
-        return judge_node(observed, expected=self.expected(observed)).is_valid
+        return judge_node(observed, expected=self.expected(incident, observed)).is_valid
 
-    @cached_property
+    @property
     def settings(self) -> ProviderCluster | None:
         """HyperPod's settings and status; None if the fleet has no HyperPod cluster."""
-        return plan_recovery.settings_of(self.context.provider)
+        provider = self.context.provider
+        return self._reads.read(
+            HYPERPOD, "cluster", lambda: plan_recovery.settings_of(provider), seconds=self._provider_seconds
+        )
 
     def check_result(self, cluster: str, check: NodeCheck) -> CheckResult:
         """Return the result of a node's test job."""
@@ -207,15 +215,16 @@ class Observation:
 
     def has_work(self, node: KubernetesNode) -> bool:
         """Whether a pod with accelerators runs on a node."""
-        in_use = self._call(node.cluster, lambda: self.context.cluster.resources_in_use(node.cluster))
-        return in_use.get(node.name, NONE).accelerators > 0
+        return self._reads.read(node.cluster, f"pods on {node.name}", lambda: read_slot.has_work(node, self.context))
 
     def workload(self, attempt: Attempt) -> ObservedWorkload:
         """Return an attempt's Job and pods."""
         if not self._reads_all:
             return self.context.cluster.workload(attempt)
         if attempt.cluster not in self._workloads:
-            listed = self._call(attempt.cluster, lambda: self.context.cluster.workloads(attempt.cluster))
+            listed = self._reads.read(
+                attempt.cluster, "workloads", lambda: self.context.cluster.workloads(attempt.cluster)
+            )
             by_name = self._workloads.setdefault(attempt.cluster, {})
             for seen in listed:
                 by_name.setdefault((seen.job_id, seen.attempt), []).append(seen)
@@ -241,8 +250,29 @@ class Observation:
         known = {pod.uid for pod in waiting}
         return (*waiting, *(pod for pod in self.pods_on(cluster, came) if pod.uid not in known)), nodes
 
-    def slot_state(self, facts: Mapping[str, Any]) -> SlotState:
+    def slot(self, incident: Incident) -> SlotReader:
+        """Return the reader of one slot, for an evaluation that does not list the fleet."""
+        if incident.incident_id not in self._slots:
+            self._slots[incident.incident_id] = SlotReader(incident, self.context)
+        return self._slots[incident.incident_id]
+
+    def node_of(self, incident: Incident) -> KubernetesNode | None:
+        """Return the node object of an incident's own node; None if it is gone."""
+        if not self._reads_all:
+            return self.slot(incident).node
+        nodes = self.nodes(incident.life.cluster)
+        return next((node for node in nodes if node.instance_id == incident.life.instance_id), None)
+
+    def opt_out_reason(self, incident: Incident) -> str:
+        """Return how a person opted out of a recovery; empty if no person did."""
+        if not self._reads_all:
+            return self.slot(incident).opt_out_reason
+        return opt_out_reason(incident, self.node_of(incident), self.nodes(incident.life.cluster))
+
+    def slot_state(self, incident: Incident, facts: Mapping[str, Any]) -> SlotState:
         """Return the state of the slot that a wait is about."""
+        if not self._reads_all:
+            return self.slot(incident).state(datetime.fromisoformat(facts["since"]))
         life = NodeLife.from_key(facts["life"])
         return find_slot_state(
             life,
@@ -253,8 +283,10 @@ class Observation:
             since=datetime.fromisoformat(facts["since"]),
         )
 
-    def expected(self, observed: ObservedNode) -> int:
+    def expected(self, incident: Incident, observed: ObservedNode) -> int:
         """Return how many accelerators a node should offer."""
+        if not self._reads_all:
+            return self.slot(incident).expected(observed)
         node = observed.node
         if node is None:
             return 0
@@ -262,16 +294,23 @@ class Observation:
         return expected_accelerators(kind, (peer for peer in self.nodes(node.cluster) if peer.name != node.name))
 
 
-def run(context: Context, *, subject: str = "", repeat_answered: bool = False) -> EvaluationResult:
+def list_nodes(cluster: str, context: Context, reads: SharedReads) -> tuple[KubernetesNode, ...]:
+    """Return the node objects of a cluster, listed once in a round."""
+    return reads.read(cluster, "nodes", lambda: context.cluster.nodes(cluster))
+
+
+def run(
+    context: Context, *, subject: str = "", repeat_answered: bool = False, reads: SharedReads | None = None
+) -> EvaluationResult:
     """Evaluate the open waits, of one subject or of all, against one state of the clusters.
 
     A wait that cannot be evaluated does not block the rest. With `repeat_answered` (the sweep), answers that were
-    recorded but never delivered are requested again.
+    recorded but never delivered are requested again. `reads` has what the caller already read.
 
     Idempotent: yes, answers are only requested.
     """
     found = _rows(context.ledger, subject, repeat_answered=repeat_answered)
-    world = Observation(context, reads_all=len(found) > 1)
+    world = Observation(context, reads_all=len(found) > 1, reads=reads)
     waits = [rows.read(row, Wait) for row in found]
     if len(waits) > 1:
         world.read_ahead(wait for wait in waits if wait.state is WaitState.OPEN)
@@ -382,9 +421,10 @@ def judge(wait: Wait, world: Observation) -> WaitAnswer | None:
     if kind is ConditionKind.RELEASED:
         return recovery.guardrails_cleared(may_go=world.has_lost_its_node(incident) or world.is_released(incident))
     if kind is ConditionKind.APPROVED:
-        nodes = world.nodes(incident.life.cluster)
-        return approval.answer(incident, next((node for node in nodes if node.name == incident.node_name), None))
-    slot_state = world.slot_state(facts)
+        return approval.answer(incident, world.node_of(incident))
+    if not world.is_listed_since(wait.opened_at):
+        return None
+    slot_state = world.slot_state(incident, facts)
     if kind is ConditionKind.NODE_FREE:
         return _way_clear(incident, slot_state, world)
     if kind is ConditionKind.NODE_BACK:
@@ -400,7 +440,7 @@ def judge(wait: Wait, world: Observation) -> WaitAnswer | None:
         observed = slot_state.replacement or slot_state.original
         return recovery.node_valid(
             observed,
-            judge_node(observed, expected=world.expected(observed)),
+            judge_node(observed, expected=world.expected(incident, observed)),
             opened_at=wait.opened_at,
             # Facts that join an incident are about its own node life. A late fact about the old node does not concern
             # the new one.
@@ -473,9 +513,7 @@ def _check(incident: Incident, observed: ObservedNode, world: Observation) -> Ch
 
 def _opted_out(incident: Incident, world: Observation) -> WaitAnswer | None:
     """Return an answer if a person forbids the action that follows this wait."""
-    nodes = world.nodes(incident.life.cluster)
-    own_node = next((node for node in nodes if node.instance_id == incident.life.instance_id), None)
-    reason = opt_out_reason(incident, own_node, nodes)
+    reason = world.opt_out_reason(incident)
     return WaitAnswer(outcome=recovery.OPTED_OUT, reason=reason) if reason else None
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.recovery.leases import RepairRequest
-from evenkeel.domain.recovery.node_slot import find_slot_state
 from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.recovery.repair_requests import deadline_of
 from evenkeel.domain.recovery.validation import CheckKind, margin_seconds
@@ -15,6 +14,7 @@ from evenkeel.domain.waiting import ConditionKind, Wait, WaitCondition, wait_nam
 from evenkeel.ports import Conflict, Put, Refused
 from evenkeel.services.attempts import record_nodes
 from evenkeel.services.context import Context
+from evenkeel.services.recovery.read_slot import SlotReader
 from evenkeel.services.storage import incident_record, job_rows, rows, subject_rows
 from evenkeel.services.waits import evaluate_waits
 
@@ -134,14 +134,7 @@ def _condition(request: Request, context: Context) -> tuple[dict[str, Any], date
         return facts, context.now + timedelta(seconds=_check_seconds(incident, context.policy.repair) + margin)
     if ask is None:
         return facts, context.now + timedelta(seconds=context.policy.repair.replace_deadline_seconds)
-    slot_state = find_slot_state(
-        incident.life,
-        incident.slot,
-        incident.pool,
-        records=context.provider.nodes(),
-        nodes=context.cluster.nodes(incident.life.cluster),
-        since=ask.requested_at,
-    )
+    slot_state = SlotReader(incident, context).state(ask.requested_at)
     return facts, deadline_of(ask, context.policy.repair, slot_state, incident.progress)
 
 

@@ -1,0 +1,111 @@
+"""Read one node slot, in as many calls in a large fleet as in a small one.
+
+Only the node itself and its replacement are read from the control planes, so they are fresh. The facts about its peers
+are those of the last sweep (`FleetSummary`): at most a minute old, and older only while the sweep fails. They never
+show that a node is healthy. A stale summary can delay a return to service, or miss that a whole pool just opted out
+after its node was gone.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from functools import cached_property
+
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.nodes import FleetNode, KubernetesNode, ProviderNode
+from evenkeel.domain.recovery.fleet_summary import FleetSummary
+from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState, find_slot_state
+from evenkeel.domain.recovery.opt_out import opt_out_reason
+from evenkeel.domain.recovery.validation import expected_of_type
+from evenkeel.ports import Ledger
+from evenkeel.services.context import Context
+from evenkeel.services.storage import fleet_rows, rows
+
+_HYPERPOD_NAME = "hyperpod-{}"
+"""Name of the node object of a HyperPod instance."""
+
+
+def fleet_summary(ledger: Ledger) -> FleetSummary:
+    """Return the summary of the fleet by the last sweep; an empty one before the first sweep."""
+    row = ledger.get(fleet_rows.summary_key())
+    return rows.read(row, FleetSummary) if row else FleetSummary()
+
+
+def has_work(node: KubernetesNode, context: Context) -> bool:
+    """Whether a pod with accelerators runs on a node."""
+    return any(pod.accelerators for pod in context.cluster.pods(node.cluster, node.name))
+
+
+class SlotReader:
+    """The node slot of one incident. Each fact is read once, and only if it is needed."""
+
+    def __init__(self, incident: Incident, context: Context) -> None:
+        self.incident = incident
+        self.context = context
+
+    @cached_property
+    def node(self) -> KubernetesNode | None:
+        """The node object of the incident's own node; None if it is gone."""
+        return self._node_object(self.incident.life.instance_id, self.incident.node_name)
+
+    @cached_property
+    def summary(self) -> FleetSummary:
+        """The facts about the peers of the node."""
+        return fleet_summary(self.context.ledger)
+
+    def state(self, since: datetime) -> SlotState:
+        """Return the own node and its replacement. A node that was launched after `since` may be the replacement."""
+        incident = self.incident
+        # Read in parallel: until the cordon, new pods can start on the faulty node.
+        with ThreadPoolExecutor(max_workers=2) as readers:
+            records = readers.submit(self._records, since)
+            readers.submit(lambda: self.node)
+        own_node = (self.node,) if self.node else ()
+        seen = find_slot_state(
+            incident.life, incident.slot, incident.pool, records=records.result(), nodes=own_node, since=since
+        )
+        if seen.replacement is None or seen.replacement.record is None:
+            return seen
+        node = self._node_object(seen.replacement.record.instance_id, "")
+        return seen.but(replacement=seen.replacement.but(node=node))
+
+    def expected(self, observed: ObservedNode, instance_type: str = "") -> int:
+        """Return how many accelerators a node should offer.
+
+        Args:
+            observed: The node.
+            instance_type: Its type, if the node has no node object.
+        """
+        kind = observed.node.instance_type if observed.node else instance_type
+        return expected_of_type(kind, self.summary.accelerators)
+
+    @property
+    def opted_out_pools(self) -> tuple[str, ...]:
+        """The pools that opted out of automation. They matter only if the node is gone."""
+        return self.summary.opted_out if self.node is None else ()
+
+    @property
+    def opt_out_reason(self) -> str:
+        """How a person opted out of this recovery; empty if no person did."""
+        return opt_out_reason(self.incident, self.node, pools=self.opted_out_pools)
+
+    def _records(self, since: datetime) -> tuple[ProviderNode, ...]:
+        """Return HyperPod's records of the own node and of nodes that may replace it."""
+        life, slot, provider = self.incident.life, self.incident.slot, self.context.provider
+        if self.context.site.clusters[:1] != (life.cluster,):
+            return ()
+        own = provider.node(life.instance_id)
+        if slot != life.key:
+            in_slot = provider.node_in_slot(slot.removeprefix(f"{life.cluster}/"))
+            is_other = in_slot is not None and in_slot.instance_id != life.instance_id
+            return tuple(record for record in (own, in_slot if is_other else None) if record is not None)
+        # Without a logical id, only the launch time shows a replacement, and it counts once the own node is gone.
+        return (own,) if own is not None else provider.nodes_launched_after(since)
+
+    def _node_object(self, instance_id: str, name: str) -> KubernetesNode | None:
+        """Return the node object of an instance. Another instance can have its name by now."""
+        cluster = self.incident.life.cluster
+        if not name:
+            row = self.context.ledger.get(fleet_rows.node_key(cluster, instance_id))
+            name = (rows.read(row, FleetNode).node_name if row else "") or _HYPERPOD_NAME.format(instance_id)
+        node = self.context.cluster.node(cluster, name)
+        return node if node is not None and node.instance_id == instance_id else None

@@ -1,0 +1,75 @@
+"""Answers of the control planes, read once and shared with their age.
+
+A list of a large fleet takes dozens of calls, and AWS throttles them. So only the watch and the sweep take lists, and
+each list serves every wait. A failed read is kept like an answer: a thousand waits must not repeat it.
+"""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, TypeVar
+
+from evenkeel.ports import EvenkeelError, Unreachable
+
+T = TypeVar("T")
+
+
+class _Kept(NamedTuple):
+    answer: Any
+    error: EvenkeelError | None
+    read_at: datetime
+    until: datetime
+
+
+class SharedReads:
+    """The reads of one round, and those of earlier rounds that may still be used."""
+
+    def __init__(self, now: datetime) -> None:
+        self.now = now
+        self._kept: dict[tuple[str, str], _Kept] = {}
+        self._silent: dict[str, EvenkeelError] = {}
+        """Sources that did not answer in this round. They are not called again in it."""
+
+    def begin_round(self, now: datetime) -> None:
+        """Forget every read that is too old for a new round."""
+        self.now = now
+        self._silent.clear()
+        self._kept = {name: kept for name, kept in self._kept.items() if now < kept.until}
+
+    def keep(self, source: str, what: str, answer: object) -> None:
+        """Keep an answer that the caller read in this round."""
+        self._kept[source, what] = _Kept(answer, None, self.now, self.now)
+
+    def read(self, source: str, what: str, call: Callable[[], T], *, seconds: float = 0) -> T:
+        """Return the answer of a call, or raise its error, as it was when it was first read.
+
+        Args:
+            source: The control plane.
+            what: The part of it that the call reads.
+            call: The read.
+            seconds: How long later rounds may use the answer, or must not repeat the failure.
+        """
+        return self.read_with_time(source, what, call, seconds=seconds)[0]
+
+    def read_with_time(
+        self, source: str, what: str, call: Callable[[], T], *, seconds: float = 0
+    ) -> tuple[T, datetime]:
+        """Return the answer as `read` does, and the time at which it was read."""
+        kept = self._kept.get((source, what))
+        if kept is None:
+            kept = self._kept[source, what] = self._read(source, call, self.now + timedelta(seconds=seconds))
+        if kept.error is not None:
+            raise kept.error.with_traceback(None)
+        answer: T = kept.answer
+        return answer, kept.read_at
+
+    def _read(self, source: str, call: Callable[[], Any], until: datetime) -> _Kept:
+        error: EvenkeelError | None = self._silent.get(source)
+        answer = None
+        if error is None:
+            try:
+                answer = call()
+            except EvenkeelError as failure:
+                error = failure
+                if isinstance(failure, Unreachable):
+                    self._silent[source] = failure
+        return _Kept(answer, error, self.now, until)
