@@ -1453,6 +1453,15 @@ def plans_a_replacement(stage: PermissionBench) -> Json:
 
 
 @probe("api_operate", succeeds=answered)
+def plans_a_replacement_of_a_node_that_is_gone(stage: PermissionBench) -> Json:
+    gone = a_node_without_a_slot(stage)
+    seen = FleetNode.seen(stage.nodes[1], NONE, now()).but(**gone)
+    stage.put(fleet_rows.node_row(seen.life.cluster, seen.life.instance_id, seen.to_json(), 0, None))
+    body = {"reason": "A probe.", "dryRun": True}
+    return a_request("POST", f"/v1/nodes/{seen.life.instance_id}/replace", body)
+
+
+@probe("api_operate", succeeds=answered)
 def reports_a_fault_of_a_node_by_its_name(stage: PermissionBench) -> Json:
     machine = stage.nodes[0]
     name = stage.ids.new("node")
