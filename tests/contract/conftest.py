@@ -28,7 +28,7 @@ def moto_client() -> Iterator[ClientOf]:
 @pytest.fixture(scope="session")
 def engine_user(deployer: Credentials) -> Credentials:
     """An identity that may use the services the adapters speak to."""
-    actions = ["dynamodb:*", "s3:*", "sqs:*", "sns:*", "states:*", "lambda:*", "iam:*"]
+    actions = ["dynamodb:*", "s3:*", "sqs:*", "sns:*", "states:*", "lambda:*", "iam:*", "cloudwatch:*"]
     statement = {"Sid": "Contract", "Effect": "Allow", "Action": actions, "Resource": "*"}
     return make_user(deployer, "contract", [statement])
 

@@ -23,6 +23,7 @@ from tests.fakes.messages import (
 from tests.fakes.node_groups import InMemoryNodeGroups
 from tests.fakes.provider import FakeProvider, a_provider_node
 from tests.fakes.system import A_MOMENT, FixedClock, RecordingTelemetry, SequenceIds
+from tests.fakes.utilization import InMemoryUtilization
 from tests.fakes.workflows import RecordingTokens, RecordingWorkflows
 
 CLUSTER_ARN = "arn:aws:sagemaker:us-west-2:111122223333:cluster/k3v9x2m7q1ab"
@@ -66,6 +67,7 @@ class FakeWorld:
         numbers = range(1, self.size + 1)
         self.cluster = FakeCluster(self.clock, *map(a_node, numbers), runs_at_once=self.runs_at_once)
         self.node_groups = InMemoryNodeGroups()
+        self.utilization_metrics = InMemoryUtilization()
         self.provider = FakeProvider(self.clock, *map(a_provider_node, numbers), kubernetes=self.cluster)
         self.checkpoints = InMemoryCheckpoints()
         self.workflows = RecordingWorkflows()

@@ -60,6 +60,7 @@ from evenkeel.ports.permissions import KubernetesPermission
 from evenkeel.ports.provider import Provider, RepairAnswer
 from evenkeel.ports.rented_capacity import CapacitySpec, LimitResult, NodeClaim, RentedCapacity
 from evenkeel.ports.system import Clock, Ids, Telemetry
+from evenkeel.ports.utilization import Measurements, UtilizationMetrics
 from evenkeel.ports.workflows import CycleRequests, ExecutionState, Tokens, WaitAnswers, WorkflowName, Workflows
 
 __all__ = [
@@ -95,6 +96,7 @@ __all__ = [
     "Ledger",
     "LimitResult",
     "LogTail",
+    "Measurements",
     "NodeClaim",
     "NodeGroups",
     "NotAllowed",
@@ -120,6 +122,7 @@ __all__ = [
     "TooLarge",
     "TransientError",
     "Unreachable",
+    "UtilizationMetrics",
     "WaitAnswers",
     "WorkflowName",
     "Workflows",

@@ -22,6 +22,7 @@ from evenkeel.ports import (
     Provider,
     RawEvents,
     Table,
+    UtilizationMetrics,
     WaitAnswers,
     WorkflowName,
     Workflows,
@@ -118,6 +119,12 @@ class World:
         from evenkeel.adapters.autoscaling import AutoScalingNodeGroups
 
         return AutoScalingNodeGroups()
+
+    @cached_property
+    def utilization_metrics(self) -> UtilizationMetrics:
+        from evenkeel.adapters.container_insights import ContainerInsights
+
+        return ContainerInsights()
 
     @cached_property
     def checkpoints(self) -> CheckpointStore:

@@ -21,6 +21,7 @@ from evenkeel.ports import (
     Provider,
     Telemetry,
     Tokens,
+    UtilizationMetrics,
     WaitAnswers,
     Workflows,
 )
@@ -77,6 +78,7 @@ class Context:
     cluster: Cluster
     provider: Provider
     node_groups: NodeGroups
+    utilization_metrics: UtilizationMetrics
     checkpoints: CheckpointStore
     workflows: Workflows
     tokens: Tokens

@@ -1,0 +1,120 @@
+"""Measured utilization of nodes, and its figures for a group of nodes.
+
+Utilization is how busy the hardware is. Allocation is what pods have requested. Neither follows from the other.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import NamedTuple
+
+from evenkeel.domain.values import Instant, Value
+
+WINDOW = timedelta(minutes=15)
+"""Time over which a node's utilization is averaged."""
+SAMPLE = timedelta(minutes=1)
+"""Time that one sample covers."""
+_ROUNDING = 5
+"""Percent above 100 that still mean 100: agents divide counters by intervals that they measure inexactly."""
+
+
+class Measure(StrEnum):
+    """A part of a node whose use is measured."""
+
+    GPU = "gpu"
+    """GPUs, or Neuron devices."""
+    GPU_MEMORY = "gpuMemory"
+    CPU = "cpu"
+    MEMORY = "memory"
+
+
+class GroupBy(StrEnum):
+    """The unit that one item of the view describes."""
+
+    POOL = "pool"
+    NODE = "node"
+
+
+class Sample(NamedTuple):
+    """The utilization of one minute, as its source reports it."""
+
+    start: datetime
+    percent: float
+
+
+class NodeUtilization(Value):
+    """The measured utilization of one node."""
+
+    percent: dict[Measure, float] = {}
+    """Average over the window, from 0 to 100. A measure without a reading is missing, and never 0."""
+    measured_at: Instant | None = None
+    """End of the newest sample; of the measure whose samples ended first. None: nothing was measured."""
+    invalid: tuple[Measure, ...] = ()
+    """Measures with a value that is no percentage. They have no reading."""
+
+    @classmethod
+    def of(cls, samples: Mapping[Measure, Sequence[Sample]], launched_at: datetime) -> "NodeUtilization":
+        """Average the samples of a node. Samples from before its launch belong to an earlier node and do not count."""
+        own = {
+            measure: [sample for sample in found if sample.start >= launched_at] for measure, found in samples.items()
+        }
+        read = {measure: found for measure, found in own.items() if found}
+        invalid = tuple(measure for measure, found in read.items() if not all(map(_is_percentage, found)))
+        valid = {measure: found for measure, found in read.items() if measure not in invalid}
+        return cls(
+            percent={
+                measure: sum(min(sample.percent, 100) for sample in found) / len(found)
+                for measure, found in valid.items()
+            },
+            measured_at=min((max(sample.start for sample in found) + SAMPLE for found in valid.values()), default=None),
+            invalid=invalid,
+        )
+
+
+def _is_percentage(sample: Sample) -> bool:
+    return 0 <= sample.percent <= 100 + _ROUNDING  # false for NaN
+
+
+class Reading(NamedTuple):
+    """A node of a group, and its reading of one measure."""
+
+    instance_id: str
+    amount: float | None
+    """GPUs, vCPU or GiB of the node: its weight in the average. None: unknown."""
+    percent: float | None
+    """None: not measured."""
+
+
+class GroupUtilization(Value):
+    """The utilization of a group of nodes. The extremes show the nodes that an average hides."""
+
+    average: float | None
+    """Percent, weighted by the amount of each measured node. None: no node with a known amount was measured."""
+    lowest: float | None
+    lowest_node: str | None
+    highest: float | None
+    measured_nodes: int
+    unknown_nodes: int
+    """Nodes without a reading. They are in none of the figures."""
+
+    @classmethod
+    def of(cls, readings: Iterable[Reading]) -> "GroupUtilization":
+        """Return the figures of a group. Nodes without the hardware do not count. An unmeasured node is not idle."""
+        able = [each for each in readings if each.amount != 0]
+        measured = sorted(
+            (each.percent, each.instance_id, each.amount or 0) for each in able if each.percent is not None
+        )
+        weight = sum(amount for _, _, amount in measured)
+        return cls(
+            average=rounded(sum(percent * amount for percent, _, amount in measured) / weight) if weight else None,
+            lowest=rounded(measured[0][0]) if measured else None,
+            lowest_node=measured[0][1] if measured else None,
+            highest=rounded(measured[-1][0]) if measured else None,
+            measured_nodes=len(measured),
+            unknown_nodes=len(able) - len(measured),
+        )
+
+
+def rounded(percent: float) -> float:
+    """Return a percentage to a tenth, as the view shows it."""
+    return round(percent, 1)
