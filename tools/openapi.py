@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from evenkeel.domain.capacity.utilization import Measure
 from evenkeel.domain.sources import SourceKind, SourceState
 from evenkeel.runtime import api_types
 from evenkeel.runtime.api import PROBLEMS, Body
@@ -140,7 +141,9 @@ def document() -> Json:
                 }
             },
             "schemas": _untitled(
-                _reached(definitions.get("$defs", {}), bodies) | {"Problem": _PROBLEM, "SourceAge": _SOURCE_AGE}
+                _reached(definitions.get("$defs", {}), bodies)
+                | {"Problem": _PROBLEM, "SourceAge": _SOURCE_AGE}
+                | {"Utilization": _UTILIZATION, "GroupUtilization": _GROUP_UTILIZATION}
             ),
             "responses": {
                 "Problem": {
@@ -276,7 +279,56 @@ _MAY_BE_STALE: Json = {
         }
     },
 }
+_PERCENT: Json = {"type": ["number", "null"], "minimum": 0, "maximum": 100, "description": "Percent; null: unknown."}
+_AMOUNT: Json = {"type": ["number", "null"], "minimum": 0, "description": "Null: unknown for at least one node."}
+_ALLOCATED: Json = {"type": "number", "minimum": 0, "description": "Requests of all pods."}
+_NODES: Json = {"type": "integer", "minimum": 0}
+_GROUP_UTILIZATION: Json = {
+    "type": "object",
+    "description": "The figures of a measure over the nodes of a group.",
+    "required": ["average", "lowest", "lowestNode", "highest", "measuredNodes", "unknownNodes"],
+    "properties": {
+        **dict.fromkeys(("average", "lowest", "highest"), _PERCENT),
+        "lowestNode": {"type": ["string", "null"]},
+        **dict.fromkeys(("measuredNodes", "unknownNodes"), _NODES),
+    },
+}
+_UTILIZATION: Json = {
+    "type": "object",
+    "description": "Amounts, allocation and utilization of a node, or of a group of nodes.",
+    "required": ["gpus", "gpuMemoryGib", "vcpus", "memoryGib", "utilization", "measuredAt"],
+    "properties": {
+        **dict.fromkeys(("gpus", "gpuMemoryGib", "vcpus", "memoryGib"), _AMOUNT),
+        **dict.fromkeys(("gpusAllocated", "vcpusAllocated", "memoryGibAllocated"), _ALLOCATED),
+        **dict.fromkeys(("nodes", "running", "starting", "pendingRecovery"), _NODES),
+        "utilization": {
+            "type": "object",
+            "description": "A percentage by measure; for a group, its figures.",
+            "required": [*map(str, Measure)],
+            "additionalProperties": {"anyOf": [{"$ref": "#/components/schemas/GroupUtilization"}, _PERCENT]},
+        },
+        "measuredAt": {"type": ["string", "null"], "format": "date-time"},
+    },
+}
 _ANSWERS: dict[str, Json] = {
+    "show_utilization": {
+        "type": "object",
+        "required": ["asOf", "windowMinutes", "items", "totals", "sources", "isLowerBound", "stale"],
+        "properties": {
+            **_MAY_BE_STALE["properties"],
+            "items": {"type": "array", "items": {"$ref": "#/components/schemas/Utilization"}},
+            "totals": {"anyOf": [{"$ref": "#/components/schemas/Utilization"}, {"type": "null"}]},
+            "sources": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["cluster", "name", "measuredNodes", "unknownNodes", "problem"],
+                    "properties": {"problem": {"type": ["string", "null"]}},
+                },
+            },
+            "isLowerBound": {"type": "boolean"},
+        },
+    },
     "status": {
         "type": "object",
         "required": ["health", "reasons", "isRunning", "sources"],

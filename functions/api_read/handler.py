@@ -10,6 +10,7 @@ from evenkeel.services.queries import (
     read_jobs,
     read_sources,
     read_teams,
+    read_utilization,
 )
 from evenkeel.services.recovery import hold_automation
 from evenkeel.services.storage import pagination, team_setup
@@ -154,6 +155,13 @@ def list_nodes() -> api.Reply:
     query = app.query(api_types.NodesQuery)
     page = pagination.Request(query.page_size, query.next_page_token)
     return app.answer(_seen(read_fleet.list_nodes(wiring.context().ledger, page, with_gone=bool(query.gone))))
+
+
+@app.get("/v1/utilization")
+def show_utilization() -> api.Reply:
+    query = app.query(api_types.UtilizationQuery)
+    found = read_utilization.show(wiring.context(), query.by, cluster=query.cluster, pool=query.pool)
+    return app.answer(_seen(found))
 
 
 @app.get("/v1/nodes/<node_id>")

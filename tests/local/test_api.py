@@ -205,6 +205,15 @@ def test_overview_shows_the_whole_fleet(people: People) -> None:
     assert status["gpus"]["total"] == 8 * status["nodes"]["total"]
 
 
+def test_fleet_without_metrics_says_that_its_utilization_is_unknown(people: People) -> None:
+    found = until(lambda: (seen := people["Viewer"].get("/utilization"))["items"] and seen, "nodes in the overview")
+
+    assert found["totals"]["gpus"] == 8 * found["totals"]["nodes"]
+    assert found["totals"]["utilization"]["gpu"]["average"] is None
+    assert found["totals"]["utilization"]["gpu"]["unknownNodes"] == found["totals"]["nodes"]
+    assert all("has no metrics of the nodes" in source["problem"] for source in found["sources"])
+
+
 @pytest.mark.parametrize(
     ("words", "exit_code"),
     [

@@ -13,6 +13,7 @@ WAIVERS: Final = {
     "FindKubernetes": "A list of cluster names becomes a list of ARNs only with a literal separator, so account and "
     "region are wildcards; the names are exact, and the call reaches this account and region alone.",
     "ReadNodeGroups": "EC2 Auto Scaling has no resource level for its descriptions.",
+    "ReadUtilization": "CloudWatch has no resource level for metrics.",
     "ReadManagedNodeGroups": "As for FindKubernetes; the end of the ARN names a node group and an id of EKS.",
     "ReplaceNodesOfGroups": "AWS generates the id in the ARN of a group. The tag of EKS limits the groups.",
     "LookUpRecoveries": "Executions are named after incidents; the machine is exact.",

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, ValidationInfo, model_validator
 
+from evenkeel.domain.capacity.utilization import GroupBy
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.health.reports import FaultReport
 from evenkeel.domain.jobs.job import JobState
@@ -264,6 +265,17 @@ class NodesQuery(PageQuery):
 
     gone: Literal["", "true"] = ""
     """`true`: with those that are gone, which are remembered for 30 days."""
+
+
+class UtilizationQuery(Body):
+    """`GET /v1/utilization`."""
+
+    by: GroupBy = GroupBy.POOL
+    """`pool`: an item for each pool. `node`: one for each node."""
+    cluster: Annotated[str, StringConstraints(max_length=100)] = ""
+    """Only nodes of this Kubernetes cluster."""
+    pool: Annotated[str, StringConstraints(max_length=63)] = ""
+    """Only nodes of this pool: a HyperPod instance group or a NodePool."""
 
 
 class JobsQuery(PageQuery):

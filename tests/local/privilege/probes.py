@@ -1376,6 +1376,7 @@ for _path in (
     "/v1/decisions/{decision}",
     "/v1/nodes",
     "/v1/nodes/{node}",
+    "/v1/utilization",
     f"/v1/clusters/{FLEET}/automation",
     f"/v1/clusters/{FLEET}/quotas",
     "/v1/teams",

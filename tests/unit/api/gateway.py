@@ -106,6 +106,7 @@ class Gateway:
             ledger=fakes.ledger,
             cluster=fakes.cluster,
             provider=fakes.provider,
+            utilization_metrics=fakes.utilization_metrics,
             cycle_requests=fakes.cycle_requests,
             inbox=fakes.inbox,
             clock=fakes.clock,

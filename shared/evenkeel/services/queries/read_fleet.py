@@ -87,6 +87,12 @@ def _works(incident: Incident) -> bool:
     return acts or not incident.is_drill
 
 
+def _by_node(incidents: Iterable[Incident]) -> dict[str, Incident]:
+    """Node → its open incident that acts. Real incidents come last, so that a drill hides none."""
+    found = sorted(filter(_works, incidents), key=lambda incident: not incident.is_drill)
+    return {incident.life.key: incident for incident in found}
+
+
 class _Incidents(NamedTuple):
     needing: Sequence[Incident]
     """Incidents that need a person: first those that await approval, then those that failed."""
@@ -98,9 +104,8 @@ class _Incidents(NamedTuple):
 
     @property
     def in_work(self) -> dict[str, Incident]:
-        """Node → its open incident; a real one before a drill."""
-        found = sorted(filter(_works, (*self.working, *self.asking)), key=lambda incident: not incident.is_drill)
-        return {incident.life.key: incident for incident in found}
+        """Node → its open incident."""
+        return _by_node((*self.working, *self.asking))
 
     def counted(self, incidents: Sequence[Incident], verbs: tuple[str, str]) -> str:
         """Write a count: `1 incident works`, or `50+ incidents work` if it is a lower bound."""
@@ -110,20 +115,14 @@ class _Incidents(NamedTuple):
 
 def status(context: Context, sources: Sequence[SourceAge]) -> Json:
     """Return the overview: problems with their handling, and the state of the fleet and the jobs."""
-    nodes, has_more_nodes = _nodes(context.ledger)
+    nodes, has_more_nodes = present_nodes(context.ledger)
     work = _work(context.ledger)
     incidents = _incidents(context, nodes, work)
     automation = hold_automation.show(context)
     beats = _heartbeats(context)
     left = unhealthy_nodes.load(context.ledger)
     unhealthy = _untrusted(left)
-    in_work = incidents.in_work
-    states = {
-        node.life.key: node_state(
-            node, in_work.get(node.life.key), is_unhealthy=unhealthy_nodes.is_unhealthy_node(node, left)
-        )
-        for node in nodes
-    }
+    states = _states(nodes, incidents.in_work, left)
     health, reasons = _judge(incidents, automation, beats, states, sources)
     outages = _outages(incidents.working)
     reasons = [*(outage["headline"] for outage in outages), *reasons]
@@ -169,9 +168,7 @@ def list_nodes(ledger: Ledger, page: pagination.Request, *, with_gone: bool = Fa
     answer = pagination.newest_first(ledger, Table.FLEET, ["NODE"], page, None if with_gone else read_queue.is_present)
     nodes = [rows.read(row, FleetNode) for row in answer.rows]
     found, is_cut = _open_incidents(ledger)
-    # Real incidents come last, so that a drill hides none.
-    working = sorted(filter(_works, found), key=lambda incident: not incident.is_drill)
-    incidents = {incident.life.key: incident for incident in working}
+    incidents = _by_node(found)
     left = unhealthy_nodes.load(ledger)
     unhealthy = _untrusted(left)
     cordons = person_cordons.load(ledger)
@@ -284,9 +281,27 @@ def _cordons(ledger: Ledger, nodes: Iterable[FleetNode]) -> list[Json]:
     ]
 
 
-def _nodes(ledger: Ledger) -> tuple[tuple[FleetNode, ...], bool]:
+def present_nodes(ledger: Ledger) -> tuple[tuple[FleetNode, ...], bool]:
+    """Return the nodes that are not gone, and whether there are more than one answer counts."""
     found, more = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MAX_NODES, keep=read_queue.is_present)
     return tuple(rows.read(row, FleetNode) for row in found), more
+
+
+def states_of(ledger: Ledger, nodes: Iterable[FleetNode]) -> tuple[dict[str, NodeState], bool]:
+    """Return the state of each node by `NodeLife.key`, and whether open incidents were left out."""
+    found, is_cut = _open_incidents(ledger)
+    return _states(nodes, _by_node(found), unhealthy_nodes.load(ledger)), is_cut
+
+
+def _states(
+    nodes: Iterable[FleetNode], incidents: Mapping[str, Incident], left: unhealthy_nodes.UnhealthyNodes
+) -> dict[str, NodeState]:
+    return {
+        node.life.key: node_state(
+            node, incidents.get(node.life.key), is_unhealthy=unhealthy_nodes.is_unhealthy_node(node, left)
+        )
+        for node in nodes
+    }
 
 
 def _open_incidents(ledger: Ledger) -> tuple[list[Incident], bool]:

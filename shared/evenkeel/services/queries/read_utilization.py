@@ -1,0 +1,213 @@
+"""The amounts of the fleet, their allocation to pods and their measured utilization, by pool or by node."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from evenkeel.domain.capacity import instance_types
+from evenkeel.domain.capacity.instance_types import InstanceType
+from evenkeel.domain.capacity.utilization import (
+    WINDOW,
+    GroupBy,
+    GroupUtilization,
+    Measure,
+    NodeUtilization,
+    Reading,
+    rounded,
+)
+from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import EvenkeelError, NotAllowed
+from evenkeel.services.context import Context
+from evenkeel.services.queries import read_fleet
+from evenkeel.services.queries.read_fleet import NodeState
+
+Json = dict[str, Any]
+
+SOURCE = "CloudWatch Container Insights"
+_WINDOW_MINUTES = round(WINDOW.total_seconds() / 60)
+_MAX_NAMED = 3
+"""Nodes that a sentence names."""
+_STARTING, _RUNNING, _PENDING_RECOVERY = "starting", "running", "pendingRecovery"
+
+
+class _Machine(NamedTuple):
+    """A node with its instance type, its state and its measured utilization."""
+
+    node: FleetNode
+    type: InstanceType | None
+    """None: the catalogue does not have the type."""
+    state: NodeState
+    measured: NodeUtilization
+
+    @property
+    def gpus(self) -> float | None:
+        """GPUs that the node object states. If it states none: those of the instance type."""
+        if self.node.accelerators or self.type is None:
+            return self.node.accelerators if self.node.node_name else None
+        return self.type.accelerators
+
+    @property
+    def gpu_memory_gib(self) -> float | None:
+        if self.type is None:
+            return 0 if self.gpus == 0 else None
+        return (self.gpus or 0) * self.type.accelerator_memory_gib
+
+    @property
+    def vcpu(self) -> float | None:
+        """Virtual CPUs of the instance. If its type is unknown: those that pods can request."""
+        return self.type.vcpu if self.type else self.node.allocatable.cpu
+
+    @property
+    def memory_gib(self) -> float | None:
+        """GiB of the instance. If its type is unknown: those that pods can request."""
+        return self.type.memory_gib if self.type else self.node.allocatable.memory_gib
+
+    @property
+    def phase(self) -> str:
+        """Whether the node starts, runs, or does no work until a recovery, a person or its provider acts."""
+        match self.state:
+            case NodeState.STARTING:
+                return _STARTING
+            case NodeState.IN_SERVICE:
+                return _RUNNING
+            case NodeState.CORDONED if self.node.is_ready:
+                return _RUNNING
+            case _:
+                return _PENDING_RECOVERY
+
+    def reading(self, measure: Measure) -> Reading:
+        return Reading(self.node.life.instance_id, _AMOUNTS[measure](self), self.measured.percent.get(measure))
+
+
+_AMOUNTS: Mapping[Measure, Callable[[_Machine], float | None]] = {
+    Measure.GPU: lambda machine: machine.gpus,
+    Measure.GPU_MEMORY: lambda machine: machine.gpu_memory_gib,
+    Measure.CPU: lambda machine: machine.vcpu,
+    Measure.MEMORY: lambda machine: machine.memory_gib,
+}
+
+
+def show(context: Context, by: GroupBy = GroupBy.POOL, *, cluster: str = "", pool: str = "") -> Json:
+    """Return an item for each pool or node, and the totals. An empty cluster or pool selects all."""
+    present, has_more_nodes = read_fleet.present_nodes(context.ledger)
+    nodes = [node for node in present if cluster in ("", node.life.cluster) and pool in ("", node.pool)]
+    states, has_more_incidents = read_fleet.states_of(context.ledger, nodes)
+    found = context.utilization_metrics.read(nodes, context.now)
+    catalogue = instance_types.shipped()
+    machines = [
+        _Machine(
+            node,
+            catalogue.of(node.instance_type),
+            states[node.life.key],
+            NodeUtilization.of(found.samples.get(node.life.key, {}), node.life.launched_at),
+        )
+        for node in sorted(nodes, key=lambda node: (node.life.cluster, node.pool, node.life.instance_id))
+    ]
+    return {
+        "asOf": rfc3339(context.now),
+        "windowMinutes": _WINDOW_MINUTES,
+        "items": [_node(machine) for machine in machines] if by is GroupBy.NODE else _pools(machines),
+        "totals": _group(machines) if machines else None,
+        "sources": _sources(machines, found.errors),
+        "isLowerBound": has_more_nodes or has_more_incidents,
+    }
+
+
+def _pools(machines: Iterable[_Machine]) -> list[Json]:
+    groups: dict[tuple[str, str], list[_Machine]] = defaultdict(list)
+    for machine in machines:
+        groups[machine.node.life.cluster, machine.node.pool].append(machine)
+    return [{"cluster": cluster, "pool": pool} | _group(members) for (cluster, pool), members in groups.items()]
+
+
+def _group(machines: Sequence[_Machine]) -> Json:
+    phases = Counter(machine.phase for machine in machines)
+    return {
+        "instanceTypes": sorted({machine.node.instance_type for machine in machines if machine.node.instance_type}),
+        "nodes": len(machines),
+        **{phase: phases[phase] for phase in (_RUNNING, _STARTING, _PENDING_RECOVERY)},
+        **_amounts(machines),
+        "utilization": {
+            measure: GroupUtilization.of(machine.reading(measure) for machine in machines).to_json()
+            for measure in Measure
+        },
+        "measuredAt": _oldest(machines),
+    }
+
+
+def _node(machine: _Machine) -> Json:
+    node = machine.node
+    readings = {measure: machine.measured.percent.get(measure) for measure in Measure}
+    return {
+        "cluster": node.life.cluster,
+        "pool": node.pool,
+        "instanceId": node.life.instance_id,
+        "name": node.node_name or None,
+        "instanceType": node.instance_type,
+        "state": machine.state,
+        **_amounts([machine]),
+        "utilization": {
+            measure: None if percent is None else rounded(percent) for measure, percent in readings.items()
+        },
+        "measuredAt": _oldest([machine]),
+    }
+
+
+def _amounts(machines: Sequence[_Machine]) -> Json:
+    """Return the amounts of a group, and how much of them pods request."""
+    return {
+        "gpus": _total(machines, Measure.GPU),
+        "gpusAllocated": sum(machine.node.accelerators_in_use for machine in machines),
+        "gpuMemoryGib": _total(machines, Measure.GPU_MEMORY),
+        "vcpus": _total(machines, Measure.CPU),
+        "vcpusAllocated": round(sum(machine.node.cpu_millis_in_use for machine in machines) / 1000, 3),
+        "memoryGib": _total(machines, Measure.MEMORY),
+        "memoryGibAllocated": round(sum(machine.node.memory_mib_in_use for machine in machines) / 1024, 1),
+    }
+
+
+def _total(machines: Iterable[_Machine], measure: Measure) -> float | None:
+    """Return the sum of an amount; None if the amount of any node is unknown: a part of the sum is not the sum."""
+    amounts = [_AMOUNTS[measure](machine) for machine in machines]
+    known = [amount for amount in amounts if amount is not None]
+    return round(sum(known), 3) if len(known) == len(amounts) else None
+
+
+def _oldest(machines: Iterable[_Machine]) -> str | None:
+    times = [machine.measured.measured_at for machine in machines if machine.measured.measured_at]
+    return rfc3339(min(times)) if times else None
+
+
+def _sources(machines: Iterable[_Machine], errors: Mapping[str, EvenkeelError]) -> list[Json]:
+    clusters: dict[str, list[_Machine]] = defaultdict(list)
+    for machine in machines:
+        clusters[machine.node.life.cluster].append(machine)
+    return [
+        {
+            "cluster": cluster,
+            "name": SOURCE,
+            "measuredNodes": sum(bool(machine.measured.percent) for machine in members),
+            "unknownNodes": sum(not machine.measured.percent for machine in members),
+            "problem": " ".join(_problems(cluster, members, errors)) or None,
+        }
+        for cluster, members in clusters.items()
+    ]
+
+
+def _problems(cluster: str, machines: Sequence[_Machine], errors: Mapping[str, EvenkeelError]) -> Iterable[str]:
+    failed = [errors[machine.node.life.key] for machine in machines if machine.node.life.key in errors]
+    if failed:
+        # A refusal comes first, because it does not pass by itself.
+        worst = next((error for error in failed if isinstance(error, NotAllowed)), failed[0])
+        why = str(worst).removesuffix(".")
+        yield f"{SOURCE} was not read for {len(failed)} of {len(machines)} nodes of {cluster}: {why}."
+    elif not any(machine.measured.percent or machine.measured.invalid for machine in machines):
+        yield (
+            f"{SOURCE} has no metrics of the nodes of {cluster} in the last {_WINDOW_MINUTES} minutes. The EKS add-on "
+            "amazon-cloudwatch-observability publishes them (docs/operate/utilization.md)."
+        )
+    invalid = [machine.node.life.instance_id for machine in machines if machine.measured.invalid]
+    if invalid:
+        named = ", ".join(invalid[:_MAX_NAMED]) + (", …" if len(invalid) > _MAX_NAMED else "")
+        yield f"{SOURCE} reports values that are no percentages for {named}. They count as unknown."
