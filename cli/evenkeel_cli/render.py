@@ -49,6 +49,7 @@ class OutputFormat(StrEnum):
     WIDE = "wide"
     JSON = "json"
     NAME = "name"
+    CSV = "csv"
 
 
 @dataclass(frozen=True)

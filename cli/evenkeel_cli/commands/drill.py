@@ -22,7 +22,9 @@ app = lookup.group("Inject faults into a local data centre. A real fleet cannot 
 def list_drills(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """List the drills. Each injects a fault and checks the outcome."""
     found = [{"name": drill.name, "summary": drill.title} for drill in _drills().DRILLS.values()]
-    answer_list(found, output, lambda out: _columns(out, "DRILL", "name", "summary"), name_key="name", nothing="")
+    answer_list(
+        found, output, lambda out: _columns(out, "DRILL", "name", "summary"), fields=("name", "summary"), nothing=""
+    )
 
 
 @app.command("run")

@@ -36,7 +36,7 @@ def list_faults(
     from evenkeel_cli.offline import faults, policies
 
     found = faults.listed(policies.load(policy).catalogue, family)
-    answer_list(found, output, lambda _: faults.COLUMNS, name_key="key", nothing="")
+    answer_list(found, output, lambda _: faults.COLUMNS, fields=faults.FIELDS, nothing="")
 
 
 @app.command("explain")

@@ -12,6 +12,20 @@ from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 
+_FIELDS = (
+    *("incidentId", "state", "outcome", "severity", "fault.key", "fault.name", "node.instanceId", "node.name"),
+    *(
+        "node.cluster",
+        "node.pool",
+        "node.instanceType",
+        "block.guardrail",
+        "block.reason",
+        "pendingApproval.decisionId",
+    ),
+    *("replacementInstanceId", "repairs", "affectedJobs", "unmanagedWorkloads", "evidenceCount", "firstSignalAt"),
+    *("openedAt", "settledAt", "isDrill", "mode", "run", "isStale"),
+)
+
 app = lookup.group("Show node incidents and their recovery; approve or decline plans.")
 
 IncidentArgument = Annotated[str, typer.Argument(metavar="INCIDENT", help="Id, unique prefix of an id, or @latest.")]
@@ -30,7 +44,7 @@ def list_incidents(
         found,
         output,
         lambda out: _columns(out, is_wide=output is OutputFormat.WIDE),
-        name_key="incidentId",
+        fields=_FIELDS,
         nothing=nothing,
         page_token=token,
         ends_after=limit,

@@ -16,6 +16,16 @@ from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 
+_FIELDS = (
+    *("jobId", "name", "team", "jobType", "kind", "priorityClass", "state", "isSuspended", "reason", "nodes"),
+    *("currentNodes", "gpusPerNode", "cluster", "currentAttempt", "applicationFailures", "submittedAt", "submittedBy"),
+    *("startedAt", "endedAt", "isStale", "lastSeenAt"),
+)
+_UNMANAGED_FIELDS = (
+    *("name", "namespace", "kind", "cluster", "pods", "accelerators", "nodeNames", "recreation", "consent", "claims"),
+    *("says", "isStale", "lastSeenAt"),
+)
+
 app = lookup.group("Submit, list, show, follow, suspend and cancel training jobs.")
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, unique prefix of an id, name, or @latest.")]
@@ -66,7 +76,7 @@ def list_jobs(
             others,
             output,
             lambda _: unmanaged_columns(is_wide=output is OutputFormat.WIDE),
-            name_key="name",
+            fields=_UNMANAGED_FIELDS,
             nothing="No GPUs are used by workloads outside Evenkeel.",
         )
         return
@@ -76,7 +86,7 @@ def list_jobs(
     found: Json = {"state": state and state.upper(), "team": team, "class": given}
     jobs, token = lookup.listed(lookup.current_client(), path, limit, **found)
     nothing = "No jobs." if not state else f"No jobs are {state.lower()}."
-    answer_list(jobs, output, list_columns, name_key="jobId", nothing=nothing, page_token=token, ends_after=limit)
+    answer_list(jobs, output, list_columns, fields=_FIELDS, nothing=nothing, page_token=token, ends_after=limit)
 
 
 @app.command("show")

@@ -11,6 +11,14 @@ from evenkeel_cli.state_labels import NODE, plain
 
 Json = dict[str, Any]
 
+_FIELDS = (
+    *("instanceId", "name", "cluster", "pool", "instanceType", "zone", "slot", "state", "incidentId", "marks"),
+    *("repairedBy", "unhealthy.reason", "block.guardrail", "block.reason", "providerStatus", "isReady", "isCordoned"),
+    *("cordon.by", "cordon.reason", "cordon.at", "isLemon", "isAwaitingValidation", "gpus", "gpusInUse"),
+    *("cpu", "cpuInUse", "memoryGib", "memoryGibInUse", "unmanagedWorkloads", "launchedAt", "notReadySince"),
+    *("changedAt", "isStale", "lastSeenAt"),
+)
+
 app = lookup.group("List, show, cordon, uncordon and replace nodes.")
 
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Instance id, node name, or a unique prefix.")]
@@ -34,7 +42,7 @@ def list_nodes(
         nodes,
         output,
         lambda out: _columns(out, has_cordons=has_cordons),
-        name_key="instanceId",
+        fields=_FIELDS,
         nothing=nothing,
         page_token=token,
         ends_after=limit,

@@ -1,7 +1,11 @@
-"""Output of the commands: a JSON document or names for a script, a page for a person."""
+"""Output of the commands: JSON, CSV or names for a script, a page for a person."""
 
+import csv
+import json
+import re
 import sys
 from collections.abc import Callable, Sequence
+from io import StringIO
 from typing import Any
 
 import typer
@@ -48,7 +52,7 @@ def answer_list(
     output: OutputFormat,
     columns: Callable[[Printer], Sequence[Column]],
     *,
-    name_key: str,
+    fields: Sequence[str],
     nothing: str,
     page_token: str | None = None,
     ends_after: int | None = None,
@@ -59,7 +63,7 @@ def answer_list(
         found: The items.
         output: The form asked for.
         columns: Returns the columns of the table.
-        name_key: Key of the field that `-o name` prints.
+        fields: The columns of `-o csv`, as for `write_csv`. `-o name` prints the first.
         nothing: Text to print if the list is empty.
         page_token: Token of the next page.
         ends_after: Number of items requested; None = the list has no pages.
@@ -68,9 +72,11 @@ def answer_list(
     match output:
         case OutputFormat.JSON:
             out.json({"items": found} | ({} if ends_after is None else {"nextPageToken": page_token}))
+        case OutputFormat.CSV:
+            write_csv(out, found, fields)
         case OutputFormat.NAME:
             for item in found:
-                out.line(str(item[name_key]))
+                out.line(str(item[fields[0]]))
         case _ if not found:
             note(nothing)
         case _:
@@ -78,6 +84,45 @@ def answer_list(
     if page_token:
         way = f": --limit accepts up to {lookup.MAX_LISTED}" if ends_after != lookup.MAX_LISTED else ""
         note(f"Listed the first {ends_after} items. There may be more{way}.")
+
+
+def write_csv(out: Printer, items: Sequence[Json], fields: Sequence[str]) -> None:
+    """Write a header line and a line for each item, after RFC 4180 but with LF.
+
+    Args:
+        out: The page.
+        items: The items.
+        fields: A column for each. A dot leads into an object: `utilization.gpu.average`. A field that an item lacks, or
+            that is null, is an empty cell.
+    """
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(fields)
+    writer.writerows([_cell(_field(item, field)) for field in fields] for item in items)
+    out.text(text.getvalue())
+
+
+def _field(item: Any, path: str) -> Any:
+    for name in path.split("."):
+        item = item.get(name) if isinstance(item, dict) else None
+    return item
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case str():
+            text = re.sub(r"\r\n?", "\n", value)  # `csv` quotes only its own end of a line
+            # A spreadsheet would run such a text: https://owasp.org/www-community/attacks/CSV_Injection
+            return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
+        case list() if all(isinstance(each, str) for each in value):
+            return _cell(";".join(value))
+        case _:
+            return json.dumps(value, ensure_ascii=False)
+
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
 
 
 def confirm(verb: str, *notes: str) -> None:

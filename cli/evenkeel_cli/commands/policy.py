@@ -106,7 +106,15 @@ def history(limit: lookup.LimitOption = 1000, output: lookup.OutputOption = Outp
     client = lookup.current_client()
     changes, token = lookup.listed(client, f"/clusters/{client.fleet}/policy", limit, within="history")
     nothing = "The policy is as shipped: it has no changes."
-    answer_list(changes, output, _columns, name_key="number", nothing=nothing, page_token=token, ends_after=limit)
+    answer_list(
+        changes,
+        output,
+        _columns,
+        fields=("number", "at", "by", "reason", "changes"),
+        nothing=nothing,
+        page_token=token,
+        ends_after=limit,
+    )
 
 
 def _columns(out: Printer) -> list[Column]:

@@ -15,6 +15,11 @@ from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 
+_FIELDS = (
+    *("team", "cohort", "weight", "accelerators.allocated", "accelerators.used", "accelerators.usedByUnmanaged"),
+    *("accelerators.borrowed", "accelerators.lent", "accelerators.utilization", "running", "pending"),
+)
+
 app = lookup.group("Show and change teams, their quotas, and what they borrow and lend.")
 
 TeamArgument = Annotated[str, typer.Argument(metavar="TEAM", help="The team's name.")]
@@ -25,7 +30,7 @@ def list_teams(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """List teams: allocated, used, borrowed, lent."""
     found = lookup.current_client().get("/teams")["items"]
     nothing = "There are no teams and no running jobs."
-    answer_list(found, output, lambda _: _COLUMNS, name_key="team", nothing=nothing)
+    answer_list(found, output, lambda _: _COLUMNS, fields=_FIELDS, nothing=nothing)
 
 
 @app.command("show")

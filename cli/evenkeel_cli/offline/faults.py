@@ -39,6 +39,7 @@ def _summary(fault: Fault) -> Json:
     }
 
 
+FIELDS = ("key", "name", "class", "severity", "ladder", "actsAlone", "checkpointTrust")
 COLUMNS = (
     Column("FAULT", "key"),
     Column("SEVERITY", "severity"),

@@ -1,0 +1,154 @@
+"""`-o csv` of the lists: stable columns, empty cells for unknown values, and no formulas."""
+
+import csv
+import io
+import json
+from typing import Any
+
+import pytest
+
+from evenkeel_cli.commands.output import write_csv
+from evenkeel_cli.render import Printer
+from tests.unit.api.gateway import FLEET
+from tests.unit.api.seeds import a_fleet_node, a_job, ago, stored
+from tests.unit.cli.conftest import CliFixture
+from tests.unit.cli.recovery_fixture import recovery_at_work
+
+LISTS = {
+    "jobs ls": "/v1/jobs",
+    "nodes ls": "/v1/nodes",
+    "incidents ls": "/v1/incidents",
+    "teams ls": "/v1/teams",
+    "policy history": "",
+    "faults ls": "",
+    "drill ls": "",
+}
+
+
+def written(items: list[dict[str, Any]], *fields: str) -> str:
+    stream = io.StringIO()
+    write_csv(Printer(stream, {}), items, fields)
+    return stream.getvalue()
+
+
+def cell(value: Any) -> str:
+    """Return a value after it was written and read again."""
+    return next(csv.DictReader(io.StringIO(written([{"first": 1, "cell": value}], "first", "cell"), newline="")))[
+        "cell"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, ""),
+        (0, "0"),
+        (-1, "-1"),
+        (0.5, "0.5"),
+        (True, "true"),
+        (False, "false"),
+        ("", ""),
+        ("plain", "plain"),
+        ('say "stop", now', 'say "stop", now'),
+        ("two\nlines", "two\nlines"),
+        ("old mac\rlines", "old mac\nlines"),
+        (["a", "b"], "a;b"),
+        ([], ""),
+        ([{"jobId": "job-1"}], '[{"jobId": "job-1"}]'),
+        ({"a": 1}, '{"a": 1}'),
+        ("größe, 節点", "größe, 節点"),
+        ("reverse\u202eevil", "reverse?evil"),
+    ],
+)
+def test_value_is_written_so_that_it_reads_back(value: Any, expected: str) -> None:
+    assert cell(value) == expected
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠"])
+def test_text_that_a_spreadsheet_would_run_begins_with_an_apostrophe(start: str) -> None:
+    formula = f'{start}HYPERLINK("https://example.com","x")'
+
+    assert cell(formula) == f"'{formula}"
+    assert cell([formula, "b"]) == f"'{formula};b"
+
+
+def test_carriage_return_before_a_formula_starts_no_formula() -> None:
+    assert cell("\r=1+1") == "'\n=1+1"
+
+
+def test_missing_object_leaves_its_fields_empty() -> None:
+    items: list[dict[str, Any]] = [
+        {"id": 1, "cordon": {"by": "ana"}},
+        {"id": 2, "cordon": None},
+        {"id": 3},
+        {"id": 4, "cordon": "odd"},
+    ]
+
+    assert written(items, "id", "cordon.by") == "id,cordon.by\n1,ana\n2,\n3,\n4,\n"
+
+
+def test_list_without_items_has_only_its_header() -> None:
+    assert written([], "id", "cordon.by") == "id,cordon.by\n"
+
+
+@pytest.mark.parametrize("words", ["jobs ls", "jobs ls --unmanaged", "nodes ls", "incidents ls", "policy history"])
+def test_empty_list_prints_a_header_and_no_message(served: CliFixture, words: str) -> None:
+    said = served.run(*words.split(), "-o", "csv")
+
+    assert (said.exit_code, said.err) == (0, "")
+    assert len(said.out.splitlines()) == 1
+    assert said.out.split(",")[0] in {"jobId", "name", "instanceId", "incidentId", "number"}
+
+
+@pytest.mark.parametrize("words", LISTS)
+def test_every_list_is_a_table_of_the_same_items_as_its_json(served: CliFixture, words: str) -> None:
+    recovery_at_work(served.gateway)
+
+    said = served.run(*words.split(), "-o", "csv")
+
+    lines = list(csv.DictReader(io.StringIO(said.out)))
+    items = json.loads(served.run(*words.split(), "-o", "json").out)["items"]
+    key = said.out.split(",")[0]
+    assert said.exit_code == 0
+    assert [line[key] for line in lines] == [str(item[key]) for item in items]
+    assert all(None not in line and None not in line.values() for line in lines)
+
+
+@pytest.mark.parametrize(("words", "path"), [(words, path) for words, path in LISTS.items() if path])
+def test_columns_are_fields_of_the_api_and_leave_none_out(served: CliFixture, words: str, path: str) -> None:
+    recovery_at_work(served.gateway)
+    header = served.run(*words.split(), "-o", "csv").out.splitlines()[0].split(",")
+
+    item = served.gateway.get(path).document["items"][0]
+
+    tops = {name.split(".")[0] for name in header}
+    assert tops <= item.keys() | {"isStale"}
+    flat = {name for name, value in item.items() if not isinstance(value, dict | list) and value is not None}
+    assert flat <= tops
+
+
+def test_hostile_reason_of_a_job_stays_in_its_cell(served: CliFixture) -> None:
+    reason = "=cmd|' /C calc'!A0,\"x\"\n+2"
+    stored(served.gateway.fakes.ledger, a_job(1, reason=reason), a_fleet_node(1, not_ready_since=ago(hours=1)))
+
+    said = served.run("jobs", "ls", "-o", "csv")
+
+    lines = list(csv.DictReader(io.StringIO(said.out)))
+    assert [line["reason"] for line in lines] == [f"'{reason}"]
+
+
+def test_cut_list_says_so_on_standard_error(served: CliFixture) -> None:
+    stored(served.gateway.fakes.ledger, *(a_job(number) for number in (1, 2)))
+
+    said = served.run("jobs", "ls", "--limit", "1", "-o", "csv")
+
+    assert len(said.out.splitlines()) == 2
+    assert "Listed the first 1 items." in said.err
+
+
+def test_page_of_one_item_refuses_csv(served: CliFixture) -> None:
+    said = served.run("status", "-o", "csv")
+
+    assert said.exit_code == 2
+    assert "works only for lists" in said.err
+    assert FLEET not in said.out
