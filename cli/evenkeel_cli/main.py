@@ -26,6 +26,7 @@ NOUNS = {
     "teams": CommandGroup("teams", "Show and change teams, their quotas, and what they borrow and lend."),
     "incidents": CommandGroup("incidents", "Show node incidents and their recovery; approve or decline plans."),
     "nodes": CommandGroup("nodes", "List, show, cordon, uncordon and replace nodes."),
+    "utilization": CommandGroup("utilization", "List how busy pools and nodes are, beside their allocation."),
     "faults": CommandGroup("faults", "List and explain known faults, and report a fault."),
     "automation": CommandGroup("automation", "Hold or release repairs and job stops."),
     "policy": CommandGroup("policy", "Show, check and change the policy: limits, deadlines and faults."),

@@ -1,0 +1,172 @@
+"""`evenkeel utilization`."""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.output import write_csv
+from evenkeel_cli.render import Column, OutputFormat, Printer, note, page, warn
+from evenkeel_cli.state_labels import NODE, counted, plain
+
+Json = dict[str, Any]
+
+app = lookup.group("List how busy pools and nodes are, beside their allocation.")
+
+_MEASURES = ("gpu", "gpuMemory", "cpu", "memory")
+_AMOUNTS = ("gpus", "gpusAllocated", "gpuMemoryGib", "vcpus", "vcpusAllocated", "memoryGib", "memoryGibAllocated")
+_FIGURES = ("average", "lowest", "lowestNode", "highest", "measuredNodes", "unknownNodes")
+_ENDS = ("measuredAt", "isStale", "lastSeenAt")
+
+
+class By(StrEnum):
+    """The unit of a line."""
+
+    POOL = "pool"
+    NODE = "node"
+
+
+_FIELDS = {
+    By.POOL: (
+        *("pool", "cluster", "instanceTypes", "nodes", "running", "starting", "pendingRecovery", *_AMOUNTS),
+        *(f"utilization.{measure}.{figure}" for measure in _MEASURES for figure in _FIGURES),
+        *_ENDS,
+    ),
+    By.NODE: (
+        *("instanceId", "name", "pool", "cluster", "instanceType", "state", *_AMOUNTS),
+        *(f"utilization.{measure}" for measure in _MEASURES),
+        *_ENDS,
+    ),
+}
+
+
+@app.command("ls")
+def list_utilization(
+    by: Annotated[By, typer.Option(help="A line for each pool or for each node.")] = By.POOL,
+    cluster: Annotated[str, typer.Option(help="Only nodes of this Kubernetes cluster.")] = "",
+    pool: Annotated[str, typer.Option(help="Only nodes of this instance group or NodePool.")] = "",
+    output: lookup.OutputOption = OutputFormat.TABLE,
+) -> None:
+    """List amounts, allocation and measured utilization of the last 15 minutes."""
+    found = lookup.current_client().get("/utilization", by=by.value, cluster=cluster, pool=pool)
+    out = page()
+    match output:
+        case OutputFormat.JSON:
+            out.json(found)
+        case OutputFormat.CSV:
+            write_csv(out, found["items"], _FIELDS[by])
+        case OutputFormat.NAME:
+            for item in found["items"]:
+                out.line(item[_FIELDS[by][0]])
+        case _ if not found["items"]:
+            note("No nodes match." if cluster or pool else "No nodes are known yet. The first sweep adds them.")
+        case form:
+            _draw(out, found, by, is_wide=form is OutputFormat.WIDE)
+    for source in found["sources"]:
+        if source["problem"]:
+            warn(source["problem"])
+    if found["isLowerBound"]:
+        warn("The fleet has more nodes or open incidents than this answer counts. The figures cover a part of it.")
+
+
+def _draw(out: Printer, found: Json, by: By, *, is_wide: bool) -> None:
+    totals, items = found["totals"], found["items"]
+    if by is By.NODE:
+        out.table(_node_columns(out), items, is_wide=is_wide)
+    else:
+        every = [{"pool": "(all)", "cluster": "–", **totals}] if len(items) > 1 else []
+        out.table(_pool_columns(out), [*items, *every], is_wide=is_wide)
+    out.paragraph(f"GPU utilization over {found['windowMinutes']} minutes: {_extremes(totals['utilization']['gpu'])}.")
+    if by is By.POOL and any(each["unknownNodes"] for each in totals["utilization"].values()):
+        out.line("–  unknown   *  average of the measured nodes only")
+
+
+def _extremes(gpu: Json) -> str:
+    """Name the least busy node, which an average hides, and count the nodes that no figure covers."""
+    texts = []
+    if gpu["lowest"] is not None:
+        texts += [f"lowest {gpu['lowest']:g}% on {gpu['lowestNode']}", f"highest {gpu['highest']:g}%"]
+    if gpu["unknownNodes"]:
+        texts.append(f"unknown for {counted(gpu['unknownNodes'], 'node')}")
+    return ", ".join(texts) or "no nodes have GPUs"
+
+
+def _pool_columns(out: Printer) -> list[Column]:
+    def busy(measure: str) -> Column:
+        def average(item: Json) -> str:
+            figures = item["utilization"][measure]
+            is_partial = figures["average"] is not None and figures["unknownNodes"]
+            return _percent(figures["average"]) + ("*" if is_partial else "")
+
+        return Column(_TITLES[measure], average, is_right=True)
+
+    def measured(item: Json) -> str:
+        gpu = item["utilization"]["gpu"]
+        return f"{gpu['measuredNodes']}/{gpu['measuredNodes'] + gpu['unknownNodes']}"
+
+    def extremes(item: Json) -> str:
+        gpu = item["utilization"]["gpu"]
+        return "–" if gpu["lowest"] is None else f"{gpu['lowest']:.0f}-{gpu['highest']:.0f}%"
+
+    return [
+        Column("POOL", "pool", may_shrink=True),
+        Column("NODES", "nodes", is_right=True),
+        Column("RUN", "running", is_right=True),
+        Column("RECOVERY", "pendingRecovery", is_right=True),
+        Column("GPUS", lambda item: _share(item, "gpus"), is_right=True),
+        busy("gpu"),
+        Column("LOW-HIGH", extremes, is_right=True),
+        *map(busy, _MEASURES[1:]),
+        Column("GPUS MEASURED ON", measured, is_right=True, is_wide=True),
+        Column("STARTING", "starting", is_right=True, is_wide=True),
+        *_wide_columns(out),
+        Column("TYPES", lambda item: ", ".join(item["instanceTypes"]) or "–", is_wide=True),
+        Column("CLUSTER", "cluster", is_wide=True),
+    ]
+
+
+def _node_columns(out: Printer) -> list[Column]:
+    def busy(measure: str) -> Column:
+        return Column(_TITLES[measure], lambda item: _percent(item["utilization"][measure]), is_right=True)
+
+    def state(item: Json) -> str:
+        sign = "warn" if item.get("isStale") else NODE[item["state"]]
+        return out.with_glyph(sign, plain(item["state"]) + out.last_seen(item))
+
+    return [
+        Column("NODE", "instanceId"),
+        Column("POOL", "pool", may_shrink=True),
+        Column("STATE", state),
+        Column("GPUS", lambda item: _share(item, "gpus"), is_right=True),
+        *map(busy, _MEASURES),
+        *_wide_columns(out),
+        Column("TYPE", lambda item: item["instanceType"] or "–", is_wide=True),
+        Column("NAME", lambda item: item["name"] or "–", is_wide=True),
+        Column("CLUSTER", "cluster", is_wide=True),
+    ]
+
+
+def _wide_columns(out: Printer) -> list[Column]:
+    return [
+        Column("GPU MEM GIB", lambda item: _amount(item["gpuMemoryGib"]), is_right=True, is_wide=True),
+        Column("VCPU", lambda item: _share(item, "vcpus"), is_right=True, is_wide=True),
+        Column("MEM GIB", lambda item: _share(item, "memoryGib"), is_right=True, is_wide=True),
+        Column("MEASURED", lambda item: out.when(item["measuredAt"]), is_right=True, is_wide=True),
+    ]
+
+
+_TITLES = {"gpu": "GPU", "gpuMemory": "GPU MEM", "cpu": "CPU", "memory": "MEM"}
+
+
+def _share(item: Json, name: str) -> str:
+    """Return the allocated part of an amount: `96/128`."""
+    return f"{item[f'{name}Allocated']:g}/{_amount(item[name])}"
+
+
+def _amount(value: float | None) -> str:
+    return "–" if value is None else f"{value:g}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f}%"

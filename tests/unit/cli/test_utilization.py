@@ -1,0 +1,139 @@
+"""`evenkeel utilization ls`: exact tables at 80 columns, and what scripts read."""
+
+import csv
+import json
+
+import pytest
+
+from evenkeel.domain.capacity.utilization import Measure, Sample
+from evenkeel.domain.nodes import FleetNode, NodeLife
+from evenkeel.ports import Throttled
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.unit.api.seeds import a_fleet_node, ago, stored
+from tests.unit.cli.conftest import CliFixture
+
+BY_POOL = """\
+POOL        NODES  RUN  RECOVERY   GPUS   GPU  LOW-HIGH  GPU MEM  CPU  MEM
+burst           1    1         0    8/8     –         –        –    –    –
+p5-workers      3    2         1  16/24  46%*     2-90%     60%*  2%*    –
+(all)           4    3         1  24/32  46%*     2-90%     60%*  2%*    –
+GPU utilization over 15 minutes: lowest 2.5% on i-00000000000000002, highest
+90%, unknown for 2 nodes.
+–  unknown   *  average of the measured nodes only
+"""
+BY_NODE = """\
+NODE                 POOL        STATE          GPUS  GPU  GPU MEM  CPU  MEM
+i-00000000000000004  burst       ● in service    8/8    –        –    –    –
+i-00000000000000001  p5-workers  ● in service    8/8  90%      60%   2%    –
+i-00000000000000002  p5-workers  ● in service    8/8   2%        –    –    –
+i-00000000000000003  p5-workers  ✖ quarantined   0/8    –        –    –    –
+GPU utilization over 15 minutes: lowest 2.5% on i-00000000000000002, highest
+90%, unknown for 2 nodes.
+"""
+WIDE = """\
+GPUS MEASURED ON  STARTING  GPU MEM GIB   VCPU  MEM GIB   MEASURED  TYPES           CLUSTER
+             2/3         0         1920  0/576   0/6144  2m02s ago  ml.p5.48xlarge  research-eks
+"""
+PROBLEM = (
+    "▲ CloudWatch Container Insights has no metrics of the nodes of burst-eks in the last 15 minutes. The EKS add-on "
+    "amazon-cloudwatch-observability publishes them (docs/operate/utilization.md).\n"
+)
+
+
+@pytest.fixture
+def fleet(served: CliFixture) -> CliFixture:
+    """Three nodes of which two are measured, and a cluster without the add-on."""
+    life = NodeLife(cluster="burst-eks", instance_id=instance_id(4), launched_at=ago(hours=1))
+    busy, idle = a_fleet_node(1, accelerators_in_use=8), a_fleet_node(2, accelerators_in_use=8)
+    faulty = a_fleet_node(3, is_cordoned=True, incident_id="inc-0000000009")
+    stored(
+        served.gateway.fakes.ledger, busy, idle, faulty, a_fleet_node(4, life=life, pool="burst", accelerators_in_use=8)
+    )
+    measured(served, busy, gpu=90, gpu_memory=60, cpu=2)
+    measured(served, idle, gpu=2.5)
+    return served
+
+
+def measured(served: CliFixture, node: FleetNode, **percent: float) -> None:
+    start = (ago(minutes=3)).replace(second=0)
+    for name, value in percent.items():
+        served.gateway.fakes.utilization_metrics.put(node, Measure[name.upper()], Sample(start, value))
+
+
+def test_pools_are_a_table_with_their_extremes(fleet: CliFixture) -> None:
+    said = fleet.run("utilization", "ls", terminal=True)
+
+    assert said.out == BY_POOL
+    assert (said.exit_code, said.err) == (0, PROBLEM)
+    assert max(map(len, said.out.splitlines())) <= 80
+
+
+def test_nodes_are_a_table_with_their_states(fleet: CliFixture) -> None:
+    said = fleet.run("utilization", "ls", "--by", "node", terminal=True)
+
+    assert said.out == BY_NODE
+    assert max(map(len, said.out.splitlines())) <= 80
+
+
+def test_wide_table_adds_amounts_and_ages(fleet: CliFixture) -> None:
+    said = fleet.run("utilization", "ls", "--pool", "p5-workers", "-o", "wide", terminal=True)
+
+    start = said.out.index("GPUS MEASURED")
+    assert [line[start:] for line in said.out.splitlines()[:2]] == WIDE.splitlines()
+    assert said.err == ""
+
+
+def test_json_is_the_answer_of_the_api(fleet: CliFixture) -> None:
+    said = fleet.run("utilization", "ls", "--cluster", CLUSTER, "-o", "json")
+
+    found = json.loads(said.out)
+    assert found == fleet.gateway.get(f"/v1/utilization?cluster={CLUSTER}").document
+    assert [item["cluster"] for item in found["items"]] == [CLUSTER]
+
+
+def test_csv_has_empty_cells_for_unknown_figures(fleet: CliFixture) -> None:
+    said = fleet.run("utilization", "ls", "-o", "csv")
+
+    burst, committed = csv.DictReader(said.out.splitlines())
+    assert (burst["gpus"], burst["utilization.gpu.average"], burst["utilization.gpu.unknownNodes"]) == ("8", "", "1")
+    assert (burst["measuredAt"], burst["isStale"]) == ("", "")
+    assert (committed["utilization.gpu.average"], committed["utilization.gpu.lowest"]) == ("46.2", "2.5")
+    assert committed["utilization.gpu.lowestNode"] == instance_id(2)
+    assert said.err == PROBLEM
+
+
+def test_csv_by_node_has_one_line_for_each_node(fleet: CliFixture) -> None:
+    said = fleet.run("utilization", "ls", "--by", "node", "-o", "csv")
+
+    lines = list(csv.DictReader(said.out.splitlines()))
+    assert [line["instanceId"] for line in lines] == [instance_id(number) for number in (4, 1, 2, 3)]
+    assert [line["utilization.gpu"] for line in lines] == ["", "90.0", "2.5", ""]
+
+
+@pytest.mark.parametrize(("by", "names"), [("pool", ["burst", "p5-workers"]), ("node", None)])
+def test_names_are_pools_or_instance_ids(fleet: CliFixture, by: str, names: list[str] | None) -> None:
+    said = fleet.run("utilization", "ls", "--by", by, "-o", "name")
+
+    assert said.out.splitlines() == (names or [instance_id(number) for number in (4, 1, 2, 3)])
+
+
+def test_failed_read_is_a_warning_and_no_failure(fleet: CliFixture) -> None:
+    fleet.gateway.fakes.utilization_metrics.errors[CLUSTER] = Throttled("read: Throttling: Rate exceeded")
+
+    said = fleet.run("utilization", "ls", "--pool", "p5-workers", terminal=True)
+
+    assert said.exit_code == 0
+    assert "unknown for 3 nodes" in said.out
+    assert "was not read for 3 of 3 nodes" in said.err
+
+
+def test_filter_without_nodes_says_so(fleet: CliFixture) -> None:
+    assert fleet.run("utilization", "ls", "--pool", "typo").err == "No nodes match.\n"
+    assert fleet.run("utilization", "ls", "--pool", "typo", "-o", "csv").out.startswith("pool,cluster,")
+
+
+def test_empty_fleet_says_that_no_nodes_are_known(served: CliFixture) -> None:
+    said = served.run("utilization", "ls", terminal=True)
+
+    assert (said.exit_code, said.out) == (0, "")
+    assert "No nodes are known yet." in said.err
