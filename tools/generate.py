@@ -3,12 +3,12 @@
 import sys
 from pathlib import Path
 
-from tools import architecture, chart, job_fields, metric_tables, openapi, policy_files, schemas
+from tools import architecture, chart, economics_page, job_fields, metric_tables, openapi, policy_files, schemas
 
 
 def files() -> dict[Path, str]:
     """Return each generated file with its content."""
-    sources = (openapi, schemas, job_fields, policy_files, architecture, chart, metric_tables)
+    sources = (openapi, schemas, job_fields, policy_files, architecture, chart, economics_page, metric_tables)
     return {path: text for each in sources for path, text in each.files().items()}
 
 

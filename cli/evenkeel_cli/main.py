@@ -33,6 +33,7 @@ NOUNS = {
     "plan": CommandGroup("plan", "Run the scheduler on files: admissions, preemptions and their reasons."),
     "quota": CommandGroup("quota", "Convert quota files between formats."),
     "access": CommandGroup("access", "Give the functions' roles their EKS access entries."),
+    "economics": CommandGroup("economics", "Calculate what failures cost and what to change."),
     "doctor": CommandGroup("doctor", "Check everything that Evenkeel needs, and print how to fix problems."),
     "drill": CommandGroup("drill", "Inject faults into the local data centre."),
     "dev": CommandGroup("dev", "Start, stop and inspect the local data centre."),

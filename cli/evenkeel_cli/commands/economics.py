@@ -1,0 +1,280 @@
+"""`evenkeel economics`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.figures import FigureFormat, FigureOption, print_figures
+from evenkeel_client.errors import CommandFailed, Exit
+
+if TYPE_CHECKING:
+    from evenkeel_cli.offline.economics import FailureRate
+
+Json = dict[str, Any]
+
+app = lookup.group("Calculate what failures cost and what to change: rates, checkpoints, spares, commitments.")
+
+FailuresOption = Annotated[int | None, typer.Option(metavar="N", help="Observed failures.")]
+NodeHoursOption = Annotated[str, typer.Option(metavar="H", help="Nodes times hours in which they were observed.")]
+RateOption = Annotated[str, typer.Option(metavar="R", help="Failures per node-hour: 0.0005 or 0.05%.")]
+ConfidenceOption = Annotated[str, typer.Option(metavar="P", help="Confidence of the interval.")]
+NodesOption = Annotated[int, typer.Option(metavar="N", help="Nodes of the job.")]
+_DURATION = "90s, 40min, 4.5h, 12d"
+
+
+def _rate(rate: str, failures: int | None, node_hours: str, confidence: str) -> "FailureRate":
+    from evenkeel_cli.offline import economics as offline
+    from evenkeel_cli.offline.quantities import share
+
+    return offline.rate_of(rate, failures, node_hours, share("--confidence", confidence))
+
+
+def _seconds(option: str, typed: str) -> float:
+    from evenkeel_cli.offline.quantities import seconds
+
+    return seconds(option, typed)
+
+
+# ---------------------------------------------------------------- rates
+
+
+@app.command("rate")
+def rate(
+    failures: FailuresOption = None,
+    node_hours: NodeHoursOption = "",
+    file: Annotated[Path | None, typer.Option(metavar="FILE", help="Observations: failures and node-hours.")] = None,
+    by: Annotated[str, typer.Option(metavar="GROUP", help="fault-class, pool, instance-type or job-size.")] = "pool",
+    confidence: ConfidenceOption = "0.95",
+    output: FigureOption = FigureFormat.TABLE,
+) -> None:
+    """Failure rate per node-hour, with its exact Poisson interval. Needs no fleet."""
+    from evenkeel_cli.offline import economics as offline
+    from evenkeel_cli.offline.quantities import share
+
+    if file is not None:
+        print_figures(offline.rates_from_file(file, by, share("--confidence", confidence)), output, main="groups")
+        return
+    print_figures(_rate("", failures, node_hours, confidence).to_json(), output)
+
+
+@app.command("mtbf")
+def mtbf(
+    nodes: NodesOption,
+    rate: RateOption = "",
+    failures: FailuresOption = None,
+    node_hours: NodeHoursOption = "",
+    downtime: Annotated[
+        str, typer.Option(metavar="D", help=f"Downtime of a failure ({_DURATION}): adds the size that never ends.")
+    ] = "",
+    confidence: ConfidenceOption = "0.95",
+    output: FigureOption = FigureFormat.TABLE,
+) -> None:
+    """Mean time between failures of a job, and the size at which a job never ends. Needs no fleet."""
+    from evenkeel_cli.offline import economics as offline
+
+    known = _rate(rate, failures, node_hours, confidence)
+    down = _seconds("--downtime", downtime) if downtime else None
+    print_figures(offline.mtbf(known, nodes, down), output, main="rates")
+
+
+# ---------------------------------------------------------------- times
+
+
+@app.command("ettr")
+def ettr(  # noqa: PLR0913, PLR0917 - options, each given by its name
+    nodes: NodesOption,
+    downtime: Annotated[str, typer.Option(metavar="D", help=f"From a failure until the job trains: {_DURATION}.")],
+    rate: RateOption = "",
+    failures: FailuresOption = None,
+    node_hours: NodeHoursOption = "",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL", help="renewal, parallel, restart or serial; all if omitted."),
+    ] = None,
+    failure_free: Annotated[str, typer.Option(metavar="T", help="Duration of the run without failures.")] = "",
+    gpu_hours: Annotated[str, typer.Option(metavar="H", help="GPU-hours of the run, instead of --failure-free.")] = "",
+    gpus_per_node: Annotated[int, typer.Option(metavar="N", min=1, help="GPUs of a node.")] = 8,
+    usd_per_gpu_hour: Annotated[str, typer.Option(metavar="USD", help="Price; without it, dollars are unknown.")] = "",
+    confidence: ConfidenceOption = "0.95",
+    output: FigureOption = FigureFormat.TABLE,
+) -> None:
+    """Effective training time ratio and time of a run, for four meanings of downtime. Needs no fleet."""
+    from evenkeel_cli.offline import economics as offline
+    from evenkeel_cli.offline.quantities import number
+
+    known = _rate(rate, failures, node_hours, confidence)
+    if gpu_hours and failure_free:
+        raise CommandFailed(Exit.USAGE, "--gpu-hours and --failure-free exclude each other.", code="USAGE")
+    run = {"failureFreeHours": _seconds("--failure-free", failure_free or "30d") / 3600}
+    if gpu_hours:
+        run["failureFreeHours"] = number("--gpu-hours", gpu_hours) / (max(1, nodes) * gpus_per_node)
+    if usd_per_gpu_hour:
+        run["usdPerHour"] = number("--usd-per-gpu-hour", usd_per_gpu_hour) * nodes * gpus_per_node
+    found = offline.effective_time(known, nodes, _seconds("--downtime", downtime), run, model or ())
+    print_figures(found, output, main="runs")
+
+
+@app.command("interval")
+def interval(
+    write: Annotated[str, typer.Option(metavar="W", help=f"Time that a save blocks training: {_DURATION}.")],
+    restart: Annotated[str, typer.Option(metavar="R", help="From a failure until training goes on.")] = "0",
+    mtbf: Annotated[str, typer.Option(metavar="M", help="Mean time between failures of the job.")] = "",
+    nodes: Annotated[int | None, typer.Option(metavar="N", help="Nodes, with --rate instead of --mtbf.")] = None,
+    rate: RateOption = "",
+    present: Annotated[str, typer.Option("--interval", metavar="TAU", help="Present interval, to compare.")] = "",
+    output: FigureOption = FigureFormat.TABLE,
+) -> None:
+    """Best time between two checkpoints: exact, Young, Daly. Needs no fleet."""
+    from evenkeel_cli.offline import economics as offline
+
+    if bool(mtbf) == (nodes is not None and bool(rate)):
+        raise CommandFailed(
+            Exit.USAGE, "The MTBF is unknown: give --mtbf, or --nodes with --rate.", code="WRONG_FIGURE"
+        )
+    if mtbf:
+        between = _seconds("--mtbf", mtbf)
+    else:
+        (row,) = offline.mtbf(_rate(rate, None, "", "0.95"), nodes or 0, None)["rates"]
+        if row["mtbfSeconds"] is None:
+            raise CommandFailed(Exit.USAGE, "--rate is 0: without failures no interval is best.", code="WRONG_FIGURE")
+        between = row["mtbfSeconds"]
+    now = _seconds("--interval", present) if present else None
+    found = offline.interval(_seconds("--write", write), _seconds("--restart", restart), between, now)
+    print_figures(found, output)
+
+
+@app.command("shrink")
+def shrink(
+    nodes: NodesOption,
+    detect: Annotated[str, typer.Option(metavar="D", help=f"Until the failure is detected: {_DURATION}.")],
+    reconfigure: Annotated[str, typer.Option(metavar="D", help="Until the job runs on one node fewer.")],
+    lead: Annotated[str, typer.Option(metavar="L", help="Until the replacement is there.")],
+    rate: RateOption = "",
+    output: FigureOption = FigureFormat.TABLE,
+) -> None:
+    """Downtime of a failure if an elastic job goes on with one node fewer. Needs no fleet."""
+    from evenkeel_cli.offline import economics as offline
+
+    per_hour = (
+        offline.mtbf(_rate(rate, None, "", "0.95"), nodes, None)["rates"][0]["jobFailuresPerHour"] if rate else None
+    )
+    found = offline.shrink(
+        _seconds("--detect", detect), _seconds("--reconfigure", reconfigure), _seconds("--lead", lead), nodes, per_hour
+    )
+    print_figures(found, output)
+
+
+# ---------------------------------------------------------------- spares and copies
+
+
+@app.command("spares")
+def spares(  # noqa: PLR0913, PLR0917 - options, each given by its name
+    nodes: NodesOption,
+    lead: Annotated[str, typer.Option(metavar="L", help=f"From an order until the node is a spare: {_DURATION}.")],
+    rate: RateOption = "",
+    failures: FailuresOption = None,
+    node_hours: NodeHoursOption = "",
+    wait: Annotated[str, typer.Option(metavar="W", help="Wait for a node without a spare; --lead if omitted.")] = "",
+    detect: Annotated[str, typer.Option(metavar="D", help="Until the failure is detected.")] = "0",
+    resume: Annotated[str, typer.Option(metavar="D", help="From the node until the job trains.")] = "0",
+    run_cost_usd: Annotated[str, typer.Option(metavar="USD", help="Cost of the run without failures.")] = "",
+    max_spares: Annotated[int | None, typer.Option(metavar="N", min=0, max=1000, help="Rows to show.")] = None,
+    confidence: ConfidenceOption = "0.95",
+    output: FigureOption = FigureFormat.TABLE,
+) -> None:
+    """Number of spare nodes with the lowest cost. Needs no fleet."""
+    from evenkeel_cli.offline import economics as offline
+    from evenkeel_cli.offline.quantities import number
+
+    lead_seconds = _seconds("--lead", lead)
+    terms = {
+        "nodes": nodes,
+        "lead_seconds": lead_seconds,
+        "wait_seconds": _seconds("--wait", wait) if wait else lead_seconds,
+        "detect_seconds": _seconds("--detect", detect),
+        "resume_seconds": _seconds("--resume", resume),
+        "run_cost_usd": number("--run-cost-usd", run_cost_usd) if run_cost_usd else None,
+    }
+    found = offline.spare_table(_rate(rate, failures, node_hours, confidence), terms, max_spares)
+    print_figures(found, output, main="spares")
+
+
+@app.command("repair-shop")
+def repair_shop(  # noqa: PLR0913, PLR0917 - options, each given by its name
+    nodes: NodesOption,
+    repair: Annotated[str, typer.Option(metavar="D", help=f"Mean time of one repair: {_DURATION}.")],
+    rate: RateOption = "",
+    failures: FailuresOption = None,
+    node_hours: NodeHoursOption = "",
+    repairers: Annotated[int | None, typer.Option(metavar="N", help="Repairs at once; no limit if omitted.")] = None,
+    max_spares: Annotated[int, typer.Option(metavar="N", min=0, max=1000, help="Rows to show.")] = 4,
+    fails_while_stopped: Annotated[
+        bool, typer.Option("--fails-while-stopped", help="Nodes also fail while the job lacks a node.")
+    ] = False,
+    confidence: ConfidenceOption = "0.95",
+    output: FigureOption = FigureFormat.TABLE,
+) -> None:
+    """Spares for machines that a limited number of repairers bring back. Needs no fleet."""
+    from evenkeel_cli.offline import economics as offline
+
+    terms = {
+        "nodes": nodes,
+        "repair_hours": _seconds("--repair", repair) / 3600,
+        "repairers": repairers,
+        "fails_while_stopped": fails_while_stopped,
+    }
+    found = offline.repair_shop(_rate(rate, failures, node_hours, confidence), terms, max_spares)
+    print_figures(found, output, main="fleets")
+
+
+@app.command("copies")
+def copies(
+    machines: Annotated[int, typer.Option(metavar="N", help="Machines with checkpoints in memory.")],
+    group: Annotated[int, typer.Option(metavar="M", help="Machines that hold the same checkpoint.")],
+    lost: Annotated[int, typer.Option(metavar="K", help="Machines that are lost at once.")],
+    output: FigureOption = FigureFormat.TABLE,
+) -> None:
+    """Probability that checkpoints in memory survive. Needs no fleet."""
+    from evenkeel_cli.offline import economics as offline
+
+    print_figures(offline.copy_survival(machines, group, lost), output)
+
+
+# ---------------------------------------------------------------- goodput and tables
+
+
+@app.command("goodput")
+def goodput(
+    file: Annotated[Path | None, typer.Option(metavar="FILE", help="Times of a job, in seconds.")] = None,
+    elapsed: Annotated[str, typer.Option(metavar="S", help="Seconds since the job started.")] = "",
+    productive: Annotated[str, typer.Option(metavar="S", help="Seconds in steps that were kept.")] = "",
+    bucket: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=S", help="Seconds in a bucket; may be repeated.")
+    ] = None,
+    output: FigureOption = FigureFormat.TABLE,
+) -> None:
+    """Goodput, and the bucket of every other second. Needs no fleet."""
+    from evenkeel_cli.offline import economics as offline
+
+    if file is not None:
+        print_figures(offline.goodput_from_file(file), output)
+        return
+    if not (elapsed and productive):
+        raise CommandFailed(Exit.USAGE, "Give --file, or --elapsed and --productive.", code="WRONG_FIGURE")
+    print_figures(offline.goodput_from_options(elapsed, productive, bucket or ()), output)
+
+
+@app.command("tables")
+def tables(
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the simulation.")] = 1,
+    simulated_failures: Annotated[
+        int, typer.Option(metavar="N", min=100, max=10_000_000, help="Simulated failures for each cell.")
+    ] = 20_000,
+    output: FigureOption = FigureFormat.TABLE,
+) -> None:
+    """Tables 1 to 6 of the AWS article on training costs: as printed, and as correct. Needs no fleet."""
+    from evenkeel_cli.offline import economics as offline
+
+    print_figures(offline.tables(seed, simulated_failures), output, main="cells")

@@ -1,0 +1,291 @@
+"""The formulas of `evenkeel economics`: each function calls documented functions of `evenkeel.domain.economics`."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from evenkeel.domain.economics import (
+    checkpoint_interval,
+    copies,
+    downtime,
+    failure_rates,
+    goodput,
+    published_tables,
+    spares,
+)
+from evenkeel.domain.economics.figures import FigureDocument, WrongFigure
+from evenkeel_cli.offline import quota_files
+from evenkeel_cli.offline.quantities import number, share, wrong
+from evenkeel_client.errors import CommandFailed, Exit
+
+Json = dict[str, Any]
+_Document = TypeVar("_Document", bound=FigureDocument)
+
+
+@contextmanager
+def options(**names: str) -> Iterator[None]:
+    """Name the option of a figure that a formula refuses: `nodes` becomes `--nodes`, or as `names` says."""
+    try:
+        yield
+    except WrongFigure as error:
+        option = names.get(error.field, f"--{error.field.replace('_', '-')}")
+        raise wrong(option, error.problem) from error
+
+
+def document(file: Path, kind: type[_Document]) -> _Document:
+    """Read one YAML or JSON document.
+
+    Raises:
+        CommandFailed: the file cannot be read, or a field is wrong; names the field.
+    """
+    found = quota_files.load(file)
+    if len(found) != 1:
+        raise CommandFailed(
+            Exit.USAGE, f"{file} has {len(found)} documents; it must have one.", code="DOCUMENT_REFUSED"
+        )
+    try:
+        return kind.read(found[0])
+    except WrongFigure as error:
+        raise wrong(f"{file}: {error.field}", error.problem) from error
+
+
+FailureRate = failure_rates.FailureRate
+
+
+def rate_of(rate: str, failures: int | None, node_hours: str, confidence: float) -> FailureRate:
+    """Return the rate that the options give: stated, or counted with its interval.
+
+    Raises:
+        CommandFailed: the options give no rate, or two.
+    """
+    with options():
+        if rate and failures is None and not node_hours:
+            return failure_rates.stated_rate(share("--rate", rate))
+        if not rate and failures is not None and node_hours:
+            return failure_rates.failure_rate(failures, number("--node-hours", node_hours), confidence)
+    raise CommandFailed(
+        Exit.USAGE,
+        "The failure rate is unknown: give --rate, or --failures with --node-hours.",
+        code="WRONG_FIGURE",
+    )
+
+
+def ends_of(rate: FailureRate) -> tuple[tuple[str, float], ...]:
+    """Return the known ends of a rate with their names."""
+    ends = zip(("low", "estimate", "high"), rate.ends, strict=True)
+    return tuple((name, value) for name, value in ends if value is not None)
+
+
+# ---------------------------------------------------------------- rates
+
+
+def rates_from_file(file: Path, by: str, confidence: float) -> Json:
+    """Return the rate of each group of a file of observations."""
+    return grouped(document(file, failure_rates.Observations), by, confidence)
+
+
+def grouped(seen: failure_rates.Observations, by: str, confidence: float) -> Json:
+    """Return the rate of each group, in rows without nested objects.
+
+    Raises:
+        CommandFailed: there is no such grouping.
+    """
+    try:
+        grouping = failure_rates.GroupedBy(by)
+    except ValueError as error:
+        known = ", ".join(failure_rates.GroupedBy)
+        raise wrong("--by", f"must be one of {known}, not {by!r}") from error
+    rows = []
+    with options():
+        for each in failure_rates.rates_by(seen, grouping, confidence):
+            known_rate = each.rate.to_json() if each.rate else dict.fromkeys(_RATE_FIELDS)
+            note = {"note": each.note or (each.rate.note if each.rate else "")}
+            rows.append(
+                {"group": each.group, "failures": each.failures, "nodeHours": each.node_hours}
+                | {name: known_rate[name] for name in _RATE_FIELDS}
+                | note
+            )
+    return {"by": by, "confidence": confidence, "groups": rows}
+
+
+_RATE_FIELDS = (
+    *("failuresPerNodeHour", "lowFailuresPerNodeHour", "highFailuresPerNodeHour"),
+    *("percentPerNodeHour", "lowPercentPerNodeHour", "highPercentPerNodeHour"),
+    *("failuresPerThousandNodeDays", "lowFailuresPerThousandNodeDays", "highFailuresPerThousandNodeDays"),
+)
+
+
+def mtbf(rate: FailureRate, nodes: int, downtime_seconds: float | None) -> Json:
+    """Return the MTBF of a job, at each end of the rate."""
+    with options():
+        rows = [_mtbf_row(end, value, nodes, downtime_seconds) for end, value in ends_of(rate)]
+    return {"nodes": nodes, "downtimeSeconds": downtime_seconds, "rates": rows, "note": rate.note}
+
+
+def _mtbf_row(end: str, rate: float, nodes: int, downtime_seconds: float | None) -> Json:
+    hours = failure_rates.mtbf_hours(nodes, rate)
+    row: Json = {
+        "end": end,
+        "failuresPerNodeHour": rate,
+        "jobFailuresPerHour": failure_rates.job_failures_per_hour(nodes, rate),
+        "jobFailuresPerDay": 24 * failure_rates.job_failures_per_hour(nodes, rate),
+        "mtbfHours": hours,
+        "mtbfSeconds": None if hours is None else hours * 3600,
+    }
+    if downtime_seconds is None:
+        return row
+    down = downtime_seconds / 3600
+    factor = downtime.time_factor(row["jobFailuresPerHour"], down, downtime.DowntimeModel.SERIAL)
+    return row | {
+        "smallestEndlessNodes": failure_rates.smallest_endless_nodes(rate, down),
+        "endsWithSerialRecovery": factor < float("inf"),
+    }
+
+
+# ---------------------------------------------------------------- times
+
+
+def effective_time(
+    rate: FailureRate,
+    nodes: int,
+    downtime_seconds: float,
+    run: Mapping[str, float],
+    models: Sequence[str] = (),
+) -> Json:
+    """Return ETTR and the time of a run under each meaning of downtime.
+
+    Args:
+        rate: Failure rate of a node.
+        nodes: Nodes of the job.
+        downtime_seconds: From a failure until the job trains again.
+        run: `failureFreeHours` of the run, and `usdPerHour` of its nodes if known.
+        models: Meanings of downtime; all if empty.
+    """
+    try:
+        wanted = [downtime.DowntimeModel(each) for each in models] or list(downtime.DowntimeModel)
+    except ValueError as error:
+        raise wrong("--model", f"must be one of {', '.join(downtime.DowntimeModel)}") from error
+    usd = run.get("usdPerHour")
+    rows = []
+    with options(failure_free_hours="--failure-free"):
+        for end, value in ends_of(rate):
+            for model in wanted:
+                found = downtime.run_time(nodes, value, downtime_seconds, run["failureFreeHours"], model)
+                lost = found.lost_days
+                rows.append(
+                    {"end": end, "failuresPerNodeHour": value}
+                    | found.to_json()
+                    | {"lostUsd": None if usd is None or lost is None else lost * 24 * usd}
+                )
+    return {
+        "nodes": nodes,
+        "downtimeSeconds": downtime_seconds,
+        "failureFreeDays": run["failureFreeHours"] / 24,
+        "runs": rows,
+        "note": rate.note,
+    }
+
+
+def interval(write: float, restart: float, mtbf_seconds: float, present: float | None) -> Json:
+    """Return the best checkpoint interval by each method."""
+    with options(write_seconds="--write", restart_seconds="--restart", mtbf_seconds="--mtbf"):
+        return checkpoint_interval.advise_interval(write, restart, mtbf_seconds, present).to_json()
+
+
+def shrink(detect: float, reconfigure: float, lead: float, nodes: int, failures_per_hour: float | None) -> Json:
+    """Return the downtime of a failure if the job goes on with one node fewer; without a rate, ETTR is unknown."""
+    with options():
+        seconds = downtime.shrink_downtime_seconds(detect, reconfigure, lead, nodes)
+        found: Json = {"nodes": nodes, "downtimeSeconds": seconds, "ettrRenewal": None}
+        if failures_per_hour is not None:
+            found["ettrRenewal"] = downtime.ettr(failures_per_hour, seconds / 3600, downtime.DowntimeModel.RENEWAL)
+        return found
+
+
+# ---------------------------------------------------------------- spares and copies
+
+
+def spare_table(rate: FailureRate, terms: Mapping[str, Any], most: int | None) -> Json:
+    """Return the cost of a run by the number of spares, at each end of the rate."""
+    rows, best = [], {}
+    with options():
+        for end, value in ends_of(rate):
+            case = spares.SpareTerms.model_validate({**terms, "failures_per_node_hour": value})
+            best[end] = spares.best_spares(case)
+            for count in range((best[end] + 2 if most is None else most) + 1):
+                row = spares.spare_cost(count, case).to_json()
+                rows.append({"end": end, "failuresPerNodeHour": value} | row | {"isBest": count == best[end]})
+    return {"bestSpares": best, "spares": rows, "note": rate.note}
+
+
+def repair_shop(rate: FailureRate, terms: Mapping[str, Any], most: int) -> Json:
+    """Return the steady state of a fleet with repairers, by the number of spares, at each end of the rate."""
+    with options():
+        rows = [
+            {"end": end, "failuresPerNodeHour": value}
+            | spares.repair_shop(spares=count, failures_per_node_hour=value, **terms).to_json()
+            for end, value in ends_of(rate)
+            for count in range(most + 1)
+        ]
+    return {"fleets": rows, "note": rate.note}
+
+
+def copy_survival(machines: int, group_size: int, lost_machines: int) -> Json:
+    """Return the probability that every checkpoint in memory survives."""
+    with options(group_size="--group", lost_machines="--lost"):
+        return copies.copy_survival(machines, group_size, lost_machines).to_json()
+
+
+# ---------------------------------------------------------------- goodput and tables
+
+
+def goodput_from_file(file: Path) -> Json:
+    """Return goodput from a file with the times of a job."""
+    return goodput_of(document(file, goodput.TimeSpent), str(file))
+
+
+def goodput_from_options(elapsed: str, productive: str, buckets: Sequence[str]) -> Json:
+    """Return goodput from options; a bucket is `NAME=SECONDS`."""
+    found: dict[str, float] = {}
+    for each in buckets:
+        name, _, value = each.partition("=")
+        if name not in list(goodput.Bucket):
+            raise wrong("--bucket", f"must name one of {', '.join(goodput.Bucket)}, not {name!r}")
+        if name in found:
+            raise wrong("--bucket", f"has {name} twice")
+        found[name] = number(f"--bucket {name}", value)
+    spent = goodput.TimeSpent(
+        elapsed_seconds=number("--elapsed", elapsed),
+        productive_seconds=number("--productive", productive),
+        buckets={goodput.Bucket(name): value for name, value in found.items()},
+    )
+    return goodput_of(spent, "")
+
+
+def goodput_of(spent: goodput.TimeSpent, place: str) -> Json:
+    """Return goodput; an error names the field of the file, or the option."""
+    before = f"{place}: " if place else ""
+    try:
+        return goodput.goodput(spent).to_json()
+    except WrongFigure as error:
+        raise wrong(f"{before}{error.field}", error.problem) from error
+
+
+def tables(seed: int, failures: int) -> Json:
+    """Return the article's tables, each cell as printed, as correct, and simulated."""
+    whole = published_tables.cells(lambda cell: random.Random(f"{seed}/{cell}").random, failures)  # noqa: S311 - a simulation
+    wrong_cells = published_tables.misprints(whole)
+    return {
+        "source": published_tables.SOURCE,
+        "seed": seed,
+        "simulatedFailuresPerCell": failures,
+        "cells": [each.to_json() for each in whole],
+        "misprints": [
+            f"Table {each.table}, {each.row}, {each.column}: printed {each.printed:g}, should say {each.correct:g}"
+            f" ({each.exact:.2f})."
+            for each in wrong_cells
+        ],
+        "remarks": [each.to_json() for each in published_tables.remarks()],
+    }

@@ -1,0 +1,57 @@
+"""Durations, rates and numbers as people type them."""
+
+import math
+import re
+
+from evenkeel_client.errors import CommandFailed, Exit
+
+_UNITS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION = re.compile(r"([0-9.eE+-]+?)\s*(s|min|m|h|d)?")
+
+
+def number(option: str, typed: str) -> float:
+    """Return a finite number; `1,000,000` and `1e6` are numbers, too.
+
+    Raises:
+        CommandFailed: the text is no number; names the option.
+    """
+    try:
+        found = float(typed.replace(",", "").replace("_", ""))
+    except ValueError as error:
+        raise wrong(option, f"must be a number, not {typed!r}") from error
+    if not math.isfinite(found):
+        raise wrong(option, f"must be a finite number, not {typed}")
+    return found
+
+
+def seconds(option: str, typed: str) -> float:
+    """Return a duration in seconds: `90`, `90s`, `40min`, `4.5h` or `12d`.
+
+    Raises:
+        CommandFailed: the text is no duration, or is negative; names the option.
+    """
+    found = _DURATION.fullmatch(typed.strip().replace(",", ""))
+    if found is None:
+        raise wrong(option, f"must be a duration such as 90s, 40min or 4.5h, not {typed!r}")
+    value = number(option, found[1]) * _UNITS[found[2] or "s"]
+    if value < 0:
+        raise wrong(option, f"must not be negative, not {typed}")
+    return value
+
+
+def share(option: str, typed: str) -> float:
+    """Return a share: `0.0005` or `0.05%`.
+
+    Raises:
+        CommandFailed: the text is no share, or is negative; names the option.
+    """
+    text = typed.strip()
+    value = number(option, text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if value < 0:
+        raise wrong(option, f"must not be negative, not {typed}")
+    return value
+
+
+def wrong(option: str, problem: str) -> CommandFailed:
+    """Return how a command ends over a wrong option or field."""
+    return CommandFailed(Exit.USAGE, f"{option} {problem}.", code="WRONG_FIGURE")

@@ -1,0 +1,222 @@
+"""How much capacity to commit, from demand by the hour.
+
+The k-th committed node is paid every hour and used in the hours with a demand of at least k. It pays if and only if
+
+    P(demand >= k) > price of a usable committed hour / price of a usable on-demand hour
+
+A node that is broken for a share of the time costs more per usable hour: price / availability.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from pydantic import Field
+
+from evenkeel.domain.economics.figures import FigureDocument, WrongFigure, at_least, more_than, whole
+from evenkeel.domain.values import Instant, Value
+
+_MAX_HOURS = 200_000
+_MAX_UNITS = 100_000
+
+
+class CommitmentTerms(FigureDocument):
+    """Prices of a unit, and the share of time in which a unit works."""
+
+    reserved_usd_per_hour: float
+    """Price of a committed unit, paid every hour."""
+    on_demand_usd_per_hour: float
+    """Price of a unit that is rented only while it is in demand."""
+    reserved_availability: float = 1.0
+    """Share of time in which a committed unit works. 1 ignores its failures."""
+    on_demand_availability: float = 1.0
+    """Share of paid time in which a rented unit works."""
+
+    @property
+    def break_even_share(self) -> float:
+        """Share of hours from which a committed unit pays."""
+        more_than("on_demand_usd_per_hour", self.on_demand_usd_per_hour)
+        at_least("reserved_usd_per_hour", self.reserved_usd_per_hour)
+        for field in ("reserved_availability", "on_demand_availability"):
+            if not 0 < getattr(self, field) <= 1:
+                raise WrongFigure(field, f"must be above 0 and at most 1, not {getattr(self, field):g}")
+        reserved = self.reserved_usd_per_hour / self.reserved_availability
+        return reserved / (self.on_demand_usd_per_hour / self.on_demand_availability)
+
+
+class DemandHour(FigureDocument):
+    """Demand in one hour."""
+
+    at: Instant
+    units: float = Field(ge=0)
+
+
+class Demand(Value):
+    """Demand by the hour. Hours without a figure are unknown and are left out."""
+
+    hours: tuple[float, ...]
+    unknown_hours: int = 0
+    """Hours between the first and the last that have no figure."""
+    note: str = ""
+
+
+def hourly(rows: Iterable[DemandHour]) -> Demand:
+    """Return the demand of dated hours. A repeated hour counts once.
+
+    Raises:
+        WrongFigure: two figures of one hour differ, or there is no hour.
+    """
+    seen: dict[int, float] = {}
+    for row in rows:
+        hour = math.floor(row.at.timestamp() / 3600)
+        if seen.setdefault(hour, row.units) != row.units:
+            raise WrongFigure("demand", f"has two figures for the hour of {row.at.isoformat()}")
+    if not seen:
+        raise WrongFigure("demand", "has no hour")
+    unknown = max(seen) - min(seen) + 1 - len(seen)
+    note = f"{unknown} hours have no figure: they are left out, not counted as 0." if unknown else ""
+    return Demand(hours=tuple(seen[hour] for hour in sorted(seen)), unknown_hours=unknown, note=note)
+
+
+class UnitAdvice(Value):
+    """The k-th committed unit over the hours of the demand."""
+
+    unit: int
+    demand_share: float
+    """P(demand >= k)."""
+    used_hours: int
+    idle_hours: int
+    on_demand_cost_usd: float
+    """Cost of the same work on a rented unit."""
+    saved_usd: float
+    """Negative if it costs more than renting."""
+    idle_usd: float
+    """Paid for hours without work."""
+    reserve: bool
+
+
+class CommitmentCost(Value):
+    """Cost of all the demand with a number of committed units."""
+
+    units: int
+    total_usd: float
+    reserved_usd: float
+    on_demand_usd: float
+    idle_reserved_usd: float
+    idle_reserved_hours: int
+    """Unit-hours without work."""
+    saved_usd: float
+    """Against renting everything."""
+
+
+class CommitmentAdvice(Value):
+    """How many units to commit, and why."""
+
+    break_even_share: float
+    hours: int
+    unknown_hours: int
+    peak_units: int
+    mean_units: float
+    best: CommitmentCost
+    """With the units whose demand share is above the break-even share."""
+    nothing_committed: CommitmentCost
+    peak_committed: CommitmentCost
+    present: CommitmentCost | None
+    """With the units that are committed now; null if unknown."""
+    units: tuple[UnitAdvice, ...]
+    notes: tuple[str, ...]
+
+
+def advise_commitment(
+    demand: Demand, terms: CommitmentTerms, committed_units: int | None = None, accelerators_per_unit: int = 1
+) -> CommitmentAdvice:
+    """Return how many units to commit.
+
+    Args:
+        demand: Demand by the hour.
+        terms: Prices of a unit.
+        committed_units: Units that are committed now; None if unknown.
+        accelerators_per_unit: If the demand is in accelerators, the accelerators of a node. A started node counts.
+
+    Raises:
+        WrongFigure: a figure cannot be used, or there is no hour of demand.
+    """
+    if not demand.hours:
+        raise WrongFigure("demand", "has no hour")
+    whole("hours", len(demand.hours), 1, _MAX_HOURS)
+    per_unit = whole("accelerators_per_unit", accelerators_per_unit, 1)
+    wanted = [math.ceil(at_least("demand", each) / per_unit - 1e-9) for each in demand.hours]
+    peak = whole("peak demand", max(wanted), 0, _MAX_UNITS)
+    threshold = terms.break_even_share
+    used = _used_hours(wanted, peak)
+    units = tuple(_unit(k, used[k - 1], len(wanted), terms) for k in range(1, peak + 1))
+    best = sum(each.reserve for each in units)
+    now = None if committed_units is None else whole("committed_units", committed_units, 0, _MAX_UNITS)
+    return CommitmentAdvice(
+        break_even_share=threshold,
+        hours=len(wanted),
+        unknown_hours=demand.unknown_hours,
+        peak_units=peak,
+        mean_units=math.fsum(wanted) / len(wanted),
+        best=commitment_cost(wanted, terms, best),
+        nothing_committed=commitment_cost(wanted, terms, 0),
+        peak_committed=commitment_cost(wanted, terms, peak),
+        present=None if now is None else commitment_cost(wanted, terms, now),
+        units=units,
+        notes=tuple(
+            filter(
+                None,
+                (
+                    demand.note,
+                    "The demand of the past is taken for the demand of the future.",
+                    "A committed unit is paid every hour, and a rented unit only in hours with demand.",
+                    "Broken units are priced by their availability."
+                    if terms.reserved_availability < 1 or terms.on_demand_availability < 1
+                    else "Failures of committed and rented units are not counted: both availabilities are 1.",
+                ),
+            )
+        ),
+    )
+
+
+def _used_hours(wanted: Sequence[int], peak: int) -> list[int]:
+    """Return in how many hours the k-th unit is in demand, for k from 1 to the peak."""
+    count = [0] * (peak + 2)
+    for each in wanted:
+        count[each] += 1
+    for k in range(peak, -1, -1):
+        count[k] += count[k + 1]
+    return count[1 : peak + 1]
+
+
+def _unit(number: int, used: int, hours: int, terms: CommitmentTerms) -> UnitAdvice:
+    works = used * terms.reserved_availability
+    instead = works / terms.on_demand_availability * terms.on_demand_usd_per_hour
+    return UnitAdvice(
+        unit=number,
+        demand_share=used / hours,
+        used_hours=used,
+        idle_hours=hours - used,
+        on_demand_cost_usd=instead,
+        saved_usd=instead - hours * terms.reserved_usd_per_hour,
+        idle_usd=(hours - used) * terms.reserved_usd_per_hour,
+        reserve=used / hours > terms.break_even_share,
+    )
+
+
+def commitment_cost(wanted: Sequence[int], terms: CommitmentTerms, units: int) -> CommitmentCost:
+    """Return the cost of the whole demand, hour by hour, with a number of committed units."""
+    rented_price = terms.on_demand_usd_per_hour / terms.on_demand_availability
+    committed_hours = [min(each, units) for each in wanted]
+    work = math.fsum(wanted)
+    rented_hours = work - terms.reserved_availability * math.fsum(committed_hours)
+    idle = sum(units - each for each in committed_hours)
+    reserved = units * len(wanted) * terms.reserved_usd_per_hour
+    return CommitmentCost(
+        units=units,
+        total_usd=reserved + rented_hours * rented_price,
+        reserved_usd=reserved,
+        on_demand_usd=rented_hours * rented_price,
+        idle_reserved_usd=idle * terms.reserved_usd_per_hour,
+        idle_reserved_hours=idle,
+        saved_usd=work * rented_price - reserved - rented_hours * rented_price,
+    )

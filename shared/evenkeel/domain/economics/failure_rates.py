@@ -1,0 +1,224 @@
+"""Failure rates from counts, with exact intervals, and what they mean for a job.
+
+failures per node-hour  r = failures / node-hours          interval: `poisson.count_interval`
+failures of a job       x = nodes r                         any node stops a synchronous job
+MTBF of a job           M = 1 / x
+"""
+
+import math
+from collections import defaultdict
+from enum import StrEnum
+
+from pydantic import Field
+
+from evenkeel.domain.economics import poisson
+from evenkeel.domain.economics.figures import FigureDocument, WrongFigure, at_least, more_than, whole
+from evenkeel.domain.values import Line, Value, Word
+
+
+class FailureRate(Value):
+    """A failure rate per node-hour. The interval holds the true rate with the given confidence."""
+
+    failures: int | None
+    """Observed failures; null if the rate was not observed but stated."""
+    node_hours: float | None
+    failures_per_node_hour: float
+    low_failures_per_node_hour: float | None
+    """Null: unknown."""
+    high_failures_per_node_hour: float | None
+    confidence: float | None
+    percent_per_node_hour: float
+    low_percent_per_node_hour: float | None
+    high_percent_per_node_hour: float | None
+    failures_per_thousand_node_days: float
+    low_failures_per_thousand_node_days: float | None
+    high_failures_per_thousand_node_days: float | None
+    note: str = ""
+
+    @property
+    def ends(self) -> tuple[float | None, float, float | None]:
+        """The low end, the estimate and the high end."""
+        return self.low_failures_per_node_hour, self.failures_per_node_hour, self.high_failures_per_node_hour
+
+
+def failure_rate(failures: int, node_hours: float, confidence: float = 0.95) -> FailureRate:
+    """Return the failure rate for a count, with its exact Poisson interval.
+
+    Args:
+        failures: Observed failures.
+        node_hours: Nodes times hours in which they were observed.
+        confidence: Probability that the interval holds the true rate.
+
+    Raises:
+        WrongFigure: a figure cannot be used; without node-hours the rate is unknown.
+    """
+    more_than("node_hours", node_hours)
+    low, high = poisson.count_interval(failures, confidence)
+    note = "" if failures else "No failure was observed, so only the high end is an estimate."
+    return _rate(failures, node_hours, (low / node_hours, failures / node_hours, high / node_hours), confidence, note)
+
+
+def stated_rate(rate: float, low: float | None = None, high: float | None = None) -> FailureRate:
+    """Return a rate that was not observed here but stated, with the ends that are known."""
+    at_least("rate", rate)
+    if low is not None and not 0 <= low <= rate:
+        raise WrongFigure("low", f"must be from 0 to {rate:g}, not {low:g}")
+    if high is not None and not rate <= high < math.inf:
+        raise WrongFigure("high", f"must be at least {rate:g}, not {high:g}")
+    note = "The rate is stated, not observed." + (" Its interval is unknown." if low is None or high is None else "")
+    return _rate(None, None, (low, rate, high), None, note)
+
+
+def _rate(
+    failures: int | None,
+    node_hours: float | None,
+    ends: tuple[float | None, float, float | None],
+    confidence: float | None,
+    note: str,
+) -> FailureRate:
+    low, rate, high = ends
+    return FailureRate(
+        failures=failures,
+        node_hours=node_hours,
+        failures_per_node_hour=rate,
+        low_failures_per_node_hour=low,
+        high_failures_per_node_hour=high,
+        confidence=confidence,
+        percent_per_node_hour=100 * rate,
+        low_percent_per_node_hour=_times(low, 100),
+        high_percent_per_node_hour=_times(high, 100),
+        failures_per_thousand_node_days=24_000 * rate,
+        low_failures_per_thousand_node_days=_times(low, 24_000),
+        high_failures_per_thousand_node_days=_times(high, 24_000),
+        note=note,
+    )
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+# ---------------------------------------------------------------- groups
+
+
+class GroupedBy(StrEnum):
+    """How failures and node-hours are grouped."""
+
+    FAULT_CLASS = "fault-class"
+    POOL = "pool"
+    INSTANCE_TYPE = "instance-type"
+    JOB_SIZE = "job-size"
+
+
+class ObservedFailures(FigureDocument):
+    """Failures of one kind in one place."""
+
+    fault_class: Word = ""
+    """Empty: unknown."""
+    pool: Line = ""
+    instance_type: Word = ""
+    job_nodes: int = Field(default=0, ge=0)
+    """Nodes of the job that the failure stopped; 0 if unknown or none."""
+    failures: int = Field(default=1, ge=0)
+
+
+class ObservedNodeHours(FigureDocument):
+    """Node-hours under observation in one place."""
+
+    pool: Line = ""
+    instance_type: Word = ""
+    job_nodes: int = Field(default=0, ge=0)
+    """Nodes of the job that ran there; 0 if unknown or none."""
+    node_hours: float = Field(ge=0)
+
+
+class Observations(FigureDocument):
+    """Failures and node-hours of one window."""
+
+    failures: tuple[ObservedFailures, ...]
+    node_hours: tuple[ObservedNodeHours, ...]
+
+
+class GroupRate(Value):
+    """The rate of one group; null if the group has no node-hours."""
+
+    group: str
+    failures: int
+    node_hours: float
+    rate: FailureRate | None
+    note: str = ""
+
+
+def rates_by(seen: Observations, by: GroupedBy, confidence: float = 0.95) -> tuple[GroupRate, ...]:
+    """Return the rate of each group. Every node can show every fault class, so classes share all node-hours."""
+    failures: dict[str, int] = defaultdict(int)
+    hours: dict[str, float] = defaultdict(float)
+    for each in seen.failures:
+        failures[_group(each, by)] += each.failures
+    total = math.fsum(each.node_hours for each in seen.node_hours)
+    if by is GroupedBy.FAULT_CLASS:
+        hours.update(dict.fromkeys(failures, total))
+    else:
+        for exposed in seen.node_hours:
+            hours[_group(exposed, by)] += exposed.node_hours
+    return tuple(
+        GroupRate(
+            group=group,
+            failures=failures.get(group, 0),
+            node_hours=hours.get(group, 0.0),
+            rate=failure_rate(failures.get(group, 0), hours[group], confidence) if hours.get(group) else None,
+            note="" if hours.get(group) else "Unknown: no node-hours were observed in this group.",
+        )
+        for group in sorted(failures.keys() | hours.keys(), key=_order)
+    )
+
+
+def _group(each: ObservedFailures | ObservedNodeHours, by: GroupedBy) -> str:
+    match by:
+        case GroupedBy.FAULT_CLASS:
+            return (each.fault_class if isinstance(each, ObservedFailures) else "") or "unknown"
+        case GroupedBy.POOL:
+            return each.pool or "unknown"
+        case GroupedBy.INSTANCE_TYPE:
+            return each.instance_type or "unknown"
+        case GroupedBy.JOB_SIZE:
+            return size_class(each.job_nodes)
+
+
+def size_class(nodes: int) -> str:
+    """Return the class of a job size: powers of two, such as `4-7`."""
+    if nodes < 2:
+        return str(nodes) if nodes else "unknown"
+    low = 1 << (nodes.bit_length() - 1)
+    return f"{low}-{2 * low - 1}"
+
+
+def _order(group: str) -> tuple[int, str]:
+    first = group.partition("-")[0]
+    return (int(first), group) if first.isdigit() else (0, group)
+
+
+# ---------------------------------------------------------------- jobs
+
+
+def job_failures_per_hour(nodes: int, failures_per_node_hour: float) -> float:
+    """Return the failures of a job per hour. Any node stops a synchronous job."""
+    return whole("nodes", nodes, 1) * at_least("failures_per_node_hour", failures_per_node_hour)
+
+
+def mtbf_hours(nodes: int, failures_per_node_hour: float) -> float | None:
+    """Return the mean time between failures of a job, in hours; None if nothing fails."""
+    per_hour = job_failures_per_hour(nodes, failures_per_node_hour)
+    return 1 / per_hour if per_hour else None
+
+
+def smallest_endless_nodes(failures_per_node_hour: float, downtime_hours: float) -> int | None:
+    """Return the smallest size at which a job never ends if one recovery runs at a time; None if every size ends.
+
+    Failures then arrive at least as fast as recoveries end: nodes x rate x downtime >= 1.
+    """
+    per_node = at_least("failures_per_node_hour", failures_per_node_hour) * at_least("downtime_hours", downtime_hours)
+    if not per_node:
+        return None
+    nodes = math.ceil(1 / per_node - 1e-9)
+    return max(1, nodes)

@@ -1,0 +1,85 @@
+"""Checks of the figures that a formula gets. A wrong figure is an error that names its field, never a zero."""
+
+import math
+from typing import Any, Self
+
+from pydantic import ConfigDict, ValidationError
+
+from evenkeel.domain.values import Value, booleans_for_numbers
+from evenkeel.domain.wrong_fields import wrong_fields
+
+
+class WrongFigure(ValueError):
+    """A figure that a formula cannot use."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field} {problem}")
+        self.field = field
+        """Name of the argument, such as `node_hours`."""
+        self.problem = problem
+        """The rest of a sentence that begins with the field."""
+
+
+class FigureDocument(Value):
+    """A document with figures. It refuses unknown fields, because a misspelled figure would be missing."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def read(cls, document: Any) -> Self:
+        """Read a document.
+
+        Raises:
+            WrongFigure: a field is missing, unknown or wrong; names its path.
+        """
+        for place in booleans_for_numbers(cls, document):
+            raise WrongFigure(".".join(map(str, place)), "must be a number, not a boolean")
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            first = wrong_fields(error, document)[0]
+            raise WrongFigure(first.field or "the document", first.message) from error
+
+
+def at_least(field: str, value: float, lowest: float = 0.0) -> float:
+    """Return a finite figure that is not below a limit.
+
+    Raises:
+        WrongFigure: the figure is not finite, or is below the limit.
+    """
+    if not math.isfinite(value) or value < lowest:
+        raise WrongFigure(field, f"must be at least {lowest:g}, not {value:g}")
+    return value
+
+
+def more_than(field: str, value: float, limit: float = 0.0) -> float:
+    """Return a finite figure above a limit.
+
+    Raises:
+        WrongFigure: the figure is not finite, or is not above the limit.
+    """
+    if not math.isfinite(value) or value <= limit:
+        raise WrongFigure(field, f"must be more than {limit:g}, not {value:g}")
+    return value
+
+
+def whole(field: str, value: int, lowest: int = 0, highest: int = 10_000_000) -> int:
+    """Return a whole number within limits.
+
+    Raises:
+        WrongFigure: the number is outside the limits.
+    """
+    if value != int(value) or not lowest <= value <= highest:
+        raise WrongFigure(field, f"must be a whole number from {lowest} to {highest}, not {value:g}")
+    return int(value)
+
+
+def share(field: str, value: float) -> float:
+    """Return a share above 0 and below 1.
+
+    Raises:
+        WrongFigure: the figure is not such a share.
+    """
+    if not 0 < value < 1:
+        raise WrongFigure(field, f"must be above 0 and below 1, not {value:g}")
+    return value

@@ -1,0 +1,120 @@
+"""Goodput: productive step time over elapsed time. Every other second is in exactly one bucket.
+
+The buckets have the names of https://github.com/AI-Hypercomputer/ml-goodput-measurement, so that figures compare.
+"""
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+from statistics import median
+
+from evenkeel.domain.economics.figures import FigureDocument, WrongFigure, at_least, more_than
+from evenkeel.domain.values import Value
+
+_TOLERANCE_SECONDS = 1e-6
+"""Allowed error of the sum per second of elapsed time."""
+
+
+class Bucket(StrEnum):
+    """Where time goes that is no productive step."""
+
+    TPU_INITIALIZATION = "TPU_INITIALIZATION"
+    """Start of the accelerators, GPUs included."""
+    TRAINING_PREP = "TRAINING_PREP"
+    PROGRAM_STARTUP = "PROGRAM_STARTUP"
+    DATA_LOADING_SYNC = "DATA_LOADING_SYNC"
+    DATA_LOADING_ASYNC = "DATA_LOADING_ASYNC"
+    """Overlaps with steps. It is reported and never added."""
+    UNPRODUCTIVE_CHECKPOINT_SAVE_TIME = "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"
+    UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME = "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME"
+    WASTED_PROGRESS_FROM_DISRUPTION = "WASTED_PROGRESS_FROM_DISRUPTION"
+    """From the last kept step to the crash."""
+    INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION = "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"
+    """From the crash to the next start of the job."""
+    CUSTOM_BADPUT_EVENTS = "CUSTOM_BADPUT_EVENTS"
+    OTHER = "OTHER"
+    ELASTIC_SLICE_DOWN = "ELASTIC_SLICE_DOWN"
+    ELASTIC_SCALE_UP = "ELASTIC_SCALE_UP"
+    ELASTIC_REINITIALIZATION = "ELASTIC_REINITIALIZATION"
+
+
+OVERLAPPING = frozenset({Bucket.DATA_LOADING_ASYNC})
+
+
+class TimeSpent(FigureDocument):
+    """The measured times of a job, in seconds."""
+
+    elapsed_seconds: float
+    """Since the job started."""
+    productive_seconds: float
+    """In steps whose progress was kept."""
+    buckets: dict[Bucket, float] = {}
+    """Without OTHER, the rest of the time is OTHER."""
+
+
+class BucketShare(Value):
+    """One bucket."""
+
+    bucket: Bucket
+    seconds: float
+    share: float
+    """Of the elapsed time."""
+    is_added: bool
+    """False: it overlaps with steps."""
+
+
+class Goodput(Value):
+    """Where the time of a job went. Productive time and the added buckets sum to the elapsed time."""
+
+    elapsed_seconds: float
+    productive_seconds: float
+    goodput: float
+    badput: float
+    buckets: tuple[BucketShare, ...]
+    sum_seconds: float
+    """Productive time and added buckets."""
+
+
+def goodput(spent: TimeSpent) -> Goodput:
+    """Return goodput and the share of each bucket.
+
+    Raises:
+        WrongFigure: a time is negative, or the times do not sum to the elapsed time.
+    """
+    elapsed = more_than("elapsed_seconds", spent.elapsed_seconds)
+    productive = at_least("productive_seconds", spent.productive_seconds)
+    seconds = {each: at_least(f"buckets.{each}", value) for each, value in spent.buckets.items()}
+    added = math.fsum([productive, *(value for each, value in seconds.items() if each not in OVERLAPPING)])
+    rest, allowed = elapsed - added, _TOLERANCE_SECONDS * elapsed
+    if rest < -allowed:
+        raise WrongFigure("buckets", f"and productive_seconds sum to {added:g} s, {-rest:g} s more than elapsed")
+    if Bucket.OTHER not in seconds:
+        seconds[Bucket.OTHER] = max(0.0, rest)
+    elif rest > allowed:
+        raise WrongFigure("buckets", f"and productive_seconds sum to {added:g} s, {rest:g} s less than elapsed")
+    return Goodput(
+        elapsed_seconds=elapsed,
+        productive_seconds=productive,
+        goodput=productive / elapsed,
+        badput=1 - productive / elapsed,
+        buckets=tuple(
+            BucketShare(
+                bucket=each, seconds=seconds[each], share=seconds[each] / elapsed, is_added=each not in OVERLAPPING
+            )
+            for each in Bucket
+            if each in seconds
+        ),
+        sum_seconds=math.fsum([productive, *(seconds[each] for each in seconds if each not in OVERLAPPING)]),
+    )
+
+
+def ideal_step_seconds(steps: Sequence[float]) -> float:
+    """Return the mean of the steps that are not above the median plus three median absolute deviations."""
+    if not steps:
+        raise WrongFigure("steps", "must not be empty")
+    for each in steps:
+        at_least("steps", each)
+    middle = median(steps)
+    limit = middle + 3 * median(abs(each - middle) for each in steps)
+    kept = [each for each in steps if each <= limit]
+    return math.fsum(kept) / len(kept)

@@ -1,0 +1,111 @@
+"""The Poisson distribution, with exact intervals for a count.
+
+The tail of a Poisson distribution is a regularised incomplete gamma function: P(count >= k) = P(k, mean). A power
+series gives it below `shape + 1`, and a continued fraction above (https://dlmf.nist.gov/8.11, https://dlmf.nist.gov/8.9).
+"""
+
+import math
+from collections.abc import Callable
+
+from evenkeel.domain.economics.figures import at_least, more_than, share, whole
+
+_PRECISION = 1e-16
+_MAX_TERMS = 100_000
+_TINY = 1e-300
+
+
+def gamma_p(shape: float, x: float) -> float:
+    """Return the regularised lower incomplete gamma function P(shape, x)."""
+    return _series(shape, x) if x < shape + 1 else 1 - _continued_fraction(shape, x)
+
+
+def gamma_q(shape: float, x: float) -> float:
+    """Return the regularised upper incomplete gamma function Q(shape, x) = 1 - P(shape, x)."""
+    return 1 - _series(shape, x) if x < shape + 1 else _continued_fraction(shape, x)
+
+
+def _factor(shape: float, x: float) -> float:
+    """Return x^shape e^-x / Gamma(shape)."""
+    return math.exp(shape * math.log(x) - x - math.lgamma(shape))
+
+
+def _series(shape: float, x: float) -> float:
+    if x <= 0:
+        return 0.0
+    term = total = 1 / shape
+    for n in range(1, _MAX_TERMS):
+        term *= x / (shape + n)
+        total += term
+        if term < total * _PRECISION:
+            break
+    return min(1.0, total * _factor(shape, x))
+
+
+def _continued_fraction(shape: float, x: float) -> float:
+    """Evaluate the fraction from its top: Lentz's method, https://dlmf.nist.gov/3.10.iii."""
+    b = x + 1 - shape
+    c = 1 / _TINY
+    d = found = 1 / b
+    for n in range(1, _MAX_TERMS):
+        a, b = n * (shape - n), b + 2
+        d = 1 / (a * d + b or _TINY)
+        c = b + a / c or _TINY
+        found *= c * d
+        if abs(c * d - 1) < 4 * _PRECISION:
+            break
+    return min(1.0, found * _factor(shape, x))
+
+
+def pmf(count: int, mean: float) -> float:
+    """Return P(count) for a mean."""
+    if mean == 0:
+        return 1.0 if count == 0 else 0.0
+    return math.exp(count * math.log(mean) - mean - math.lgamma(count + 1))
+
+
+def at_least_probability(count: int, mean: float) -> float:
+    """Return P(at least `count`) for a mean."""
+    return 1.0 if count <= 0 else gamma_p(count, mean)
+
+
+def at_most_probability(count: int, mean: float) -> float:
+    """Return P(at most `count`) for a mean."""
+    return 0.0 if count < 0 else gamma_q(count + 1, mean)
+
+
+def chi_square_quantile(probability: float, degrees: float) -> float:
+    """Return the value that a chi-square variable does not exceed with this probability."""
+    share("probability", probability)
+    more_than("degrees", degrees)
+    shape = degrees / 2
+    # The smaller tail is compared, because 1 - p loses its last digits.
+    if probability <= 0.5:
+        return 2 * _solve(lambda x: gamma_p(shape, x) < probability, shape)
+    return 2 * _solve(lambda x: gamma_q(shape, x) > 1 - probability, shape)
+
+
+def _solve(is_below: Callable[[float], bool], start: float) -> float:
+    """Return where a monotone condition changes, by bisection to the last digit."""
+    low, high = 0.0, max(1.0, start)
+    while is_below(high):
+        low, high = high, 2 * high
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return high
+
+
+def count_interval(count: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Return the exact two-sided interval for the mean behind a count.
+
+    Source: F. Garwood, Fiducial limits for the Poisson distribution, Biometrika 28 (1936), in the chi-square form
+    (https://www.itl.nist.gov/div898/handbook/apr/section4/apr412.htm).
+    """
+    whole("failures", count)
+    tail = (1 - share("confidence", confidence)) / 2
+    low = chi_square_quantile(tail, 2 * count) / 2 if count else 0.0
+    return low, chi_square_quantile(1 - tail, 2 * count + 2) / 2
+
+
+def mean_failures(rate_per_hour: float, hours: float) -> float:
+    """Return the expected number of failures in some hours."""
+    return at_least("rate_per_hour", rate_per_hour) * at_least("hours", hours)

@@ -1,0 +1,66 @@
+"""Simulated runs, the second derivation of `downtime.py`. The caller passes the random numbers."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from evenkeel.domain.economics.downtime import DowntimeModel
+
+Uniform = Callable[[], float]
+"""Returns a random number in [0, 1), such as `random.Random(7).random`."""
+_BATCHES = 50
+
+
+class Estimate(NamedTuple):
+    """A simulated figure with its standard error."""
+
+    value: float
+    standard_error: float
+
+
+def time_factors(
+    failures_per_hour: float, downtime_hours: tuple[float, ...], model: DowntimeModel, failures: int, uniform: Uniform
+) -> tuple[list[tuple[float, ...]], tuple[float, ...]]:
+    """Simulate T/T0 for several downtimes on the same failures.
+
+    Returns:
+        T/T0 of each batch of failures, by downtime, and T/T0 of all failures.
+    """
+    batches = []
+    size = max(1, failures // _BATCHES)
+    worked, elapsed = [0.0] * len(downtime_hours), [0.0] * len(downtime_hours)
+    for _ in range(_BATCHES):
+        gaps = [-math.log(1 - uniform()) / failures_per_hour for _ in range(size)]
+        pairs = [_batch(gaps, each, model) for each in downtime_hours]
+        batches.append(tuple(there / done for done, there in pairs))
+        for place, (done, there) in enumerate(pairs):
+            worked[place] += done
+            elapsed[place] += there
+    return batches, tuple(there / done for done, there in zip(worked, elapsed, strict=True))
+
+
+def _batch(gaps: list[float], downtime: float, model: DowntimeModel) -> tuple[float, float]:
+    """Return the hours of work and the hours in all of a run with failures after these gaps."""
+    now = down_until = worked = 0.0
+    for gap in gaps:
+        if model is DowntimeModel.RENEWAL:
+            now = max(now, down_until)  # a job that does not run cannot fail
+        now += gap
+        worked += max(0.0, now - max(now - gap, down_until))
+        # Repairs side by side: the newest ends last. A restarted recovery ends at the same time.
+        down_until = (max(down_until, now) if model is DowntimeModel.SERIAL else now) + downtime
+    return worked, max(now, down_until)
+
+
+def simulated_time_factor(
+    failures_per_hour: float, downtime_hours: float, model: DowntimeModel, failures: int, uniform: Uniform
+) -> Estimate:
+    """Simulate T/T0 over a number of failures."""
+    batches, (value,) = time_factors(failures_per_hour, (downtime_hours,), model, failures, uniform)
+    return Estimate(value, standard_error([each[0] for each in batches]))
+
+
+def standard_error(batches: list[float]) -> float:
+    """Return the standard error of the mean of independent batches."""
+    mean = math.fsum(batches) / len(batches)
+    return math.sqrt(math.fsum((each - mean) ** 2 for each in batches) / (len(batches) - 1) / len(batches))

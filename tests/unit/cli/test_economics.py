@@ -1,0 +1,192 @@
+"""`evenkeel economics`: the formulas on the command line, in each form of output, and wrong input."""
+
+import contextlib
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenkeel_cli.main import main
+
+Json = dict[str, Any]
+
+
+class _Pipe(io.StringIO):
+    encoding = "utf-8"
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    out, err = _Pipe(), _Pipe()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(["economics", *words])
+    return code, out.getvalue(), err.getvalue()
+
+
+def answer(*words: str) -> Json:
+    code, out, err = run(*words, "-o", "json")
+    assert code == 0, err
+    found: Json = json.loads(out)
+    return found
+
+
+def typed(line: str) -> list[str]:
+    return line.split()
+
+
+def test_rate_has_every_digit_in_json() -> None:
+    found = answer(*typed("rate --failures 4 --node-hours 12540"))
+
+    assert found["failuresPerNodeHour"] == 4 / 12540
+    assert found["lowPercentPerNodeHour"] == pytest.approx(0.00869, abs=1e-5)
+    assert found["highPercentPerNodeHour"] == pytest.approx(0.08167, abs=1e-5)
+
+
+@pytest.mark.parametrize("rate", ["0.0005", "0.05%", "5e-4"])
+def test_rate_may_be_typed_in_several_ways(rate: str) -> None:
+    (row,) = answer("mtbf", "--nodes", "256", "--rate", rate, "--downtime", "280min")["rates"]
+
+    assert row["mtbfHours"] == pytest.approx(7.8125)
+    assert (row["smallestEndlessNodes"], row["endsWithSerialRecovery"]) == (429, True)
+
+
+def test_counted_rate_gives_both_ends() -> None:
+    rows = answer(*typed("mtbf --nodes 256 --failures 4 --node-hours 12540"))["rates"]
+
+    assert [each["end"] for each in rows] == ["low", "estimate", "high"]
+    assert rows[0]["mtbfHours"] > rows[1]["mtbfHours"] > rows[2]["mtbfHours"]
+
+
+def test_ettr_shows_every_meaning_of_downtime() -> None:
+    line = "ettr --nodes 256 --rate 0.05% --downtime 16800 --gpu-hours 10,000,000 --usd-per-gpu-hour 5"
+    rows = {each["model"]: each for each in answer(*typed(line))["runs"]}
+
+    assert {model: round(row["days"], 2) for model, row in rows.items()} == {
+        "renewal": 324.98,
+        "parallel": 369.72,
+        "restart": 369.72,
+        "serial": 505.26,
+    }
+    assert rows["renewal"]["lostUsd"] == pytest.approx(121.5278 * 24 * 2048 * 5, rel=1e-5)
+
+
+def test_endless_run_is_unknown_and_never_zero() -> None:
+    line = "ettr --nodes 512 --rate 0.05% --downtime 280min --model serial"
+    (row,) = answer(*typed(line))["runs"]
+
+    assert (row["ends"], row["days"], row["lostUsd"]) == (False, None, None)
+    assert "unknown" in run(*typed(line))[1]
+
+
+def test_interval_compares_the_methods() -> None:
+    found = answer(*typed("interval --write 60s --restart 2390 --nodes 256 --rate 0.05% --interval 30min"))
+
+    assert found["mtbfSeconds"] == pytest.approx(28_125)
+    assert [each["method"] for each in found["choices"]] == ["exact", "young", "daly", "availability", "present"]
+    assert found["bestIntervalSeconds"] == pytest.approx(1797.3, abs=0.1)
+
+
+def test_spares_name_the_cheapest_number() -> None:
+    line = "spares --nodes 256 --rate 0.05% --lead 940 --wait 903 --detect 89 --resume 1398 --run-cost-usd 5e7"
+    found = answer(*typed(line))
+
+    assert found["bestSpares"] == {"estimate": 1}
+    assert [round(each["costUsd"] / 1e6, 2) for each in found["spares"]] == [54.25, 52.9, 53.06, 53.26]
+
+
+def test_spares_without_a_price_have_unknown_dollars() -> None:
+    found = answer(*typed("spares --nodes 256 --rate 0.05% --lead 940 --max-spares 0"))
+
+    assert found["spares"][0]["costUsd"] is None
+
+
+def test_copies_and_shrink_and_repair_shop_answer() -> None:
+    copies = answer(*typed("copies --machines 6 --group 2 --lost 3"))
+    shrink = answer(*typed("shrink --nodes 256 --detect 89 --reconfigure 60 --lead 940"))
+    shop = answer(*typed("repair-shop --nodes 256 --rate 0.05% --repair 4h --repairers 2 --max-spares 1"))
+
+    assert copies["recoverableProbability"] == 0.4
+    assert (shrink["downtimeSeconds"], shrink["ettrRenewal"]) == (152.671875, None)
+    assert [each["spares"] for each in shop["fleets"]] == [0, 1]
+
+
+def test_goodput_reads_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "times.yaml"
+    file.write_text("elapsedSeconds: 100\nproductiveSeconds: 80\nbuckets: {PROGRAM_STARTUP: 5}\n")
+    found = answer("goodput", "--file", str(file))
+
+    assert (found["goodput"], found["sumSeconds"]) == (0.8, 100)
+    assert [(each["bucket"], each["seconds"]) for each in found["buckets"]] == [("PROGRAM_STARTUP", 5), ("OTHER", 15)]
+
+
+def test_rates_by_group_read_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "seen.yaml"
+    file.write_text("failures: [{pool: a}, {pool: b, failures: 2}]\nnodeHours: [{pool: a, nodeHours: 500}]\n")
+    groups = answer("rate", "--file", str(file), "--by", "pool")["groups"]
+
+    assert [(each["group"], each["failuresPerNodeHour"]) for each in groups] == [("a", 0.002), ("b", None)]
+
+
+def test_tables_print_the_misprints_in_every_form() -> None:
+    fast = ("tables", "--simulated-failures", "2000")
+    misprints = answer(*fast)["misprints"]
+    rows = list(csv.DictReader(io.StringIO(run(*fast, "-o", "csv")[1])))
+
+    assert len(misprints) == 3
+    assert misprints[0] == "Table 4, 0.05 % per hour, 512 instances: printed 48, should say 47 (46.66)."
+    assert [(each["printed"], each["correct"]) for each in rows if each["isMisprint"] == "true"] == [
+        ("48.0", "47.0"),
+        ("40.0", "39.0"),
+        ("55.0", "54.0"),
+    ]
+    for form in ("md", "table"):
+        assert all(each in run(*fast, "-o", form)[1] for each in misprints)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("rate --failures -1 --node-hours 10", "--failures must be a whole number from 0"),
+        ("rate --failures 1 --node-hours 0", "--node-hours must be more than 0, not 0."),
+        ("rate --failures 1 --node-hours nan", "--node-hours must be a finite number, not nan."),
+        ("rate --failures 1", "The failure rate is unknown: give --rate, or --failures with --node-hours."),
+        ("rate --failures 1 --node-hours 9 --confidence 95", "--confidence must be above 0 and below 1, not 95."),
+        ("mtbf --nodes 0 --rate 0.1", "--nodes must be a whole number from 1"),
+        ("mtbf --nodes 4 --rate -0.1", "--rate must not be negative, not -0.1."),
+        ("mtbf --nodes 4 --rate abc", "--rate must be a number, not 'abc'."),
+        ("ettr --nodes 4 --rate 0.1 --downtime 3weeks", "--downtime must be a duration such as 90s, 40min or 4.5h"),
+        ("ettr --nodes 4 --rate 0.1 --downtime 1h --model quick", "--model must be one of renewal, parallel"),
+        ("interval --write 0 --mtbf 10", "--write must be more than 0, not 0."),
+        ("interval --write 1", "The MTBF is unknown: give --mtbf, or --nodes with --rate."),
+        ("copies --machines 7 --group 2 --lost 1", "--group must divide the 7 machines, and 2 does not."),
+        ("goodput --elapsed 10 --productive 11", "buckets and productive_seconds sum to 11 s, 1 s more than elapsed."),
+        ("goodput --elapsed 10 --productive 1 --bucket LUNCH=1", "--bucket must name one of TPU_INITIALIZATION"),
+        ("shrink --nodes 4 --detect 1 --reconfigure 1 --lead -5", "--lead must not be negative, not -5."),
+    ],
+)
+def test_wrong_input_names_the_option(line: str, message: str) -> None:
+    code, out, err = run(*typed(line))
+
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("elapsedSeconds: 100\n", "productiveSeconds is required."),
+        ("elapsedSeconds: true\nproductiveSeconds: 1\n", "elapsedSeconds must be a number, not a boolean."),
+        ("elapsedSeconds: 9\nproductiveSeconds: 1\nlunch: 1\n", "lunch is not a known field."),
+        ("- 1\n", "the document must be an object"),
+        ("", "has 0 documents; it must have one."),
+    ],
+)
+def test_wrong_file_names_the_field(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "times.yaml"
+    file.write_text(text)
+    code, _, err = run("goodput", "--file", str(file))
+
+    assert code == 2
+    assert message in err

@@ -1,0 +1,103 @@
+"""Checkpoint intervals: the exact form agrees with a simulation, and the optimum is one."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.economics import checkpoint_interval as ci
+from evenkeel.domain.economics.figures import WrongFigure
+
+W, R, M = 60.0, 2390.0, 28_125.0
+
+
+def simulated_ettr(interval: float, write: float, restart: float, mtbf: float, *, can_fail: bool, cycles: int) -> float:
+    """Run a job second by second from failure to failure until it has saved some intervals."""
+    uniform = random.Random(f"{interval}/{can_fail}")
+    elapsed = 0.0
+
+    def until_failure() -> float:
+        return -mtbf * math.log(1 - uniform.random())
+
+    for _ in range(cycles):
+        while (up := until_failure()) < interval + write:
+            elapsed += up
+            while can_fail and (broken := until_failure()) < restart:
+                elapsed += broken
+            elapsed += restart
+        elapsed += interval + write
+    return cycles * interval / elapsed
+
+
+@pytest.mark.parametrize("can_fail", [False, True])
+@pytest.mark.parametrize("interval", [600.0, 1800.0, 9000.0])
+def test_exact_ettr_agrees_with_the_simulation(interval: float, *, can_fail: bool) -> None:
+    simulated = simulated_ettr(interval, W, R, M, can_fail=can_fail, cycles=200_000)
+
+    assert simulated == pytest.approx(ci.exact_ettr(interval, W, R, M, restart_can_fail=can_fail), abs=0.005)
+
+
+def test_known_case_gives_the_known_intervals() -> None:
+    advice = ci.advise_interval(W, R, M)
+    found = {each.method: each for each in advice.choices}
+
+    assert found["young"].interval_seconds == pytest.approx(1837, abs=0.5)
+    assert found["daly"].interval_seconds == pytest.approx(1797, abs=0.5)
+    assert found["exact"].interval_seconds == pytest.approx(1797, abs=0.5)
+    assert 100 * found["exact"].ettr == pytest.approx(86.278, abs=5e-4)
+    assert 100 * found["young"].ettr == pytest.approx(86.276, abs=5e-4)
+    assert "does not matter" in advice.note
+
+
+@given(st.floats(0.1, 5000), st.floats(100, 1e6), st.floats(0, 5000))
+def test_no_interval_beats_the_best(write: float, mtbf: float, restart: float) -> None:
+    best = ci.best_seconds(write, mtbf)
+    top = ci.exact_ettr(best, write, restart, mtbf)
+
+    others = [ci.exact_ettr(best * factor, write, restart, mtbf) for factor in (0.5, 0.9, 0.99, 1.01, 1.1, 2)]
+    assert all(each <= top + 1e-12 for each in others)
+
+
+def test_methods_part_where_a_save_is_long() -> None:
+    advice = ci.advise_interval(9000, R, M)
+    lost = {each.method: each.lost_ettr_points for each in advice.choices}
+
+    assert lost["daly"] < 0.01
+    assert lost["young"] > 0.9
+    assert "Use the exact one" in advice.note
+    parts = advice.young_parts_at_write_seconds
+    assert parts is not None
+    for write, is_more in ((parts * 0.99, False), (parts * 1.01, True)):
+        young = next(each for each in ci.advise_interval(write, R, M).choices if each.method == "young")
+        assert (young.lost_ettr_points > 0.1) is is_more
+
+
+def test_first_order_fails_where_failures_cost_more_than_the_mtbf() -> None:
+    assert ci.first_order_ettr(100, 1, 2000, 1000) is None
+    assert ci.first_order_ettr(1797, W, R, M) == pytest.approx((1 - (R + 1797 / 2) / M) / (1 + W / 1797))
+
+
+def test_lost_work_is_the_mean_of_the_simulation() -> None:
+    uniform = random.Random(3)
+    cycle, mtbf = 3000.0, 2000.0
+    times = [-mtbf * math.log(1 - uniform.random()) for _ in range(200_000)]
+    within = [each for each in times if each < cycle]
+
+    assert math.fsum(within) / len(within) == pytest.approx(ci.lost_work_seconds(2900, 100, mtbf), rel=0.01)
+    assert ci.lost_work_seconds(1799, 1, 1e9) == pytest.approx(900, rel=1e-5)
+    # The two branches meet.
+    assert ci.lost_work_seconds(0.99e-4, 0, 1) == pytest.approx(ci.lost_work_seconds(1.01e-4, 0, 1) * 0.99 / 1.01)
+
+
+def test_rework_and_downtime_multiply_to_the_exact_form() -> None:
+    product = ci.rework_factor(1797, W, M) * (1 + R / M)
+
+    assert 1 / product == pytest.approx(ci.exact_ettr(1797, W, R, M), rel=1e-12)
+
+
+@pytest.mark.parametrize(("write", "mtbf"), [(0, 100), (10, 0), (-1, 100), (10, math.inf)])
+def test_wrong_write_or_mtbf_is_refused(write: float, mtbf: float) -> None:
+    with pytest.raises(WrongFigure, match="must be more than 0"):
+        ci.advise_interval(write, 0, mtbf)

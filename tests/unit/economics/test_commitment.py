@@ -1,0 +1,117 @@
+"""Commitments: the marginal rule finds the number of units with the lowest cost."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.economics.commitment import (
+    CommitmentTerms,
+    Demand,
+    DemandHour,
+    advise_commitment,
+    commitment_cost,
+    hourly,
+)
+from evenkeel.domain.economics.figures import WrongFigure
+
+START = datetime(2026, 11, 2, tzinfo=UTC)
+TERMS = CommitmentTerms(reserved_usd_per_hour=3, on_demand_usd_per_hour=5)
+
+
+def hours(*units: float) -> Demand:
+    return Demand(hours=units)
+
+
+@given(
+    st.lists(st.integers(0, 12), min_size=1, max_size=60),
+    st.floats(0, 6),
+    st.floats(0.5, 6),
+    st.floats(0.5, 1),
+)
+def test_no_other_number_of_units_costs_less(
+    demand: list[int], reserved: float, on_demand: float, availability: float
+) -> None:
+    terms = CommitmentTerms(
+        reserved_usd_per_hour=reserved, on_demand_usd_per_hour=on_demand, reserved_availability=availability
+    )
+    best = advise_commitment(hours(*demand), terms).best
+
+    costs = [commitment_cost(demand, terms, units).total_usd for units in range(14)]
+    assert best.total_usd == pytest.approx(min(costs), rel=1e-9, abs=1e-9)
+
+
+def test_unit_is_reserved_from_the_break_even_share() -> None:
+    # 6 of 10 hours want a second unit: exactly the share of 3/5, which does not pay.
+    advice = advise_commitment(hours(*[2] * 6, *[1] * 4), TERMS)
+
+    assert advice.break_even_share == 0.6
+    assert [(each.demand_share, each.reserve, each.saved_usd) for each in advice.units] == [
+        (1.0, True, 20.0),
+        (0.6, False, 0.0),
+    ]
+
+
+def test_idle_hours_of_a_commitment_have_a_price() -> None:
+    advice = advise_commitment(hours(4, 4, 1, 0), TERMS, committed_units=3)
+
+    assert advice.present is not None
+    assert (advice.present.idle_reserved_hours, advice.present.idle_reserved_usd) == (5, 15)
+    assert (advice.present.total_usd, advice.present.saved_usd) == (3 * 4 * 3 + 2 * 5, 45 - 46)
+
+
+def test_saved_dollars_add_up_over_the_units() -> None:
+    advice = advise_commitment(hours(5, 3, 3, 2, 5, 1), TERMS)
+
+    assert sum(each.saved_usd for each in advice.units) == pytest.approx(advice.peak_committed.saved_usd)
+    assert sum(each.saved_usd for each in advice.units if each.reserve) == pytest.approx(advice.best.saved_usd)
+    assert sum(each.idle_usd for each in advice.units) == pytest.approx(advice.peak_committed.idle_reserved_usd)
+
+
+def test_started_node_counts_as_a_whole_node() -> None:
+    advice = advise_commitment(hours(9, 8, 0.5, 0), TERMS, accelerators_per_unit=8)
+
+    assert (advice.peak_units, [each.used_hours for each in advice.units]) == (2, [3, 1])
+
+
+def test_broken_committed_units_cost_more_per_usable_hour() -> None:
+    terms = TERMS.but(reserved_availability=0.5)
+
+    assert terms.break_even_share == 1.2
+    assert advise_commitment(hours(3, 3), terms).best.units == 0
+
+
+def test_hours_without_a_figure_are_unknown() -> None:
+    rows = [DemandHour(at=START + timedelta(hours=hour), units=hour) for hour in (3, 1, 1, 0)]
+    demand = hourly(rows)
+
+    assert (demand.hours, demand.unknown_hours) == ((0, 1, 3), 1)
+    assert "left out, not counted as 0" in demand.note
+
+
+def test_two_figures_for_one_hour_are_refused() -> None:
+    rows = [DemandHour(at=START + timedelta(minutes=minute), units=minute) for minute in (0, 30)]
+
+    with pytest.raises(WrongFigure, match="two figures for the hour"):
+        hourly(rows)
+
+
+@pytest.mark.parametrize(
+    ("terms", "field"),
+    [
+        (TERMS.but(reserved_usd_per_hour=-1), "reserved_usd_per_hour"),
+        (TERMS.but(on_demand_usd_per_hour=0), "on_demand_usd_per_hour"),
+        (TERMS.but(on_demand_availability=0), "on_demand_availability"),
+    ],
+)
+def test_wrong_price_is_refused_by_its_name(terms: CommitmentTerms, field: str) -> None:
+    with pytest.raises(WrongFigure) as refused:
+        advise_commitment(hours(1), terms)
+
+    assert refused.value.field == field
+
+
+def test_demand_without_hours_is_refused() -> None:
+    with pytest.raises(WrongFigure, match="has no hour"):
+        advise_commitment(hours(), TERMS)

@@ -1,0 +1,53 @@
+"""Copies in memory: the counts agree with listing every set of lost machines."""
+
+from itertools import combinations
+
+import pytest
+
+from evenkeel.domain.economics import copies
+from evenkeel.domain.economics.figures import WrongFigure
+
+CASES = [(n, m, k) for n in range(1, 11) for m in range(1, n + 1) if n % m == 0 for k in range(n + 1)]
+
+
+def listed(machines: int, size: int, lost: int) -> tuple[int, int]:
+    """Count the harmless sets, for groups and for neighbours on a ring, one by one."""
+    grouped = ring = 0
+    for each in map(frozenset, combinations(range(machines), lost)):
+        grouped += not any(set(range(at, at + size)) <= each for at in range(0, machines, size))
+        ring += not any({(at + step) % machines for step in range(size)} <= each for at in range(machines))
+    return grouped, ring
+
+
+@pytest.mark.parametrize(("machines", "size", "lost"), CASES)
+def test_counts_match_the_list_of_all_sets(machines: int, size: int, lost: int) -> None:
+    found = copies.recoverable_sets(machines, size, lost), copies.ring_recoverable_sets(machines, size, lost)
+
+    assert found == listed(machines, size, lost)
+
+
+def test_known_case_is_exact() -> None:
+    found = copies.copy_survival(6, 2, 3)
+
+    assert (found.recoverable_sets, found.all_sets, found.recoverable_probability) == ("8", "20", 0.4)
+    assert found.ring_recoverable_probability == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("machines", "size", "lost"), [(256, 2, 3), (256, 2, 20), (512, 4, 30)])
+def test_ring_is_worse_and_the_bound_is_below(machines: int, size: int, lost: int) -> None:
+    found = copies.copy_survival(machines, size, lost)
+
+    assert found.ring_recoverable_probability is not None
+    assert found.ring_recoverable_probability < found.recoverable_probability
+    assert found.first_order_bound <= found.recoverable_probability
+
+
+@pytest.mark.parametrize(
+    ("machines", "size", "lost", "field"),
+    [(0, 1, 0, "machines"), (6, 4, 1, "group_size"), (6, 7, 1, "group_size"), (6, 2, 7, "lost_machines")],
+)
+def test_impossible_groups_are_refused(machines: int, size: int, lost: int, field: str) -> None:
+    with pytest.raises(WrongFigure) as refused:
+        copies.copy_survival(machines, size, lost)
+
+    assert refused.value.field == field

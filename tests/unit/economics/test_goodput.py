@@ -1,0 +1,58 @@
+"""Goodput and its buckets sum to the elapsed time."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.economics.figures import WrongFigure
+from evenkeel.domain.economics.goodput import Bucket, TimeSpent, goodput, ideal_step_seconds
+
+TIMES = st.floats(0, 1e6)
+
+
+@given(TIMES, st.dictionaries(st.sampled_from(list(Bucket)), TIMES), TIMES)
+def test_goodput_and_buckets_sum_to_the_elapsed_time(
+    productive: float, buckets: dict[Bucket, float], rest: float
+) -> None:
+    buckets.pop(Bucket.OTHER, None)
+    added = sum(value for bucket, value in buckets.items() if bucket is not Bucket.DATA_LOADING_ASYNC)
+    elapsed = productive + added + rest + 1
+    found = goodput(TimeSpent(elapsed_seconds=elapsed, productive_seconds=productive, buckets=buckets))
+
+    assert found.sum_seconds == pytest.approx(elapsed, rel=1e-9)
+    assert found.goodput + sum(each.share for each in found.buckets if each.is_added) == pytest.approx(1, rel=1e-9)
+
+
+def test_overlapping_loading_is_reported_and_not_added() -> None:
+    spent = TimeSpent(elapsed_seconds=100, productive_seconds=100, buckets={Bucket.DATA_LOADING_ASYNC: 40})
+    found = goodput(spent)
+
+    assert found.goodput == 1
+    assert [(each.bucket, each.seconds, each.is_added) for each in found.buckets] == [
+        (Bucket.DATA_LOADING_ASYNC, 40, False),
+        (Bucket.OTHER, 0, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("productive", "other", "problem"), [(80, 30, "10 s more than elapsed"), (80, 10, "10 s less than elapsed")]
+)
+def test_times_that_do_not_sum_are_refused(productive: float, other: float, problem: str) -> None:
+    spent = TimeSpent(elapsed_seconds=100, productive_seconds=productive, buckets={Bucket.OTHER: other})
+
+    with pytest.raises(WrongFigure, match=problem):
+        goodput(spent)
+
+
+@pytest.mark.parametrize(("elapsed", "productive", "bucket"), [(0, 0, 1), (10, -1, 1), (10, 1, -1)])
+def test_negative_times_are_refused(elapsed: float, productive: float, bucket: float) -> None:
+    with pytest.raises(WrongFigure):
+        goodput(
+            TimeSpent(elapsed_seconds=elapsed, productive_seconds=productive, buckets={Bucket.PROGRAM_STARTUP: bucket})
+        )
+
+
+def test_ideal_step_leaves_out_stragglers() -> None:
+    assert ideal_step_seconds([1.0, 1.1, 0.9, 1.0, 60.0]) == pytest.approx(1.0)
+    with pytest.raises(WrongFigure, match="must not be empty"):
+        ideal_step_seconds([])

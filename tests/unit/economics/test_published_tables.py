@@ -1,0 +1,74 @@
+"""The article's tables: every printed cell, the three misprints, and both derivations."""
+
+import math
+import random
+from collections import Counter
+
+import pytest
+
+from evenkeel.domain.economics import published_tables
+from evenkeel.domain.economics.published_tables import Cell, Verdict
+
+
+def cells(seed: int = 1, failures: int = published_tables.DEFAULT_FAILURES) -> tuple[Cell, ...]:
+    return published_tables.cells(lambda cell: random.Random(f"{seed}/{cell}").random, failures)
+
+
+@pytest.fixture(scope="module")
+def found() -> tuple[Cell, ...]:
+    return cells()
+
+
+def test_every_cell_agrees_with_its_second_derivation(found: tuple[Cell, ...]) -> None:
+    assert [each for each in found if not each.agrees] == []
+    assert Counter(each.table for each in found) == {"1": 32, "2": 4, "3": 2, "4": 32, "5": 9, "6": 1}
+
+
+def test_table_4_has_exactly_three_misprints(found: tuple[Cell, ...]) -> None:
+    wrong = [(each.table, each.row, each.column, each.printed, each.correct) for each in found if each.is_misprint]
+
+    assert wrong == [
+        ("4", "0.05 % per hour", "512 instances", 48, 47),
+        ("4", "0.07 % per hour", "256 instances", 40, 39),
+        ("4", "0.07 % per hour", "512 instances", 55, 54),
+    ]
+
+
+def test_table_1_is_rounded_up_throughout(found: tuple[Cell, ...]) -> None:
+    table = [each for each in found if each.table == "1"]
+
+    assert {each.verdict for each in table} == {Verdict.ROUNDED_UP}
+    assert sum(math.floor(each.exact + 0.5) == each.printed for each in table) == 19
+
+
+def test_run_of_ten_million_gpu_hours(found: tuple[Cell, ...]) -> None:
+    exact = {each.row: round(each.exact, 2) for each in found if each.table in "56"}
+
+    assert exact == {
+        "time without failures": 203.45,
+        "failures in that time": 625,
+        "days lost with HyperPod": 17.36,
+        "days lost without HyperPod": 121.53,
+        "time to train with HyperPod": 220.81,
+        "time to train without HyperPod": 324.98,
+        "days saved": 104.17,
+        "time saved": 32.05,
+        "months saved, of 30 days": 3.47,
+        "cost saved": 25_600_000,
+    }
+    assert next(each.printed for each in found if each.table == "6") == 25_559_040
+
+
+def test_changed_cell_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(published_tables.TABLE_2, 64, (90, 963, 1320, 2374))
+
+    assert [(each.column, each.correct) for each in published_tables.table_2() if each.is_misprint] == [("total", 2373)]
+
+
+@pytest.mark.exhaustive
+def test_simulation_alone_finds_the_misprints() -> None:
+    names = {"0.05 % per hour", "0.07 % per hour"}
+    whole = [each for each in cells(failures=1_000_000) if each.table == "4" and each.row in names]
+
+    wrong = [each for each in whole if math.floor(each.second_derivation + 0.5) != each.printed]
+    assert wrong == [each for each in whole if each.is_misprint]

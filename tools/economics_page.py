@@ -1,0 +1,67 @@
+"""The article's tables in docs/economics.md, each cell as printed and as correct: `make generate` writes them."""
+
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from evenkeel.domain.economics import published_tables
+from evenkeel.domain.economics.published_tables import Cell
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "economics.md"
+SEED = 1
+_PART = re.compile(r"(?<=<!-- table: article -->\n).*?(?=<!-- end -->)", re.DOTALL)
+_TITLES = {
+    "1": "Table 1: hours between two failures of a job",
+    "2": "Table 2: P90 of a recovery, seconds",
+    "3": "Table 3: minutes of a recovery",
+    "4": "Table 4: percent of training time saved",
+    "5": "Table 5: a run of 10 million GPU-hours",
+    "6": "Table 6: dollars saved",
+}
+
+
+def files() -> dict[Path, str]:
+    """Return the page with fresh tables."""
+    found = published_tables.cells(lambda cell: random.Random(f"{SEED}/{cell}").random)
+    lines = [line for table in _TITLES for line in _table(table, [each for each in found if each.table == table])]
+    remarks = [
+        "",
+        "### Outside the cells",
+        "",
+        "| where | printed | correct |",
+        "|---|---|---|",
+        *(f"| {each.where} | {each.printed} | {each.correct} |" for each in published_tables.remarks()),
+        "",
+    ]
+    text = "\n".join([*lines, *remarks]) + "\n"
+    return {PAGE: _PART.sub(lambda _: text, PAGE.read_text(encoding="utf-8"))}
+
+
+def _table(table: str, cells: list[Cell]) -> Iterator[str]:
+    yield from ("", f"### {_TITLES[table]}", "")
+    columns = list(dict.fromkeys(each.column for each in cells))
+    if len(columns) > 1:
+        yield "| | " + " | ".join(columns) + " |"
+        yield "|---" * (len(columns) + 1) + "|"
+        for row in dict.fromkeys(each.row for each in cells):
+            yield f"| {row} | " + " | ".join(_side_by_side(each) for each in cells if each.row == row) + " |"
+        return
+    yield "| | printed | correct | unrounded | second derivation | the printed figure is |"
+    yield "|---|---|---|---|---|---|"
+    for each in cells:
+        printed = "–" if each.printed is None else f"{each.printed:,.10g}"
+        note = f"{each.verdict}. {each.note}" if each.note else each.verdict
+        figures = f"{printed} | {each.correct:,.10g} | {each.exact:,.2f} | {_second(each)}"
+        yield f"| {each.row}, {each.unit} | {figures} | {note} |"
+
+
+def _side_by_side(each: Cell) -> str:
+    shown = f"{each.printed:g} → **{each.correct:g}**" if each.is_misprint else f"{each.printed:g}"
+    return f"{shown} ({each.exact:.2f}; {_second(each)})"
+
+
+def _second(each: Cell) -> str:
+    error = f" ± {each.standard_error:,.2f}" if each.standard_error else ""
+    return f"{each.second_derivation:,.2f}{error}"
