@@ -600,6 +600,7 @@ def _translated(renames: list[Rename], document: Json, path: str) -> Json:
 
 def _reshaped(document: dict[str, Json]) -> dict[str, Json]:
     """Return an object in its present shape, if the corpus holds it in an older shape than a rename can express."""
+    document.pop("invoiceMicrosPerNodeHour", None)
     if "mayMove" in document:
         is_allowed = document.pop("mayMove")
         return {**document, "consent": "ALLOWED" if is_allowed else "UNSET"}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from evenkeel.domain.recovery.guardrails import GuardrailName
 from evenkeel_local.scenarios import SCENARIOS
 from tests.simulator import fuzz  # noqa: F401 - brings all rows into the table
 from tests.simulator.invariants import TABLE
@@ -57,6 +58,13 @@ def test_every_invariant_is_linked_to_a_promise() -> None:
     shown = {name for row in table_of("operate/safety.md") for name in _CODE.findall(row[-1])}
 
     assert {invariant.name for invariant in TABLE} - shown == set()
+
+
+@pytest.mark.parametrize("page", ["operate/guardrails.md", "runbooks/recovery-blocked.md"])
+def test_every_guardrail_has_a_row(page: str) -> None:
+    shown = {name for row in table_of(page) for name in _CODE.findall(row[0])}
+
+    assert set(GuardrailName) - shown == set()
 
 
 def test_every_file_named_in_the_extension_guide_exists() -> None:

@@ -1,42 +1,15 @@
-"""No name in the code uses a retired word: `RETIRED` gives the word to use instead."""
+"""No name in the code uses a retired word: `RETIRED` of `tools/prose.py` gives the word to use instead."""
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tools.prose import RETIRED, words_of
+
 PROJECT = Path(__file__).resolve().parents[2]
 FOLDERS = ("shared", "functions", "cli", "local", "bench", "tools", "examples")
-
-RETIRED = {
-    "bell": "requeue trigger",
-    "chance": "candidate pool",
-    "chances": "candidate pools",
-    "runbook_shell": "commit context",
-    "foreign": "unmanaged",
-    "guest": "migration candidate",
-    "heard": "ingested",
-    "hurt": "interrupted (job), affected (jobs of a node)",
-    "loan": "temporary capacity",
-    "news": "signal",
-    "patient": "interrupted job",
-    "rail": "guardrail",
-    "rehearsal": "dry run",
-    "room": "node capacity",
-    "rooms": "node capacities",
-    "seat": "fit (scheduling), node slot (recovery)",
-    "seats": "fits (scheduling), node slots (recovery)",
-    "sick": "faulty, unhealthy",
-    "silence": "no answer",
-    "stay": "migration decision",
-    "story": "timeline, scenario",
-    "told": "message, reported",
-    "veto": "opt-out",
-    "willing": "candidate",
-    "wish": "request",
-}
 
 # Names of other systems, and words that have their ordinary meaning there.
 ALLOWED = frozenset(
@@ -45,11 +18,6 @@ ALLOWED = frozenset(
         ("local/evenkeel_local/gpu_cluster/api_server.py", "PODS_STAY"),
     }
 )
-
-
-def words_of(name: str) -> list[str]:
-    """Return the words of an identifier: `NodeFact_of` is node, fact, of."""
-    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
 
 
 def names_of(tree: ast.Module) -> Iterator[tuple[int, str]]:

@@ -216,7 +216,7 @@ def priority(
             found = client.change("PATCH", f"/jobs/{job_id}", body, version=version)
             break
         except CommandFailed as failed:
-            # A job changes often, by passes alone: what was asked for is no less wanted.
+            # Scheduling cycles change a job's version often. The request still applies: try again with the new version.
             if failed.code != "STALE_VERSION" or not tries_left:
                 raise
     _answer(found, output, f"class {found['priorityClass'] or '(unset)'}", f"why {job_id}")

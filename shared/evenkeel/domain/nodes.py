@@ -93,7 +93,7 @@ class ProviderCluster(Value):
 
 
 class NodeCondition(Value):
-    """A condition of a node object. The heartbeat time is left out, because it changes without any news."""
+    """A condition of a node object. The heartbeat time is left out, because it changes even if nothing else does."""
 
     type: str
     status: str

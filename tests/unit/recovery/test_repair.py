@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.health.faults import Rung
 from evenkeel.domain.health.incidents import RepairProgress
 from evenkeel.domain.recovery.leases import Hold
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
@@ -216,7 +217,7 @@ def test_missing_capacity_names_the_next_step() -> None:
     decision = choose(requests=(an_ask("replace"),), progress=progress_facts(("insufficient_capacity", 30)), now=at(31))
 
     assert "training plan" in decision.reason
-    assert "loan" in [each.option for each in decision.alternatives]
+    assert Rung.RENT_CAPACITY in [each.option for each in decision.alternatives]
 
 
 KARPENTERS = {"owner": Owner.KARPENTER, "now": at(20)}

@@ -26,7 +26,6 @@ def a_pool(market: Market = Market.COMMITTED, **changes: Any) -> Pool:
         "accelerators_per_node": 8,
         "max_nodes": 16,
         "micros_per_node_hour": rent,
-        "invoice_micros_per_node_hour": 0 if rent else 20 * MICROS,
         "launch": {"p50Seconds": 0, "p90Seconds": 0},
         "interruptions_per_node_hour": 0.04 if market is Market.SPOT else 0,
         "place": {},

@@ -97,12 +97,6 @@ def test_free_committed_nodes_are_used_first() -> None:
     assert (decision.action, decision.pool) == (PlacementAction.START, "committed")
 
 
-def test_invoiced_cost_does_not_affect_the_choice() -> None:
-    dear = a_candidate_pool(C, accelerators_left=8, pool={"name": "dear", "invoice_micros_per_node_hour": 10**9})
-
-    assert choose_pool(facts_of(dear, a_candidate_pool(S))).pool == "dear"
-
-
 @pytest.mark.parametrize(
     ("rented", "share", "waiting", "expected"),
     [

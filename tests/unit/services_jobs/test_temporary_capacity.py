@@ -70,7 +70,7 @@ def test_recovery_rental_is_temporary_capacity_on_team_quota() -> None:
     rate = temporary.micros_per_node_hour * temporary.nodes
     assert rate == sum(bill.micros_per_hour for bill in rental.bills())
     shown = read_jobs.show_job(town.world.context(), second.job_id, Reader())["rentals"][0]
-    assert (shown["loanFor"], shown["dueAt"]) == ("inc-1", rfc3339(temporary.due_at))
+    assert (shown["incidentId"], shown["dueAt"]) == ("inc-1", rfc3339(temporary.due_at))
     assert town.scenario.usage() == 32  # both jobs, wherever they run
     told = [row.doc["text"] for row in town.world.ledger.rows.values() if row.key.sk.startswith("EVENT#")]
     assert [text for text in told if "The nodes are temporary capacity for inc-1, until 03 Nov 12:" in text]

@@ -85,8 +85,6 @@ class Pool(Value):
     """Size of a committed pool; limit of a rented pool. A rented pool needs a limit."""
     micros_per_node_hour: int = Field(default=0, ge=0)
     """Cost of one more node-hour; 0 if the capacity is paid anyway."""
-    invoice_micros_per_node_hour: int = Field(default=0, ge=0)
-    """The invoiced cost of a node-hour. Reported, but never a reason for a decision."""
     min_billed_seconds: int = 60
     launch: LaunchDelay
     interruptions_per_node_hour: float = Field(default=0.0, ge=0)
@@ -99,7 +97,7 @@ class Pool(Value):
         if self.market.is_rented and not self.micros_per_node_hour:
             raise ValueError(f"{self.name}: a rented pool needs microsPerNodeHour")
         if not self.market.is_rented and self.micros_per_node_hour:
-            raise ValueError(f"{self.name}: only a rented pool has microsPerNodeHour; use invoiceMicrosPerNodeHour")
+            raise ValueError(f"{self.name}: only a rented pool has microsPerNodeHour")
         if self.market is Market.RESERVED and self.reservation is None:
             raise ValueError(f"{self.name}: a reserved pool needs a reservation with a start and an end")
         return self

@@ -27,7 +27,7 @@ class Result(StrEnum):
     """An earlier head of this cycle took the quota or the victims."""
     BLOCKED = "Blocked"
     """It fits, but waits until the pods of all admitted workloads are ready."""
-    NO_NODES = "NoSeats"
+    NO_NODES = "NoNodes"
     """It has quota, but too few nodes are free. Only if the scheduler checks nodes (`NodeFit`)."""
 
 

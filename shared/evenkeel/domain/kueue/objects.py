@@ -286,7 +286,7 @@ class Workload:
     def tie_break(self) -> str:
         """Decides between two workloads of equal rank: the UID, or without it the id. The smaller text is first.
 
-        Each order of workloads ends with it: `order` (the jobs of a queue), `_classical_order` in cycle.py (the heads
+        Each order of workloads contains it: `order` (the jobs of a queue), `_classical_order` in cycle.py (the heads
         of the queues) and `order_key` in preemption.py (the victims). Only a tie between heads under fair sharing goes
         by the names of their queues.
         """

@@ -1,6 +1,6 @@
 """Guardrails: limits on harmful actions of the whole fleet. They never block an un-cordon, which is not harmful.
 
-    facts ─▶ hold ─▶ group trouble ─▶ shared cause ─▶ stale evidence ─▶ fleet ─▶ pool ─▶ rate ─▶ allowed
+    facts ─▶ hold ─▶ cordon barred ─▶ group trouble ─▶ shared cause ─▶ stale evidence ─▶ fleet ─▶ pool ─▶ rate
              the first guardrail that blocks is the verdict; it names the numbers and when the block may end
 
 The limit of repairs per node belongs to the repair ladder, because it ends with a person and not with a wait.

@@ -327,7 +327,7 @@ def shown_rental(rental: Rental) -> Json:
         "begunAt": rfc3339(rental.begun_at),
         "handedOverAt": _instant(rental.handed_over_at),
         "endedAt": _instant(rental.ended_at),
-        "loanFor": rental.incident_id or None,
+        "incidentId": rental.incident_id or None,
         "dueAt": _instant(rental.due_at),
         "costUsd": f"{rental.cost_parts / money.PARTS:.6f}" if rental.ended_at else None,
         "decisionId": rental.decision_id,

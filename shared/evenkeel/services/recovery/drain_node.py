@@ -516,5 +516,7 @@ def _record_evictions(incident: Incident, messages: list[str], context: Context)
     text = " ".join(message.rstrip(".") + "." for message in messages[:4]) + (" And more." if len(messages) > 4 else "")
     with contextlib.suppress(Conflict):  # the same line exists already
         context.ledger.commit(
-            incident_record.timeline_put(incident.incident_id, "job", text, at=context.now, writer=f"{WRITER}-foreign")
+            incident_record.timeline_put(
+                incident.incident_id, "job", text, at=context.now, writer=f"{WRITER}-unmanaged"
+            )
         )

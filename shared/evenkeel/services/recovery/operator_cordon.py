@@ -32,7 +32,7 @@ class Outcome(Value):
     instance_id: str
     node_name: str
     incident_id: str = ""
-    """Author of the cordon."""
+    """Incident whose cordon was removed; empty if a person set it."""
 
 
 class NotOurs(Refused):

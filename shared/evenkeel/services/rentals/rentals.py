@@ -43,7 +43,7 @@ from evenkeel.services.storage.quota_tree import QuotaTree
 WRITER, SERVING_WRITER = "schedule_jobs", "rent_for_serving"
 _LAST_ATTEMPTS = 20
 _FITS_COMMITTED = PlacementNote(
-    key="ROOM", text="Committed nodes can run its replicas now, or after other jobs have stopped or shrunk."
+    key="FITS_COMMITTED", text="Committed nodes can run its replicas now, or after other jobs have stopped or shrunk."
 )
 
 # ---------------------------------------------------------------- read

@@ -198,7 +198,7 @@ def _node_capacity(
         taken_resources(others_in_use, charged_resources(charges)),
     )
     return tuple(
-        capacity.but(unschedulable_reason="sick", free=NONE)
+        capacity.but(unschedulable_reason="unhealthy", free=NONE)
         if capacity.node_name == interrupted.faulty_node
         else capacity
         for capacity in found

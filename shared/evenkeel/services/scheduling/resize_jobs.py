@@ -119,7 +119,7 @@ class _ResizeCommit:
                 decision_id=record.decision_id,
                 writer=WRITER,
             )
-            writes.append(Put(subject_rows.timeline_row(planned.waiting_id, freed, f"room-{record.decision_id}")))
+            writes.append(Put(subject_rows.timeline_row(planned.waiting_id, freed, f"freed-{record.decision_id}")))
         return batches.WriteGroup(planned.job_id, tuple(writes))
 
     def _memory_after(self, asked: Sequence[PlannedResize], memory: SchedulerState) -> SchedulerState:
