@@ -1,0 +1,180 @@
+"""A case: what Evenkeel decided about one node, and what then happened to the node.
+
+In the mode `observe`, each further fault of a node opens another incident, because no repair is under way. These
+incidents are not independent of each other, and after the first of them Evenkeel would have acted. So all incidents of
+a node within one window are one case, and the case is judged by its first decision to act.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from enum import StrEnum
+
+from evenkeel.domain.health.faults import NODE_RUNGS
+from evenkeel.domain.health.incidents import FactKind, Incident, NodeFact
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.recovery.plan import Owner
+from evenkeel.domain.values import Instant, Sentence, Value
+
+
+class NodeEventKind(StrEnum):
+    """Kind of change or observation of a node."""
+
+    FAULT = "FAULT"
+    """A source reported a fault that says something about the node."""
+    RECOVERED = "RECOVERED"
+    """A source reported the node as healthy."""
+    CORDONED = "CORDONED"
+    UNCORDONED = "UNCORDONED"
+    REBOOTED = "REBOOTED"
+    REPLACED = "REPLACED"
+    """Another instance took its node slot."""
+    REMOVED = "REMOVED"
+    """The instance ended, and no successor is known."""
+    IN_SERVICE = "IN_SERVICE"
+    """The node was seen Ready, schedulable and without a fault mark."""
+
+
+class Actor(StrEnum):
+    """Owner of an action on a node."""
+
+    HYPERPOD = "HyperPod"
+    KARPENTER = "Karpenter"
+    AUTO_SCALING = "an Auto Scaling group"
+    CONTROLLER = "another controller"
+    EC2 = "EC2"
+    PERSON = "a person"
+    UNKNOWN = "an unknown actor"
+
+
+class NodeEvent(Value):
+    """Something that happened to a node, as its source shows it."""
+
+    at: Instant
+    kind: NodeEventKind
+    actor: Actor = Actor.UNKNOWN
+    evidence: Sentence = ""
+    """The source and its record, for people."""
+
+
+class ShadowDecision(Value):
+    """A decision of the mode `observe` about one node: the actions that Evenkeel would have taken."""
+
+    incident_id: str
+    node: str
+    """Key of the node life."""
+    instance_id: str
+    slot: str
+    pool: str
+    fault_key: str
+    first_signal_at: Instant
+    last_signal_at: Instant
+    decided_at: Instant
+    cordons: bool
+    repair: str = ""
+    """First repair: `diagnose`, `reboot` or `replace`. Empty if Evenkeel would not repair the node itself."""
+    owner: str = ""
+    """Owner of the repair, as in the plan."""
+    reason: Sentence = ""
+
+    @property
+    def acts(self) -> bool:
+        """Whether Evenkeel would have acted on the node."""
+        return self.cordons or bool(self.repair)
+
+
+class ShadowCase(Value):
+    """All incidents of one node within a window, and everything that is known about the node."""
+
+    decision: ShadowDecision
+    """The first decision to act, else the first decision."""
+    incident_ids: tuple[str, ...]
+    events: tuple[NodeEvent, ...] = ()
+    """In any order."""
+    known_until: Instant
+    """Nothing is known about the node after this time."""
+
+
+_OWN_REPAIRS = {Owner.EVENKEEL: None, Owner.KARPENTER: "replace", Owner.NODE_GROUP: "replace"}
+"""Owners whose nodes Evenkeel repairs itself. Only HyperPod reboots: the other owners replace."""
+
+
+def shadow_decision(incident: Incident) -> ShadowDecision | None:
+    """Return the decision of an incident of the mode `observe`; None for any other incident."""
+    plan, decided_at = incident.plan, incident.stages.planned_at
+    if incident.is_drill or incident.mode != Mode.OBSERVE or plan is None or decided_at is None:
+        return None
+    first = next((rung for rung in plan.rungs if rung in NODE_RUNGS), "")
+    is_own = plan.repairs_node and plan.owner in _OWN_REPAIRS
+    return ShadowDecision(
+        incident_id=incident.incident_id,
+        node=incident.life.key,
+        instance_id=incident.life.instance_id,
+        slot=incident.slot,
+        pool=incident.pool,
+        fault_key=incident.fault_key,
+        first_signal_at=incident.first_signal_at,
+        last_signal_at=incident.last_signal_at or incident.first_signal_at,
+        decided_at=decided_at,
+        cordons=plan.repairs_node,
+        repair=(_OWN_REPAIRS[Owner(plan.owner)] or first) if is_own and first else "",
+        owner=plan.owner,
+        reason=plan.reason,
+    )
+
+
+def cases_of(
+    decisions: Iterable[ShadowDecision], window: timedelta
+) -> tuple[tuple[ShadowDecision, tuple[ShadowDecision, ...]], ...]:
+    """Group decisions into cases, oldest first: the decision to judge, and all decisions of the case.
+
+    A case begins with a decision about a node, and ends one window after the decision that is judged.
+    """
+    by_node: dict[str, list[ShadowDecision]] = {}
+    for decision in sorted(decisions, key=lambda each: (each.decided_at, each.incident_id)):
+        by_node.setdefault(decision.node, []).append(decision)
+    found = [case for group in by_node.values() for case in _cases_of_node(group, window)]
+    return tuple(sorted(found, key=lambda case: (case[0].decided_at, case[0].incident_id)))
+
+
+def _cases_of_node(
+    decisions: Sequence[ShadowDecision], window: timedelta
+) -> list[tuple[ShadowDecision, tuple[ShadowDecision, ...]]]:
+    found: list[tuple[ShadowDecision, list[ShadowDecision]]] = []
+    for decision in decisions:
+        if found and decision.decided_at <= found[-1][0].decided_at + window:
+            judged, others = found[-1]
+            # Until a decision acts, the node is as it would be with Evenkeel.
+            found[-1] = (judged if judged.acts else decision if decision.acts else judged, [*others, decision])
+        else:
+            found.append((decision, [decision]))
+    return [(judged, tuple(each)) for judged, each in found]
+
+
+_STEPS = {
+    "reboot_in_progress": NodeEventKind.REBOOTED,
+    "replacement_started": NodeEventKind.REPLACED,
+    "replacement_completed": NodeEventKind.REPLACED,
+    "terminating": NodeEventKind.REMOVED,
+}
+"""Steps of HyperPod that change the node. A failed step changes nothing."""
+
+
+def event_of(fact: NodeFact, *, is_evidence: bool) -> NodeEvent | None:
+    """Return what a fact says about its node; None if it says nothing.
+
+    Args:
+        fact: The fact.
+        is_evidence: Whether its fault says something about the node by itself.
+    """
+    if fact.is_drill:
+        return None
+    evidence = f"{fact.source}: {fact.detail or fact.code or fact.fault_key}"
+    match fact.kind:
+        case FactKind.FAULT:
+            kind = NodeEventKind.FAULT if is_evidence else None
+        case FactKind.RECOVERED:
+            kind = NodeEventKind.RECOVERED
+        case FactKind.PROGRESS:
+            kind = _STEPS.get(fact.code)
+    actor = Actor.HYPERPOD if fact.kind is FactKind.PROGRESS else Actor.UNKNOWN
+    return NodeEvent(at=fact.observed_at, kind=kind, actor=actor, evidence=evidence) if kind else None

@@ -1,0 +1,79 @@
+"""Error rates with exact binomial intervals.
+
+The interval contains the true rate in at least the stated share of all samples, also for small samples and for a count
+of zero. Source: Clopper and Pearson, Biometrika 26 (1934), https://doi.org/10.1093/biomet/26.4.404.
+"""
+
+import math
+
+from evenkeel.domain.values import Value
+
+CONFIDENCE = 0.95
+_HALVINGS = 60
+"""Each halves the error of a limit, so the limits have the precision of a float."""
+
+
+class Rate(Value):
+    """A share of independent cases, with its exact interval."""
+
+    count: int
+    """Cases with a wrong decision."""
+    of: int
+    """Cases with a known verdict."""
+    unknown: int
+    """Cases without a verdict. They are in neither number."""
+    share: float | None
+    """`count / of`; None if no case has a verdict."""
+    low: float
+    high: float
+    confidence: float = CONFIDENCE
+
+    @classmethod
+    def of_counts(cls, count: int, of: int, unknown: int) -> "Rate":
+        """Return the rate of `count` wrong decisions in `of` judged ones."""
+        low, high = clopper_pearson(count, of)
+        return cls(count=count, of=of, unknown=unknown, share=count / of if of else None, low=low, high=high)
+
+
+def clopper_pearson(count: int, of: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Return the exact two-sided interval of a binomial share: (0, 1) without any trial.
+
+    Args:
+        count: Number of successes, from 0 to `of`.
+        of: Number of independent trials.
+        confidence: Smallest probability that the interval contains the true share.
+    """
+    if not 0 <= count <= of:
+        raise ValueError(f"count must be from 0 to {of}, not {count}")
+    outside = (1 - confidence) / 2
+    return _low(count, of, outside), 1 - _low(of - count, of, outside)
+
+
+def _low(count: int, of: int, outside: float) -> float:
+    """Return the share at which `count` or more successes have the probability `outside`."""
+    if count == 0:
+        return 0.0
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if _at_least(count, of, middle) < outside:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _at_least(count: int, of: int, share: float) -> float:
+    """Return the probability of `count` or more successes. Sums the shorter tail."""
+    if count > of / 2:
+        return _sum(range(count, of + 1), of, share)
+    return 1 - _sum(range(count), of, share)
+
+
+def _sum(counts: range, of: int, share: float) -> float:
+    yes, no = math.log(share), math.log1p(-share)
+    log_of = math.lgamma(of + 1)
+    return math.fsum(
+        math.exp(log_of - math.lgamma(each + 1) - math.lgamma(of - each + 1) + each * yes + (of - each) * no)
+        for each in counts
+    )

@@ -1,0 +1,143 @@
+"""Decide offline what the mode `observe` would have decided about recorded facts.
+
+    facts, in order of time ─▶ intake ─▶ incident ─▶ plan ─▶ the incident ends, as in `observe`
+
+The same decisions as in the service run here. The replay knows only what the facts and the nodes show, so guardrails,
+jobs and the marks of other controllers are left out.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from evenkeel.domain.health.classification import ClassifiedFact, IncidentFault
+from evenkeel.domain.health.incidents import AffectedNode, FactKind, Incident, NodeFact, StoredRecoveryPlan
+from evenkeel.domain.health.intake import IntakeAction, IntakeRecords, LastIncident, join_or_open
+from evenkeel.domain.health.recurrence import FaultHistory, history_keys
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.recovery.plan import FaultTerms, PlanFacts, plan_recovery
+from evenkeel.domain.values import Value
+
+PLAN_DELAY = timedelta(seconds=2)
+"""A fact that follows the first one this closely joins its incident before the plan is made."""
+_FACT_KEPT = timedelta(days=30)
+
+
+class NodeThen(Value):
+    """Known state of a node at one time."""
+
+    affected: AffectedNode
+    is_hyperpod: bool
+    is_karpenter: bool = False
+    is_gone: bool = False
+    is_person_cordon: bool = False
+    hyperpod_repairs: bool = False
+    """NodeRecovery is Automatic."""
+
+
+class _OpenIncident(NamedTuple):
+    incident: Incident
+    opened_at: datetime
+
+
+class FactReplay:
+    """The decisions about a stream of facts. Facts must come in order of time."""
+
+    def __init__(self, policy: Policy, node_at: Callable[[str, datetime], NodeThen]) -> None:
+        """Begin without any incident.
+
+        Args:
+            policy: The site's policy.
+            node_at: Returns what is known about an instance at a time.
+        """
+        self._policy = policy
+        self._node_at = node_at
+        self._open: dict[str, _OpenIncident] = {}
+        self._last: dict[str, LastIncident] = {}
+        self._known: dict[str, tuple[str, datetime]] = {}
+        self._histories: dict[str, FaultHistory] = {}
+        self._opened = 0
+
+    def decisions(self, facts: Iterable[NodeFact]) -> Iterator[Incident]:
+        """Yield each incident, with its plan, as it ends."""
+        for fact in facts:
+            yield from self._plan_due(fact.observed_at)
+            if fact.kind is not FactKind.PROGRESS and not fact.is_drill:
+                self._ingest(fact)
+        yield from self._plan_due(None)
+
+    def _ingest(self, fact: NodeFact) -> None:
+        then = self._node_at(fact.instance_id, fact.observed_at)
+        catalogue, life = self._policy.catalogue, then.affected.life.key
+        report = ClassifiedFact.of(fact, then.affected, catalogue)
+        places = history_keys(report.fault, then.affected) if fact.kind is FactKind.FAULT else ()
+        current = self._open.get(life)
+        known = self._known.get(fact.fact_key)
+        records = IntakeRecords(
+            known_incident_id=known[0] if known and fact.observed_at - known[1] <= _FACT_KEPT else "",
+            last=self._last.get(life),
+            current=current.incident if current else None,
+            histories={place: self._histories[place] for place in places if place in self._histories},
+        )
+        decided = join_or_open(report, records, catalogue, new_id=f"inc-{self._opened + 1:05}", now=fact.observed_at)
+        self._histories |= decided.histories
+        if decided.incident is None or decided.action not in (IntakeAction.OPEN, IntakeAction.JOIN):
+            return
+        self._opened += decided.action is IntakeAction.OPEN
+        self._known[fact.fact_key] = (decided.incident.incident_id, fact.observed_at)
+        self._open[life] = _OpenIncident(decided.incident, current.opened_at if current else fact.observed_at)
+
+    def _plan_due(self, now: datetime | None) -> Iterator[Incident]:
+        """Plan each incident that has waited for further facts long enough; all of them without a time."""
+        due = [life for life, each in self._open.items() if now is None or now > each.opened_at + PLAN_DELAY]
+        for life in due:
+            opened = self._open.pop(life)
+            yield self._planned(opened)
+            before = self._last.get(life)
+            self._last[life] = LastIncident(
+                incident_id=opened.incident.incident_id, returned_at=before.returned_at if before else None
+            )
+
+    def _planned(self, opened: _OpenIncident) -> Incident:
+        incident, decided_at = opened
+        facts = self._plan_facts(incident, decided_at)
+        plan = plan_recovery(facts, self._policy.repair)
+        stored = StoredRecoveryPlan(
+            run=1,
+            outcome=plan.outcome,
+            repairs_node=plan.repairs_node,
+            owner=plan.owner,
+            settle_seconds=plan.settle_seconds,
+            max_repairs=plan.max_repairs,
+            jobs=plan.jobs,
+            decision_id="",
+            reason=plan.reason,
+            fault_key=incident.fault_key,
+            rungs=facts.rungs,
+        )
+        return incident.but(plan=stored, mode=Mode.OBSERVE).at_stage("planned_at", decided_at)
+
+    def _plan_facts(self, incident: Incident, now: datetime) -> PlanFacts:
+        then = self._node_at(incident.life.instance_id, now)
+        fault = IncidentFault.of(incident, self._policy.catalogue)
+        recovered = incident.recovered_at
+        return PlanFacts(
+            fault_key=incident.fault_key,
+            fault=FaultTerms.of(fault.fault),
+            ladder=fault.node_rungs,
+            rungs=fault.rungs,
+            min_rung_reason=incident.min_rung_reason,
+            sources=incident.independent_sources or incident.sources,
+            has_recovered=recovered is not None and recovered > (incident.last_signal_at or incident.first_signal_at),
+            mode=Mode.OBSERVE,
+            is_drill=False,
+            drills_may_act=False,
+            is_node_gone=then.is_gone,
+            is_hyperpod=then.is_hyperpod,
+            is_karpenter=then.is_karpenter,
+            hyperpod_repairs=then.hyperpod_repairs,
+            is_person_cordon=then.is_person_cordon,
+            opened_at=incident.opened_at,
+            deadline_at=incident.deadline_at,
+        )

@@ -1,0 +1,79 @@
+"""Sum up judged cases: verdicts, error rates and lead times."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from evenkeel.domain.recovery.repair_requests import REBOOT, REPLACE
+from evenkeel.domain.shadow.rates import Rate
+from evenkeel.domain.shadow.verdicts import RIGHT, JudgedCase, Judgement, ShadowTerms, Verdict
+from evenkeel.domain.values import Value
+
+
+class LeadTimes(Value):
+    """Seconds from Evenkeel's decisions to the owners' actions: positive if Evenkeel was earlier."""
+
+    count: int
+    p10: float | None = None
+    median: float | None = None
+    p90: float | None = None
+
+
+class ShadowSummary(Value):
+    """The sum of judged cases. Each case is one node within one observation window."""
+
+    terms: ShadowTerms
+    cases: int
+    incidents: int
+    cordons: dict[Verdict, int]
+    """Verdicts on the cases in which Evenkeel would have cordoned the node."""
+    no_cordons: dict[Verdict, int]
+    """Verdicts on the other cases."""
+    repairs: dict[Verdict, int]
+    """Verdicts on the repairs of all cases."""
+    false_cordons: Rate
+    false_reboots: Rate
+    false_replacements: Rate
+    cordon_lead: LeadTimes
+    repair_lead: LeadTimes
+
+
+def summary_of(judged: Sequence[JudgedCase], terms: ShadowTerms) -> ShadowSummary:
+    """Return the sum of judged cases."""
+    would_cordon = [each for each in judged if each.case.decision.cordons]
+    return ShadowSummary(
+        terms=terms,
+        cases=len(judged),
+        incidents=sum(len(each.case.incident_ids) for each in judged),
+        cordons=_counts(each.cordon for each in would_cordon),
+        no_cordons=_counts(each.cordon for each in judged if not each.case.decision.cordons),
+        repairs=_counts(each.repair for each in judged),
+        false_cordons=_false_rate([each.cordon for each in would_cordon]),
+        false_reboots=_false_rate(_repairs(judged, REBOOT)),
+        false_replacements=_false_rate(_repairs(judged, REPLACE)),
+        cordon_lead=_lead_times(each.cordon for each in would_cordon),
+        repair_lead=_lead_times(each.repair for each in judged),
+    )
+
+
+def _repairs(judged: Iterable[JudgedCase], rung: str) -> list[Judgement]:
+    return [each.repair for each in judged if each.case.decision.repair == rung]
+
+
+def _counts(judgements: Iterable[Judgement]) -> dict[Verdict, int]:
+    counts = Counter(each.verdict for each in judgements)
+    return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
+
+
+def _false_rate(judgements: Sequence[Judgement]) -> Rate:
+    """Return the share of wrong decisions among those that are known to be right or wrong."""
+    wrong = sum(each.verdict is Verdict.WOULD_HAVE_BEEN_WRONG for each in judgements)
+    right = sum(each.verdict in RIGHT for each in judgements)
+    return Rate.of_counts(wrong, wrong + right, unknown=len(judgements) - wrong - right)
+
+
+def _lead_times(judgements: Iterable[Judgement]) -> LeadTimes:
+    seconds = sorted(each.seconds for each in judgements if each.verdict in RIGHT and each.seconds is not None)
+    if not seconds:
+        return LeadTimes(count=0)
+    p10, median, p90 = (seconds[round(share * (len(seconds) - 1))] for share in (0.1, 0.5, 0.9))
+    return LeadTimes(count=len(seconds), p10=p10, median=median, p90=p90)

@@ -1,0 +1,279 @@
+"""Judge a case: was Evenkeel's decision the same, earlier or later, or would it have been wrong?
+
+    first signal ── decision ─────────────── window closes
+    ◀ lookback                    actions of the node's owners count here
+                        healthy ─────────────── worked one window without a fault: no action was needed
+
+A verdict needs evidence. Without it, the verdict is UNKNOWN, with its cause. An action that the
+node did not need counts against Evenkeel, also if the node was idle.
+"""
+
+from collections.abc import Collection
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from evenkeel.domain.recovery.plan import Owner
+from evenkeel.domain.recovery.repair_requests import DIAGNOSE, REBOOT, REPLACE
+from evenkeel.domain.shadow.cases import Actor, NodeEvent, NodeEventKind, ShadowCase
+from evenkeel.domain.values import Instant, Sentence, Value
+
+
+class Verdict(StrEnum):
+    """Result of the comparison."""
+
+    SAME = "SAME"
+    """The owner of the node did the same at about the same time, or neither acted."""
+    EARLIER = "EARLIER"
+    """Evenkeel would have acted before the owner did."""
+    LATER = "LATER"
+    """The owner acted before Evenkeel decided."""
+    WOULD_HAVE_BEEN_WRONG = "WOULD_HAVE_BEEN_WRONG"
+    """The node needed no such action: it worked for a whole window without it."""
+    MISSED = "MISSED"
+    """Evenkeel decided not to act, and an owner acted."""
+    DIFFERENT = "DIFFERENT"
+    """The owner replaced the node at once; Evenkeel would have tried a gentler repair first."""
+    NOT_DECIDED = "NOT_DECIDED"
+    """Evenkeel would have left the repair to the owner of the node."""
+    UNKNOWN = "UNKNOWN"
+
+
+class Cause(StrEnum):
+    """Why a verdict is unknown."""
+
+    WINDOW_OPEN = "WINDOW_OPEN"
+    """Too little time has passed."""
+    FAULT_RECURRED = "FAULT_RECURRED"
+    """The fault came again before the node had worked for a whole window."""
+    NOTHING_KNOWN = "NOTHING_KNOWN"
+    """No source shows the node at the end of the window."""
+    ACTED_TOO_SOON = "ACTED_TOO_SOON"
+    """An owner acted before the node had worked for a whole window, but too late to compare with."""
+
+
+RIGHT = (Verdict.SAME, Verdict.EARLIER, Verdict.LATER)
+"""Verdicts on an action that the owner of the node took too."""
+
+
+class ShadowTerms(Value):
+    """The times that the verdicts depend on."""
+
+    window_hours: Annotated[int, Field(ge=1, le=168)] = 24
+    """The observation window: how long actions of the owners count, and how long a healthy node must work."""
+    same_seconds: Annotated[int, Field(ge=0, le=3600)] = 60
+    """Two actions at most this far apart are at the same time."""
+    lookback_seconds: Annotated[int, Field(ge=0, le=86_400)] = 900
+    """An action counts if it came at most this long before the first signal."""
+
+    @property
+    def window(self) -> timedelta:
+        """The observation window."""
+        return timedelta(hours=self.window_hours)
+
+
+class Judgement(Value):
+    """The verdict on one action of a decision."""
+
+    verdict: Verdict
+    reason: Sentence
+    cause: Cause | None = None
+    """Why the verdict is UNKNOWN."""
+    actor: Actor | None = None
+    happened_at: Instant | None = None
+    """Time of the action that the decision is compared with."""
+    seconds: float | None = None
+    """Seconds from the decision to that action: positive if Evenkeel was earlier."""
+    window_open_until: Instant | None = None
+    evidence: tuple[Sentence, ...] = ()
+
+
+class JudgedCase(Value):
+    """A case with its two verdicts."""
+
+    case: ShadowCase
+    cordon: Judgement
+    repair: Judgement
+
+
+def judge(case: ShadowCase, terms: ShadowTerms) -> JudgedCase:
+    """Judge the cordon and the repair of a case. The order of its events does not matter."""
+    course = _Course(case, terms)
+    return JudgedCase(case=case, cordon=_judge_cordon(course), repair=_judge_repair(course))
+
+
+_REPAIRS = (NodeEventKind.REBOOTED, NodeEventKind.REPLACED, NodeEventKind.REMOVED)
+_REPLACEMENTS = (NodeEventKind.REPLACED, NodeEventKind.REMOVED)
+_CORDONS = (NodeEventKind.CORDONED, NodeEventKind.UNCORDONED)
+_OUT_OF_SERVICE = (NodeEventKind.CORDONED, *_REPAIRS)
+"""A reboot or a replacement takes the node out of service, with or without a cordon."""
+_DONE = {
+    NodeEventKind.CORDONED: "cordoned the node",
+    NodeEventKind.REBOOTED: "rebooted the node",
+    NodeEventKind.REPLACED: "replaced the node",
+    NodeEventKind.REMOVED: "removed the node",
+}
+
+
+class _Course:
+    """The events of a case, in order of time."""
+
+    def __init__(self, case: ShadowCase, terms: ShadowTerms) -> None:
+        self.decision = case.decision
+        self.terms = terms
+        self.known_until = case.known_until
+        self.decided_at = case.decision.decided_at
+        self.closes_at = self.decided_at + terms.window
+        opens_at = case.decision.first_signal_at - timedelta(seconds=terms.lookback_seconds)
+        known = sorted(
+            {each for each in case.events if each.at <= case.known_until},
+            key=lambda each: (each.at, each.kind, each.actor, each.evidence),
+        )
+        cordons = [each for each in known if each.kind in _CORDONS and each.at < opens_at]
+        # An older cordon counts if it was still in force.
+        standing = [each for each in cordons[-1:] if each.kind is NodeEventKind.CORDONED]
+        self.events = [*standing, *(each for each in known if each.at >= opens_at)]
+
+    def first(self, kinds: Collection[NodeEventKind]) -> NodeEvent | None:
+        """Return the first action of these kinds that counts."""
+        return next((each for each in self.events if each.kind in kinds and each.at <= self.closes_at), None)
+
+    def healthy_from(self, since: datetime) -> tuple[datetime, str]:
+        """Return from when the node showed no fault, with the evidence: after its last fault within the window."""
+        faults = [each for each in self.events if each.kind is NodeEventKind.FAULT and each.at <= self.closes_at]
+        last = max([since, self.decision.last_signal_at, *(each.at for each in faults)])
+        ends = [each for each in self.events if each.kind is NodeEventKind.RECOVERED]
+        end = next((each for each in ends if last <= each.at <= self.closes_at), None)
+        return (end.at, end.evidence) if end else (last, "")
+
+    def without_need(self, action: str, since: datetime, excuse: str = "") -> Judgement:
+        """Judge an action that no owner took: did the node work for a whole window without it?
+
+        Args:
+            action: The action, as the end of a sentence.
+            since: The node must work from this time at the earliest.
+            excuse: The other action that the owner took, as a sentence; empty if none.
+        """
+        healthy_at, evidence = self.healthy_from(since)
+        until = healthy_at + self.terms.window
+        prefix = f"{excuse} " if excuse else ""
+        after = [each for each in self.events if healthy_at < each.at <= until]
+        fault = next((each for each in after if each.kind is NodeEventKind.FAULT), None)
+        if fault is not None:
+            reason = f"{prefix}A fault of the node came again at {_clock(fault.at)}, and no owner had acted on it."
+            return _unknown(Cause.FAULT_RECURRED, reason, fault.evidence)
+        act = next((each for each in after if each.kind in _OUT_OF_SERVICE), None)
+        if act is not None:
+            reason = f"{prefix}{_who(act)} {_DONE[act.kind]} at {_clock(act.at)}, before it had worked for a whole window."
+            return _unknown(Cause.ACTED_TOO_SOON, reason, act.evidence)
+        seen = next((each for each in self.events if each.kind is NodeEventKind.IN_SERVICE and each.at >= until), None)
+        if seen is not None:
+            hours = self.terms.window_hours
+            reason = (
+                f"{prefix}The node worked for {hours} h without a fault from {_clock(healthy_at)}, without {action}."
+            )
+            return Judgement(
+                verdict=Verdict.WOULD_HAVE_BEEN_WRONG, reason=reason, evidence=_texts(evidence, seen.evidence)
+            )
+        if self.known_until < until:
+            reason = f"{prefix}The observation window is open until {_clock(until)}."
+            return _unknown(Cause.WINDOW_OPEN, reason).but(window_open_until=until)
+        return _unknown(Cause.NOTHING_KNOWN, f"{prefix}No source shows the node in service after {_clock(until)}.")
+
+    def compared(self, act: NodeEvent) -> Judgement:
+        """Compare the time of the decision with the action of an owner."""
+        seconds = (act.at - self.decided_at).total_seconds()
+        who, done = _who(act), _DONE[act.kind]
+        if abs(seconds) <= self.terms.same_seconds:
+            verdict, reason = Verdict.SAME, f"{who} {done} at about the same time."
+        elif seconds > 0:
+            verdict, reason = Verdict.EARLIER, f"{who} {done} {_span(seconds)} after Evenkeel's decision."
+        else:
+            verdict, reason = Verdict.LATER, f"{who} {done} {_span(-seconds)} before Evenkeel's decision."
+        return _acted(verdict, reason, act).but(seconds=seconds)
+
+    def left_alone(self, act: NodeEvent | None) -> Judgement:
+        """Judge a decision not to act."""
+        if act is not None:
+            reason = f"Evenkeel would not have acted. {_who(act)} {_DONE[act.kind]} at {_clock(act.at)}."
+            return _acted(Verdict.MISSED, reason, act)
+        if self.known_until < self.closes_at:
+            reason = f"The observation window is open until {_clock(self.closes_at)}."
+            return _unknown(Cause.WINDOW_OPEN, reason).but(window_open_until=self.closes_at)
+        seen = [each for each in self.events if each.kind is NodeEventKind.IN_SERVICE and each.at >= self.closes_at]
+        if not seen:
+            return _unknown(Cause.NOTHING_KNOWN, f"No source shows the node in service after {_clock(self.closes_at)}.")
+        return Judgement(
+            verdict=Verdict.SAME, reason="Neither Evenkeel nor an owner acted.", evidence=_texts(seen[0].evidence)
+        )
+
+
+def _judge_cordon(course: _Course) -> Judgement:
+    act = course.first(_OUT_OF_SERVICE)
+    if not course.decision.cordons:
+        return course.left_alone(act)
+    if act is None and course.decision.owner == Owner.PERSON:
+        reason = "A person had cordoned the node before Evenkeel's decision; the time is unknown."
+        return Judgement(verdict=Verdict.LATER, reason=reason, actor=Actor.PERSON)
+    return course.compared(act) if act else course.without_need("a cordon", course.decided_at)
+
+
+def _judge_repair(course: _Course) -> Judgement:
+    decision, act = course.decision, course.first(_REPAIRS)
+    if not decision.repair:
+        if not decision.cordons:
+            return course.left_alone(act)
+        done = f" {_who(act)} {_DONE[act.kind]}." if act else ""
+        return Judgement(verdict=Verdict.NOT_DECIDED, reason=f"Evenkeel would not have repaired the node itself.{done}")
+    if act is None:
+        return course.without_need(_NAMES[decision.repair], course.decided_at)
+    replaced = course.first(_REPLACEMENTS)
+    if decision.repair in (REBOOT, DIAGNOSE):
+        return _gentler(course, act)
+    if replaced is not None:
+        return course.compared(replaced)
+    excuse = f"{_who(act)} rebooted the node at {_clock(act.at)}."
+    return course.without_need("a replacement", max(act.at, course.decided_at), excuse)
+
+
+def _gentler(course: _Course, act: NodeEvent) -> Judgement:
+    """Judge a decision to diagnose or reboot a node that an owner repaired."""
+    repair = course.decision.repair
+    if repair == REBOOT and act.kind is NodeEventKind.REBOOTED:
+        return course.compared(act)
+    reason = f"Evenkeel would have begun with {_NAMES[repair]}. {_who(act)} {_DONE[act.kind]} at {_clock(act.at)}."
+    seconds = (act.at - course.decided_at).total_seconds()
+    return _acted(Verdict.DIFFERENT, reason, act).but(seconds=seconds)
+
+
+_NAMES = {DIAGNOSE: "a check of the node", REBOOT: "a reboot", REPLACE: "a replacement"}
+
+
+def _acted(verdict: Verdict, reason: str, act: NodeEvent) -> Judgement:
+    return Judgement(verdict=verdict, reason=reason, actor=act.actor, happened_at=act.at, evidence=_texts(act.evidence))
+
+
+def _unknown(cause: Cause, reason: str, *evidence: str) -> Judgement:
+    return Judgement(verdict=Verdict.UNKNOWN, cause=cause, reason=reason, evidence=_texts(*evidence))
+
+
+def _texts(*evidence: str) -> tuple[str, ...]:
+    return tuple(each for each in evidence if each)
+
+
+def _who(act: NodeEvent) -> str:
+    return act.actor[0].upper() + act.actor[1:]
+
+
+def _clock(at: datetime) -> str:
+    return f"{at:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _span(seconds: float) -> str:
+    """Return a length of time for people: 42 s, 7 min, 3 h 5 min."""
+    if seconds < 120:
+        return f"{round(seconds)} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,297 @@
+"""The verdict on a decision of the mode `observe`, from what happened to the node."""
+
+from datetime import timedelta
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenkeel.domain.shadow.cases import Actor, NodeEvent, NodeEventKind, cases_of
+from evenkeel.domain.shadow.report import summary_of
+from evenkeel.domain.shadow.verdicts import Cause, JudgedCase, ShadowTerms, Verdict, judge
+from tests.examples import examples
+from tests.unit.shadow.shadow_cases import HOUR, a_case, a_decision, an_event, at
+
+K = NodeEventKind
+TERMS = ShadowTerms(window_hours=24)
+WINDOW = 24 * HOUR
+
+
+def judged(*events: NodeEvent, known_until: float = 1000 * HOUR, **decision: object) -> JudgedCase:
+    return judge(a_case(*events, known_until=known_until, **decision), TERMS)
+
+
+# ---------------------------------------------------------------- an owner acted
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict"),
+    [
+        (0, Verdict.SAME),
+        (60, Verdict.SAME),
+        (-60, Verdict.SAME),
+        (61, Verdict.EARLIER),
+        (WINDOW, Verdict.EARLIER),
+        (-61, Verdict.LATER),
+        (-905, Verdict.LATER),
+    ],
+)
+def test_time_of_the_owners_action_decides_the_verdict(seconds: float, verdict: Verdict) -> None:
+    found = judged(an_event(K.REPLACED, seconds))
+
+    assert (found.cordon.verdict, found.cordon.seconds) == (verdict, seconds)
+    assert (found.repair.verdict, found.repair.seconds) == (verdict, seconds)
+
+
+@pytest.mark.parametrize("seconds", [-906, WINDOW + 1])
+def test_action_outside_the_window_is_not_compared(seconds: float) -> None:
+    found = judged(an_event(K.REPLACED, seconds))
+
+    assert found.cordon.verdict is found.repair.verdict is Verdict.UNKNOWN
+
+
+def test_first_of_cordon_and_replacement_is_compared_with_the_cordon() -> None:
+    found = judged(an_event(K.CORDONED, 300, Actor.PERSON), an_event(K.REPLACED, 900))
+
+    assert (found.cordon.actor, found.cordon.seconds) == (Actor.PERSON, 300)
+    assert (found.repair.actor, found.repair.seconds) == (Actor.HYPERPOD, 900)
+
+
+def test_standing_cordon_of_a_person_makes_the_decision_later() -> None:
+    standing = judged(an_event(K.CORDONED, -7200, Actor.PERSON))
+    removed = judged(an_event(K.CORDONED, -7200, Actor.PERSON), an_event(K.UNCORDONED, -3600, Actor.PERSON))
+    untimed = judged(owner="PERSON", repair="")
+
+    assert (standing.cordon.verdict, standing.cordon.seconds) == (Verdict.LATER, -7200)
+    assert removed.cordon.verdict is Verdict.UNKNOWN
+    assert (untimed.cordon.verdict, untimed.cordon.seconds) == (Verdict.LATER, None)
+
+
+def test_removed_node_counts_as_replaced() -> None:
+    assert judged(an_event(K.REMOVED, 600, Actor.KARPENTER)).repair.verdict is Verdict.EARLIER
+
+
+def test_reboot_before_a_replacement_is_not_a_replacement() -> None:
+    found = judged(an_event(K.REBOOTED, 60), an_event(K.REPLACED, 7200))
+
+    assert (found.repair.verdict, found.repair.seconds) == (Verdict.EARLIER, 7200)
+
+
+def test_gentler_first_repair_is_different() -> None:
+    replaced = judged(an_event(K.REPLACED, 600), repair="reboot")
+    rebooted = judged(an_event(K.REBOOTED, 600), repair="reboot")
+    checked = judged(an_event(K.REBOOTED, 600), repair="diagnose")
+
+    assert [each.repair.verdict for each in (replaced, rebooted, checked)] == [
+        Verdict.DIFFERENT,
+        Verdict.EARLIER,
+        Verdict.DIFFERENT,
+    ]
+
+
+def test_repair_left_to_its_owner_is_not_judged() -> None:
+    found = judged(an_event(K.REPLACED, 600), repair="", owner="HYPERPOD")
+
+    assert found.cordon.verdict is Verdict.EARLIER
+    assert found.repair.verdict is Verdict.NOT_DECIDED
+
+
+def test_owners_action_without_a_decision_to_act_is_missed() -> None:
+    found = judged(an_event(K.REPLACED, 600), cordons=False, repair="")
+
+    assert found.cordon.verdict is found.repair.verdict is Verdict.MISSED
+
+
+# ---------------------------------------------------------------- no owner acted
+
+
+def test_node_that_worked_a_whole_window_proves_the_decision_wrong() -> None:
+    found = judged(an_event(K.RECOVERED, 600), an_event(K.IN_SERVICE, 600 + WINDOW))
+
+    assert found.cordon.verdict is found.repair.verdict is Verdict.WOULD_HAVE_BEEN_WRONG
+    assert found.cordon.evidence == ("RECOVERED at 600", f"IN_SERVICE at {600 + WINDOW}")
+
+
+def test_node_in_service_too_early_proves_nothing() -> None:
+    early = judged(an_event(K.RECOVERED, 600), an_event(K.IN_SERVICE, 599 + WINDOW))
+
+    assert (early.cordon.verdict, early.cordon.cause) == (Verdict.UNKNOWN, Cause.NOTHING_KNOWN)
+
+
+def test_open_window_names_its_end() -> None:
+    found = judged(an_event(K.RECOVERED, 600), known_until=WINDOW)
+
+    assert (found.cordon.verdict, found.cordon.cause) == (Verdict.UNKNOWN, Cause.WINDOW_OPEN)
+    assert found.cordon.window_open_until == at(600 + WINDOW)
+
+
+def test_window_begins_again_after_each_fault_within_it() -> None:
+    flapping = judged(
+        an_event(K.RECOVERED, 600),
+        an_event(K.FAULT, HOUR),
+        an_event(K.RECOVERED, 2 * HOUR),
+        an_event(K.IN_SERVICE, 600 + WINDOW),
+    )
+
+    assert (flapping.cordon.verdict, flapping.cordon.cause) == (Verdict.UNKNOWN, Cause.NOTHING_KNOWN)
+
+
+def test_fault_that_comes_again_is_unknown() -> None:
+    found = judged(an_event(K.RECOVERED, HOUR), an_event(K.FAULT, WINDOW + 600), an_event(K.IN_SERVICE, 100 * HOUR))
+
+    assert (found.cordon.verdict, found.cordon.cause) == (Verdict.UNKNOWN, Cause.FAULT_RECURRED)
+
+
+def test_action_after_the_window_is_unknown() -> None:
+    found = judged(an_event(K.RECOVERED, HOUR), an_event(K.REPLACED, WINDOW + 600), an_event(K.IN_SERVICE, 100 * HOUR))
+
+    assert (found.cordon.verdict, found.cordon.cause) == (Verdict.UNKNOWN, Cause.ACTED_TOO_SOON)
+
+
+def test_reboot_that_was_enough_makes_the_replacement_wrong() -> None:
+    found = judged(an_event(K.REBOOTED, 600), an_event(K.IN_SERVICE, 600 + WINDOW))
+
+    assert found.cordon.verdict is Verdict.EARLIER
+    assert found.repair.verdict is Verdict.WOULD_HAVE_BEEN_WRONG
+    assert found.repair.reason.startswith("HyperPod rebooted the node at ")
+
+
+def test_healthy_node_without_a_decision_to_act_is_the_same() -> None:
+    found = judged(an_event(K.IN_SERVICE, WINDOW), cordons=False, repair="")
+
+    assert found.cordon.verdict is found.repair.verdict is Verdict.SAME
+
+
+# ---------------------------------------------------------------- properties
+
+KINDS = st.sampled_from(list(K))
+EVENTS = st.lists(
+    st.builds(an_event, KINDS, st.integers(-2 * HOUR, 60 * HOUR), st.sampled_from(list(Actor))), max_size=8
+)
+DECISIONS = st.sampled_from(
+    [
+        {"cordons": True, "repair": "replace"},
+        {"cordons": True, "repair": "reboot"},
+        {"cordons": True, "repair": "diagnose"},
+        {"cordons": True, "repair": "", "owner": "HYPERPOD"},
+        {"cordons": False, "repair": ""},
+    ]
+)
+UNTIL = st.integers(0, 80 * HOUR)
+
+
+@settings(max_examples=examples(500))
+@given(EVENTS, DECISIONS, UNTIL, st.randoms(use_true_random=False))
+def test_order_and_copies_of_events_change_nothing(
+    events: list[NodeEvent], decision: dict[str, object], until: int, chance: Random
+) -> None:
+    shuffled = [*events, *events]
+    chance.shuffle(shuffled)
+
+    first = judged(*events, known_until=until, **decision)
+    second = judged(*shuffled, known_until=until, **decision)
+
+    assert (first.cordon, first.repair) == (second.cordon, second.repair)
+
+
+@settings(max_examples=examples(500))
+@given(EVENTS, DECISIONS, UNTIL)
+def test_wrong_needs_a_node_that_worked_without_the_action(
+    events: list[NodeEvent], decision: dict[str, object], until: int
+) -> None:
+    found = judged(*events, known_until=until, **decision)
+    acts = [each for each in events if each.kind in (K.CORDONED, K.REBOOTED, K.REPLACED, K.REMOVED)]
+    within = [each for each in acts if at(-905) <= each.at <= min(at(WINDOW), at(until))]
+
+    if found.cordon.verdict is Verdict.WOULD_HAVE_BEEN_WRONG:
+        assert not within
+    for judgement in (found.cordon, found.repair):
+        if judgement.verdict is Verdict.WOULD_HAVE_BEEN_WRONG:
+            proof = [each.at for each in events if each.kind is K.IN_SERVICE and at(WINDOW) <= each.at <= at(until)]
+            assert proof
+            assert decision["cordons"]
+
+
+@settings(max_examples=examples(500))
+@given(EVENTS, DECISIONS, UNTIL)
+def test_verdict_agrees_with_its_time(events: list[NodeEvent], decision: dict[str, object], until: int) -> None:
+    found = judged(*events, known_until=until, **decision)
+
+    for judgement in (found.cordon, found.repair):
+        seconds = judgement.seconds
+        assert (judgement.cause is not None) == (judgement.verdict is Verdict.UNKNOWN)
+        assert (judgement.window_open_until is not None) == (judgement.cause is Cause.WINDOW_OPEN)
+        match judgement.verdict:
+            case Verdict.EARLIER:
+                assert seconds is not None
+                assert 60 < seconds <= WINDOW
+            case Verdict.LATER:
+                assert seconds is not None
+                assert seconds < -60
+            case Verdict.UNKNOWN:
+                assert seconds is None
+            case Verdict.MISSED:
+                assert not decision["cordons"]
+            case _:
+                pass
+
+
+@settings(max_examples=examples(300))
+@given(EVENTS, DECISIONS, UNTIL, UNTIL)
+def test_later_knowledge_never_changes_a_known_cordon(
+    events: list[NodeEvent], decision: dict[str, object], until: int, more: int
+) -> None:
+    before = judged(*events, known_until=until, **decision).cordon
+    after = judged(*events, known_until=until + more, **decision).cordon
+
+    if before.verdict is not Verdict.UNKNOWN:
+        assert (after.verdict, after.happened_at) == (before.verdict, before.happened_at)
+
+
+@settings(max_examples=examples(200))
+@given(st.lists(st.tuples(EVENTS, DECISIONS, UNTIL), max_size=12))
+def test_summary_counts_each_case_once(cases: list[tuple[list[NodeEvent], dict[str, object], int]]) -> None:
+    found = [judged(*events, known_until=until, **decision) for events, decision, until in cases]
+
+    summary = summary_of(found, TERMS)
+
+    assert summary.cases == len(cases)
+    assert sum(summary.cordons.values()) + sum(summary.no_cordons.values()) == len(cases)
+    assert sum(summary.repairs.values()) == len(cases)
+    rate = summary.false_cordons
+    assert rate.of + rate.unknown == sum(summary.cordons.values())
+    assert rate.count == summary.cordons.get(Verdict.WOULD_HAVE_BEEN_WRONG, 0)
+    assert summary.cordons.get(Verdict.UNKNOWN, 0) <= rate.unknown
+    assert rate.low <= (rate.share or rate.low) <= rate.high
+
+
+# ---------------------------------------------------------------- cases
+
+
+def test_incidents_of_a_node_within_a_window_are_one_case() -> None:
+    decisions = [
+        a_decision(incident_id=f"inc-{number}", decided_at=at(hours * HOUR))
+        for number, hours in enumerate((0, 1, 24, 25))
+    ]
+
+    found = cases_of(decisions, timedelta(hours=24))
+
+    assert [(case.incident_id, len(every)) for case, every in found] == [("inc-0", 3), ("inc-3", 1)]
+
+
+def test_first_decision_to_act_is_judged() -> None:
+    watched = a_decision(incident_id="inc-1", cordons=False, repair="")
+    acted = a_decision(incident_id="inc-2", decided_at=at(HOUR), repair="reboot")
+    later = a_decision(incident_id="inc-3", decided_at=at(2 * HOUR), repair="replace")
+
+    ((judged_one, every),) = cases_of([later, watched, acted], timedelta(hours=24))
+
+    assert judged_one == acted
+    assert every == (watched, acted, later)
+
+
+def test_nodes_are_separate_cases() -> None:
+    found = cases_of([a_decision(), a_decision(incident_id="inc-2", node="eks/i-2/1")], timedelta(hours=24))
+
+    assert len(found) == 2
