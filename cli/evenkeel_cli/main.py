@@ -31,6 +31,7 @@ NOUNS = {
     "automation": CommandGroup("automation", "Hold or release repairs and job stops."),
     "policy": CommandGroup("policy", "Show, check and change the policy: limits, deadlines and faults."),
     "plan": CommandGroup("plan", "Run the scheduler on files: admissions, preemptions and their reasons."),
+    "backtest": CommandGroup("backtest", "Replay exported events: the decisions, and what happened."),
     "quota": CommandGroup("quota", "Convert quota files between formats."),
     "access": CommandGroup("access", "Give the functions' roles their EKS access entries."),
     "economics": CommandGroup("economics", "Calculate what failures cost and what to change."),

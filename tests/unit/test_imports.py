@@ -94,7 +94,8 @@ LAYER_RULES = (
     LayerRule(
         "cli offline",
         ("cli/evenkeel_cli/offline",),
-        ("evenkeel_cli", "evenkeel_client", "evenkeel.domain"),
+        # The reader of node objects is pure, and the backtest reads exported objects with it.
+        ("evenkeel_cli", "evenkeel_client", "evenkeel.domain", "evenkeel.events", "evenkeel.adapters.node_objects"),
         frozenset({"rich", "typer", "yaml"}),
     ),
     LayerRule(
@@ -304,7 +305,7 @@ DOMAIN_PACKAGES = (
     *("policy_base", "health.policy", "sources", "health", "capacity", "capacity.policy", "kueue"),
     *("external.policy", "external", "elastic", "admission.policy", "jobs.allowance", "jobs.policy", "jobs"),
     *("economics.policy", "economics", "recovery.policy", "renting.policy", "policy"),
-    *("renting", "quotas", "admission", "checkpoints", "recovery", "fault_preview", "replay"),
+    *("renting", "quotas", "admission", "checkpoints", "recovery", "shadow", "fault_preview", "replay"),
 )
 SERVICE_PACKAGES = (
     *("context", "storage", "incidents", "rentals", "attempts", "scheduling", "jobs"),

@@ -43,11 +43,13 @@ class Actor(StrEnum):
     CONTROLLER = "another controller"
     EC2 = "EC2"
     PERSON = "a person"
+    ROLE = "an IAM role"
+    """A session of a role: a person or a program."""
     UNKNOWN = "an unknown actor"
 
 
 class NodeEvent(Value):
-    """Something that happened to a node, as its source shows it."""
+    """A change or an observation of a node, as its source shows it."""
 
     at: Instant
     kind: NodeEventKind
@@ -92,6 +94,8 @@ class ShadowCase(Value):
     """In any order."""
     known_until: Instant
     """Nothing is known about the node after this time."""
+    ended: Sentence = ""
+    """Why nothing more will be known, as a sentence; empty if only the time has not come."""
 
 
 _OWN_REPAIRS = {Owner.EVENKEEL: None, Owner.KARPENTER: "replace", Owner.NODE_GROUP: "replace"}

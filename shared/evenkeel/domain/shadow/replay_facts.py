@@ -42,7 +42,7 @@ class _OpenIncident(NamedTuple):
 
 
 class FactReplay:
-    """The decisions about a stream of facts. Facts must come in order of time."""
+    """The decisions about a stream of facts. Facts come in order of time."""
 
     def __init__(self, policy: Policy, node_at: Callable[[str, datetime], NodeThen]) -> None:
         """Begin without any incident.
@@ -59,34 +59,38 @@ class FactReplay:
         self._histories: dict[str, FaultHistory] = {}
         self._opened = 0
 
-    def decisions(self, facts: Iterable[NodeFact]) -> Iterator[Incident]:
-        """Yield each incident, with its plan, as it ends."""
-        for fact in facts:
-            yield from self._plan_due(fact.observed_at)
+    def decisions(self, facts: Iterable[tuple[datetime, NodeFact]]) -> Iterator[Incident]:
+        """Yield each incident, with its plan, as it ends.
+
+        Args:
+            facts: Each fact, with the time from which Evenkeel can know it; in order of that time.
+        """
+        for known_at, fact in facts:
+            yield from self._plan_due(known_at)
             if fact.kind is not FactKind.PROGRESS and not fact.is_drill:
-                self._ingest(fact)
+                self._ingest(fact, known_at)
         yield from self._plan_due(None)
 
-    def _ingest(self, fact: NodeFact) -> None:
-        then = self._node_at(fact.instance_id, fact.observed_at)
+    def _ingest(self, fact: NodeFact, now: datetime) -> None:
+        then = self._node_at(fact.instance_id, now)
         catalogue, life = self._policy.catalogue, then.affected.life.key
         report = ClassifiedFact.of(fact, then.affected, catalogue)
         places = history_keys(report.fault, then.affected) if fact.kind is FactKind.FAULT else ()
         current = self._open.get(life)
         known = self._known.get(fact.fact_key)
         records = IntakeRecords(
-            known_incident_id=known[0] if known and fact.observed_at - known[1] <= _FACT_KEPT else "",
+            known_incident_id=known[0] if known and now - known[1] <= _FACT_KEPT else "",
             last=self._last.get(life),
             current=current.incident if current else None,
             histories={place: self._histories[place] for place in places if place in self._histories},
         )
-        decided = join_or_open(report, records, catalogue, new_id=f"inc-{self._opened + 1:05}", now=fact.observed_at)
+        decided = join_or_open(report, records, catalogue, new_id=f"inc-{self._opened + 1:05}", now=now)
         self._histories |= decided.histories
         if decided.incident is None or decided.action not in (IntakeAction.OPEN, IntakeAction.JOIN):
             return
         self._opened += decided.action is IntakeAction.OPEN
-        self._known[fact.fact_key] = (decided.incident.incident_id, fact.observed_at)
-        self._open[life] = _OpenIncident(decided.incident, current.opened_at if current else fact.observed_at)
+        self._known[fact.fact_key] = (decided.incident.incident_id, now)
+        self._open[life] = _OpenIncident(decided.incident, current.opened_at if current else now)
 
     def _plan_due(self, now: datetime | None) -> Iterator[Incident]:
         """Plan each incident that has waited for further facts long enough; all of them without a time."""

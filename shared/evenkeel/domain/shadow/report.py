@@ -39,13 +39,13 @@ class ShadowSummary(Value):
 
 def summary_of(judged: Sequence[JudgedCase], terms: ShadowTerms) -> ShadowSummary:
     """Return the sum of judged cases."""
-    would_cordon = [each for each in judged if each.case.decision.cordons]
+    would_cordon = [each for each in judged if each.decision.cordons]
     return ShadowSummary(
         terms=terms,
         cases=len(judged),
-        incidents=sum(len(each.case.incident_ids) for each in judged),
+        incidents=sum(len(each.incident_ids) for each in judged),
         cordons=_counts(each.cordon for each in would_cordon),
-        no_cordons=_counts(each.cordon for each in judged if not each.case.decision.cordons),
+        no_cordons=_counts(each.cordon for each in judged if not each.decision.cordons),
         repairs=_counts(each.repair for each in judged),
         false_cordons=_false_rate([each.cordon for each in would_cordon]),
         false_reboots=_false_rate(_repairs(judged, REBOOT)),
@@ -56,7 +56,7 @@ def summary_of(judged: Sequence[JudgedCase], terms: ShadowTerms) -> ShadowSummar
 
 
 def _repairs(judged: Iterable[JudgedCase], rung: str) -> list[Judgement]:
-    return [each.repair for each in judged if each.case.decision.repair == rung]
+    return [each.repair for each in judged if each.decision.repair == rung]
 
 
 def _counts(judgements: Iterable[Judgement]) -> dict[Verdict, int]:

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from evenkeel.domain.recovery.plan import Owner
 from evenkeel.domain.recovery.repair_requests import DIAGNOSE, REBOOT, REPLACE
-from evenkeel.domain.shadow.cases import Actor, NodeEvent, NodeEventKind, ShadowCase
+from evenkeel.domain.shadow.cases import Actor, NodeEvent, NodeEventKind, ShadowCase, ShadowDecision
 from evenkeel.domain.values import Instant, Sentence, Value
 
 
@@ -93,7 +93,9 @@ class Judgement(Value):
 class JudgedCase(Value):
     """A case with its two verdicts."""
 
-    case: ShadowCase
+    decision: ShadowDecision
+    incident_ids: tuple[str, ...]
+    known_until: Instant
     cordon: Judgement
     repair: Judgement
 
@@ -101,7 +103,13 @@ class JudgedCase(Value):
 def judge(case: ShadowCase, terms: ShadowTerms) -> JudgedCase:
     """Judge the cordon and the repair of a case. The order of its events does not matter."""
     course = _Course(case, terms)
-    return JudgedCase(case=case, cordon=_judge_cordon(course), repair=_judge_repair(course))
+    return JudgedCase(
+        decision=case.decision,
+        incident_ids=case.incident_ids,
+        known_until=case.known_until,
+        cordon=_judge_cordon(course),
+        repair=_judge_repair(course),
+    )
 
 
 _REPAIRS = (NodeEventKind.REBOOTED, NodeEventKind.REPLACED, NodeEventKind.REMOVED)
@@ -123,7 +131,7 @@ class _Course:
     def __init__(self, case: ShadowCase, terms: ShadowTerms) -> None:
         self.decision = case.decision
         self.terms = terms
-        self.known_until = case.known_until
+        self.known_until, self.ended = case.known_until, case.ended
         self.decided_at = case.decision.decided_at
         self.closes_at = self.decided_at + terms.window
         opens_at = case.decision.first_signal_at - timedelta(seconds=terms.lookback_seconds)
@@ -166,7 +174,9 @@ class _Course:
             return _unknown(Cause.FAULT_RECURRED, reason, fault.evidence)
         act = next((each for each in after if each.kind in _OUT_OF_SERVICE), None)
         if act is not None:
-            reason = f"{prefix}{_who(act)} {_DONE[act.kind]} at {_clock(act.at)}, before it had worked for a whole window."
+            reason = (
+                f"{prefix}{_who(act)} {_DONE[act.kind]} at {_clock(act.at)}, before it had worked for a whole window."
+            )
             return _unknown(Cause.ACTED_TOO_SOON, reason, act.evidence)
         seen = next((each for each in self.events if each.kind is NodeEventKind.IN_SERVICE and each.at >= until), None)
         if seen is not None:
@@ -177,10 +187,7 @@ class _Course:
             return Judgement(
                 verdict=Verdict.WOULD_HAVE_BEEN_WRONG, reason=reason, evidence=_texts(evidence, seen.evidence)
             )
-        if self.known_until < until:
-            reason = f"{prefix}The observation window is open until {_clock(until)}."
-            return _unknown(Cause.WINDOW_OPEN, reason).but(window_open_until=until)
-        return _unknown(Cause.NOTHING_KNOWN, f"{prefix}No source shows the node in service after {_clock(until)}.")
+        return self._not_seen(until, prefix)
 
     def compared(self, act: NodeEvent) -> Judgement:
         """Compare the time of the decision with the action of an owner."""
@@ -199,15 +206,19 @@ class _Course:
         if act is not None:
             reason = f"Evenkeel would not have acted. {_who(act)} {_DONE[act.kind]} at {_clock(act.at)}."
             return _acted(Verdict.MISSED, reason, act)
-        if self.known_until < self.closes_at:
-            reason = f"The observation window is open until {_clock(self.closes_at)}."
-            return _unknown(Cause.WINDOW_OPEN, reason).but(window_open_until=self.closes_at)
         seen = [each for each in self.events if each.kind is NodeEventKind.IN_SERVICE and each.at >= self.closes_at]
         if not seen:
-            return _unknown(Cause.NOTHING_KNOWN, f"No source shows the node in service after {_clock(self.closes_at)}.")
+            return self._not_seen(self.closes_at)
         return Judgement(
             verdict=Verdict.SAME, reason="Neither Evenkeel nor an owner acted.", evidence=_texts(seen[0].evidence)
         )
+
+    def _not_seen(self, until: datetime, prefix: str = "") -> Judgement:
+        if self.known_until >= until or self.ended:
+            reason = self.ended or f"No source shows the node in service after {_clock(until)}."
+            return _unknown(Cause.NOTHING_KNOWN, f"{prefix}{reason}")
+        reason = f"{prefix}The observation window is open until {_clock(until)}."
+        return _unknown(Cause.WINDOW_OPEN, reason).but(window_open_until=until)
 
 
 def _judge_cordon(course: _Course) -> Judgement:

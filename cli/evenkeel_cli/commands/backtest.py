@@ -1,0 +1,45 @@
+"""`evenkeel backtest`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.faults import PolicyOption
+from evenkeel_cli.commands.output import answer
+from evenkeel_cli.render import OutputFormat
+
+app = lookup.single("backtest")
+
+WindowOption = Annotated[
+    int,
+    typer.Option(
+        "--window", metavar="HOURS", min=1, max=168, help="Hours in which an action counts, and a node must work."
+    ),
+]
+
+
+@app.command("backtest")
+def backtest(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE…", help="Exports, or folders of them: events, node objects, CloudTrail records."),
+    ],
+    policy: PolicyOption = None,
+    window: WindowOption = 24,
+    cluster: Annotated[str, typer.Option(metavar="NAME", help="Cluster of the node objects.")] = "export",
+    node_recovery: Annotated[
+        str,
+        typer.Option(
+            "--node-recovery", metavar="MODE", help="Automatic or None; if omitted, as the events show it, else None."
+        ),
+    ] = "",
+    output: lookup.OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Replay exported events: what Evenkeel would have decided, and what happened. Needs no fleet and no AWS."""
+    from evenkeel_cli.offline import backtest as offline
+    from evenkeel_cli.offline import policies
+
+    found = offline.run(files, policies.load(policy), cluster, window_hours=window, node_recovery=node_recovery)
+    answer(found, output, lambda out: offline.draw(out, found, is_wide=output is OutputFormat.WIDE), has_wide=True)

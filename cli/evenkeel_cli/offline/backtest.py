@@ -1,0 +1,187 @@
+"""The backtest on files: read exports, replay them, and draw the verdicts."""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, get_args
+
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.shadow import backtest
+from evenkeel.domain.shadow.records import Content, Record
+from evenkeel.domain.shadow.verdicts import ShadowTerms
+from evenkeel_cli.offline import exports, json_stream
+from evenkeel_cli.render import Printer
+from evenkeel_cli.shadow_page import draw_cases, draw_summary
+from evenkeel_client.errors import CommandFailed, Exit
+
+Json = dict[str, Any]
+
+_SUFFIXES = (".json", ".jsonl", ".ndjson", ".gz")
+_MAX_NAMED = 50
+"""Malformed documents that the answer names. All are counted."""
+_BATCH = 5_000
+_KINDS: dict[str, type[Content]] = {each.__name__: each for each in get_args(Content)}
+
+
+class RecordStore:
+    """The records of all files, each once and in order of time, in a temporary database on disk."""
+
+    def __init__(self) -> None:
+        # An empty name is a temporary file that SQLite deletes by itself: https://sqlite.org/inmemorydb.html
+        self._database = sqlite3.connect("")
+        self._database.execute("CREATE TABLE records (key TEXT PRIMARY KEY, at INTEGER, kind TEXT, content TEXT)")
+        self._batch: list[tuple[str, int, str, str]] = []
+        self.offered = 0
+
+    def add(self, record: Record) -> None:
+        """Add a record. Copies keep the earliest time, and the content that names the node slot."""
+        self.offered += 1
+        content = record.content
+        at = round(record.at.timestamp() * 1_000_000)
+        self._batch.append((record.key, at, type(content).__name__, content.model_dump_json()))
+        if len(self._batch) >= _BATCH:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._database.executemany(
+            "INSERT INTO records VALUES (?, ?, ?, ?) ON CONFLICT (key) DO UPDATE"
+            " SET at = min(at, excluded.at), content = max(content, excluded.content)",
+            self._batch,
+        )
+        self._batch.clear()
+
+    def finish(self) -> None:
+        """Prepare the records for reading."""
+        self._flush()
+        self._database.execute("CREATE INDEX by_time ON records (at, key)")
+        self._database.commit()
+
+    @property
+    def count(self) -> int:
+        """Number of different records."""
+        found: int = self._database.execute("SELECT COUNT(*) FROM records").fetchone()[0]
+        return found
+
+    def records(self) -> Iterator[Record]:
+        """Yield every record in order of time."""
+        for key, at, kind, content in self._database.execute("SELECT * FROM records ORDER BY at, key"):
+            known_at = datetime.fromtimestamp(at / 1_000_000, UTC)
+            yield Record.model_construct(key=key, at=known_at, content=_KINDS[kind].model_validate_json(content))
+
+
+class Intake:
+    """The reading of all files, with everything that was not used."""
+
+    def __init__(self, cluster: str, policy: Policy) -> None:
+        self.store = RecordStore()
+        self.files = self.documents = self.drills = self.malformed_count = 0
+        self.malformed: list[Json] = []
+        self.unknown: Counter[str] = Counter()
+        self._cluster, self._policy = cluster, policy
+
+    def read(self, paths: Iterable[Path]) -> None:
+        """Read files and folders.
+
+        Raises:
+            CommandFailed: a file cannot be read, or there is none.
+        """
+        for path in _files(paths):
+            self.files += 1
+            try:
+                for document in json_stream.documents(path):
+                    self._take(path, document)
+            except OSError as error:
+                raise CommandFailed(Exit.USAGE, f"{path}: {error.strerror or error}", code="USAGE") from error
+        self.store.finish()
+
+    def _take(self, path: Path, document: json_stream.Document) -> None:
+        self.documents += 1
+        if document.problem:
+            self._add_malformed(path, document.line, document.problem)
+            return
+        for found in exports.read(document.content, self._cluster, self._policy):
+            if found.malformed:
+                self._add_malformed(path, document.line, found.malformed)
+            if found.unknown:
+                self.unknown[found.unknown] += 1
+            self.drills += found.is_drill
+            for record in found.records:
+                self.store.add(record)
+
+    def _add_malformed(self, path: Path, line: int, problem: str) -> None:
+        self.malformed_count += 1
+        if len(self.malformed) < _MAX_NAMED:
+            self.malformed.append({"file": str(path), "line": line, "problem": problem})
+
+    def to_json(self) -> Json:
+        """Return the counts of everything read."""
+        return {
+            "files": self.files,
+            "documents": self.documents,
+            "records": self.store.count,
+            "copies": self.store.offered - self.store.count,
+            "drills": self.drills,
+            "malformed": self.malformed_count,
+            "malformedDocuments": self.malformed,
+            "unknown": dict(sorted(self.unknown.items(), key=lambda each: (-each[1], each[0]))),
+        }
+
+
+def _files(paths: Iterable[Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(each for each in path.rglob("*") if each.name.endswith(_SUFFIXES)) if path.is_dir() else [path]
+        found += inside
+    if not found:
+        raise CommandFailed(Exit.USAGE, f"No file ends in {', '.join(_SUFFIXES)}.", code="USAGE")
+    return found
+
+
+def run(paths: Iterable[Path], policy: Policy, cluster: str, *, window_hours: int, node_recovery: str) -> Json:
+    """Read the files, replay their events and judge the decisions.
+
+    Raises:
+        CommandFailed: a file cannot be read.
+    """
+    known = {"": None, "automatic": True, "none": False}
+    if node_recovery.lower() not in known:
+        text = f"--node-recovery is Automatic or None, not {node_recovery!r}."
+        raise CommandFailed(Exit.USAGE, text, code="USAGE")
+    intake = Intake(cluster, policy)
+    intake.read(paths)
+    terms = ShadowTerms(window_hours=window_hours)
+    found = backtest.run(intake.store.records, policy, terms, repairs_by_itself=known[node_recovery.lower()])
+    return {"input": intake.to_json(), "policyHash": policy.hash, **found.to_json()}
+
+
+def draw(out: Printer, found: Json, *, is_wide: bool) -> None:
+    """Draw the input, the sum and the cases."""
+    read = found["input"]
+    out.line(
+        f"{read['records']} records of {found['nodes']} nodes, from {read['documents']} documents in {read['files']}"
+        f" files, {read['copies']} copies"
+    )
+    if found["firstAt"]:
+        out.line(f"from {found['firstAt'][:19]}Z to {found['lastAt'][:19]}Z")
+    _draw_unused(out, found, is_wide=is_wide)
+    out.line()
+    draw_summary(out, found["summary"])
+    draw_cases(out, found["cases"], is_wide=is_wide)
+
+
+def _draw_unused(out: Printer, found: Json, *, is_wide: bool) -> None:
+    read = found["input"]
+    if read["malformed"]:
+        out.line(out.with_glyph("warn", f"{read['malformed']} malformed documents"))
+        for each in read["malformedDocuments"][: None if is_wide else 5]:
+            out.line(f"  {each['file']}:{each['line']}: {each['problem']}")
+    if read["unknown"]:
+        out.line(out.with_glyph("warn", f"{sum(read['unknown'].values())} documents of a kind without a parser"))
+        for kind, count in list(read["unknown"].items())[: None if is_wide else 5]:
+            out.line(f"  {count} × {kind}")
+    if read["drills"]:
+        out.line(f"{read['drills']} drills, not counted")
+    if found["unmatched"]:
+        out.line(out.with_glyph("warn", f"{found['unmatched']} records about nodes that no record identifies"))

@@ -1,0 +1,206 @@
+"""Exported events as records of the backtest: what each document says, by the parsers of the service."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from evenkeel.adapters.node_objects import read_node
+from evenkeel.domain.health.groups import GroupFact
+from evenkeel.domain.nodes import KARPENTER_LABEL
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery.other_controllers import is_person_cordon
+from evenkeel.domain.shadow.node_book import KUBELET
+from evenkeel.domain.shadow.records import NodeSeen, Record
+from evenkeel.domain.values import rfc3339
+from evenkeel.events import cloudtrail, envelope, hyperpod_history, kubernetes_event, kubernetes_node
+from evenkeel.events.outcomes import Ignored, Malformed, ParsedEvent, ParseResult, Unknown
+
+Json = dict[str, Any]
+
+_LISTS = ("Records", "items", "Events")
+_WATCH_EVENTS = ("ADDED", "MODIFIED", "DELETED")
+_CORDON_TAINT = "node.kubernetes.io/unschedulable"
+_DEEPEST = 4
+"""A list may be inside an event, inside a list."""
+
+
+class Found(NamedTuple):
+    """The reading of one document."""
+
+    records: tuple[Record, ...] = ()
+    unknown: str = ""
+    """Kind of a document without a parser."""
+    malformed: str = ""
+    is_drill: bool = False
+
+
+def read(document: object, cluster: str, policy: Policy, depth: int = 0) -> Iterator[Found]:
+    """Yield the reading of each event in a document.
+
+    Args:
+        document: The document.
+        cluster: Name of the cluster of node objects.
+        policy: The site's policy.
+        depth: Number of documents around this one.
+    """
+    if not isinstance(document, dict):
+        yield Found(malformed="not a JSON object")
+        return
+    inner = _inner(document)
+    if inner is not None and depth < _DEEPEST:
+        for each in inner:
+            yield from read(each, cluster, policy, depth + 1)
+        return
+    is_deleted = document.get("type") == "DELETED"
+    node = document["object"] if document.get("type") in _WATCH_EVENTS and "object" in document else document
+    if isinstance(node, dict) and node.get("kind") == "Node":
+        yield _node(node, cluster, policy, is_deleted=is_deleted)
+    elif isinstance(node, dict) and kubernetes_event.is_event(node):
+        yield _kubernetes_event(node)
+    elif cloudtrail.is_record(document):
+        yield _cloudtrail(document)
+    elif hyperpod_history.is_record(document):
+        found = hyperpod_history.envelope(document)
+        yield Found(malformed=_text(found)) if isinstance(found, Malformed) else _event(found)
+    elif "detail-type" in document:
+        yield _event(document)
+    else:
+        yield Found(unknown=f"a document with the fields {', '.join(sorted(map(str, document))[:5])}")
+
+
+def _inner(document: Json) -> list[Any] | None:
+    """Return the documents inside a document; None if it is an event itself."""
+    for name in _LISTS:
+        if isinstance(document.get(name), list):
+            return list(document[name])
+    if isinstance(document.get("CloudTrailEvent"), str):
+        try:
+            return [json.loads(document["CloudTrailEvent"])]
+        except ValueError:
+            return [None]
+    if document.get("detail-type") == cloudtrail.DETAIL_TYPE:
+        return [document.get("detail")]
+    detail = document.get("EventDetails")
+    if "detail-type" not in document and isinstance(detail, dict) and hyperpod_history.is_record(detail):
+        return [detail]
+    return None
+
+
+def _event(document: Json) -> Found:
+    """Read an event of EventBridge with the parser of the service."""
+    body = json.dumps(document).encode("utf-8", errors="surrogatepass")
+    parsed: ParseResult = envelope.parse(body)
+    match parsed:
+        case ParsedEvent():
+            facts = [fact for fact in parsed.facts if not fact.is_drill]
+            if not facts:
+                return Found(is_drill=True)
+            records = (
+                Record(
+                    key=f"{fact.source}/{fact.instance_group}/{fact.fact_key}"
+                    if isinstance(fact, GroupFact)
+                    else fact.fact_key,
+                    # The source may report a fact later than it happened.
+                    at=max(fact.observed_at, datetime.fromisoformat(document["time"])),
+                    content=fact,
+                )
+                for fact in facts
+            )
+            return Found(tuple(records))
+        case _:
+            return _without_records(parsed)
+
+
+def _cloudtrail(document: Json) -> Found:
+    parsed = cloudtrail.parse(document)
+    if not isinstance(parsed, tuple):
+        return _without_records(parsed)
+    prefix = f"cloudtrail/{document['eventID']}"
+    return Found(
+        tuple(
+            Record(key=f"{prefix}/{each.instance_id}{each.logical_id}", at=each.event.at, content=each)
+            for each in parsed
+        )
+    )
+
+
+def _kubernetes_event(document: Json) -> Found:
+    parsed = kubernetes_event.parse(document)
+    if not isinstance(parsed, tuple):
+        return _without_records(parsed)
+    metadata = document["metadata"]
+    name = metadata.get("uid") or f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
+    return Found(tuple(Record(key=f"event/{name}/{rfc3339(at)}", at=at, content=content) for at, content in parsed))
+
+
+def _without_records(parsed: ParseResult) -> Found:
+    match parsed:
+        case Malformed():
+            return Found(malformed=_text(parsed))
+        case Unknown():
+            return Found(unknown=parsed.reason)
+        case Ignored() | ParsedEvent():
+            return Found()
+
+
+def _text(malformed: Malformed) -> str:
+    return f"{malformed.code}: {malformed.reason}"
+
+
+# ---------------------------------------------------------------- node objects
+
+
+def _node(document: Json, cluster: str, policy: Policy, *, is_deleted: bool) -> Found:
+    """Read a node object: the node at the latest time that the object shows, and its facts."""
+    try:
+        at = max(_times(document))
+        node = read_node(cluster, document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return Found(malformed=f"not a node object: {type(error).__name__}: {error}"[:200])
+    if node.instance_id is None:
+        return Found(unknown="a node object without an EC2 instance id")
+    seen = NodeSeen(
+        cluster=cluster,
+        node_name=node.name,
+        instance_id=node.instance_id,
+        created_at=node.created_at,
+        pool=node.pool,
+        instance_type=node.instance_type,
+        boot_id=node.boot_id,
+        is_hyperpod=node.hyperpod_cluster_id is not None,
+        is_karpenter=KARPENTER_LABEL in node.labels and node.hyperpod_cluster_id is None,
+        is_ready=node.is_ready,
+        not_ready_since=node.not_ready_since,
+        is_cordoned=node.is_cordoned,
+        cordoned_at=_cordoned_at(document),
+        is_person_cordon=is_person_cordon(node),
+        has_fault_marks=bool(kubernetes_node.fault_evidence(node, policy.watch, policy.catalogue, at)),
+        is_deleted=is_deleted,
+    )
+    # The times of NotReady follow from all objects and events of the node together.
+    facts = [fact for fact in kubernetes_node.facts_of(node, policy.watch, at) if fact.source != KUBELET]
+    digest = hashlib.sha256(seen.model_dump_json().encode()).hexdigest()[:16]
+    records = [Record(key=f"node/{node.name}/{rfc3339(at)}/{digest}", at=at, content=seen)]
+    records += [Record(key=fact.fact_key, at=at, content=fact) for fact in facts if not fact.is_drill]
+    return Found(tuple(records))
+
+
+def _times(document: Mapping[str, Any]) -> Iterator[datetime]:
+    """Yield the times in a node object. The latest of them is when the object was written, or a little earlier."""
+    metadata, status = document["metadata"], document.get("status") or {}
+    texts = [metadata.get("creationTimestamp"), metadata.get("deletionTimestamp")]
+    texts += [each.get("time") for each in metadata.get("managedFields") or ()]
+    for each in status.get("conditions") or ():
+        texts += [each.get("lastHeartbeatTime"), each.get("lastTransitionTime")]
+    found = [datetime.fromisoformat(text) for text in texts if text]
+    if not found or any(at.tzinfo is None for at in found):
+        raise ValueError("it shows no time with a time zone")
+    yield from found
+
+
+def _cordoned_at(document: Mapping[str, Any]) -> datetime | None:
+    taints = (document.get("spec") or {}).get("taints") or ()
+    added = next((each.get("timeAdded") for each in taints if each.get("key") == _CORDON_TAINT), None)
+    return datetime.fromisoformat(added) if added else None

@@ -1,0 +1,113 @@
+"""Draw verdicts on the decisions of the mode `observe`: of the fleet's report and of a backtest."""
+
+from typing import Any
+
+from evenkeel_cli.render import Column, Printer, duration
+from evenkeel_cli.state_labels import plain
+
+Json = dict[str, Any]
+
+_SIGNS = {
+    "SAME": "ok",
+    "EARLIER": "ok",
+    "LATER": "warn",
+    "WOULD_HAVE_BEEN_WRONG": "failed",
+    "MISSED": "warn",
+    "DIFFERENT": "warn",
+    "NOT_DECIDED": "idle",
+    "UNKNOWN": "next",
+}
+_RATES = (("cordons", "falseCordons"), ("reboots", "falseReboots"), ("replacements", "falseReplacements"))
+
+
+def draw_summary(out: Printer, summary: Json) -> None:
+    """Draw the verdicts, the error rates and the lead times."""
+    terms = summary["terms"]
+    out.line(f"{summary['cases']} cases of {summary['incidents']} incidents, window {terms['windowHours']} h")
+    if not summary["cases"]:
+        return
+    out.line()
+    named = [each for each in _SIGNS if any(each in summary[name] for name in ("cordons", "noCordons", "repairs"))]
+    columns = [
+        Column("VERDICT", lambda each: out.with_glyph(_SIGNS[each], plain(each))),
+        Column("CORDON", lambda each: summary["cordons"].get(each, 0), is_right=True),
+        Column("NO CORDON", lambda each: summary["noCordons"].get(each, 0), is_right=True),
+        Column("REPAIR", lambda each: summary["repairs"].get(each, 0), is_right=True),
+    ]
+    out.table(columns, named)
+    out.line()
+    rates = [(name, summary[key]) for name, key in _RATES]
+    out.table(
+        [
+            Column("WRONG", 0),
+            Column("COUNT", lambda row: row[1]["count"], is_right=True),
+            Column("OF", lambda row: row[1]["of"], is_right=True),
+            Column("RATE", lambda row: _percent(row[1]["share"]), is_right=True),
+            Column(
+                f"{rates[0][1]['confidence']:.0%} INTERVAL",
+                lambda row: f"{_percent(row[1]['low'])} to {_percent(row[1]['high'])}",
+                is_right=True,
+            ),
+            Column("UNKNOWN", lambda row: row[1]["unknown"], is_right=True),
+        ],
+        rates,
+    )
+    leads = [(name, summary[key]) for name, key in (("cordon", "cordonLead"), ("repair", "repairLead"))]
+    leads = [row for row in leads if row[1]["count"]]
+    if leads:
+        out.line()
+        out.table(
+            [
+                Column("EARLIER BY", 0),
+                Column("CASES", lambda row: row[1]["count"], is_right=True),
+                Column("P10", lambda row: _signed(row[1]["p10"]), is_right=True),
+                Column("MEDIAN", lambda row: _signed(row[1]["median"]), is_right=True),
+                Column("P90", lambda row: _signed(row[1]["p90"]), is_right=True),
+            ],
+            leads,
+        )
+
+
+def draw_cases(out: Printer, cases: list[Json], *, is_wide: bool) -> None:
+    """Draw a line for each case, and with `is_wide` the reasons too."""
+    if not cases:
+        return
+    out.line()
+    columns = [
+        Column("DECIDED", lambda each: f"{_decision(each)['decidedAt'][:19]}Z"),
+        Column("NODE", lambda each: _decision(each)["instanceId"]),
+        Column("FAULT", lambda each: _decision(each)["faultKey"], may_shrink=True),
+        Column("CORDON", lambda each: _verdict(out, each["cordon"], "yes" if _decision(each)["cordons"] else "no")),
+        Column("REPAIR", lambda each: _verdict(out, each["repair"], _decision(each)["repair"] or "none")),
+        Column("INCIDENT", lambda each: _decision(each)["incidentId"], is_wide=True),
+        Column("POOL", lambda each: _decision(each)["pool"] or "–", is_wide=True),
+        Column("REASON", _reasons, is_wide=True),
+    ]
+    out.table(columns, cases, is_wide=is_wide)
+
+
+def _decision(case: Json) -> Json:
+    found: Json = case["decision"]
+    return found
+
+
+def _verdict(out: Printer, judgement: Json, decided: str) -> str:
+    text = f"{decided}: {plain(judgement['verdict'])}"
+    seconds = judgement["seconds"]
+    if judgement["verdict"] in ("EARLIER", "LATER") and seconds is not None:
+        text += f" by {duration(abs(seconds))}"
+    if judgement["cause"]:
+        text += f", {plain(judgement['cause'])}"
+    return out.with_glyph(_SIGNS[judgement["verdict"]], text)
+
+
+def _reasons(case: Json) -> str:
+    return " ".join(dict.fromkeys((case["cordon"]["reason"], case["repair"]["reason"])))
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{share:.1%}"
+
+
+def _signed(seconds: float) -> str:
+    return f"-{duration(-seconds)}" if seconds < 0 else duration(seconds)

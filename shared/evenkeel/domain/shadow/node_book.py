@@ -1,0 +1,283 @@
+"""The nodes that exports name: their names, their slots and the events about them."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.health.incidents import AffectedNode, FactKind, NodeFact
+from evenkeel.domain.nodes import INSTANCE_ID, NodeLife
+from evenkeel.domain.shadow.cases import Actor, NodeEvent, NodeEventKind, event_of
+from evenkeel.domain.shadow.records import NodeAction, NodeSeen, Readiness, Record
+from evenkeel.domain.shadow.replay_facts import NodeThen
+from evenkeel.domain.values import rfc3339
+
+NOT_READY = "node:not_ready"
+KUBELET = "kubernetes.node"
+_CLUSTER = "export"
+"""Name of the cluster of nodes without a node object."""
+_IN_NAME = re.compile(f"(?<![0-9a-z])({INSTANCE_ID.pattern})(?![0-9a-f])", re.ASCII)
+_FIRST_BOOT = timedelta(seconds=10)
+"""A node that is NotReady this soon after its creation has not been Ready yet."""
+_STARTED = ("replacement_started", "replacement_completed", "provisioned")
+"""Steps of HyperPod that name the new instance of a node slot."""
+_GONE = (NodeEventKind.REPLACED, NodeEventKind.REMOVED)
+
+
+class Machine:
+    """An instance, as the exports show it."""
+
+    def __init__(self, instance_id: str, first_at: datetime) -> None:
+        self.instance_id = instance_id
+        self.first_at = first_at
+        self.seen: NodeSeen | None = None
+        """The latest node object."""
+        self.logical_id = self.pool = ""
+        self.is_hyperpod = False
+        self.events: list[NodeEvent] = []
+        self.ended: tuple[datetime, str] | None = None
+        """Time of its planned end, with a sentence."""
+        self._boot_id = ""
+        self._is_cordoned = False
+
+    def add(self, event: NodeEvent) -> None:
+        """Add an event. Of several sightings in service without another event, the last one says everything."""
+        if event.kind is NodeEventKind.IN_SERVICE and self.events and self.events[-1].kind is event.kind:
+            self.events.pop()
+        self.events.append(event)
+
+    def add_known(self, event: NodeEvent | None) -> None:
+        """Add an event, unless it says nothing."""
+        if event is not None:
+            self.add(event)
+
+    def follow(self, seen: NodeSeen, at: datetime) -> None:
+        """Add the changes that a node object shows."""
+        text = f"node object {seen.node_name}"
+        if seen.is_deleted:
+            self.add(NodeEvent(at=at, kind=NodeEventKind.REMOVED, evidence=f"{text}: deleted"))
+            return
+        if seen.is_cordoned and not self._is_cordoned:
+            actor = Actor.PERSON if seen.is_person_cordon else Actor.CONTROLLER
+            cordoned_at = seen.cordoned_at or at
+            self.add(NodeEvent(at=cordoned_at, kind=NodeEventKind.CORDONED, actor=actor, evidence=f"{text}: cordoned"))
+        if self._is_cordoned and not seen.is_cordoned:
+            self.add(NodeEvent(at=at, kind=NodeEventKind.UNCORDONED, evidence=f"{text}: schedulable"))
+        if self._boot_id and seen.boot_id and self._boot_id != seen.boot_id:
+            self.add(NodeEvent(at=at, kind=NodeEventKind.REBOOTED, evidence=f"{text}: boot id {seen.boot_id}"))
+        self._is_cordoned, self._boot_id = seen.is_cordoned, seen.boot_id or self._boot_id
+        if seen.is_in_service:
+            self.add(NodeEvent(at=at, kind=NodeEventKind.IN_SERVICE, evidence=f"{text}: Ready, without a fault mark"))
+
+    def affected(self) -> AffectedNode:
+        """Return its identity."""
+        seen = self.seen
+        cluster = seen.cluster if seen else _CLUSTER
+        launched_at = seen.created_at if seen and seen.created_at else self.first_at
+        life = NodeLife(cluster=cluster, instance_id=self.instance_id, launched_at=launched_at)
+        return AffectedNode(
+            life=life,
+            slot=f"{cluster}/{self.logical_id}" if self.logical_id else life.key,
+            node_name=seen.node_name if seen else "",
+            pool=(seen.pool if seen else "") or self.pool,
+            instance_type=seen.instance_type if seen else "",
+        )
+
+    def is_gone(self, at: datetime) -> bool:
+        """Whether the instance was replaced or removed by a time."""
+        return any(each.kind in _GONE and each.at <= at for each in self.events)
+
+    def has_person_cordon(self, at: datetime) -> bool:
+        """Whether a person's cordon was in force at a time."""
+        kinds = (NodeEventKind.CORDONED, NodeEventKind.UNCORDONED)
+        found = [each for each in self.events if each.kind in kinds and each.at <= at]
+        last = max(found, key=lambda each: each.at, default=None)
+        return last is not None and (last.kind, last.actor) == (NodeEventKind.CORDONED, Actor.PERSON)
+
+
+class NodeBook:
+    """Everything that exports say about the nodes. It needs all records twice, in order: `learn`, then `follow`."""
+
+    def __init__(self, not_ready_seconds: int, repairs_by_itself: bool | None) -> None:
+        """Begin an empty book.
+
+        Args:
+            not_ready_seconds: A node that is NotReady for this long is faulty.
+            repairs_by_itself: Whether NodeRecovery is Automatic; None = as the events show it, else not.
+        """
+        self.last_at: datetime | None = None
+        self.unmatched = 0
+        """Records about nodes that no record identifies."""
+        self.machines: dict[str, Machine] = {}
+        self._not_ready = timedelta(seconds=not_ready_seconds)
+        self._repairs_by_itself = repairs_by_itself
+        self._names: dict[str, list[tuple[datetime, str]]] = defaultdict(list)
+        self._slots: dict[str, list[tuple[datetime, str]]] = defaultdict(list)
+        self._recovery: list[tuple[datetime, bool]] = []
+        self._readiness: dict[str, dict[datetime, tuple[bool, str]]] = defaultdict(dict)
+
+    # ------------------------------------------------------------ first reading: identities
+
+    def learn(self, record: Record) -> None:
+        """Learn the names of the nodes."""
+        self.last_at, content = record.at, record.content
+        match content:
+            case NodeSeen():
+                self._learn_node(content, record.at)
+            case NodeFact():
+                machine = self._machine(content.instance_id, record.at)
+                machine.is_hyperpod |= content.source.startswith("hyperpod.")
+                self._learn_slot(content.logical_id, machine, record.at)
+            case GroupFact() if content.kind is GroupFactKind.NODE_RECOVERY:
+                self._recovery.append((content.observed_at, content.code == "Automatic"))
+            case GroupFact() if content.instance_id:
+                self._machine(content.instance_id, record.at).pool = content.instance_group
+            case Readiness():
+                self._readiness[content.node_name][record.at] = (content.is_ready, content.evidence)
+            case NodeAction() if content.instance_id:
+                self._machine(content.instance_id, record.at)
+            case _:
+                pass
+
+    def _machine(self, instance_id: str, at: datetime) -> Machine:
+        return self.machines.setdefault(instance_id, Machine(instance_id, at))
+
+    def _learn_node(self, seen: NodeSeen, at: datetime) -> None:
+        machine = self._machine(seen.instance_id, at)
+        machine.seen = seen
+        machine.is_hyperpod |= seen.is_hyperpod
+        names, readiness = self._names[seen.node_name], self._readiness[seen.node_name]
+        if seen.instance_id not in (instance for _, instance in names):
+            names.append((seen.created_at or at, seen.instance_id))
+            names.sort()
+        if seen.is_ready:
+            readiness.setdefault(at, (True, f"node object {seen.node_name}: Ready"))
+        elif seen.not_ready_since is not None:
+            readiness.setdefault(seen.not_ready_since, (False, f"node object {seen.node_name}: not Ready"))
+
+    def _learn_slot(self, logical_id: str, machine: Machine, at: datetime) -> None:
+        if logical_id and not machine.logical_id:
+            machine.logical_id = logical_id
+            self._slots[logical_id].append((at, machine.instance_id))
+
+    # ------------------------------------------------------------ second reading: events
+
+    def follow(self, record: Record, *, is_evidence: bool) -> None:
+        """Add the events of a record to its node.
+
+        Args:
+            record: The record.
+            is_evidence: Whether its fault says something about the node by itself.
+        """
+        content = record.content
+        match content:
+            case NodeSeen():
+                self.machines[content.instance_id].follow(content, record.at)
+            case NodeFact():
+                event = event_of(content, is_evidence=is_evidence)
+                for machine in self._concerned(content):
+                    machine.add_known(event)
+            case NodeAction():
+                self._follow_action(content)
+            case _:
+                pass
+
+    def _concerned(self, fact: NodeFact) -> list[Machine]:
+        """Return the instance that a fact is about. A replacement may name the new instance of the slot."""
+        named = self.machines[fact.instance_id]
+        if fact.kind is not FactKind.PROGRESS or fact.code not in _STARTED:
+            return [named]
+        before = [
+            instance
+            for at, instance in self._slots.get(named.logical_id, ())
+            if instance != fact.instance_id and self.machines[instance].first_at < named.first_at
+        ]
+        if before:
+            return [self.machines[before[-1]]]
+        # Without a predecessor, an instance that was known before the replacement began is the old one.
+        return [named] if named.first_at < fact.observed_at else []
+
+    def _follow_action(self, action: NodeAction) -> None:
+        instance_id = action.instance_id or self._of_slot(action) or self.instance_of(action.node_name, action.event.at)
+        machine = self.machines.get(instance_id)
+        if machine is None:
+            self.unmatched += 1
+        elif action.is_planned:
+            machine.ended = (action.event.at, f"The node ended as planned. {action.event.evidence}")
+        else:
+            machine.add(action.event)
+
+    def _of_slot(self, action: NodeAction) -> str:
+        held = [instance for at, instance in self._slots.get(action.logical_id, ()) if at <= action.event.at]
+        return held[-1] if held else ""
+
+    def instance_of(self, node_name: str, at: datetime) -> str:
+        """Return the instance that had a node name at a time; empty if no record shows it."""
+        named = self._names.get(node_name, [])
+        held = [instance for since, instance in named if since <= at] or [instance for _, instance in named[:1]]
+        found = _IN_NAME.search(node_name)
+        return held[-1] if held else found[1] if found else ""
+
+    def not_ready_facts(self) -> Iterator[tuple[datetime, NodeFact]]:
+        """Yield a fact for each node that was NotReady too long, with the time from which it counts.
+
+        Adds the end of each such time to the events of its node. To be used between the two readings.
+        """
+        for name, changes in sorted(self._readiness.items()):
+            since: datetime | None = None
+            for at, (is_ready, evidence) in sorted(changes.items()):
+                machine = self.machines.get(self.instance_of(name, at))
+                if machine is None:
+                    self.unmatched += 1
+                elif not is_ready:
+                    since = since or at
+                elif since is not None:
+                    machine.add(NodeEvent(at=at, kind=NodeEventKind.RECOVERED, evidence=evidence))
+                    yield from self._not_ready_fact(machine, name, since, at)
+                    since = None
+            machine = self.machines.get(self.instance_of(name, since)) if since else None
+            if since is not None and machine is not None and self.last_at is not None:
+                yield from self._not_ready_fact(machine, name, since, self.last_at)
+
+    def _not_ready_fact(
+        self, machine: Machine, name: str, since: datetime, until: datetime
+    ) -> Iterator[tuple[datetime, NodeFact]]:
+        created_at = machine.seen.created_at if machine.seen else None
+        is_first_boot = created_at is not None and since - created_at <= _FIRST_BOOT
+        if until - since < self._not_ready or is_first_boot:
+            return
+        yield (
+            since + self._not_ready,
+            NodeFact(
+                kind=FactKind.FAULT,
+                source=KUBELET,
+                instance_id=machine.instance_id,
+                fault_key=NOT_READY,
+                code="NotReady",
+                observed_at=since,
+                envelope_id=f"{KUBELET}/{NOT_READY}/{rfc3339(since)}",
+                detail=f"Node {name} is not Ready since {rfc3339(since)}.",
+                occurrence=rfc3339(since),
+            ),
+        )
+
+    # ------------------------------------------------------------ state at a time
+
+    def node_at(self, instance_id: str, at: datetime) -> NodeThen:
+        """Return what the records show about an instance at a time."""
+        machine = self.machines[instance_id]
+        return NodeThen(
+            affected=machine.affected(),
+            is_hyperpod=machine.is_hyperpod,
+            is_karpenter=machine.seen is not None and machine.seen.is_karpenter,
+            is_gone=machine.is_gone(at),
+            is_person_cordon=machine.has_person_cordon(at),
+            hyperpod_repairs=self._repairs(at),
+        )
+
+    def _repairs(self, at: datetime) -> bool:
+        if self._repairs_by_itself is not None:
+            return self._repairs_by_itself
+        known = [is_automatic for since, is_automatic in self._recovery if since <= at]
+        return known[-1] if known else any(is_automatic for _, is_automatic in self._recovery[:1])

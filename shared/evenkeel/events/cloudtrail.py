@@ -1,0 +1,168 @@
+"""CloudTrail records of calls that change nodes: `Records` of a trail, or `detail` of `AWS API Call via CloudTrail`.
+
+Source: the CloudTrail guide, "CloudTrail record contents" and "CloudTrail userIdentity element". The fields of requests
+and answers are those of each API, with a small first letter. The record of TerminateInstances is documented; the
+records of HyperPod and Auto Scaling are read by that rule. A call with an `errorCode` had no effect.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from evenkeel.domain.nodes import INSTANCE_ID
+from evenkeel.domain.shadow.cases import Actor, NodeEvent, NodeEventKind
+from evenkeel.domain.shadow.records import NodeAction
+from evenkeel.events import fields
+from evenkeel.events.fields import EventModel, PlainText, UtcTime
+from evenkeel.events.outcomes import Ignored, Malformed, Unknown
+
+DETAIL_TYPE = "AWS API Call via CloudTrail"
+Json = dict[str, Any]
+
+
+def _object(value: object) -> object:
+    return {} if value is None else value
+
+
+class _Issuer(EventModel):
+    """`userIdentity.sessionContext.sessionIssuer`."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+    user_name: PlainText = ""
+
+
+class _Session(EventModel):
+    """`userIdentity.sessionContext`."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+    session_issuer: Annotated[_Issuer, BeforeValidator(_object)] = Field(default_factory=_Issuer)
+
+
+class _Identity(EventModel):
+    """`userIdentity`: the caller."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+    type: PlainText = ""
+    arn: PlainText = ""
+    invoked_by: PlainText = ""
+    session_context: Annotated[_Session, BeforeValidator(_object)] = Field(default_factory=_Session)
+
+    @property
+    def actor(self) -> Actor:
+        """The kind of caller."""
+        role = self.session_context.session_issuer.user_name
+        if self.invoked_by in _SERVICES:
+            return _SERVICES[self.invoked_by]
+        if "karpenter" in role.lower():
+            return Actor.KARPENTER
+        if self.type in ("IAMUser", "Root", "IdentityCenterUser") or role.startswith("AWSReservedSSO_"):
+            return Actor.PERSON
+        return Actor.ROLE if self.type == "AssumedRole" else Actor.UNKNOWN
+
+    @property
+    def name(self) -> str:
+        """The caller for people."""
+        return self.arn or self.invoked_by or self.type
+
+
+_SERVICES = {
+    "autoscaling.amazonaws.com": Actor.AUTO_SCALING,
+    "sagemaker.amazonaws.com": Actor.HYPERPOD,
+    "ec2.amazonaws.com": Actor.EC2,
+    "spot.amazonaws.com": Actor.EC2,
+}
+
+
+class _Record(EventModel):
+    """One record."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+    event_id: PlainText = Field(alias="eventID")
+    event_time: UtcTime
+    event_source: PlainText
+    event_name: PlainText
+    user_identity: Annotated[_Identity, BeforeValidator(_object)] = Field(default_factory=_Identity)
+    error_code: PlainText | None = None
+    request_parameters: dict[str, Any] | None = None
+    response_elements: dict[str, Any] | None = None
+
+
+def _texts(value: object) -> list[str]:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+
+
+def _hyperpod(record: _Record) -> Iterable[tuple[str, str]]:
+    """Return the instance ids and logical ids that HyperPod accepted; those of the request if no answer is recorded."""
+    asked, answer = record.request_parameters or {}, record.response_elements or {}
+    source, names = (answer, _ACCEPTED) if any(name in answer for name in _ACCEPTED) else (asked, _REQUESTED)
+    instances, logical = (_texts(source.get(name)) for name in names)
+    return [*((each, "") for each in instances), *(("", each) for each in logical)]
+
+
+_ACCEPTED = ("successful", "successfulNodeLogicalIds")
+_REQUESTED = ("nodeIds", "nodeLogicalIds")
+
+
+def _ec2(record: _Record) -> Iterable[tuple[str, str]]:
+    found = (record.request_parameters or {}).get("instancesSet")
+    entries = found.get("items") if isinstance(found, dict) else None
+    ids = [each.get("instanceId") for each in entries or () if isinstance(each, dict)]
+    return [(each, "") for each in ids if isinstance(each, str)]
+
+
+def _group(record: _Record) -> Iterable[tuple[str, str]]:
+    return [(each, "") for each in _texts([(record.request_parameters or {}).get("instanceId")])]
+
+
+_Targets = Callable[[_Record], Iterable[tuple[str, str]]]
+_CALLS: dict[tuple[str, str], tuple[NodeEventKind, _Targets]] = {
+    ("sagemaker.amazonaws.com", "BatchReplaceClusterNodes"): (NodeEventKind.REPLACED, _hyperpod),
+    ("sagemaker.amazonaws.com", "BatchRebootClusterNodes"): (NodeEventKind.REBOOTED, _hyperpod),
+    ("sagemaker.amazonaws.com", "BatchDeleteClusterNodes"): (NodeEventKind.REMOVED, _hyperpod),
+    ("ec2.amazonaws.com", "TerminateInstances"): (NodeEventKind.REMOVED, _ec2),
+    ("ec2.amazonaws.com", "StopInstances"): (NodeEventKind.REMOVED, _ec2),
+    ("ec2.amazonaws.com", "RebootInstances"): (NodeEventKind.REBOOTED, _ec2),
+    ("autoscaling.amazonaws.com", "TerminateInstanceInAutoScalingGroup"): (NodeEventKind.REMOVED, _group),
+}
+_OF_MANY = {("sagemaker.amazonaws.com", "UpdateClusterSoftware")}
+"""Calls about whole groups. HyperPod's own events show what they do to each node."""
+
+
+def is_record(document: Json) -> bool:
+    """Whether a document is a CloudTrail record."""
+    return "eventSource" in document and "eventName" in document
+
+
+def parse(document: Json) -> tuple[NodeAction, ...] | Ignored | Unknown | Malformed:
+    """Read one record."""
+    call = (document.get("eventSource"), document.get("eventName"))
+    if call in _OF_MANY:
+        return Ignored(f"{call[1]} names no node")
+    if call not in _CALLS:
+        return Unknown(f"no rule for the call {fields.quoted(str(call[1]))[:80]}")
+    try:
+        record = _Record.model_validate(document)
+    except ValidationError as error:
+        return fields.malformed(error)
+    if record.error_code:
+        return Ignored("the call failed")
+    kind, targets = _CALLS[record.event_source, record.event_name]
+    found = dict.fromkeys(targets(record))
+    event = NodeEvent(
+        at=record.event_time,
+        kind=kind,
+        actor=record.user_identity.actor,
+        evidence=fields.quoted(f"CloudTrail {record.event_id}: {record.event_name} by {record.user_identity.name}"),
+    )
+    actions = tuple(
+        NodeAction(event=event, instance_id=instance, logical_id=logical)
+        for instance, logical in found
+        if logical or INSTANCE_ID.fullmatch(instance)
+    )
+    return actions or Malformed("EVENT_BAD_TYPE", "requestParameters: names no node")

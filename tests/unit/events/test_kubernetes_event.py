@@ -1,0 +1,106 @@
+"""Kubernetes events about node objects."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.shadow.cases import Actor, NodeEventKind
+from evenkeel.domain.shadow.records import NodeAction, Readiness
+from evenkeel.events.kubernetes_event import is_event, parse
+from evenkeel.events.outcomes import Ignored, Malformed, Unknown
+
+FIRST, LAST = "2026-11-03T12:00:00Z", "2026-11-03T12:30:00Z"
+
+
+def an_event(reason: str = "NodeNotReady", **changes: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": "node.1", "uid": "uid-1", "creationTimestamp": FIRST},
+        "involvedObject": {"kind": "Node", "name": "node-1"},
+        "reason": reason,
+        "message": "text",
+        "firstTimestamp": FIRST,
+        "lastTimestamp": FIRST,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("NodeNotSchedulable", NodeEventKind.CORDONED),
+        ("NodeSchedulable", NodeEventKind.UNCORDONED),
+        ("Rebooted", NodeEventKind.REBOOTED),
+        ("RemovingNode", NodeEventKind.REMOVED),
+        ("DeletingNode", NodeEventKind.REMOVED),
+    ],
+)
+def test_reason_gives_the_action(reason: str, kind: NodeEventKind) -> None:
+    found = parse(an_event(reason))
+
+    assert isinstance(found, tuple)
+    ((_, action),) = found
+    assert isinstance(action, NodeAction)
+    assert (action.node_name, action.event.kind, action.is_planned) == ("node-1", kind, False)
+
+
+def test_readiness_is_read_at_the_first_and_the_last_time() -> None:
+    found = parse(an_event("NodeNotReady", lastTimestamp=LAST, count=3))
+
+    assert isinstance(found, tuple)
+    assert [at.isoformat() for at, _ in found] == ["2026-11-03T12:00:00+00:00", "2026-11-03T12:30:00+00:00"]
+    assert all(isinstance(each, Readiness) and not each.is_ready for _, each in found)
+
+
+@pytest.mark.parametrize(
+    ("message", "is_planned"),
+    [("Disrupting Node: Drift", True), ("Disrupting Node: Empty", True), ("Disrupting Node: Unhealthy", False)],
+)
+def test_voluntary_disruption_of_karpenter_is_planned(message: str, is_planned: bool) -> None:
+    found = parse(an_event("DisruptionTerminating", message=message))
+
+    assert isinstance(found, tuple)
+    ((_, action),) = found
+    assert isinstance(action, NodeAction)
+    assert (action.event.actor, action.is_planned) == (Actor.KARPENTER, is_planned)
+
+
+def test_newer_version_of_the_event_is_read() -> None:
+    document = an_event(note="text", eventTime="2026-11-03T12:00:00.123456Z")
+    for name in ("involvedObject", "message", "firstTimestamp", "lastTimestamp"):
+        del document[name]
+    document["regarding"] = {"kind": "Node", "name": "node-1"}
+
+    assert is_event(document)
+    assert isinstance(parse(document), tuple)
+
+
+def test_events_about_other_objects_are_ignored() -> None:
+    assert isinstance(parse(an_event(involvedObject={"kind": "Pod", "name": "pod-1"})), Ignored)
+
+
+def test_other_reason_is_unknown() -> None:
+    assert isinstance(parse(an_event("Starting")), Unknown)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"lastTimestamp": "soon"}, "lastTimestamp"),
+        ({"lastTimestamp": "2026-11-03T12:00:00"}, "lastTimestamp"),
+        ({"message": 5}, "message"),
+        ({"metadata": None}, "metadata"),
+    ],
+)
+def test_malformed_event_names_its_field(changes: dict[str, Any], field: str) -> None:
+    found = parse(an_event(**changes))
+
+    assert isinstance(found, Malformed)
+    assert field in found.reason
+
+
+def test_event_without_a_time_is_malformed() -> None:
+    bare = an_event(metadata={"name": "node.1"}, firstTimestamp=None, lastTimestamp=None)
+
+    assert isinstance(parse(bare), Malformed)
