@@ -218,6 +218,7 @@ def test_alarm_evaluation_fits_its_metric(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(name for name, alarm in ALARMS.items() if "Metrics" in alarm))
 def test_alarm_on_an_expression_reads_all_its_series(name: str) -> None:
+    assert TEMPLATE["Resources"][name]["Condition"] == "EvaluatesMetricMath", "the local engine refuses it"
     alarm = ALARMS[name]
     (shown,) = [query for query in alarm["Metrics"] if query.get("ReturnData", True)]
     read = {query["Id"]: query["MetricStat"] for query in alarm["Metrics"] if "MetricStat" in query}
