@@ -16,14 +16,17 @@ BEGIN, END = "  # dashboard: begin\n", "  # dashboard: end\n"
 _FLEET = "${FleetName}"
 _COLUMNS, _WIDTH, _HEIGHT = 24, 8, 6
 _MAX_ALARMS = 100
-"""Of one widget: https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/CloudWatch-Dashboard-Body-Structure.html"""
+"""Most alarms of one widget.
+
+Source: https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/CloudWatch-Dashboard-Body-Structure.html
+"""
 _PERIOD = 300
 
 Json = dict[str, Any]
 
 
 class Series(NamedTuple):
-    """One line of a graph, or one line for each value of a metric's dimensions."""
+    """A metric in a graph, with a line for each value of its dimensions."""
 
     metric: str
     stat: str
@@ -102,7 +105,7 @@ GRAPHS = (
 
 
 def metric_lines(series: Series) -> list[Any]:
-    """Return a series in the form of a dashboard. A metric with more dimensions becomes a search for all their values."""
+    """Return a series in the form of a dashboard. More dimensions become a search for all their values."""
     metric = METRICS[series.metric]
     if not metric.dimensions:
         return [NAMESPACE, metric.name, FLEET_DIMENSION, _FLEET, {"stat": series.stat, "label": series.label}]
@@ -186,6 +189,7 @@ def resource() -> str:
     rows = ",\n".join(f"            {json.dumps(each)}" for each in placed())
     return f"""  FleetDashboard:
     Type: AWS::CloudWatch::Dashboard
+    Condition: EvaluatesMetricMath # it shows the alarms that have this condition
     Properties:
       DashboardName: !Sub "${{AWS::StackName}}-${{AWS::Region}}" # a name is unique in the account, in all regions
       DashboardBody: !Sub |-

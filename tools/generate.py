@@ -3,12 +3,32 @@
 import sys
 from pathlib import Path
 
-from tools import architecture, chart, economics_page, job_fields, metric_tables, openapi, policy_files, schemas
+from tools import (
+    architecture,
+    chart,
+    dashboard,
+    economics_page,
+    job_fields,
+    metric_tables,
+    openapi,
+    policy_files,
+    schemas,
+)
 
 
 def files() -> dict[Path, str]:
     """Return each generated file with its content."""
-    sources = (openapi, schemas, job_fields, policy_files, architecture, chart, economics_page, metric_tables)
+    sources = (
+        openapi,
+        schemas,
+        job_fields,
+        policy_files,
+        architecture,
+        chart,
+        economics_page,
+        metric_tables,
+        dashboard,
+    )
     return {path: text for each in sources for path, text in each.files().items()}
 
 

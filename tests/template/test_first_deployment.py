@@ -19,6 +19,8 @@ LONGEST_NAMES = {
     ("AWS::StepFunctions::StateMachine", "StateMachineName"): 80,
     # https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_CreateLogGroup.html
     ("AWS::Logs::LogGroup", "LogGroupName"): 512,
+    # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutDashboard.html; a region has 14 characters
+    ("AWS::CloudWatch::Dashboard", "DashboardName"): 255,
     # API Gateway documents no limit; CloudWatch limits the dimension ApiName:
     # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_Dimension.html
     ("AWS::ApiGateway::RestApi", "Name"): 1024,

@@ -132,16 +132,86 @@ def watched_by(alarm: Json) -> Iterator[tuple[Series, Json]]:
             yield Series(metric["Namespace"], metric["MetricName"], pairs), one
 
 
+def widgets() -> list[Json]:
+    """Return the widgets of the dashboard. References to resources stay as they are written."""
+    (dashboard,) = resources("AWS::CloudWatch::Dashboard").values()
+    text = dashboard["DashboardBody"]["Fn::Sub"]
+    body: Json = json.loads(text.replace("${FleetName}", str(SAID["FleetName"])))
+    return list(body["widgets"])
+
+
 def watched_by_dashboards() -> Iterator[tuple[str, Series]]:
-    """Yield each series that a widget shows."""
-    for name, dashboard in resources("AWS::CloudWatch::Dashboard").items():
-        written = dashboard["DashboardBody"]
-        text = written["Fn::Sub"] if isinstance(written, dict) else written
-        body = json.loads(text.replace("${FleetName}", str(SAID["FleetName"])))
-        for widget in body["widgets"]:
-            for namespace, metric, *rest in widget["properties"].get("metrics", ()):
-                flat = [part for part in rest if isinstance(part, str)]
-                yield name, Series(namespace, metric, frozenset(zip(flat[::2], flat[1::2], strict=True)))
+    """Yield each series that a widget shows. A search shows all series with its dimensions."""
+    for widget in widgets():
+        for namespace, *rest in widget["properties"].get("metrics", ()):
+            if isinstance(namespace, str):
+                metric, *flat = (part for part in rest if isinstance(part, str))
+                pairs = frozenset(zip(flat[::2], flat[1::2], strict=True))
+                yield widget["properties"]["title"], Series(namespace, metric, pairs)
+
+
+SEARCH = re.compile(r"SEARCH\('\{(\w+),([\w,]+)\} MetricName=\"(\w+)\" Cluster=\"research\"', '(\w+)', 300\)")
+
+
+def searches() -> Iterator[tuple[str, set[str], str]]:
+    """Yield the metric, the dimensions and the statistic of each search of the dashboard."""
+    for widget in widgets():
+        for first, *_ in widget["properties"].get("metrics", ()):
+            if isinstance(first, dict):
+                found = SEARCH.fullmatch(first["expression"])
+                assert found, first["expression"]
+                assert found[1] == NAMESPACE
+                yield found[3], set(found[2].split(",")), found[4]
+
+
+def test_each_search_names_the_exact_dimensions_of_its_metric() -> None:
+    found = list(searches())
+    assert found
+    for name, dimensions, _ in found:
+        assert dimensions == {FLEET_DIMENSION, *map(to_pascal, METRICS[name].dimensions)}, name
+
+
+def test_dashboard_answers_the_questions_of_an_operator() -> None:
+    shown = {series.name for _, series in watched_by_dashboards()} | {name for name, _, _ in searches()}
+
+    assert shown >= {
+        *("DetectedToCordoned", "DetectedToReturned", "DetectedToSettled", "WaitSeconds"),  # recovery time by stage
+        *(f"Jobs{state}" for state in ("Pending", "Starting", "Running", "Stopping", "Suspended")),
+        *("ApproximateAgeOfOldestMessage", "NodesCordoned", "RepairsInFlight", "ActionsBlocked"),
+        *("RentalUsdPerHour", "RentalCapUsdPerHour", "SweepCorrections"),
+        *("Errors", "Throttles", "ReadThrottleEvents", "WriteThrottleEvents", "ExecutionThrottled"),
+    }
+
+
+def test_dashboard_shows_aws_metrics_of_resources_with_their_dimensions() -> None:
+    kinds = {logical: resource["Type"] for logical, resource in TEMPLATE["Resources"].items()}
+    ours = [series for _, series in watched_by_dashboards() if series.namespace.startswith("AWS/")]
+    assert ours
+    for series in ours:
+        ((dimension, value),) = series.dimensions
+        assert {dimension} == OF_AWS[series.namespace, series.name]
+        assert kinds[value.strip("${}").partition(".")[0]]
+        assert value.endswith(".QueueName}") is (dimension == "QueueName")
+
+
+def test_dashboard_shows_every_function_table_workflow_and_alarm() -> None:
+    text = json.dumps(widgets())
+    kinds = ("AWS::Serverless::Function", "AWS::Serverless::StateMachine", "AWS::DynamoDB::Table")
+
+    assert [name for kind in kinds for name in resources(kind) if f"${{{name}}}" not in text] == []
+    assert [name for name in ALARMS if f"${{{name}.Arn}}" not in text] == []
+
+
+def test_widgets_do_not_overlap() -> None:
+    cells = [
+        (each["x"] + right, each["y"] + down)
+        for each in widgets()
+        for right in range(each["width"])
+        for down in range(each["height"])
+    ]
+
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) == 23, "the grid of CloudWatch has 24 columns"
 
 
 @pytest.mark.parametrize("function", sorted(FUNCTIONS))

@@ -72,6 +72,7 @@ METRICS = {
         # Incidents and recoveries
         Metric("IncidentsOpened", _COUNT, ("severity", "drill"), "An incident opened."),
         Metric("IncidentsOpen", _COUNT, (), "Open incidents now."),
+        Metric("RepairsInFlight", _COUNT, (), "Open incidents with a requested repair whose node is not back."),
         Metric("IncidentsBlocked", _COUNT, (), "Open incidents that a guardrail or a hold blocks now."),
         Metric("IncidentsStuck", _COUNT, (), "An incident whose workflow ended repeatedly without settling it."),
         Metric("IncidentsSettled", _COUNT, ("outcome",), "An incident ended."),
@@ -90,6 +91,7 @@ METRICS = {
         # Nodes
         Metric("NodesReady", _COUNT, (), "Ready nodes now; missing while a cluster does not answer."),
         Metric("NodesNotReady", _COUNT, (), "Nodes that are not Ready now; missing while a cluster does not answer."),
+        Metric("NodesCordoned", _COUNT, (), "Cordoned nodes now; missing while a cluster does not answer."),
         Metric("LemonNodes", _COUNT, (), "Nodes that were returned to service too often lately."),
         Metric("NodesValidated", _COUNT, (), "Nodes that passed their first validation."),
         # Jobs
@@ -122,6 +124,8 @@ METRICS = {
         Metric("RentalsStarted", _COUNT, (), "A rental began."),
         Metric("RentalsReady", _COUNT, (), "All nodes of a rental are ready."),
         Metric("RentalsEnded", _COUNT, (), "A rental ended."),
+        Metric("RentalUsdPerHour", _COUNT, (), "Cost of all open rentals now, in US dollars an hour."),
+        Metric("RentalCapUsdPerHour", _COUNT, (), "The policy's cap on that cost, in US dollars an hour."),
         Metric("RentalCostUsd", _COUNT, (), "Cost of an ended rental in US dollars."),
         Metric("RentalReadySeconds", _SECONDS, (), "From a rental's beginning until its nodes are ready."),
         Metric("CapacityUnavailable", _COUNT, ("market",), "A market had no capacity."),

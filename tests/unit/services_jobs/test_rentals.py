@@ -274,6 +274,18 @@ def test_every_pending_job_is_considered_for_rent_in_order() -> None:
     assert jobs_to_place(jobs, Policy(), now) == []
 
 
+def test_cycle_measures_rents_against_their_cap() -> None:
+    market = RentalScenario()
+    _, second = market.rented()
+    market.world.telemetry.metrics.clear()
+
+    market.scenario.run_scheduling_cycle()
+
+    offer, totals = market.rental(second.job_id).offer, market.world.telemetry.totals
+    assert totals["RentalUsdPerHour"] == 2 * offer.micros_per_node_hour / 1_000_000 > 0
+    assert totals["RentalCapUsdPerHour"] == market.policy.burst.fleet_cap_micros_per_hour / 1_000_000 > 0
+
+
 def test_urgent_job_starts_once_all_its_rented_nodes_are_ready() -> None:
     market = RentalScenario()
 

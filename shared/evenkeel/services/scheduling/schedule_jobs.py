@@ -13,6 +13,7 @@ whole. A released charge does not raise it: the charge is marked in place, and j
 
 from evenkeel.domain.admission.cycle_plan import CyclePlan
 from evenkeel.domain.admission.decide_cycle import decide_cycle
+from evenkeel.domain.economics import money
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, EvenkeelError
@@ -75,6 +76,7 @@ def _run(context: Context, results: heartbeats.SourceResults) -> Outcome:
             refused |= refused_now
             continue  # other jobs may take the nodes and the quota of the refused jobs
         read_charges.delete(loaded.outdated, context.ledger)
+        _measure_rents(loaded, context)
         if plan.queue_plan.cursors is not None and loaded.cursors_row is not None:
             commit_cycle.note_cursors(plan.queue_plan.cursors, loaded.cursors_row, context)
         if not plan.waiting and len(plan.decisions) >= context.policy.scheduling.heads_per_cycle:
@@ -85,6 +87,13 @@ def _run(context: Context, results: heartbeats.SourceResults) -> Outcome:
         return Outcome(admitted=tuple(admitted), waiting=plan.waiting)
     context.telemetry.warning("CycleEndedEarly", retries=_MAX_RETRIES)
     return Outcome(admitted=tuple(admitted), is_complete=False)
+
+
+def _measure_rents(loaded: LoadedCycle, context: Context) -> None:
+    """Emit the cost of all open rentals, with the cap on it."""
+    rents = sum(allocation.micros_per_hour for allocation in loaded.snapshot.rented.holds)
+    context.telemetry.count("RentalUsdPerHour", rents / money.MICROS)
+    context.telemetry.count("RentalCapUsdPerHour", context.policy.burst.fleet_cap_micros_per_hour / money.MICROS)
 
 
 def _decide(loaded: LoadedCycle, context: Context) -> tuple[LoadedCycle, CyclePlan]:

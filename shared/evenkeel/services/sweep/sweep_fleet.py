@@ -178,6 +178,8 @@ def measure(sweep: SweepRun) -> int:
             continue
         context.telemetry.count(f"Jobs{state.capitalize()}", _count(sweep, Table.JOBS, f"JOB#{state}"))
     context.telemetry.count("IncidentsOpen", len(sweep.open_incidents))
+    repairs = sum(bool(incident.repairs) and not incident.stages.node_back_at for incident in sweep.open_incidents)
+    context.telemetry.count("RepairsInFlight", repairs)
     blocked = sum(incident.state is IncidentState.BLOCKED for incident in sweep.open_incidents)
     context.telemetry.count("IncidentsBlocked", blocked)
     if (
@@ -186,6 +188,8 @@ def measure(sweep: SweepRun) -> int:
         ready = sum(node.kubernetes is not None and node.kubernetes.is_ready for node in sweep.nodes)
         context.telemetry.count("NodesReady", ready)
         context.telemetry.count("NodesNotReady", len(sweep.nodes) - ready)
+        cordoned = sum(node.kubernetes is not None and node.kubernetes.is_cordoned for node in sweep.nodes)
+        context.telemetry.count("NodesCordoned", cordoned)
         context.telemetry.count("LemonNodes", sum(node.life.key in sweep.lemons for node in sweep.nodes))
     stale = [
         kubernetes_node.stale_conditions(node, sweep.context.policy.watch, sweep.context.now)
