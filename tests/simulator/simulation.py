@@ -460,6 +460,7 @@ class Simulation:
             self.policy, self.size = self.elastic.policy(self.policy), self.elastic.size
             self.mode = self.elastic.mode
         self._cycle_is_due = self._watch_is_due = False
+        self._cycle_requested_at = self.loop.now()
         self._build()
 
     def _build(self) -> None:
@@ -659,7 +660,8 @@ class Simulation:
         self.loop.after(seconds, run)
 
     def request_cycle(self, seconds: float = 0.3) -> None:
-        """Request a scheduling cycle, unless a request is pending."""
+        """Request a scheduling cycle. Pending requests are one batch, as old as its newest request."""
+        self._cycle_requested_at = self.loop.now()
         if self._cycle_is_due:
             return
         self._cycle_is_due = True
@@ -667,7 +669,10 @@ class Simulation:
         def run() -> None:
             self._cycle_is_due = False
             try:
-                failed = self.call("schedule_jobs", {"Records": [{"messageId": "m-1", "body": "{}"}]})
+                sent = {"SentTimestamp": str(int(self._cycle_requested_at.timestamp() * 1000))}
+                failed = self.call(
+                    "schedule_jobs", {"Records": [{"messageId": "m-1", "body": "{}", "attributes": sent}]}
+                )
             except Crash:
                 failed = {"batchItemFailures": ["m-1"]}
             if failed["batchItemFailures"]:

@@ -167,7 +167,7 @@ def test_queue_functions_report_failed_items_and_end_before_redelivery() -> None
         queue = QUEUES[arn_of(source["Queue"])]
         timeout = FUNCTIONS[name].get("Timeout", template()["Globals"]["Function"]["Timeout"])
         assert source["FunctionResponseTypes"] == ["ReportBatchItemFailures"], name
-        assert queue["VisibilityTimeout"] >= timeout, name
+        assert queue["VisibilityTimeout"] >= 2 * timeout, name
     assert {name for name, _ in sources_of_functions()} == {"ReceiveEvent", "ScheduleJobs"}
 
 

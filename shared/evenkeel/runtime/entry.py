@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any, Protocol, TypeAlias
 
 from evenkeel.ports import EvenkeelError, PermanentError, TransientError
@@ -210,6 +211,14 @@ def scheduled(handler: Handler) -> Handler:
             return {"batchItemFailures": []}
 
     return _with_self_test(wrapped)
+
+
+def newest_sent_at(event: Json) -> datetime | None:
+    """Return when the newest message of a batch was sent; None if there is none, or if a time is unknown."""
+    stamps = [(record.get("attributes") or {}).get("SentTimestamp", "") for record in event.get("Records", ())]
+    if not stamps or not all(str(stamp).isdecimal() for stamp in stamps):
+        return None
+    return datetime.fromtimestamp(max(map(int, stamps)) / 1000, UTC)
 
 
 def api(handler: Handler) -> Handler:

@@ -11,16 +11,20 @@ Each admission and each change of the set-up raises the version of the tree, so 
 whole. A released charge does not raise it: the charge is marked in place, and jobs are read after the charges.
 """
 
+import contextlib
+from datetime import datetime
+
+from evenkeel.domain.admission.answered_requests import is_answered
 from evenkeel.domain.admission.cycle_plan import CyclePlan
 from evenkeel.domain.admission.decide_cycle import decide_cycle
 from evenkeel.domain.economics import money
 from evenkeel.domain.sources import Source, SourceKind
-from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, EvenkeelError
+from evenkeel.domain.values import Value, rfc3339
+from evenkeel.ports import Conflict, EvenkeelError, Put, Row
 from evenkeel.services.context import Context
 from evenkeel.services.scheduling import commit_cycle, load_cycle
 from evenkeel.services.scheduling.load_cycle import LoadedCycle
-from evenkeel.services.storage import heartbeats, read_charges
+from evenkeel.services.storage import heartbeats, quota_rows, read_charges
 
 WRITER = commit_cycle.WRITER
 _MAX_RETRIES = 3
@@ -36,34 +40,58 @@ class Outcome(Value):
     """Pending jobs that were examined and stay pending."""
     is_complete: bool = True
     """False if other writers kept changing the queue. The next cycle continues."""
+    is_answered: bool = False
+    """Whether an earlier cycle had answered the requests, so that no cycle ran."""
 
 
-def run(context: Context) -> Outcome:
+def run(context: Context, *, requested_at: datetime | None = None) -> Outcome:
     """Run one scheduling cycle. In any mode but `act` it records the same decisions and starts no job.
+
+    Args:
+        context: The ports and the policy.
+        requested_at: When the newest request for this cycle was sent. No cycle runs if an earlier one answered it. None
+            for a run by the clock, or if the time is unknown.
 
     Idempotent: yes, every admission is conditional on the version of the tree and of the job, so cycles may overlap.
     """
+    finished = context.ledger.get(quota_rows.finished_cycle_key()) if requested_at else None
+    if requested_at and finished and is_answered(requested_at, datetime.fromisoformat(finished.doc["startedAt"])):
+        return Outcome(is_answered=True)
     cycle = Source(kind=SourceKind.SCHEDULING_CYCLE)
     results = heartbeats.SourceResults()
     try:
-        outcome = _run(context, results)
+        outcome, started_at = _run(context, results)
     except EvenkeelError as error:
         results.failed(cycle, error)
         heartbeats.record_heartbeat(context, WRITER, results)
         raise
     if outcome.is_complete:
         results.answered(cycle)
+        if requested_at and started_at:
+            _record_finished(started_at, finished, context)
     else:
         results.failed(cycle, "The queue changed on every attempt.")
     heartbeats.record_heartbeat(context, WRITER, results)
     return outcome
 
 
-def _run(context: Context, results: heartbeats.SourceResults) -> Outcome:
+def _record_finished(started_at: datetime, before: Row | None, context: Context) -> None:
+    """Record that a cycle finished. Idempotent: yes; if another cycle was first, its time stays."""
+    row = Row(quota_rows.finished_cycle_key(), {"startedAt": rfc3339(started_at)}, before.version if before else 0)
+    with contextlib.suppress(Conflict):
+        context.ledger.commit(Put(row))
+
+
+def _run(context: Context, results: heartbeats.SourceResults) -> tuple[Outcome, datetime | None]:
+    """Return the outcome, and when the cycle began to read the facts of its last decisions.
+
+    The time is None if a cluster could not be read: such a cycle answers only its own requests.
+    """
     admitted: list[str] = []
     refused: frozenset[str] = frozenset()
     for _ in range(_MAX_RETRIES):
         try:
+            started_at = context.clock.now()
             loaded = load_cycle.run(context)
             for name, error in loaded.errors.items():
                 results.failed(Source(kind=SourceKind.KUBERNETES_LIST, target=name), error)
@@ -84,9 +112,9 @@ def _run(context: Context, results: heartbeats.SourceResults) -> Outcome:
         if loaded.errors.keys() >= set(context.site.clusters):
             # The reasons of the jobs are recorded. The error repeats the request for this cycle.
             raise loaded.errors[context.site.clusters[0]]
-        return Outcome(admitted=tuple(admitted), waiting=plan.waiting)
+        return Outcome(admitted=tuple(admitted), waiting=plan.waiting), None if loaded.errors else started_at
     context.telemetry.warning("CycleEndedEarly", retries=_MAX_RETRIES)
-    return Outcome(admitted=tuple(admitted), is_complete=False)
+    return Outcome(admitted=tuple(admitted), is_complete=False), None
 
 
 def _measure_rents(loaded: LoadedCycle, context: Context) -> None:

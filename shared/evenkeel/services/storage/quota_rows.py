@@ -31,6 +31,11 @@ def queue_cursors_key() -> Key:
     return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", "TURN")
 
 
+def finished_cycle_key() -> Key:
+    """`CYCLE#finished / META`: when the last cycle that finished for a request began to read."""
+    return Key(Table.QUOTAS, "CYCLE#finished", "META")
+
+
 def charge_key(attempt: Attempt) -> Key:
     """`TREE#root / CHARGE#workload`: in the tree's rows.partition, so that all charges are read strongly consistent."""
     return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", f"CHARGE#{attempt.workload_name}")

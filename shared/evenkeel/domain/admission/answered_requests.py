@@ -1,0 +1,24 @@
+"""Which requests for a scheduling cycle a cycle answers that ran already.
+
+    write ─▶ request ─────── ANSWER_MARGIN ───────▶ start of a cycle ─▶ its reads ─▶ its commit
+                 └ the clocks of SQS and Lambda differ by less, and the index of waiting jobs lags by less
+
+A request holds no data. A cycle that started long enough after it has read what was written before it. If the index
+lags longer, the cycle of the next minute sees the write.
+"""
+
+from datetime import datetime, timedelta
+
+ANSWER_MARGIN = timedelta(seconds=5)
+"""How long before the start of a cycle a request must have been sent. The index lags by less than a second as a rule,
+and so do clocks on AWS."""
+
+
+def is_answered(requested_at: datetime, cycle_started_at: datetime) -> bool:
+    """Whether a finished cycle read everything that was written before a request.
+
+    Args:
+        requested_at: When the request was sent.
+        cycle_started_at: When the cycle began to read.
+    """
+    return requested_at + ANSWER_MARGIN <= cycle_started_at
