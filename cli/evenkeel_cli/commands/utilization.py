@@ -78,6 +78,8 @@ def _draw(out: Printer, found: Json, by: By, *, is_wide: bool) -> None:
         every = [{"pool": "(all)", "cluster": "–", **totals}] if len(items) > 1 else []
         out.table(_pool_columns(out), [*items, *every], is_wide=is_wide)
     out.paragraph(f"GPU utilization over {found['windowMinutes']} minutes: {_extremes(totals['utilization']['gpu'])}.")
+    if totals["measuredAt"]:
+        out.line(f"Each reading is from {out.when(totals['measuredAt'])} or later.")
     if by is By.POOL and any(each["unknownNodes"] for each in totals["utilization"].values()):
         out.line("–  unknown   *  average of the measured nodes only")
 

@@ -19,6 +19,7 @@ p5-workers      3    2         1  16/24  46%*     2-90%     60%*  2%*    –
 (all)           4    3         1  24/32  46%*     2-90%     60%*  2%*    –
 GPU utilization over 15 minutes: lowest 2.5% on i-00000000000000002, highest
 90%, unknown for 2 nodes.
+Each reading is from 2m02s ago or later.
 –  unknown   *  average of the measured nodes only
 """
 BY_NODE = """\
@@ -29,6 +30,7 @@ i-00000000000000002  p5-workers  ● in service    8/8   2%        –    –   
 i-00000000000000003  p5-workers  ✖ quarantined   0/8    –        –    –    –
 GPU utilization over 15 minutes: lowest 2.5% on i-00000000000000002, highest
 90%, unknown for 2 nodes.
+Each reading is from 2m02s ago or later.
 """
 WIDE = """\
 GPUS MEASURED ON  STARTING  GPU MEM GIB   VCPU  MEM GIB   MEASURED  TYPES           CLUSTER
