@@ -40,7 +40,7 @@ from evenkeel.domain.capacity.start_estimates import (
     remaining_seconds,
 )
 from evenkeel.domain.economics import money
-from evenkeel.domain.renting.cost import CandidatePool, JobDemand, RiskLimits, SpendLimits, shadow_price
+from evenkeel.domain.renting.cost import CandidatePool, JobDemand, RiskLimits, SpendLimits, opportunity_cost
 from evenkeel.domain.renting.migration import (
     MigrationAction,
     MigrationCandidate,
@@ -505,27 +505,27 @@ class BurstSimulation:
         }
         queue_price = sum(job.value for job in ordered) * self.policy.value_factor
         for job in jobs:
-            shadow = self._shadow(job, round(queue_price))
-            if self._may_pay(job, waits[job.name], shadow):
-                self._weigh(job, now, waits[job.name], shadow)
+            opportunity = self._opportunity_cost(job, round(queue_price))
+            if self._may_pay(job, waits[job.name], opportunity):
+                self._weigh(job, now, waits[job.name], opportunity)
 
-    def _may_pay(self, job: TraceJob, wait: float, shadow: int) -> bool:
+    def _may_pay(self, job: TraceJob, wait: float, opportunity: int) -> bool:
         """Return whether renting could pay at all. If not, `choose_pool` need not compare the pools.
 
         Every rental costs at least the cheapest node for the run alone, and saves at most the whole wait.
         """
         cheapest = min(pool.micros_per_node_hour for pool in self.pools[_size(job)])
         gain = job.value * self.policy.value_factor * (wait + self.setup["committed"]["launchSeconds"])
-        return bool(gain + shadow * job.gpus * job.guess > cheapest * job.nodes * job.guess)
+        return bool(gain + opportunity * job.gpus * job.guess > cheapest * job.nodes * job.guess)
 
-    def _shadow(self, job: TraceJob, queue_price: int) -> int:
+    def _opportunity_cost(self, job: TraceJob, queue_price: int) -> int:
         cheapest = min(pool.micros_per_node_hour // pool.accelerators_per_node for pool in self.pools[_size(job)])
-        return shadow_price(cheapest, self.share_full, queue_price, 8 * len(self.free))
+        return opportunity_cost(cheapest, self.share_full, queue_price, 8 * len(self.free))
 
-    def _weigh(self, job: TraceJob, now: float, wait: float, shadow: int) -> None:
+    def _weigh(self, job: TraceJob, now: float, wait: float, opportunity: int) -> None:
         waited = 0.0
         for _ in range(1 + len(self.pools[_size(job)])):
-            decision = choose_pool(self._facts(job, now, wait, shadow))
+            decision = choose_pool(self._facts(job, now, wait, opportunity))
             if decision.action is not PlacementAction.RENT:
                 return
             pool = next(each for each in self.pools[_size(job)] if each.name == decision.pool)
@@ -534,7 +534,7 @@ class BurstSimulation:
                 return
             waited += self.setup["market"]["refusalAnswerSeconds"]
 
-    def _facts(self, job: TraceJob, now: float, wait: float, shadow: int) -> PlacementFacts:
+    def _facts(self, job: TraceJob, now: float, wait: float, opportunity: int) -> PlacementFacts:
         moment = _at(now)
         candidates = [
             # The job does not fit on committed nodes now: otherwise it would have started.
@@ -542,7 +542,7 @@ class BurstSimulation:
                 pool=self.home_pool,
                 accelerators_left=0,
                 wait_seconds=max(1.0, wait),
-                shadow_micros_per_accelerator_hour=shadow,
+                opportunity_micros_per_accelerator_hour=opportunity,
             )
         ]
         for pool in self.pools[_size(job)]:
@@ -590,7 +590,7 @@ class BurstSimulation:
                 target=MigrationTarget(
                     pool="committed",
                     launch_seconds=self.setup["committed"]["launchSeconds"],
-                    shadow_micros_per_accelerator_hour=self._shadow(job, queue_price),
+                    opportunity_micros_per_accelerator_hour=self._opportunity_cost(job, queue_price),
                 ),
                 now=_at(now),
             )

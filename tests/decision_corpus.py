@@ -246,7 +246,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "placement.guards_deadline": cost.why_not_spot,
     "placement.place": placement.choose_pool,
     "placement.place_in_turn": placement.place_in_queue_order,
-    "placement.shadow_price": cost.shadow_price,
+    "placement.shadow_price": cost.opportunity_cost,
     "placement.weigh": cost.cost_of_pool,
     "plan.plan_recovery": plan.plan_recovery,
     "portability.differences": compatibility.differences,

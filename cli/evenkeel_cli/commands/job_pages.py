@@ -132,7 +132,12 @@ def _pool_columns(out: Printer) -> list[Column]:
         Column("MARKET", "market"),
         Column("STARTS", lambda each: duration(each["startsAfterSeconds"]), is_right=True),
         Column("ENDS", lambda each: duration(each["endsAfterSeconds"]), is_right=True),
-        *(usd("RENT", "rent"), usd("DELAY", "delay"), usd("SHADOW", "shadow"), usd("IN ALL", "total")),
+        *(
+            usd("RENT", "rent"),
+            usd("DELAY", "delay"),
+            usd("OPPORTUNITY COST", "opportunityCost"),
+            usd("IN ALL", "total"),
+        ),
         Column("CUTS", lambda each: f"{each['interruptions']:g}", is_right=True),
         Column(
             "WHY NOT",

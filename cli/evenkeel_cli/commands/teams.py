@@ -27,7 +27,7 @@ TeamArgument = Annotated[str, typer.Argument(metavar="TEAM", help="The team's na
 
 @app.command("ls")
 def list_teams(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
-    """List teams: allocated, used, borrowed, lent."""
+    """List teams with their accelerators: allocated, used, borrowed and lent."""
     found = lookup.current_client().get("/teams")["items"]
     nothing = "There are no teams and no running jobs."
     answer_list(found, output, lambda _: _COLUMNS, fields=_FIELDS, nothing=nothing)

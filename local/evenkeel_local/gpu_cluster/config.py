@@ -108,7 +108,7 @@ class KarpenterSettings(ConfigModel):
     spot_notice: float = 5.0
     """From the interruption warning to the end of the machine (two minutes on AWS)."""
     node_repair: dict[str, float] = {}
-    """Seconds after which a false condition leads to a repair, by condition. Empty: repair is off, as in Karpenter.
+    """Seconds after which a false condition leads to a repair, by condition. Repair is off by default, as in Karpenter.
     In production: 600 for AcceleratedHardwareReady, 1800 for Ready and the other conditions of the node agent."""
     repair_drain: float = 1.0
     """From the start of a repair to the end of the machine, drained or not."""

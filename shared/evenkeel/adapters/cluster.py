@@ -351,7 +351,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         return EvictionAnswer(EvictionStatus.EVICTED)
 
     def stop(self, attempt: Attempt, grace_seconds: int, nodes_without_grace: Container[str] = ()) -> None:
-        """Delete the pods first, with the requested grace. Deleting the workload would give them their own grace.
+        """Delete the pods first, with the requested grace period. Deleting the workload would give them their own.
 
         The minimum grace is one second: with 0, Kubernetes would remove the pod without waiting for its process.
         """

@@ -64,7 +64,7 @@ METRICS = {
         Metric("FactsExpected", _COUNT, ("source",), "A fact caused by Evenkeel's own repair."),
         Metric("FactsIgnored", _COUNT, ("source",), "A fact that needs no action."),
         Metric("FactsOtherFleet", _COUNT, ("source",), "A fact about a node of another fleet."),
-        Metric("FactsUnresolved", _COUNT, (), "A fact about a node that is not known yet."),
+        Metric("FactsUnresolved", _COUNT, (), "A fact whose node is not known yet."),
         Metric("FactsDropped", _COUNT, (), "A fact about a node that never became known."),
         Metric("GroupFactsNoted", _COUNT, ("kind",), "A fact about an instance group or the cluster."),
         Metric("XidsUnparsed", _COUNT, ("source",), "A driver line that names an XID in an unknown form."),

@@ -97,7 +97,7 @@ class EvictionStatus(StrEnum):
     """Result of an eviction."""
 
     EVICTED = "EVICTED"
-    """The pod ends within its own grace. Its owner may create another pod of the same name."""
+    """The pod ends within its own grace period. Its owner may create another pod of the same name."""
     GONE = "GONE"
     NOT_NOW = "NOT_NOW"
     """A disruption budget allows none now, the server cannot do it now, or the pod's namespace is being deleted."""

@@ -69,7 +69,7 @@ def test_same_seed_gives_the_same_figures() -> None:
 class ExhaustiveSimulation(BurstSimulation):
     """Compares all pools for every job; the benchmark skips jobs for which renting cannot pay."""
 
-    def _may_pay(self, job: TraceJob, wait: float, shadow: int) -> bool:
+    def _may_pay(self, job: TraceJob, wait: float, opportunity: int) -> bool:
         return True
 
 

@@ -81,7 +81,7 @@ def test_migration_must_also_save_one_restart() -> None:
         ({"target": HOME.but(differences=("data is another volume.",))}, "another volume"),
         ({"target": HOME.but(usable_until=at(1200))}, "ends before the job could save"),
         ({"candidate": a_migration_candidate(deadline_at=at(3 * HOUR + 300))}, "its deadline"),
-        ({"target": HOME.but(shadow_micros_per_accelerator_hour=4 * MICROS)}, "would save $0.00"),
+        ({"target": HOME.but(opportunity_micros_per_accelerator_hour=4 * MICROS)}, "would save $0.00"),
     ],
 )
 def test_migration_is_refused_with_a_reason(change: dict[str, Any], message: str) -> None:
@@ -136,16 +136,16 @@ def test_job_stops_before_its_budget_ends_with_time_to_save(dollars: int, rate: 
     st.integers(0, 3600),
 )
 def test_committed_nodes_idle_no_longer_than_the_move_costs(
-    market: Market, nodes: int, left: int, value: int, shadow: int, restart: int
+    market: Market, nodes: int, left: int, value: int, opportunity: int, restart: int
 ) -> None:
     candidate = a_migration_candidate(
         nodes=nodes, left_seconds=left, micros_per_hour_of_delay=value * MICROS, restart_seconds=restart
     )
-    target = HOME.but(shadow_micros_per_accelerator_hour=shadow)
+    target = HOME.but(opportunity_micros_per_accelerator_hour=opportunity)
 
     decision = decide_migration(migration_facts(market, candidate=candidate, target=target))
 
-    rate = a_pool(market).micros_per_node_hour * nodes - shadow * nodes * 8
+    rate = a_pool(market).micros_per_node_hour * nodes - opportunity * nodes * 8
     cost = a_pool(market).micros_per_node_hour * nodes * 60 + value * MICROS * (60 + 60 + 2 * restart)
     assert (decision.action is MigrationAction.MIGRATE) == (rate * left > cost)
     assert decide_migration(MigrationFacts.model_validate(decision.to_json()["facts"])) == decision

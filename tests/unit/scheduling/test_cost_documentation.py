@@ -37,7 +37,7 @@ def test_cost_table_follows_the_rules() -> None:
             row.pool,
             spoken(row.starts_after_seconds),
             spoken(row.ends_after_seconds),
-            *map(format_usd, (row.rent_parts, row.delay_parts, row.shadow_parts, row.parts)),
+            *map(format_usd, (row.rent_parts, row.delay_parts, row.opportunity_parts, row.parts)),
             why_not.get(row.pool, "chosen"),
         ]
         for row in decision.table
@@ -57,7 +57,7 @@ def test_worked_figures_are_in_the_decision() -> None:
     assert (spot.interruptions, spot.ends_after_seconds) == (0.6, 23_037.164)
     assert format_usd(24_000_000 * 2 * 23_038) == format_usd(spot.rent_parts) == "$307.17"
     assert format_usd(18_660 * 150_000_000) == format_usd(plan.delay_parts) == "$777.50"
-    assert format_usd(1_200_000 * 16 * 21_600) == format_usd(plan.shadow_parts) == "$115.20"
+    assert format_usd(1_200_000 * 16 * 21_600) == format_usd(plan.opportunity_parts) == "$115.20"
 
 
 def test_documented_on_demand_prices_match_the_table() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.economics.money import MICROS, PARTS
-from evenkeel.domain.renting.cost import CandidatePool, SpendLimits, shadow_price, why_not_spot
+from evenkeel.domain.renting.cost import CandidatePool, SpendLimits, opportunity_cost, why_not_spot
 from evenkeel.domain.renting.placement import (
     PlacementAction,
     PlacementDecision,
@@ -41,17 +41,17 @@ def why_not(facts: PlacementFacts, pool: str) -> str:
 def the_sample(wait_hours: float, *, value: int = 40) -> PlacementFacts:
     """8 GPUs for 3 h; burst at $4 a GPU-hour after 0.25 h of start-up, committed worth $1.5 to other jobs."""
     job = a_waiting(micros_per_hour_of_delay=value * MICROS)
-    committed = a_candidate_pool(C, wait_seconds=wait_hours * HOUR, shadow_micros_per_accelerator_hour=1_500_000)
+    committed = a_candidate_pool(C, wait_seconds=wait_hours * HOUR, opportunity_micros_per_accelerator_hour=1_500_000)
     rented = a_candidate_pool(O, pool={"launch": a_delay(0.25 * HOUR)})
     # The wait counts from the start of the rented nodes.
     return facts_of(committed.but(wait_seconds=(wait_hours + 0.25) * HOUR), rented, job=job)
 
 
-def test_premium_is_price_less_shadow_price() -> None:
+def test_premium_is_price_less_opportunity_cost() -> None:
     decision = choose_pool(the_sample(2))
 
     rented, committed = decision.table[0], decision.table[1]
-    assert (rented.rent_parts - committed.shadow_parts) / PARTS == 68
+    assert (rented.rent_parts - committed.opportunity_parts) / PARTS == 68
     assert (committed.delay_parts - rented.delay_parts) / PARTS == 80
     assert decision.action is PlacementAction.RENT
     assert "worth $80.00" in decision.reason
@@ -90,7 +90,7 @@ def test_recovery_rents_up_to_the_planned_value() -> None:
 
 
 def test_free_committed_nodes_are_used_first() -> None:
-    committed = a_candidate_pool(C, accelerators_left=8, shadow_micros_per_accelerator_hour=9 * MICROS)
+    committed = a_candidate_pool(C, accelerators_left=8, opportunity_micros_per_accelerator_hour=9 * MICROS)
 
     decision = choose_pool(facts_of(a_candidate_pool(O), a_candidate_pool(S), committed))
 
@@ -108,7 +108,7 @@ def test_free_committed_nodes_are_used_first() -> None:
     ],
 )
 def test_committed_hour_is_valued_by_other_demand(rented: int, share: float, waiting: int, expected: int) -> None:
-    assert shadow_price(rented, share, waiting, 64) == expected
+    assert opportunity_cost(rented, share, waiting, 64) == expected
 
 
 # ---------------------------------------------------------------- deadlines
@@ -357,7 +357,7 @@ def test_decision_without_pools_is_valid() -> None:
 # ---------------------------------------------------------------- properties
 
 candidates = st.builds(
-    lambda market, left, wait, shadow, rate, price, barred: a_candidate_pool(
+    lambda market, left, wait, opportunity, rate, price, barred: a_candidate_pool(
         market,
         pool={
             "name": f"{market.value}-{price}",
@@ -366,7 +366,7 @@ candidates = st.builds(
         },
         accelerators_left=left,
         wait_seconds=wait,
-        shadow_micros_per_accelerator_hour=0 if market.is_rented else shadow,
+        opportunity_micros_per_accelerator_hour=0 if market.is_rented else opportunity,
         barred_until=at(60) if barred and market.is_rented else None,
     ),
     st.sampled_from([C, R, S, O]),

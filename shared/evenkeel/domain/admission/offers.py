@@ -23,7 +23,7 @@ class PoolFit(Value):
     total_nodes: int
     """Nodes of this type, in any state."""
     leaving: int = 0
-    """Nodes of these that leave before the gang could save a checkpoint there: the gang does not wait for them."""
+    """Nodes of these that AWS takes before the gang could save a checkpoint there: the gang does not wait for them."""
     fitting: int
     """Nodes that can run one pod of the gang now."""
     best: tuple[NodeLife, ...] = ()

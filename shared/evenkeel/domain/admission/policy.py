@@ -30,7 +30,7 @@ class SchedulingPolicy(Section):
     serving: tuple[ServingWorkload, ...] = ()
     """Deployments for which elastic jobs shrink."""
     reservations: tuple[ReservedPool, ...] = ()
-    """Pools whose nodes leave at a known time. Jobs leave them before."""
+    """Pools whose nodes AWS takes at a known time. Jobs leave them before."""
 
     def reservation_of(self, cluster: str, pool: str) -> Reservation | None:
         """Return the reservation of a pool; None if no end of it is known."""

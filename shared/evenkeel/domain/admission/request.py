@@ -59,8 +59,8 @@ class AdmissionRequest(Value):
     tolerations: tuple[Toleration, ...] = ()
     requires: Requirements = Requirements()
     needs_node_until: Instant | None = None
-    """Earliest time at which the job could leave a node with a saved checkpoint. Nodes that leave before are of no use
-    to it. None if no node has a known end."""
+    """Earliest time at which the job could leave a node with a saved checkpoint. Nodes that AWS takes before are of no
+    use to it. None if no node has a known end."""
 
     @classmethod
     def of(cls, job: Job) -> "AdmissionRequest":

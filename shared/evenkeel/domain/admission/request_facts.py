@@ -1,6 +1,6 @@
-"""Requests of jobs for nodes that leave at a known time: a job starts there only if it can save a checkpoint before.
+"""Requests of jobs for nodes that AWS takes at a known time: a job starts there only if it can save before that.
 
-    ...... work runs ......|-- restart, first checkpoint --|-- save --|- margin -|........ nodes leave ........|
+    ...... work runs ......|-- restart, first checkpoint --|-- save --|- margin -|... AWS takes the nodes ......|
                            └ no job starts any more        └ jobs must save      └ usable until                └ end
 
 A training plan and a capacity block end, whatever runs on them. The policy names the time (`scheduling.reservations`).

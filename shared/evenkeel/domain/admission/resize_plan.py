@@ -187,7 +187,7 @@ class _Planner:
             request = requests[decided.job_id]
             fresh = {each.job_id for each in decided.victims} - self.queue.stopping
             if decided.victims and not fresh and not any(self.left.get(each.job_id) for each in decided.victims):
-                continue  # all victims stop for good. A victim that only shrinks frees less than the rules count on.
+                continue  # all victims end. A victim that only shrinks frees less than the rules count on.
             # If shrinking does not help one job, it does not help another with the same request.
             size = (request.nodes, request.accelerators_per_node, request.instance_types)
             shape = (request.team, request.priority, request.cluster, *size)

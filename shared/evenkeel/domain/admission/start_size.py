@@ -87,7 +87,10 @@ def _smaller_sizes(request: AdmissionRequest, now: datetime) -> tuple[int, ...]:
 
 
 def _needs_smaller_size(request: AdmissionRequest, action: Action) -> bool:
-    """Whether the job does not start at its full size. While victims stop for it, it waits for them, unless it grew."""
+    """Whether the job does not start at its full size.
+
+    A job that waits for its victims keeps its full size, unless it is growing.
+    """
     asks_for_more = request.is_resize or request.nodes > request.wanted
     return action not in _KEEPS_SIZE and (action is not Action.PREEMPT or asks_for_more)
 

@@ -219,7 +219,7 @@ class _TeamCycle:
         offers = self._offers(request)
         if all(offer.total_nodes < request.nodes for offer in offers) and (request.attempts == 0 or not offers):
             return self._decide_now(request, offers=offers)
-        # Jobs of the same shape may end before the nodes leave, so this job must not park them.
+        # Jobs of the same shape may end before AWS takes the nodes, so this job must not park them.
         is_cut_off = all(offer.total_nodes - offer.leaving < request.nodes for offer in offers)
         if is_cut_off and any(offer.leaving for offer in offers):
             return self._decide_now(request, offers=offers)

@@ -65,7 +65,7 @@ class JobPolicy(Section):
     others_save_seconds: Seconds = 30
     """If the faulty node is left at once: time for the other ranks of its jobs to save."""
     rest_before_deadline_seconds: Seconds = 30
-    """A save must be complete, with its manifest in the store, this long before the node goes."""
+    """A save must be complete, with its manifest in the store, this long before the node ends."""
     finish_seconds: Seconds = 86_400
     """Longest time that a job with `finish` may continue on a cordoned node whose repair can wait."""
     max_rollbacks: Tries = 3

@@ -32,7 +32,7 @@ class Settlement(Value):
 def settle(job: Job, attempt: Attempt, ending: AttemptEnd, policy: JobPolicy, now: datetime) -> Settlement:
     """Decide what the end of an attempt means for its job.
 
-    Only failures of the application use up restarts. An attempt that infrastructure ended is repeated without limit.
+    Only failures of the application use up restarts. An attempt that infrastructure ended is always repeated.
     """
     request = job.stop_of(attempt.attempt)
     ended = attempt.but(

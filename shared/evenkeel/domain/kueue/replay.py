@@ -222,7 +222,7 @@ class Replay:
             )
 
     def _remove_for_good(self, job: str, why: str) -> None:
-        """Remove a job for good."""
+        """Remove a job permanently."""
         self.unqueued[job] = why
         self._documents.pop(job, None)
 

@@ -25,7 +25,7 @@ class Rules(NamedTuple):
     Kueue's `waitForPodsReady.blockAdmission`, off by default.
     """
     flap_guard_seconds: float = 0.0
-    """Evenkeel's own: of two workloads, one may preempt the other once in this time. 0 is no limit."""
+    """Evenkeel's own: a workload may preempt the same other workload once in this time. 0 is no limit."""
     min_run_seconds: float = 0.0
     """Evenkeel's own: a workload is not preempted before it ran this long. 0 is no limit."""
     never_overcommits: bool = False

@@ -24,7 +24,7 @@ from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import KARPENTER_LABEL, NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.book import RentalAllocation, RentalBook, accelerators_left, spend_limits
-from evenkeel.domain.renting.cost import CandidatePool, JobDemand, RiskLimits, shadow_price
+from evenkeel.domain.renting.cost import CandidatePool, JobDemand, RiskLimits, opportunity_cost
 from evenkeel.domain.renting.placement import PlacementFacts
 from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.rental import Rental
@@ -249,7 +249,7 @@ def _committed_candidate(job: Job, pool: Pool, seen: PlacementContext, policy: P
         pool=pool,
         accelerators_left=0,
         wait_seconds=min(_LONGEST_WAIT, expected_wait(forecast, waited)),
-        shadow_micros_per_accelerator_hour=shadow_price_of(pool, others, policy.burst),
+        opportunity_micros_per_accelerator_hour=opportunity_cost_of(pool, others, policy.burst),
         barred_until=None,
         differences=why_not_portable(job, pool, policy.storage),
     )
@@ -298,14 +298,14 @@ def forecast_starts(
     return expected_starts(free, held, queue)
 
 
-def shadow_price_of(pool: Pool, delay_micros_per_hour: int, burst: BurstPolicy) -> int:
+def opportunity_cost_of(pool: Pool, delay_micros_per_hour: int, burst: BurstPolicy) -> int:
     """Return what the jobs that wait would give for an accelerator-hour of a committed pool; 0 if no job waits.
 
     Past demand by the hour is not recorded yet. While a job waits, every hour counts as wanted.
     """
     prices = [each.micros_per_node_hour // max(1, each.accelerators_per_node) for each in burst.pools]
     accelerators = pool.max_nodes * pool.accelerators_per_node
-    return shadow_price(min(prices, default=0), 1.0, delay_micros_per_hour, accelerators)
+    return opportunity_cost(min(prices, default=0), 1.0, delay_micros_per_hour, accelerators)
 
 
 # ---------------------------------------------------------------- portability

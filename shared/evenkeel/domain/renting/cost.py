@@ -6,10 +6,10 @@
 The wait ends when a committed pool is expected to have free nodes. The stretch is the part that interruptions add.
 
     delay = price of delay x (finish - run)
-    cost  = rent + delay + shadow
+    cost  = rent + delay + opportunity cost
 
-A committed pool is paid for in any case, so its invoice does not count. It costs its shadow price: the price that the
-jobs that wait would pay for the same accelerators. A rented pool costs its rent. Amounts are in parts of
+A committed pool is paid for in any case, so its invoice does not count. It costs its opportunity cost: the price that
+the jobs that wait would pay for the same accelerators. A rented pool costs its rent. Amounts are in parts of
 `economics.money`.
 """
 
@@ -75,7 +75,7 @@ class CandidatePool(Value):
     """Free now in a committed pool; left below the limit of a rented pool."""
     wait_seconds: float = 0
     """Until a committed pool is expected to have free nodes for the job."""
-    shadow_micros_per_accelerator_hour: int = 0
+    opportunity_micros_per_accelerator_hour: int = 0
     """Price that the jobs that wait would pay for an accelerator-hour of a committed pool."""
     barred_until: Instant | None = None
     """The provider refused capacity there; Evenkeel does not ask again before this time."""
@@ -130,7 +130,7 @@ class PoolCost(Value):
     ends_after_seconds: float
     rent_parts: int
     delay_parts: int
-    shadow_parts: int
+    opportunity_parts: int
     interruptions: float
     """Expected number."""
     is_available_now: bool
@@ -139,11 +139,11 @@ class PoolCost(Value):
     @property
     def parts(self) -> int:
         """Total cost."""
-        return self.rent_parts + self.delay_parts + self.shadow_parts
+        return self.rent_parts + self.delay_parts + self.opportunity_parts
 
     def premium_over(self, committed: "PoolCost | None") -> int:
         """Return what renting here costs more than the committed hours that it leaves to other jobs."""
-        return self.rent_parts - (committed.shadow_parts if committed else 0)
+        return self.rent_parts - (committed.opportunity_parts if committed else 0)
 
 
 def cheapest_rented(rows: Iterable[PoolCost]) -> PoolCost | None:
@@ -206,7 +206,7 @@ def cost_of_pool(
         ends_after_seconds=end,
         rent_parts=rent,
         delay_parts=round(job.micros_per_hour_of_delay * (start + run - job.run_seconds)),
-        shadow_parts=round(candidate.shadow_micros_per_accelerator_hour * job.accelerators * run),
+        opportunity_parts=round(candidate.opportunity_micros_per_accelerator_hour * job.accelerators * run),
         interruptions=round(per_second * job.run_seconds, 4),
         is_available_now=is_available_now and not why_not,
     )
@@ -337,7 +337,7 @@ def why_not_spot(job: JobDemand, changeover_seconds: float, now: datetime) -> st
 # ---------------------------------------------------------------- price of committed hours, cost of a move
 
 
-def shadow_price(
+def opportunity_cost(
     rented_micros_per_accelerator_hour: int, share_full: float, delay_micros_per_hour: int, accelerators: int
 ) -> int:
     """Return the price that waiting jobs would pay for an accelerator-hour of committed capacity, in micro-dollars.
@@ -358,11 +358,11 @@ def shadow_price(
 
 
 def rent_saved(
-    pool: Pool, nodes: int, accelerators: int, shadow_micros_per_accelerator_hour: int, left_seconds: float
+    pool: Pool, nodes: int, accelerators: int, opportunity_micros_per_accelerator_hour: int, left_seconds: float
 ) -> int:
-    """Return the rent of the time left, less the shadow price of the same time in a committed pool."""
-    shadow = shadow_micros_per_accelerator_hour * accelerators
-    return round((pool.micros_per_node_hour * nodes - shadow) * left_seconds)
+    """Return the rent of the time left, less the opportunity cost of the same time in a committed pool."""
+    opportunity = opportunity_micros_per_accelerator_hour * accelerators
+    return round((pool.micros_per_node_hour * nodes - opportunity) * left_seconds)
 
 
 def cost_of_move(

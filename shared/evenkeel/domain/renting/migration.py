@@ -15,7 +15,7 @@ from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.candidates import offered_pool, shadow_price_of
+from evenkeel.domain.renting.candidates import offered_pool, opportunity_cost_of
 from evenkeel.domain.renting.cost import RiskLimits, cost_of_move, rent_saved
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import Instant, Value
@@ -25,7 +25,7 @@ class MigrationTarget(Value):
     """Free committed nodes for a job that runs elsewhere."""
 
     pool: str
-    shadow_micros_per_accelerator_hour: int = 0
+    opportunity_micros_per_accelerator_hour: int = 0
     launch_seconds: float = 0
     usable_until: Instant | None = None
     differences: tuple[str, ...] = ()
@@ -75,8 +75,8 @@ class MigrationFacts(Value):
         """Rent that the migration saves."""
         candidate = self.candidate
         accelerators = candidate.nodes * candidate.accelerators_per_node
-        shadow = self.target.shadow_micros_per_accelerator_hour if self.target else 0
-        return rent_saved(self.pool, candidate.nodes, accelerators, shadow, candidate.left_seconds)
+        opportunity = self.target.opportunity_micros_per_accelerator_hour if self.target else 0
+        return rent_saved(self.pool, candidate.nodes, accelerators, opportunity, candidate.left_seconds)
 
     @property
     def cost_parts(self) -> int:
@@ -113,7 +113,7 @@ def decide_migration(facts: MigrationFacts) -> MigrationDecision:
 
     The amounts that it compares:
 
-        saving = rent of the time left - shadow price of the same time on committed nodes
+        saving = rent of the time left - opportunity cost of the same time on committed nodes
         cost   = rent during the last checkpoint + price of delay x (save + launch + restart)
 
     The job migrates if the saving exceeds the cost plus the price of delay x restart.
@@ -394,7 +394,7 @@ def _migrate_back(
         return None
     committed = MigrationTarget(
         pool=target.name,
-        shadow_micros_per_accelerator_hour=shadow_price_of(target, 0, policy.burst),
+        opportunity_micros_per_accelerator_hour=opportunity_cost_of(target, 0, policy.burst),
         launch_seconds=target.launch.p50_seconds,
         usable_until=target.reservation.usable_until if target.reservation else None,
     )

@@ -2,7 +2,7 @@
 
 Free committed nodes come first. Otherwise nodes are rented for a job exactly where
 
-    price of delay x (wait for committed - start of the rented) > rent - shadow price of the committed hours
+    price of delay x (wait for committed - start of the rented) > rent - opportunity cost of the committed hours
 
 or where a rented pool meets the deadline and no committed pool does. Nothing is rented for a job that has neither a
 price of delay nor a deadline that renting meets. A recovery compares options by the cost of its job's standstill. If it

@@ -105,7 +105,7 @@ def _row(row: PoolCost, placed: PlacementDecision, now: datetime) -> Json:
         "usd": {
             "rent": _usd(row.rent_parts),
             "delay": _usd(row.delay_parts),
-            "shadow": _usd(row.shadow_parts),
+            "opportunityCost": _usd(row.opportunity_parts),
             "total": _usd(row.parts),
         },
     }

@@ -225,7 +225,7 @@ def _why_unwanted(case: _StepCase) -> str:
 
 
 def _free_node(case: _StepCase) -> None:
-    """Delete the capacity pods on a Deployment's node: its replicas wait for their place.
+    """Delete the capacity pods on a Deployment's node, so that its replicas can be scheduled there.
 
     A job's capacity pods are deleted when the job's own pods exist. Idempotent: yes, a pod that is gone is success.
     """

@@ -201,7 +201,7 @@ def start(rental: Rental, context: Context) -> bool:
 
 
 def delete_capacity_pods_of(job: Job, attempt: Attempt, context: Context) -> None:
-    """Delete the capacity pods on an attempt's rented nodes, now that the attempt's own pods wait for their place.
+    """Delete the capacity pods on an attempt's rented nodes, so that the attempt's own pods can be scheduled there.
 
     Idempotent: yes, a pod that is gone is success.
     """

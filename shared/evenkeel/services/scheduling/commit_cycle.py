@@ -258,7 +258,7 @@ def _preempt(step: Preemption, loaded: LoadedCycle, tree: QuotaTree, context: Co
 
 
 def _stop_writes(name: str, why: str, by: str, loaded: LoadedCycle, now: datetime) -> tuple[Write, ...]:
-    """Return the writes that ask a job's attempt to stop, with its grace to save; none if it was asked before."""
+    """Return the writes that ask a job's attempt to stop, with its grace period; none if it was asked before."""
     job, version = loaded.stored(name)
     if not job.is_stoppable:
         return ()

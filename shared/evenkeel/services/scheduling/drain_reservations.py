@@ -1,6 +1,6 @@
 """Ask jobs to leave nodes whose reservation ends, in time for a last checkpoint.
 
-    attempt n is asked to stop, with its grace to save ── run_job settles it ── the next cycle finds other nodes for it
+    attempt n is asked to stop and to save ── run_job settles it ── the next cycle finds other nodes for it
 
 By then no job starts on these nodes any more (`domain/admission/request_facts.py`). So the job continues on committed
 or rented nodes, or it returns to the queue with a reason.

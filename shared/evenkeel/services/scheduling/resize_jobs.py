@@ -1,6 +1,6 @@
 """Commit the size changes of a scheduling cycle. `domain/admission/resize_plan.py` decides them.
 
-    attempt n is asked to stop, with its grace to save ── run_job settles it ── the next cycle admits n+1 at a new size
+    attempt n is asked to stop and to save ── run_job settles it ── the next cycle admits n+1 at a new size
 
 The request, its reason and its record are one commit that depends on the version of the quota tree and of the job.
 After a crash the job waits like after any stop, and comes before other jobs to the nodes that were its own.

@@ -1,7 +1,7 @@
 """Counters of open jobs, for each principal and each queue. They enforce the policy's limits on submissions.
 
 A job is open from its submission until it has ended. Its counters change in the same commit as the job. A submission
-writes each counter at the version that it read, so of two submissions at the limit one is refused.
+writes each counter at the version that it read, so if two submissions compete for the last place, one is refused.
 """
 
 from evenkeel.domain.admission.policy import SchedulingPolicy

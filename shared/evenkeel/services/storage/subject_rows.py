@@ -29,7 +29,7 @@ def wait_key(subject: str, name: str) -> Key:
 
 
 def wait_row(wait: Wait, version: int) -> Row:
-    """In `byState` under `WAIT#OPEN` or `WAIT#ANSWERED` by deadline."""
+    """Return the row of a wait. The index `byState` lists it by deadline, under `WAIT#OPEN` or `WAIT#ANSWERED`."""
     return Row(
         wait_key(wait.subject, wait.name),
         wait.to_json(),
