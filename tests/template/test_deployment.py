@@ -319,6 +319,7 @@ def test_tables_are_protected_and_share_one_schema(name: str) -> None:
     assert table == resources("AWS::DynamoDB::Table")["JobsTable"]
     assert table["BillingMode"] == "PAY_PER_REQUEST"
     assert table["PointInTimeRecoverySpecification"] == {"PointInTimeRecoveryEnabled": True}
+    assert table["DeletionProtectionEnabled"] == {"Fn::If": ["ProtectsTables", True, False]}
     assert table["SSESpecification"] == {"SSEEnabled": True}
     assert table["TimeToLiveSpecification"] == {"AttributeName": "ttl", "Enabled": True}
     (index,) = table["GlobalSecondaryIndexes"]
@@ -326,6 +327,16 @@ def test_tables_are_protected_and_share_one_schema(name: str) -> None:
     assert [key["AttributeName"] for key in index["KeySchema"]] == ["stateKey", "stateSort"]
     assert whole["DeletionPolicy"] == "RetainExceptOnCreate"
     assert whole["UpdateReplacePolicy"] == "Retain"
+
+
+def test_tables_are_protected_by_default_once_the_schedules_run() -> None:
+    whole = template()
+
+    assert whole["Parameters"]["TableProtection"]["Default"] == "on"
+    # A first deployment that fails removes its tables, which are still empty: the schedules are off.
+    assert whole["Conditions"]["ProtectsTables"] == {
+        "Fn::And": [{"Fn::Equals": [{"Ref": name}, "on"]} for name in ("TableProtection", "Schedules")]
+    }
 
 
 def test_stack_has_the_four_expected_tables() -> None:

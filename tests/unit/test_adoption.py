@@ -1,0 +1,89 @@
+"""A new stack adopts the tables of an earlier one: the files of the import agree with the template."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from cfnlint.api import lint
+from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
+
+from evenkeel_cli.offline.planned_stack import PlannedStack, read_planned_stack
+from tests.template.documents import resources, template
+from tools import adoption
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLES = ("JobsTable", "IncidentsTable", "FleetTable", "QuotasTable")
+NAMES = [*(f"evenkeel-{table}-1A2B" for table in TABLES), "evenkeel-raweventsbucket-1a2b"]
+
+
+def planned(**changes: str) -> PlannedStack:
+    read = read_planned_stack(ROOT, "prod")
+    return read._replace(parameters={**read.parameters, **changes})
+
+
+def test_every_table_and_the_archive_are_imported() -> None:
+    listed = {each["LogicalResourceId"]: each for each in adoption.resources_to_import(NAMES)}
+    kept = {name for name, each in template()["Resources"].items() if "Retain" in each.get("DeletionPolicy", "")}
+
+    assert set(listed) == {*TABLES, "RawEventsBucket"}
+    # The log role of API Gateway belongs to the account, so a new stack leaves it alone.
+    assert kept == {*listed, "ApiLogAccount", "ApiLogAccountRole"}
+    assert listed["JobsTable"]["ResourceIdentifier"] == {"TableName": "evenkeel-JobsTable-1A2B"}
+    assert listed["RawEventsBucket"]["ResourceIdentifier"] == {"BucketName": "evenkeel-raweventsbucket-1a2b"}
+
+
+@pytest.mark.parametrize("kind", sorted(adoption.IDENTIFIERS))
+def test_identifier_is_the_one_of_the_resource_type(kind: str) -> None:
+    schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-east-1", kind).schema
+
+    assert schema["primaryIdentifier"] == [f"/properties/{adoption.IDENTIFIERS[kind]}"]
+
+
+@pytest.mark.parametrize(("schedules", "protects"), [("off", False), ("on", True)])
+def test_import_template_has_the_same_resources_as_the_template(schedules: str, protects: bool) -> None:
+    document = adoption.import_template(planned(Schedules=schedules))
+    written = template()["Resources"]
+
+    assert set(document) == {"AWSTemplateFormatVersion", "Resources"}, "an import adds no output and no transform"
+    assert set(document["Resources"]) == {each["LogicalResourceId"] for each in adoption.resources_to_import(NAMES)}
+    for name, imported in document["Resources"].items():
+        original = json.loads(json.dumps(written[name]))
+        if name in TABLES:
+            original["Properties"]["DeletionProtectionEnabled"] = protects
+        assert imported == original, "a difference would change or replace the resource after the import"
+        assert imported["DeletionPolicy"] == "RetainExceptOnCreate", "CloudFormation asks for a policy"
+    assert "Fn::" not in json.dumps(document)
+    assert [str(found) for found in lint(json.dumps(document), regions=["us-west-2"])] == []
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (NAMES[1:], "exactly one resource for JobsTable"),
+        ([*NAMES, "evenkeel-JobsTable-2C"], "exactly one resource for JobsTable"),
+        ([*NAMES[:4], "other-bucket"], "other-bucket belongs to no retained resource"),
+    ],
+    ids=["missing", "twice", "foreign"],
+)
+def test_wrong_names_are_refused(names: list[str], says: str) -> None:
+    with pytest.raises(adoption.BadNames, match=says):
+        adoption.resources_to_import(names)
+
+
+def test_restored_names_of_the_page_can_be_adopted() -> None:
+    restored = [f"evenkeel-{table}-restored" for table in TABLES]
+
+    assert len(adoption.resources_to_import([*restored, "evenkeel-raweventsbucket-1e"])) == 5
+
+
+def test_tables_have_no_fixed_name() -> None:
+    for table in resources("AWS::DynamoDB::Table").values():
+        assert "TableName" not in table, "a fixed name would keep a restored table from being adopted"
+
+
+def test_commands_end_with_the_deployment(tmp_path: Path) -> None:
+    given = adoption.commands(planned(), tmp_path)
+
+    assert "--change-set-type IMPORT" in given[0]
+    assert shlex.split(given[-1]) == ["make", "deploy", "ENV=prod"]

@@ -1,0 +1,112 @@
+"""Every `aws` command of the pages exists, with each of its options and the options that it needs."""
+
+import functools
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from botocore import xform_name
+from botocore.model import ServiceModel, Shape
+from botocore.session import get_session
+
+from evenkeel_cli.offline.planned_stack import read_planned_stack
+from tools import adoption
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
+_FENCED = re.compile(r"^ *```\w*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+_INLINE = re.compile(r"`(aws [^`]+)`")
+_GLOBAL = frozenset(
+    {"region", "output", "query", "profile", "endpoint-url", "cli-input-json", "max-items", "no-cli-pager"}
+)
+_OWN_OF_THE_CLI = {("logs", "tail"), ("sso", "login"), ("s3", "cp"), ("s3", "ls"), ("eks", "update-kubeconfig")}
+"""Commands that the AWS CLI adds to the operations of the services."""
+_RENAMED = {("lambda", "invoke"): {"payload"}, ("sns", "subscribe"): {"notification-endpoint"}}
+"""Options that the AWS CLI names otherwise than the service."""
+
+
+class AwsCommand(NamedTuple):
+    page: str
+    text: str
+
+    def words(self) -> list[str]:
+        """Return the words of the command up to a pipe or a list separator."""
+        plain = re.sub(r"\$\([^()]*\)", "VALUE", self.text.replace("\\\n", " ")).replace("…", "")
+        words = shlex.split(plain)
+        ends = [index for index, word in enumerate(words) if word in ("|", ">", "&&", "||", ";") or word.endswith(";")]
+        return words[: min(ends, default=len(words))]
+
+
+def commands() -> Iterator[AwsCommand]:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        name = str(page.relative_to(ROOT))
+        blocks = "\n".join(_FENCED.findall(text)).replace("\\\n", " ")
+        for line in blocks.splitlines():
+            if found := re.search(r"(?:^|\s|\$\()(aws [a-z].*)$", line):
+                yield AwsCommand(name, found[1])
+        for inline in _INLINE.findall(_FENCED.sub("", text)):
+            yield AwsCommand(name, " ".join(inline.split()))
+    for each in adoption.commands(read_planned_stack(ROOT, "prod"), Path("folder")):
+        if each.startswith("aws "):
+            yield AwsCommand("tools/adoption.py", each)
+
+
+COMMANDS = sorted(set(commands()))
+
+
+@functools.cache
+def model_of(service: str) -> ServiceModel:
+    return get_session().get_service_model(service)
+
+
+def problems(command: AwsCommand) -> list[str]:
+    """Return what is wrong with a command."""
+    _, service, operation, *rest = command.words()
+    if (service, operation) in _OWN_OF_THE_CLI:
+        return []
+    if operation == "wait":
+        waiters = get_session().get_waiter_model(service).waiter_names
+        return [] if rest[0] in {xform_name(name, "-") for name in waiters} else [f"no waiter {rest[0]}"]
+    known = {xform_name(name, "-"): name for name in model_of(service).operation_names}
+    if operation not in known:
+        return [f"{service} has no operation {operation}"]
+    shape = model_of(service).operation_model(known[operation]).input_shape
+    members: dict[str, Shape] = dict(shape.members) if shape else {}
+    options = {xform_name(name, "-") for name in members}
+    given = {word[2:].partition("=")[0] for word in rest if word.startswith("--")}
+    wrong = {
+        name
+        for name in given - options - _GLOBAL - _RENAMED.get((service, operation), set())
+        if name.removeprefix("no-") not in options
+    }
+    needed = {xform_name(name, "-") for name in (shape.required_members if shape else ())}
+    missing = needed - given - ({"endpoint"} if operation == "subscribe" else set())
+    return [f"no option --{name}" for name in sorted(wrong)] + (
+        [f"needs --{name}" for name in sorted(missing)] if given else []
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda each: f"{each.page}: {each.text[:60]}")
+def test_aws_command_of_a_page_exists(command: AwsCommand) -> None:
+    assert problems(command) == [], command.text
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("aws dynamodb restore-everything", "no operation restore-everything"),
+        ("aws dynamodb update-table --table-nam x --table-name x", "no option --table-nam"),
+        ("aws dynamodb create-backup --table-name x", "needs --backup-name"),
+        ("aws dynamodb wait table-there --table-name x", "no waiter table-there"),
+    ],
+)
+def test_wrong_command_is_found(text: str, says: str) -> None:
+    assert any(says in each for each in problems(AwsCommand("a page", text)))
+
+
+def test_pages_have_many_commands() -> None:
+    assert len(COMMANDS) > 40
