@@ -24,7 +24,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 export SAM_CLI_TELEMETRY := 0
 
-.PHONY: help setup demo dev test test-all fuzz mutants drill-mutants lint generate fmt build deploy bench soak drills scenarios storm clean lock lock-check
+.PHONY: help setup demo dev test test-all fuzz mutants drill-mutants lint generate fmt build package deploy bench soak drills scenarios storm clean lock lock-check
 
 help: ## show this list
 	@$(SYSTEM_PYTHON) -c 'import re; [print(f"  make {name:13} {what}") for name, what in \
@@ -71,6 +71,9 @@ fmt: setup ## format the code, and fix lint findings automatically
 
 build: setup ## build the functions and their layer for an environment of samconfig.toml (ENV=dev or prod)
 	@$(BIN)/python -m tools.build $(ENV)
+
+package: setup ## package a release in dist/: template, code, chart, wheels, bills of materials, checksums (ENV=prod)
+	@$(BIN)/python -m tools.package $(if $(filter file,$(origin ENV)),prod,$(ENV))
 
 deploy: build ## deploy to your AWS account (ENV=dev or prod): read docs/deploy.md first
 	@$(SAM) deploy --config-env $(ENV)

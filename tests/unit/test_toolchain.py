@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
-LOCKS = ("dev", "engine", "kubectl", "layer", "sam", "uv")
+LOCKS = ("dev", "engine", "kubectl", "layer", "sam", "sbom", "uv")
 
 # An interpreter that is too old: it fails the question that setup asks of every candidate.
 OLD_PYTHON = "#!/bin/sh\nexit 1\n"

@@ -1,0 +1,159 @@
+"""A release: the same bytes for the same inputs, and a template whose code is in a bucket."""
+
+import copy
+import hashlib
+import json
+import os
+import re
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.template.documents import template, translate
+from tools import chart, environments, package
+
+Json = dict[str, Any]
+ROOT = package.ROOT
+
+
+def a_build(folder: Path) -> Path:
+    """A build of sam with files in place of the code."""
+    document = json.loads(json.dumps(template()))
+    for name, resource in document["Resources"].items():
+        if resource["Type"] not in package._URIS:
+            continue
+        key, kind = package._URIS[resource["Type"]]
+        place = folder / name
+        if kind == "workflows":
+            place = folder / f"{name}.asl.json"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(json.dumps({"Comment": name}))
+        else:
+            place.mkdir(parents=True)
+            (place / "handler.py").write_text(f"NAME = {name!r}\n")
+        resource["Properties"][key] = place.name
+    (folder / "template.yaml").write_text(json.dumps(document))
+    return folder
+
+
+def a_release(tmp_path: Path, name: str) -> Path:
+    build = a_build(tmp_path / f"{name}-build")
+    for number, path in enumerate(build.rglob("*")):
+        os.utime(path, (1_700_000_000 + number * hash(name) % 1000, 1_700_000_000))
+    release = tmp_path / name
+    package.package_template(build, release, {"PythonRuntime": "python3.13", "Architecture": "arm64"})
+    package.write_checksums(release)
+    return release
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return a_release(tmp_path_factory.mktemp("release"), "release")
+
+
+@pytest.fixture(scope="module")
+def packaged(release: Path) -> Json:
+    document: Json = yaml.load((release / "template.yaml").read_text(), Loader=package.Loader)
+    return document
+
+
+def test_two_releases_of_one_build_are_equal(release: Path, tmp_path: Path) -> None:
+    first, second = release, a_release(tmp_path, "second")
+
+    assert (first / package.CHECKSUMS).read_text() == (second / package.CHECKSUMS).read_text()
+    archives = [tmp_path / f"{each.name}.tar.gz" for each in (first, second)]
+    for folder, archive in zip((first, second), archives, strict=True):
+        package.write_tar(folder, archive, under="evenkeel")
+    assert archives[0].read_bytes() == archives[1].read_bytes()
+
+
+def test_changed_code_gets_a_new_key(tmp_path: Path) -> None:
+    build = a_build(tmp_path / "build")
+    before = package.store_artifact(build / "CordonNode", tmp_path / "a", "CordonNode")
+    (build / "CordonNode" / "handler.py").write_text("changed = True\n")
+
+    after = package.store_artifact(build / "CordonNode", tmp_path / "a", "CordonNode")
+
+    assert before != after
+
+
+def test_every_artifact_of_the_template_is_in_the_release(release: Path, packaged: Json) -> None:
+    keys = set(re.findall(r"\$\{ArtifactPrefix\}([^'\"}]+)", json.dumps(packaged)))
+
+    stored = {path.relative_to(release / "artifacts").as_posix() for path in (release / "artifacts").rglob("*.*")}
+    assert keys == stored
+    assert len(keys) == sum(each["Type"] in package._URIS for each in packaged["Resources"].values())
+    assert "&id" not in (release / "template.yaml").read_text()  # CloudFormation accepts no anchors
+
+
+def test_packaged_template_is_bound_to_its_build(packaged: Json) -> None:
+    parameters = packaged["Parameters"]
+
+    assert parameters["Architecture"]["AllowedValues"] == ["arm64"]
+    assert parameters["PythonRuntime"]["AllowedValues"] == ["python3.13"]
+    assert set(parameters) == set(template()["Parameters"]) | {package.BUCKET, package.PREFIX}
+
+
+def test_sam_translates_the_packaged_template(packaged: Json) -> None:
+    resources = translate(copy.deepcopy(packaged))["Resources"]
+
+    code = resources["CordonNode"]["Properties"]["Code"]
+    assert code["S3Bucket"] == {"Ref": package.BUCKET}
+    assert code["S3Key"]["Fn::Sub"].startswith("${ArtifactPrefix}functions/CordonNode-")
+    machine = resources["RecoverNodeMachine"]["Properties"]["DefinitionS3Location"]
+    assert machine["Bucket"] == {"Ref": package.BUCKET}
+
+
+def test_zip_keeps_executable_bits_and_no_times(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    for name, mode in (("run", 0o755), ("data", 0o600)):
+        (tmp_path / "code" / name).write_text(name)
+        (tmp_path / "code" / name).chmod(mode)
+
+    package.write_zip(tmp_path / "code", tmp_path / "code.zip")
+
+    with zipfile.ZipFile(tmp_path / "code.zip") as archive:
+        members = {each.filename: each for each in archive.infolist()}
+    assert {name: each.external_attr >> 16 & 0o777 for name, each in members.items()} == {"data": 0o644, "run": 0o755}
+    assert {each.date_time for each in members.values()} == {(1980, 1, 1, 0, 0, 0)}
+
+
+def test_chart_archive_has_one_folder_of_its_name(tmp_path: Path) -> None:
+    package.write_tar(chart.CHART, tmp_path / "chart.tgz", under="evenkeel")
+
+    with tarfile.open(tmp_path / "chart.tgz") as archive:
+        names = archive.getnames()
+    assert "evenkeel/Chart.yaml" in names
+    assert {name.partition("/")[0] for name in names} == {"evenkeel"}
+
+
+def test_bill_of_materials_lists_every_pin_with_its_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (layer,) = (each for each in environments.LOCKS if each.name == "layer")
+    monkeypatch.setattr(environments, "LOCKS", (layer,))
+
+    package.write_sboms(tmp_path)
+
+    document = json.loads((tmp_path / "layer.cdx.json").read_text())
+    assert document["bomFormat"] == "CycloneDX"
+    assert {each["name"]: each["version"] for each in document["components"]} == layer.pins()
+    assert all(each["externalReferences"][0]["hashes"] for each in document["components"])
+    assert document["metadata"]["component"]["version"] == package.version()
+
+
+def test_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("content")
+
+    package.write_checksums(tmp_path)
+
+    assert (tmp_path / package.CHECKSUMS).read_text() == f"{hashlib.sha256(b'content').hexdigest()}  a\n"
+
+
+def test_chart_and_local_distribution_have_the_projects_version() -> None:
+    described = yaml.safe_load((chart.CHART / "Chart.yaml").read_text())
+
+    assert (described["version"], described["appVersion"]) == (package.version(), package.version())
+    assert f'version = "{package.version()}"' in (ROOT / "local" / "pyproject.toml").read_text()
