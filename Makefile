@@ -104,7 +104,7 @@ storm: setup ## send a thousand events about 200 nodes within ten seconds, and c
 	@$(BIN)/evenkeel drill run storm --full
 
 clean: ## remove environments, builds and caches
-	@rm -rf .venv .tools .evenkeel .aws-sam .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf .venv .tools .evenkeel .aws-sam dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@$(SYSTEM_PYTHON) -c 'import pathlib, shutil; [shutil.rmtree(p) for p in list(pathlib.Path().rglob("__pycache__"))]'
 
 lock: setup ## resolve requirements/*.txt again

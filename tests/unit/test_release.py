@@ -152,6 +152,23 @@ def test_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:
     assert (tmp_path / package.CHECKSUMS).read_text() == f"{hashlib.sha256(b'content').hexdigest()}  a\n"
 
 
+WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8"))
+
+
+def test_release_workflow_pins_every_action_by_commit() -> None:
+    used = [step["uses"] for job in WORKFLOW["jobs"].values() for step in job["steps"] if "uses" in step]
+
+    assert used
+    assert [each for each in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", each)] == []
+
+
+def test_release_workflow_writes_only_where_it_publishes() -> None:
+    assert WORKFLOW["permissions"] == {}
+    assert WORKFLOW["jobs"]["build"]["permissions"] == {"contents": "read"}
+    commands = [step.get("run", "") for step in WORKFLOW["jobs"]["publish"]["steps"]]
+    assert not any("make" in each for each in commands), "the job with rights to write runs no code of the project"
+
+
 def test_chart_and_local_distribution_have_the_projects_version() -> None:
     described = yaml.safe_load((chart.CHART / "Chart.yaml").read_text())
 
