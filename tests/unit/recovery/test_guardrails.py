@@ -184,22 +184,29 @@ def test_guardrail_bars_the_action(
     assert verdict.reason.startswith(reason)
 
 
-ALLOWED: list[tuple[str, GuardedAction, dict[str, Any]]] = [
-    ("nothing is amiss", GuardedAction.REPLACE, {}),
-    ("a hold does not bar a cordon", GuardedAction.CORDON, {"hold": HOLD}),
-    ("what is dead may be stopped", GuardedAction.STOP, {"cordon_barred": "too many", "is_dead": True}),
+ALLOWED: list[tuple[str, GuardrailName, GuardedAction, dict[str, Any]]] = [
+    ("a hold does not bar a cordon", GuardrailName.HOLD, GuardedAction.CORDON, {"hold": HOLD}),
+    (
+        "what is dead may be stopped",
+        GuardrailName.CORDON_BARRED,
+        GuardedAction.STOP,
+        {"cordon_barred": "too many", "is_dead": True},
+    ),
     (
         "a reboot needs no new machine",
+        GuardrailName.GROUP_TROUBLE,
         GuardedAction.REBOOT,
         {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_500),)},
     ),
     (
         "a launch succeeded since",
+        GuardrailName.GROUP_TROUBLE,
         GuardedAction.REPLACE,
         {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_500), reason_of(GroupFactKind.PROVISIONED, 9_600))},
     ),
     (
         "the cluster is in service again",
+        GuardrailName.GROUP_TROUBLE,
         GuardedAction.REBOOT,
         {
             "group_facts": (
@@ -208,40 +215,79 @@ ALLOWED: list[tuple[str, GuardedAction, dict[str, Any]]] = [
             )
         },
     ),
-    ("the trouble is long ago", GuardedAction.REPLACE, {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_400),)}),
-    ("two of a zone", GuardedAction.REBOOT, {"causes": (zone(9_500, 9_600),)}),
-    ("the wave is over", GuardedAction.REBOOT, {"causes": (zone(9_400, 9_600, 9_700),)}),
-    ("three of a large zone are chance", GuardedAction.REBOOT, {"causes": (zone(9_500, 9_600, 9_700, nodes=40),)}),
-    ("old evidence of a machine that is ill", GuardedAction.REPLACE, {"evidence_at": at(0)}),
-    ("fresh evidence of a machine that looks well", GuardedAction.REPLACE, {"looks_healthy": True}),
+    (
+        "the trouble is long ago",
+        GuardrailName.GROUP_TROUBLE,
+        GuardedAction.REPLACE,
+        {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_400),)},
+    ),
+    ("two of a zone", GuardrailName.SHARED_CAUSE, GuardedAction.REBOOT, {"causes": (zone(9_500, 9_600),)}),
+    ("the wave is over", GuardrailName.SHARED_CAUSE, GuardedAction.REBOOT, {"causes": (zone(9_400, 9_600, 9_700),)}),
+    (
+        "three of a large zone are chance",
+        GuardrailName.SHARED_CAUSE,
+        GuardedAction.REBOOT,
+        {"causes": (zone(9_500, 9_600, 9_700, nodes=40),)},
+    ),
+    (
+        "old evidence of a machine that is ill",
+        GuardrailName.STALE_EVIDENCE,
+        GuardedAction.REPLACE,
+        {"evidence_at": at(0)},
+    ),
+    (
+        "fresh evidence of a machine that looks well",
+        GuardrailName.STALE_EVIDENCE,
+        GuardedAction.REPLACE,
+        {"looks_healthy": True},
+    ),
     (
         "a machine in repair counts not against itself",
+        GuardrailName.FLEET_REPAIRS,
         GuardedAction.REPLACE,
         {"under_way": under_way(entry(0), entry(1))},
     ),
-    ("entries of other pools", GuardedAction.REBOOT, {"under_way": under_way(entry(1), entry(2, "other"))}),
+    (
+        "entries of other pools",
+        GuardrailName.POOL_REPAIRS,
+        GuardedAction.REBOOT,
+        {"under_way": under_way(entry(1), entry(2, "other"))},
+    ),
     (
         "requests of an hour ago",
+        GuardrailName.REPAIR_RATE,
         GuardedAction.REBOOT,
         {"under_way": under_way(requested_at=(6_400, 7_100, 8_000, 9_000, 9_100))},
     ),
     (
         "a machine that goes by itself soon",
+        GuardrailName.FLEET_CORDONS,
         GuardedAction.CORDON,
         {"under_way": under_way(*map(entry, range(1, 9))), "terminates_at": at(10_120)},
     ),
-    ("cordons are counted apart", GuardedAction.CORDON, {"under_way": under_way(entry(1), entry(2))}),
+    (
+        "cordons are counted apart",
+        GuardrailName.POOL_CORDONS,
+        GuardedAction.CORDON,
+        {"under_way": under_way(entry(1), entry(2))},
+    ),
 ]
 
 
-@pytest.mark.parametrize(("why", "act", "changes"), ALLOWED, ids=[row[0] for row in ALLOWED])
-def test_guardrail_allows_the_action(why: str, act: GuardedAction, changes: dict[str, Any]) -> None:
-    assert check_guardrails(act, guard_facts(**changes), POLICY).allowed, why
+@pytest.mark.parametrize(("why", "rule", "act", "changes"), ALLOWED, ids=[row[0] for row in ALLOWED])
+def test_guardrail_allows_the_action(
+    why: str, rule: GuardrailName, act: GuardedAction, changes: dict[str, Any]
+) -> None:
+    assert check_guardrails(act, guard_facts(**changes), POLICY).allowed, f"{rule}: {why}"
+
+
+def test_replacement_without_any_limit_reached_is_allowed() -> None:
+    assert check_guardrails(GuardedAction.REPLACE, guard_facts(), POLICY).allowed
 
 
 def test_every_guardrail_has_a_case_and_a_position() -> None:
     assert [rail.name for rail in GUARDRAILS] == list(GuardrailName)
-    assert {row[1] for row in BARRED} == set(GuardrailName)
+    assert {row[1] for row in BARRED} == {row[1] for row in ALLOWED} == set(GuardrailName)
 
 
 def test_first_violated_guardrail_is_reported() -> None:

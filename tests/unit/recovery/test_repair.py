@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.health.faults import Rung
+from evenkeel.domain.health.faults import NODE_RUNGS, Rung
 from evenkeel.domain.health.incidents import RepairProgress
+from evenkeel.domain.recovery.guardrails import REPAIRS
 from evenkeel.domain.recovery.leases import Hold
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.plan import Owner
@@ -211,6 +212,11 @@ def test_old_failure_says_nothing_about_a_later_call() -> None:
     assert (
         choose(requests=(an_ask(),), progress=progress_facts(("reboot_failed", 5)), now=at(31)).action is Repair.AWAIT
     )
+
+
+def test_every_rung_of_a_node_is_a_repair() -> None:
+    assert {rung.name for rung in NODE_RUNGS} <= {repair.name for repair in Repair}
+    assert {rung for rung in NODE_RUNGS if rung is not Rung.DIAGNOSE} == {Rung(act) for act in REPAIRS}
 
 
 def test_missing_capacity_names_the_next_step() -> None:

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from evenkeel.domain.health.assessment import add_cleared_fault, cleared_at, signals_of, signals_to_clear
 from evenkeel.domain.health.faults import NODE_RUNGS, FaultCatalogue
 from evenkeel.domain.health.incidents import Approval, ClearedFault, Incident, IncidentState, StageTimes
+from evenkeel.domain.health.signal_sources import signal_source
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.recovery.approval import ASK, is_approved
 from evenkeel.domain.recovery.node_slot import ObservedNode
@@ -15,8 +16,6 @@ from evenkeel.domain.values import Instant, Sentence, Value
 
 _FIRST_PAUSE = timedelta(minutes=5)
 _LONGEST_PAUSE = timedelta(hours=1)
-_SHOWN_ON_NODE = ("kubernetes.node", "hyperpod.node-labels", "eks.node-conditions", "nvsentinel.node-conditions")
-"""Sources of faults that the node object shows for as long as the fault lasts."""
 
 
 class UnhealthyNode(Value):
@@ -110,7 +109,7 @@ def why_healthy(incident: Incident, observed: ObservedNode, catalogue: FaultCata
         return ""
     if incident.boot_id and node.boot_id and node.boot_id != incident.boot_id:
         return "The node rebooted and shows no fault."
-    if all(signal.source in _SHOWN_ON_NODE for signal in signals_to_clear(signals_of(incident), catalogue)):
+    if all(signal_source(signal.source).is_on_node for signal in signals_to_clear(signals_of(incident), catalogue)):
         return "The node no longer shows the fault."
     return ""
 

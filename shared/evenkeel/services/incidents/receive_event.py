@@ -29,6 +29,7 @@ from evenkeel.domain.health.incidents import (
 )
 from evenkeel.domain.health.intake import IntakeAction, IntakeDecision, IntakeRecords, LastIncident, join_or_open
 from evenkeel.domain.health.recurrence import FaultHistory, history_keys
+from evenkeel.domain.health.signal_sources import signal_source
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode, with_cleared_fault
 from evenkeel.domain.values import Value, milliseconds
@@ -60,10 +61,6 @@ _UNRESOLVED_KEPT = timedelta(hours=6)
 _RETRY_BATCH = 25
 _MAX_CLOCK_SKEW = timedelta(minutes=5)
 """A fact from further in the future than clocks differ counts as a fact from now."""
-_ACCOUNT_WIDE_SOURCES = ("ec2.notice", "health.event")
-"""Sources that report every instance of an account. An instance that the fleet table lacks belongs to another fleet, or
-it is so new that the sweep has not seen it. HyperPod is not asked: its instances are in another account, and one event
-may name hundreds."""
 _MAX_EARLY_FACTS = 5
 _CLUSTER_ID = re.compile(r".*:cluster/[a-z0-9]{12}", re.ASCII)
 
@@ -152,13 +149,13 @@ def run(fact: NodeFact, context: Context) -> Outcome:
         if affected is None:
             return Outcome(outcome=IntakeAction.IGNORED, reason="No repair of this node is in progress.")
     else:
-        asked = None if fact.source in _ACCOUNT_WIDE_SOURCES else context.provider
+        asked = None if signal_source(fact.source).is_account_wide else context.provider
         affected = resolve(fact.instance_id, context, provider=asked)
     if affected is None and fact.is_drill and not context.site.drills_may_act:
         return _other_fleet_outcome(
             f"The drill names {fact.instance_id}, which is not a node of this fleet.", fact.source, context.telemetry
         )
-    if affected is None and fact.source in _ACCOUNT_WIDE_SOURCES:
+    if affected is None and signal_source(fact.source).is_account_wide:
         _store_early_notice(fact, context.but(now=context.clock.now()))
         return _other_fleet_outcome(f"{fact.instance_id} is not a node of this fleet.", fact.source, context.telemetry)
     fact = _without_future_time(fact, context.clock.now())
@@ -395,22 +392,10 @@ def _incident_writes(
 
 _TIMELINE_KINDS = {FactKind.FAULT: "fault", FactKind.RECOVERED: "recovered", FactKind.PROGRESS: "progress"}
 
-_SOURCE_TEXT = {
-    "hyperpod.node-health": "HyperPod's health event",
-    "hyperpod.node-labels": "HyperPod's labels on the node",
-    "hyperpod.cluster-event": "HyperPod's cluster event",
-    "kubernetes.node": "the Kubernetes node",
-    "eks.node-conditions": "the EKS agent's conditions",
-    "nvsentinel.node-conditions": "NVSentinel's conditions",
-    "ec2.notice": "EC2's notice",
-    "ec2.reservation": "the end of its capacity reservation",
-    "health.event": "AWS Health",
-}
-
 
 def _timeline_text(report: ClassifiedFact, *, opens: bool) -> str:
     fact, fault = report.fact, report.fault
-    source = _SOURCE_TEXT.get(fact.source, fact.source)
+    source = signal_source(fact.source).text
     if fact.kind is FactKind.RECOVERED:
         return f"Healthy again, reported by {source}."
     if fact.kind is FactKind.PROGRESS:

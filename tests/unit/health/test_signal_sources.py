@@ -1,0 +1,32 @@
+"""Each source that a parser names has its row in the table of sources."""
+
+import importlib
+import pkgutil
+
+from evenkeel import events
+from evenkeel.domain.health.signal_sources import SIGNAL_SOURCES, signal_source
+from evenkeel.events import fields, reported_faults
+
+NO_SIGNAL_SOURCES = {fields.DRILL_SOURCE, reported_faults.SOURCE}
+"""Sources of EventBridge events. Their facts keep the source of the event that they copy, or name their reporter."""
+
+
+def sources_of_parsers() -> set[str]:
+    """Return the values of all constants of the parsers whose name contains `SOURCE`."""
+    names = [f"evenkeel.events.{each.name}" for each in pkgutil.iter_modules(events.__path__)]
+    return {
+        value
+        for name_of_module in names
+        for name, value in vars(importlib.import_module(name_of_module)).items()
+        if "SOURCE" in name and name.isupper() and isinstance(value, str)
+    }
+
+
+def test_every_source_of_a_parser_has_a_row() -> None:
+    assert sources_of_parsers() - NO_SIGNAL_SOURCES == set(SIGNAL_SOURCES)
+
+
+def test_source_of_a_reporter_is_named_as_it_is() -> None:
+    found = signal_source("site:prober")
+
+    assert (found.text, found.is_account_wide, found.is_on_node) == ("site:prober", False, False)
