@@ -42,7 +42,7 @@ def test_a_world_builds_every_port_once() -> None:
 
     first = [getattr(world, name) for name in PORTS]
 
-    assert len(first) == 17
+    assert len(first) == 18
     assert [getattr(world, name) for name in PORTS] == first
     assert isinstance(world.ledger, DynamoLedger)
     assert isinstance(world.cluster, KubernetesCluster)
