@@ -13,6 +13,7 @@ from tools import (
     openapi,
     policy_files,
     schemas,
+    terraform,
 )
 
 
@@ -28,6 +29,7 @@ def files() -> dict[Path, str]:
         economics_page,
         metric_tables,
         dashboard,
+        terraform,
     )
     return {path: text for each in sources for path, text in each.files().items()}
 

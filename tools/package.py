@@ -28,7 +28,7 @@ from typing import Any
 import yaml
 
 from evenkeel_cli.offline.planned_stack import read_planned_stack
-from tools import build, chart, environments
+from tools import build, chart, environments, terraform
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
@@ -66,6 +66,7 @@ def main() -> int:
         package_template(built, folder, {"PythonRuntime": runtime, "Architecture": architecture})
     write_tar(chart.CHART, folder / "charts" / f"evenkeel-{version()}.tgz", under="evenkeel")
     shutil.copy(chart.MANIFEST, folder / "charts")
+    write_tar(terraform.VARIABLES.parent, folder / "terraform" / f"evenkeel-{version()}.tar.gz", under="evenkeel")
     build_wheels(folder / "wheels")
     write_sboms(folder / "sbom")
     shutil.copy(ROOT / "LICENSE", folder)

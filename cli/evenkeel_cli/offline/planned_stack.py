@@ -51,7 +51,8 @@ def read_planned_stack(folder: Path, environment: str) -> PlannedStack:
     if missing := [field for field in ("stack_name", "region") if not own.get(field)]:
         raise _wrong(f"The environment {environment} of samconfig.toml has no {missing[0]}.")
     given = _overrides(own.get("parameter_overrides", []), environment)
-    defaults = _defaults(_read(folder / "template.yaml"))
+    declared = declared_parameters(_read(folder / "template.yaml"))
+    defaults = {name: str(spec.get("Default", "")) for name, spec in declared.items()}
     if unknown := sorted(set(given) - set(defaults)):
         raise _wrong(f"The environment {environment} sets {unknown[0]}, a parameter that template.yaml does not have.")
     return PlannedStack(environment, str(own["stack_name"]), str(own["region"]), defaults | given)
@@ -66,13 +67,13 @@ def _overrides(value: Any, environment: str) -> dict[str, str]:
     return {name: text.strip('"') for name, _, text in pairs}
 
 
-def _defaults(template: str) -> dict[str, str]:
-    """Return the default of each parameter. Only this section is parsed: YAML of the whole template takes seconds."""
+def declared_parameters(template: str) -> Json:
+    """Return the parameters of a template. Only this section is parsed: YAML of the whole template takes seconds."""
     found = re.search(r"^Parameters:\n(?:[ #].*\n|\n)+", template, re.MULTILINE)
     if not found:
         raise _wrong("template.yaml has no parameters.")
     parameters: Json = yaml.safe_load(found[0])["Parameters"]
-    return {name: str(spec.get("Default", "")) for name, spec in parameters.items()}
+    return parameters
 
 
 def _read(path: Path) -> str:
