@@ -568,7 +568,12 @@ class Simulation:
         if name == "launch_job":
             self.watched.launches.setdefault(f"{event['jobId']}-a{event['attempt']}", self.loop.seconds)
         try:
-            answer = handler(name)(event, SimpleNamespace(function_name=name, aws_request_id="request"))
+            answer = handler(name)(
+                event,
+                SimpleNamespace(
+                    function_name=name, aws_request_id="request", get_remaining_time_in_millis=lambda: 60_000
+                ),
+            )
         except Crash:
             raise
         except Exception as error:

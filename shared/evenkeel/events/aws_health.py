@@ -20,8 +20,12 @@ from evenkeel.events.fields import BadField, Event, EventModel, PlainText
 from evenkeel.events.outcomes import Fact, Ignored, ParsedEvent, Unknown
 
 DETAIL_TYPE = "AWS Health Event"
+MAX_ENTITIES = 10
+"""Machines of one event that one invocation ingests. An event with more is split."""
 SOURCE = "health.event"
 
+_LONGEST_ID = 58
+"""Characters of an event's id that the ids of its parts keep. An id has at most 64."""
 _FAULTS = {
     "INSTANCE_RETIREMENT": "health:instance_retirement",
     "INSTANCE_REBOOT_MAINTENANCE": "health:instance_reboot",
@@ -139,7 +143,26 @@ def parse(document: dict[str, Any]) -> ParsedEvent | Ignored | Unknown:
     if fault_key == "health:ultraserver_maintenance":
         racks = (each.entity_value for each in detail.affected_entities if _is_affected(each, detail))
         facts += [_group_fact(event, value) for value in racks if value not in instances]
-    return ParsedEvent(tuple(facts)) if facts else Ignored(f"{type_code} affects no instance")
+    return ParsedEvent(tuple(facts), _parts(document)) if facts else Ignored(f"{type_code} affects no instance")
+
+
+def _parts(document: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return the event as several events with a part of the machines each; empty if it names few.
+
+    AWS splits long events in the same way: each page is an event of its own.
+    """
+    entities = document["detail"].get("affectedEntities", [])
+    if len(entities) <= MAX_ENTITIES:
+        return ()
+    return tuple(
+        {
+            **document,
+            "id": f"{document['id'][:_LONGEST_ID]}-{start // MAX_ENTITIES + 1}",
+            "resources": [],
+            "detail": {**document["detail"], "affectedEntities": entities[start : start + MAX_ENTITIES]},
+        }
+        for start in range(0, len(entities), MAX_ENTITIES)
+    )
 
 
 def _is_affected(entity: _Entity, detail: _Detail) -> bool:

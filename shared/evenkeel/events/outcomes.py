@@ -1,7 +1,10 @@
 """Results of a parser."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any, TypeAlias
 
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import NodeFact
@@ -9,11 +12,36 @@ from evenkeel.domain.health.incidents import NodeFact
 Fact: TypeAlias = NodeFact | GroupFact
 
 
+SHORT_DEADLINE = timedelta(minutes=15)
+"""EC2 takes a Spot instance two minutes after its notice. Planned work is hours or days away."""
+
+
+class Urgency(IntEnum):
+    """The order in which the events of a batch are handled."""
+
+    SHORT_DEADLINE = 0
+    """AWS takes the node soon."""
+    NORMAL = 1
+    LARGE = 2
+    """The event names so many machines that it is split."""
+
+
 @dataclass(frozen=True, slots=True)
 class ParsedEvent:
     """The facts of one event, at least one. Each is ingested by itself."""
 
     facts: tuple[Fact, ...]
+    parts: tuple[Mapping[str, Any], ...] = ()
+    """The same event as several smaller ones, if it names more machines than one invocation should ingest."""
+
+    @property
+    def urgency(self) -> Urgency:
+        """How soon the event must be handled."""
+        if self.parts:
+            return Urgency.LARGE
+        deadlines = ((fact.deadline_at, fact.observed_at) for fact in self.facts)
+        is_short = any(until is not None and until - at <= SHORT_DEADLINE for until, at in deadlines)
+        return Urgency.SHORT_DEADLINE if is_short else Urgency.NORMAL
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ This is the only module that catches `Exception`.
 import functools
 import hashlib
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,8 @@ _SHOWN_BYTES = 200
 _FIRST_PAUSE, _LAST_PAUSE = 10, 360
 """Seconds until a failed event is delivered again: three times as long each time, up to the last value. The queue
 delivers an event eight times, so an outage of twenty minutes loses no event."""
+_MIN_MILLISECONDS_LEFT = 15_000
+"""Time that one event of at most ten machines may need while a table is throttled."""
 _BOUND_KEYS = ("incidentId", "jobId", "attempt", "run", "nodeLife", "cluster", "executionArn", "decisionId", "kind")
 _RESULT_KEYS = ("outcome", "reason", "decisionId", "rung", "waitSeconds")
 
@@ -41,6 +44,8 @@ class LambdaContext(Protocol):
 
     @property
     def aws_request_id(self) -> str: ...
+
+    def get_remaining_time_in_millis(self) -> int: ...
 
 
 Handler: TypeAlias = Callable[[Json, Any], Json]
@@ -98,20 +103,50 @@ class MalformedEvent(Protocol):
     def reason(self) -> str: ...
 
 
+class _Delivery:
+    """A record of a batch."""
+
+    def __init__(self, record: Mapping[str, Any]) -> None:
+        self.record = record
+        # Characters that UTF-8 cannot encode stay readable as their escapes.
+        self.body = str(record["body"]).encode("utf-8", "backslashreplace")
+        self.envelope_id = _envelope_id_of(self.body)
+
+    @property
+    def keys(self) -> Json:
+        return {
+            "envelopeId": self.envelope_id,
+            "messageId": self.record["messageId"],
+            "sizeBytes": len(self.body),
+        }
+
+
 def event(
-    *, parse: Callable[[bytes], Any], malformed: type[MalformedEvent], passed_over: tuple[type[Any], ...]
+    *,
+    parse: Callable[[bytes], Any],
+    malformed: type[MalformedEvent],
+    passed_over: tuple[type[Any], ...],
+    urgency: Callable[[Any], int] = lambda _: 0,
 ) -> Callable[[Callable[[Any, Any], Json]], Handler]:
-    """Wrap the function behind a queue of events. The handler gets one parsed event at a time.
+    """Wrap the function behind a queue of events. The handler gets one parsed event at a time, urgent ones first.
 
     Each record is archived unchanged before it is parsed. A malformed event goes to the dead-letter queue with its code
     and counts as done, so it costs one invocation. A record goes back to the queue, by itself, if it may succeed later
-    or if a bug stopped it.
+    or if a bug stopped it. So does a record for which the invocation has too little time left.
 
     Args:
         parse: Reads the envelope; pure.
         malformed: The type that `parse` returns for a malformed event of a known kind.
         passed_over: The types that `parse` returns for events that need no action; counted as `Events<type>`.
+        urgency: Rank of a parsed event: events with a lower rank come first.
     """
+
+    def rank(delivery: _Delivery) -> float:
+        try:
+            parsed = parse(delivery.body)
+        except Exception:  # noqa: BLE001 - a bug of the parser; the record fails when its turn comes
+            return math.inf
+        return math.inf if isinstance(parsed, (malformed, *passed_over)) else urgency(parsed)
 
     def decorate(handler: Callable[[Any, Any], Json]) -> Handler:
         def one(body: bytes, envelope_id: str, context: Any) -> Json:
@@ -130,14 +165,12 @@ def event(
             failures = []
             # Powertools' BatchProcessor keeps the same promises, but faster redelivery would still need a subclass.
             # It loads 150 more modules, which adds 15% to the import time of a function on the way to a cordon.
-            for record in batch.get("Records", ()):
-                # Characters that UTF-8 cannot encode stay readable as their escapes.
-                body = str(record["body"]).encode("utf-8", "backslashreplace")
-                envelope_id = _envelope_id_of(body)
-                keys = {"envelopeId": envelope_id, "messageId": record["messageId"], "sizeBytes": len(body)}
+            for delivery in sorted(map(_Delivery, batch.get("Records", ())), key=rank):
+                record = delivery.record
                 try:
-                    with _log_call("EventDone", context, keys) as line:
-                        answer = one(body, envelope_id, context)
+                    with _log_call("EventDone", context, delivery.keys) as line:
+                        _require_time(context)
+                        answer = one(delivery.body, delivery.envelope_id, context)
                         line.update(_select_keys(answer, (*_BOUND_KEYS, *_RESULT_KEYS, "code", "beginning")))
                 except Exception:  # noqa: BLE001 - logged by _log_call; the other records of the batch go on
                     failures.append({"itemIdentifier": record["messageId"]})
@@ -147,6 +180,12 @@ def event(
         return wrapped
 
     return decorate
+
+
+def _require_time(context: LambdaContext | None) -> None:
+    """Raise a transient error if too little time is left: an invocation that times out returns its whole batch late."""
+    if context is not None and context.get_remaining_time_in_millis() < _MIN_MILLISECONDS_LEFT:
+        raise TransientError("The invocation has too little time left for this event.")
 
 
 def _send_to_dead_letters(body: bytes, parsed: MalformedEvent, world: wiring.World) -> Json:

@@ -46,6 +46,7 @@ from evenkeel.domain.resources import NONE, Resources
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitCondition
+from evenkeel.events import aws_health
 from evenkeel.ports import CapacitySpec, LaunchSpec, Row, Table
 from evenkeel.runtime.wiring import load_policy
 from evenkeel.services.admin import change_policy
@@ -515,6 +516,22 @@ def stores_a_group_fact(stage: PermissionBench) -> Json:
 @probe("receive_event", succeeds=taken_in)
 def keeps_a_malformed_event(stage: PermissionBench) -> Json:
     return an_envelope(stage, HealthSummary="none")
+
+
+@probe("receive_event", succeeds=taken_in)
+def splits_an_event_of_many_machines(stage: PermissionBench) -> Json:
+    envelope = an_envelope(stage)
+    machines = [{"entityValue": f"i-{number:017x}"} for number in range(aws_health.MAX_ENTITIES + 1)]
+    detail = {
+        "eventArn": "arn:aws:health:us-west-2::event/EC2/AWS_EC2_INSTANCE_RETIREMENT_SCHEDULED/probe",
+        "eventTypeCode": "AWS_EC2_INSTANCE_RETIREMENT_SCHEDULED",
+        "eventTypeCategory": "scheduledChange",
+        "statusCode": "upcoming",
+        "affectedEntities": machines,
+    }
+    body = json.loads(envelope["Records"][0]["body"])
+    kind = {"detail-type": aws_health.DETAIL_TYPE, "source": "aws.health"}
+    return {"Records": [{"messageId": "probe", "body": json.dumps(body | kind | {"detail": detail})}]}
 
 
 @contextmanager

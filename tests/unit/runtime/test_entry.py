@@ -27,6 +27,9 @@ class StubLambdaContext:
     function_name: str = "a-function"
     aws_request_id: str = "req-1"
 
+    def get_remaining_time_in_millis(self) -> int:
+        return 60_000
+
 
 CONTEXT = StubLambdaContext()
 
@@ -202,7 +205,7 @@ def test_malformed_event_is_dead_lettered_and_counts_as_done(world: FakeWorld) -
     assert facts == [Fact("xid")]
     assert world.telemetry.totals["EventsFailed"] == 1
     assert world.raw_events.kept["e-1"] == body.encode()
-    line = world.telemetry.lines[0]
+    line = world.telemetry.lines[-1]
     assert (line.keys["code"], len(line.keys["beginning"])) == ("EVENT_BAD_ID", 200)
 
 

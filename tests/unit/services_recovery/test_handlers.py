@@ -18,7 +18,7 @@ from tests.unit.services_recovery.recovery_scenario import QUICK
 
 PROJECT = Path(__file__).resolve().parents[3]
 EVENTS = PROJECT / "tests" / "fixtures" / "events"
-CONTEXT = SimpleNamespace(function_name="test", aws_request_id="request-1")
+CONTEXT = SimpleNamespace(function_name="test", aws_request_id="request-1", get_remaining_time_in_millis=lambda: 60_000)
 
 
 def handler(name: str) -> Any:

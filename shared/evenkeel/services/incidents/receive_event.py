@@ -34,6 +34,7 @@ from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode, with_cleared_fault
 from evenkeel.domain.values import Value, milliseconds
 from evenkeel.events import driver_lines
+from evenkeel.events.outcomes import ParsedEvent
 from evenkeel.ports import (
     ConditionCheck,
     Conflict,
@@ -87,6 +88,20 @@ def affected_node_of(node: Node) -> AffectedNode:
         instance_type=node.provider.instance_type if node.provider else (there.instance_type if there else ""),
         boot_id=there.boot_id if there else "",
     )
+
+
+def receive(event: ParsedEvent, context: Context) -> dict[str, Any]:
+    """Ingest one event. An event that names many machines is queued as several events instead.
+
+    So the work of one invocation is limited, and an urgent event does not wait behind hundreds of machines.
+
+    Idempotent: yes, as `ingest_event`: a part that is queued twice has the same facts.
+    """
+    if not event.parts:
+        return summary(ingest_event(event.facts, context))
+    for part in event.parts:
+        context.inbox.put(part)
+    return {"outcome": "SPLIT", "reason": f"{len(event.facts)} facts, queued as {len(event.parts)} events."}
 
 
 def ingest_event(facts: Iterable[NodeFact | GroupFact], context: Context) -> tuple[Outcome, ...]:

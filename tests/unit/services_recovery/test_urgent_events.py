@@ -1,0 +1,164 @@
+"""A batch of events: the urgent ones first, and no event with more work than one invocation can do."""
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.nodes import FleetNode, NodeLife
+from evenkeel.events import aws_health, envelope
+from evenkeel.events.outcomes import ParsedEvent
+from evenkeel.ports import Put, Throttled
+from evenkeel.runtime import wiring
+from evenkeel.services.storage import fleet_rows, rows
+from tests.fakes import FakeWorld
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.fakes.counting import CountedCalls
+from tests.fakes.system import A_MOMENT
+from tests.unit.services_recovery.test_handlers import EVENTS, handler
+
+MACHINES, HEALTH_EVENTS = 300, 9
+SPOT_MACHINE = MACHINES * HEALTH_EVENTS + 1
+MOST_CALLS_BEFORE_SPOT = 12
+
+
+def sample(name: str, number: int) -> dict[str, Any]:
+    event: dict[str, Any] = json.loads((EVENTS / name).read_text())
+    return event | {"id": f"event-{number}"}
+
+
+def a_health_event(number: int, machines: range) -> dict[str, Any]:
+    event = copy.deepcopy(sample("aws-health-scheduled-change.json", number))
+    event["detail"]["affectedEntities"] = [{"entityValue": instance_id(each)} for each in machines]
+    event["detail"]["eventArn"] += str(number)
+    return event
+
+
+def a_spot_notice(number: int) -> dict[str, Any]:
+    event = sample("ec2-spot-interruption.json", 0)
+    event["detail"]["instance-id"] = instance_id(number)
+    return event
+
+
+def storm() -> list[dict[str, Any]]:
+    health = [
+        a_health_event(number, range(number * MACHINES + 1, (number + 1) * MACHINES + 1))
+        for number in range(HEALTH_EVENTS)
+    ]
+    return [*health, a_spot_notice(SPOT_MACHINE)]
+
+
+@pytest.fixture
+def world() -> Iterator[FakeWorld]:
+    fake = FakeWorld(size=1)
+    for number in range(1, SPOT_MACHINE + 1):
+        life = NodeLife(cluster=CLUSTER, instance_id=instance_id(number), launched_at=A_MOMENT)
+        node = FleetNode(life=life, slot=life.key, node_name=f"node-{number}", changed_at=A_MOMENT)
+        fake.ledger.commit(Put(fleet_rows.node_row(CLUSTER, instance_id(number), node.to_json(), 0, None)))
+    with wiring.use_world(fake.as_world()):
+        yield fake
+
+
+def deliver(documents: list[dict[str, Any]], *, seconds_left: Callable[[], float] = lambda: 60.0) -> list[str]:
+    """Deliver a batch, and return the ids of the messages that failed."""
+    context = SimpleNamespace(
+        function_name="receive_event",
+        aws_request_id="request-1",
+        get_remaining_time_in_millis=lambda: int(1000 * seconds_left()),
+    )
+    records = [
+        {"messageId": document["id"], "body": json.dumps(document), "receiptHandle": f"receipt-{document['id']}"}
+        for document in documents
+    ]
+    answer = handler("receive_event")({"Records": records}, context)
+    return [each["itemIdentifier"] for each in answer["batchItemFailures"]]
+
+
+def incidents(world: FakeWorld) -> list[Incident]:
+    """Return the incidents in the order in which they were opened."""
+    found = [row for key, row in world.ledger.rows.items() if key.pk.startswith("INC#") and key.sk == "META"]
+    return [rows.read(row, Incident) for row in found]
+
+
+def test_spot_notice_behind_nine_health_events_opens_first(world: FakeWorld) -> None:
+    counted = CountedCalls(world)
+    calls_before_start: list[int] = []
+    start = world.workflows.start
+
+    def noting_start(*args: Any) -> bool:
+        calls_before_start.append(counted.calls.total())
+        return start(*args)
+
+    world.workflows.start = noting_start  # type: ignore[assignment, method-assign]  # notes when each recovery starts
+    vars(world).update(counted.ports)
+    with wiring.use_world(world.as_world()):
+        assert deliver(storm()) == []
+
+    assert incidents(world)[0].life.instance_id == instance_id(SPOT_MACHINE)
+    assert calls_before_start[0] <= MOST_CALLS_BEFORE_SPOT
+    # Then each part of a large event is queued by itself. No machine of it is ingested in this invocation.
+    assert len(incidents(world)) == 1
+    assert counted.calls["inbox.put"] == HEALTH_EVENTS * MACHINES / aws_health.MAX_ENTITIES
+
+
+def test_parts_of_a_large_event_open_an_incident_for_each_machine(world: FakeWorld) -> None:
+    whole = a_health_event(1, range(1, 26))
+
+    deliver([whole])
+    parts = world.inbox.queued
+    deliver(parts)
+    deliver([*parts, whole])
+
+    assert {each.life.instance_id for each in incidents(world)} == {instance_id(number) for number in range(1, 26)}
+    assert len(incidents(world)) == 25
+    assert {part["id"] for part in parts} <= set(world.raw_events.kept)
+    assert len({part["id"] for part in parts}) == 3
+
+
+def test_parts_have_the_facts_of_the_whole_event() -> None:
+    whole = envelope.parse(json.dumps(a_health_event(1, range(1, 36))).encode())
+    assert isinstance(whole, ParsedEvent)
+    parts = [envelope.parse(json.dumps(part).encode()) for part in whole.parts]
+
+    found = [fact for part in parts if isinstance(part, ParsedEvent) for fact in part.facts]
+
+    assert [fact.fact_key for fact in found] == [fact.fact_key for fact in whole.facts]
+    assert all(isinstance(part, ParsedEvent) and not part.parts for part in parts)
+
+
+def test_event_of_few_machines_is_not_split() -> None:
+    parsed = envelope.parse(json.dumps(a_health_event(1, range(1, aws_health.MAX_ENTITIES + 1))).encode())
+
+    assert isinstance(parsed, ParsedEvent)
+    assert parsed.parts == ()
+
+
+def test_part_that_cannot_be_queued_returns_the_whole_event(world: FakeWorld) -> None:
+    put, queued = world.inbox.put, world.inbox.queued
+
+    def put_two(document: dict[str, Any]) -> None:
+        if len(queued) == 2:
+            raise Throttled("queue")
+        put(document)
+
+    world.inbox.put = put_two  # type: ignore[method-assign, assignment]  # the queue fails once
+
+    assert deliver([a_health_event(1, range(1, 36)), a_spot_notice(SPOT_MACHINE)]) == ["event-1"]
+    assert world.inbox.again == [("receipt-event-1", 10)]
+
+
+def test_invocation_that_runs_out_of_time_returns_the_rest_soon(world: FakeWorld) -> None:
+    left = iter([60.0, 5.0, 5.0])
+
+    failed = deliver(
+        [a_health_event(1, range(1, 3)), a_health_event(2, range(3, 5)), a_spot_notice(SPOT_MACHINE)],
+        seconds_left=lambda: next(left),
+    )
+
+    assert failed == ["event-1", "event-2"]
+    assert [each.life.instance_id for each in incidents(world)] == [instance_id(SPOT_MACHINE)]
+    assert {receipt for receipt, _ in world.inbox.again} == {"receipt-event-1", "receipt-event-2"}
