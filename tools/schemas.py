@@ -1,4 +1,4 @@
-"""The JSON schemas in docs/schemas of the documents that `evenkeel plan` reads and writes."""
+"""The JSON schemas in docs/schemas of the documents that `evenkeel plan` and `economics` read and write."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from evenkeel.domain.economics import failure_rates, fleet_request, goodput
 from evenkeel.domain.kueue import (
     configuration,
     hyperpod,
@@ -45,6 +46,9 @@ SCHEMAS: dict[str, tuple[type[BaseModel], ...]] = {
     "configuration.kueue": (configuration.Configuration,),
     "plan": (report.Plan,),
     "why": (why.Why,),
+    "economics.forecast": (fleet_request.FleetRequest,),
+    "economics.goodput": (goodput.TimeSpent,),
+    "economics.rate": (failure_rates.Observations,),
 }
 
 
@@ -55,7 +59,8 @@ def schemas() -> dict[str, Json]:
 
 def _schema(name: str, kinds: tuple[type[BaseModel], ...]) -> Json:
     mode: Any = "serialization" if name in ("plan", "why") else "validation"
-    head = {"$schema": DIALECT, "title": f"evenkeel plan: {name}"}
+    title = f"evenkeel {name.replace('.', ' ')}" if name.startswith("economics.") else f"evenkeel plan: {name}"
+    head = {"$schema": DIALECT, "title": title}
     found = [kind.model_json_schema(by_alias=True, mode=mode, schema_generator=DescribedSchema) for kind in kinds]
     if len(found) == 1:
         return {**found[0], **head}

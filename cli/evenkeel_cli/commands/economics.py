@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands import economics_fleet, lookup
 from evenkeel_cli.figures import FigureFormat, FigureOption, print_figures
 from evenkeel_client.errors import CommandFailed, Exit
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 app = lookup.group("Calculate what failures cost and what to change: rates, checkpoints, spares, commitments.")
+app.command("forecast")(economics_fleet.forecast)
+app.command("commitment")(economics_fleet.commitment)
 
 FailuresOption = Annotated[int | None, typer.Option(metavar="N", help="Observed failures.")]
 NodeHoursOption = Annotated[str, typer.Option(metavar="H", help="Nodes times hours in which they were observed.")]
@@ -41,18 +43,26 @@ def _seconds(option: str, typed: str) -> float:
 
 
 @app.command("rate")
-def rate(
+def rate(  # noqa: PLR0913, PLR0917 - options, each given by its name
     failures: FailuresOption = None,
     node_hours: NodeHoursOption = "",
     file: Annotated[Path | None, typer.Option(metavar="FILE", help="Observations: failures and node-hours.")] = None,
     by: Annotated[str, typer.Option(metavar="GROUP", help="fault-class, pool, instance-type or job-size.")] = "pool",
+    fleet: economics_fleet.FleetOption = False,
+    days: economics_fleet.DaysOption = 30.0,
     confidence: ConfidenceOption = "0.95",
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
-    """Failure rate per node-hour, with its exact Poisson interval. Needs no fleet."""
+    """Failure rate per node-hour, with its exact Poisson interval. Needs no fleet without --fleet."""
     from evenkeel_cli.offline import economics as offline
+    from evenkeel_cli.offline import forecasts
     from evenkeel_cli.offline.quantities import share
 
+    if fleet:
+        history = economics_fleet.history_of(days)
+        found = forecasts.fleet_rates(history, by, share("--confidence", confidence))
+        print_figures(found, output, main="groups")
+        return
     if file is not None:
         print_figures(offline.rates_from_file(file, by, share("--confidence", confidence)), output, main="groups")
         return

@@ -40,7 +40,7 @@ def document(file: Path, kind: type[_Document]) -> _Document:
     Raises:
         CommandFailed: the file cannot be read, or a field is wrong; names the field.
     """
-    found = quota_files.load(file)
+    found = quota_files.load_unchanged(file)
     if len(found) != 1:
         raise CommandFailed(
             Exit.USAGE, f"{file} has {len(found)} documents; it must have one.", code="DOCUMENT_REFUSED"
@@ -84,6 +84,11 @@ def ends_of(rate: FailureRate) -> tuple[tuple[str, float], ...]:
 def rates_from_file(file: Path, by: str, confidence: float) -> Json:
     """Return the rate of each group of a file of observations."""
     return grouped(document(file, failure_rates.Observations), by, confidence)
+
+
+def grouped_document(observations: Json, by: str, confidence: float) -> Json:
+    """Return the rate of each group of a document of observations."""
+    return grouped(failure_rates.Observations.read(observations), by, confidence)
 
 
 def grouped(seen: failure_rates.Observations, by: str, confidence: float) -> Json:

@@ -25,14 +25,23 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def load(file: Path) -> list[Any]:
-    """Return a file's documents; `-` is standard input.
+    """Return a file's documents, those of a list one by one; `-` is standard input.
+
+    Raises:
+        CommandFailed: it cannot be read, or is neither YAML nor JSON.
+    """
+    return documents(load_unchanged(file))
+
+
+def load_unchanged(file: Path) -> list[Any]:
+    """Return a file's documents as they are, nulls and lists included; `-` is standard input.
 
     Raises:
         CommandFailed: it cannot be read, or is neither YAML nor JSON.
     """
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-        return documents(yaml.load_all(text, Loader=_Loader))
+        return list(yaml.load_all(text, Loader=_Loader))
     except OSError as error:
         raise CommandFailed(Exit.USAGE, f"{file}: {error.strerror}", code="USAGE") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

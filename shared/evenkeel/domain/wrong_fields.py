@@ -83,7 +83,9 @@ def _message(fault: Any) -> str:
             return f"must be one of {context['expected_tags']}, not {_shown(context['tag'])}"
         case _ if kind in _LIMITS:
             words, name = _LIMITS[kind]
-            return f"must be {words} {context[name]}, not {_shown(fault['input'])}"
+            limit = context[name]
+            text = f"{limit:g}" if isinstance(limit, float) else limit
+            return f"must be {words} {text}, not {_shown(fault['input'])}"
     expected = _EXPECTED.get(kind.partition("_")[0])
     if expected and kind.rpartition("_")[2] in ("type", "parsing", "float", "size"):
         return f"must be {expected}, not {_shown(fault['input'])}"

@@ -12,8 +12,8 @@ from enum import StrEnum
 from pydantic import Field
 
 from evenkeel.domain.economics import poisson
-from evenkeel.domain.economics.figures import FigureDocument, WrongFigure, at_least, more_than, whole
-from evenkeel.domain.values import Line, Value, Word
+from evenkeel.domain.economics.figures import FigureDocument, Name, WrongFigure, at_least, more_than, whole
+from evenkeel.domain.values import Value
 
 
 class FailureRate(Value):
@@ -113,10 +113,10 @@ class GroupedBy(StrEnum):
 class ObservedFailures(FigureDocument):
     """Failures of one kind in one place."""
 
-    fault_class: Word = ""
+    fault_class: Name = ""
     """Empty: unknown."""
-    pool: Line = ""
-    instance_type: Word = ""
+    pool: Name = ""
+    instance_type: Name = ""
     job_nodes: int = Field(default=0, ge=0)
     """Nodes of the job that the failure stopped; 0 if unknown or none."""
     failures: int = Field(default=1, ge=0)
@@ -125,8 +125,8 @@ class ObservedFailures(FigureDocument):
 class ObservedNodeHours(FigureDocument):
     """Node-hours under observation in one place."""
 
-    pool: Line = ""
-    instance_type: Word = ""
+    pool: Name = ""
+    instance_type: Name = ""
     job_nodes: int = Field(default=0, ge=0)
     """Nodes of the job that ran there; 0 if unknown or none."""
     node_hours: float = Field(ge=0)

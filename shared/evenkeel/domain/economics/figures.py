@@ -1,12 +1,15 @@
 """Checks of the figures that a formula gets. A wrong figure is an error that names its field, never a zero."""
 
 import math
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, StringConstraints, ValidationError
 
 from evenkeel.domain.values import Value, booleans_for_numbers
 from evenkeel.domain.wrong_fields import wrong_fields
+
+Name = Annotated[str, StringConstraints(max_length=253, pattern=r"^[ -~]*$")]
+"""A name in a document with figures: printable ASCII."""
 
 
 class WrongFigure(ValueError):

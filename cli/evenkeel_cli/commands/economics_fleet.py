@@ -1,0 +1,119 @@
+"""`evenkeel economics forecast` and `commitment`, and the history of the fleet for them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.figures import FigureFormat, FigureOption, print_figures
+from evenkeel_cli.render import note, page
+from evenkeel_client.errors import CommandFailed, Exit
+
+if TYPE_CHECKING:
+    from evenkeel_cli.offline.fleet_history import History
+
+Json = dict[str, Any]
+
+_MAX_READ = 20_000
+_MAX_MEASURED = 40
+FleetOption = Annotated[bool, typer.Option("--fleet", help="Count failures and node-hours of the fleet itself.")]
+DaysOption = Annotated[float, typer.Option(metavar="N", help="Length of the window with --fleet; at most 30.")]
+
+
+def history_of(days: float) -> "History":
+    """Return failures and node-hours from the API.
+
+    Raises:
+        CommandFailed: the window is not possible.
+    """
+    from evenkeel_cli.offline import fleet_history
+
+    if not 0 < days <= fleet_history.MAX_DAYS:
+        text = f"--days must be above 0 and at most {fleet_history.MAX_DAYS}, not {days:g}."
+        raise CommandFailed(Exit.USAGE, text, code="WRONG_FIGURE")
+    client = lookup.current_client()
+    nodes, more_nodes = lookup.listed(client, "/nodes", _MAX_READ, gone="true")
+    incidents, more_incidents = lookup.listed(client, "/incidents", _MAX_READ)
+    found = fleet_history.read_history(nodes, incidents, page().now(), days)
+    if more_nodes or more_incidents:
+        text = f"The fleet has more than {_MAX_READ} nodes or incidents; the rest is not counted, so rates are unsure."
+        found.notes.append(text)
+        note(text)
+    return found
+
+
+def measured(request: Json) -> tuple[Json, list[str]]:
+    """Return the request with the measured downtime, unless it states how Evenkeel recovers."""
+    from evenkeel_cli.offline import fleet_history
+
+    if "configured" in request:
+        return request, []
+    client = lookup.current_client()
+    settled = [each for each in lookup.items(client, "/incidents", 200) if each["affectedJobs"] and not each["isDrill"]]
+    found = fleet_history.measured_downtime(
+        client.get(f"/incidents/{each['incidentId']}") for each in settled[:_MAX_MEASURED]
+    )
+    if found is None:
+        return request, ["Too few recoveries are measured, so evenkeel-configured uses HyperPod's stages."]
+    seconds, cases = found
+    text = f"evenkeel-configured: {seconds:g} s from the signal until jobs ran, the median of {cases} recoveries."
+    return {**request, "configured": {"replaceSeconds": 0, "resumeSeconds": seconds}}, [text]
+
+
+def forecast(
+    file: Annotated[Path | None, typer.Option(metavar="FILE", help="The fleet: groups, failures, prices.")] = None,
+    fleet: FleetOption = False,
+    days: DaysOption = 30.0,
+    usd_per_gpu_hour: Annotated[
+        str, typer.Option(metavar="USD", help="Price for groups that state none; otherwise unknown.")
+    ] = "",
+    output: FigureOption = FigureFormat.TABLE,
+) -> None:
+    """Forecast what failures cost your fleet in a month, and what each change is worth."""
+    from evenkeel_cli.offline import fleet_history, forecasts
+
+    if file is None and not fleet:
+        raise CommandFailed(Exit.USAGE, "The fleet is unknown: give --file, --fleet, or both.", code="WRONG_FIGURE")
+    request, notes = forecasts.request_from(file) if file else {}, list[str]()
+    if fleet:
+        history = history_of(days)
+        request, notes = measured(fleet_history.merged(request, history))
+        notes = [*history.notes, *notes]
+        if not request["groups"]:
+            raise CommandFailed(
+                Exit.NOT_FOUND, "The fleet has no nodes with GPUs, so nothing is known.", code="NOT_FOUND"
+            )
+    if usd_per_gpu_hour:
+        request = forecasts.with_price(request, usd_per_gpu_hour)
+    print_figures(forecasts.forecast(request, str(file or "fleet"), notes), output, main="totals")
+
+
+def commitment(  # noqa: PLR0913, PLR0917 - options, each given by its name
+    demand: Annotated[Path, typer.Option(metavar="FILE", help="Demand by the hour: CSV, JSON or YAML.")],
+    reserved_usd_per_hour: Annotated[str, typer.Option(metavar="USD", help="Price of a committed unit per hour.")],
+    on_demand_usd_per_hour: Annotated[str, typer.Option(metavar="USD", help="Price of a rented unit per hour.")],
+    committed: Annotated[int | None, typer.Option(metavar="N", help="Units that are committed now.")] = None,
+    gpus_per_node: Annotated[
+        int, typer.Option(metavar="N", help="If the demand is in GPUs and a unit is a node: GPUs of a node.")
+    ] = 1,
+    reserved_availability: Annotated[
+        str, typer.Option(metavar="P", help="Share of time in which a committed unit works.")
+    ] = "1",
+    on_demand_availability: Annotated[
+        str, typer.Option(metavar="P", help="Share of paid time in which a rented unit works.")
+    ] = "1",
+    output: FigureOption = FigureFormat.TABLE,
+) -> None:
+    """Advise how many GPUs or nodes to commit: use, saving and idle cost of the k-th. Needs no fleet."""
+    from evenkeel_cli.offline import forecasts
+    from evenkeel_cli.offline.quantities import number, share
+
+    terms = {
+        "reserved_usd_per_hour": number("--reserved-usd-per-hour", reserved_usd_per_hour),
+        "on_demand_usd_per_hour": number("--on-demand-usd-per-hour", on_demand_usd_per_hour),
+        "reserved_availability": share("--reserved-availability", reserved_availability),
+        "on_demand_availability": share("--on-demand-availability", on_demand_availability),
+    }
+    found = forecasts.commit(forecasts.demand_from(demand), terms, committed, gpus_per_node)
+    print_figures(found, output, main="units")

@@ -1,0 +1,130 @@
+"""Failures and node-hours of a fleet from its own records: what the API's lists of nodes and incidents show.
+
+The API keeps nodes that are gone for 30 days, so a window is at most that long. An incident counts as one failure of
+its pool. Drills, continued incidents, and faults of the classes `application` and `info` do not count.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from statistics import median
+from typing import Any, NamedTuple
+
+from evenkeel.domain.health.faults import FaultClass, default_catalogue
+
+Json = dict[str, Any]
+
+MAX_DAYS = 30
+_NOT_COUNTED = (FaultClass.APPLICATION, FaultClass.INFO)
+_MIN_MEASURED = 5
+
+
+class History(NamedTuple):
+    """The records of a fleet in a window."""
+
+    observations: Json
+    """A document of `failure_rates.Observations`."""
+    groups: dict[str, Json]
+    """Each pool with GPUs, as a group of `FleetRequest`."""
+    notes: list[str]
+
+
+def read_history(nodes: Iterable[Json], incidents: Iterable[Json], end: datetime, days: float) -> History:
+    """Return failures and node-hours by pool.
+
+    Args:
+        nodes: Items of `GET /nodes?gone=true`.
+        incidents: Items of `GET /incidents`.
+        end: End of the window.
+        days: Length of the window.
+    """
+    begin = end - timedelta(days=days)
+    lives = {(each["instanceId"], each["launchedAt"]): each for each in nodes}.values()
+    counted = {each["incidentId"]: each for each in incidents if _counts(each, begin, end)}.values()
+    spans: dict[tuple[str, str], float] = {}
+    for node in lives:
+        place = (node["pool"], node["instanceType"])
+        spans[place] = spans.get(place, 0.0) + _hours(node, begin, end)
+    observations = {
+        "failures": [
+            {
+                "faultClass": _fault_class(each),
+                "pool": each["node"]["pool"],
+                "instanceType": each["node"]["instanceType"],
+            }
+            for each in counted
+        ],
+        "nodeHours": [
+            {"pool": pool, "instanceType": kind, "nodeHours": hours} for (pool, kind), hours in spans.items()
+        ],
+    }
+    notes = [
+        f"Observed from {begin:%Y-%m-%dT%H:%M}Z to {end:%Y-%m-%dT%H:%M}Z. Each incident is one failure of its node.",
+        "Drills, continued incidents, and faults of the classes application and info do not count.",
+    ]
+    return History(observations, _groups(list(lives), observations), notes)
+
+
+def _counts(incident: Json, begin: datetime, end: datetime) -> bool:
+    if incident["isDrill"] or incident["resumes"] or _fault_class(incident) in _NOT_COUNTED:
+        return False
+    return begin <= _instant(incident["firstSignalAt"]) < end
+
+
+def _fault_class(incident: Json) -> str:
+    return str(default_catalogue().look_up(incident["fault"]["key"]).fault_class)
+
+
+def _hours(node: Json, begin: datetime, end: datetime) -> float:
+    last = _instant(node["changedAt"]) if node["state"] == "GONE" else end
+    span = min(last, end) - max(_instant(node["launchedAt"]), begin)
+    return max(0.0, span.total_seconds() / 3600)
+
+
+def _instant(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def _groups(lives: Sequence[Json], observations: Json) -> dict[str, Json]:
+    """Return each pool that has nodes with GPUs now. A pool without node-hours has no count: unknown."""
+    groups: dict[str, Json] = {}
+    for pool in sorted({each["pool"] for each in lives if each["state"] != "GONE" and each["gpus"]}):
+        present = [each for each in lives if each["pool"] == pool and each["state"] != "GONE"]
+        hours = sum(each["nodeHours"] for each in observations["nodeHours"] if each["pool"] == pool)
+        groups[pool] = {
+            "name": pool,
+            "instanceType": present[0]["instanceType"],
+            "nodes": len(present),
+            "gpusPerNode": max(each["gpus"] for each in present),
+        }
+        if hours > 0:
+            failures = sum(each["pool"] == pool for each in observations["failures"])
+            groups[pool] |= {"failures": failures, "nodeHours": hours}
+    return groups
+
+
+def merged(request: Mapping[str, Any], history: History) -> Json:
+    """Return the request with the counts of the fleet. Everything that the file states counts first."""
+    stated = {str(each.get("name")): each for each in request.get("groups", ()) if isinstance(each, dict)}
+    groups = []
+    for name in [*stated, *(pool for pool in history.groups if pool not in stated)]:
+        own, seen = stated.get(name, {}), dict(history.groups.get(name, {}))
+        if "failuresPerNodeHour" in own or "failures" in own:
+            seen = {field: value for field, value in seen.items() if field not in ("failures", "nodeHours")}
+        groups.append(seen | own)
+    return {**request, "groups": groups}
+
+
+def measured_downtime(shown: Iterable[Json]) -> tuple[float, int] | None:
+    """Return the median seconds from the first signal until the jobs ran again, and the number of cases.
+
+    None if there are fewer than five: too few for a figure.
+
+    Args:
+        shown: Answers of `GET /incidents/{id}`.
+    """
+    seconds = []
+    for each in shown:
+        at = {stage["stage"]: _instant(stage["at"]) for stage in each["took"]}
+        if "jobs resumed" in at:
+            seconds.append((at["jobs resumed"] - _instant(each["firstSignalAt"])).total_seconds())
+    return (median(seconds), len(seconds)) if len(seconds) >= _MIN_MEASURED else None

@@ -1,0 +1,160 @@
+"""`evenkeel economics forecast` and `commitment`: documents read, checked and calculated."""
+
+import csv
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from evenkeel.domain.economics import commitment
+from evenkeel.domain.economics.figures import WrongFigure
+from evenkeel.domain.economics.fleet_forecast import forecast_fleet
+from evenkeel.domain.economics.fleet_request import FleetRequest
+from evenkeel_cli.offline import fleet_history, quota_files
+from evenkeel_cli.offline.economics import grouped_document, options
+from evenkeel_cli.offline.quantities import number, wrong
+from evenkeel_client.errors import CommandFailed, Exit
+
+Json = dict[str, Any]
+_UNITS = ("units", "demand", "gpus", "nodes", "maximum", "average")
+_INSTANTS = ("at", "hour", "time", "timestamp", "date")
+_LONGEST_INDEX = 6
+"""Digits of the number of an hour; a longer number is a date."""
+
+
+# ---------------------------------------------------------------- forecast
+
+
+def request_from(file: Path) -> Json:
+    """Read the fleet's file.
+
+    Raises:
+        CommandFailed: the file is not one object.
+    """
+    found = quota_files.load_unchanged(file)
+    if len(found) != 1 or not isinstance(found[0], dict):
+        raise wrong(str(file), "must have one document, an object")
+    return dict(found[0])
+
+
+def forecast(request: Mapping[str, Any], place: str, notes: Iterable[str] = ()) -> Json:
+    """Return what failures cost the fleet.
+
+    Args:
+        request: The document.
+        place: Name of the document in messages.
+        notes: Further assumptions.
+
+    Raises:
+        CommandFailed: a field is wrong; names it.
+    """
+    try:
+        found = forecast_fleet(FleetRequest.read(dict(request))).to_json()
+    except WrongFigure as error:
+        raise wrong(f"{place}: {error.field}", error.problem) from error
+    found["assumptions"] += notes
+    return found
+
+
+def with_price(request: Mapping[str, Any], usd_per_gpu_hour: str) -> Json:
+    """Return the request with a price for the groups that state none."""
+    usd = number("--usd-per-gpu-hour", usd_per_gpu_hour)
+    if usd < 0:
+        raise wrong("--usd-per-gpu-hour", f"must not be negative, not {usd_per_gpu_hour}")
+    groups = [{"usdPerGpuHour": usd} | each if isinstance(each, dict) else each for each in request.get("groups", ())]
+    return {**request, "groups": groups}
+
+
+def fleet_rates(history: fleet_history.History, by: str, confidence: float) -> Json:
+    """Return the rates of a fleet by fault class, pool or instance type."""
+    if by == "job-size":
+        raise wrong("--by", "must not be job-size with --fleet: incidents do not record the size of a job")
+    return grouped_document(history.observations, by, confidence) | {"notes": history.notes}
+
+
+# ---------------------------------------------------------------- commitment
+
+
+def demand_from(file: Path) -> commitment.Demand:
+    """Read demand by the hour.
+
+    A file is a list of numbers, a CSV with a header, or JSON or YAML with rows. A row has a figure: one of `_UNITS`, or
+    its only other field. A row may have an instant or the number of an hour: one of `_INSTANTS`. An instant without a
+    time zone is UTC.
+    `aws cloudwatch get-metric-statistics` writes such a file (`Datapoints`).
+
+    Raises:
+        CommandFailed: the file has no hour, or a row is wrong; names the row.
+    """
+    found = _csv_rows(file) if file.suffix.lower() == ".csv" else _document_rows(file)
+    rows = [_row(each) for each in found]
+    if not rows:
+        raise wrong(f"{file}: demand", "has no hour")
+    try:
+        if all(at is not None for at, _ in rows):
+            return commitment.hourly(
+                commitment.DemandHour(at=_instant(file, place, str(at)), units=_units(file, place, figure))
+                for place, (at, figure) in enumerate(rows)
+            )
+        return commitment.Demand(hours=tuple(_units(file, place, figure) for place, (_, figure) in enumerate(rows)))
+    except WrongFigure as error:
+        raise wrong(f"{file}: {error.field}", error.problem) from error
+
+
+def _csv_rows(file: Path) -> list[Any]:
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandFailed(Exit.USAGE, f"{file}: {error}", code="USAGE") from error
+    if lines and "," not in lines[0]:
+        return lines[1:] if lines[0].strip().lower() in _UNITS else lines
+    return list(csv.DictReader(lines))
+
+
+def _document_rows(file: Path) -> list[Any]:
+    found = quota_files.load_unchanged(file)
+    rows: Any = found[0] if len(found) == 1 else None
+    if isinstance(rows, dict):
+        rows = next((rows[name] for name in ("demand", "hours", "Datapoints") if name in rows), None)
+    if not isinstance(rows, list):
+        raise wrong(f"{file}: demand", "must be a list of hours")
+    return rows
+
+
+def _row(row: Any) -> tuple[Any, Any]:
+    """Return the instant and the figure of a row; None for what it does not have."""
+    if not isinstance(row, dict):
+        return None, row
+    fields = {str(name).strip().lower(): value for name, value in row.items()}
+    others = [name for name in fields if name not in _INSTANTS]
+    figure = next((name for name in _UNITS if name in fields), others[0] if len(others) == 1 else "")
+    return next((fields[name] for name in _INSTANTS if name in fields), None), fields.get(figure)
+
+
+def _units(file: Path, place: int, figure: Any) -> float:
+    where = f"{file}: demand[{place}]"
+    if figure is None or isinstance(figure, bool | list | dict) or not str(figure).strip():
+        raise wrong(where, f"must have a figure, not {json.dumps(figure)}; leave out hours that are unknown")
+    value = number(where, str(figure))
+    if value < 0:
+        raise wrong(where, f"must not be negative, not {figure}")
+    return value
+
+
+def _instant(file: Path, place: int, text: str) -> datetime:
+    if text.strip().isdigit() and len(text.strip()) <= _LONGEST_INDEX:
+        return datetime.fromtimestamp(3600 * int(text), UTC)
+    try:
+        at = datetime.fromisoformat(text.strip())
+    except ValueError as error:
+        problem = f"must have an instant such as 2026-11-03T10:00:00Z, not {text!r}"
+        raise wrong(f"{file}: demand[{place}]", problem) from error
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def commit(demand: commitment.Demand, terms: Mapping[str, float], committed: int | None, per_unit: int) -> Json:
+    """Return how many units to commit."""
+    with options(demand="the demand", accelerators_per_unit="--gpus-per-node", committed_units="--committed"):
+        prices = commitment.CommitmentTerms(**terms)
+        return commitment.advise_commitment(demand, prices, committed, per_unit).to_json()

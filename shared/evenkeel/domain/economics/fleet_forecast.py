@@ -1,0 +1,396 @@
+"""The cost of failures of a fleet in a month, and the worth of each change.
+
+For a job of N nodes: x = N r failures per hour, d the downtime of one failure, tau and w as in `checkpoint_interval`.
+
+    ETTR = 1 / (rework factor x downtime factor)
+    d    = detect + resume + P(no spare) replace
+    cost = price x (GPU-hours without progress + GPU-hours of spares)
+
+Failures stop committed and on-demand nodes alike. Each figure comes for both ends of the interval of the rate. A
+missing price or rate gives null, never 0.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from evenkeel.domain.economics import checkpoint_interval, spares
+from evenkeel.domain.economics.downtime import DowntimeModel, time_factor
+from evenkeel.domain.economics.failure_rates import FailureRate
+from evenkeel.domain.economics.figures import WrongFigure
+from evenkeel.domain.economics.fleet_request import CapacityMarket, FleetRequest, NodeGroup, RecoveryTimes
+from evenkeel.domain.economics.published_tables import TABLE_2, TABLE_3
+from evenkeel.domain.values import Value
+
+ENDS = ("low", "estimate", "high")
+POSSIBLE_DETECT_SECONDS = 10.0
+_MAX_OPEN_ORDERS = 2_000
+
+
+class Way(NamedTuple):
+    """A way to recover from failures, for one group."""
+
+    name: str
+    detect_seconds: float
+    replace_seconds: float
+    resume_seconds: float
+    lead_seconds: float
+    spares: int
+    interval_seconds: float | None
+
+
+class GroupForecast(Value):
+    """A month of one group, with one way of recovery, at one end of the rate. Null: unknown."""
+
+    way: str
+    group: str
+    end: str
+    failures_per_node_hour: float | None
+    failures_per_month: float | None
+    """Failures that stop a job."""
+    downtime_seconds_per_failure: float | None
+    ends: bool | None
+    """False: jobs of this size never end."""
+    ettr: float | None
+    downtime_hours_per_month: float | None
+    """Of each job: from failures until training goes on."""
+    rework_hours_per_month: float | None
+    """Of each job: repeated steps and saves. Null without a checkpoint interval."""
+    lost_gpu_hours_per_month: float | None
+    spare_gpu_hours_per_month: float
+    usd_per_month: float | None
+
+
+class FleetTotal(Value):
+    """A month of all groups with one way of recovery. Null: a group's figure is unknown."""
+
+    way: str
+    low_failures_per_month: float | None
+    failures_per_month: float | None
+    high_failures_per_month: float | None
+    low_lost_gpu_hours_per_month: float | None
+    lost_gpu_hours_per_month: float | None
+    high_lost_gpu_hours_per_month: float | None
+    low_usd_per_month: float | None
+    usd_per_month: float | None
+    high_usd_per_month: float | None
+
+
+class ChangeValue(Value):
+    """The saving of one change of the configured way in a month. Negative: it costs more. Null: unknown."""
+
+    change: str
+    low_saved_usd_per_month: float | None
+    saved_usd_per_month: float | None
+    high_saved_usd_per_month: float | None
+    saved_gpu_hours_per_month: float | None
+    """GPU-hours with progress that the change adds, at the estimate."""
+
+
+class FleetForecast(Value):
+    """The cost of failures of a fleet in a month."""
+
+    name: str
+    hours_per_month: float
+    totals: tuple[FleetTotal, ...]
+    changes: tuple[ChangeValue, ...]
+    groups: tuple[GroupForecast, ...]
+    assumptions: tuple[str, ...]
+
+
+def forecast_fleet(request: FleetRequest) -> FleetForecast:
+    """Return what failures cost in a month for each way of recovery, and what each change is worth."""
+    ways = {name: _rows(request, way_of) for name, way_of in _WAYS.items()}
+    return FleetForecast(
+        name=request.name,
+        hours_per_month=request.hours_per_month,
+        totals=tuple(_total(name, rows) for name, rows in ways.items()),
+        changes=tuple(_changes(request, ways)),
+        groups=tuple(row for rows in ways.values() for row in rows),
+        assumptions=tuple(_assumptions(request)),
+    )
+
+
+# ---------------------------------------------------------------- ways of recovery
+
+WayOf = Callable[[FleetRequest, NodeGroup, float], Way]
+"""Returns the way of recovery of a group, from the estimate of its failure rate."""
+
+
+def published_stages(nodes: int) -> tuple[float, float, float]:
+    """Return HyperPod's published P90 seconds to detect, replace and resume, of the nearest size."""
+    size = min(TABLE_2, key=lambda each: abs(math.log(each / nodes)))
+    detect, replace, resume, _ = TABLE_2[size]
+    return float(detect), float(replace), float(resume)
+
+
+def _manual(request: FleetRequest, _group: NodeGroup, _rate: float) -> Way:
+    cause, replace, resume, _ = (60 * minutes for minutes in TABLE_3["without HyperPod"])
+    return Way("manual", cause, replace, resume, replace, 0, _interval(request))
+
+
+def _hyperpod(request: FleetRequest, group: NodeGroup, _rate: float) -> Way:
+    detect, replace, resume = published_stages(group.job_size)
+    replace = replace if group.replace_seconds is None else group.replace_seconds
+    return Way("hyperpod-unchanged", detect, replace, resume, replace, 0, _interval(request))
+
+
+def _configured(request: FleetRequest, group: NodeGroup, rate: float) -> Way:
+    way = _timed(_hyperpod(request, group, rate), request.configured, group)
+    return way._replace(name="evenkeel-configured", spares=group.spares)
+
+
+def _possible(request: FleetRequest, group: NodeGroup, rate: float) -> Way:
+    """Return faster stages, the best interval and the cheapest number of spares."""
+    way = _timed(_faster(request, group, rate), request.possible, group)
+    way = _with_best_interval(request, group, rate, way)._replace(name="evenkeel-possible")
+    return _with_best_spares(request, group, rate, way)
+
+
+def _interval(request: FleetRequest) -> float | None:
+    return request.checkpoint.interval_seconds if request.checkpoint else None
+
+
+def _timed(way: Way, times: RecoveryTimes, group: NodeGroup) -> Way:
+    """Return a way with the stated stages. A replacement time of the group itself counts first."""
+    stated = {
+        name: value
+        for name in ("detect_seconds", "replace_seconds", "resume_seconds", "lead_seconds")
+        if (value := getattr(times, name)) is not None
+    }
+    if group.replace_seconds is not None:
+        stated["replace_seconds"] = group.replace_seconds
+    if "replace_seconds" in stated:
+        stated.setdefault("lead_seconds", stated["replace_seconds"])
+    return way._replace(**stated)
+
+
+def _faster(request: FleetRequest, group: NodeGroup, rate: float) -> Way:
+    way, stated = _configured(request, group, rate), request.possible.detect_seconds
+    fastest = min(way.detect_seconds, POSSIBLE_DETECT_SECONDS) if stated is None else stated
+    return way._replace(detect_seconds=fastest)
+
+
+def _with_best_interval(request: FleetRequest, group: NodeGroup, rate: float, way: Way) -> Way:
+    if request.checkpoint is None or not rate:
+        return way
+    mtbf = 3600 / (group.job_size * rate)
+    return way._replace(interval_seconds=checkpoint_interval.best_seconds(request.checkpoint.write_seconds, mtbf))
+
+
+def _with_best_spares(request: FleetRequest, group: NodeGroup, rate: float, way: Way) -> Way:
+    """Return a way with the number of spares that costs the fewest GPU-hours, lost and spare together."""
+    if group.market is CapacityMarket.ON_DEMAND:
+        return way._replace(spares=0)
+
+    def cost(count: int) -> float:
+        row = month(request, group, way._replace(spares=count), "estimate", rate)
+        return (row.lost_gpu_hours_per_month or 0.0) + row.spare_gpu_hours_per_month
+
+    # Past the mean number of open orders, each further spare helps less than the one before.
+    count = math.ceil(group.nodes * rate * way.lead_seconds / 3600)
+    if count > _MAX_OPEN_ORDERS:
+        raise WrongFigure(f"group {group.name}", f"would have {count} nodes on order at any time; check its rate")
+    while cost(count + 1) < cost(count):
+        count += 1
+    return way._replace(spares=min(range(count + 1), key=cost))
+
+
+_WAYS: dict[str, WayOf] = {
+    "manual": _manual,
+    "hyperpod-unchanged": _hyperpod,
+    "evenkeel-configured": _configured,
+    "evenkeel-possible": _possible,
+}
+
+
+# ---------------------------------------------------------------- a month
+
+
+def _rows(request: FleetRequest, way_of: WayOf) -> list[GroupForecast]:
+    rows = []
+    for group in request.groups:
+        rate = group.rate(request.confidence)
+        # The estimate decides the way for all ends, because a fleet chooses before it knows the true rate.
+        way = way_of(request, group, rate.failures_per_node_hour if rate else 0.0)
+        for end, value in zip(ENDS, rate.ends if rate else (None, None, None), strict=True):
+            rows.append(month(request, group, way, end, value))
+    return rows
+
+
+def month(request: FleetRequest, group: NodeGroup, way: Way, end: str, rate: float | None) -> GroupForecast:
+    """Return a month of one group at one failure rate.
+
+    Args:
+        request: The fleet.
+        group: The group.
+        way: The way of recovery.
+        end: Name of the end of the rate.
+        rate: Failures per node-hour; None if unknown.
+    """
+    hours, gpus = request.hours_per_month, group.nodes * group.gpus_per_node
+    spare_hours = float(way.spares * group.gpus_per_node * hours)
+    if rate is None:
+        return _unknown(way, group, end, spare_hours)
+    per_hour = group.job_size * rate
+    missing = spares.no_spare_probability(way.spares, group.nodes * rate, way.lead_seconds / 3600)
+    down = way.detect_seconds + way.resume_seconds + missing * way.replace_seconds
+    stopped = time_factor(per_hour, down / 3600, request.downtime_model)
+    rework = _rework(request, way, per_hour)
+    running = 1 / stopped
+    ettr = running / (rework or 1.0)
+    lost = gpus * hours * (1 - ettr)
+    exposed = running if request.downtime_model is DowntimeModel.RENEWAL else 1.0
+    return GroupForecast(
+        way=way.name,
+        group=group.name,
+        end=end,
+        failures_per_node_hour=rate,
+        failures_per_month=group.nodes * rate * hours * exposed,
+        downtime_seconds_per_failure=down,
+        ends=ettr > 0,
+        ettr=ettr,
+        downtime_hours_per_month=hours * (1 - running),
+        rework_hours_per_month=None if rework is None else hours * running * (1 - 1 / rework),
+        lost_gpu_hours_per_month=lost,
+        spare_gpu_hours_per_month=spare_hours,
+        usd_per_month=None if group.usd_per_gpu_hour is None else group.usd_per_gpu_hour * (lost + spare_hours),
+    )
+
+
+def _rework(request: FleetRequest, way: Way, per_hour: float) -> float | None:
+    """Return the running time over the productive time; None without a checkpoint interval."""
+    if request.checkpoint is None or way.interval_seconds is None:
+        return None
+    if not per_hour:
+        return 1 + request.checkpoint.write_seconds / way.interval_seconds
+    ettr = checkpoint_interval.exact_ettr(way.interval_seconds, request.checkpoint.write_seconds, 0.0, 3600 / per_hour)
+    return 1 / ettr if ettr else math.inf
+
+
+def _unknown(way: Way, group: NodeGroup, end: str, spare_hours: float) -> GroupForecast:
+    return GroupForecast(
+        way=way.name,
+        group=group.name,
+        end=end,
+        failures_per_node_hour=None,
+        failures_per_month=None,
+        downtime_seconds_per_failure=None,
+        ends=None,
+        ettr=None,
+        downtime_hours_per_month=None,
+        rework_hours_per_month=None,
+        lost_gpu_hours_per_month=None,
+        spare_gpu_hours_per_month=spare_hours,
+        usd_per_month=None,
+    )
+
+
+def _sum(rows: Iterable[GroupForecast], end: str, field: str) -> float | None:
+    """Return the sum over the groups at one end; None if one is unknown."""
+    values = [getattr(row, field) for row in rows if row.end == end]
+    return None if None in values else math.fsum(values)
+
+
+def _total(name: str, rows: list[GroupForecast]) -> FleetTotal:
+    fields = ("failures_per_month", "lost_gpu_hours_per_month", "usd_per_month")
+    sums = {
+        f"{'' if end == 'estimate' else f'{end}_'}{field}": _sum(rows, end, field) for end in ENDS for field in fields
+    }
+    return FleetTotal(way=name, **sums)
+
+
+# ---------------------------------------------------------------- changes
+
+
+def _changes(request: FleetRequest, ways: dict[str, list[GroupForecast]]) -> Iterator[ChangeValue]:
+    """Yield each change of the configured way alone, then all together."""
+    configured, hyperpod = ways["evenkeel-configured"], ways["hyperpod-unchanged"]
+    for text, way_of in _CHANGES.items():
+        yield _change(text, configured, _rows(request, way_of))
+    yield _change("all of evenkeel-possible", configured, ways["evenkeel-possible"])
+    yield _change("evenkeel-configured instead of hyperpod-unchanged", hyperpod, configured)
+
+
+def _change(text: str, before: list[GroupForecast], after: list[GroupForecast]) -> ChangeValue:
+    usd = [_difference(before, after, end, "usd_per_month") for end in ENDS]
+    return ChangeValue(
+        change=text,
+        low_saved_usd_per_month=usd[0],
+        saved_usd_per_month=usd[1],
+        high_saved_usd_per_month=usd[2],
+        saved_gpu_hours_per_month=_difference(before, after, "estimate", "lost_gpu_hours_per_month"),
+    )
+
+
+def _difference(before: list[GroupForecast], after: list[GroupForecast], end: str, field: str) -> float | None:
+    first, second = _sum(before, end, field), _sum(after, end, field)
+    return None if first is None or second is None else first - second
+
+
+def _one_more_spare(request: FleetRequest, group: NodeGroup, rate: float) -> Way:
+    way = _configured(request, group, rate)
+    return way._replace(spares=way.spares + (group.market is CapacityMarket.COMMITTED))
+
+
+def _cheapest_spares(request: FleetRequest, group: NodeGroup, rate: float) -> Way:
+    return _with_best_spares(request, group, rate, _configured(request, group, rate))
+
+
+def _best_interval(request: FleetRequest, group: NodeGroup, rate: float) -> Way:
+    return _with_best_interval(request, group, rate, _configured(request, group, rate))
+
+
+def _half_interval(request: FleetRequest, group: NodeGroup, rate: float) -> Way:
+    way = _configured(request, group, rate)
+    return way._replace(interval_seconds=way.interval_seconds and way.interval_seconds / 2)
+
+
+_CHANGES: dict[str, WayOf] = {
+    "one more spare node in each committed group": _one_more_spare,
+    "the cheapest number of spare nodes": _cheapest_spares,
+    "half the checkpoint interval": _half_interval,
+    "the best checkpoint interval": _best_interval,
+    "faster detection, as in evenkeel-possible": _faster,
+}
+
+
+# ---------------------------------------------------------------- assumptions
+
+
+def _assumptions(request: FleetRequest) -> Iterator[str]:
+    """Yield everything that the figures assume, in sentences."""
+    yield f"A month has {request.hours_per_month:g} hours, and every node of a group runs a job all the time."
+    yield "Failures are independent, and their rate is constant. Any node stops its whole job."
+    yield f"Downtime counts in the form {request.downtime_model}."
+    yield "Failures stop committed and on-demand nodes alike. A GPU-hour without progress costs its price in both."
+    yield "manual: 600 s to find the cause, 14,400 s to replace, 1,800 s to resume (AWS article); no spares."
+    yield "hyperpod-unchanged: the sum of the article's P90 stages of the nearest size; no spares. P90s are not means."
+    yield "evenkeel-configured: the spares of each group and the stages that the file states, otherwise HyperPod's."
+    stated = request.possible.detect_seconds
+    detection = f"{POSSIBLE_DETECT_SECONDS:g} s at most" if stated is None else f"{stated:g} s"
+    yield (
+        f"evenkeel-possible: detection in {detection}, the best checkpoint interval and the cheapest number of spares."
+        " The resume stays as configured unless the file states another."
+    )
+    if request.checkpoint is None:
+        yield "The checkpoint interval is unknown, so repeated steps and saves are not counted. The costs are too low."
+    else:
+        yield "A job repeats its work since the last checkpoint. It saves at a constant interval, and a save blocks it."
+    for group in request.groups:
+        yield from _assumptions_of(group, group.rate(request.confidence), request.confidence)
+
+
+def _assumptions_of(group: NodeGroup, rate: FailureRate | None, confidence: float) -> Iterator[str]:
+    jobs = group.nodes / group.job_size
+    yield f"Group {group.name}: {jobs:g} jobs of {group.job_size} nodes, {group.market}."
+    if rate is None:
+        yield f"Group {group.name}: no failures and node-hours are known, so its figures and all totals are unknown."
+    elif rate.failures is None:
+        yield f"Group {group.name}: its failure rate is stated, not observed."
+        if None in rate.ends:
+            yield f"Group {group.name}: an end of its rate is unknown, and so are the figures at that end."
+    else:
+        yield f"Group {group.name}: {rate.failures} failures, with the exact interval of {100 * confidence:g} %."
+    if group.usd_per_gpu_hour is None:
+        yield f"Group {group.name}: usdPerGpuHour is missing, so its dollars and all totals in dollars are unknown."

@@ -1,0 +1,122 @@
+"""The file of `evenkeel economics forecast`: node groups, their failures and prices, and how the fleet recovers."""
+
+from enum import StrEnum
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from evenkeel.domain.economics.downtime import DowntimeModel
+from evenkeel.domain.economics.failure_rates import FailureRate, failure_rate, stated_rate
+from evenkeel.domain.economics.figures import FigureDocument, Name
+
+
+class CapacityMarket(StrEnum):
+    """How the nodes are paid."""
+
+    COMMITTED = "committed"
+    ON_DEMAND = "on-demand"
+
+
+class NodeGroup(FigureDocument):
+    """Nodes of one type that run jobs of one size."""
+
+    name: Name
+    market: CapacityMarket = CapacityMarket.COMMITTED
+    instance_type: Name = ""
+    nodes: int = Field(ge=1, le=1_000_000)
+    """Nodes that run jobs, without spares."""
+    gpus_per_node: int = Field(ge=1, le=1024)
+    usd_per_gpu_hour: float | None = Field(default=None, ge=0)
+    """Null: unknown, and so are all dollars."""
+    job_nodes: int | None = Field(default=None, ge=1)
+    """Nodes of a job; null for one job on all nodes."""
+    failures: int | None = Field(default=None, ge=0)
+    """Failures that stopped a job, in the window."""
+    node_hours: float | None = Field(default=None, gt=0)
+    """Node-hours of the window."""
+    failures_per_node_hour: float | None = Field(default=None, ge=0, le=1)
+    """A rate from elsewhere, instead of a count."""
+    low_failures_per_node_hour: float | None = Field(default=None, ge=0, le=1)
+    high_failures_per_node_hour: float | None = Field(default=None, ge=0, le=1)
+    spares: int = Field(default=0, ge=0, le=10_000)
+    """Idle nodes kept for failures, paid like the others. Only committed groups keep spares."""
+    replace_seconds: float | None = Field(default=None, ge=0, le=31_536_000)
+    """Time until another node is there, where this group differs, such as the launch of an on-demand node."""
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        if self.job_nodes is not None and self.job_nodes > self.nodes:
+            raise ValueError(f"has jobs of {self.job_nodes} nodes (jobNodes), but only {self.nodes} nodes")
+        if (self.failures is None) is not (self.node_hours is None):
+            raise ValueError("needs failures and nodeHours together")
+        if self.failures is not None and self.failures_per_node_hour is not None:
+            raise ValueError("has failures and failuresPerNodeHour; give only one of them")
+        if self.spares and self.market is CapacityMarket.ON_DEMAND:
+            raise ValueError("has spares, but an on-demand group keeps none")
+        low, rate, high = self._stated
+        if rate is None and not low == high is None:
+            raise ValueError("has an end of a rate, but no failuresPerNodeHour")
+        if rate is not None and not (low or 0) <= rate <= (1 if high is None else high):
+            raise ValueError("needs lowFailuresPerNodeHour <= failuresPerNodeHour <= highFailuresPerNodeHour")
+        return self
+
+    @property
+    def _stated(self) -> tuple[float | None, float | None, float | None]:
+        return self.low_failures_per_node_hour, self.failures_per_node_hour, self.high_failures_per_node_hour
+
+    @property
+    def job_size(self) -> int:
+        """Nodes of a job."""
+        return self.job_nodes or self.nodes
+
+    def rate(self, confidence: float) -> FailureRate | None:
+        """Return the failure rate of a node; None if unknown."""
+        if self.failures is not None and self.node_hours is not None:
+            return failure_rate(self.failures, self.node_hours, confidence)
+        low, rate, high = self._stated
+        return None if rate is None else stated_rate(rate, low, high)
+
+
+class RecoveryTimes(FigureDocument):
+    """Stages of a recovery, in seconds. Null: as HyperPod unchanged."""
+
+    detect_seconds: float | None = Field(default=None, ge=0, le=31_536_000)
+    replace_seconds: float | None = Field(default=None, ge=0, le=31_536_000)
+    """Until a node is there, if no spare is."""
+    resume_seconds: float | None = Field(default=None, ge=0, le=31_536_000)
+    """From the node until the job trains."""
+    lead_seconds: float | None = Field(default=None, ge=0, le=31_536_000)
+    """From the order of a node until it is a spare. Null: as the replacement."""
+
+
+class CheckpointTimes(FigureDocument):
+    """How the jobs save."""
+
+    interval_seconds: float = Field(gt=0, le=31_536_000)
+    """Training time between two saves."""
+    write_seconds: float = Field(gt=0, le=31_536_000)
+    """Time that a save blocks training."""
+
+
+class FleetRequest(FigureDocument):
+    """The fleet to forecast."""
+
+    name: Name = "fleet"
+    hours_per_month: float = Field(default=730.0, gt=0, le=744)
+    confidence: float = Field(default=0.95, gt=0, lt=1)
+    """Of the intervals of counted rates."""
+    downtime_model: DowntimeModel = DowntimeModel.RENEWAL
+    groups: tuple[NodeGroup, ...] = Field(min_length=1)
+    checkpoint: CheckpointTimes | None = None
+    """Null: unknown, so repeated steps and saves are not counted."""
+    configured: RecoveryTimes = RecoveryTimes()
+    """Evenkeel as it is configured now."""
+    possible: RecoveryTimes = RecoveryTimes()
+    """Evenkeel as it could be. Null: as configured; detection in 10 seconds."""
+
+    @model_validator(mode="after")
+    def _has_distinct_names(self) -> Self:
+        names = [each.name for each in self.groups]
+        if twice := sorted({each for each in names if names.count(each) > 1}):
+            raise ValueError(f"groups has {', '.join(twice)} twice")
+        return self

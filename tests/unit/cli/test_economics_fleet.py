@@ -1,0 +1,271 @@
+"""`evenkeel economics forecast` and `commitment`: from files, and from the fleet's own records."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from evenkeel.domain.health.incidents import StageTimes
+from tests.unit.api.seeds import a_fleet_node, a_job, a_life, affected, ago, an_incident, stored
+from tests.unit.cli.conftest import CliFixture
+from tests.unit.cli.test_economics import answer, run
+from tools.schemas import schemas
+
+Json = dict[str, Any]
+EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples" / "economics"
+PRICES = ("--reserved-usd-per-hour", "3", "--on-demand-usd-per-hour", "5")
+
+
+# ---------------------------------------------------------------- forecast from a file
+
+
+@pytest.mark.parametrize(("file", "schema"), [("fleet", "economics.forecast"), ("observations", "economics.rate")])
+def test_examples_match_their_schemas(file: str, schema: str) -> None:
+    document = yaml.safe_load((EXAMPLES / f"{file}.yaml").read_text())
+
+    jsonschema.Draft202012Validator(schemas()[schema]).validate(document)
+
+
+def test_example_forecast_ranks_the_ways() -> None:
+    found = answer("forecast", "--file", str(EXAMPLES / "fleet.yaml"))
+    usd = {each["way"]: each["usdPerMonth"] for each in found["totals"]}
+
+    assert list(usd) == ["manual", "hyperpod-unchanged", "evenkeel-configured", "evenkeel-possible"]
+    assert usd["manual"] > usd["hyperpod-unchanged"] > usd["evenkeel-possible"]
+    assert {each["end"] for each in found["groups"]} == {"low", "estimate", "high"}
+    assert len(found["assumptions"]) >= 10
+
+
+def test_price_on_the_command_line_fills_gaps(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("groups: [{name: a, nodes: 4, gpusPerNode: 8, failures: 2, nodeHours: 900}]")
+
+    assert answer("forecast", "--file", str(file))["totals"][0]["usdPerMonth"] is None
+    assert answer("forecast", "--file", str(file), "--usd-per-gpu-hour", "5")["totals"][0]["usdPerMonth"] > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("groups: []", "groups "),
+        ("name: x", "groups is required."),
+        ("groups: [{name: a, nodes: 0, gpusPerNode: 8}]", "groups[0].nodes must be at least 1, not 0."),
+        (
+            "groups: [{name: a, nodes: 4, gpusPerNode: 8, usdPerGpuHour: -1}]",
+            "usdPerGpuHour must be at least 0, not -1.",
+        ),
+        ("groups: 7", "groups must be a list, not 7."),
+        ("[]", "must have one document, an object."),
+    ],
+)
+def test_wrong_fleet_file_names_the_field(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(text)
+    code, out, err = run("forecast", "--file", str(file))
+
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_forecast_without_a_fleet_is_refused() -> None:
+    assert run("forecast")[2].startswith("✖ The fleet is unknown: give --file, --fleet, or both.")
+
+
+# ---------------------------------------------------------------- the fleet's own records
+
+
+@pytest.fixture
+def with_history(served: CliFixture) -> CliFixture:
+    """Four nodes that run for three days, a node that went yesterday, and incidents that count and that do not."""
+    ledger = served.gateway.fakes.ledger
+    nodes = [a_fleet_node(number) for number in (1, 2, 3, 4)]
+    gone = a_fleet_node(5, is_gone=True, changed_at=ago(days=1))
+    counted = [an_incident(number, fault_key="xid:79", first_signal_at=ago(hours=number)) for number in (1, 2)]
+    ignored = [
+        an_incident(3, is_drill=True, first_signal_at=ago(hours=3)),
+        an_incident(4, resumes="inc-0000000001", first_signal_at=ago(hours=1)),
+        an_incident(5, fault_key="xid:8", first_signal_at=ago(hours=1)),
+        an_incident(6, first_signal_at=ago(days=20)),
+    ]
+    stored(ledger, *nodes, gone, *counted, *ignored)
+    return served
+
+
+def fleet_answer(served: CliFixture, *words: str) -> Json:
+    result = served.run("economics", *words, "-o", "json")
+    assert result.exit_code == 0, result.err
+    found: Json = json.loads(result.out)
+    return found
+
+
+def test_fleet_counts_its_failures_and_node_hours(with_history: CliFixture) -> None:
+    found = fleet_answer(with_history, "rate", "--fleet", "--days", "10")
+
+    (pool,) = found["groups"]
+    assert (pool["group"], pool["failures"]) == ("p5-workers", 2)
+    assert pool["nodeHours"] == pytest.approx(4 * 72 + 48)
+
+
+def test_window_cuts_node_hours_and_failures(with_history: CliFixture) -> None:
+    (pool,) = fleet_answer(with_history, "rate", "--fleet", "--days", "0.0625", "--by", "instance-type")["groups"]
+
+    assert (pool["group"], pool["failures"]) == ("ml.p5.48xlarge", 1)
+    assert pool["nodeHours"] == pytest.approx(4 * 1.5)
+
+
+def test_forecast_uses_the_fleets_counts(with_history: CliFixture) -> None:
+    found = fleet_answer(with_history, "forecast", "--fleet", "--days", "10", "--usd-per-gpu-hour", "5")
+
+    rates = {each["end"]: each["failuresPerNodeHour"] for each in found["groups"]}
+    assert rates["estimate"] == pytest.approx(2 / (4 * 72 + 48))
+    assert rates["low"] < rates["estimate"] < rates["high"]
+    assert any("Too few recoveries are measured" in each for each in found["assumptions"])
+
+
+def test_file_states_more_than_the_fleet_shows(with_history: CliFixture, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("groups: [{name: p5-workers, nodes: 3, spares: 1, usdPerGpuHour: 2, failuresPerNodeHour: 0.001}]")
+    found = fleet_answer(with_history, "forecast", "--fleet", "--file", str(file))
+
+    row = next(each for each in found["groups"] if each["end"] == "estimate" and each["way"] == "evenkeel-configured")
+    assert row["failuresPerNodeHour"] == 0.001
+    assert row["spareGpuHoursPerMonth"] == 8 * 730
+
+
+def test_measured_recoveries_give_the_configured_downtime(with_history: CliFixture) -> None:
+    job = a_job(1, state="RUNNING", current_attempt=2)
+    recovered = [
+        an_incident(
+            number,
+            state="RECOVERED",
+            life=a_life(number),
+            first_signal_at=ago(hours=2),
+            affected_jobs=affected(job),
+            stages=StageTimes(detected_at=ago(hours=2), jobs_resumed_at=ago(hours=2, seconds=-300 - number)),
+        )
+        for number in range(11, 16)
+    ]
+    stored(with_history.gateway.fakes.ledger, job, *recovered)
+    found = fleet_answer(with_history, "forecast", "--fleet", "--days", "10")
+
+    assert any("313 s from the signal until jobs ran, the median of 5" in each for each in found["assumptions"])
+    row = next(each for each in found["groups"] if each["way"] == "evenkeel-configured")
+    assert row["downtimeSecondsPerFailure"] == 83 + 313
+
+
+def test_fleet_without_nodes_has_no_figures(served: CliFixture) -> None:
+    result = served.run("economics", "forecast", "--fleet")
+
+    assert (result.exit_code, result.out) == (4, "")
+    assert "has no nodes with GPUs, so nothing is known" in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("rate", "--fleet", "--days", "31"), "--days must be above 0 and at most 30, not 31."),
+        (("rate", "--fleet", "--by", "job-size"), "incidents do not record the size of a job"),
+    ],
+)
+def test_impossible_window_or_group_is_refused(with_history: CliFixture, words: tuple[str, ...], message: str) -> None:
+    result = with_history.run("economics", *words)
+
+    assert (result.exit_code, result.out) == (2, "")
+    assert message in result.err
+
+
+# ---------------------------------------------------------------- commitment
+
+
+def commit(tmp_path: Path, name: str, text: str, *words: str) -> Json:
+    file = tmp_path / name
+    file.write_text(text)
+    return answer("commitment", "--demand", str(file), *PRICES, *words)
+
+
+def test_example_demand_commits_the_base() -> None:
+    words = ("--reserved-usd-per-hour", "24", "--on-demand-usd-per-hour", "55.04", "--gpus-per-node", "8")
+    found = answer("commitment", "--demand", str(EXAMPLES / "demand.csv"), *words, "--committed", "16")
+
+    assert (found["hours"], found["best"]["units"], found["peakUnits"]) == (336, 11, 15)
+    assert [each["reserve"] for each in found["units"]] == [True] * 11 + [False] * 4
+    assert found["present"]["idleReservedUsd"] == found["present"]["idleReservedHours"] * 24
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("d.json", "[4, 4, 1, 0]"),
+        ("d.yaml", "demand: [4, 4, 1, 0]"),
+        ("d.csv", "4\n4\n1\n0\n"),
+        ("d.csv", "gpus\n4\n4\n1\n0\n"),
+        ("d.csv", "hour,GPUs\n0,4\n1,4\n2,1\n3,0\n"),
+        ("d.csv", "at,in use\n2026-11-02T00:00,4\n2026-11-02T01:00,4\n2026-11-02T03:00,0\n2026-11-02T02:00,1\n"),
+        (
+            "d.json",
+            json.dumps(
+                {"Datapoints": [{"Timestamp": f"2026-11-02T0{h}:00:00Z", "Maximum": u} for h, u in enumerate("4410")]}
+            ),
+        ),
+    ],
+)
+def test_demand_may_come_in_several_forms(tmp_path: Path, name: str, text: str) -> None:
+    found = commit(tmp_path, name, text, "--committed", "3")
+
+    assert (found["hours"], found["unknownHours"], found["peakUnits"]) == (4, 0, 4)
+    assert found["present"]["idleReservedUsd"] == 15
+
+
+def test_missing_hours_are_unknown_and_not_zero(tmp_path: Path) -> None:
+    found = commit(tmp_path, "d.csv", "hour,gpus\n0,2\n5,2\n")
+
+    assert (found["hours"], found["unknownHours"], found["units"][1]["demandShare"]) == (2, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("d.csv", "hour,gpus\n", "demand has no hour."),
+        ("d.json", "[]", "demand has no hour."),
+        ("d.json", "[1, -2]", "demand[1] must not be negative, not -2."),
+        ("d.json", "[1, null]", "demand[1] must have a figure, not null; leave out hours that are unknown."),
+        ("d.json", "[1, true]", "demand[1] must have a figure, not true"),
+        ("d.json", "[NaN]", "demand[0] must be a"),
+        ("d.csv", "hour,gpus\nnoon,3\n", "demand[0] must have an instant such as"),
+        ("d.csv", "hour,gpus\n1,\n", 'demand[0] must have a figure, not ""'),
+        ("d.csv", "hour,gpus\n1,3\n1,4\n", "demand has two figures for the hour"),
+        ("d.json", "7", "demand must be a list of hours."),
+    ],
+)
+def test_wrong_demand_names_the_hour(tmp_path: Path, name: str, text: str, message: str) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    code, out, err = run("commitment", "--demand", str(file), *PRICES)
+
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("prices", "message"),
+    [
+        (
+            ("--reserved-usd-per-hour", "-1", "--on-demand-usd-per-hour", "5"),
+            "--reserved-usd-per-hour must be at least 0",
+        ),
+        (
+            ("--reserved-usd-per-hour", "1", "--on-demand-usd-per-hour", "0"),
+            "--on-demand-usd-per-hour must be more than 0",
+        ),
+        ((*PRICES, "--gpus-per-node", "0"), "--gpus-per-node must be a whole number from 1"),
+        ((*PRICES, "--reserved-availability", "0"), "--reserved-availability must be above 0 and at most 1, not 0."),
+    ],
+)
+def test_wrong_price_names_the_option(prices: tuple[str, ...], message: str) -> None:
+    code, _, err = run("commitment", "--demand", str(EXAMPLES / "demand.csv"), *prices)
+
+    assert code == 2
+    assert message in err

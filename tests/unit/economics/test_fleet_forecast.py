@@ -1,0 +1,208 @@
+"""The forecast of a fleet: known cases, a simulated month, and unknown figures that stay unknown."""
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.economics.failure_rates import failure_rate
+from evenkeel.domain.economics.figures import WrongFigure
+from evenkeel.domain.economics.fleet_forecast import FleetForecast, GroupForecast, forecast_fleet
+from evenkeel.domain.economics.fleet_request import FleetRequest
+
+Json = dict[str, Any]
+RATE = {"failuresPerNodeHour": 0.0005, "lowFailuresPerNodeHour": 0.0002, "highFailuresPerNodeHour": 0.0007}
+SAVES = {"intervalSeconds": 1800, "writeSeconds": 60}
+
+
+def a_group(**changes: Any) -> Json:
+    return {"name": "p5", "nodes": 256, "gpusPerNode": 8, "usdPerGpuHour": 5, **RATE, **changes}
+
+
+def forecast(*groups: Json, **changes: Any) -> FleetForecast:
+    return forecast_fleet(FleetRequest.read({"groups": list(groups), **changes}))
+
+
+def row(found: FleetForecast, way: str, end: str = "estimate", group: str = "p5") -> GroupForecast:
+    return next(each for each in found.groups if (each.way, each.end, each.group) == (way, end, group))
+
+
+# Without lost work: 256 nodes at 0.05 %, and 2,048 nodes at 0.0158 %.
+@pytest.mark.parametrize(
+    ("nodes", "rate", "manual", "hyperpod"), [(256, 0.0005, 62.6, 92.2), (2048, 419 / (2048 * 54 * 24), 39.9, 82.3)]
+)
+def test_known_fleets_have_their_training_share(nodes: int, rate: float, manual: float, hyperpod: float) -> None:
+    group = {"name": "p5", "nodes": nodes, "gpusPerNode": 8, "failuresPerNodeHour": rate, "replaceSeconds": None}
+    stages = {"detectSeconds": 89, "replaceSeconds": 903, "resumeSeconds": 1398}
+    found = forecast(group, configured=stages)
+
+    shares = [100 * (row(found, way).ettr or 0) for way in ("manual", "evenkeel-configured")]
+    assert shares == pytest.approx([manual, hyperpod], abs=0.06)
+
+
+def test_hyperpod_unchanged_uses_the_nearest_published_size() -> None:
+    found = forecast(a_group(nodes=200), a_group(name="small", nodes=4))
+
+    assert row(found, "hyperpod-unchanged").downtime_seconds_per_failure == 2390
+    assert row(found, "hyperpod-unchanged", group="small").downtime_seconds_per_failure == 2207
+
+
+def test_month_agrees_with_the_simulation() -> None:
+    """A job that saves, fails, waits for a spare or a node, and repeats its work."""
+    stages = {"detectSeconds": 89, "replaceSeconds": 903, "resumeSeconds": 1398, "leadSeconds": 9000}
+    found = row(forecast(a_group(spares=1), checkpoint=SAVES, configured=stages), "evenkeel-configured")
+    uniform, rate, lead = random.Random(11), 256 * 0.0005 / 3600, 9000.0
+
+    def gap() -> float:
+        return -math.log(1 - uniform.random()) / rate
+
+    # The share of failures without a spare, with failures at any time as the stock formula counts them.
+    now, orders, missed, count = 0.0, list[float](), 0, 40_000
+    for _ in range(count):
+        now += gap()
+        orders = [each for each in orders if each > now]
+        missed += len(orders) >= 1
+        orders.append(now + lead)
+    done = elapsed = 0.0
+    for _ in range(count):
+        while (up := gap()) < 1860:
+            elapsed += up + 89 + 1398 + (903 if uniform.random() < missed / count else 0)
+        elapsed += 1860
+        done += 1800
+
+    assert found.ettr == pytest.approx(done / elapsed, abs=0.005)
+    assert found.lost_gpu_hours_per_month == pytest.approx(2048 * 730 * (1 - done / elapsed), rel=0.04)
+    assert found.usd_per_month == pytest.approx(5 * (2048 * 730 * (1 - done / elapsed) + 8 * 730), rel=0.04)
+
+
+def test_lost_hours_are_downtime_and_rework() -> None:
+    found = row(forecast(a_group(), checkpoint=SAVES), "hyperpod-unchanged")
+
+    assert found.downtime_hours_per_month is not None
+    assert found.rework_hours_per_month is not None
+    assert found.lost_gpu_hours_per_month == pytest.approx(
+        2048 * (found.downtime_hours_per_month + found.rework_hours_per_month)
+    )
+
+
+def test_high_end_of_the_rate_costs_more() -> None:
+    (total,) = (each for each in forecast(a_group()).totals if each.way == "manual")
+
+    low, middle, high = total.low_usd_per_month, total.usd_per_month, total.high_usd_per_month
+    assert low is not None
+    assert middle is not None
+    assert high is not None
+    assert low < middle < high
+
+
+def test_counted_failures_give_the_exact_interval() -> None:
+    group = {"name": "p5", "nodes": 4, "gpusPerNode": 8, "failures": 4, "nodeHours": 12540}
+    found = [row(forecast(group), "manual", end).failures_per_node_hour for end in ("low", "estimate", "high")]
+
+    assert tuple(found) == failure_rate(4, 12540).ends
+
+
+@pytest.mark.parametrize("model", ["renewal", "parallel", "restart", "serial"])
+def test_possible_is_never_worse_than_configured(model: str) -> None:
+    found = forecast(a_group(spares=5), a_group(name="b", jobNodes=8), checkpoint=SAVES, downtimeModel=model)
+    usd = {each.way: each.usd_per_month for each in found.totals}
+
+    assert usd["evenkeel-possible"] is not None
+    assert usd["evenkeel-configured"] is not None
+    assert usd["evenkeel-possible"] <= usd["evenkeel-configured"]
+
+
+def test_changes_are_differences_of_the_totals() -> None:
+    found = forecast(a_group(), checkpoint=SAVES)
+    usd = {each.way: each.usd_per_month for each in found.totals}
+    saved = {each.change: each.saved_usd_per_month for each in found.changes}
+
+    assert saved["evenkeel-configured instead of hyperpod-unchanged"] == 0
+    configured, possible = usd["evenkeel-configured"], usd["evenkeel-possible"]
+    assert configured is not None
+    assert possible is not None
+    assert saved["all of evenkeel-possible"] == pytest.approx(configured - possible)
+    one = row(forecast(a_group(spares=1), checkpoint=SAVES), "evenkeel-configured").usd_per_month
+    assert one is not None
+    assert saved["one more spare node in each committed group"] == pytest.approx(configured - one)
+
+
+def test_on_demand_nodes_fail_and_keep_no_spares() -> None:
+    found = row(forecast(a_group(market="on-demand", replaceSeconds=400)), "evenkeel-possible")
+
+    assert found.spare_gpu_hours_per_month == 0
+    assert found.failures_per_month is not None
+    assert found.failures_per_month > 50
+
+
+def test_missing_price_leaves_dollars_unknown() -> None:
+    found = forecast(a_group(), a_group(name="b", usdPerGpuHour=None))
+
+    assert {each.usd_per_month for each in found.totals} == {None}
+    assert all(each.lost_gpu_hours_per_month for each in found.totals)
+    assert any("usdPerGpuHour is missing" in each for each in found.assumptions)
+
+
+def test_group_without_data_leaves_totals_unknown() -> None:
+    found = forecast(a_group(), {"name": "new", "nodes": 4, "gpusPerNode": 8})
+
+    assert {(each.failures_per_month, each.usd_per_month) for each in found.totals} == {(None, None)}
+    assert row(found, "manual").failures_per_month
+    assert any(each.startswith("Group new: no failures and node-hours are known") for each in found.assumptions)
+
+
+def test_unknown_end_of_a_rate_stays_unknown() -> None:
+    found = forecast(a_group(lowFailuresPerNodeHour=None, highFailuresPerNodeHour=None))
+
+    assert [each.low_usd_per_month for each in found.totals] == [None] * 4
+    assert all(each.usd_per_month for each in found.totals)
+
+
+def test_serial_recovery_without_end_loses_everything() -> None:
+    found = row(forecast(a_group(nodes=512), downtimeModel="serial"), "manual")
+
+    assert (found.ends, found.ettr, found.lost_gpu_hours_per_month) == (False, 0, 512 * 8 * 730)
+
+
+def test_fleet_without_failures_only_pays_for_saves() -> None:
+    group = a_group(failuresPerNodeHour=0, lowFailuresPerNodeHour=0, highFailuresPerNodeHour=0)
+    found = row(forecast(group, checkpoint=SAVES), "evenkeel-configured")
+
+    assert found.downtime_hours_per_month == 0
+    assert found.ettr == pytest.approx(1800 / 1860)
+    assert row(forecast(group), "manual").ettr == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "problem"),
+    [
+        ({"nodes": 0}, "groups[0].nodes", "must be at least 1, not 0"),
+        ({"failuresPerNodeHour": -1}, "groups[0].failuresPerNodeHour", "must be at least 0, not -1"),
+        ({"usdPerGpuHour": "five"}, "groups[0].usdPerGpuHour", "must be a number, not 'five'"),
+        ({"nodes": True}, "groups.0.nodes", "must be a number, not a boolean"),
+        ({"failures": 3}, "groups[0]", "needs failures and nodeHours together"),
+        ({"failures": 3, "nodeHours": 0}, "groups[0].nodeHours", "must be more than 0, not 0"),
+        ({"failures": 3, "nodeHours": 9}, "groups[0]", "has failures and failuresPerNodeHour; give only one of them"),
+        ({"jobNodes": 300}, "groups[0]", "has jobs of 300 nodes (jobNodes), but only 256 nodes"),
+        ({"highFailuresPerNodeHour": 0.0001}, "groups[0]", "needs lowFailuresPerNodeHour <="),
+        ({"market": "on-demand", "spares": 1}, "groups[0]", "has spares, but an on-demand group keeps none"),
+        ({"price": 1}, "groups[0].price", "is not a known field"),
+    ],
+)
+def test_wrong_group_names_its_field(changes: Json, field: str, problem: str) -> None:
+    with pytest.raises(WrongFigure) as refused:
+        forecast(a_group(**changes))
+
+    assert refused.value.field == field
+    assert refused.value.problem.startswith(problem)
+
+
+def test_two_groups_of_one_name_are_refused() -> None:
+    with pytest.raises(WrongFigure, match="groups has p5 twice"):
+        forecast(a_group(), a_group())
+
+
+def test_impossible_rate_is_refused_before_it_takes_long() -> None:
+    with pytest.raises(WrongFigure, match="nodes on order at any time"):
+        forecast(a_group(nodes=1_000_000, failuresPerNodeHour=1, highFailuresPerNodeHour=1))
