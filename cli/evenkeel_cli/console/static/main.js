@@ -1,0 +1,153 @@
+// The shell: routes, the top bar, the keyboard, the theme.
+import { html, render, useEffect, useLayoutEffect, useState } from "./vendor/htm-preact-standalone-3.1.1.js";
+import { Problem, change, session, useLive } from "./api.js";
+import { clockTime, counted, route } from "./format.js";
+import { Acts, State } from "./widgets.js";
+import { Overview } from "./pages/overview.js";
+import { Incident, Incidents } from "./pages/incidents.js";
+import { Job, Jobs, Queue } from "./pages/jobs.js";
+import { Node, Nodes } from "./pages/nodes.js";
+import { Team, Teams } from "./pages/teams.js";
+import { Policy } from "./pages/policy.js";
+
+const PAGES = [
+  ["", "Overview", "o", Overview],
+  ["incidents", "Incidents", "i", Incidents, Incident],
+  ["nodes", "Nodes", "n", Nodes, Node],
+  ["jobs", "Jobs", "j", Jobs, Job],
+  ["queue", "Queue", "q", Queue],
+  ["teams", "Teams", "t", Teams, Team],
+  ["policy", "Policy", "p", Policy],
+];
+
+function useRoute() {
+  const [found, set] = useState(route(location.hash));
+  useEffect(() => {
+    const changed = () => {
+      set(route(location.hash));
+      window.scrollTo(0, 0);
+    };
+    window.addEventListener("hashchange", changed);
+    return () => window.removeEventListener("hashchange", changed);
+  }, []);
+  return found;
+}
+
+function Console({ shell }) {
+  const { words, filters } = useRoute();
+  const status = useLive("/status");
+  const [isHelp, setHelp] = useState(false);
+  const fleet = shell.fleet || status.data?.fleet;
+  useKeyboard(setHelp);
+  const page = PAGES.find(([name]) => name === (words[0] || ""));
+  const View = page ? (words.length > 1 ? page[4] : page[3]) : null;
+  useEffect(() => {
+    document.title = `${words.at(-1) || "Overview"} · ${fleet || "Evenkeel"}`;
+  });
+  return html`<a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>Skip to the page</a>
+    <${TopBar} status=${status} shell=${{ ...shell, fleet }} current=${words[0] || ""} onHelp=${() => setHelp(true)} />
+    <main id="main" tabindex="-1">${View
+      ? html`<${View} key=${words.join("/")} words=${words} filters=${filters} status=${status} shell=${{ ...shell, fleet }} />`
+      : html`<p class="empty">There is no page ${words.join("/")}. <a href="#/">Overview</a></p>`}</main>
+    ${isHelp ? html`<${Help} onClose=${() => setHelp(false)} />` : null}`;
+}
+
+function TopBar({ status, shell, current, onHelp }) {
+  const found = status.data;
+  const held = found?.automation.isHeld;
+  return html`<header class="top">
+    <div class="line"><b class="fleet">${shell.fleet || "…"}</b>
+      ${found
+        ? html`<span class=${status.problem ? "stale" : ""}><${State} kind="health" state=${found.health} word=${found.health} /></span>
+          <span>${counted(found.incidents.working, "incident")} working, <b>${found.incidents.needYou}${found.incidents.isLowerBound ? "+" : ""}</b> need you</span>
+          <span>mode <b>${found.automation.modeInForce}</b>${held ? html` <b class="state warn">▲ HELD</b>` : null}</span>
+          <span class="dim">${status.problem ? html`<b class="problem">no answer since ${clockTime(new Date(status.since).toISOString())}</b>` : `as of ${clockTime(found.asOf)}`}</span>`
+        : html`<span class="dim">${status.problem ? status.problem.message : "loading"}</span>`}
+      <span class="space"></span>
+      ${shell.isReadOnly ? html`<span class="chip">read only</span>` : null}
+      ${found ? html`<${Acts} acts=${automationActs(found, shell.fleet)} isReadOnly=${shell.isReadOnly} />` : null}
+      <button onClick=${switchTheme} title="Dark or light">◐</button><button onClick=${onHelp} title="Keys">?</button>
+    </div>
+    ${status.problem && ["NO_CREDENTIALS", "BAD_CREDENTIALS"].includes(status.problem.code)
+      ? html`<p class="strip" role="alert">${status.problem.message} ${status.problem.hint}</p>`
+      : null}
+    <nav aria-label="Pages">${PAGES.map(([name, title]) => html`<a href="#/${name}" aria-current=${name === current ? "page" : null}>${title}</a>`)}</nav>
+  </header>`;
+}
+
+function automationActs(found, fleet) {
+  const { automation } = found;
+  const path = `/clusters/${encodeURIComponent(fleet)}/automation`;
+  const reason = { name: "reason", label: "Reason" };
+  const whole = automation.holds.some((hold) => !hold.pool && !hold.instanceId);
+  if (whole) {
+    return [{ label: "Release…", title: "Release automation", verb: "Release", fields: [reason], effects: ["Repairs and job stops go on. Blocked recoveries are tried again."],
+      send: async (values) => (await change("POST", `${path}/release`, values), "Automation is released.") }];
+  }
+  return [{ label: "Hold automation…", title: "Hold automation", verb: "Hold", effects: ["No repair and no job stop starts while automation is held. Work that has begun at AWS goes on. A hold never blocks uncordon."],
+    fields: [{ name: "forSeconds", label: "For", value: "3600", options: [["900", "15 minutes"], ["3600", "1 hour"], ["14400", "4 hours"], ["86400", "1 day"]] }, reason],
+    send: async (values) => (await change("POST", `${path}/hold`, { reason: values.reason, forSeconds: Number(values.forSeconds) }), "Automation is held.") }];
+}
+
+function switchTheme() {
+  const dark = document.documentElement.dataset.theme
+    ? document.documentElement.dataset.theme === "dark"
+    : matchMedia("(prefers-color-scheme: dark)").matches;
+  document.documentElement.dataset.theme = dark ? "light" : "dark";
+  localStorage.setItem("evenkeel-console-theme", document.documentElement.dataset.theme);
+}
+
+// g and a letter: go to a page. j, k, Enter: rows. ?: help. Keys in a field or a dialog are left alone.
+function useKeyboard(setHelp) {
+  useLayoutEffect(() => {
+    let isGoing = false;
+    const press = (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog[open]")) return;
+      const page = isGoing && PAGES.find(([, , letter]) => letter === event.key);
+      isGoing = false;
+      if (page) location.hash = `#/${page[0]}`;
+      else if (event.key === "g") isGoing = true;
+      else if (event.key === "?") setHelp(true);
+      else if (event.key === "/") {
+        document.querySelector(".filter select")?.focus();
+        event.preventDefault();
+      } else if (event.key === "j" || event.key === "k") move(event.key === "j" ? 1 : -1);
+      else if (event.key === "Enter" && event.target === document.body) document.querySelector("[data-here]")?.querySelector("a")?.click();
+    };
+    document.addEventListener("keydown", press);
+    return () => document.removeEventListener("keydown", press);
+  }, [setHelp]);
+}
+
+function move(by) {
+  const rows = [...document.querySelectorAll("main [data-href]")];
+  const here = rows.findIndex((row) => row.hasAttribute("data-here"));
+  const next = rows[Math.min(Math.max(here + by, 0), rows.length - 1)];
+  rows[here]?.removeAttribute("data-here");
+  next?.setAttribute("data-here", "");
+  next?.querySelector("a")?.focus();
+}
+
+function Help({ onClose }) {
+  const keys = [["g and o i n j q t p", "overview, incidents, nodes, jobs, queue, teams, policy"], ["j, k, Enter", "next row, previous row, open it"], ["/", "filter"], ["?", "this list"], ["Esc", "close"]];
+  return html`<dialog ref=${(dialog) => dialog && !dialog.open && dialog.showModal()} onClose=${onClose} aria-label="Keys"><h2>Keys</h2>
+    <dl class="facts">${keys.map(([key, text]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${text}</dd></div>`)}</dl>
+    <form method="dialog"><button>Close</button></form></dialog>`;
+}
+
+async function start() {
+  const place = document.getElementById("console");
+  const theme = localStorage.getItem("evenkeel-console-theme");
+  if (theme) document.documentElement.dataset.theme = theme;
+  try {
+    const shell = await session();
+    place.replaceChildren();
+    render(html`<${Console} shell=${shell} />`, place);
+  } catch (problem) {
+    if (!(problem instanceof Problem)) throw problem;
+    place.replaceChildren();
+    render(html`<p class="problem">${problem.message} ${problem.hint}</p>`, place);
+  }
+}
+
+start();

@@ -1,0 +1,98 @@
+// The list of jobs, the queue in its order, and one job: its attempts, its reason and the acts on it.
+import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
+import { change, useLive } from "../api.js";
+import { ENDED_JOBS, amount, href, id, secondsSince, duration, shortNode } from "../format.js";
+import { Acts, Facts, Link, Panel, State, Table, Time, Timeline, Why } from "../widgets.js";
+import { Filter, Pages, listPath } from "./lists.js";
+
+export const JOB_STATES = ["PENDING", "STARTING", "RUNNING", "STOPPING", "SUSPENDED", "SUCCEEDED", "FAILED", "CANCELLED"];
+const FILTERS = ["state", "team", "class"];
+
+const COLUMNS = [
+  { title: "Job", cell: (job) => html`<${Link} to=${["jobs", job.jobId]} title=${job.jobId}>${job.name}<//>` },
+  { title: "State", cell: (job) => html`<${State} kind="job" state=${job.state} />` },
+  { title: "Team", cell: (job) => (job.team ? html`<${Link} to=${["jobs"]} filters=${{ team: job.team }}>${job.team}<//>` : html`<span class="dim">–</span>`) },
+  { title: "Class", cell: (job) => job.priorityClass || "(unset)" },
+  { title: "Nodes", right: true, cell: (job) => job.currentNodes ?? job.nodes },
+  { title: "GPUs a node", right: true, cell: (job) => job.gpusPerNode },
+  { title: "Submitted", cell: (job) => html`<${Time} at=${job.submittedAt} />` },
+  { title: "Reason", grow: true, cell: (job) => job.reason },
+];
+
+export function Jobs({ filters }) {
+  const live = useLive(listPath("/jobs", filters, FILTERS));
+  return html`<${Panel} title="Jobs" live=${live} wide=${true} more=${html`
+      ${["team", "class"].map((name) => (filters[name] ? html`<a class="chip" href=${href(["jobs"], { ...filters, [name]: "" })} title="Remove this filter">${name}: ${filters[name]} ✕</a>` : null))}
+      <${Filter} page=${["jobs"]} filters=${filters} name="state" label="State" options=${JOB_STATES} />`}>
+    <${Table} label="Jobs" empty="No job matches." rows=${live.data?.items || []} rowHref=${(job) => href(["jobs", job.jobId])} columns=${COLUMNS} />
+    <${Pages} live=${live} page=${["jobs"]} filters=${filters} /><//>`;
+}
+
+export function Queue({ filters }) {
+  const live = useLive(listPath("/jobs", { ...filters, state: "PENDING" }, FILTERS));
+  return html`<${Panel} title="Queue: pending jobs in their order" live=${live} wide=${true}>
+    <${Table} label="Queue" empty="No job is pending." rows=${live.data?.items || []} rowHref=${(job) => href(["jobs", job.jobId])} columns=${[
+      COLUMNS[0], COLUMNS[2], COLUMNS[3], COLUMNS[4], COLUMNS[5],
+      { title: "Waits", right: true, cell: (job) => duration(secondsSince(job.submittedAt)) },
+      { title: "Why it waits", grow: true, cell: (job) => job.reason },
+    ]} />
+    <${Pages} live=${live} page=${["queue"]} filters=${filters} /><//>`;
+}
+
+export function Job({ words, shell }) {
+  const path = `/jobs/${id(words[1])}`;
+  const live = useLive(path);
+  const why = useLive(`${path}/why`);
+  const timeline = useLive(`${path}/timeline`);
+  const job = live.data;
+  const queue = job?.queue;
+  return html`<div class="grid">
+    <${Panel} title=${job ? job.name : words[1]} live=${live} wide=${true} more=${job && !job.isRedacted ? html`<${Acts} acts=${acts(job, path)} isReadOnly=${shell.isReadOnly} />` : null}>${job
+      ? html`<p><${State} kind="job" state=${job.state} /> ${job.reason}</p>
+        ${job.isStale ? html`<p class="problem">Not current: the cluster was last seen <${Time} at=${job.lastSeenAt} />.</p>` : null}
+        <${Facts} rows=${[
+          ["Id", html`<code>${job.jobId}</code>`],
+          ["Team", job.team ? html`<${Link} to=${["teams", job.team]}>${job.team}<//>` : null],
+          ["Priority class", job.priorityClass || "(unset)"],
+          ["Size", `${job.currentNodes ?? job.nodes} × ${job.gpusPerNode} GPUs${job.elastic ? `, elastic ${job.elastic.minNodes}–${job.elastic.maxNodes}` : ""}`],
+          ["Place in the queue", queue ? `${queue.position ?? "unknown"}${queue.startsAt ? `; starts about ${queue.startsAt.slice(0, 16)}Z` : ""}` : null],
+          ["Submitted", html`<${Time} at=${job.submittedAt} /> by ${job.submittedBy}`],
+          ["Started", job.startedAt ? html`<${Time} at=${job.startedAt} />` : null],
+          ["Ended", job.endedAt ? html`<${Time} at=${job.endedAt} />` : null],
+          ["Deadline", job.deadline],
+          ["Checkpoints", job.checkpoint?.uri || "none: after a fault the job starts from step 0"],
+          ["Resumes", job.resumePlan ? html`for <${Link} to=${["incidents", job.resumePlan.incidentId]}>${job.resumePlan.incidentId}<//>` : null],
+        ]} />`
+      : null}<//>
+    <${Panel} title="Why" live=${why}>${why.data ? html`<${Why} why=${why.data} />` : null}<//>
+    <${Panel} title="Attempts" live=${live}>${job ? html`<${Table} label="Attempts" rows=${job.attempts || []} empty="The job never started." columns=${[
+      { title: "Attempt", right: true, cell: (each) => each.attempt },
+      { title: "State", cell: (each) => html`<${State} kind="attempt" state=${each.state} />` },
+      { title: "Nodes", cell: (each) => (each.nodes || []).map((node) => html`<${Link} to=${["nodes", node.instanceId]} title=${node.name}>${shortNode(node.instanceId)}<//> `) },
+      { title: "GPUs", right: true, cell: (each) => amount(each.gpus) },
+      { title: "Admitted", cell: (each) => html`<${Time} at=${each.admittedAt} />` },
+      { title: "From step", right: true, cell: (each) => each.resumeFrom?.step ?? "start" },
+      { title: "Reason", grow: true, cell: (each) => each.reason },
+    ]} />` : null}<//>
+    <${Panel} title="Timeline" live=${timeline} wide=${true}>${timeline.data ? html`<${Timeline} entries=${timeline.data.entries} />` : null}<//>
+  </div>`;
+}
+
+function acts(job, path) {
+  if (ENDED_JOBS.includes(job.state)) return [];
+  const reason = { name: "reason", label: "Reason" };
+  const post = (verb) => async (values) => {
+    const found = await change("POST", `${path}/${verb}`, { reason: values.reason });
+    return `The job is ${String(found.state || "changed").toLowerCase()}. ${found.reason || ""}`;
+  };
+  const grace = `Its pods get ${job.graceSeconds} s to save a checkpoint.`;
+  return [
+    job.isSuspended
+      ? { label: "Resume…", title: `Resume ${job.name}`, verb: "Resume", fields: [reason], effects: ["The job is queued again, in its old place."], send: post("resume") }
+      : { label: "Suspend…", title: `Suspend ${job.name}`, verb: "Suspend", fields: [reason], effects: [job.state === "PENDING" ? "The job leaves the queue until it is resumed." : `The job stops. ${grace}`], send: post("suspend") },
+    { label: "Priority…", title: `Change the priority class of ${job.name}`, verb: "Change", fields: [{ name: "priorityClass", label: "Priority class (empty: the lowest)", value: job.priorityClass || "", optional: true }, reason],
+      effects: ["A higher class can preempt jobs of lower classes in the next scheduling cycle."],
+      send: async (values) => `The class is ${(await change("PATCH", path, values, { version: job.version })).priorityClass || "unset"}.` },
+    { label: "Cancel…", title: `Cancel ${job.name}`, verb: "Cancel the job", fields: [reason], effects: ["The job ends and does not start again.", ...(job.state === "PENDING" ? [] : [grace])], send: post("cancel") },
+  ];
+}

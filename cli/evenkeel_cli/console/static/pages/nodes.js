@@ -1,0 +1,136 @@
+// The grid of all nodes, the list of nodes, and one node with the acts on it.
+import { html, useEffect, useState } from "../vendor/htm-preact-standalone-3.1.1.js";
+import { Problem, change, read, useLive } from "../api.js";
+import { SIGNS, amount, counted, href, id, plain, shortNode, signOf } from "../format.js";
+import { Acts, Facts, Link, Panel, State, Table, Time, Why } from "../widgets.js";
+import { Pages, listPath } from "./lists.js";
+
+const ORDER = ["failed", "warn", "working", "next", "ok", "idle"];
+const MAX_PAGES = 25;
+
+// All nodes, page by page, again every 15 s. An unchanged page costs one answer without a body.
+function useNodes(total) {
+  const [state, set] = useState({ nodes: [], isWhole: false, problem: null });
+  useEffect(() => {
+    let stopped = false;
+    let timer = null;
+    const load = async () => {
+      clearTimeout(timer);
+      if (stopped || document.hidden) return;
+      try {
+        const nodes = [];
+        let token = "";
+        for (let page = 0; page < MAX_PAGES; page += 1) {
+          const found = await read(listPath("/nodes", { page: token }, [], 200));
+          nodes.push(...found.items);
+          token = found.nextPageToken;
+          if (!token || stopped) break;
+        }
+        if (!stopped) set({ nodes, isWhole: !token, problem: null });
+      } catch (problem) {
+        if (!(problem instanceof Problem)) throw problem;
+        if (!stopped) set((old) => ({ ...old, problem }));
+      }
+      if (!stopped) timer = setTimeout(load, 15000);
+    };
+    load();
+    document.addEventListener("visibilitychange", load);
+    window.addEventListener("evenkeel-changed", load);
+    return () => {
+      stopped = true;
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", load);
+      window.removeEventListener("evenkeel-changed", load);
+    };
+  }, [total]);
+  return state;
+}
+
+export function NodeGrid({ status }) {
+  const { nodes, isWhole, problem } = useNodes(status.nodes.total);
+  const pools = new Map();
+  for (const node of nodes) pools.set(node.pool, [...(pools.get(node.pool) || []), node]);
+  const rank = (node) => ORDER.indexOf(signOf("node", node.state));
+  return html`<div class=${problem ? "stale" : ""}>
+    ${problem ? html`<p class="problem">Not current: ${problem.message}</p>` : null}
+    ${[...pools].map(([pool, members]) => html`<div class="squares" role="list" aria-label="Nodes of ${pool}">
+      ${[...members].sort((a, b) => rank(a) - rank(b) || (a.instanceId < b.instanceId ? -1 : 1)).map((node) => {
+        const sign = signOf("node", node.state);
+        const label = `${node.instanceId}, ${pool}: ${plain(node.state)}${node.isStale ? ", not current" : ""}`;
+        return html`<span role="listitem" key=${node.instanceId}><a class="square ${sign}" href=${href(["nodes", node.instanceId])} title=${label} aria-label=${label}>${sign === "ok" ? "" : SIGNS[sign]}</a></span>`;
+      })}</div>`)}
+    ${nodes.length && !isWhole ? html`<p class="dim">The first ${nodes.length} nodes.</p>` : null}
+    ${!nodes.length && !problem ? html`<p class="empty">No node is known yet.</p>` : null}
+    <p class="legend dim">${["ok", "working", "warn", "failed"].map((sign) => html`<span class="state ${sign}">${SIGNS[sign]}</span> ${{ ok: "in service", working: "starting or repairing", warn: "cordoned, blocked, waiting or not ready", failed: "unhealthy or quarantined" }[sign]}  `)}</p>
+  </div>`;
+}
+
+export function Nodes({ filters, status }) {
+  const live = useLive(listPath("/nodes", filters, ["gone"], filters.pool ? 200 : 50));
+  const rows = (live.data?.items || []).filter((node) => !filters.pool || node.pool === filters.pool);
+  return html`<div class="grid">
+    <${Panel} title="Nodes" live=${status} wide=${true}>${status.data ? html`<${NodeGrid} status=${status.data} />` : null}<//>
+    <${Panel} title=${filters.pool ? `Nodes of ${filters.pool}` : "List"} live=${live} wide=${true} more=${filters.pool ? html`<a class="chip" href=${href(["nodes"], { ...filters, pool: "" })}>pool: ${filters.pool} ✕</a>` : null}>
+      <${Table} label="Nodes" empty=${live.data?.nextPageToken ? "None on this page." : "No node matches."} rows=${rows} rowHref=${(node) => href(["nodes", node.instanceId])} columns=${[
+        { title: "Node", cell: (node) => html`<${Link} to=${["nodes", node.instanceId]} title=${node.name}>${node.instanceId}<//>` },
+        { title: "State", cell: (node) => html`<${State} kind="node" state=${node.state} />` },
+        { title: "Pool", cell: (node) => node.pool },
+        { title: "Type", cell: (node) => node.instanceType },
+        { title: "GPUs in use", right: true, cell: (node) => `${node.gpusInUse} of ${amount(node.gpus)}` },
+        { title: "Incident", cell: (node) => (node.incidentId ? html`<${Link} to=${["incidents", node.incidentId]}>${node.incidentId}<//>` : "") },
+        { title: "Changed", cell: (node) => html`<${Time} at=${node.changedAt} />` },
+        { title: "Note", grow: true, cell: (node) => node.block?.reason || node.unhealthy?.reason || (node.cordon ? `cordoned by ${node.cordon.by}` : "") },
+      ]} />
+      <${Pages} live=${live} page=${["nodes"]} filters=${filters} /><//></div>`;
+}
+
+export function Node({ words, shell }) {
+  const path = `/nodes/${id(words[1])}`;
+  const live = useLive(path);
+  const node = live.data;
+  const why = useLive(node?.incidentId ? `/incidents/${id(node.incidentId)}/why` : null);
+  return html`<div class="grid">
+    <${Panel} title=${words[1]} live=${live} wide=${true} more=${node ? html`<${Acts} acts=${acts(node, path)} isReadOnly=${shell.isReadOnly} />` : null}>${node
+      ? html`<p><${State} kind="node" state=${node.state} /> ${node.block?.reason || node.unhealthy?.reason || ""}</p>
+        ${node.isStale ? html`<p class="problem">Not current: the cluster was last seen <${Time} at=${node.lastSeenAt} />.</p>` : null}
+        <${Facts} rows=${[
+          ["Name", node.name],
+          ["Pool", html`<${Link} to=${["nodes"]} filters=${{ pool: node.pool }}>${node.pool}<//>, cluster ${node.cluster}`],
+          ["Instance type", `${node.instanceType}${node.zone ? `, ${node.zone}` : ""}`],
+          ["HyperPod says", node.providerStatus],
+          ["Kubernetes says", node.isReady === null ? "unknown" : `${node.isReady ? "Ready" : "not Ready"}${node.isCordoned ? ", cordoned" : ""}`],
+          ["Cordoned by", node.cordon ? html`${node.cordon.by}: ${node.cordon.reason}` : null],
+          ["Repaired by", node.repairedBy],
+          ["GPUs", `${node.gpusInUse} of ${amount(node.gpus)} in use`],
+          ["CPU", node.cpu === null ? "unknown" : `${amount(node.cpuInUse)} of ${amount(node.cpu)} vCPU requested`],
+          ["Memory", node.memoryGib === null ? "unknown" : `${amount(node.memoryGibInUse)} of ${amount(node.memoryGib)} GiB requested`],
+          ["Marks", (node.marks || []).join(", ")],
+          ["Fails often", node.isLemon ? "yes: a lemon" : null],
+          ["Incident", node.incidentId ? html`<${Link} to=${["incidents", node.incidentId]}>${node.incidentId}<//>` : "none open"],
+          ["Unmanaged workloads", counted((node.unmanagedWorkloads || []).length, "workload")],
+          ["Launched", html`<${Time} at=${node.launchedAt} />`],
+        ]} />`
+      : null}<//>
+    ${node?.incidentId ? html`<${Panel} title="Why" live=${why} wide=${true}>${why.data ? html`<${Why} why=${why.data} />` : null}<//>` : null}
+  </div>`;
+}
+
+function acts(node, path) {
+  const reason = { name: "reason", label: "Reason" };
+  const name = shortNode(node.instanceId);
+  if (node.state === "GONE") return [];
+  return [
+    node.isCordoned
+      ? { label: "Uncordon…", title: `Uncordon ${name}`, verb: "Uncordon", fields: [reason], effects: ["The node gets new pods again. No hold and no guardrail blocks this."], send: async (values) => (await change("POST", `${path}/uncordon`, values)).reason || "The node is uncordoned." }
+      : { label: "Cordon…", title: `Cordon ${name}`, verb: "Cordon", fields: [reason], effects: ["The node gets no new pods. Running pods stay. No recovery removes this cordon."], send: async (values) => (await change("POST", `${path}/cordon`, values)).reason || "The node is cordoned." },
+    { label: "Replace…", title: `Replace ${name}`, verb: "Replace the node", fields: [reason], effects: ["Evenkeel reports a fault and runs a normal recovery, within every guardrail."],
+      plan: async (values) => {
+        const plan = await change("POST", `${path}/replace`, { ...values, dryRun: true });
+        return [`${plan.reason} (${plan.decisionId})`, `Jobs that Evenkeel will stop and move: ${(plan.jobs || []).join(", ") || "none now"}.`, ...(plan.alternatives || []).map((each) => `Not ${plain(each.option)}: ${each.whyNot}`)];
+      },
+      send: async (values) => {
+        await change("POST", `${path}/replace`, values);
+        return "The recovery starts. Its incident appears within seconds.";
+      } },
+  ];
+}

@@ -1,0 +1,181 @@
+// Parts that several pages share.
+import { html, useEffect, useRef, useState } from "./vendor/htm-preact-standalone-3.1.1.js";
+import { Problem } from "./api.js";
+import { SIGNS, ago, clockTime, dollars, duration, fullTime, href, plain, signOf } from "./format.js";
+
+export function State({ kind, state, word }) {
+  const sign = signOf(kind, state);
+  return html`<span class="state ${sign}"><span class="sign" aria-hidden="true">${SIGNS[sign]}</span> ${word || plain(state)}</span>`;
+}
+
+export function Lane({ status, children }) {
+  return html`<span class="state ${status}"><span class="sign" aria-hidden="true">${SIGNS[status] || "·"}</span> ${children}</span>`;
+}
+
+export function Time({ at }) {
+  return at ? html`<time datetime=${at} title=${fullTime(at)}>${ago(at)}</time>` : html`<span class="dim">–</span>`;
+}
+
+// A part of a page with the answer that it shows. Without a newer answer the panel turns grey, and says since when.
+export function Panel({ title, live, more, children, id, wide }) {
+  const failed = live?.problem;
+  return html`<section class="panel ${wide ? "wide" : ""} ${failed ? "stale" : ""}" id=${id} aria-label=${title}>
+    <header><h2>${title}</h2>${more ? html`<div class="more">${more}</div>` : null}</header>
+    ${failed ? html`<${Failed} problem=${failed} since=${live.since} hasData=${live.data !== undefined} />` : null}
+    ${live && live.data === undefined ? (failed ? null : html`<p class="loading">Loading…</p>`) : children}
+  </section>`;
+}
+
+function Failed({ problem, since, hasData }) {
+  return html`<p class="problem" role="status">
+    ${hasData ? `Not current since ${clockTime(new Date(since).toISOString())}. ` : ""}${problem.message}
+    <code>${problem.code}</code>${problem.hint ? html`<br />${problem.hint}` : null}
+  </p>`;
+}
+
+export function Facts({ rows }) {
+  const shown = rows.filter(([, value]) => value !== null && value !== undefined && value !== "" && value !== false);
+  return html`<dl class="facts">${shown.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+}
+
+// columns: [{title, cell, right, grow}]. A row with an address is one link for the keyboard: j, k and Enter.
+export function Table({ columns, rows, empty, rowHref, label }) {
+  if (!rows.length) return html`<p class="empty">${empty}</p>`;
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table>
+    <thead><tr>${columns.map((column) => html`<th scope="col" class=${column.right ? "right" : ""}>${column.title}</th>`)}</tr></thead>
+    <tbody>${rows.map((row) => html`<tr data-href=${rowHref ? rowHref(row) : null}>
+      ${columns.map((column) => html`<td class="${column.right ? "right" : ""} ${column.grow ? "grow" : ""}">${column.cell(row)}</td>`)}
+    </tr>`)}</tbody></table></div>`;
+}
+
+export function Link({ to, filters, children, title }) {
+  return html`<a href=${href(to, filters)} title=${title}>${children}</a>`;
+}
+
+export function Why({ why }) {
+  const { decision } = why;
+  return html`<div class="why">
+    <p class="sentence">${why.sentence}</p>
+    ${why.considered?.length
+      ? html`<${Table} label="Alternatives" rows=${why.considered} empty="" columns=${[
+          { title: "Option", cell: (each) => html`${each.chosen ? html`<b>✔ ${plain(each.option)}</b>` : plain(each.option)}` },
+          { title: "Expected", right: true, cell: (each) => duration(each.expectedSeconds) },
+          { title: "GPU-hours lost", right: true, cell: (each) => (each.gpuHoursLost ?? "–") },
+          { title: "Cost", right: true, cell: (each) => dollars(each.usd) },
+          { title: "Why not", grow: true, cell: (each) => (each.chosen ? html`<b>chosen</b>` : each.whyNot || "") },
+        ]} />`
+      : null}
+    ${why.changes?.length
+      ? html`<h3>What would change it</h3><ul>${why.changes.map((each) => html`<li>${each.said}</li>`)}</ul>`
+      : null}
+    ${decision
+      ? html`<p class="dim">${decision.reason}</p>
+          <p class="dim line"><span>Decision <code>${decision.decisionId}</code></span><span>${plain(decision.kind)}: ${plain(decision.action)}</span>
+          <${Time} at=${decision.decidedAt} /><span>mode ${decision.mode}</span><span>policy <code>${decision.policyHash}</code></span></p>`
+      : null}
+    ${why.next ? html`<p>Next: <code>${why.next}</code></p>` : null}
+    ${why.isRedacted ? html`<p class="dim">Facts of another team are left out.</p>` : null}
+  </div>`;
+}
+
+export function Timeline({ entries }) {
+  if (!entries.length) return html`<p class="empty">No entries yet.</p>`;
+  return html`<ol class="timeline">${entries.map((entry) => html`<li>
+    <time datetime=${entry.at} title=${fullTime(entry.at)}>${clockTime(entry.at)}</time>
+    <b>${entry.kind}</b><span>${entry.text || html`<i class="dim">not shown to your team</i>`}
+    ${entry.decisionId ? html` <code>${entry.decisionId}</code>` : null}</span></li>`)}</ol>`;
+}
+
+export function Bar({ parts, total, label }) {
+  return html`<div class="bar" role="img" aria-label=${label} title=${label}>${parts.map(
+    ([kind, value]) => (total ? html`<i class=${kind} style=${{ width: `${(100 * value) / total}%` }}></i>` : null),
+  )}</div>`;
+}
+
+// A dialog that shows what an act does, asks for the reason, and shows the answer or the rule that refused it.
+export function Act({ act, onClose }) {
+  const dialog = useRef(null);
+  const [state, set] = useState({ plan: null, problem: null, isBusy: false, done: "" });
+  const [values, setValues] = useState(Object.fromEntries((act.fields || []).map((field) => [field.name, field.value || ""])));
+  useEffect(() => {
+    dialog.current.showModal();
+  }, []);
+  const run = async (what) => {
+    set((old) => ({ ...old, isBusy: true, problem: null }));
+    try {
+      const answer = await what();
+      set((old) => ({ ...old, isBusy: false, ...answer }));
+    } catch (problem) {
+      if (!(problem instanceof Problem)) throw problem;
+      set((old) => ({ ...old, isBusy: false, problem }));
+    }
+  };
+  const submit = (event) => {
+    event.preventDefault();
+    if (act.plan && !state.plan) run(async () => ({ plan: await act.plan(values) }));
+    else run(async () => ({ done: (await act.send(values)) || "Done." }));
+  };
+  const needsPlan = act.plan && !state.plan;
+  return html`<dialog ref=${dialog} onClose=${onClose} aria-label=${act.title}>
+    <form onSubmit=${submit}>
+      <h2>${act.title}</h2>
+      ${act.effects.map((text) => html`<p>${text}</p>`)}
+      ${(act.fields || []).map((field) => html`<label>${field.label}
+        ${field.options
+          ? html`<select name=${field.name} value=${values[field.name]} onChange=${(event) => setValues({ ...values, [field.name]: event.target.value })}>
+              ${field.options.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select>`
+          : html`<input name=${field.name} required=${!field.optional} maxlength="300" value=${values[field.name]} disabled=${Boolean(state.plan || state.done)}
+              onInput=${(event) => setValues({ ...values, [field.name]: event.target.value })} />`}</label>`)}
+      ${state.plan ? html`<div class="plan"><h3>Plan</h3>${state.plan.map((text) => html`<p>${text}</p>`)}</div>` : null}
+      ${state.problem
+        ? html`<p class="problem" role="alert">${state.problem.message} <code>${state.problem.rule || state.problem.code}</code>
+            ${state.problem.hint ? html`<br />${state.problem.hint}` : null}</p>`
+        : null}
+      ${state.done ? html`<p class="done" role="status">✔ ${state.done}</p>` : null}
+      <div class="buttons">
+        <button type="button" onClick=${() => dialog.current.close()}>${state.done ? "Close" : "Back"}</button>
+        ${state.done ? null : html`<button type="submit" class="main" disabled=${state.isBusy}>${needsPlan ? "Show the plan" : act.verb}</button>`}
+      </div>
+    </form></dialog>`;
+}
+
+// Buttons of acts; each opens its dialog, which stays after the act is done. A console that only reads shows none.
+export function Acts({ acts, isReadOnly }) {
+  const [open, set] = useState(null);
+  if (isReadOnly || (!acts.length && !open)) return null;
+  return html`<span class="acts">${acts.map((act) => html`<button onClick=${() => set(act)}>${act.label}</button>`)}
+    ${open ? html`<${Act} act=${open} onClose=${() => set(null)} />` : null}</span>`;
+}
+
+// The stages of an incident on one time axis: the lane of the node above, the lane of the jobs below.
+const NODE_STAGES = [["plannedAt", "planned"], ["cordonedAt", "cordoned"], ["repairRequestedAt", "repair requested"], ["nodeBackAt", "node back"], ["validatedAt", "validated"], ["returnedAt", "returned"]];
+const JOB_STAGES = [["jobsStoppedAt", "jobs stopped"], ["jobsResumedAt", "jobs resumed"]];
+
+export function Lanes({ incident, until }) {
+  const { stages } = incident;
+  if (!stages) return null;
+  const start = Date.parse(stages.detectedAt || incident.openedAt);
+  const end = Math.max(start + 1000, incident.settledAt ? Date.parse(incident.settledAt) : until);
+  const place = (at) => (100 * (Date.parse(at) - start)) / (end - start);
+  const lane = (list, isOver) => {
+    const reached = list.filter(([name]) => stages[name]);
+    let from = 0;
+    const parts = reached.map(([name, word], index) => {
+      const to = place(stages[name]);
+      const part = { from, to, word, step: index % 3 };
+      from = to;
+      return part;
+    });
+    if (!isOver) parts.push({ from, to: 100, word: "in progress", step: "open" });
+    return parts;
+  };
+  const draw = (parts) => html`<div class="lane">${parts.map((part) => html`<i class="step${part.step}" style=${{ left: `${part.from}%`, width: `${Math.max(part.to - part.from, 0.4)}%` }}
+    title="${part.word}, ${duration(((part.to - part.from) / 100) * ((end - start) / 1000))}"></i>`)}</div>`;
+  const isOver = Boolean(incident.settledAt);
+  const areJobsBack = Boolean(stages.jobsResumedAt) || (incident.jobLanes || incident.affectedJobs).every((job) => job.status === "ok");
+  return html`<div class="lanes" role="img" aria-label="Time line of ${incident.incidentId}: ${duration((end - start) / 1000)}">
+    <span>node</span>${draw(lane(NODE_STAGES, isOver))}
+    <span>jobs</span>${draw(lane(JOB_STAGES, isOver || areJobsBack))}
+    <span></span><div class="axis"><span>${clockTime(new Date(start).toISOString())}</span><span>${duration((end - start) / 1000)}</span></div>
+  </div>`;
+}

@@ -1,0 +1,161 @@
+"""A fleet on a busy night, as the pictures of the console show it."""
+
+from datetime import datetime
+
+from evenkeel.domain.decisions import Alternative
+from evenkeel.domain.health.incidents import Incident, IncidentState, StageTimes, StoredRecoveryPlan
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Job, JobState
+from tests.unit.api.gateway import FLEET, Gateway
+from tests.unit.api.seeds import (
+    ASKS,
+    a_decision,
+    a_fleet_node,
+    a_job,
+    affected,
+    ago,
+    an_attempt,
+    an_event,
+    an_incident,
+    some_evidence,
+    stored,
+)
+from tests.unit.cli.recovery_fixture import recovery_at_work
+
+_NEW = {"If-None-Match": "*"}
+_CLASSES = {"critical": 1000000, "high": 800000, "medium": 600000, "low": 400000}
+_TEAMS = {
+    "nlp": (256, 5),
+    "vision": (128, 4),
+    "speech": (64, 2),
+    "research-and-evaluation-of-multimodal-models": (64, 1),
+}
+_WAIT = "Team vision is at its borrowing limit: 16 of 16 GPUs. It needs 32 more."
+
+
+def busy_fleet(gateway: Gateway) -> None:
+    """A recovery works, a plan awaits approval, a node is unhealthy, four teams run and wait."""
+    recovery_at_work(gateway)
+    quotas = {"quotas": {"priorityClasses": _CLASSES}, "reason": "The classes of the site."}
+    gateway.call("PUT", f"/v1/clusters/{FLEET}/quotas", quotas, headers=_NEW)
+    for name, (gpus, jobs) in _TEAMS.items():
+        _team(gateway, name, gpus)
+        _jobs(gateway, name, jobs)
+    _incidents(gateway)
+    ledger = gateway.fakes.ledger
+    stored(
+        ledger,
+        *(a_fleet_node(number, accelerators_in_use=8 if number % 9 else 0) for number in range(5, 61)),
+        a_fleet_node(61, is_ready=False, not_ready_since=ago(minutes=3)),
+        a_fleet_node(62, is_cordoned=True),
+        *(
+            a_fleet_node(number, pool="p5-on-demand", provider_status="", accelerators_in_use=8)
+            for number in range(101, 107)
+        ),
+    )
+
+
+def _team(gateway: Gateway, name: str, gpus: int) -> None:
+    team = {
+        "name": name,
+        "queue": {"cohort": "company", "groups": [{"ml.p5.48xlarge": {"nvidia.com/gpu": gpus}}]},
+        "namespace": name[:20],
+        "serviceAccount": "trainer",
+        "images": ["registry/*"],
+    }
+    gateway.call("PUT", f"/v1/teams/{name}/quota", {"team": team, "reason": "The plan of the quarter."}, headers=_NEW)
+
+
+def _jobs(gateway: Gateway, team: str, number: int) -> None:
+    first = 100 + 10 * list(_TEAMS).index(team)
+    for index, (name, state) in enumerate(
+        [("pretrain-70b", "RUNNING"), ("finetune", "RUNNING"), ("ablation", "PENDING"), ("eval", "PENDING")][:number]
+    ):
+        job = a_job(first + index, state=state, submitted_at=ago(hours=3 + index), current_attempt=1)
+        spec = job.spec.but(name=f"{team}-{name}", team=team, priority_class=list(_CLASSES)[index])
+        running = state == JobState.RUNNING
+        job = job.but(
+            spec=spec,
+            reason="All 2 pods are running." if running else _WAIT,
+            started_at=ago(hours=2 + index) if running else None,
+            current_attempt=1 if running else 0,
+        )
+        stored(gateway.fakes.ledger, job)
+        if running:
+            stored(gateway.fakes.ledger, _attempt(job, 5 + 2 * (first // 10 % 10 * 2 + index)))
+
+
+def _attempt(job: Job, node: int) -> Attempt:
+    return an_attempt(job, 1, nodes=(node, node + 1), running_at=ago(hours=2), team=job.spec.team)
+
+
+def _incidents(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    asking = an_incident(
+        61,
+        plan=ASKS,
+        fault_key="node:not_ready",
+        opened_at=ago(minutes=3),
+        first_signal_at=ago(minutes=3),
+        stages=_stages(ago(minutes=3)),
+    )
+    over = [
+        _settled(
+            70, "xid:63", 47, "hyperpod-i-000000000000000ac is back in service. Every interrupted job runs again."
+        ),
+        _settled(71, "xid:74", 130, "The node answered a reboot, and passed validation. No job was interrupted."),
+    ]
+    stored(ledger, asking, some_evidence(asking), *over, *(some_evidence(each) for each in over))
+    stored(
+        ledger,
+        a_decision(
+            9,
+            asking.incident_id,
+            reason=_plan_of(asking.plan),
+            action="ASK",
+            alternatives=(Alternative(option="ACT", why_not="The mode recommend asks a person first."),),
+        ),
+    )
+    an_event(
+        ledger,
+        asking.incident_id,
+        (ago(minutes=3), "fault", "The node is NotReady: kubelet stopped posting its status."),
+        (ago(minutes=2, seconds=58), "decided", _plan_of(asking.plan)),
+    )
+
+
+def _plan_of(plan: StoredRecoveryPlan | None) -> str:
+    assert plan is not None
+    return plan.reason
+
+
+def _stages(start: datetime) -> StageTimes:
+    return StageTimes(detected_at=start, planned_at=start)
+
+
+def _settled(number: int, fault: str, minutes: int, outcome: str) -> Incident:
+    opened = ago(minutes=minutes)
+    stages = StageTimes(
+        detected_at=opened,
+        planned_at=ago(minutes=minutes, seconds=-0.4),
+        cordoned_at=ago(minutes=minutes, seconds=-0.9),
+        jobs_stopped_at=ago(minutes=minutes, seconds=-31),
+        repair_requested_at=ago(minutes=minutes, seconds=-33),
+        jobs_resumed_at=ago(minutes=minutes - 4),
+        node_back_at=ago(minutes=minutes - 15),
+        validated_at=ago(minutes=minutes - 16),
+        returned_at=ago(minutes=minutes - 16.2),
+        settled_at=ago(minutes=minutes - 16.5),
+    )
+    job = a_job(100)
+    return an_incident(
+        number,
+        fault_key=fault,
+        state=IncidentState.RECOVERED,
+        outcome=outcome,
+        opened_at=opened,
+        first_signal_at=opened,
+        stages=stages,
+        affected_jobs=affected(job),
+        repairs=("replace",),
+    )

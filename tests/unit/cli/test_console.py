@@ -1,0 +1,306 @@
+"""The server of the console: who may use it, and what it forwards."""
+
+import gzip
+import hashlib
+import http.client
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import evenkeel_cli.console
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.console.server import MAX_BODY_BYTES, ConsoleServer
+from tests.unit.cli.conftest import CliFixture
+from tests.unit.cli.recovery_fixture import recovery_at_work
+
+STATIC = Path(evenkeel_cli.console.__file__).parent / "static"
+VENDORED = {
+    "htm-preact-standalone-3.1.1.js": "72284e8e9079c87817145df1110f74e8a2aa040b2fc384922e18dfcb46fc1fd7",
+    "htm-LICENSE.txt": "740725f7252e750af735d0028cc534970772f513331e9f68150fede8fb3ce00f",
+    "preact-LICENSE.txt": "1fe6958409c8c257a70c587a18b6f7f412b179b456630790d30b2ec9a8e4b7d4",
+}
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: http.client.HTTPMessage
+    text: str
+
+    @property
+    def code(self) -> str:
+        return str(json.loads(self.text)["code"])
+
+
+class Browser:
+    """A client of the console that sends what a page of it would send."""
+
+    def __init__(self, server: ConsoleServer) -> None:
+        self.server = server
+        self.host = f"127.0.0.1:{server.server_port}"
+        self.cookie = ""
+        self.key = ""
+
+    def send(self, method: str, path: str, *, body: str | None = None, **headers: str) -> Reply:
+        """Send a request; a header given as an empty text is left out."""
+        sent = {"Host": self.host} | ({"Cookie": self.cookie} if self.cookie else {})
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.server_port, timeout=10)
+        connection.request(method, path, body, {name: value for name, value in sent.items() if value})
+        answer = connection.getresponse()
+        reply = Reply(answer.status, answer.headers, answer.read().decode())
+        connection.close()
+        return reply
+
+    def change(self, path: str, body: object = None, **headers: str) -> Reply:
+        own = {
+            "Origin": f"http://{self.host}",
+            "X_Evenkeel_Console": self.key,
+            "Idempotency_Key": "console-1",
+            "Content_Type": "application/json",
+        }
+        return self.send("POST", path, body=json.dumps(body or {"reason": "a test"}), **own | headers)
+
+    def sign_in(self) -> Reply:
+        reply = self.send("GET", self.server.link.partition(self.host)[2])
+        self.cookie = (reply.headers["Set-Cookie"] or "").partition(";")[0]
+        found = re.search(r'data-key="([^"]+)"', reply.text)
+        self.key = found[1] if found else ""
+        return reply
+
+
+@pytest.fixture
+def console(served: CliFixture) -> Iterator[ConsoleServer]:
+    recovery_at_work(served.gateway)
+    yield from _running(ConsoleServer(lookup.current_client()))
+
+
+@pytest.fixture
+def reading(served: CliFixture) -> Iterator[ConsoleServer]:
+    yield from _running(ConsoleServer(lookup.current_client(), read_only=True))
+
+
+def _running(server: ConsoleServer) -> Iterator[ConsoleServer]:
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join(5)
+
+
+@pytest.fixture
+def browser(console: ConsoleServer) -> Browser:
+    found = Browser(console)
+    found.sign_in()
+    return found
+
+
+# ---------------------------------------------------------------- the link and the session
+
+
+def test_console_listens_on_loopback_only(console: ConsoleServer) -> None:
+    assert console.server_address[0] == "127.0.0.1"
+
+
+def test_link_opens_the_console_once(console: ConsoleServer) -> None:
+    link = console.link.partition(str(console.server_port))[2]
+    first, second = Browser(console), Browser(console)
+
+    assert first.sign_in().status == 200
+    assert first.send("GET", "/v1/status").status == 200
+    assert second.send("GET", link).code == "LINK_USED"
+    assert first.send("GET", link).status == 303, "a reload in the same browser"
+
+
+def test_cookie_is_strict_and_hidden_from_scripts(console: ConsoleServer) -> None:
+    cookie = Browser(console).sign_in().headers["Set-Cookie"]
+
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= {part.strip() for part in cookie.split(";")}
+
+
+@pytest.mark.parametrize("path", ["/", "/main.js", "/session", "/v1/status", "/v1/jobs?pageSize=1"])
+def test_nothing_is_served_without_a_session(console: ConsoleServer, path: str) -> None:
+    stranger = Browser(console)
+
+    assert stranger.send("GET", path).code == "NOT_SIGNED_IN"
+    assert stranger.send("GET", path, Cookie=f"evenkeel-console-{console.server_port}=guess").code == "NOT_SIGNED_IN"
+
+
+@pytest.mark.parametrize("token", ["", "?token=", "?token=wrong", "?token=%00", "?tok"])
+def test_wrong_link_opens_nothing(console: ConsoleServer, token: str) -> None:
+    assert Browser(console).send("GET", f"/open{token}").code == "LINK_USED"
+    assert Browser(console).sign_in().status == 200, "the right link still works"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example", "[::1]:80"])
+def test_request_to_another_host_name_is_refused(browser: Browser, host: str) -> None:
+    assert browser.send("GET", "/v1/status", Host=host).code == "WRONG_HOST"
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "https://127.0.0.1"])
+def test_request_of_another_origin_is_refused(browser: Browser, origin: str) -> None:
+    assert browser.send("GET", "/v1/status", Origin=origin).code == "WRONG_ORIGIN"
+    assert browser.change("/v1/jobs/job-0000000002/cancel", Origin=origin).code == "WRONG_ORIGIN"
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_request_of_another_site_is_refused(browser: Browser, site: str) -> None:
+    assert browser.send("GET", "/v1/status", Sec_Fetch_Site=site).code == "WRONG_ORIGIN"
+
+
+# ---------------------------------------------------------------- changes
+
+
+def test_change_is_signed_with_the_key_of_the_operator(browser: Browser, served: CliFixture) -> None:
+    reply = browser.change("/v1/jobs/job-0000000002/cancel")
+
+    assert reply.status == 202
+    method, path, headers = served.requests[-1]
+    assert (method, path) == ("POST", "/v1/jobs/job-0000000002/cancel")
+    assert "Credential=AKIAOPERATOR/" in headers["Authorization"]
+    assert headers["Idempotency-Key"] == "console-1"
+    assert not {"Cookie", "X-Evenkeel-Console", "Origin"} & set(headers)
+
+
+@pytest.mark.parametrize("left_out", ["Origin", "X_Evenkeel_Console"])
+def test_change_without_proof_of_its_page_is_refused(browser: Browser, served: CliFixture, left_out: str) -> None:
+    before = len(served.requests)
+
+    assert browser.change("/v1/jobs/job-0000000002/cancel", **{left_out: ""}).code == "NOT_FROM_THE_CONSOLE"
+    assert len(served.requests) == before
+
+
+def test_cookie_alone_changes_nothing(browser: Browser) -> None:
+    reply = browser.change("/v1/jobs/job-0000000002/cancel", X_Evenkeel_Console=browser.cookie.partition("=")[2])
+
+    assert reply.code == "NOT_FROM_THE_CONSOLE"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+def test_read_only_console_refuses_every_change(reading: ConsoleServer, served: CliFixture, method: str) -> None:
+    browser = Browser(reading)
+    browser.sign_in()
+    own = {"Origin": f"http://{browser.host}", "X_Evenkeel_Console": browser.key, "Content_Type": "application/json"}
+
+    reply = browser.send(method, "/v1/jobs/job-0000000002/cancel", body="{}", **own)
+
+    assert reply.code == "READ_ONLY"
+    assert not served.requests
+    assert browser.send("GET", "/v1/status").status == 200
+
+
+def test_refusal_of_the_api_reaches_the_page_unchanged(browser: Browser) -> None:
+    reply = browser.change("/v1/jobs/job-9999999999/cancel")
+
+    assert (reply.status, reply.code) == (404, "NOT_FOUND")
+    assert reply.headers["Content-Type"] == "application/problem+json"
+
+
+# ---------------------------------------------------------------- forwarding
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/../admin", "/v1/jobs/%2e%2e/x", "/v1//jobs", "/v1/jobs/a%2fb", "/v1/./status", "/v1/jobs/a\\b"],
+)
+def test_path_outside_the_api_is_not_forwarded(browser: Browser, served: CliFixture, path: str) -> None:
+    before = len(served.requests)
+
+    assert browser.send("GET", path).code == "NO_SUCH_ROUTE"
+    assert len(served.requests) == before
+
+
+def test_unchanged_answer_is_not_sent_again(browser: Browser) -> None:
+    first = browser.send("GET", "/v1/incidents?pageSize=5")
+    again = browser.send("GET", "/v1/incidents?pageSize=5", If_None_Match=first.headers["ETag"])
+
+    assert (again.status, again.text) == (304, "")
+
+
+def test_large_or_endless_body_is_refused(browser: Browser, served: CliFixture) -> None:
+    before = len(served.requests)
+
+    assert browser.change("/v1/jobs", {"x": "y" * MAX_BODY_BYTES}).code == "TOO_LARGE"
+    assert browser.send("POST", "/v1/jobs", Transfer_Encoding="chunked").code == "LENGTH_REQUIRED"
+    assert browser.send("POST", "/v1/jobs", Content_Length="-1").code == "BAD_LENGTH"
+    assert len(served.requests) == before
+
+
+def test_stopped_api_is_a_problem_with_a_hint(browser: Browser, served: CliFixture) -> None:
+    served.stop()
+
+    reply = browser.send("GET", "/v1/status")
+
+    assert (reply.status, reply.code) == (503, "UNREACHABLE")
+
+
+def test_missing_credentials_are_a_problem_with_a_hint(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    served.write_context({name: value for name, value in served.context.items() if name != "credentials"})
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    server = ConsoleServer(lookup.current_client())
+    running = _running(server)
+    next(running)
+    browser = Browser(server)
+    browser.sign_in()
+
+    reply = browser.send("GET", "/v1/status")
+
+    assert (reply.status, reply.code) == (401, "NO_CREDENTIALS")
+    assert "aws sso login" in json.loads(reply.text)["hint"]
+    next(running, None)
+
+
+# ---------------------------------------------------------------- pages
+
+
+def test_page_allows_no_script_of_others_and_no_inline_script(browser: Browser) -> None:
+    reply = browser.send("GET", "/")
+
+    assert "default-src 'self'" in reply.headers["Content-Security-Policy"]
+    assert "unsafe" not in reply.headers["Content-Security-Policy"]
+    assert "frame-ancestors 'none'" in reply.headers["Content-Security-Policy"]
+    assert reply.headers["X-Content-Type-Options"] == "nosniff"
+    assert reply.headers["Referrer-Policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize("path", ["/../session.py", "/vendor/../../session.py", "/%2e%2e/server.py", "/static/main.js"])
+def test_no_other_file_is_served(browser: Browser, path: str) -> None:
+    assert browser.send("GET", path).status == 404
+
+
+def test_pages_name_no_other_site() -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in STATIC.rglob("*.*") if "vendor" not in path.parts}
+
+    named = {
+        (path.name, url)
+        for path, text in texts.items()
+        for url in re.findall(r"(?:https?:)?//[a-z0-9][a-z0-9.-]*\.[a-z]{2,}", text)
+        if url != "http://www.w3.org"  # the name space of SVG
+    }
+    assert named == set()
+
+
+def test_vendored_files_are_the_published_ones() -> None:
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (STATIC / "vendor").iterdir()}
+
+    assert found == VENDORED
+
+
+def test_pages_are_less_than_200_kb_compressed() -> None:
+    size = sum(len(gzip.compress(path.read_bytes())) for path in STATIC.rglob("*.*") if path.suffix != ".txt")
+
+    assert size < 200_000
+
+
+def test_port_in_use_is_a_usage_error(served: CliFixture, console: ConsoleServer) -> None:
+    result = served.run("console", "--no-open", "--port", str(console.server_port))
+
+    assert result.exit_code == 2
+    assert "PORT_IN_USE" in result.err

@@ -1,0 +1,206 @@
+"""The pages of the console in a real browser, against the real API functions."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.console.server import ConsoleServer
+from tests import browser
+from tests.fakes.cluster import instance_id
+from tests.unit.api.gateway import ApiResponse
+from tests.unit.api.seeds import ASKS, a_fleet_node, a_job, an_incident, stored
+from tests.unit.cli.busy_fleet import busy_fleet
+from tests.unit.cli.conftest import CliFixture
+from tests.unit.cli.recovery_fixture import recovery_at_work
+
+PAGES = (
+    *("", "incidents", "incidents/inc-0000000001", "nodes", f"nodes/{instance_id(1)}"),
+    *("jobs", "jobs/job-0000000001", "queue", "teams", "teams/default", "policy", "nowhere"),
+)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser.running() as started:
+        yield started
+
+
+@pytest.fixture
+def console(served: CliFixture) -> Iterator[ConsoleServer]:
+    server = ConsoleServer(lookup.current_client())
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join(5)
+
+
+@pytest.fixture
+def page(chromium: Browser, console: ConsoleServer) -> Iterator[Page]:
+    """A signed-in page. The test fails for an error of a script, and for a request to another address."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 800})
+    opened = context.new_page()
+    opened.set_default_timeout(10_000)
+    wrong: list[str] = []
+    own = f"http://127.0.0.1:{console.server_port}/"
+    opened.on("pageerror", lambda error: wrong.append(str(error)))
+    opened.on("request", lambda request: None if request.url.startswith(own) else wrong.append(request.url))
+    opened.goto(console.link)
+    opened.wait_for_selector(".panel")
+    yield opened
+    context.close()
+    assert wrong == []
+
+
+def show(page: Page, words: str) -> None:
+    """Open a page of the console, and wait until each of its panels has an answer."""
+    page.evaluate("words => { location.hash = `#/${words}`; }", words)
+    expect(page.locator("main .loading")).to_have_count(0)
+
+
+def test_operator_approves_a_plan_and_sees_the_answer(served: CliFixture, page: Page) -> None:
+    recovery_at_work(served.gateway)
+    asking = an_incident(2, plan=ASKS)
+    stored(served.gateway.fakes.ledger, asking)
+
+    page.reload()
+    page.locator("#needs-you").get_by_role("link").first.click()
+    expect(page.get_by_text("Waits for approval. Plan: replace, and move the jobs.").first).to_be_visible()
+    page.get_by_role("button", name="Approve…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Evenkeel checks every guardrail again before it acts.")
+    dialog.get_by_label("Reason").fill("seen the log")
+    dialog.get_by_role("button", name="Approve", exact=True).click()
+    expect(dialog.get_by_role("status")).to_contain_text("approved the plan")
+    dialog.get_by_role("button", name="Close").click()
+
+    expect(page.get_by_text("approved it")).to_be_visible()
+    expect(page.get_by_role("button", name="Approve…")).to_have_count(0)
+
+
+def test_replacement_shows_its_plan_before_it_starts(served: CliFixture, page: Page) -> None:
+    stored(served.gateway.fakes.ledger, a_fleet_node(1))
+
+    show(page, f"nodes/{instance_id(1)}")
+    page.get_by_role("button", name="Replace…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Reason").fill("fans are loud")
+    dialog.get_by_role("button", name="Show the plan").click()
+    expect(dialog.get_by_role("heading", name="Plan")).to_be_visible()
+
+    changes = [body for (method, path, _), body in zip(served.requests, served.bodies, strict=True) if method == "POST"]
+    assert all('"dryRun": true' in body.replace('":true', '": true') for body in changes)
+    dialog.get_by_role("button", name="Replace the node").click()
+    expect(dialog.get_by_role("status")).to_contain_text("The recovery starts.")
+
+
+def test_refused_change_shows_the_reason(served: CliFixture, page: Page) -> None:
+    stored(served.gateway.fakes.ledger, a_job(1, state="RUNNING"))
+    show(page, "jobs/job-0000000001")
+    page.get_by_role("button", name="Priority…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Priority class").fill("unknown-class")
+    dialog.get_by_label("Reason", exact=True).fill("a test")
+
+    dialog.get_by_role("button", name="Change").click()
+
+    expect(dialog.get_by_role("alert")).to_contain_text("unknown-class")
+
+
+def test_silent_api_turns_panels_grey_with_the_time(
+    served: CliFixture, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recovery_at_work(served.gateway)
+    show(page, "jobs")
+    expect(page.get_by_role("link", name="llama-1")).to_be_visible()
+
+    silent = ApiResponse(503, {}, '{"message": "Service Unavailable"}')
+    monkeypatch.setattr(served, "answer", lambda *_request: silent)
+
+    expect(page.locator(".panel.stale")).to_contain_text("Not current since", timeout=10_000)
+    expect(page.get_by_role("link", name="llama-1")).to_be_visible()
+
+
+def test_hidden_page_asks_nothing(served: CliFixture, page: Page) -> None:
+    page.clock.install()
+    page.reload()
+    show(page, "")
+    with page.expect_request("**/v1/status"):
+        page.clock.run_for(6_000)
+    page.evaluate("""() => {
+        Object.defineProperty(document, 'hidden', {get: () => true, configurable: true});
+        document.dispatchEvent(new Event('visibilitychange'));
+    }""")
+    page.wait_for_load_state("networkidle")
+    before = len(served.requests)
+
+    page.clock.run_for(60_000)
+
+    assert len(served.requests) == before
+
+
+def test_text_of_jobs_is_never_markup(served: CliFixture, page: Page) -> None:
+    hostile = "<img src=x onerror=document.title='owned'>"
+    stored(served.gateway.fakes.ledger, a_job(1, reason=hostile))
+
+    show(page, "queue")
+
+    expect(page.get_by_text(hostile)).to_be_visible()
+    expect(page.locator("main img")).to_have_count(0)
+
+
+def test_problem_comes_first_among_2000_nodes(served: CliFixture, page: Page) -> None:
+    nodes = [a_fleet_node(number, is_ready=number != 1234) for number in range(1, 2001)]
+    stored(served.gateway.fakes.ledger, *nodes)
+
+    page.reload()
+    squares = page.locator(".square")
+    expect(squares).to_have_count(2000, timeout=20_000)
+
+    assert instance_id(1234) in (squares.first.get_attribute("title") or "")
+    box = squares.first.bounding_box()
+    assert box is not None
+    assert box["y"] < 800, "visible without scrolling"
+
+
+def test_keys_move_and_open(served: CliFixture, page: Page) -> None:
+    recovery_at_work(served.gateway)
+    page.keyboard.press("g")
+    page.keyboard.press("j")
+    expect(page.get_by_role("link", name="llama-1")).to_be_visible()
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    expect(page.locator("tr[data-here]")).to_have_count(1)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Attempts")).to_be_visible()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pages_are_accessible_and_fit_small_screens(served: CliFixture, page: Page, theme: str) -> None:
+    busy_fleet(served.gateway)
+    page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
+    if browser.AXE.exists():
+        page.evaluate(browser.AXE.read_text(encoding="utf-8"))
+
+    findings = []
+    for words in PAGES:
+        show(page, words)
+        for width in (360, 1280):
+            page.set_viewport_size({"width": width, "height": 800})
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            if wide > width:
+                findings.append(f"{words or 'overview'} is {wide} px wide on a screen of {width}")
+            if browser.AXE.exists():
+                found = page.evaluate("axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa']})")
+                findings += [
+                    f"{words or 'overview'} at {width}: {rule['id']}: {rule['nodes'][0]['html'][:120]}"
+                    for rule in found["violations"]
+                ]
+
+    assert findings == []

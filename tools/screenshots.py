@@ -1,0 +1,61 @@
+"""Take the pictures of the console for README and docs, from a fleet that the tests describe.
+
+.venv/bin/python -m tools.screenshots     writes docs/images
+"""
+
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.console.server import ConsoleServer
+from tests import browser
+from tests.unit.api.gateway import Gateway
+from tests.unit.api.seeds import heartbeats
+from tests.unit.cli.busy_fleet import busy_fleet
+from tests.unit.cli.conftest import CliFixture
+
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+SIZES = {"wide": (1280, 900), "large": (1920, 1080), "phone": (390, 844)}
+PICTURES = (
+    ("overview", "", "wide", "light"),
+    ("overview-dark", "", "large", "dark"),
+    ("overview-phone", "", "phone", "light"),
+    ("incident", "incidents/inc-0000000001", "wide", "light"),
+    ("queue", "queue", "wide", "dark"),
+)
+"""Name, page, size and theme of each picture."""
+
+
+def main() -> int:
+    """Write every picture, and print its path."""
+    gateway = Gateway()
+    heartbeats(gateway.fakes.ledger)
+    busy_fleet(gateway)
+    IMAGES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch, browser.running() as chromium:
+        api = CliFixture(gateway, Path(folder), patch)
+        server = ConsoleServer(lookup.current_client())
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = chromium.new_context().new_page()
+        page.goto(server.link)
+        page.wait_for_selector(".panel")
+        for name, words, size, theme in PICTURES:
+            width, height = SIZES[size]
+            page.set_viewport_size({"width": width, "height": height})
+            page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
+            page.evaluate("words => { location.hash = `#/${words}`; }", words)
+            page.wait_for_load_state("networkidle")
+            path = IMAGES / f"console-{name}.png"
+            page.screenshot(path=path, full_page=size == "phone")
+            print(path)
+        server.shutdown()
+        api.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
