@@ -210,7 +210,7 @@ def test_no_placement_breaks_a_cap_or_a_limit(rented: int, cap: int) -> None:
         accelerators_per_node=8,
         micros_per_hour=rented * 50_000_000,
     )
-    seen = conditions(committed(1), committed(2), rented=RentalBook(holds=(hold,)))
+    seen = conditions(committed(1), committed(2), rented=RentalBook(allocations=(hold,)))
 
     decision = choose_pool(placement_facts(a_job(), seen, POLICY.but(burst=burst)))
 

@@ -270,7 +270,7 @@ def test_serving_rentals_respect_limits_and_replay(
     policy = a_policy(delay_micros_per_hour={"critical": price}, team_caps_micros_per_hour={"chat": cap})
     pods = [a_replica(number, accelerators=accelerators) for number in range(replicas)]
 
-    answers = decided(*pods, policy=policy, most=most, rented=RentalBook(holds=(hold,) if held else ()))
+    answers = decided(*pods, policy=policy, most=most, rented=RentalBook(allocations=(hold,) if held else ()))
 
     rented = [each for each in answers if each.action is PlacementAction.RENT]
     assert len(rented) <= min(most, POOL.max_nodes - held, -(-replicas // (8 // accelerators)))

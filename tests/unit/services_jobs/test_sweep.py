@@ -98,7 +98,7 @@ def test_one_sweeper_runs_at_a_time() -> None:
     scenario = JobScenario()
     assert locks.take(scenario.world.ledger, "sweep", "op-other", seconds=60, now=scenario.world.clock.now())
 
-    assert scenario.sweep().outcome == "HELD_BY_ANOTHER"
+    assert scenario.sweep().outcome == "LOCKED"
 
 
 def test_failed_step_does_not_stop_the_other_steps() -> None:

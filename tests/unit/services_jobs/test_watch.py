@@ -94,7 +94,7 @@ def test_one_watcher_runs_at_a_time() -> None:
     now = scenario.world.clock.now()
     assert locks.take(scenario.world.ledger, "watch", "op-other", seconds=15, now=now)
 
-    assert scenario.watch().outcome == "HELD_BY_ANOTHER"
+    assert scenario.watch().outcome == "LOCKED"
 
 
 def test_lock_of_a_dead_watcher_expires() -> None:

@@ -102,7 +102,7 @@ def plan_placements(
     ran = run_seconds(snapshot.attempts)
     placed = place_in_queue_order([placement_facts(job, seen, policy, ran.get(job.job_id, 0.0)) for job in jobs])
     found: dict[str, Placement] = {}
-    begun = len(rented.holds) - len(snapshot.rented.holds)
+    begun = len(rented.allocations) - len(snapshot.rented.allocations)
     for job, placement in zip(jobs, placed, strict=True):
         found[job.job_id] = placement
         if placement.action is not PlacementAction.RENT:

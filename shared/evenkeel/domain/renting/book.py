@@ -45,7 +45,7 @@ class RentalBook(NamedTuple):
     """All open rentals, with what they take of caps and limits."""
 
     rentals: tuple[Rental, ...] = ()
-    holds: tuple[RentalAllocation, ...] = ()
+    allocations: tuple[RentalAllocation, ...] = ()
     budgets_left: Mapping[str, int] = {}
     """By team with a budget in dollars: the rest of it, in parts of `economics.money`."""
 
@@ -76,13 +76,14 @@ class RentalBook(NamedTuple):
 
     def with_planned(self, decisions: Iterable[PlacementDecision], pools: Iterable[Pool]) -> "RentalBook":
         """Return the book with rentals that are decided and not begun yet."""
-        holds, left, by_name = list(self.holds), dict(self.budgets_left), {pool.name: pool for pool in pools}
+        allocations, left = list(self.allocations), dict(self.budgets_left)
+        by_name = {pool.name: pool for pool in pools}
         for each in decisions:
             demand = each.facts.job
-            holds.append(_planned_allocation(each.job_id, demand.team, demand.nodes, by_name[each.pool]))
+            allocations.append(_planned_allocation(each.job_id, demand.team, demand.nodes, by_name[each.pool]))
             if demand.team in left and each.row:
                 left[demand.team] -= each.row.rent_parts
-        return self._replace(holds=tuple(holds), budgets_left=left)
+        return self._replace(allocations=tuple(allocations), budgets_left=left)
 
 
 def reserve_rented_nodes(
@@ -121,23 +122,23 @@ def reserve_rented_nodes(
 
 
 def spend_limits(
-    team: str, holds: Iterable[RentalAllocation], burst: BurstPolicy, budget_left_parts: int | None = None
+    team: str, allocations: Iterable[RentalAllocation], burst: BurstPolicy, budget_left_parts: int | None = None
 ) -> SpendLimits:
     """Return the current rents of a team and of the fleet, with their caps."""
-    listed = tuple(holds)
+    listed = tuple(allocations)
     return SpendLimits(
-        team_micros_per_hour=sum(hold.micros_per_hour for hold in listed if hold.team == team),
-        fleet_micros_per_hour=sum(hold.micros_per_hour for hold in listed),
+        team_micros_per_hour=sum(each.micros_per_hour for each in listed if each.team == team),
+        fleet_micros_per_hour=sum(each.micros_per_hour for each in listed),
         team_cap_micros_per_hour=burst.team_cap_of(team),
         fleet_cap_micros_per_hour=burst.fleet_cap_micros_per_hour,
         team_budget_left_parts=budget_left_parts,
     )
 
 
-def accelerators_left(pool: Pool, holds: Iterable[RentalAllocation]) -> int:
+def accelerators_left(pool: Pool, allocations: Iterable[RentalAllocation]) -> int:
     """Return the accelerators that the limit of a pool leaves for new rentals."""
-    held = sum(hold.nodes for hold in holds if (hold.cluster, hold.pool) == (pool.cluster, pool.name))
-    return max(0, pool.max_nodes - held) * pool.accelerators_per_node
+    taken = sum(each.nodes for each in allocations if (each.cluster, each.pool) == (pool.cluster, pool.name))
+    return max(0, pool.max_nodes - taken) * pool.accelerators_per_node
 
 
 def _planned_allocation(holder_id: str, team: str, nodes: int, pool: Pool) -> RentalAllocation:

@@ -91,7 +91,7 @@ def placement_facts(job: Job, seen: PlacementContext, policy: Policy, done_secon
     return PlacementFacts(
         job=demand,
         candidates=(*committed, *rented),
-        spending=spend_limits(spec.team, seen.rented.holds, burst, seen.rented.budgets_left.get(spec.team)),
+        spending=spend_limits(spec.team, seen.rented.allocations, burst, seen.rented.budgets_left.get(spec.team)),
         terms=RiskLimits(spot_checkpoint_share=burst.spot_checkpoint_share),
         now=seen.now,
     )
@@ -143,15 +143,19 @@ def nodes_to_rent(job: Job, pool: RentedPool, now: datetime) -> tuple[NodeCapaci
 
 def rented_candidate(pool: Pool, seen: PlacementContext, differences: tuple[str, ...]) -> CandidatePool:
     """Return a pool to rent from, with what its limit and recent refusals leave."""
-    return _rented_candidate(pool, seen.rented.holds, seen.shortages, differences, seen.now)
+    return _rented_candidate(pool, seen.rented.allocations, seen.shortages, differences, seen.now)
 
 
 def _rented_candidate(
-    pool: Pool, holds: Iterable[RentalAllocation], shortages: Shortages, differences: tuple[str, ...], now: datetime
+    pool: Pool,
+    allocations: Iterable[RentalAllocation],
+    shortages: Shortages,
+    differences: tuple[str, ...],
+    now: datetime,
 ) -> CandidatePool:
     return CandidatePool(
         pool=pool,
-        accelerators_left=accelerators_left(pool, holds),
+        accelerators_left=accelerators_left(pool, allocations),
         barred_until=shortages.barred_until(pool.instance_type, pool.zone, pool.market, now),
         differences=differences,
     )
@@ -166,7 +170,7 @@ def offered_pool(rental: Rental, pools: Sequence[Pool]) -> Pool | None:
 def facts_for_next_offer(
     facts: PlacementFacts,
     rental: Rental,
-    holds: Iterable[RentalAllocation],
+    allocations: Iterable[RentalAllocation],
     shortages: Shortages,
     burst: BurstPolicy,
     now: datetime,
@@ -177,13 +181,13 @@ def facts_for_next_offer(
     Args:
         facts: Facts of the placement that began the rental.
         rental: Its current offer was refused.
-        holds: Of all rentals. The rental's own hold does not count.
+        allocations: Of all rentals. The rental's own allocation does not count.
         shortages: Recent refusals.
         burst: Pools and caps as they are now.
         now: The time.
         budget_left_parts: The team's budget that is left without this rental; None without a budget.
     """
-    others = [hold for hold in holds if (hold.job_id, hold.number) != (rental.job_id, rental.number)]
+    others = [each for each in allocations if (each.job_id, each.number) != (rental.job_id, rental.number)]
     tried = {offer.pool for offer in rental.offers}
     waited = (now - facts.now).total_seconds()
     committed = tuple(

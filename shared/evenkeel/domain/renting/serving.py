@@ -215,7 +215,7 @@ def _placement_facts(
     return PlacementFacts(
         job=demand,
         candidates=(*committed, _no_extra_node(short), *rented),
-        spending=spend_limits(registered.team, book.holds, policy.burst, book.budgets_left.get(registered.team)),
+        spending=spend_limits(registered.team, book.allocations, policy.burst, book.budgets_left.get(registered.team)),
         now=seen.now,
     )
 

@@ -49,7 +49,7 @@ def run(
         tuple(charges),
         _classes(context.ledger),
         (*ahead, job),
-        RentalBook(holds=rentals.load_holds(context.ledger), budgets_left=budgets_left),
+        RentalBook(allocations=rentals.load_allocations(context.ledger), budgets_left=budgets_left),
         rentals.read_shortages(context.ledger)[0],
     )
     return shown(choose_pool(with_decision(placement_facts(job, seen, context.policy), decided)), context.now)

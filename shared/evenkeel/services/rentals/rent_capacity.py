@@ -196,7 +196,7 @@ def _why_not_rented(case: _StepCase) -> str:
         return unwanted
     if not _may_rent(case):
         return f"Mode is {case.context.mode}: Evenkeel rents nothing."
-    limits = spend_limits(rental.team, rentals.load(case.context.ledger).holds, policy.burst)
+    limits = spend_limits(rental.team, rentals.load(case.context.ledger).allocations, policy.burst)
     for scope, spent, cap in limits.exceeded_caps(rental.team):
         most, rate = (money.format_usd(each * 3600) for each in (cap, spent))
         return (
@@ -313,7 +313,7 @@ def _next_offer(case: _StepCase) -> Outcome:
     facts = facts_for_next_offer(
         PlacementFacts.model_validate(rows.read(began, Decision).facts),
         rental,
-        rentals.load(context.ledger).holds,
+        rentals.load(context.ledger).allocations,
         rentals.read_shortages(context.ledger)[0],
         burst.but(pools=_pools_for(case)),
         context.now,

@@ -51,12 +51,12 @@ _FITS_COMMITTED = PlacementNote(
 
 def load(ledger: Ledger) -> RentalBook:
     """Read the open rentals: two round trips, or one if there are none."""
-    holds = load_holds(ledger)
-    keys = [job_rows.rental_key(hold.job_id, hold.number) for hold in holds]
-    return RentalBook(tuple(rows.read(row, Rental) for row in get_all(ledger, keys).values()), holds)
+    allocations = load_allocations(ledger)
+    keys = [job_rows.rental_key(allocation.job_id, allocation.number) for allocation in allocations]
+    return RentalBook(tuple(rows.read(row, Rental) for row in get_all(ledger, keys).values()), allocations)
 
 
-def load_holds(ledger: Ledger) -> tuple[RentalAllocation, ...]:
+def load_allocations(ledger: Ledger) -> tuple[RentalAllocation, ...]:
     """Read what the open rentals take of caps and limits: one round trip."""
     key = quota_rows.rental_allocation_key("", 0)
     return tuple(rows.read(row, RentalAllocation) for row in ledger.partition(key.table, key.pk, "RENTAL#"))

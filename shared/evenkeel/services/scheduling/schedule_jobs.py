@@ -119,7 +119,7 @@ def _run(context: Context, results: heartbeats.SourceResults) -> tuple[Outcome, 
 
 def _measure_rents(loaded: LoadedCycle, context: Context) -> None:
     """Emit the cost of all open rentals, with the cap on it."""
-    rents = sum(allocation.micros_per_hour for allocation in loaded.snapshot.rented.holds)
+    rents = sum(allocation.micros_per_hour for allocation in loaded.snapshot.rented.allocations)
     context.telemetry.count("RentalUsdPerHour", rents / money.MICROS)
     context.telemetry.count("RentalCapUsdPerHour", context.policy.burst.fleet_cap_micros_per_hour / money.MICROS)
 

@@ -41,7 +41,7 @@ class Outcome(Value):
     """The result of one sweep."""
 
     outcome: str
-    """`SWEPT`, or `HELD_BY_ANOTHER`."""
+    """`SWEPT`, or `LOCKED`."""
     corrections: dict[str, int] = {}
     """Step → number of repaired leftovers: the failures of all services above the sweep."""
     failed: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ def run(context: Context) -> Outcome:
     now = context.now
     lock = locks.take(context.ledger, LOCK, context.ids.new("op"), seconds=_LOCK_SECONDS, now=now)
     if lock is None:
-        return Outcome(outcome="HELD_BY_ANOTHER")
+        return Outcome(outcome="LOCKED")
     sweep = SweepRun(context, lock.notes)
     corrections: dict[str, int] = {}
     failed: list[str] = []

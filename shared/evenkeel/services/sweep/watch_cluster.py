@@ -37,7 +37,7 @@ class Outcome(Value):
     """The result of one invocation."""
 
     outcome: str
-    """`WATCHED`, or `HELD_BY_ANOTHER`."""
+    """`WATCHED`, or `LOCKED`."""
     snapshots: int = 0
     answered: int = 0
     """Requested answers."""
@@ -55,7 +55,7 @@ def run(context: Context) -> Outcome:
         context.ledger, LOCK, context.ids.new("op"), seconds=_lock_seconds(context.policy), now=context.now
     )
     if lock is None:
-        return Outcome(outcome="HELD_BY_ANOTHER")
+        return Outcome(outcome="LOCKED")
     watch = _Watch(context, lock)
     try:
         watch.until_time_is_up()
