@@ -1,4 +1,4 @@
-"""Routes of researchers: submit, cancel, suspend and re-rank jobs."""
+"""Routes of researchers: submit, cancel, suspend and change the priority of jobs."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services.jobs import cancel_job, set_priority, submit_job, suspend_job
@@ -56,7 +56,7 @@ def resume(job_id: str) -> api.Reply:
 
 
 @app.patch("/v1/jobs/<job_id>")
-def rank(job_id: str) -> api.Reply:
+def change_priority(job_id: str) -> api.Reply:
     context = wiring.context()
     body = app.body(api_types.PriorityBody)
     request = set_priority.Request(

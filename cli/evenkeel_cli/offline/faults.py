@@ -66,8 +66,8 @@ def explained(code: str, policy: Policy) -> Preview:
 
 
 def document_of(found: Preview) -> Json:
-    """Return the whole answer for a script, sources with their places."""
-    return found.to_json() | {"sources": [_source(key) for key in found.fault.facts.sources]}
+    """Return the whole answer for a script, references with their addresses."""
+    return found.to_json() | {"references": [_reference(key) for key in found.fault.facts.references]}
 
 
 def draw(out: Printer, found: Preview) -> None:
@@ -109,9 +109,9 @@ def draw(out: Printer, found: Preview) -> None:
         ],
         indent="  ",
     )
-    for key in facts.sources:
-        source = _source(key)
-        out.line(f"  {out.dim('source')}  {source['title']}{': ' if source['url'] else ''}{source['url']}")
+    for key in facts.references:
+        reference = _reference(key)
+        out.line(f"  {out.dim('reference')}  {reference['title']}{': ' if reference['url'] else ''}{reference['url']}")
     out.line()
     out.line(f"{out.dim('policy')}  {found.policy_hash}, catalogue {found.catalogue_hash}")
 
@@ -196,7 +196,7 @@ def _step(step: RungPreview) -> str:
     return f"{step.rung} after {duration(step.after_seconds)}{waits}"
 
 
-def _source(key: str) -> Json:
-    text = importlib.resources.files("evenkeel.domain.health").joinpath("fault_sources.csv").read_text("utf-8")
+def _reference(key: str) -> Json:
+    text = importlib.resources.files("evenkeel.domain.health").joinpath("fault_references.csv").read_text("utf-8")
     row = next(row for row in csv.DictReader(text.splitlines()) if row["key"] == key)
     return {"title": row["title"], "url": row["url"]}

@@ -83,11 +83,11 @@ def test_extra_column_or_missing_fallback_is_refused() -> None:
         read_catalogue(TEXT + "xid:9999,xid\n")
 
 
-def test_each_source_has_a_citation() -> None:
-    named = importlib.resources.files("evenkeel.domain.health").joinpath("fault_sources.csv").read_text("utf-8")
+def test_each_reference_has_an_address() -> None:
+    named = importlib.resources.files("evenkeel.domain.health").joinpath("fault_references.csv").read_text("utf-8")
     known = {row["key"]: row for row in csv.DictReader(named.splitlines())}
 
-    used = {source for fault in default_catalogue().values() for source in fault.facts.sources}
+    used = {reference for fault in default_catalogue().values() for reference in fault.facts.references}
 
     assert used == set(known)
     assert all(row["url"].startswith("https://") or row["key"] == "project" for row in known.values())

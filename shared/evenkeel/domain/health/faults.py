@@ -158,8 +158,8 @@ class FaultReferences(Value):
     gpud: str = ""
     nvsentinel: str = ""
     hyperpod: str = ""
-    sources: tuple[str, ...] = ()
-    """Keys of `fault_sources.csv`."""
+    references: tuple[str, ...] = ()
+    """Keys of `fault_references.csv`."""
 
 
 class Fault(Value):
@@ -369,11 +369,11 @@ _FACTS = {
     "f_gpud": "gpud",
     "f_nvsentinel": "nvsentinel",
     "f_hyperpod": "hyperpod",
-    "f_source": "sources",
+    "f_reference": "references",
 }
 _DERIVED = ("p_drain_class",)
 """Columns that only repeat another column in a form for people. Reading checks that both agree."""
-_SEPARATORS = {"p_ladder": ">", "f_gpus": "|", "f_source": ";"}
+_SEPARATORS = {"p_ladder": ">", "f_gpus": "|", "f_reference": ";"}
 _COLUMN_OF = {to_camel(field): column for column, field in _COLUMNS.items()} | {
     field: column for column, field in _COLUMNS.items()
 }
