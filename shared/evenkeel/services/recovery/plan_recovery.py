@@ -180,9 +180,9 @@ def _approved_decision_id(incident: Incident, facts: PlanFacts, plan: RecoveryPl
 
 def _stored_outcome(incident: Incident, request: Request) -> Outcome | None:
     """Return the earlier plan of this run; NOTHING if the incident is over or belongs to another run."""
-    brief = incident.plan
-    if brief is not None and brief.run == request.run and not incident.state.is_settled:
-        return Outcome.model_validate({name: getattr(brief, name) for name in Outcome.model_fields})
+    stored_plan = incident.plan
+    if stored_plan is not None and stored_plan.run == request.run and not incident.state.is_settled:
+        return Outcome.model_validate({name: getattr(stored_plan, name) for name in Outcome.model_fields})
     if not incident.state.is_settled and request.run >= incident.run:
         return None
     over = "the incident is settled" if incident.state.is_settled else f"run {incident.run} took over"
@@ -261,7 +261,7 @@ def _planned(
 ) -> Incident:
     facts, plan, mode = made
     approval_wait = timedelta(seconds=context.policy.repair.approval_deadline_seconds)
-    brief = StoredRecoveryPlan(
+    stored_plan = StoredRecoveryPlan(
         run=run_number,
         outcome=plan.outcome,
         repairs_node=plan.repairs_node,
@@ -283,11 +283,11 @@ def _planned(
         state=IncidentState.RECOVERING,
         run=run_number,
         mode=mode,
-        plan=brief,
+        plan=stored_plan,
         block=None,
         # An earlier run may have removed its own cordon, so its mark proves nothing for this run.
         cordon_marked_at=None,
-        node_branch="NOT_NEEDED" if brief.is_carried_out and not plan.repairs_node else "",
+        node_branch="NOT_NEEDED" if stored_plan.is_carried_out and not plan.repairs_node else "",
         # The node object completes the fields that the event did not name.
         node_name=incident.node_name or (node.name if node else ""),
         boot_id=incident.boot_id or (node.boot_id if node else ""),
