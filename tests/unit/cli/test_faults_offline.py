@@ -45,7 +45,7 @@ EXPLAINED = f"""\
 
   NVSentinel  GpuDcgmUnresponsive
   note        A local hang is stronger evidence than a remote one
-  source  NVSentinel: https://github.com/NVIDIA/NVSentinel
+  reference  NVSentinel: https://github.com/NVIDIA/NVSentinel
 
 policy  {load(None).hash}, catalogue {default_catalogue().hash}
 """
@@ -67,14 +67,16 @@ def test_explain_shows_the_recovery_of_a_fault(served: CliFixture) -> None:
     assert served.requests == []
 
 
-def test_explain_json_has_plan_steps_and_sources(served: CliFixture) -> None:
+def test_explain_json_has_plan_steps_and_references(served: CliFixture) -> None:
     found = json.loads(served.run("faults", "explain", "79", "-o", "json").out)
 
     assert found["fault"]["key"] == "xid:79"
     assert [step["rung"] for step in found["steps"]] == ["reboot", "replace", "page_human"]
     assert [step["deadlineSeconds"] for step in found["steps"]] == [900, 1800, 0]
     assert found["catalogueHash"] == default_catalogue().hash
-    assert "https://docs.nvidia.com/deploy/xid-errors/index.html" in [source["url"] for source in found["sources"]]
+    assert "https://docs.nvidia.com/deploy/xid-errors/index.html" in [
+        reference["url"] for reference in found["references"]
+    ]
 
 
 def test_explain_uses_the_site_policy(served: CliFixture) -> None:

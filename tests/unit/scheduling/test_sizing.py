@@ -25,7 +25,7 @@ def sizes(found: dict[str, AdmissionDecision]) -> dict[str, int]:
 
 
 def elastic(number: int, nodes: int, *smaller: int, **changes: object) -> AdmissionRequest:
-    return a_request(number, nodes=nodes, wanted=nodes, sizes=smaller, **changes)
+    return a_request(number, nodes=nodes, requested_nodes=nodes, sizes=smaller, **changes)
 
 
 def test_largest_allowed_size_that_fits_is_used() -> None:
@@ -60,8 +60,8 @@ def test_job_waits_its_time_for_a_spare() -> None:
 
 
 def test_shrunk_job_waits_only_for_its_last_size() -> None:
-    ran_on_one = elastic(1, 4, 1, 2, attempts=1, is_recovery=True, shrinks_at=at(1001), had=1)
-    ran_on_two = elastic(1, 4, 1, 2, attempts=1, is_recovery=True, shrinks_at=at(1001), had=2)
+    ran_on_one = elastic(1, 4, 1, 2, attempts=1, is_recovery=True, shrinks_at=at(1001), last_nodes=1)
+    ran_on_two = elastic(1, 4, 1, 2, attempts=1, is_recovery=True, shrinks_at=at(1001), last_nodes=2)
 
     assert sizes(sized([a_node_capacity(1), a_node_capacity(2)], ran_on_one)) == {"job-1": 2}
     assert sizes(sized([a_node_capacity(1), a_node_capacity(2)], ran_on_two)) == {"job-1": 2}

@@ -228,8 +228,8 @@ def hold_in_other_teams_namespace(
 
 def _admitted(facts: AdmissionFacts, why: str, use: dict[str, dict[str, int]]) -> AdmissionDecision:
     request, chosen = facts.request, best_fit(facts.offers)
-    if request.wanted > request.nodes:
-        why = f"The job starts with {request.nodes} of {count_of(request.wanted, 'node')}. {why}"
+    if request.requested_nodes > request.nodes:
+        why = f"The job starts with {request.nodes} of {count_of(request.requested_nodes, 'node')}. {why}"
     return AdmissionDecision(
         job_id=request.job_id,
         action=Action.ADMIT,

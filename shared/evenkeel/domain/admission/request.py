@@ -40,13 +40,13 @@ class AdmissionRequest(Value):
     priority: int = 0
     queued_at: Instant | None = None
     """When the job lost its place in its queue; None if it never did."""
-    wanted: int = 0
+    requested_nodes: int = 0
     """Nodes that an elastic job asked for, at whatever size it is decided; 0 if it runs at one size only."""
     sizes: tuple[int, ...] = ()
     """Smaller numbers of nodes that are enough, too, ascending."""
     shrinks_at: Instant | None = None
     """Until then the job starts on no fewer nodes than it had: it waits for spares."""
-    had: int = 0
+    last_nodes: int = 0
     """Nodes of the last attempt of an elastic job; 0 if there was none."""
     resumes_by_preemption: bool = False
     """Whether its resume plan is to preempt: if the job has quota but no nodes, other jobs are stopped for it."""
@@ -74,10 +74,10 @@ class AdmissionRequest(Value):
             submitted_at=job.submitted_at,
             cluster=job.cluster,
             nodes=nodes,
-            wanted=job.spec.nodes if job.spec.sizes else 0,
+            requested_nodes=job.spec.nodes if job.spec.sizes else 0,
             sizes=tuple(size for size in job.spec.sizes.legal if size < nodes) if job.spec.sizes else (),
             shrinks_at=plan.shrinks_at if plan else None,
-            had=job.size if job.spec.sizes else 0,
+            last_nodes=job.size if job.spec.sizes else 0,
             resumes_by_preemption=comes_back and plan is not None and plan.option is ResumeOption.PREEMPT,
             is_resize=resize is not None and not plan,
             accelerators_per_node=job.spec.accelerators_per_node,
@@ -135,8 +135,8 @@ class AdmissionRequest(Value):
     @property
     def sizes_during_spare_wait(self) -> tuple[int, ...]:
         """The smaller sizes allowed during the spare wait: none below the size of the last attempt."""
-        return tuple(size for size in self.sizes if 0 < self.had <= size)
+        return tuple(size for size in self.sizes if 0 < self.last_nodes <= size)
 
-    def at(self, nodes: int) -> "AdmissionRequest":
+    def with_nodes(self, nodes: int) -> "AdmissionRequest":
         """Return the same request for another number of nodes."""
         return self.model_copy(update={"nodes": nodes})

@@ -209,7 +209,7 @@ class _Planner:
     def _would_help(self, request: AdmissionRequest, candidates: Mapping[str, ElasticJob]) -> bool:
         """Whether a waiting job starts if all candidates free as many nodes as they can."""
         left = {name: each.nodes - _max_nodes_freed(each) for name, each in candidates.items()}
-        return self._would_start(request.at(min(_acceptable_sizes(request))), left)
+        return self._would_start(request.with_nodes(min(_acceptable_sizes(request))), left)
 
     def _shrinks_for_job(
         self, request: AdmissionRequest, candidates: Mapping[str, ElasticJob], victims: Collection[str]
@@ -227,7 +227,7 @@ class _Planner:
         ]
         tried = [group for index, group in enumerate(groups) if group and group not in groups[:index]]
         for size in _acceptable_sizes(request):
-            asked = request.at(size)
+            asked = request.with_nodes(size)
             if self._would_start(asked, {}):
                 return ()  # the nodes that are already being freed are enough
             for group in tried:

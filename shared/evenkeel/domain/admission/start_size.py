@@ -91,7 +91,7 @@ def _needs_smaller_size(request: AdmissionRequest, action: Action) -> bool:
 
     A job that waits for its victims keeps its full size, unless it is growing.
     """
-    asks_for_more = request.is_resize or request.nodes > request.wanted
+    asks_for_more = request.is_resize or request.nodes > request.requested_nodes
     return action not in _KEEPS_SIZE and (action is not Action.PREEMPT or asks_for_more)
 
 
@@ -104,7 +104,9 @@ class _SizeSearch(NamedTuple):
 
     def decide_at(self, sizes: Mapping[str, int]) -> dict[str, AdmissionDecision]:
         """Return the decision about each pending job if these jobs ask for these sizes."""
-        asked = tuple(each.at(sizes[each.job_id]) if each.job_id in sizes else each for each in self.snapshot.pending)
+        asked = tuple(
+            each.with_nodes(sizes[each.job_id]) if each.job_id in sizes else each for each in self.snapshot.pending
+        )
         decisions = decide_queue(self.snapshot._replace(pending=asked), self.policy, self.now)
         return {decided.job_id: decided for decided in decisions}
 

@@ -99,7 +99,7 @@ def may_read(setup: TeamSetup, job: Job, identity: str, principal: str) -> bool:
 
 
 def may_change(setup: TeamSetup, job: Job, identity: str, principal: str) -> bool:
-    """Whether an identity may cancel, suspend, resume or change the priority of a job: its submitter, or a lead of its team."""
+    """Whether an identity may cancel, suspend, resume or reprioritise a job: its submitter, or a lead of its team."""
     role = setup.role_in(job.spec.team, identity)
     is_own = bool(principal) and job.owner == principal
     if not setup.has_teams or (role is not None and role.includes(Role.LEAD)):
