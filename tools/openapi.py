@@ -16,6 +16,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from evenkeel.domain.capacity.utilization import Measure
+from evenkeel.domain.shadow.cases import Actor
+from evenkeel.domain.shadow.verdicts import Cause, Verdict
 from evenkeel.domain.sources import SourceKind, SourceState
 from evenkeel.runtime import api_types
 from evenkeel.runtime.api import PROBLEMS, Body
@@ -144,6 +146,7 @@ def document() -> Json:
                 _reached(definitions.get("$defs", {}), bodies)
                 | {"Problem": _PROBLEM, "SourceAge": _SOURCE_AGE}
                 | {"Utilization": _UTILIZATION, "GroupUtilization": _GROUP_UTILIZATION}
+                | {"Judgement": _JUDGEMENT, "ErrorRate": _ERROR_RATE, "ShadowCase": _SHADOW_CASE}
             ),
             "responses": {
                 "Problem": {
@@ -310,7 +313,60 @@ _UTILIZATION: Json = {
         "measuredAt": {"type": ["string", "null"], "format": "date-time"},
     },
 }
+_TIME_OR_NULL: Json = {"type": ["string", "null"], "format": "date-time"}
+_SHARE: Json = {"type": "number", "minimum": 0, "maximum": 1}
+_JUDGED: Json = {"$ref": "#/components/schemas/Judgement"}
+_RATE: Json = {"$ref": "#/components/schemas/ErrorRate"}
+_JUDGEMENT: Json = {
+    "type": "object",
+    "description": "The verdict on a cordon or a repair that Evenkeel would have made.",
+    "required": ["verdict", "reason", "cause", "actor", "happenedAt", "seconds", "windowOpenUntil", "evidence"],
+    "properties": {
+        "verdict": {"enum": [*map(str, Verdict)]},
+        "reason": {"type": "string"},
+        "cause": {"enum": [*map(str, Cause), None], "description": "Why the verdict is UNKNOWN."},
+        "actor": {"enum": [*map(str, Actor), None]},
+        "seconds": {"type": ["number", "null"], "description": "Positive if Evenkeel was earlier."},
+        **dict.fromkeys(("happenedAt", "windowOpenUntil"), _TIME_OR_NULL),
+        "evidence": {"type": "array", "items": {"type": "string"}},
+    },
+}
+_ERROR_RATE: Json = {
+    "type": "object",
+    "description": "Share of wrong decisions, with its exact binomial interval. Unknown cases are in no rate.",
+    "required": ["count", "of", "unknown", "share", "low", "high", "confidence"],
+    "properties": {
+        **dict.fromkeys(("count", "of", "unknown"), _NODES),
+        "share": {"type": ["number", "null"], "description": "Null: no case has a verdict."},
+        **dict.fromkeys(("low", "high", "confidence"), _SHARE),
+    },
+}
+_SHADOW_CASE: Json = {
+    "type": "object",
+    "required": ["decision", "incidentIds", "knownUntil", "cordon", "repair"],
+    "properties": {
+        "decision": {"type": "object"},
+        "incidentIds": {"type": "array", "items": {"type": "string"}},
+        **dict.fromkeys(("cordon", "repair"), _JUDGED),
+    },
+}
+_RATE_NAMES = ("falseCordons", "falseReboots", "falseReplacements")
 _ANSWERS: dict[str, Json] = {
+    "show_shadow_report": {
+        "type": "object",
+        "required": ["since", "until", "pool", "isComplete", "summary", "items", "nextPageToken", "stale"],
+        "properties": {
+            **_MAY_BE_STALE["properties"],
+            "isComplete": {"type": "boolean", "description": "False: older incidents were left out."},
+            "summary": {
+                "type": "object",
+                "required": ["terms", "cases", "incidents", "cordons", "noCordons", "repairs", *_RATE_NAMES],
+                "properties": dict.fromkeys(_RATE_NAMES, _RATE),
+            },
+            "items": {"type": "array", "items": {"$ref": "#/components/schemas/ShadowCase"}},
+            "nextPageToken": {"type": ["string", "null"]},
+        },
+    },
     "show_utilization": {
         "type": "object",
         "required": ["asOf", "windowMinutes", "items", "totals", "sources", "isLowerBound", "stale"],

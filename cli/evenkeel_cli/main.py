@@ -32,6 +32,7 @@ NOUNS = {
     "automation": CommandGroup("automation", "Hold or release repairs and job stops."),
     "policy": CommandGroup("policy", "Show, check and change the policy: limits, deadlines and faults."),
     "plan": CommandGroup("plan", "Run the scheduler on files: admissions, preemptions and their reasons."),
+    "shadow": CommandGroup("shadow", "Compare the decisions of the mode `observe` with what happened."),
     "backtest": CommandGroup("backtest", "Replay exported events: the decisions, and what happened."),
     "quota": CommandGroup("quota", "Convert quota files between formats."),
     "access": CommandGroup("access", "Give the functions' roles their EKS access entries."),

@@ -8,6 +8,7 @@ from evenkeel.services.queries import (
     read_fleet,
     read_incidents,
     read_jobs,
+    read_shadow_report,
     read_sources,
     read_teams,
     read_utilization,
@@ -155,6 +156,14 @@ def list_nodes() -> api.Reply:
     query = app.query(api_types.NodesQuery)
     page = pagination.Request(query.page_size, query.next_page_token)
     return app.answer(_seen(read_fleet.list_nodes(wiring.context().ledger, page, with_gone=bool(query.gone))))
+
+
+@app.get("/v1/shadow-report")
+def show_shadow_report() -> api.Reply:
+    query = app.query(api_types.ShadowReportQuery)
+    page = pagination.Request(query.page_size, query.next_page_token)
+    asked = read_shadow_report.Filter(since=query.since, pool=query.pool, window_hours=query.window_hours)
+    return app.answer(_seen(read_shadow_report.show(wiring.context(), asked, page)))
 
 
 @app.get("/v1/utilization")

@@ -295,6 +295,16 @@ class IncidentsQuery(PageQuery):
     state: Annotated[tuple[IncidentState, ...], BeforeValidator(_split)] = ()
 
 
+class ShadowReportQuery(PageQuery):
+    """`GET /v1/shadow-report`."""
+
+    since: Timestamp | None = None
+    """Incidents that were opened since; without it, the last 30 days."""
+    pool: PoolName = ""
+    window_hours: Annotated[int, Field(ge=1, le=168)] = 24
+    """The observation window: how long an action of an owner counts, and how long a healthy node must work."""
+
+
 class LogsQuery(Body):
     """`GET /v1/jobs/{id}/logs`."""
 

@@ -58,6 +58,24 @@ class NodeEvent(Value):
     """The source and its record, for people."""
 
 
+class Aftermath(Value):
+    """The events of a node after an incident of the mode `observe` had ended."""
+
+    events: tuple[NodeEvent, ...] = ()
+    """In the order in which they became known. At most 60: a node that flaps does not fill its row."""
+
+    def with_events(self, events: Iterable[NodeEvent]) -> "Aftermath":
+        """Return it with further events. Copies of an event, and events beyond the limit, change nothing."""
+        known = {(each.at, each.kind, each.actor) for each in self.events}
+        new = [each for each in dict.fromkeys(events) if (each.at, each.kind, each.actor) not in known]
+        return Aftermath(events=(*self.events, *new)[:_MAX_EVENTS])
+
+
+FOLLOWED_FOR = timedelta(days=14)
+"""How long the service records events after a decision: twice the longest observation window."""
+_MAX_EVENTS = 60
+
+
 class ShadowDecision(Value):
     """A decision of the mode `observe` about one node: the actions that Evenkeel would have taken."""
 

@@ -225,7 +225,7 @@ def _judge_cordon(course: _Course) -> Judgement:
     act = course.first(_OUT_OF_SERVICE)
     if not course.decision.cordons:
         return course.left_alone(act)
-    if act is None and course.decision.owner == Owner.PERSON:
+    if course.decision.owner == Owner.PERSON and (act is None or act.at > course.decided_at):
         reason = "A person had cordoned the node before Evenkeel's decision; the time is unknown."
         return Judgement(verdict=Verdict.LATER, reason=reason, actor=Actor.PERSON)
     return course.compared(act) if act else course.without_need("a cordon", course.decided_at)

@@ -51,7 +51,7 @@ from evenkeel.ports import (
     Write,
 )
 from evenkeel.services.context import Context
-from evenkeel.services.incidents import note_group_fact
+from evenkeel.services.incidents import note_group_fact, record_aftermath
 from evenkeel.services.storage import fleet_rows, incident_record, incident_rows, rows
 
 UNRESOLVED, UNRESOLVED_DRILL = "UNRESOLVED", "UNRESOLVED-DRILL"
@@ -162,6 +162,8 @@ def run(fact: NodeFact, context: Context) -> Outcome:
     if fact.kind is FactKind.PROGRESS:
         affected = _node_in_repair(fact, context)
         if affected is None:
+            named = resolve(fact.instance_id, context, provider=None)
+            record_aftermath.record_progress(fact, named.life if named else None, context)
             return Outcome(outcome=IntakeAction.IGNORED, reason="No repair of this node is in progress.")
     else:
         asked = None if signal_source(fact.source).is_account_wide else context.provider
@@ -353,6 +355,8 @@ def _decision_writes(
             yield Put(incident_rows.fact_row(fact.fact_key, decision.incident.incident_id, now, _version(found.fact)))
         case IntakeAction.IGNORED if fact.kind is FactKind.RECOVERED and not fact.is_drill:
             yield from _clear_unhealthy_node(fact, affected, context)
+            if found.last is not None:
+                yield from record_aftermath.writes_for_fact(fact, found.last.doc["incidentId"], context)
         case IntakeAction.JOIN:
             assert decision.incident
             yield from _incident_writes(decision.incident, report, found, opens=False, now=now)

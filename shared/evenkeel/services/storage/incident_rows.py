@@ -10,6 +10,7 @@ from evenkeel.domain.health.intake import LastIncident
 from evenkeel.domain.health.recurrence import HISTORY_WINDOW, FaultHistory
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
+from evenkeel.domain.shadow.cases import Aftermath
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Key, Row, Table
 from evenkeel.services.storage import rows
@@ -83,6 +84,17 @@ def history_key(place: str, *, is_drill: bool = False) -> Key:
 def history_row(place: str, history: FaultHistory, version: int, now: datetime, *, is_drill: bool = False) -> Row:
     """Kept as long as the longest window in which a fault is counted."""
     return Row(history_key(place, is_drill=is_drill), history.to_json(), version, None, now + HISTORY_WINDOW)
+
+
+def aftermath_key(incident_id: str) -> Key:
+    """`INC#id / AFTERMATH`: events of the node after an incident of the mode `observe` had ended."""
+    return Key(Table.INCIDENTS, f"INC#{incident_id}", "AFTERMATH")
+
+
+def aftermath_row(incident: Incident, aftermath: Aftermath, version: int) -> Row:
+    """Kept as long as its incident."""
+    key = aftermath_key(incident.incident_id)
+    return Row(key, aftermath.to_json(), version, None, incident.opened_at + rows.KEPT)
 
 
 POLICY_CHANGES = "POLICY"

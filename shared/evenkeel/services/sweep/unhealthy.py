@@ -4,13 +4,17 @@ import contextlib
 from functools import partial
 
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.recovery.node_slot import find_slot_state
+from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.recovery.node_slot import SlotState, find_slot_state
+from evenkeel.domain.recovery.other_controllers import is_person_cordon
+from evenkeel.domain.recovery.plan import Owner
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode, resumed_incident, why_healthy, why_resume
 from evenkeel.domain.recovery.validation import expected_accelerators
+from evenkeel.domain.shadow.cases import Actor, Aftermath, NodeEvent, NodeEventKind, shadow_decision
 from evenkeel.domain.values import milliseconds
 from evenkeel.ports import Conflict, Delete, Put, Row, Table
-from evenkeel.services.incidents import receive_event
-from evenkeel.services.recovery import plan_recovery
+from evenkeel.services.incidents import receive_event, record_aftermath
+from evenkeel.services.recovery import person_cordons, plan_recovery
 from evenkeel.services.storage import incident_record, incident_rows, rows
 from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
 
@@ -48,8 +52,9 @@ def _check(sweep: SweepRun, row: Row) -> bool:
         expected=expected_accelerators(kind, peers),
     )
     if is_gone or over:
-        _forget(sweep, row, incident, over or "The node is gone.")
+        _forget(sweep, row, incident, over or "The node is gone.", _end_of(incident, slot_state, sweep))
         return False
+    _follow(sweep, incident, slot_state.original.node)
     plan = plan_recovery.preview_plan(
         incident,
         slot_state,
@@ -61,10 +66,56 @@ def _check(sweep: SweepRun, row: Row) -> bool:
     return bool(reason) and _resume(sweep, row, left, incident, reason)
 
 
-def _forget(sweep: SweepRun, row: Row, incident: Incident, reason: str) -> None:
-    line = partial(incident_record.timeline_put, incident.incident_id, at=sweep.context.now, writer=WRITER)
+def _forget(sweep: SweepRun, row: Row, incident: Incident, reason: str, event: NodeEvent) -> None:
+    context = sweep.context
+    line = partial(incident_record.timeline_put, incident.incident_id, at=context.now, writer=WRITER)
+    noted = record_aftermath.writes(incident, [event], context.ledger, context.now)
     with contextlib.suppress(Conflict):  # the next sweep checks again
-        sweep.context.ledger.commit(Delete(row.key, row.version), line("node", f"No longer unhealthy. {reason}"))
+        context.ledger.commit(Delete(row.key, row.version), line("node", f"No longer unhealthy. {reason}"), *noted)
+
+
+def _end_of(incident: Incident, slot_state: SlotState, sweep: SweepRun) -> NodeEvent:
+    """Return what ended the unhealthy state of a node, as the sweep saw it."""
+    node, successor = slot_state.original.node, slot_state.replacement
+    kind, at, actor = NodeEventKind.RECOVERED, sweep.context.now, Actor.UNKNOWN
+    if not slot_state.original.is_there:
+        kind = NodeEventKind.REPLACED if successor else NodeEventKind.REMOVED
+        if incident.plan is not None and incident.plan.owner == Owner.KARPENTER:
+            actor = Actor.KARPENTER
+        if successor is not None and successor.record is not None:
+            at = min(at, max(successor.record.launched_at, incident.opened_at))
+    elif node is not None and incident.boot_id and node.boot_id and node.boot_id != incident.boot_id:
+        kind = NodeEventKind.REBOOTED
+    return NodeEvent(at=at, kind=kind, actor=actor, evidence="The sweep saw it.")
+
+
+def _follow(sweep: SweepRun, incident: Incident, node: KubernetesNode | None) -> None:
+    """Record the first cordon and the first reboot of a node that stays unhealthy."""
+    if node is None or shadow_decision(incident) is None:
+        return
+    context = sweep.context
+    row = context.ledger.get(incident_rows.aftermath_key(incident.incident_id))
+    known = {each.kind for each in rows.read(row, Aftermath).events} if row else set()
+    events = []
+    if node.is_cordoned and NodeEventKind.CORDONED not in known:
+        events.append(_cordon(incident, node, sweep))
+    has_rebooted = bool(incident.boot_id and node.boot_id and node.boot_id != incident.boot_id)
+    if has_rebooted and NodeEventKind.REBOOTED not in known:
+        events.append(NodeEvent(at=context.now, kind=NodeEventKind.REBOOTED, evidence=f"Boot id {node.boot_id}."))
+    noted = record_aftermath.writes(incident, events, context.ledger, context.now) if events else []
+    if noted:
+        with contextlib.suppress(Conflict):  # the next sweep records it
+            context.ledger.commit(*noted)
+
+
+def _cordon(incident: Incident, node: KubernetesNode, sweep: SweepRun) -> NodeEvent:
+    """Return the cordon of a node. Only a cordon through Evenkeel has a known author and time."""
+    person = person_cordons.load(sweep.context.ledger).get(incident.life.key)
+    if person is not None:
+        text = f"{person.by}: {person.reason}"
+        return NodeEvent(at=person.at, kind=NodeEventKind.CORDONED, actor=Actor.PERSON, evidence=text)
+    actor = Actor.PERSON if is_person_cordon(node) else Actor.CONTROLLER
+    return NodeEvent(at=sweep.context.now, kind=NodeEventKind.CORDONED, actor=actor, evidence="The sweep saw it.")
 
 
 def _resume(sweep: SweepRun, row: Row, left: UnhealthyNode, before: Incident, reason: str) -> bool:

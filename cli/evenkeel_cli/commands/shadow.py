@@ -1,0 +1,69 @@
+"""`evenkeel shadow`."""
+
+import re
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.backtest import WindowOption
+from evenkeel_cli.commands.output import answer
+from evenkeel_cli.render import OutputFormat, note, page
+from evenkeel_cli.shadow_page import draw_cases, draw_summary
+from evenkeel_client.errors import CommandFailed, Exit
+
+Json = dict[str, Any]
+
+app = lookup.group("Compare the decisions of the mode `observe` with what happened.")
+
+_LENGTH = re.compile(r"(?P<count>[0-9]{1,4})(?P<unit>[hd])", re.ASCII)
+
+
+@app.command("report")
+def report(
+    since: Annotated[str, typer.Option(metavar="WHEN", help="A time such as 30d or 12h, or an instant.")] = "30d",
+    pool: Annotated[str, typer.Option(metavar="POOL", help="Only nodes of this pool.")] = "",
+    window: WindowOption = 24,
+    limit: lookup.LimitOption = 50,
+    output: lookup.OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Compare what Evenkeel would have done with what HyperPod, Karpenter, Auto Scaling or people did."""
+    client = lookup.current_client()
+    begins = _instant(since, page().now())
+    found: Json = {}
+    items: list[Json] = []
+    token: str | None = None
+    while not found or (token and len(items) < limit):
+        size = min(200, limit - len(items))
+        found = client.get(
+            "/shadow-report", since=begins, pool=pool or None, windowHours=window, pageSize=size, nextPageToken=token
+        )
+        items += found["items"]
+        token = found["nextPageToken"]
+    found |= {"items": items, "nextPageToken": token}
+
+    def draw(out: Any) -> None:
+        draw_summary(out, found["summary"])
+        draw_cases(out, items, is_wide=output is OutputFormat.WIDE)
+
+    answer(found, output, draw, has_wide=True)
+    if not found["isComplete"]:
+        note(f"Too many incidents: the report begins at {found['since'][:19]}Z.")
+    if token:
+        note(f"Listed the newest {len(items)} cases. The counts include all cases.")
+
+
+def _instant(text: str, now: datetime) -> str:
+    """Return the instant that a length of time or an instant means.
+
+    Raises:
+        CommandFailed: it is neither.
+    """
+    length = _LENGTH.fullmatch(text)
+    if length:
+        unit = timedelta(days=1) if length["unit"] == "d" else timedelta(hours=1)
+        return f"{now - int(length['count']) * unit:%Y-%m-%dT%H:%M:%SZ}"
+    if "T" not in text:
+        raise CommandFailed(Exit.USAGE, f"--since is 30d, 12h or 2026-11-03T10:15:00Z, not {text!r}.", code="USAGE")
+    return text

@@ -1,0 +1,77 @@
+"""Record what happens to a node after an incident of the mode `observe` has ended, for the shadow report.
+
+In `observe` an incident ends at once. The repairs by HyperPod or by people come later, when no incident is open for
+them to join. These records change no decision.
+"""
+
+from datetime import datetime
+
+from evenkeel.domain.health.incidents import Incident, NodeFact
+from evenkeel.domain.nodes import NodeLife
+from evenkeel.domain.shadow.cases import FOLLOWED_FOR, Aftermath, NodeEvent, event_of, shadow_decision
+from evenkeel.ports import Ledger, Put, Row
+from evenkeel.services.context import Context
+from evenkeel.services.storage import incident_rows, rows
+from evenkeel.services.storage.retries import until_committed
+
+
+def writes(incident: Incident, events: list[NodeEvent], ledger: Ledger, now: datetime) -> list[Put]:
+    """Return the writes that add events to the aftermath of an incident; none if they add nothing.
+
+    Only settled incidents of the mode `observe` are followed, and only for some time.
+    """
+    decision = shadow_decision(incident)
+    if decision is None or not incident.state.is_settled or now - decision.decided_at > FOLLOWED_FOR:
+        return []
+    row = ledger.get(incident_rows.aftermath_key(incident.incident_id))
+    before = rows.read(row, Aftermath) if row else Aftermath()
+    after = before.with_events(events)
+    return [Put(incident_rows.aftermath_row(incident, after, row.version if row else 0))] if after != before else []
+
+
+def writes_for_fact(fact: NodeFact, incident_id: str, context: Context) -> list[Put]:
+    """Return the writes for a fact that no open incident took.
+
+    Args:
+        fact: The fact. A drill's fact is never recorded.
+        incident_id: The last incident of its node.
+        context: Gives the ledger and the time.
+    """
+    event = event_of(fact, is_evidence=False)
+    row = context.ledger.get(incident_rows.incident_key(incident_id)) if event else None
+    if event is None or row is None:
+        return []
+    return writes(rows.read(row, Incident), [event], context.ledger, context.clock.now())
+
+
+def record_progress(fact: NodeFact, life: NodeLife | None, context: Context) -> None:
+    """Record a step of HyperPod's repair of a node without an open incident.
+
+    Idempotent: yes, a copy of an event adds nothing.
+
+    Args:
+        fact: The step. It may name the new instance of the node slot.
+        life: The node that it names; None if the fleet does not know it.
+        context: Gives the ledger, the time and the cluster.
+
+    Raises:
+        Conflict: other writers were first too often.
+    """
+
+    def attempt() -> None:
+        incident_id = _last_incident_id(fact, life, context)
+        found = writes_for_fact(fact, incident_id, context) if incident_id else []
+        if found:
+            context.ledger.commit(*found)
+
+    until_committed(attempt, f"the aftermath of {fact.instance_id} changed on every try")
+
+
+def _last_incident_id(fact: NodeFact, life: NodeLife | None, context: Context) -> str:
+    """Return the last incident of the node, else of its node slot; empty if there is none."""
+    last = context.ledger.get(incident_rows.last_key(life)) if life else None
+    if last is not None:
+        return str(last.doc["incidentId"])
+    slot = f"{context.site.clusters[0]}/{fact.logical_id}" if context.site.clusters and fact.logical_id else ""
+    pointer: Row | None = context.ledger.get(incident_rows.slot_key(slot)) if slot else None
+    return str(pointer.doc["incidentId"]) if pointer else ""

@@ -1,0 +1,245 @@
+"""The shadow report: the decisions of the mode `observe`, compared with what happened to their nodes.
+
+incidents since a time ─▶ decisions ─▶ cases ─▶ aftermath, fleet rows, later incidents ─▶ verdicts, rates
+"""
+
+import base64
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from evenkeel.domain.health.assessment import signals_of
+from evenkeel.domain.health.incidents import LIST_ORDER, Incident
+from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.recovery.plan import Owner
+from evenkeel.domain.shadow.cases import (
+    Actor,
+    Aftermath,
+    NodeEvent,
+    NodeEventKind,
+    ShadowCase,
+    ShadowDecision,
+    cases_of,
+    shadow_decision,
+)
+from evenkeel.domain.shadow.report import summary_of
+from evenkeel.domain.shadow.verdicts import JudgedCase, ShadowTerms, judge
+from evenkeel.domain.sources import Source, SourceKind
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Key, Row, Table, get_all
+from evenkeel.services.context import Context
+from evenkeel.services.storage import fleet_rows, heartbeats, incident_rows, pagination, rows
+
+Json = dict[str, Any]
+
+DEFAULT_SINCE = timedelta(days=30)
+MAX_INCIDENTS = 2000
+"""Incidents that one report reads, newest first. An older part of the time is then left out, and the answer says so."""
+_PAGE = 200
+
+
+class Filter(NamedTuple):
+    """The decisions to report."""
+
+    since: datetime | None = None
+    """Incidents opened since; None = the last 30 days."""
+    pool: str = ""
+    window_hours: int = ShadowTerms().window_hours
+
+    @property
+    def terms(self) -> ShadowTerms:
+        """The times that the verdicts depend on."""
+        return ShadowTerms(window_hours=self.window_hours)
+
+
+class _Read(NamedTuple):
+    """Incidents, oldest first, and whether they are all of them."""
+
+    incidents: tuple[Incident, ...]
+    is_complete: bool
+
+
+def show(context: Context, asked: Filter, page: pagination.Request) -> Json:
+    """Return the sum of all cases, and one page of the cases, newest first.
+
+    Raises:
+        BadPageToken: this report did not issue the token.
+    """
+    since = asked.since or context.now - DEFAULT_SINCE
+    read = _read_incidents(context, since)
+    judged = _judged(context, read.incidents, asked)
+    items, token = _page_of(judged, page)
+    oldest = min((each.opened_at for each in read.incidents), default=None)
+    return {
+        "since": rfc3339(since if read.is_complete or oldest is None else oldest),
+        "until": rfc3339(context.now),
+        "pool": asked.pool or None,
+        "isComplete": read.is_complete,
+        "summary": summary_of(judged, asked.terms).to_json(),
+        "items": [each.to_json() for each in items],
+        "nextPageToken": token or None,
+    }
+
+
+def _read_incidents(context: Context, since: datetime) -> _Read:
+    partitions = [f"INC#{state}" for state in LIST_ORDER]
+    found: list[Incident] = []
+    request = pagination.Request(_PAGE)
+    while True:
+        answer = pagination.newest_first(context.ledger, Table.INCIDENTS, partitions, request)
+        listed = [rows.read(row, Incident) for row in answer.rows]
+        recent = [each for each in listed if each.opened_at >= since]
+        found += recent
+        is_complete = len(recent) < len(listed) or not answer.next_token
+        if is_complete or len(found) >= MAX_INCIDENTS:
+            return _Read(tuple(sorted(found, key=lambda each: each.opened_at)), is_complete)
+        request = pagination.Request(_PAGE, answer.next_token)
+
+
+def _judged(context: Context, incidents: Sequence[Incident], asked: Filter) -> list[JudgedCase]:
+    decisions = [decision for each in incidents if (decision := shadow_decision(each)) is not None]
+    wanted = [each for each in decisions if asked.pool in ("", each.pool)]
+    cases = cases_of(wanted, asked.terms.window)
+    by_node: dict[str, list[Incident]] = defaultdict(list)
+    for incident in incidents:
+        if not incident.is_drill:
+            by_node[incident.life.key].append(incident)
+    nodes = _load_nodes(context, cases, by_node)
+    return [judge(_case(decision, every, nodes[decision.node]), asked.terms) for decision, every in cases]
+
+
+class _NodeRecords(NamedTuple):
+    """Everything that the ledger holds about one node life."""
+
+    incidents: Sequence[Incident]
+    """Real incidents of the node, oldest first."""
+    aftermaths: Sequence[Aftermath]
+    fleet: FleetNode | None
+    """Its row; None if it was deleted, 30 days after the node was gone."""
+    listed_at: datetime | None
+    """Last time at which its cluster was listed completely."""
+    now: datetime
+
+
+def _load_nodes(
+    context: Context,
+    cases: Iterable[tuple[ShadowDecision, Sequence[ShadowDecision]]],
+    by_node: Mapping[str, Sequence[Incident]],
+) -> dict[str, _NodeRecords]:
+    """Read the records of all nodes of the cases, a hundred rows at a time."""
+    wanted = {decision.node: by_node[decision.node] for decision, _ in cases}
+    keys = {
+        incident_rows.aftermath_key(each.incident_id): name
+        for name, incidents in wanted.items()
+        for each in incidents
+        if shadow_decision(each) is not None
+    }
+    fleet = {
+        name: fleet_rows.node_key(incidents[0].life.cluster, incidents[0].life.instance_id)
+        for name, incidents in wanted.items()
+    }
+    found: dict[Key, Row] = get_all(context.ledger, [*keys, *fleet.values()])
+    aftermaths: dict[str, list[Aftermath]] = defaultdict(list)
+    for key, name in keys.items():
+        if key in found:
+            aftermaths[name].append(rows.read(found[key], Aftermath))
+    reports = heartbeats.load(context.ledger)
+    answer = {}
+    for name, incidents in wanted.items():
+        source = Source(kind=SourceKind.KUBERNETES_LIST, target=incidents[0].life.cluster)
+        report, row = reports.get(source.name), found.get(fleet[name])
+        seen = rows.read(row, FleetNode) if row else None
+        listed_at = report.seen_at if report else None
+        answer[name] = _NodeRecords(incidents, aftermaths[name], seen, listed_at, context.now)
+    return answer
+
+
+def _case(decision: ShadowDecision, every: Sequence[ShadowDecision], node: _NodeRecords) -> ShadowCase:
+    acted = next((each for each in node.incidents if _has_acted(each) and each.opened_at >= decision.decided_at), None)
+    ended = f"Evenkeel itself has acted on the node since {acted.incident_id}." if acted else ""
+    return ShadowCase(
+        decision=decision,
+        incident_ids=tuple(each.incident_id for each in every),
+        events=_events(decision, node),
+        known_until=acted.opened_at if acted else node.now,
+        ended=ended,
+    )
+
+
+def _has_acted(incident: Incident) -> bool:
+    return incident.mode in (Mode.RECOMMEND, Mode.ACT) and incident.stages.cordoned_at is not None
+
+
+def _events(decision: ShadowDecision, node: _NodeRecords) -> tuple[NodeEvent, ...]:
+    events = [event for each in node.aftermaths for event in each.events]
+    for incident in node.incidents:
+        events += _events_of_incident(incident)
+    return (*events, *_events_of_row(decision, node, events))
+
+
+def _events_of_incident(incident: Incident) -> list[NodeEvent]:
+    text = f"{incident.incident_id}: {incident.fault_key}"
+    faults = [
+        NodeEvent(at=at, kind=NodeEventKind.FAULT, evidence=text)
+        for signal in signals_of(incident)
+        for at in dict.fromkeys((signal.first_at, signal.last_at))
+    ]
+    if incident.recovered_at is None:
+        return faults
+    return [*faults, NodeEvent(at=incident.recovered_at, kind=NodeEventKind.RECOVERED, evidence=text)]
+
+
+def _events_of_row(decision: ShadowDecision, node: _NodeRecords, known: Iterable[NodeEvent]) -> list[NodeEvent]:
+    """Return what the node's row shows: its end, or that it was in service at the last complete list."""
+    seen = node.fleet
+    if seen is None:
+        return []
+    kinds = {each.kind for each in known}
+    boots = {each.boot_id for each in node.incidents if each.boot_id}
+    # Without a known reboot, another boot id hides a repair at an unknown time.
+    is_same_boot = NodeEventKind.REBOOTED in kinds or not seen.boot_id or boots <= {seen.boot_id}
+    takes_work = not (seen.is_cordoned or seen.marks or seen.repaired_by) and is_same_boot
+    if seen.is_gone:
+        actor = Actor.KARPENTER if decision.owner == Owner.KARPENTER else Actor.UNKNOWN
+        text = "The sweep no longer found the node."
+        end = NodeEvent(at=seen.changed_at, kind=NodeEventKind.REMOVED, actor=actor, evidence=text)
+        last = NodeEvent(at=seen.changed_at, kind=NodeEventKind.IN_SERVICE, evidence="The sweep listed it until then.")
+        return [end, last] if takes_work else [end]
+    if node.listed_at is None or not takes_work or not seen.is_ready or seen.provider_status not in ("", "Running"):
+        return []
+    text = "The sweep lists it Ready, schedulable and without a fault mark."
+    return [NodeEvent(at=min(node.listed_at, node.now), kind=NodeEventKind.IN_SERVICE, evidence=text)]
+
+
+# ---------------------------------------------------------------- pages of cases
+
+
+def _page_of(judged: Iterable[JudgedCase], page: pagination.Request) -> tuple[list[JudgedCase], str]:
+    ordered = sorted(judged, key=_place, reverse=True)
+    after = _read_token(page.token)
+    rest = [each for each in ordered if after is None or _place(each) < after]
+    shown = rest[: page.size]
+    return shown, _write_token(_place(shown[-1])) if len(rest) > len(shown) else ""
+
+
+def _place(case: JudgedCase) -> tuple[str, str]:
+    return rfc3339(case.decision.decided_at), case.decision.incident_id
+
+
+def _write_token(place: tuple[str, str]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode()
+
+
+def _read_token(token: str) -> tuple[str, str] | None:
+    if not token:
+        return None
+    try:
+        match json.loads(base64.urlsafe_b64decode(token)):
+            case [str(at), str(incident_id)]:
+                return at, incident_id
+    except (ValueError, RecursionError) as error:
+        raise pagination.BadPageToken("The page token cannot be read.") from error
+    raise pagination.BadPageToken("The page token belongs to another list.")

@@ -1,0 +1,119 @@
+"""`GET /v1/shadow-report`: observed decisions, compared with what happened."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.incidents import StageTimes
+from evenkeel.domain.shadow.cases import NodeEventKind
+from evenkeel.domain.values import rfc3339
+from evenkeel.services.queries import read_shadow_report
+from tests.unit.api.gateway import Gateway
+from tests.unit.api.seeds import a_fleet_node, ago, an_incident, heartbeats, stored
+from tests.unit.api.shadow_seeds import an_observed, happened
+
+
+def report(gateway: Gateway, query: str = "") -> Any:
+    answer = gateway.get(f"/v1/shadow-report{query}")
+    assert answer.status == 200, answer.text
+    return answer.document
+
+
+def test_report_compares_each_decision_with_its_node(gateway: Gateway) -> None:
+    replaced, healthy, unknown = an_observed(1), an_observed(2), an_observed(3, hours=1)
+    stored(gateway.fakes.ledger, replaced, healthy, unknown, a_fleet_node(2))
+    heartbeats(gateway.fakes.ledger)
+    happened(gateway, replaced, NodeEventKind.REPLACED, hours=29)
+
+    found = report(gateway)
+
+    assert [(each["decision"]["incidentId"], each["repair"]["verdict"]) for each in found["items"]] == [
+        ("inc-0000000003", "UNKNOWN"),
+        ("inc-0000000002", "WOULD_HAVE_BEEN_WRONG"),
+        ("inc-0000000001", "EARLIER"),
+    ]
+    assert found["items"][2]["repair"]["seconds"] == 3600
+    rate = found["summary"]["falseReplacements"]
+    assert (rate["count"], rate["of"], rate["unknown"], rate["share"]) == (1, 2, 1, 0.5)
+    assert 0 < rate["low"] < 0.5 < rate["high"] < 1
+    assert found["isComplete"]
+
+
+def test_pages_hold_every_case_once_and_each_sums_all(gateway: Gateway) -> None:
+    stored(gateway.fakes.ledger, *(an_observed(number, hours=30 + number % 3) for number in range(1, 8)))
+    found: list[str] = []
+    query = "?pageSize=3"
+    for _ in range(3):
+        answer = report(gateway, query)
+        assert answer["summary"]["cases"] == 7
+        found += [each["decision"]["incidentId"] for each in answer["items"]]
+        query = f"?pageSize=3&nextPageToken={answer['nextPageToken']}"
+
+    assert answer["nextPageToken"] is None
+    assert len(found) == len(set(found)) == 7
+
+
+def test_drills_and_acting_incidents_are_left_out(gateway: Gateway) -> None:
+    stored(gateway.fakes.ledger, an_observed(1, is_drill=True), an_incident(2), an_observed(3, mode="recommend"))
+
+    assert report(gateway)["summary"]["cases"] == 0
+
+
+def test_own_action_later_ends_the_observation(gateway: Gateway) -> None:
+    later = an_incident(
+        9, life=an_observed(1).life, opened_at=ago(hours=29), stages=StageTimes(cordoned_at=ago(hours=29))
+    )
+    stored(gateway.fakes.ledger, an_observed(1), later, a_fleet_node(1))
+    heartbeats(gateway.fakes.ledger)
+
+    (case,) = report(gateway)["items"]
+
+    assert (case["cordon"]["verdict"], case["cordon"]["cause"]) == ("UNKNOWN", "NOTHING_KNOWN")
+    assert case["cordon"]["reason"] == "Evenkeel itself has acted on the node since inc-0000000009."
+
+
+def test_cordoned_or_marked_node_is_not_in_service(gateway: Gateway) -> None:
+    stored(
+        gateway.fakes.ledger,
+        *(an_observed(number) for number in (1, 2, 3)),
+        a_fleet_node(1, is_cordoned=True),
+        a_fleet_node(2, marks=("sagemaker.amazonaws.com/fault-types=NvidiaErrorReboot",)),
+        a_fleet_node(3, is_ready=False),
+    )
+    heartbeats(gateway.fakes.ledger)
+
+    assert {each["cordon"]["cause"] for each in report(gateway)["items"]} == {"NOTHING_KNOWN"}
+
+
+def test_window_is_an_option(gateway: Gateway) -> None:
+    incident = an_observed(1)
+    stored(gateway.fakes.ledger, incident)
+    happened(gateway, incident, NodeEventKind.REPLACED, hours=20)
+
+    assert report(gateway)["items"][0]["cordon"]["verdict"] == "EARLIER"
+    assert report(gateway, "?windowHours=4")["items"][0]["cordon"]["verdict"] == "UNKNOWN"
+
+
+def test_too_many_incidents_are_said_to_be_left_out(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_shadow_report, "_PAGE", 2)
+    monkeypatch.setattr(read_shadow_report, "MAX_INCIDENTS", 4)
+    stored(gateway.fakes.ledger, *(an_observed(number, hours=number) for number in range(1, 8)))
+
+    found = report(gateway)
+
+    assert (found["isComplete"], found["summary"]["cases"]) == (False, 4)
+    assert found["since"] == rfc3339(ago(hours=4))
+
+
+@pytest.mark.parametrize("query", ["since=2026-11-01T00:00:00Z", "since=2026-11-03T00:00:00Z&pool=p5-workers"])
+def test_time_and_pool_are_filters(query: str, gateway: Gateway) -> None:
+    stored(gateway.fakes.ledger, an_observed(1, hours=2), an_observed(2, hours=2, pool="g6"), an_observed(3, hours=900))
+
+    assert report(gateway, f"?{query}")["summary"]["cases"] == (1 if "pool" in query else 2)
+
+
+@pytest.mark.parametrize(
+    "query", ["windowHours=0", "windowHours=many", "since=yesterday", "pageSize=0", "nextPageToken=x", "by=node"]
+)
+def test_wrong_query_is_refused(query: str, gateway: Gateway) -> None:
+    assert gateway.get(f"/v1/shadow-report?{query}").status == 400

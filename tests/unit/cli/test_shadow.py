@@ -1,0 +1,38 @@
+"""`evenkeel shadow report`."""
+
+from evenkeel.domain.shadow.cases import NodeEventKind
+from tests.unit.api.seeds import stored
+from tests.unit.api.shadow_seeds import an_observed, happened
+from tests.unit.cli.conftest import CliFixture
+
+
+def test_command_shows_verdicts_and_rates(served: CliFixture) -> None:
+    incident = an_observed(1)
+    stored(served.gateway.fakes.ledger, incident, an_observed(2, hours=1))
+    happened(served.gateway, incident, NodeEventKind.REPLACED, hours=29)
+
+    result = served.run("shadow", "report", "--since", "7d")
+
+    assert result.exit_code == 0, result.err
+    assert result.out.splitlines()[0] == "2 cases of 2 incidents, window 24 h"
+    assert "replace: earlier by 1h00m" in result.out
+    assert ["replacements", "0", "1", "0.0%", "0.0%", "to", "97.5%", "1"] in [
+        line.split() for line in result.out.splitlines()
+    ]
+
+
+def test_command_reads_all_pages_up_to_its_limit(served: CliFixture) -> None:
+    stored(served.gateway.fakes.ledger, *(an_observed(number, hours=30 + number) for number in range(1, 8)))
+
+    result = served.run("shadow", "report", "--limit", "3", "-o", "wide")
+
+    assert result.exit_code == 0, result.err
+    assert sum("inc-000000000" in line for line in result.out.splitlines()) == 3
+    assert "The counts include all cases" in result.err
+
+
+def test_command_names_a_wrong_time(served: CliFixture) -> None:
+    result = served.run("shadow", "report", "--since", "yesterday")
+
+    assert result.exit_code == 2
+    assert "--since" in result.err

@@ -1,0 +1,282 @@
+"""What happens to a node after the mode `observe` decided about it is recorded, and reported."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.incidents import FactKind, IncidentState
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.recovery.leases import PersonCordon
+from evenkeel.domain.shadow.cases import Actor, Aftermath, NodeEventKind
+from evenkeel.domain.values import rfc3339
+from evenkeel.services.queries import read_shadow_report
+from evenkeel.services.recovery import person_cordons
+from evenkeel.services.storage import fleet_rows, incident_rows, pagination, rows
+from evenkeel.services.sweep import inventory, unhealthy
+from evenkeel.services.sweep.sweep_run import SweepRun
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.fakes.crashes import CrashTiming
+from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_fact
+
+HOUR = 3600
+
+
+def observed(mode: Mode = Mode.OBSERVE, **facts: Any) -> RecoveryScenario:
+    recovery = RecoveryScenario(mode=mode, with_job=False)
+    sweep(recovery)
+    recovery.report_fault(**facts)
+    assert recovery.recover() in (IncidentState.OBSERVED, IncidentState.RECOVERED)
+    return recovery
+
+
+def sweep(recovery: RecoveryScenario) -> None:
+    one = SweepRun(recovery.world.context(policy=recovery.policy, mode=recovery.mode), {})
+    inventory.refresh_fleet(one)
+    unhealthy.resume_work(one)
+    recovery.scenario.sweep()
+
+
+def events(recovery: RecoveryScenario) -> list[tuple[NodeEventKind, Actor]]:
+    row = recovery.world.ledger.get(incident_rows.aftermath_key(recovery.incident_id))
+    return [(each.kind, each.actor) for each in rows.read(row, Aftermath).events] if row else []
+
+
+def a_step(recovery: RecoveryScenario, code: str, **changes: Any) -> Any:
+    step = {"kind": FactKind.PROGRESS, "source": "hyperpod.cluster-event", "code": code, "fault_key": ""}
+    return a_fact(**{**step, "observed_at": recovery.now, "occurrence": code, **changes})
+
+
+def name_of(recovery: RecoveryScenario) -> str:
+    [name] = [node.name for node in recovery.world.cluster.by_name.values() if node.instance_id == instance_id(1)]
+    return name
+
+
+def report(recovery: RecoveryScenario, **asked: Any) -> Any:
+    context = recovery.world.context(policy=recovery.policy, mode=recovery.mode)
+    return read_shadow_report.show(context, read_shadow_report.Filter(**asked), pagination.Request())
+
+
+def verdicts(recovery: RecoveryScenario) -> tuple[str, str]:
+    (case,) = report(recovery)["items"]
+    return case["cordon"]["verdict"], case["repair"]["verdict"]
+
+
+# ---------------------------------------------------------------- recording
+
+
+def test_step_of_hyperpods_repair_is_recorded_once() -> None:
+    recovery = observed()
+    step = a_step(recovery, "reboot_in_progress")
+
+    outcomes = [recovery.ingest(step) for _ in range(2)]
+
+    assert [each.outcome for each in outcomes] == ["IGNORED", "IGNORED"]
+    assert events(recovery) == [(NodeEventKind.REBOOTED, Actor.HYPERPOD)]
+
+
+def test_step_on_the_new_instance_is_recorded_by_its_node_slot() -> None:
+    recovery = observed()
+    logical_id = recovery.incident.slot.removeprefix(f"{CLUSTER}/")
+
+    recovery.ingest(a_step(recovery, "replacement_started", instance_id=instance_id(77), logical_id=logical_id))
+
+    assert events(recovery) == [(NodeEventKind.REPLACED, Actor.HYPERPOD)]
+
+
+def test_step_that_changes_nothing_is_not_recorded() -> None:
+    recovery = observed()
+
+    recovery.ingest(a_step(recovery, "replacement_failed"))
+
+    assert events(recovery) == []
+
+
+def test_recovery_signal_is_recorded_once() -> None:
+    recovery = observed()
+    healthy = a_fact(kind=FactKind.RECOVERED, fault_key="", code="", observed_at=recovery.now + timedelta(seconds=60))
+
+    for _ in range(2):
+        recovery.ingest(healthy)
+
+    assert events(recovery) == [(NodeEventKind.RECOVERED, Actor.UNKNOWN)]
+
+
+@pytest.mark.parametrize("kind", ["drill", "late", "act"])
+def test_other_facts_are_not_recorded(kind: str) -> None:
+    recovery = observed(Mode.ACT if kind == "act" else Mode.OBSERVE)
+    if kind == "late":
+        recovery.world.clock.advance(15 * 24 * HOUR)
+
+    recovery.ingest(a_step(recovery, "reboot_in_progress", is_drill=kind == "drill"))
+
+    assert events(recovery) == []
+
+
+def test_first_cordon_of_a_person_is_recorded_by_the_sweep() -> None:
+    recovery = observed()
+    recovery.world.cluster.set_node(name_of(recovery), is_cordoned=True)
+
+    for _ in range(2):
+        recovery.world.clock.advance(60)
+        sweep(recovery)
+
+    assert events(recovery) == [(NodeEventKind.CORDONED, Actor.PERSON)]
+
+
+def test_cordon_through_evenkeel_has_its_own_time() -> None:
+    recovery = observed()
+    cordon = PersonCordon(life=recovery.incident.life.key, by="role/Op (bo)", reason="noise", at=recovery.now)
+    person_cordons.put(recovery.world.ledger, cordon)
+    recovery.world.cluster.set_node(name_of(recovery), is_cordoned=True)
+    recovery.world.clock.advance(60)
+
+    sweep(recovery)
+
+    (case,) = report(recovery)["items"]
+    assert case["cordon"]["happenedAt"] == rfc3339(cordon.at)
+    assert case["cordon"]["evidence"] == ["role/Op (bo): noise"]
+
+
+def test_reboot_of_a_node_that_stays_faulty_is_recorded() -> None:
+    recovery = observed()
+    recovery.world.cluster.set_node(name_of(recovery), boot_id="boot-2")
+
+    for _ in range(2):
+        recovery.world.clock.advance(60)
+        sweep(recovery)
+
+    assert events(recovery) == [(NodeEventKind.REBOOTED, Actor.UNKNOWN)]
+
+
+def test_end_of_the_unhealthy_state_is_recorded() -> None:
+    recovery = observed()
+    recovery.mark(instance_id(1))
+    recovery.world.cluster.set_node(name_of(recovery), boot_id="boot-2")
+    recovery.world.clock.advance(60)
+
+    sweep(recovery)
+
+    assert events(recovery) == [(NodeEventKind.REBOOTED, Actor.UNKNOWN)]
+
+
+@pytest.mark.parametrize("when", list(CrashTiming))
+def test_crash_around_the_write_loses_no_event(when: CrashTiming) -> None:
+    recovery = observed()
+    recovery.plan.effects.clear()
+    recovery.plan.at, recovery.plan.when = 1, when
+
+    recovery.ingest(a_step(recovery, "reboot_in_progress"))
+
+    assert recovery.crashes == 1
+    assert events(recovery) == [(NodeEventKind.REBOOTED, Actor.HYPERPOD)]
+
+
+# ---------------------------------------------------------------- the report
+
+
+def test_repair_by_hyperpod_makes_the_decision_earlier() -> None:
+    recovery = observed()
+    recovery.world.clock.advance(600)
+    recovery.ingest(a_step(recovery, "reboot_in_progress"))
+
+    found = report(recovery)
+
+    (case,) = found["items"]
+    assert (case["repair"]["verdict"], case["repair"]["actor"]) == ("EARLIER", "HyperPod")
+    assert case["repair"]["seconds"] >= 600
+    assert found["summary"]["falseReboots"]["of"] == 1
+
+
+def test_open_window_is_unknown_and_in_no_rate() -> None:
+    recovery = observed()
+
+    found = report(recovery)
+
+    assert verdicts(recovery) == ("UNKNOWN", "UNKNOWN")
+    assert found["items"][0]["cordon"]["cause"] == "WINDOW_OPEN"
+    assert (found["summary"]["falseCordons"]["of"], found["summary"]["falseCordons"]["unknown"]) == (0, 1)
+    assert found["summary"]["falseCordons"]["share"] is None
+
+
+def healed(recovery: RecoveryScenario, hours: int = 26) -> None:
+    """Let the node report itself healthy, and work since."""
+    recovery.world.clock.advance(300)
+    recovery.mark(instance_id(1))
+    recovery.ingest(a_fact(kind=FactKind.RECOVERED, fault_key="", code="", observed_at=recovery.now))
+    sweep(recovery)
+    recovery.world.clock.advance(hours * HOUR)
+    sweep(recovery)
+
+
+def test_node_that_healed_by_itself_proves_the_cordon_wrong() -> None:
+    recovery = observed()
+    healed(recovery)
+
+    found = report(recovery)
+
+    assert verdicts(recovery) == ("WOULD_HAVE_BEEN_WRONG", "WOULD_HAVE_BEEN_WRONG")
+    assert found["summary"]["falseCordons"]["count"] == found["summary"]["falseCordons"]["of"] == 1
+
+
+def test_unknown_reboot_hides_a_repair() -> None:
+    recovery = observed()
+    row = recovery.world.ledger.get(incident_rows.unhealthy_key(recovery.incident.life))
+    assert row
+    healed(recovery)
+    recovery.world.cluster.set_node(name_of(recovery), boot_id="boot-9")
+    recovery.world.clock.advance(60)
+    sweep(recovery)
+
+    assert verdicts(recovery) == ("UNKNOWN", "UNKNOWN")
+
+
+def test_stale_list_proves_nothing() -> None:
+    recovery = observed()
+    healed(recovery, hours=1)
+    recovery.world.clock.advance(30 * HOUR)
+
+    (case,) = report(recovery)["items"]
+
+    assert (case["cordon"]["verdict"], case["cordon"]["cause"]) == ("UNKNOWN", "NOTHING_KNOWN")
+
+
+def test_later_fault_of_the_node_joins_its_case() -> None:
+    recovery = observed()
+    recovery.world.clock.advance(HOUR)
+    recovery.report_fault(observed_at=recovery.now, envelope_id="later")
+    recovery.recover()
+
+    found = report(recovery)
+
+    assert (found["summary"]["cases"], found["summary"]["incidents"]) == (1, 2)
+    assert len(found["items"][0]["incidentIds"]) == 2
+
+
+def test_drills_and_other_modes_are_not_reported() -> None:
+    recovery = observed(Mode.ACT)
+
+    assert report(recovery)["summary"]["cases"] == 0
+
+
+def test_removed_node_is_reported_with_its_time() -> None:
+    recovery = observed()
+    key = fleet_rows.node_key(CLUSTER, instance_id(1))
+    row = recovery.world.ledger.get(key)
+    assert row
+    recovery.world.clock.advance(1800)
+    doc = {**row.doc, "isGone": True, "isReady": False, "changedAt": rfc3339(recovery.now)}
+    recovery.scenario.put(fleet_rows.node_row(CLUSTER, instance_id(1), doc, row.version, None))
+
+    (case,) = report(recovery)["items"]
+
+    assert case["cordon"]["verdict"] == "EARLIER"
+    assert case["cordon"]["happenedAt"] == rfc3339(recovery.now)
+
+
+def test_filters_select_pool_and_time() -> None:
+    recovery = observed()
+
+    assert report(recovery, pool="other")["summary"]["cases"] == 0
+    assert report(recovery, pool=recovery.incident.pool)["summary"]["cases"] == 1
+    assert report(recovery, since=recovery.now + timedelta(seconds=1))["summary"]["cases"] == 0
