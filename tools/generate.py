@@ -14,6 +14,7 @@ from tools import (
     policy_files,
     schemas,
     terraform,
+    vpc_endpoints,
 )
 
 
@@ -30,6 +31,7 @@ def files() -> dict[Path, str]:
         metric_tables,
         dashboard,
         terraform,
+        vpc_endpoints,
     )
     return {path: text for each in sources for path, text in each.files().items()}
 

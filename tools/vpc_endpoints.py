@@ -1,0 +1,261 @@
+"""Write which VPC endpoints the functions in private subnets need, and a stack that makes these endpoints.
+
+The template decides: a function with `VpcConfig` calls the services that its role names. Some services are called for
+the function by AWS itself, outside its VPC.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tools.architecture import template
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "private-clusters.md"
+STACK = ROOT / "deploy" / "vpc-endpoints.yaml"
+Json = Mapping[str, Any]
+
+
+class Endpoint(NamedTuple):
+    """An endpoint of a VPC.
+
+    Sources: https://docs.aws.amazon.com/vpc/latest/privatelink/aws-services-privatelink-support.html and, for the
+    names in China, the list of the AWS CDK (`vpc-endpoint.ts`, `getDefaultEndpointPrefix`).
+    """
+
+    name: str
+    """The end of the service name: `com.amazonaws.REGION.<name>`."""
+    is_gateway: bool = False
+    has_own_prefix_in_china: bool = False
+    """Whether the name begins with `cn.com.amazonaws` in the regions of China."""
+
+    @property
+    def service(self) -> str:
+        """Return the service name of the partitions `aws` and `aws-us-gov`."""
+        return f"com.amazonaws.REGION.{self.name}"
+
+    @property
+    def parameter(self) -> str:
+        """Return the parameter of the stack that says whether to make it."""
+        return "".join(part.capitalize() for part in self.name.split(".")) + "Endpoint"
+
+
+ENDPOINTS = {
+    "dynamodb": Endpoint("dynamodb", is_gateway=True),
+    "s3": Endpoint("s3", is_gateway=True),
+    "eks": Endpoint("eks", has_own_prefix_in_china=True),
+    "sagemaker": Endpoint("sagemaker.api", has_own_prefix_in_china=True),
+    "states": Endpoint("states", has_own_prefix_in_china=True),
+    "lambda": Endpoint("lambda", has_own_prefix_in_china=True),
+    "sqs": Endpoint("sqs", has_own_prefix_in_china=True),
+    "sns": Endpoint("sns"),
+    "autoscaling": Endpoint("autoscaling", has_own_prefix_in_china=True),
+    "cloudwatch": Endpoint("monitoring", has_own_prefix_in_china=True),
+}
+"""By the prefix of the IAM actions."""
+CALLED_BY_AWS = {
+    "logs": "Lambda writes the log of a function, outside the VPC.",
+    "xray": "Lambda sends the traces of a function.",
+    "ec2": "Lambda makes the network interfaces of a function.",
+    "kms": "SNS and S3 use the keys for the caller.",
+}
+"""Services in the roles that no function calls itself, with the caller."""
+POLLED_BY_LAMBDA = ("ReceiveEvents", "ReceiveCycleRequests", "KeepFailedInvocations")
+"""Statements with which Lambda polls a queue, or keeps a failed invocation, in the name of the function."""
+
+
+def needs() -> dict[str, tuple[Endpoint, ...]]:
+    """Return the endpoints that each function in the subnets needs, by function."""
+    resources = template()
+    found = {}
+    for name, resource in resources.items():
+        if resource["Type"] == "AWS::Serverless::Function" and "VpcConfig" in resource["Properties"]:
+            services = set(services_of(resources[f"{name}Role"]["Properties"]))
+            called = [endpoint for service, endpoint in ENDPOINTS.items() if service in services]
+            found[resource["Properties"]["CodeUri"].split("/")[1]] = tuple(called)
+    return found
+
+
+def services_of(role: Json) -> Iterator[str]:
+    """Yield the prefix of each action that a function calls itself.
+
+    Raises:
+        KeyError: a service has neither an endpoint nor a caller.
+    """
+    for policy in role["Policies"]:
+        for written in policy["PolicyDocument"]["Statement"]:
+            statement = written["Fn::If"][1] if "Fn::If" in written else written
+            if statement["Sid"] in POLLED_BY_LAMBDA:
+                continue
+            for action in statement["Action"]:
+                service = action.partition(":")[0]
+                if service in CALLED_BY_AWS:
+                    continue
+                if service not in ENDPOINTS:
+                    raise KeyError(f"{service} of {statement['Sid']} has no endpoint in tools/vpc_endpoints.py")
+                yield service
+
+
+def function_rows() -> Iterator[str]:
+    """Yield a row for each function."""
+    yield "| function | endpoints |"
+    yield "|---|---|"
+    for function, endpoints in sorted(needs().items()):
+        yield f"| `{function}` | {', '.join(f'`{each.name}`' for each in endpoints)} |"
+
+
+def endpoint_rows() -> Iterator[str]:
+    """Yield a row for each endpoint that a function needs."""
+    yield "| endpoint | kind | service name in `aws` and `aws-us-gov` | in `aws-cn` |"
+    yield "|---|---|---|---|"
+    for each in used():
+        kind = "gateway" if each.is_gateway else "interface"
+        china = f"`cn.{each.service}`" if each.has_own_prefix_in_china else "the same"
+        yield f"| `{each.name}` | {kind} | `{each.service}` | {china} |"
+
+
+def used() -> list[Endpoint]:
+    """Return the endpoints that some function needs, in the order of `ENDPOINTS`."""
+    wanted = {each for endpoints in needs().values() for each in endpoints}
+    return [each for each in ENDPOINTS.values() if each in wanted]
+
+
+HEAD = """\
+# Generated by `make generate` from tools/vpc_endpoints.py: the endpoints that follow from template.yaml.
+AWSTemplateFormatVersion: "2010-09-09"
+Description: VPC endpoints for Evenkeel's functions in private subnets without NAT (docs/private-clusters.md).
+
+Parameters:
+  VpcId:
+    Type: AWS::EC2::VPC::Id
+    Description: VPC of the EKS clusters. It needs DNS support and DNS host names.
+  SubnetIds:
+    Type: List<AWS::EC2::Subnet::Id>
+    Description: Private subnets of the functions, at most one in each Availability Zone.
+  RouteTableIds:
+    Type: CommaDelimitedList
+    Description: Route tables of these subnets, for the gateway endpoints.
+  ClusterSecurityGroupId:
+    Type: AWS::EC2::SecurityGroup::Id
+    Description: Cluster security group of the EKS cluster.
+  SecondClusterSecurityGroupId:
+    Type: String
+    Default: ""
+    AllowedPattern: "(sg-[0-9a-f]{8,17})?"
+    Description: Cluster security group of a second EKS cluster in the VPC; empty if there is none.
+"""
+
+GROUPS = """
+  FunctionsSecurityGroup:
+    Type: AWS::EC2::SecurityGroup
+    Properties:
+      GroupDescription: Evenkeel functions that call Kubernetes.
+      VpcId: !Ref VpcId
+      SecurityGroupEgress: # without NAT only the endpoints and the clusters can be reached
+        - {IpProtocol: tcp, FromPort: 443, ToPort: 443, CidrIp: 0.0.0.0/0,
+           Description: HTTPS to the endpoints and clusters}
+  EndpointsSecurityGroup:
+    Type: AWS::EC2::SecurityGroup
+    Properties:
+      GroupDescription: Interface endpoints that Evenkeel functions call.
+      VpcId: !Ref VpcId
+      SecurityGroupIngress:
+        - {IpProtocol: tcp, FromPort: 443, ToPort: 443, SourceSecurityGroupId: !Ref FunctionsSecurityGroup,
+           Description: HTTPS from Evenkeel functions}
+  ClusterIngress: # the API server is behind the cluster security group, not behind the endpoint eks
+    Type: AWS::EC2::SecurityGroupIngress
+    Properties:
+      Description: HTTPS from Evenkeel functions
+      GroupId: !Ref ClusterSecurityGroupId
+      IpProtocol: tcp
+      FromPort: 443
+      ToPort: 443
+      SourceSecurityGroupId: !Ref FunctionsSecurityGroup
+  SecondClusterIngress:
+    Type: AWS::EC2::SecurityGroupIngress
+    Condition: HasSecondCluster
+    Properties:
+      Description: HTTPS from Evenkeel functions
+      GroupId: !Ref SecondClusterSecurityGroupId
+      IpProtocol: tcp
+      FromPort: 443
+      ToPort: 443
+      SourceSecurityGroupId: !Ref FunctionsSecurityGroup
+"""
+
+OUTPUTS = """
+Outputs:
+  SecurityGroupIds: {Value: !Ref FunctionsSecurityGroup, Description: Parameter SecurityGroupIds of the Evenkeel stack.}
+  SubnetIds: {Value: !Join [",", !Ref SubnetIds], Description: Parameter SubnetIds of the Evenkeel stack.}
+"""
+
+
+def stack() -> str:
+    """Return the template of the endpoints' stack."""
+    endpoints = used()
+    parameters = "".join(
+        f"""  {each.parameter}:
+    Type: String
+    Default: create
+    AllowedValues: [create, exists]
+    Description: Whether the VPC has an endpoint for {each.name} already.
+"""
+        for each in endpoints
+    )
+    conditions = "".join(f"  Makes{each.parameter}: !Equals [!Ref {each.parameter}, create]\n" for each in endpoints)
+    fixed = """  IsChina: !Equals [!Ref AWS::Partition, aws-cn]
+  HasSecondCluster: !Not [!Equals [!Ref SecondClusterSecurityGroupId, ""]]
+"""
+    return "".join(
+        (
+            HEAD,
+            parameters,
+            "\nConditions:\n",
+            fixed,
+            conditions,
+            "\nResources:",
+            GROUPS,
+            *map(resource, endpoints),
+            OUTPUTS,
+        )
+    )
+
+
+def resource(endpoint: Endpoint) -> str:
+    """Return an endpoint as a resource."""
+    name = f"com.amazonaws.${{AWS::Region}}.{endpoint.name}"
+    service = f'!Sub "{name}"'
+    if endpoint.has_own_prefix_in_china:
+        service = f'!If [IsChina, !Sub "cn.{name}", !Sub "{name}"]'
+    ways = (
+        "      VpcEndpointType: Gateway\n      RouteTableIds: !Ref RouteTableIds\n"
+        if endpoint.is_gateway
+        else "      VpcEndpointType: Interface\n      SubnetIds: !Ref SubnetIds\n"
+        "      SecurityGroupIds: [!Ref EndpointsSecurityGroup]\n      PrivateDnsEnabled: true\n"
+    )
+    return f"""  {endpoint.parameter.removesuffix("Endpoint")}VpcEndpoint:
+    Type: AWS::EC2::VPCEndpoint
+    Condition: Makes{endpoint.parameter}
+    Properties:
+      VpcId: !Ref VpcId
+      ServiceName: {service}
+{ways}"""
+
+
+TABLES = {"functions": function_rows, "endpoints": endpoint_rows}
+
+
+def files() -> dict[Path, str]:
+    """Return the page with its tables, and the stack.
+
+    Raises:
+        ValueError: the page has not exactly one place for a table.
+    """
+    page = PAGE.read_text(encoding="utf-8")
+    for name, rows in TABLES.items():
+        places = re.findall(rf"<!-- table: {name} -->\n.*?<!-- end -->", page, flags=re.DOTALL)
+        if len(places) != 1:
+            raise ValueError(f"{PAGE.name} needs one place for the table {name}, it has {len(places)}")
+        page = page.replace(places[0], "\n".join([f"<!-- table: {name} -->", *rows(), "<!-- end -->"]))
+    return {PAGE: page, STACK: stack()}
