@@ -1,0 +1,1 @@
+"""The cost of the service by the size of its fleet, in modelled time."""

@@ -1,0 +1,139 @@
+"""`python -m bench.scale`: what each part of the service costs as the fleet grows, in modelled time on AWS.
+
+    python -m bench.scale --quick      a minute: 100 and 1,000 nodes
+    python -m bench.scale              ten minutes: up to 10,000 nodes and 10,000 jobs
+
+The real handlers run on in-memory ports. Each port reports the calls that its adapter would make, and each call waits
+in modelled time (`bench/setups/scale.json`). Calls, bytes and processor time are counted; times on AWS are modelled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bench.cpu_usage import Usage
+from bench.scale import client_costs, report
+from bench.scale.fleet import FleetSize
+from bench.scale.functions import MEASURED, cold_start
+from bench.scale.model import load_setup, setup_hash
+from bench.scale.scenarios import Bench, Measured
+from evenkeel_local import PROJECT
+
+OUTPUT: Final = Path(__file__).parents[1] / "results" / "scale.json"
+QUICK: Final = (FleetSize(100, 100), FleetSize(1_000, 1_000))
+FULL: Final = (
+    FleetSize(100, 10),
+    FleetSize(100, 100),
+    FleetSize(1_000, 1_000),
+    FleetSize(2_000, 2_000),
+    FleetSize(10_000, 10),
+    FleetSize(10_000, 10_000),
+    FleetSize(100, 10_000),
+)
+
+Say = Callable[[str], None]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure all cases at all sizes, print, and write the figures."""
+    asked = _arguments(words)
+    began, before = time.monotonic(), Usage.now()
+
+    def say(text: str) -> None:
+        print(f"  {time.monotonic() - began:5.1f}s  {text}", file=sys.stderr, flush=True)
+
+    say("measuring the clients of AWS and Kubernetes")
+    clients = client_costs.measure()
+    say("measuring the imports of the functions")
+    starts = {name: cold_start(name) for name in MEASURED}
+    bench = Bench(load_setup(), clients, starts, asked.seed)
+    sizes = [asked.size] if asked.size else QUICK if asked.quick else FULL
+    results = [*_run(bench, sizes, asked.case, say)]
+    print("\n".join(report.table(results)))
+    print()
+    for verdict in report.verdicts(results):
+        if not verdict.is_met or asked.all_aims:
+            print(f"  {verdict}")
+    others = Usage.now().others_since(before)
+    print(f"\nOther programs used {others:.0%} of the processors meanwhile.")
+    document = _document(asked, bench, results, others)
+    if asked.output:
+        asked.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        print(f"Figures: {asked.output}")
+    return 0
+
+
+def _run(bench: Bench, sizes: Sequence[FleetSize], only: str, say: Say) -> Iterator[Measured]:
+    for size in sizes:
+        cases: dict[str, Callable[[FleetSize], Measured]] = {
+            "event": bench.one_event,
+            "watch": lambda size: bench.one_invocation("watch", "watch_cluster", size),
+            "cycle": lambda size: bench.one_invocation("cycle", "schedule_jobs", size),
+            "sweep": lambda size: bench.one_invocation("sweep", "sweep_fleet", size),
+            "storm": bench.storm,
+            "settle": bench.settle,
+        }
+        for name, measure in cases.items():
+            if only in ("", name):
+                say(f"{name}, {size}")
+                yield measure(size)
+
+
+def _document(asked: argparse.Namespace, bench: Bench, results: Sequence[Measured], others: float) -> dict[str, Any]:
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],  # noqa: S607 - git of the developer
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    return {
+        "command": " ".join(["python -m bench.scale", *(asked.words or sys.argv[1:])]),
+        "seed": asked.seed,
+        "commit": commit,
+        "setup": setup_hash(),
+        "othersShare": round(others, 2),
+        "objectBytes": {
+            "node": bench.clients.sizes.node,
+            "pod": bench.clients.sizes.pod,
+            "workload": bench.clients.sizes.workload,
+        },
+        "coldStarts": {
+            name: {"processorSeconds": round(each.processor_seconds, 3), "memoryMB": round(each.memory_bytes / 1e6, 1)}
+            for name, each in bench.cold_starts.items()
+        },
+        "results": [report.to_json(each) for each in results],
+    }
+
+
+def _size(text: str) -> FleetSize:
+    nodes, _, jobs = text.partition(",")
+    return FleetSize(int(nodes), int(jobs or nodes))
+
+
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.scale", description="Calls, bytes, processor time and modelled time by size of the fleet."
+    )
+    parser.add_argument("--quick", action="store_true", help="100 and 1,000 nodes only")
+    parser.add_argument("--size", type=_size, help="one size: NODES or NODES,JOBS")
+    parser.add_argument(
+        "--case", default="", choices=("", "event", "watch", "cycle", "sweep", "storm", "settle"), help="one case"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of the modelled latencies (default 1)")
+    parser.add_argument("--all-aims", action="store_true", help="also print the aims that are met")
+    parser.add_argument("--output", type=Path, help=f"file for the figures as JSON, for example {OUTPUT.name}")
+    asked = parser.parse_args(words)
+    asked.words = words
+    return asked
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""The functions of the service: memory, timeout and base memory as deployed, and calls of their real handlers."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final
+from unittest import mock
+
+from bench.scale.client_costs import processor_scale
+from bench.scale.model import FULL_SHARE_MB, Invocation, Model
+from bench.scale.virtual_time import ModelClock, Slots, executor_of
+from evenkeel.ports import Table
+from evenkeel.runtime import wiring
+from evenkeel.runtime.settings import Settings
+from evenkeel.runtime.site_policy import SitePolicy
+from evenkeel_local import PROJECT
+from tests.fakes import FakeWorld
+from tests.fakes.cluster import CLUSTER
+from tests.fakes.metered import ObjectSizes, metered_ports
+from tests.fakes.world import CLUSTER_ARN
+from tests.simulator.simulation import handler
+from tests.template.documents import template
+
+Json = dict[str, Any]
+
+MEASURED: Final = {
+    "receive_event": ("dynamo_ledger,stepfunctions,messages", "dynamodb,stepfunctions,s3"),
+    "plan_recovery": ("dynamo_ledger,cluster,eks,hyperpod", "dynamodb,eks,sts,sagemaker"),
+    "cordon_node": ("dynamo_ledger,cluster,eks", "dynamodb,eks,sts"),
+    "watch_cluster": ("dynamo_ledger,cluster,eks,hyperpod,messages", "dynamodb,eks,sts,sagemaker,lambda"),
+    "schedule_jobs": ("dynamo_ledger,cluster,eks,hyperpod,stepfunctions", "dynamodb,eks,sts,sagemaker,stepfunctions"),
+    "sweep_fleet": (
+        "dynamo_ledger,cluster,eks,hyperpod,stepfunctions,messages",
+        "dynamodb,eks,sts,sagemaker,stepfunctions,sqs,lambda",
+    ),
+    "settle_attempt": ("dynamo_ledger,cluster,eks,messages,s3_checkpoints", "dynamodb,eks,sts,sqs,s3"),
+}
+"""The measured functions, each with the adapters and the clients that a call of it builds."""
+_ENVIRONMENT: Final = {
+    "EVENKEEL_FLEET": "research",
+    "KUBERNETES_CLUSTERS": CLUSTER,
+    "HYPERPOD_CLUSTER_ARN": CLUSTER_ARN,
+    "EVENKEEL_MODE": "act",
+}
+_IMPORT: Final = """
+import importlib, importlib.util, json, sys, time
+began = time.process_time()
+spec = importlib.util.spec_from_file_location("handler", sys.argv[1])
+spec.loader.exec_module(importlib.util.module_from_spec(spec))
+from evenkeel.adapters import aws
+for adapter in sys.argv[2].split(","):
+    importlib.import_module(f"evenkeel.adapters.{adapter}")
+for service in sys.argv[3].split(","):
+    aws.client(service)
+spent = time.process_time() - began
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(json.dumps([spent, int(peak.split()[1]) * 1024]))
+"""
+
+
+@dataclass(frozen=True)
+class FunctionLimits:
+    """A function as template.yaml deploys it."""
+
+    memory_mb: int
+    timeout_seconds: float
+    concurrency: int = 1000
+    """Most environments at a time: of its queue, or of the account."""
+    batch: int = 1
+
+    @property
+    def share(self) -> float:
+        """Part of a vCPU."""
+        return self.memory_mb / FULL_SHARE_MB
+
+
+@functools.cache
+def limits() -> Mapping[str, FunctionLimits]:
+    """Return the limits of every function, by the name of its folder."""
+    document = template()
+    common = document["Globals"]["Function"]
+    found = {}
+    for resource in document["Resources"].values():
+        properties = resource.get("Properties", {})
+        uri = properties.get("CodeUri")
+        if resource["Type"] != "AWS::Serverless::Function" or not uri:
+            continue
+        queues = [each["Properties"] for each in properties.get("Events", {}).values() if each["Type"] == "SQS"]
+        queue = queues[0] if queues else {}
+        found[uri.strip("/").rpartition("/")[2]] = FunctionLimits(
+            memory_mb=properties.get("MemorySize", common["MemorySize"]),
+            timeout_seconds=properties.get("Timeout", common["Timeout"]),
+            concurrency=queue.get("ScalingConfig", {}).get("MaximumConcurrency", 1000),
+            batch=queue.get("BatchSize", 1),
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class ColdStart:
+    """The cost of a new environment: imports and clients, and the memory that they need."""
+
+    processor_seconds: float
+    memory_bytes: int
+
+
+def cold_start(function: str) -> ColdStart:
+    """Measure the import of a function and the creation of its clients, in a fresh process."""
+    file = PROJECT / "functions" / function / "handler.py"
+    words = [sys.executable, "-c", _IMPORT, str(file), *MEASURED[function]]
+    environment = {"PYTHONPATH": str(PROJECT / "shared"), "AWS_DEFAULT_REGION": "us-west-2", "PATH": ""}
+    scale = processor_scale(1)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    spent, memory = json.loads(done.stdout)
+    return ColdStart(spent * scale, memory)
+
+
+class Deployment:
+    """The functions on one fleet in modelled time."""
+
+    def __init__(self, fleet: FakeWorld, model: Model, sizes: ObjectSizes) -> None:
+        self.fleet, self.model = fleet, model
+        clock = ModelClock(model.time)
+        fleet.clock = fleet.cluster.clock = fleet.provider.clock = clock
+        ports = {name: port for name, port in vars(fleet).items() if name not in ("size", "runs_at_once", "policy")}
+        ports |= metered_ports(fleet, model, sizes)
+        self.world = wiring.World(Settings.from_environment(_ENVIRONMENT), policy=fleet.policy, **ports)
+        self.world.__dict__["policies"] = SitePolicy(fleet.policy, Table.INCIDENTS, self.world)
+        self.invocations: list[Invocation] = []
+        self._environments = {
+            name: Slots(model.time, each.concurrency) for name, each in limits().items() if name in MEASURED
+        }
+        self._warm: dict[str, int] = {}
+        self.is_warm = True
+        """Whether every environment exists already."""
+        self.cold_starts: dict[str, ColdStart] = {}
+        self.past_timeout: Counter[str] = Counter()
+        """Invocations that waited past the timeout of their function. Lambda would have ended them."""
+
+    def invoke(self, function: str, event: Json) -> Json:
+        """Run a function in the present process, in a free environment."""
+        slots = self._environments[function]
+        slots.take()
+        self._start(function, slots)
+        context = self.model.time.current.context
+        invocation = Invocation(function, limits()[function].share, model=self.model)
+        self.invocations.append(invocation)
+        self.model.time.current.context = invocation
+        invocation.resume()
+        began = self.model.time.seconds
+        try:
+            return handler(function)(event, None)
+        finally:
+            invocation.settle()
+            if self.model.time.seconds - began > limits()[function].timeout_seconds:
+                self.past_timeout[function] += 1
+            self.model.time.current.context = context
+            slots.give()
+
+    def _start(self, function: str, slots: Slots) -> None:
+        """Wait for a new environment, if all that exist are busy."""
+        busy = slots.places - slots.free
+        if self.is_warm or busy <= self._warm.get(function, 0):
+            return
+        self._warm[function] = busy
+        start = self.cold_starts.get(function)
+        self.model.wait("lambda cold start")
+        if start is not None:
+            self.model.time.sleep(start.processor_seconds / min(1.0, limits()[function].share))
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Let handlers find this deployment, and run their threads in modelled time."""
+        for name in MEASURED:
+            handler(name)
+        with wiring.use_world(self.world), ExitStack() as changes:
+            for module in _modules():
+                if hasattr(module, "ThreadPoolExecutor"):
+                    changes.enter_context(mock.patch.object(module, "ThreadPoolExecutor", executor_of(self.model.time)))
+                for locked in _locked_properties(module):
+                    changes.enter_context(mock.patch.object(locked, "lock", nullcontext()))
+            yield
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Run some work as a process, and everything that it starts, to the end."""
+        with self.in_force():
+            self.model.time.spawn(work)
+            self.model.time.run()
+
+
+def _modules() -> list[ModuleType]:
+    """Return the loaded modules of the service."""
+    return [
+        module for name, module in sys.modules.items() if name.startswith(("evenkeel.services", "evenkeel.runtime"))
+    ]
+
+
+def _locked_properties(module: ModuleType) -> Iterator[Any]:
+    """Yield the cached properties of a module's classes that have a lock.
+
+    Until Python 3.11, all objects of a class share the lock of a property. On AWS each invocation is a process of its
+    own, so the lock of an invocation never stops another invocation.
+    """
+    for kind in vars(module).values():
+        if isinstance(kind, type) and kind.__module__ == module.__name__:
+            yield from (
+                each
+                for each in vars(kind).values()
+                if isinstance(each, functools.cached_property) and hasattr(each, "lock")
+            )

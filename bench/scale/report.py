@@ -1,0 +1,144 @@
+"""The report of a run: a table, the aims, and the figures as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bench.scale.functions import limits
+from bench.scale.scenarios import Measured
+
+CALLS_AIM: Final = 10
+ALONE_AIM: Final = 1.0
+STORM_AIM: Final = 5.0
+ROUND_AIM: Final = 5.0
+MEMORY_SHARE: Final = 0.5
+TIMEOUT_SHARE: Final = 1 / 3
+_MB: Final = 1_000_000
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An aim at a size of the fleet."""
+
+    aim: str
+    size: str
+    seen: float
+    limit: float
+    unit: str
+    cause: str = ""
+    """The calls or the processor time that decide the figure."""
+
+    @property
+    def is_met(self) -> bool:
+        return self.seen <= self.limit
+
+    @property
+    def excess(self) -> float:
+        """How many times the limit."""
+        return math.inf if math.isnan(self.seen) else self.seen / self.limit
+
+    def __str__(self) -> str:
+        met = "met   " if self.is_met else "MISSED"
+        why = f": {self.cause}" if self.cause and not self.is_met else ""
+        return f"{met}  {self.aim}, {self.size}: {self.seen:,.3g} {self.unit}, aim {self.limit:,.3g}{why}"
+
+
+def verdicts(results: Sequence[Measured]) -> list[Verdict]:
+    """Return each aim at each size: the missed ones first, the largest excess first."""
+    found = [verdict for each in results for verdict in _verdicts_of(each)]
+    return sorted(found, key=lambda each: (each.is_met, -each.excess))
+
+
+def _verdicts_of(found: Measured) -> Iterator[Verdict]:
+    size, cause = str(found.size), _cause(found)
+    if found.case == "event to cordon":
+        before = found.notes["callsBeforeCordon"]
+        most = ", ".join(f"{count} {api}" for api, count in sorted(before.items(), key=lambda each: -each[1])[:5])
+        yield Verdict("calls before the cordon", size, sum(before.values()), CALLS_AIM, "calls", most)
+        yield Verdict("event to cordon alone, p99, warm", size, found.notes["warm"]["p99"], ALONE_AIM, "s", cause)
+        yield Verdict(
+            "event to cordon alone, p99, cold", size, found.notes["cold"]["p99"], ALONE_AIM, "s", "cold starts"
+        )
+    if found.case == "storm":
+        yield Verdict("event to cordon in a storm, p99", size, found.p99, STORM_AIM, "s", cause)
+    if found.case in ("watch", "cycle"):
+        yield Verdict(f"one {found.case}, p99", size, found.p99, ROUND_AIM, "s", cause)
+    for name, each in found.functions.items():
+        limit = limits()[name]
+        timeout = limit.timeout_seconds * TIMEOUT_SHARE
+        yield Verdict(
+            f"{name} within a third of its timeout ({found.case})", size, each.seconds_p99, timeout, "s", cause
+        )
+        if each.memory_bytes is not None:
+            memory = limit.memory_mb * MEMORY_SHARE * 1024**2 / _MB
+            yield Verdict(
+                f"{name} within half its memory ({found.case})", size, each.memory_bytes / _MB, memory, "MB", cause
+            )
+
+
+def _cause(found: Measured) -> str:
+    """Name the calls and the processor time that a figure consists of."""
+    most = ", ".join(f"{count} {api}" for api, count in found.calls.most_common(3))
+    throttled: Mapping[str, float] = found.notes.get("throttledSeconds", {})
+    waits = "".join(
+        f"; {api} waits {seconds:,.0f} s in all"
+        for api, seconds in sorted(throttled.items(), key=lambda each: -each[1])[:1]
+        if seconds >= 1
+    )
+    processor = f"{found.clients:.2f} s of processor in clients, {found.own:.2f} s in services"
+    return f"{most}; {found.received / _MB:,.1f} MB read; {processor}{waits}"
+
+
+def table(results: Sequence[Measured]) -> list[str]:
+    """Return the figures of all cases as lines."""
+    names = ("calls", "MB read", "own CPU s", "client CPU s", "p50 s", "p99 s", "peak MB")
+    lines = ["", f"  {'case':<18}{'nodes':>8}{'jobs':>8}" + "".join(f"{name:>13}" for name in names)]
+    for each in results:
+        peaks = [figures.memory_bytes for figures in each.functions.values() if figures.memory_bytes is not None]
+        figures = (
+            f"{sum(each.calls.values()):,}",
+            f"{each.received / _MB:,.2f}",
+            f"{each.own:,.3f}",
+            f"{each.clients:,.3f}",
+            f"{each.p50:,.2f}",
+            f"{each.p99:,.2f}",
+            f"{max(peaks) / _MB:,.0f}" if peaks else "-",
+        )
+        lines.append(
+            f"  {each.case:<18}{each.size.nodes:>8,}{each.size.jobs:>8,}" + "".join(f"{x:>13}" for x in figures)
+        )
+    return lines
+
+
+def to_json(found: Measured) -> dict[str, Any]:
+    """Return the figures of a case."""
+    return {
+        "case": found.case,
+        "nodes": found.size.nodes,
+        "jobs": found.size.jobs,
+        "calls": dict(sorted(found.calls.items())),
+        "bytesRead": found.received,
+        "ownProcessorSeconds": round(found.own, 4),
+        "clientProcessorSeconds": round(found.clients, 4),
+        "p50Seconds": _rounded(found.p50),
+        "p99Seconds": _rounded(found.p99),
+        "dynamoUnits": {name: round(value, 1) for name, value in found.units.items()},
+        "functions": {
+            name: {
+                "invocations": each.invocations,
+                "p50Seconds": _rounded(each.seconds_p50),
+                "p99Seconds": _rounded(each.seconds_p99),
+                "gigabyteSeconds": round(each.gigabyte_seconds, 4),
+                "peakMemoryMB": None if each.memory_bytes is None else round(each.memory_bytes / _MB, 1),
+            }
+            for name, each in found.functions.items()
+        },
+        **found.notes,
+    }
+
+
+def _rounded(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 4)

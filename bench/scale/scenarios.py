@@ -1,0 +1,385 @@
+"""The six measured cases, each on a fleet of its own."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bench.figures import quantile
+from bench.scale.client_costs import MeasuredClients, processor_scale
+from bench.scale.fleet import FleetSize, build, events_of
+from bench.scale.functions import ColdStart, Deployment, limits
+from bench.scale.memory import peak_bytes
+from bench.scale.model import Invocation, Latencies, Model, flat, seconds_of
+from evenkeel.domain.jobs.attempt import PodPhase
+from evenkeel.ports import WorkflowName
+from tests.fakes.cluster import CLUSTER
+from tests.fakes.metered import ApiCall
+
+CORDON: Final = "kubernetes:PATCH nodes"
+_PATH: Final = ("receive_event", "plan_recovery", "cordon_node")
+
+
+@dataclass
+class Measured:
+    """The figures of one case at one size."""
+
+    case: str
+    size: FleetSize
+    calls: Counter[str]
+    received: int
+    own: float
+    """Processor seconds of the service's code, at the reference processor."""
+    clients: float
+    """Processor seconds of the clients, at the reference processor."""
+    p50: float
+    """Modelled seconds."""
+    p99: float
+    units: dict[str, float] = field(default_factory=dict)
+    """Requested capacity units of DynamoDB."""
+    functions: dict[str, FunctionFigures] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class FunctionFigures:
+    """The figures of a function in a case, over its invocations."""
+
+    invocations: int
+    seconds_p50: float
+    seconds_p99: float
+    gigabyte_seconds: float
+    """Of all invocations, at the median."""
+    memory_bytes: int | None = None
+    """Peak; None if it was not measured."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The assumptions, the measured clients and the seed of all cases."""
+
+    setup: Mapping[str, Any]
+    clients: MeasuredClients
+    cold_starts: Mapping[str, ColdStart]
+    seed: int
+    measures_memory: bool = True
+
+    def deployment(self, size: FleetSize) -> tuple[Deployment, tuple[str, ...]]:
+        """Return a fleet with its functions, and the ids of its running jobs."""
+        world, jobs = build(size)
+        model = Model(self.setup, self.clients.costs, self.seed, processor_scale())
+        deployment = Deployment(world, model, self.clients.sizes)
+        deployment.cold_starts = dict(self.cold_starts)
+        return deployment, jobs
+
+    # ------------------------------------------------------------ one invocation
+
+    def one_invocation(self, case: str, function: str, size: FleetSize) -> Measured:
+        """Measure one run of a scheduled function."""
+        deployment, _ = self.deployment(size)
+        if function == "watch_cluster":
+            # The watch sees no change until its time is up, so it runs one round.
+            deployment.fleet.cluster.idle_seconds = deployment.world.policy.watch.watch_seconds
+        answers: list[Any] = []
+        deployment.run(lambda: answers.append(deployment.invoke(function, {})))
+        found = self._measured(case, size, deployment.invocations)
+        found.notes["answer"] = {name: _short(value) for name, value in answers[0].items()}
+        if self.measures_memory:
+            again, _ = self.deployment(size)
+            again.fleet.cluster.idle_seconds = deployment.fleet.cluster.idle_seconds
+            used = peak_bytes(lambda: again.run(lambda: again.invoke(function, {})), again.invocations, self.clients)
+            found.functions[function].memory_bytes = used + self.cold_starts[function].memory_bytes
+        return found
+
+    # ------------------------------------------------------------ one event
+
+    def one_event(self, size: FleetSize) -> Measured:
+        """Measure the way of one event to the cordon, with functions that are warm and cold."""
+        deployment, _ = self.deployment(size)
+        event = next(events_of(deployment.fleet, 1))
+        deployment.run(lambda: _to_cordon(deployment, event))
+        found = self._measured("event to cordon", size, deployment.invocations)
+        cordon = _cordon_call(deployment.invocations)
+        found.notes["isCordoned"] = cordon is not None
+        found.notes["callsBeforeCordon"] = _calls_until(deployment.invocations, cordon)
+        for name, is_cold in (("warm", False), ("cold", True)):
+            times = [self._path_seconds(deployment.invocations, cordon, dice, is_cold) for dice in self._dice()]
+            found.notes[name] = {"p50": statistics.median(times), "p99": quantile(times, 0.99)}
+        found.p50, found.p99 = found.notes["warm"]["p50"], found.notes["warm"]["p99"]
+        return found
+
+    def _path_seconds(
+        self, invocations: Sequence[Invocation], cordon: ApiCall | None, dice: random.Random, is_cold: bool
+    ) -> float:
+        latencies = Latencies(self.setup)
+        platform = ["eventbridge delivery", "sqs to lambda", *(["states transition", "states to lambda"] * 2)]
+        total = sum(latencies.of(name).sample(dice) for name in platform)
+        for each in invocations:
+            total += seconds_of(each.trace, latencies, dice, min(1.0, each.share), cordon)
+            if is_cold:
+                start = self.cold_starts[each.function]
+                total += latencies.of("lambda cold start").sample(dice)
+                total += start.processor_seconds / min(1.0, each.share)
+        return total
+
+    # ------------------------------------------------------------ many events, many jobs
+
+    def storm(self, size: FleetSize) -> Measured:
+        """Measure 1,000 events at once, with cold functions that wait for each other and for the limits of AWS."""
+        deployment, _ = self.deployment(size)
+        deployment.is_warm = False
+        count, within = self.setup["storm"]["events"], self.setup["storm"]["arriveWithinSeconds"]
+        storm = _Storm(deployment, list(events_of(deployment.fleet, count)), within)
+        deployment.run(storm.arrive)
+        found = self._measured("storm", size, deployment.invocations)
+        model = deployment.model
+        found.p50, found.p99 = _quantiles(storm.cordoned_after) if storm.cordoned_after else (float("nan"),) * 2
+        found.notes |= {
+            "events": count,
+            "cordoned": len(storm.cordoned_after),
+            "outcomes": dict(storm.outcomes),
+            "lastCordonSeconds": max(storm.cordoned_after, default=None),
+            "handledSeconds": storm.ended_at,
+            "pastTimeout": dict(deployment.past_timeout),
+            "throttled": dict(model.throttled),
+            "throttledSeconds": {name: round(value, 3) for name, value in model.throttled_seconds.items()},
+        }
+        return found
+
+    def settle(self, size: FleetSize, most: int | None = None) -> Measured:
+        """Measure the end of up to 1,000 jobs at once."""
+        deployment, jobs = self.deployment(size)
+        ended = jobs[: min(most or len(jobs), self.setup["settle"]["jobs"])]
+        for job_id in ended:
+            deployment.fleet.cluster.set_pods(job_id, 1, PodPhase.SUCCEEDED, exit_code=0)
+        done: list[float] = []
+        failures: Counter[str] = Counter()
+
+        def settle(job_id: str) -> None:
+            for _ in range(13):  # the retries of the state
+                deployment.model.wait("states to lambda")
+                try:
+                    deployment.invoke("settle_attempt", {"jobId": job_id, "attempt": 1})
+                except Exception as error:  # noqa: BLE001 - the workflow retries any of these
+                    failures[type(error).__name__] += 1
+                    deployment.model.time.sleep(1.0)
+                    continue
+                done.append(deployment.model.time.seconds)
+                return
+
+        def start() -> None:
+            for job_id in ended:
+                deployment.model.time.spawn(functools.partial(settle, job_id))
+
+        deployment.run(start)
+        found = self._measured("settle", size, deployment.invocations)
+        found.p50, found.p99 = _quantiles(done)
+        model = deployment.model
+        found.notes |= {
+            "jobs": len(ended),
+            "settled": len(done),
+            "retries": dict(failures),
+            "cycleRequests": len(deployment.fleet.cycle_requests.reasons),
+            "pastTimeout": dict(deployment.past_timeout),
+            "throttled": dict(model.throttled),
+            "throttledSeconds": {name: round(value, 3) for name, value in model.throttled_seconds.items()},
+        }
+        return found
+
+    # ------------------------------------------------------------ figures
+
+    def _measured(self, case: str, size: FleetSize, invocations: Sequence[Invocation]) -> Measured:
+        steps = [step for each in invocations for step in flat(each.trace)]
+        calls = [step.call for step in steps if step.call is not None]
+        times = self._times(invocations)
+        by_function: dict[str, list[list[float]]] = defaultdict(list)
+        for invocation, drawn in zip(invocations, times, strict=True):
+            by_function[invocation.function].append(drawn)
+        units: dict[str, float] = defaultdict(float)
+        for call in calls:
+            if call.units:
+                units["write" if "Write" in call.api else "read"] += call.units
+        total = times[0] if len(times) == 1 else [0.0]
+        return Measured(
+            case,
+            size,
+            Counter(call.api for call in calls),
+            sum(call.received for call in calls),
+            sum(step.own for step in steps),
+            sum(step.client for step in steps),
+            *_quantiles(total),
+            units=dict(units),
+            functions={
+                name: FunctionFigures(
+                    len(drawn),
+                    *_quantiles([sample for each in drawn for sample in each]),
+                    gigabyte_seconds=sum(statistics.median(each) for each in drawn) * limits()[name].memory_mb / 1024,
+                )
+                for name, drawn in by_function.items()
+            },
+        )
+
+    def _times(self, invocations: Sequence[Invocation]) -> list[list[float]]:
+        """Return samples of the modelled seconds of each invocation. Many invocations need few samples each."""
+        latencies = Latencies(self.setup)
+        count = max(3, self.setup["samples"] // max(1, len(invocations)))
+        return [
+            [seconds_of(each.trace, latencies, dice, min(1.0, each.share)) for dice in self._dice(count)]
+            for each in invocations
+        ]
+
+    def _dice(self, count: int | None = None) -> Iterator[random.Random]:
+        dice = random.Random(f"samples/{self.seed}")
+        for _ in range(count or self.setup["samples"]):
+            yield dice
+
+
+class _Storm:
+    """Events through the queue, the functions and the workflows, until each node is cordoned or left alone."""
+
+    def __init__(self, deployment: Deployment, events: Sequence[Mapping[str, Any]], within: float) -> None:
+        self.deployment, self.events, self.within = deployment, events, within
+        self.queue: list[tuple[float, Mapping[str, Any]]] = []
+        self.pollers = 0
+        self.arrived: dict[str, float] = {}
+        """Instance id → when its first event reached EventBridge."""
+        self.cordoned_after: list[float] = []
+        self.outcomes: Counter[str] = Counter()
+        self.ended_at = 0.0
+        start = deployment.world.workflows.start
+
+        def started(machine: WorkflowName, name: str, document: Mapping[str, Any]) -> bool:
+            is_new: bool = start(machine, name, document)
+            if is_new and machine is WorkflowName.RECOVER_NODE:
+                deployment.model.time.spawn(lambda: self._recover(dict(document)))
+            return is_new
+
+        deployment.world.__dict__["workflows"] = _Started(deployment.world.workflows, started)
+
+    def arrive(self) -> None:
+        """Send every event to EventBridge."""
+        time, dice = self.deployment.model.time, self.deployment.model.dice
+        for event in self.events:
+            time.spawn(functools.partial(self._deliver, event), after=dice.uniform(0, self.within))
+
+    def _deliver(self, event: Mapping[str, Any]) -> None:
+        model = self.deployment.model
+        self.arrived.setdefault(event["detail"]["InstanceId"], model.time.seconds)
+        model.wait("eventbridge delivery")
+        self.queue.append((model.time.seconds, event))
+        if self.pollers < limits()["receive_event"].concurrency:
+            self.pollers += 1
+            model.time.spawn(self._poll)
+
+    def _poll(self) -> None:
+        """Take batches from the queue until it is empty, as one place of the event source mapping does."""
+        model, most = self.deployment.model, limits()["receive_event"].batch
+        while self.queue:
+            model.wait("sqs to lambda")
+            batch, self.queue = self.queue[:most], self.queue[most:]
+            if not batch:
+                break
+            records = [
+                {"messageId": event["id"], "body": json.dumps(event), "receiptHandle": event["id"], "attributes": {}}
+                for _, event in batch
+            ]
+            answer = self.deployment.invoke("receive_event", {"Records": records})
+            failed = {each["itemIdentifier"] for each in answer["batchItemFailures"]}
+            self.outcomes["redelivered"] += len(failed)
+            for _, event in batch:
+                if event["id"] in failed:
+                    model.time.spawn(functools.partial(self._deliver, event), after=10.0)
+        self.pollers -= 1
+
+    def _recover(self, document: Mapping[str, Any]) -> None:
+        """Run the states of `recover_node` until the cordon."""
+        model = self.deployment.model
+        model.wait("states transition")
+        planned = self._task("plan_recovery", document)
+        if planned is not None and planned["outcome"] == "ACT" and planned["repairsNode"]:
+            model.wait("states transition")
+            cordoned = self._task("cordon_node", document)
+            outcome = "FAILED" if cordoned is None else str(cordoned["outcome"])
+            if outcome == "CORDONED" and (cordon := self._cordon_of()) is not None:
+                self.cordoned_after.append(cordon)
+        else:
+            outcome = "FAILED" if planned is None else str(planned["outcome"])
+        self.outcomes[outcome] += 1
+        self.ended_at = max(self.ended_at, model.time.seconds)
+
+    def _task(self, function: str, document: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Run one task with the retries of its state."""
+        model, pause = self.deployment.model, 1.0
+        for _ in range(13):
+            model.wait("states to lambda")
+            try:
+                return self.deployment.invoke(function, dict(document))
+            except Exception as error:  # noqa: BLE001 - the state retries
+                self.outcomes[f"{function} retried: {error}"[:60]] += 1
+                model.time.sleep(model.dice.uniform(0, pause))
+                pause = min(60.0, pause * 2)
+        return None
+
+    def _cordon_of(self) -> float | None:
+        """Return the seconds from the event to the cordon that was just made."""
+        cluster = self.deployment.fleet.cluster
+        name = cluster.calls[-1][1] if cluster.calls and cluster.calls[-1][0] == "cordon" else None
+        node = cluster.node(CLUSTER, name) if name else None
+        if node is None or node.instance_id is None:
+            return None
+        return self.deployment.model.time.seconds - self.arrived[node.instance_id]
+
+
+@dataclass
+class _Started:
+    """The port Workflows; a new execution runs in modelled time."""
+
+    inner: Any
+    start: Callable[..., bool]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def _to_cordon(deployment: Deployment, event: Mapping[str, Any]) -> None:
+    records = [{"messageId": "m", "body": json.dumps(event), "receiptHandle": "r", "attributes": {}}]
+    deployment.invoke("receive_event", {"Records": records})
+    (document,) = (
+        found for (kind, _), found in deployment.fleet.workflows.executions.items() if kind is WorkflowName.RECOVER_NODE
+    )
+    deployment.invoke("plan_recovery", dict(document))
+    deployment.invoke("cordon_node", dict(document))
+
+
+def _cordon_call(invocations: Sequence[Invocation]) -> ApiCall | None:
+    for each in invocations:
+        for step in flat(each.trace):
+            if step.call is not None and step.call.api == CORDON:
+                return step.call
+    return None
+
+
+def _calls_until(invocations: Sequence[Invocation], cordon: ApiCall | None) -> dict[str, int]:
+    """Return the calls before the cordon, by API."""
+    found: Counter[str] = Counter()
+    for each in invocations:
+        for step in flat(each.trace):
+            if step.call is cordon and cordon is not None:
+                return dict(found)
+            if step.call is not None:
+                found[step.call.api] += 1
+    return dict(found)
+
+
+def _quantiles(samples: Sequence[float]) -> tuple[float, float]:
+    return statistics.median(samples), quantile(samples, 0.99)
+
+
+def _short(value: Any) -> Any:
+    return len(value) if isinstance(value, list | tuple) and len(value) > 5 else value

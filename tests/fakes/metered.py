@@ -1,0 +1,419 @@
+"""Ports around the fakes that report each call of the AWS and Kubernetes APIs which the real adapter would make.
+
+A port method is not one call: `cluster.nodes` reads a page of 500 nodes at a time, `provider.nodes` a page of 100. The
+tables below say which calls an adapter makes for a method. `tests/unit/bench/test_scale.py` compares them with the
+adapters themselves.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.ports import (
+    Add,
+    CordonResult,
+    Delete,
+    Key,
+    Ledger,
+    Page,
+    Put,
+    Row,
+    Table,
+    Write,
+    row_bytes,
+)
+
+KUBERNETES_PAGE = 500
+PROVIDER_PAGE = 100
+WORKFLOWS_PAGE = 1000
+_QUERY_PAGE_BYTES = 1_000_000
+_BATCH_PAGE_BYTES = 16_000_000
+_READ_UNIT, _WRITE_UNIT = 4096, 1024
+
+
+class ApiCall(NamedTuple):
+    """One call of an API."""
+
+    api: str
+    """Service and operation, for example `dynamodb:GetItem` or `kubernetes:LIST nodes`."""
+    received: int = 0
+    """Bytes of the answer."""
+    sent: int = 0
+    """Bytes of the request."""
+    items: int = 1
+    """Rows or objects in the answer or the request."""
+    units: float = 0.0
+    """Capacity units of DynamoDB: read units of a read, write units of a write."""
+    place: str = ""
+    """Partition that the call reads or writes, where the service limits a partition."""
+
+
+class Meter(Protocol):
+    """Takes the calls of metered ports."""
+
+    def call(self, call: ApiCall) -> None:
+        """Record a call; a model of time also waits for it."""
+        ...
+
+    def outside(self) -> AbstractContextManager[None]:
+        """Return a context whose processor time belongs to the cloud, not to the function."""
+        ...
+
+
+@dataclass
+class CallCounter:
+    """A meter that only counts."""
+
+    calls: list[ApiCall] = field(default_factory=list)
+
+    def call(self, call: ApiCall) -> None:
+        self.calls.append(call)
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        yield
+
+    @property
+    def by_api(self) -> Counter[str]:
+        return Counter(call.api for call in self.calls)
+
+    @property
+    def received(self) -> int:
+        return sum(call.received for call in self.calls)
+
+
+@dataclass(frozen=True)
+class ObjectSizes:
+    """Bytes of Kubernetes and HyperPod objects as JSON, and the pods of a node that belong to no job."""
+
+    node: int = 12_000
+    pod: int = 7_000
+    workload: int = 5_000
+    provider_node: int = 700
+    system_pods_per_node: int = 8
+
+
+class MeteredLedger:
+    """The ledger, as calls of DynamoDB."""
+
+    def __init__(self, inner: Ledger, meter: Meter) -> None:
+        self._inner, self._meter = inner, meter
+        self._sizes: dict[Key, tuple[int, int]] = {}
+
+    def get(self, key: Key) -> Row | None:
+        with self._meter.outside():
+            row = self._inner.get(key)
+            size = self._size(row)
+        self._meter.call(ApiCall("dynamodb:GetItem", size, 0, 1, _read_units(size), _place(key)))
+        return row
+
+    def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
+        with self._meter.outside():
+            found = self._inner.batch_get(*keys)
+            sizes = [self._size(row) for row in found]
+        units = sum(map(_read_units, sizes))
+        for number, size in enumerate(_pages(sum(sizes), _BATCH_PAGE_BYTES)):
+            items = len(keys) if number == 0 else 0
+            self._meter.call(ApiCall("dynamodb:BatchGetItem", size, 0, items, units if number == 0 else 0.0))
+        return found
+
+    def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
+        with self._meter.outside():
+            found = self._inner.partition(table, pk, prefix)
+            total = sum(map(self._size, found))
+        pages = _pages(total, _QUERY_PAGE_BYTES)
+        for size in pages:
+            items = math.ceil(len(found) / len(pages))
+            self._meter.call(ApiCall("dynamodb:Query", size, 0, items, _read_units(size), f"{table} {pk}"))
+        return found
+
+    def by_state(self, table: Table, state: str, **options: Any) -> Page:
+        with self._meter.outside():
+            page = self._inner.by_state(table, state, **options)
+            total = sum(map(self._size, page.rows))
+        pages = _pages(total, _QUERY_PAGE_BYTES)
+        for size in pages:
+            items = math.ceil(len(page.rows) / len(pages))
+            # The index is read with eventual consistency, which costs half.
+            self._meter.call(
+                ApiCall("dynamodb:Query byState", size, 0, items, _read_units(size) / 2, f"{table} byState {state}")
+            )
+        return page
+
+    def commit(self, *writes: Write, token: str = "") -> None:
+        if not writes:
+            return
+        with self._meter.outside():
+            before = {each: self._inner.get(each) for each in map(_key_of, writes)}
+            sizes = [_write_bytes(write, before[_key_of(write)], self._size) for write in writes]
+            # A transaction reads and writes each item twice, and each entry of the index once more.
+            units = sum(
+                2 * math.ceil(size / _WRITE_UNIT) + _index_units(write, before[_key_of(write)], size)
+                for write, size in zip(writes, sizes, strict=True)
+            )
+        call = ApiCall("dynamodb:TransactWriteItems", 100, sum(sizes), len(writes), units, _place(_key_of(writes[0])))
+        self._meter.call(call)
+        # The conditions are checked when the call arrives, so after its wait.
+        with self._meter.outside():
+            self._inner.commit(*writes, token=token)
+
+    def _size(self, row: Row | None) -> int:
+        if row is None:
+            return 0
+        known = self._sizes.get(row.key)
+        if known is None or known[0] != row.version:
+            known = self._sizes[row.key] = (row.version, row_bytes(row))
+        return known[1]
+
+
+class MeteredCluster:
+    """The Kubernetes clusters, as calls of their API servers. Pods of the system are counted, not created."""
+
+    def __init__(self, inner: Any, meter: Meter, sizes: ObjectSizes) -> None:
+        self._inner, self._meter, self._sizes = inner, meter, sizes
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._inner, name)
+        if not callable(method):
+            return method
+
+        def metered(*given: Any, **named: Any) -> Any:
+            with self._meter.outside():
+                found = method(*given, **named)
+            for call in self._calls_of(name, given, found):
+                self._meter.call(call)
+            return found
+
+        return metered
+
+    def cordon(self, cluster: str, name: str, incident_id: str | None) -> CordonResult:
+        """Read the node, and cordon it when the second call arrives."""
+        self._meter.call(self._get("nodes", self._sizes.node))
+        with self._meter.outside():
+            node = self._inner.node(cluster, name)
+        if node is not None and not node.is_cordoned:
+            self._meter.call(self._change("PATCH", "nodes", self._sizes.node))
+        with self._meter.outside():
+            found: CordonResult = self._inner.cordon(cluster, name, incident_id)
+        return found
+
+    def watch(self, cluster: str, on_change: Callable[[str], None], **options: Any) -> None:
+        """Open the watches of nodes, pods and Jobs. The watch itself calls back, so its callbacks cost the function."""
+        self._meter.call(self._get("apis", 4_000))
+        for kind in ("nodes", "pods", "jobs"):
+            self._meter.call(self._list(kind, 1, 1, self._sizes.node))
+            self._meter.call(ApiCall(f"kubernetes:WATCH {kind}"))
+        self._inner.watch(cluster, on_change, **options)
+
+    def _calls_of(self, name: str, given: tuple[Any, ...], found: Any) -> Iterator[ApiCall]:
+        sizes = self._sizes
+        match name:
+            case "nodes":
+                yield from self._lists("nodes", len(found), sizes.node)
+            case "workloads":
+                yield from self._lists("jobs", len(found), sizes.workload)
+                yield self._get("apis", 4_000)
+                yield from self._lists("own pods", sum(len(each.pods) for each in found), sizes.pod)
+            case "workload":
+                yield from self._objects_of(len(found.pods))
+            case "resources_in_use":
+                yield from self._lists("all pods", self._all_pods(given[0]), sizes.pod)
+            case "pods":
+                yield from self._pods(given[0], given[1] if len(given) > 1 else None, found)
+            case "launch":
+                yield self._get("nodes", sizes.node)
+                yield self._change("POST", "services", 1_000)
+                yield self._change("POST", "jobs", sizes.workload)
+            case "stop":
+                yield from self._stops(given[0])
+            case "tails":
+                yield from self._objects_of(len(found))
+                for _ in found:
+                    yield ApiCall("kubernetes:GET log", 20_000)
+            case "release" | "uncordon":
+                yield self._get("nodes", sizes.node)
+                yield self._change("PATCH", "nodes", sizes.node)
+            case _:
+                kinds = {"node": "nodes", "check_result": "jobs"}
+                yield self._get(kinds.get(name, "apis"), sizes.node)
+
+    def _pods(self, cluster: str, on: str | None, found: Any) -> Iterator[ApiCall]:
+        count = self._all_pods(cluster) if on is None else self._sizes.system_pods_per_node + len(found)
+        yield from self._lists("all pods" if on is None else "pods of a node", count, self._sizes.pod)
+        if any(pod.kind == "Job" for pod in found):
+            yield from self._lists("jobs", self._job_count(cluster), self._sizes.workload)
+
+    def _objects_of(self, pods: int) -> Iterator[ApiCall]:
+        yield self._get("jobs", self._sizes.workload)
+        yield from self._lists("own pods", pods, self._sizes.pod)
+
+    def _stops(self, attempt: Attempt) -> Iterator[ApiCall]:
+        yield from self._objects_of(attempt.ranks)
+        for _ in range(attempt.ranks):
+            yield self._change("DELETE", "pods", 200)
+        yield self._change("DELETE", "jobs", 200)
+        yield self._get("services", 1_000)
+        yield self._change("DELETE", "services", 200)
+
+    def _all_pods(self, cluster: str) -> int:
+        own = sum(len(each.pods) for each in self._inner.jobs.get(cluster, {}).values())
+        nodes = sum(where == cluster for where, _ in self._inner.by_name)
+        unmanaged = len(self._inner.unmanaged)
+        return int(own + nodes * self._sizes.system_pods_per_node + unmanaged)
+
+    def _job_count(self, cluster: str) -> int:
+        return len(self._inner.jobs.get(cluster, {}))
+
+    def _lists(self, kind: str, count: int, size: int) -> Iterator[ApiCall]:
+        for start in range(0, max(1, count), KUBERNETES_PAGE):
+            items = min(KUBERNETES_PAGE, count - start)
+            yield self._list(kind, items, items, size)
+
+    def _list(self, kind: str, items: int, count: int, size: int) -> ApiCall:
+        return ApiCall(f"kubernetes:LIST {kind}", 200 + count * size, 0, items)
+
+    def _get(self, kind: str, size: int) -> ApiCall:
+        return ApiCall(f"kubernetes:GET {kind}", size)
+
+    def _change(self, verb: str, kind: str, size: int) -> ApiCall:
+        return ApiCall(f"kubernetes:{verb} {kind}", size, size)
+
+
+class MeteredPort:
+    """Any other port. `calls_of` names the calls that its adapter makes for a method."""
+
+    def __init__(
+        self, inner: Any, meter: Meter, calls_of: Callable[[str, tuple[Any, ...], Any], Iterator[ApiCall]]
+    ) -> None:
+        self._inner, self._meter, self._calls_of = inner, meter, calls_of
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._inner, name)
+        if not callable(method):
+            return method
+
+        def metered(*given: Any, **named: Any) -> Any:
+            with self._meter.outside():
+                found = method(*given, **named)
+            for call in self._calls_of(name, given, found):
+                self._meter.call(call)
+            return found
+
+        return metered
+
+
+def provider_calls(sizes: ObjectSizes) -> Callable[[str, tuple[Any, ...], Any], Iterator[ApiCall]]:
+    """Return the calls of SageMaker for the port Provider."""
+    operations = {
+        "cluster": "DescribeCluster",
+        "node": "DescribeClusterNode",
+        "reboot": "BatchRebootClusterNodes",
+        "replace": "BatchReplaceClusterNodes",
+        "check_health": "StartClusterHealthCheck",
+    }
+
+    def calls_of(name: str, given: tuple[Any, ...], found: Any) -> Iterator[ApiCall]:
+        if name != "nodes":
+            yield ApiCall(f"sagemaker:{operations[name]}", sizes.provider_node)
+            return
+        for start in range(0, max(1, len(found)), PROVIDER_PAGE):
+            items = min(PROVIDER_PAGE, len(found) - start)
+            yield ApiCall("sagemaker:ListClusterNodes", 100 + items * sizes.provider_node, 0, items)
+
+    return calls_of
+
+
+def workflow_calls(name: str, given: tuple[Any, ...], found: Any) -> Iterator[ApiCall]:
+    """Yield the calls of Step Functions for the ports Workflows and Tokens."""
+    if name == "running":
+        for start in range(0, max(1, len(found)), WORKFLOWS_PAGE):
+            items = min(WORKFLOWS_PAGE, len(found) - start)
+            yield ApiCall("states:ListExecutions", 100 + 300 * items, 0, items)
+        return
+    operations = {
+        "start": "StartExecution",
+        "state": "DescribeExecution",
+        "succeed": "SendTaskSuccess",
+        "fail": "SendTaskFailure",
+    }
+    yield ApiCall(f"states:{operations[name]}", 500, 500)
+
+
+def one_call(api: str, received: int = 300, sent: int = 500) -> Callable[..., Iterator[ApiCall]]:
+    """Return a port's calls where every method is one call of the same operation."""
+
+    def calls_of(name: str, given: tuple[Any, ...], found: Any) -> Iterator[ApiCall]:
+        yield ApiCall(api, received, sent)
+
+    return calls_of
+
+
+def checkpoint_calls(name: str, given: tuple[Any, ...], found: Any) -> Iterator[ApiCall]:
+    """Yield the calls of S3 for the port CheckpointStore."""
+    if name in ("folders", "contents"):
+        yield ApiCall("s3:ListObjectsV2", 100 + 400 * len(found), 0, len(found))
+    else:
+        yield ApiCall("s3:PutObject" if name in ("put", "raise_fence") else "s3:GetObject", 2_000)
+
+
+def metered_ports(world: Any, meter: Meter, sizes: ObjectSizes) -> dict[str, Any]:
+    """Return the ports of a `FakeWorld`, each around the fake, by the names that a context knows."""
+    return {
+        "ledger": MeteredLedger(world.ledger, meter),
+        "cluster": MeteredCluster(world.cluster, meter, sizes),
+        "provider": MeteredPort(world.provider, meter, provider_calls(sizes)),
+        "workflows": MeteredPort(world.workflows, meter, workflow_calls),
+        "tokens": MeteredPort(world.tokens, meter, workflow_calls),
+        "checkpoints": MeteredPort(world.checkpoints, meter, checkpoint_calls),
+        "node_groups": MeteredPort(world.node_groups, meter, one_call("autoscaling:Describe")),
+        "wait_answers": MeteredPort(world.wait_answers, meter, one_call("lambda:Invoke")),
+        "cycle_requests": MeteredPort(world.cycle_requests, meter, one_call("sqs:SendMessage")),
+        "pager": MeteredPort(world.pager, meter, one_call("sns:Publish")),
+        "raw_events": MeteredPort(world.raw_events, meter, one_call("s3:PutObject", 100, 1_500)),
+        "dead_letters": MeteredPort(world.dead_letters, meter, one_call("sqs:SendMessage")),
+        "inbox": MeteredPort(world.inbox, meter, one_call("sqs:GetQueueAttributes")),
+    }
+
+
+def _pages(total: int, size: int) -> list[int]:
+    """Return the bytes of each page of an answer; one page if it is empty."""
+    full, rest = divmod(total, size)
+    return [*([size] * full), *([rest] if rest or not full else [])]
+
+
+def _read_units(size: int) -> float:
+    return max(1, math.ceil(size / _READ_UNIT))
+
+
+def _key_of(write: Write) -> Key:
+    return write.row.key if isinstance(write, Put) else write.key
+
+
+def _place(key: Key) -> str:
+    return f"{key.table} {key.pk}"
+
+
+def _write_bytes(write: Write, before: Row | None, size_of: Callable[[Row | None], int]) -> int:
+    """Return the size that DynamoDB counts: the larger of the item before and after."""
+    after = row_bytes(write.row) if isinstance(write, Put) else 0
+    return max(after, size_of(before), 1)
+
+
+def _index_units(write: Write, before: Row | None, size: int) -> int:
+    """Return the write units of the index: one entry is written, or an old one deleted and a new one written."""
+    was = before.state if before else None
+    match write:
+        case Put(row):
+            now = row.state
+        case Delete():
+            now = None
+        case Add():
+            now = was
+        case _:
+            return 0
+    entries = 1 if was == now else (was is not None) + (now is not None)
+    return entries * math.ceil(size / _WRITE_UNIT) if was or now else 0

@@ -1,0 +1,167 @@
+"""The benchmark of the fleet's size counts what the adapters call, and its modelled time is that of its calls."""
+
+import functools
+import random
+from collections import Counter
+from io import BytesIO
+from typing import Any
+
+import pytest
+import urllib3
+
+from bench.scale.client_costs import ListMemory, MeasuredClients
+from bench.scale.fleet import FleetSize, build
+from bench.scale.functions import MEASURED, ColdStart, limits
+from bench.scale.memory import client_peak
+from bench.scale.model import ClientCost, ClientCosts, Latencies, Step, load_setup, seconds_of
+from bench.scale.report import verdicts
+from bench.scale.scenarios import Bench
+from bench.scale.virtual_time import Bucket, Slots, VirtualTime
+from evenkeel.adapters.cluster import KubernetesCluster
+from evenkeel.adapters.kubernetes import KubernetesApi
+from tests.fakes import FakeWorld
+from tests.fakes.cluster import CLUSTER
+from tests.fakes.metered import ApiCall, CallCounter, MeteredCluster, ObjectSizes
+
+SIZES = (FleetSize(20, 20), FleetSize(200, 200))
+PAGED = ("kubernetes:LIST nodes", "sagemaker:ListClusterNodes")
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    setup = load_setup()
+    setup["samples"] = 50
+    setup["storm"] = {"events": 12, "arriveWithinSeconds": 1.0}
+    clients = MeasuredClients(ClientCosts({"": ClientCost(0.0003)}), {}, ObjectSizes())
+    starts = dict.fromkeys(MEASURED, ColdStart(0.3, 100_000_000))
+    return Bench(setup, clients, starts, seed=1, measures_memory=False)
+
+
+def test_calls_before_the_cordon_grow_only_by_list_pages(bench: Bench) -> None:
+    small, large = (bench.one_event(size) for size in SIZES)
+
+    assert small.notes["isCordoned"]
+    assert large.notes["isCordoned"]
+    before = [
+        {api: count for api, count in found.notes["callsBeforeCordon"].items() if api not in PAGED}
+        for found in (small, large)
+    ]
+    assert before[0] == before[1]
+
+
+def test_each_scheduled_function_runs_on_the_fleet(bench: Bench) -> None:
+    for case, function in (("watch", "watch_cluster"), ("cycle", "schedule_jobs"), ("sweep", "sweep_fleet")):
+        found = bench.one_invocation(case, function, SIZES[0])
+
+        assert found.notes["answer"]["outcome" if case != "cycle" else "isComplete"] in ("WATCHED", "SWEPT", True)
+        assert found.p99 >= found.p50 > 0
+        assert found.received > 0
+
+
+def test_storm_ends_with_an_outcome_for_each_node(bench: Bench) -> None:
+    found = bench.storm(SIZES[0])
+
+    outcomes = {name: count for name, count in found.notes["outcomes"].items() if "retried" not in name and count}
+    assert sum(outcomes.values()) == 12
+    assert found.notes["cordoned"] == outcomes["CORDONED"]
+
+
+def test_settle_ends_every_job_once(bench: Bench) -> None:
+    found = bench.settle(SIZES[0])
+
+    assert found.notes["settled"] == found.notes["jobs"] == SIZES[0].running
+
+
+def test_fleet_has_the_stated_nodes_and_jobs() -> None:
+    world, running = build(SIZES[0])
+
+    assert len(world.cluster.nodes(CLUSTER)) == SIZES[0].nodes
+    assert len(running) == SIZES[0].running == len(world.cluster.jobs[CLUSTER])
+    assert len({pod.node_name for each in world.cluster.workloads(CLUSTER) for pod in each.pods}) == len(running)
+
+
+class RecordingApi(KubernetesApi):
+    """Answers each list with pages of so many objects, and counts the requests."""
+
+    def __init__(self, objects: int) -> None:
+        self.name, self.objects = "recorded", objects
+        self.requests: Counter[str] = Counter()
+
+    def _open(self, method: str, path: str, query: Any = None, *_: Any, **__: Any) -> urllib3.BaseHTTPResponse:
+        kind = path.strip("/").split("/")[-1]
+        self.requests[f"{method} {kind}"] += 1
+        start = int((query or {}).get("continue") or 0)
+        rest = self.objects - start - 500 if query else 0
+        more = b',"continue":"%d"' % (start + 500) if rest > 0 else b""
+        body = b'{"metadata":{"resourceVersion":"1"%s},"items":[]}' % more
+        return urllib3.HTTPResponse(BytesIO(body), status=200, preload_content=False)
+
+    def api(self, cluster: str) -> KubernetesApi:
+        return self
+
+
+@pytest.mark.parametrize(("method", "path"), [("nodes", "GET nodes"), ("resources_in_use", "GET pods")])
+def test_metered_cluster_counts_the_pages_of_the_adapter(method: str, path: str) -> None:
+    size, sizes = 1001, ObjectSizes(system_pods_per_node=1)
+    recorded, counter = RecordingApi(size), CallCounter()
+
+    getattr(KubernetesCluster(recorded, fleet="research"), method)(CLUSTER)
+    getattr(MeteredCluster(FakeWorld(size=size).cluster, counter, sizes), method)(CLUSTER)
+
+    assert len(counter.calls) == recorded.requests[path] == 3
+
+
+def test_missing_latency_is_an_error() -> None:
+    with pytest.raises(KeyError, match="no latency for quantum:Compute"):
+        Latencies(load_setup()).of("quantum:Compute")
+
+
+def test_branches_of_a_trace_take_the_time_of_the_longest() -> None:
+    latencies, dice = Latencies(load_setup()), random.Random(1)
+    calls = [ApiCall("kubernetes:LIST nodes", received=size) for size in (50_000_000, 250_000_000)]
+    trace = [*(Step(0, 0, branches=[[Step(0, 0, call)]]) for call in calls), Step(0.5, 0.0)]
+
+    assert 5.5 < seconds_of(trace, latencies, dice, share=1.0) < 6.5
+    assert 6.0 < seconds_of(trace, latencies, dice, share=0.5) < 7.0
+
+
+def test_processes_wait_for_places_in_order() -> None:
+    time, ended = VirtualTime(), list[tuple[str, float]]()
+    slots = Slots(time, 1)
+
+    def work(name: str) -> None:
+        slots.take()
+        time.sleep(2.0)
+        slots.give()
+        ended.append((name, time.seconds))
+
+    for name in ("first", "second"):
+        time.spawn(functools.partial(work, name))
+    time.run()
+
+    assert ended == [("first", 2.0), ("second", 4.0)]
+
+
+def test_bucket_delays_calls_after_its_burst() -> None:
+    bucket = Bucket(rate=10, burst=2)
+
+    assert [bucket.wait_for(1, now=0.0) for _ in range(4)] == [0, 0, pytest.approx(0.1), pytest.approx(0.2)]
+
+
+def test_peak_memory_adds_what_earlier_lists_kept() -> None:
+    memory = {"a": ListMemory(fixed=0, per_object=10, kept=4), "b": ListMemory(fixed=5, per_object=1, kept=1)}
+    steps = [Step(0, 0, ApiCall("a", items=10)), Step(0, 0, ApiCall("b", items=100))]
+
+    assert client_peak(steps, memory) == 145
+
+
+def test_limits_are_those_of_the_template() -> None:
+    assert MEASURED.keys() <= limits().keys()
+    assert (limits()["receive_event"].batch, limits()["receive_event"].concurrency) == (10, 10)
+    assert limits()["schedule_jobs"].share == 1.0
+
+
+def test_missed_aims_come_first(bench: Bench) -> None:
+    found = verdicts([bench.one_event(SIZES[0])])
+
+    assert [each.is_met for each in found] == sorted(each.is_met for each in found)
