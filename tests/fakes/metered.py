@@ -311,13 +311,14 @@ def provider_calls(sizes: ObjectSizes) -> Callable[[str, tuple[Any, ...], Any], 
     operations = {
         "cluster": "DescribeCluster",
         "node": "DescribeClusterNode",
+        "node_in_slot": "DescribeClusterNode",
         "reboot": "BatchRebootClusterNodes",
         "replace": "BatchReplaceClusterNodes",
         "check_health": "StartClusterHealthCheck",
     }
 
     def calls_of(name: str, given: tuple[Any, ...], found: Any) -> Iterator[ApiCall]:
-        if name != "nodes":
+        if name not in ("nodes", "nodes_launched_after"):
             yield ApiCall(f"sagemaker:{operations[name]}", sizes.provider_node)
             return
         for start in range(0, max(1, len(found)), PROVIDER_PAGE):
