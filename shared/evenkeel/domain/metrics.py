@@ -89,6 +89,12 @@ METRICS = {
         Metric("DetectedToSettled", _SECONDS, ("outcome",), "From the incident's opening to its end."),
         Metric("WaitSeconds", _SECONDS, ("kind",), "How long a workflow waited."),
         # Nodes
+        Metric(
+            "AcceleratorsInDemand",
+            _COUNT,
+            (),
+            "Accelerators that pods request now or pending jobs ask for; missing while a cluster does not answer.",
+        ),
         Metric("NodesReady", _COUNT, (), "Ready nodes now; missing while a cluster does not answer."),
         Metric("NodesNotReady", _COUNT, (), "Nodes that are not Ready now; missing while a cluster does not answer."),
         Metric("NodesCordoned", _COUNT, (), "Cordoned nodes now; missing while a cluster does not answer."),

@@ -1,5 +1,8 @@
 """Placement of pending jobs: committed capacity first, rented if it pays, never beyond a limit."""
 
+import math
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -269,6 +272,42 @@ def test_spot_risk_is_part_of_time_and_price() -> None:
     assert rough.row.interruptions == pytest.approx(0.9)
     assert rough.row.ends_after_seconds == pytest.approx(calm.row.ends_after_seconds + 0.9 * 600)
     assert rough.row.rent_parts > calm.row.rent_parts
+
+
+@pytest.mark.parametrize("market", [C, O, S])
+def test_faults_of_nodes_stretch_a_run_in_every_market(market: Market) -> None:
+    pool = a_candidate_pool(market, pool={"interruptions_per_node_hour": 0}, accelerators_left=8 * 64)
+    calm, faulty = (
+        choose_pool(
+            facts_of(
+                pool,
+                job=a_waiting(nodes=64, run_seconds=10 * HOUR, restart_seconds=600, failures_per_node_hour=rate),
+            )
+        ).table[0]
+        for rate in (0.0, 0.0005)
+    )
+
+    # 64 nodes x 10 h x 0.0005 = 0.32 faults; each costs the restart and half of the time between checkpoints.
+    assert faulty.interruptions == pytest.approx(0.32)
+    assert faulty.ends_after_seconds - calm.ends_after_seconds == pytest.approx(0.32 * (600 + 450), abs=0.01)
+    assert (faulty.rent_parts > calm.rent_parts) is market.is_rented
+
+
+def test_stretch_by_faults_agrees_with_a_simulation() -> None:
+    uniform, hours, saved_every, again = random.Random(4), 10, 900, 600
+    per_second = 64 * 0.0005 / HOUR
+    elapsed = 0.0
+    for _ in range(2000):
+        left = hours * HOUR // saved_every
+        while left:
+            up = -math.log(1 - uniform.random()) / per_second
+            done = min(left, int(up // saved_every))
+            left -= done
+            elapsed += done * saved_every if not left else up + again
+    job = a_waiting(nodes=64, run_seconds=hours * HOUR, restart_seconds=again, failures_per_node_hour=0.0005)
+    row = choose_pool(facts_of(a_candidate_pool(O, accelerators_left=512), job=job)).table[0]
+
+    assert row.ends_after_seconds - again == pytest.approx(elapsed / 2000, rel=0.003)
 
 
 @pytest.mark.parametrize(

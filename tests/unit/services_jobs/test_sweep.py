@@ -533,6 +533,7 @@ def test_gauges_show_the_current_counts() -> None:
     totals = scenario.world.telemetry.totals
     assert (totals["JobsPending"], totals["JobsRunning"]) == (1, 1)
     assert (totals["NodesReady"], totals["NodesNotReady"], totals["NodesCordoned"]) == (1, 1, 0)
+    assert totals["AcceleratorsInDemand"] == 8 + 2 * 8
 
 
 def test_frequent_sweeps_count_once_per_minute() -> None:

@@ -20,6 +20,9 @@ class EconomyPolicy(Section):
     """Until the scheduler finds capacity without a repair."""
     expected_checkpoint_seconds: Seconds = 900
     """Usual time between two checkpoints. On average, half of it is lost."""
+    failures_per_node_hour: float = Field(default=0.0002, ge=0, le=1)
+    """Faults that stop a job, per node-hour of any market. Published rates are 0.00016 to 0.0006; take your own from
+    `evenkeel economics rate --fleet`."""
     min_samples: int = Field(default=5, ge=1, le=1000)
     """Number of measured cases from which their median replaces the figures here."""
 

@@ -75,6 +75,7 @@ def placement_facts(job: Job, seen: PlacementContext, policy: Policy, done_secon
         checkpoint_seconds=policy.economy.expected_checkpoint_seconds if keeps else None,
         save_seconds=spec.grace_seconds,
         restart_seconds=policy.jobs.expected_resume_seconds,
+        failures_per_node_hour=policy.economy.failures_per_node_hour,
         submitted_at=job.submitted_at,
         deadline_at=spec.deadline_at,
         done_seconds=done,

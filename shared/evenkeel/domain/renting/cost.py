@@ -3,7 +3,10 @@
     start  = wait + launch + restart
     finish = start + run x stretch
 
-The wait ends when a committed pool is expected to have free nodes. The stretch is the part that interruptions add.
+The wait ends when a committed pool is expected to have free nodes. The stretch is the part that interruptions add:
+reclaimed spot nodes, and faults of nodes of every market.
+
+    stretch = 1 + reclaims x (launch + restart + lost) + faults x (launch + restart + lost without notice)
 
     delay = price of delay x (finish - run)
     cost  = rent + delay + opportunity cost
@@ -48,6 +51,8 @@ class JobDemand(Value):
     save_seconds: float = 60
     restart_seconds: float = 0
     """From Ready nodes until the job trains."""
+    failures_per_node_hour: float = 0
+    """Faults of a node of any market. Unlike a reclaimed spot node, it gives no notice."""
     submitted_at: Instant
     deadline_at: Instant | None = None
     done_seconds: float = 0
@@ -188,9 +193,12 @@ def cost_of_pool(
         is_available_now, wait = False, max(wait, (pool.reservation.starts_at - now).total_seconds())
     launch = pool.launch.gang_seconds(job.nodes) if pool.market.is_rented else pool.launch.p50_seconds
     start = wait + launch + job.restart_seconds
-    per_second = pool.interruptions_per_node_hour * job.nodes / 3600
-    again = launch + job.restart_seconds + _loss_per_interruption(job)
-    run = job.run_seconds * (1 + per_second * again)
+    reclaims, faults = (
+        rate * job.nodes / 3600 for rate in (pool.interruptions_per_node_hour, job.failures_per_node_hour)
+    )
+    again = launch + job.restart_seconds
+    lost = reclaims * (again + _loss_per_reclaim(job)) + faults * (again + _loss_per_fault(job))
+    run = job.run_seconds * (1 + lost)
     end = round(start + run, 3)
     rent = 0
     if pool.market.is_rented:
@@ -207,16 +215,21 @@ def cost_of_pool(
         rent_parts=rent,
         delay_parts=round(job.micros_per_hour_of_delay * (start + run - job.run_seconds)),
         opportunity_parts=round(candidate.opportunity_micros_per_accelerator_hour * job.accelerators * run),
-        interruptions=round(per_second * job.run_seconds, 4),
+        interruptions=round((reclaims + faults) * job.run_seconds, 4),
         is_available_now=is_available_now and not why_not,
     )
 
 
-def _loss_per_interruption(job: JobDemand) -> float:
-    """Return the seconds of work that one interruption is expected to lose."""
-    if job.checkpoint_seconds is None:
-        return job.run_seconds / 2
-    return 0.0 if job.save_seconds <= SPOT_NOTICE_SECONDS else job.checkpoint_seconds / 2
+def _loss_per_reclaim(job: JobDemand) -> float:
+    """Return the seconds of work that a reclaimed node is expected to lose: none if the notice is enough to save."""
+    if job.checkpoint_seconds is not None and job.save_seconds <= SPOT_NOTICE_SECONDS:
+        return 0.0
+    return _loss_per_fault(job)
+
+
+def _loss_per_fault(job: JobDemand) -> float:
+    """Return the seconds of work that a fault without notice is expected to lose: half of what is at risk."""
+    return (job.run_seconds if job.checkpoint_seconds is None else job.checkpoint_seconds) / 2
 
 
 class _PoolQuestion(NamedTuple):

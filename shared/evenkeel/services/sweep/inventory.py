@@ -64,6 +64,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
             stored_now = rows.read(row_now, FleetNode) if row_now else None
             _store_node(sweep, node, stored_now, row_now.version if row_now else 0)
     if read == set(sweep.context.site.clusters):
+        sweep.accelerators_in_use = sum(node.accelerators_in_use for node in seen.values())
         cordoned = frozenset(node.life.key for node in seen.values() if node.is_cordoned)
         with contextlib.suppress(Conflict):  # a person cordons or un-cordons now; the next sweep prunes
             person_cordons.prune(sweep.context, cordoned)

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from evenkeel.domain.health.incidents import IncidentState
-from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.sources import Source, SourceAge, SourceKind, SourceState
 from evenkeel.domain.values import Value
 from evenkeel.events import kubernetes_node
-from evenkeel.ports import EvenkeelError, Table, Telemetry
+from evenkeel.ports import EvenkeelError, Row, Table, Telemetry
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_sources
-from evenkeel.services.storage import heartbeats, locks
+from evenkeel.services.storage import heartbeats, locks, rows
 from evenkeel.services.sweep import (
     attempts,
     incidents,
@@ -176,7 +176,12 @@ def measure(sweep: SweepRun) -> int:
     for state in JobState:
         if state.has_ended:
             continue
-        context.telemetry.count(f"Jobs{state.capitalize()}", _count(sweep, Table.JOBS, f"JOB#{state}"))
+        found, is_complete = _read_state(sweep, Table.JOBS, f"JOB#{state}")
+        context.telemetry.count(f"Jobs{state.capitalize()}", len(found))
+        if state is JobState.PENDING and is_complete and sweep.accelerators_in_use is not None:
+            waiting = (rows.read(row, Job).spec for row in found)
+            asked = sum(spec.nodes * spec.accelerators_per_node for spec in waiting)
+            context.telemetry.count("AcceleratorsInDemand", sweep.accelerators_in_use + asked)
     context.telemetry.count("IncidentsOpen", len(sweep.open_incidents))
     repairs = sum(bool(incident.repairs) and not incident.stages.node_back_at for incident in sweep.open_incidents)
     context.telemetry.count("RepairsInFlight", repairs)
@@ -199,15 +204,18 @@ def measure(sweep: SweepRun) -> int:
     return 0
 
 
-def _count(sweep: SweepRun, table: Table, state: str) -> int:
-    count, cursor = 0, None
-    while count < _MAX_COUNTED and sweep.pages_left > 0:
+def _read_state(sweep: SweepRun, table: Table, state: str) -> tuple[list[Row], bool]:
+    """Return the rows of a state, up to the limit, and whether these are all."""
+    found: list[Row] = []
+    cursor = None
+    while len(found) < _MAX_COUNTED and sweep.pages_left > 0:
         sweep.pages_left -= 1
         page = sweep.context.ledger.by_state(table, state, cursor=cursor)
-        count, cursor = count + len(page.rows), page.cursor
+        found += page.rows
+        cursor = page.cursor
         if cursor is None:
-            break
-    return count
+            return found, True
+    return found, False
 
 
 def request_cycle(sweep: SweepRun) -> int:

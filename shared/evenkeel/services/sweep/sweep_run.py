@@ -42,6 +42,8 @@ class SweepRun:
         self.notes = dict(notes)
         """Where long lists were interrupted, for the next run."""
         self.pages_left = context.policy.watch.sweep_page_budget
+        self.accelerators_in_use: int | None = None
+        """Of all clusters; None if this run did not read every cluster."""
         self.results = SourceResults()
         """The facts that this run learned about its sources."""
         self.unreadable_clusters: dict[str, str] = {}
