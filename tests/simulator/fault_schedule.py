@@ -374,7 +374,7 @@ class _PersonAction:
         ours = [node for node in world.cluster.by_name.values() if node.is_cordoned]
         if ours:
             node = ours[self.number % len(ours)]
-            world.tell(f"bo un-cordons {node.instance_id}")
+            world.tell(f"bo uncordons {node.instance_id}")
             world.watched.persons.pop(node.name, None)
             world.cluster.set_node(node.name, is_cordoned=False, incident_id=None)
 

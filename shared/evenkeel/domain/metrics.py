@@ -67,7 +67,7 @@ METRICS = {
         Metric("FactsUnresolved", _COUNT, (), "A fact whose node is not known yet."),
         Metric("FactsDropped", _COUNT, (), "A fact about a node that never became known."),
         Metric("GroupFactsNoted", _COUNT, ("kind",), "A fact about an instance group or the cluster."),
-        Metric("XidsUnparsed", _COUNT, ("source",), "A driver line that names an XID in an unknown form."),
+        Metric("XidsUnparsed", _COUNT, ("source",), "A driver line that names an Xid in an unknown form."),
         Metric("ConditionsStale", _COUNT, (), "Node conditions that no agent has updated for long."),
         # Incidents and recoveries
         Metric("IncidentsOpened", _COUNT, ("severity", "drill"), "An incident opened."),

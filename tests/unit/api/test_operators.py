@@ -119,7 +119,7 @@ def test_repeated_uncordon_gets_the_same_answer(gateway: Gateway) -> None:
     ]
     assert answers[0].document["incidentId"] == "inc-0000000001"
     scenario = gateway.fakes.ledger.partition(fleet_rows.hold_key().table, fleet_rows.hold_key().pk, "EVENT#")
-    assert [row.doc["text"] for row in scenario] == [f"role/Researcher (ana) un-cordoned {name}: it is well"]
+    assert [row.doc["text"] for row in scenario] == [f"role/Researcher (ana) uncordoned {name}: it is well"]
 
 
 def test_cordon_from_outside_evenkeel_is_kept(gateway: Gateway) -> None:

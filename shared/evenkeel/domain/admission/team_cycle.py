@@ -99,12 +99,12 @@ class _TeamCycle:
         """Jobs that are decided after all other jobs."""
         self.capacities = snapshot.capacities
         self.catalogue = instance_types.shipped()
-        found = snapshot.setup.queues
-        self.queues = {queue.name: queue for queue in found.queues}
-        self.flavors = {each.name: flavor_matching.with_labels(each) for each in found.flavors}
-        self.declared = QuotaDocuments(Profile.EVENKEEL, found.rules)
+        setup = snapshot.setup.queues
+        self.queues = {queue.name: queue for queue in setup.queues}
+        self.flavors = {each.name: flavor_matching.with_labels(each) for each in setup.flavors}
+        self.declared = QuotaDocuments(Profile.EVENKEEL, setup.rules)
         self.declared.queues = dict(self.queues)
-        self.scheduler = Scheduler(found.queues, found.cohorts, self.flavors.values(), found.rules, self._assign_nodes)
+        self.scheduler = Scheduler(setup.queues, setup.cohorts, self.flavors.values(), setup.rules, self._assign_nodes)
         self.requests: dict[str, AdmissionRequest] = {}
         """Requests that take part in the Kueue cycles."""
         self.jobs: dict[str, short_form.ShortJob] = {}

@@ -93,7 +93,7 @@ class Pool(Value):
     """The environment of jobs on its nodes."""
 
     @model_validator(mode="after")
-    def _is_one_or_the_other(self) -> Self:
+    def _has_consistent_prices(self) -> Self:
         if self.market.is_rented and not self.micros_per_node_hour:
             raise ValueError(f"{self.name}: a rented pool needs microsPerNodeHour")
         if not self.market.is_rented and self.micros_per_node_hour:

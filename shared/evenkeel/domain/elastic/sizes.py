@@ -19,7 +19,7 @@ class Sizes(Value):
     """All sizes, if they are listed in place of a step."""
 
     @model_validator(mode="after")
-    def _is_one_or_the_other(self) -> Self:
+    def _has_step_or_list(self) -> Self:
         if self.least > self.most:
             raise ValueError(f"least {self.least} is more than most {self.most}")
         if self.step is not None and self.discrete:

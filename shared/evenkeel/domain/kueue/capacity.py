@@ -7,7 +7,7 @@
     available(n)  what n could use now; negative if the tree uses more than its quota
 
 Each figure exists for each key. A node therefore has a slot for each of its keys, and a slot refers to the slot of its
-parent: a scheduling cycle reads little else. Removing the use that was added restores the tree exactly. Source: Kueue's
+parent: a Kueue cycle reads little else. Removing the use that was added restores the tree exactly. Source: Kueue's
 concepts of cohort and quota.
 """
 

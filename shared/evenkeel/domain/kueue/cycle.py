@@ -1,4 +1,4 @@
-"""The scheduling cycle: nominate the head of every queue, then decide about the heads in order.
+"""The Kueue cycle: nominate the head of every queue, then decide about the heads in order.
 
 heads ─▶ nominate each in the same snapshot ─▶ in order: does it still fit? ─▶ admit · preempt · wait
 
@@ -48,7 +48,7 @@ class _Taken(NamedTuple):
 
 
 class SchedulingCycle:
-    """A scheduling cycle over a snapshot."""
+    """A Kueue cycle over a snapshot."""
 
     def __init__(self, snapshot: Snapshot, number: int, node_fit: NodeFit | None) -> None:
         self._snapshot = snapshot

@@ -1,4 +1,4 @@
-"""The decisions of a scheduling cycle about the heads of the queues."""
+"""The decisions of a Kueue cycle about the heads of the queues."""
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
@@ -11,7 +11,7 @@ from evenkeel.domain.kueue.preemption import Victim
 
 
 class Result(StrEnum):
-    """The outcome of a cycle for a head."""
+    """The outcome of a Kueue cycle for a head."""
 
     ADMITTED = "Admitted"
     PREEMPTING = "Preempting"
@@ -42,7 +42,7 @@ assign the nodes at once.
 class EarlierHeads(NamedTuple):
     """Quota and victims that earlier heads took in the same cycle.
 
-    With them, a cycle can be repeated for one head alone.
+    With them, a Kueue cycle can be repeated for one head alone.
     """
 
     usage: tuple[tuple[str, Mapping[Key, int], bool], ...] = ()
@@ -55,7 +55,7 @@ NO_EARLIER_HEADS = EarlierHeads()
 
 
 class CycleDecision(NamedTuple):
-    """The decision of a cycle about one head, with all facts behind it."""
+    """The decision of a Kueue cycle about one head, with all facts behind it."""
 
     workload: Workload
     result: Result

@@ -1,7 +1,7 @@
 """Jobs that evict each other without end: how to recognise a repeated state, and which setting would end the loop.
 
-A cycle depends only on the scheduler's state and the time. If evicted jobs stop at once, a state that repeats at the
-same time repeats without end.
+A Kueue cycle depends only on the scheduler's state and the time. If evicted jobs stop at once, a state that repeats at
+the same time repeats without end.
 """
 
 import hashlib

@@ -26,7 +26,7 @@ class Nominator:
 
         Args:
             snapshot: The state that is read. It is unchanged after each call.
-            cycle: Number of the scheduling cycle.
+            cycle: Number of the Kueue cycle.
         """
         self._snapshot = snapshot
         self._cycle = cycle

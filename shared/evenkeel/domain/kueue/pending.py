@@ -1,7 +1,7 @@
 """The pending workloads of a queue: its head, its parked workloads, and its sticky workload.
 
 Workloads of one shape always get the same decision. They wait in a group of their own, which is parked and woken as a
-whole. The cost of a cycle therefore grows with the number of shapes, not with the number of workloads.
+whole. The cost of a Kueue cycle therefore grows with the number of shapes, not with the number of workloads.
 
     push ─▶ group of its shape ─▶ head of the queue ─▶ pop ─▶ admitted
                 │  ▲                                    │

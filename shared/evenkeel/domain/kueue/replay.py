@@ -1,4 +1,4 @@
-"""Replay events in order of time, and run scheduling cycles between them. It needs no cluster."""
+"""Replay events in order of time, and run Kueue cycles between them. It needs no cluster."""
 
 import itertools
 from collections.abc import Iterator
@@ -395,7 +395,7 @@ class Replay:
         return not trial.loops and len(trial.cycles) < _MAX_TRIAL_CYCLES
 
     def _cycle(self) -> tuple[list[CycleDecision], bool]:
-        """Run a cycle; return its decisions, and whether a job was admitted or newly evicted."""
+        """Run a Kueue cycle; return its decisions, and whether a job was admitted or newly evicted."""
         queues = self.scheduler.snapshot.queues.values()
         evicted = frozenset(
             name for queue in queues for name, admitted in queue.admitted.items() if admitted.is_evicted

@@ -120,7 +120,7 @@ class DecisionAnswer(Output):
 
 
 class CycleAnswer(Output):
-    """A cycle, with its decisions in their order."""
+    """A Kueue cycle, with its decisions in their order."""
 
     number: int
     at: float

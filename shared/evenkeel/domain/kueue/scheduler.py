@@ -17,7 +17,7 @@ _SAME_FOR_ALL_OF_A_SHAPE = frozenset({Result.NO_FIT, Result.NO_CANDIDATES, Resul
 
 
 class Scheduler:
-    """Queues and workloads. Each call of `cycle` runs one scheduling cycle."""
+    """Queues and workloads. Each call of `cycle` runs one Kueue cycle."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The state that one scheduling cycle reads: the cohort trees, the flavors, and the workloads that hold quota."""
+"""The state that one Kueue cycle reads: the cohort trees, the flavors, and the workloads that hold quota."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -67,7 +67,7 @@ class ClusterQueueSnapshot:
 
 
 class Snapshot:
-    """Everything that a cycle reads. Simulated changes are undone."""
+    """Everything that a Kueue cycle reads. Simulated changes are undone."""
 
     def __init__(self, tree: Tree, specs: Iterable[Queue], flavors: Mapping[str, Flavor], rules: Rules) -> None:
         self.tree = tree

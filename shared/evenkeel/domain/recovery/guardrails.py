@@ -1,4 +1,4 @@
-"""Guardrails: limits on harmful actions of the whole fleet. They never block an un-cordon, which is not harmful.
+"""Guardrails: limits on harmful actions of the whole fleet. They never block an uncordon, which is not harmful.
 
     facts ─▶ hold ─▶ cordon barred ─▶ group trouble ─▶ shared cause ─▶ stale evidence ─▶ fleet ─▶ pool ─▶ rate
              the first guardrail that blocks is the verdict; it names the numbers and when the block may end

@@ -120,7 +120,7 @@ MAX_PERSON_CORDONS = 200
 
 
 class Hold(Value):
-    """A person's hold on harmful actions until a time. A hold never blocks an un-cordon."""
+    """A person's hold on harmful actions until a time. A hold never blocks an uncordon."""
 
     by: str
     reason: str

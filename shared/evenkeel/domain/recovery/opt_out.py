@@ -49,7 +49,7 @@ def opt_out_reason(
     if is_opted_out(own_node.labels):
         return f"Node {own_node.name} has the label {AUTOMATION_LABEL}=off, so Evenkeel leaves it alone."
     if was_uncordoned(incident, own_node):
-        return f"Node {own_node.name} was un-cordoned during its recovery, so Evenkeel leaves it alone."
+        return f"Node {own_node.name} was uncordoned during its recovery, so Evenkeel leaves it alone."
     return ""
 
 

@@ -12,8 +12,7 @@ from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.health.intake import LastIncident
-from evenkeel.domain.recovery.leases import RepairLease
-from evenkeel.domain.recovery.leases import released_lease as lease_after
+from evenkeel.domain.recovery.leases import RepairLease, released_lease
 from evenkeel.domain.recovery.settling import (
     PAGED,
     BranchEnd,
@@ -146,7 +145,7 @@ def _settlement_writes(incident: Incident, request: Request, decided: IncidentEn
         else RepairLease(slot=incident.slot, incident_id="", taken_at=context.now)
     )
     if lease.incident_id in ("", subject) and (lease_row is not None or was_returned):
-        released = lease_after(
+        released = released_lease(
             lease,
             incident.life,
             context.policy.repair,

@@ -1,4 +1,4 @@
-"""A person holds harmful actions for a while, or releases them. Un-cordon and recording are never held."""
+"""A person holds harmful actions for a while, or releases them. Uncordon and recording are never held."""
 
 from datetime import datetime, timedelta
 from typing import Any

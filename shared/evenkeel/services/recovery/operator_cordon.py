@@ -1,4 +1,4 @@
-"""A person cordons or un-cordons a node. No hold, guardrail or mode blocks an un-cordon."""
+"""A person cordons or uncordons a node. No hold, guardrail or mode blocks an uncordon."""
 
 import contextlib
 
@@ -112,7 +112,7 @@ def uncordon(request: Request, context: Context) -> Outcome:
             f"To remove that cordon: kubectl uncordon {node.node_name}."
         )
     if found is ReleaseResult.RELEASED:
-        _record(request, f"{request.by} un-cordoned {node.node_name}", "uncordoned", context)
+        _record(request, f"{request.by} uncordoned {node.node_name}", "uncordoned", context)
     _leave(request, node, incident_id, context)
     _trust(node, request.by, incident_id, context)
     return Outcome(outcome=found, instance_id=request.instance_id, node_name=node.node_name, incident_id=incident_id)
@@ -158,7 +158,7 @@ def _leave(request: Request, node: FleetNode, incident_id: str, context: Context
         return
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        text = f"{request.by} un-cordoned {node.node_name}" + (f": {request.reason}" if request.reason else ".")
+        text = f"{request.by} uncordoned {node.node_name}" + (f": {request.reason}" if request.reason else ".")
         line = incident_record.timeline_put(current.incident_id, "uncordoned", text, at=context.now, writer=request.by)
         leaves = guardrail_registers.leaving(context, RegisterName.CORDONS, node.life.key, is_drill=current.is_drill)
         return current, [*leaves, line]

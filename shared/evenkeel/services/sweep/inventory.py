@@ -66,7 +66,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
     if read == set(sweep.context.site.clusters):
         sweep.accelerators_in_use = sum(node.accelerators_in_use for node in seen.values())
         cordoned = frozenset(node.life.key for node in seen.values() if node.is_cordoned)
-        with contextlib.suppress(Conflict):  # a person cordons or un-cordons now; the next sweep prunes
+        with contextlib.suppress(Conflict):  # a person cordons or uncordons now; the next sweep prunes
             person_cordons.prune(sweep.context, cordoned)
         _summarise(sweep, seen.values())
     return 0
