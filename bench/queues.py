@@ -31,8 +31,8 @@ from evenkeel.domain.kueue.objects import (
     Flavor,
     FlavorQuotas,
     PodSet,
-    Preemption,
     PreemptionPolicy,
+    PreemptionRules,
     Queue,
     Quota,
     ResourceGroup,
@@ -43,7 +43,7 @@ from evenkeel.domain.kueue.snapshot import Rules
 
 TRACES: Final = Path(__file__).parent / "traces"
 GPU: Final = "nvidia.com/gpu"
-_BOTH: Final = Preemption(PreemptionPolicy.LOWER_PRIORITY, PreemptionPolicy.ANY)
+_BOTH: Final = PreemptionRules(PreemptionPolicy.LOWER_PRIORITY, PreemptionPolicy.ANY)
 
 
 # ---------------------------------------------------------------- nominations
@@ -306,7 +306,7 @@ def philly(*, shares: bool, load: float = 0.85, seed: int = 1) -> tuple[Schedule
             vc,
             "fleet",
             (ResourceGroup((GPU,), (FlavorQuotas("gpu", {GPU: Quota(amount, None if shares else 0)}),)),),
-            preemption=_BOTH if shares else Preemption(PreemptionPolicy.LOWER_PRIORITY),
+            preemption=_BOTH if shares else PreemptionRules(PreemptionPolicy.LOWER_PRIORITY),
         )
         for vc, amount in held.items()
     ]

@@ -11,9 +11,9 @@ from datetime import datetime
 from enum import StrEnum
 
 from evenkeel.domain.admission.offers import (
+    JobToPreempt,
     PoolFit,
     PreemptionPlan,
-    PreemptionVictim,
     best_fit,
     count_of,
     describe_request,
@@ -97,7 +97,7 @@ class AdmissionDecision(Value):
     node_names: tuple[str, ...] = ()
     use: dict[str, dict[str, int]] = {}
     """The quota that the job takes: flavor → resource → amount."""
-    victims: tuple[PreemptionVictim, ...] = ()
+    victims: tuple[JobToPreempt, ...] = ()
     """Jobs that must stop for this job, including jobs that were already asked."""
 
     @property
@@ -255,7 +255,7 @@ def from_quota_decision(facts: AdmissionFacts, weighed: CycleDecision) -> Admiss
             admitted = _admitted(facts, f"{weighed.reason} ", use)
             return admitted.model_copy(update={"alternatives": (*admitted.alternatives, *considered)})
         case Result.PREEMPTING:
-            victims = tuple(PreemptionVictim(job_id=each.workload_id, reason=each.reason) for each in weighed.victims)
+            victims = tuple(JobToPreempt(job_id=each.workload_id, reason=each.reason) for each in weighed.victims)
             return _decided(facts, Action.PREEMPT, weighed.reason, considered).model_copy(update={"victims": victims})
         case Result.NO_NODES:
             reason = f"The job's quota is available. {weighed.reason}"

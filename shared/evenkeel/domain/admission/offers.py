@@ -62,7 +62,7 @@ class PoolFit(Value):
         return f"{text} ({out})" if out else text
 
 
-class PreemptionVictim(Value):
+class JobToPreempt(Value):
     """A job that must stop for another job."""
 
     job_id: str
@@ -73,7 +73,7 @@ class PreemptionVictim(Value):
 class PreemptionPlan(Value):
     """Smallest set of preemptable jobs that frees enough nodes for a job that has quota."""
 
-    victims: tuple[PreemptionVictim, ...]
+    victims: tuple[JobToPreempt, ...]
     offers: tuple[PoolFit, ...]
     """The fits after the victims have stopped."""
 

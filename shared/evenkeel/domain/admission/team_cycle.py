@@ -24,9 +24,9 @@ from evenkeel.domain.admission.decide import (
 )
 from evenkeel.domain.admission.fifo import FifoBarrier
 from evenkeel.domain.admission.offers import (
+    JobToPreempt,
     PoolFit,
     PreemptionPlan,
-    PreemptionVictim,
     best_fit,
     missing_efa,
     pool_fits,
@@ -493,11 +493,11 @@ class _TeamCycle:
 
         if is_enough(()):
             return None
-        victims: list[PreemptionVictim] = []
+        victims: list[JobToPreempt] = []
         for victim in self._preemption_candidates(request, decision):
             if victim.workload_id in stops_for_others:
                 continue
-            victims.append(PreemptionVictim(job_id=victim.workload_id, reason=victim.reason))
+            victims.append(JobToPreempt(job_id=victim.workload_id, reason=victim.reason))
             if is_enough(each.job_id for each in victims):
                 break
         else:

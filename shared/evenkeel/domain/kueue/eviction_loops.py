@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from evenkeel.domain.kueue.decisions import CycleDecision
-from evenkeel.domain.kueue.objects import Preemption, PreemptionPolicy
+from evenkeel.domain.kueue.objects import PreemptionPolicy, PreemptionRules
 from evenkeel.domain.kueue.preemption import Reason
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import ClusterQueueSnapshot
@@ -23,7 +23,7 @@ class Setting(NamedTuple):
     field: str
     """Its name below Kueue's `spec.preemption`."""
     value: str
-    preemption: Preemption
+    preemption: PreemptionRules
 
 
 class Eviction(NamedTuple):

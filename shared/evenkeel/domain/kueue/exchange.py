@@ -16,7 +16,7 @@ from evenkeel.domain.kueue.objects import (
     Cohort,
     Flavor,
     Fungibility,
-    Preemption,
+    PreemptionRules,
     Queue,
     QueueingStrategy,
     ResourceGroup,
@@ -145,7 +145,7 @@ def _queue(queue: Queue, declared: QuotaDocuments) -> Json:
         spec["fairSharing"] = {"weight": f"{queue.fair_weight:g}"}
     if queue.by_use:
         spec["admissionScope"] = {"admissionMode": "UsageBasedAdmissionFairSharing"}
-    if queue.preemption != Preemption():
+    if queue.preemption != PreemptionRules():
         preemption = queue.preemption
         spec["preemption"] = {
             "withinClusterQueue": str(preemption.within),

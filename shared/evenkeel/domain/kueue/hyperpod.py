@@ -28,8 +28,8 @@ from evenkeel.domain.kueue.objects import (
     UNLIMITED,
     Flavor,
     FlavorQuotas,
-    Preemption,
     PreemptionPolicy,
+    PreemptionRules,
     Queue,
     Quota,
     ResourceGroup,
@@ -168,7 +168,7 @@ class ComputeQuota(_Aws):
             COHORT,
             _one_group(flavors),
             float(self.compute_quota_target.fair_share_weight),
-            Preemption(PreemptionPolicy(config.preempt_team_tasks), PreemptionPolicy.ANY),
+            PreemptionRules(PreemptionPolicy(config.preempt_team_tasks), PreemptionPolicy.ANY),
             inactive="" if self.activation_state == "Enabled" else "its compute quota is disabled",
         )
 

@@ -103,7 +103,7 @@ class BorrowWithin:
 
 
 @dataclass(frozen=True, slots=True)
-class Preemption:
+class PreemptionRules:
     """Which workloads a queue's workloads may preempt: in the queue, in other queues, and while it borrows."""
 
     within: PreemptionPolicy = PreemptionPolicy.NEVER
@@ -129,7 +129,7 @@ class Queue:
     """Its parent. Without one it neither borrows nor lends."""
     groups: tuple[ResourceGroup, ...] = ()
     fair_weight: float = 1.0
-    preemption: Preemption = Preemption()
+    preemption: PreemptionRules = PreemptionRules()
     fungibility: Fungibility = Fungibility()
     strategy: QueueingStrategy = QueueingStrategy.BEST_EFFORT
     stop: StopPolicy = StopPolicy.NONE

@@ -218,7 +218,7 @@ def classical_victims(demand: Demand, snapshot: Snapshot) -> list[Victim]:
     else:
         attempts = (True, False)
     for may_borrow in attempts:
-        victims = _attempt(ordered, demand, snapshot, may_borrow=may_borrow)
+        victims = _try_candidates(ordered, demand, snapshot, may_borrow=may_borrow)
         if victims:
             return victims
     return []
@@ -313,7 +313,7 @@ def _kind_by_priority(candidate: Workload, demand: Demand) -> _Kind:
     return _Kind.WHILE_BORROWING
 
 
-def _attempt(ordered: list[_Candidate], demand: Demand, snapshot: Snapshot, *, may_borrow: bool) -> list[Victim]:
+def _try_candidates(ordered: list[_Candidate], demand: Demand, snapshot: Snapshot, *, may_borrow: bool) -> list[Victim]:
     victims: list[Victim] = []
     for candidate in ordered:
         if not _is_usable(candidate, demand, snapshot, may_borrow=may_borrow):

@@ -19,8 +19,8 @@ from evenkeel.domain.kueue.objects import (
     FlavorToleration,
     Fungibility,
     Fungible,
-    Preemption,
     PreemptionPolicy,
+    PreemptionRules,
     Preference,
     Queue,
     QueueingStrategy,
@@ -110,9 +110,9 @@ class QueuePreemption(Document):
     reclaim_within_cohort: Literal["Never", "LowerPriority", "Any", ""] = "Never"
     borrow_within_cohort: BorrowWithinCohort | None = None
 
-    def to_preemption(self) -> Preemption:
+    def to_preemption(self) -> PreemptionRules:
         borrow = self.borrow_within_cohort
-        return Preemption(
+        return PreemptionRules(
             PreemptionPolicy(self.within_cluster_queue or "Never"),
             PreemptionPolicy(self.reclaim_within_cohort or "Never"),
             BorrowWithin(borrow.max_priority_threshold) if borrow and borrow.policy == "LowerPriority" else None,
@@ -194,7 +194,7 @@ class ClusterQueue(Manifest):
             spec.cohort_name or spec.cohort,
             tuple(each.to_group() for each in spec.resource_groups),
             weight_of(spec.fair_sharing),
-            spec.preemption.to_preemption() if spec.preemption else Preemption(),
+            spec.preemption.to_preemption() if spec.preemption else PreemptionRules(),
             spec.flavor_fungibility.to_fungibility() if spec.flavor_fungibility else Fungibility(),
             QueueingStrategy(spec.queueing_strategy or "BestEffortFIFO"),
             StopPolicy(spec.stop_policy or "None"),

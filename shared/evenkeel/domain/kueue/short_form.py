@@ -15,8 +15,8 @@ from evenkeel.domain.kueue.objects import (
     Fungibility,
     Fungible,
     PodSet,
-    Preemption,
     PreemptionPolicy,
+    PreemptionRules,
     Preference,
     Queue,
     QueueingStrategy,
@@ -112,7 +112,7 @@ class ShortQueue(Document):
             self.cohort,
             tuple(_to_group(group) for group in self.groups),
             self.weight,
-            Preemption(
+            PreemptionRules(
                 preemption.within,
                 preemption.reclaim,
                 BorrowWithin(preemption.max_priority_threshold) if preemption.borrow_within else None,

@@ -11,8 +11,8 @@ from evenkeel.domain.kueue.objects import (
     FlavorQuotas,
     Fungibility,
     PodSet,
-    Preemption,
     PreemptionPolicy,
+    PreemptionRules,
     Queue,
     Quota,
     ResourceGroup,
@@ -58,7 +58,7 @@ def a_queue(  # noqa: PLR0913 - a builder: a test states only the arguments that
         cohort,
         (a_group(limited),),
         fair_weight=weight,
-        preemption=Preemption(within, reclaim, borrow_within),
+        preemption=PreemptionRules(within, reclaim, borrow_within),
         fungibility=fungibility or Fungibility(),
         **rest,
     )

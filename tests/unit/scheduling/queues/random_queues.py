@@ -13,8 +13,8 @@ from evenkeel.domain.kueue.objects import (
     Fungibility,
     Fungible,
     PodSet,
-    Preemption,
     PreemptionPolicy,
+    PreemptionRules,
     Queue,
     QueueingStrategy,
     Quota,
@@ -80,7 +80,7 @@ class RandomQueues:
             pick(("west", "east")) if deep else "flat",
             self._groups(8, is_limited=True),
             pick((0.0, 1.0, 1.0, 2.0)),
-            Preemption(pick(within), reclaim, BorrowWithin(pick((None, 1))) if may_borrow else None),
+            PreemptionRules(pick(within), reclaim, BorrowWithin(pick((None, 1))) if may_borrow else None),
             Fungibility(pick(tuple(Fungible)), pick(tuple(Fungible))),
             pick(tuple(QueueingStrategy)),
         )
