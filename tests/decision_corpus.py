@@ -264,7 +264,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "repair.deadline_of": repair_requests.deadline_of,
     "repair.took_effect": repair_requests.took_effect,
     "resizing.answer_for": resize_facts.resize_answer,
-    "resume.demand_after": resume.demand_after,
+    "resume.demand_after": resume.requirement_after,
     "resume.lost_work": resume.lost_work,
     "resume.plan_resume": resume.plan_resume,
     "rollback.roll_back": rollback.roll_back,

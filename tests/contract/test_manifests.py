@@ -128,8 +128,10 @@ def test_pod_mounts_claims_read_only_and_scratch_folders() -> None:
             },
         ),
         (
-            ProofTerms(Distrust(after=None, through_attempt=2, demand=CheckpointRequirement.EVIDENCE), False, False),
-            {"EVENKEEL_DISTRUST_THROUGH": "2", "EVENKEEL_DISTRUST_DEMAND": "EVIDENCE"},
+            ProofTerms(
+                Distrust(after=None, through_attempt=2, requirement=CheckpointRequirement.EVIDENCE), False, False
+            ),
+            {"EVENKEEL_DISTRUST_THROUGH": "2", "EVENKEEL_DISTRUST_REQUIREMENT": "EVIDENCE"},
         ),
         (
             ProofTerms(None, False, False, tuple(ResumePoint(attempt=1, step=at, manifest="") for at in (20, 30))),

@@ -403,8 +403,8 @@ def _resume(spec: LaunchSpec) -> dict[str, str]:
         **({"EVENKEEL_DISTRUST_AFTER": rfc3339(distrust.after)} if distrust and distrust.after else {}),
         **({"EVENKEEL_DISTRUST_THROUGH": str(distrust.through_attempt)} if distrust else {}),
         **(
-            {"EVENKEEL_DISTRUST_DEMAND": distrust.demand}
-            if distrust and distrust.demand is not CheckpointRequirement.CONVENTION
+            {"EVENKEEL_DISTRUST_REQUIREMENT": distrust.requirement}
+            if distrust and distrust.requirement is not CheckpointRequirement.CONVENTION
             else {}
         ),
         **({"EVENKEEL_ACCEPT_CONVENTION": "1"} if terms.accepts_convention else {}),

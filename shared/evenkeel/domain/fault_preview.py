@@ -21,7 +21,7 @@ from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.plan import FaultTerms, PlanFacts, RecoveryPlan, plan_recovery
 from evenkeel.domain.recovery.repair import Repair, RepairFacts, choose_repair
 from evenkeel.domain.recovery.repair_requests import ACCEPTED, deadline_of
-from evenkeel.domain.recovery.resume import demand_after, distrust_after
+from evenkeel.domain.recovery.resume import distrust_after, requirement_after
 from evenkeel.domain.recovery.validation import Validity
 from evenkeel.domain.values import Value
 
@@ -71,7 +71,7 @@ class Preview(Value):
     """The plan after signals from two sources, if one source alone may not act."""
     steps: tuple[RungPreview, ...]
     repeated: RecurrencePreview | None
-    demand: CheckpointRequirement
+    requirement: CheckpointRequirement
     """The requirement for a checkpoint to resume from."""
     distrusted_from_seconds: int | None
     """A checkpoint is used only if its write began at least this long before the first signal; None = all are used."""
@@ -99,7 +99,7 @@ def preview(fault: Fault, policy: Policy) -> Preview:
         with_second_source=with_two_sources,
         steps=_steps(incident, policy) if incident and plan and plan.repairs_node else (),
         repeated=_repeated(fault, policy),
-        demand=demand_after(trust, fault.fault_class, policy.jobs),
+        requirement=requirement_after(trust, fault.fault_class, policy.jobs),
         distrusted_from_seconds=None if distrusted is None else round((_AT - distrusted).total_seconds()),
     )
 

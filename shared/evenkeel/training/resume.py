@@ -36,7 +36,7 @@ COMPLETE_BY_CONVENTION = "COMPLETE_BY_CONVENTION"
 NONE = "NONE"
 MAX_REJECTIONS_KEPT = 20
 _MIN_THROUGHPUT, _MAX_THROUGHPUT = 1e-6, 10**15
-CONVENTION, PROOF, EVIDENCE = DEMANDS = ("CONVENTION", "PROOF", "EVIDENCE")
+CONVENTION, PROOF, EVIDENCE = REQUIREMENTS = ("CONVENTION", "PROOF", "EVIDENCE")
 """Requirements for a checkpoint, weakest first. EVIDENCE also requires that its numbers are known to be healthy."""
 _SHOWN_BY_MANIFEST = ("DISTRUSTED", "MANIFEST_UNREADABLE")
 """Rejections that need only the manifest."""
@@ -75,7 +75,7 @@ class Distrust:
     """Checkpoints whose write began after this time are distrusted; None if time does not matter."""
     through_attempt: int | None = None
     """Last attempt that the fault concerns. Later attempts ran on other nodes. None = all attempts."""
-    demand: str = CONVENTION
+    requirement: str = CONVENTION
     """Requirement for all other checkpoints of these attempts."""
 
     def covers(self, attempt: int, began_at: datetime | None) -> bool:
@@ -180,7 +180,9 @@ def choose(
                 job_id=job_id,
             )
             if isinstance(outcome, Proof):
-                missing = _missing_evidence(_demanded(checkpoint, distrust, accepts_convention), outcome, manifests)
+                missing = _missing_evidence(
+                    _requirement_of(checkpoint, distrust, accepts_convention), outcome, manifests
+                )
                 if missing is None:
                     return _chosen(outcome, rejected)
                 outcome = missing
@@ -199,18 +201,24 @@ def _rejected_by_manifest(
     return verdict if isinstance(verdict, Rejection) and verdict.code in _SHOWN_BY_MANIFEST else None
 
 
-def _demanded(checkpoint: Checkpoint, distrust: Distrust | None, accepts_convention: bool) -> str:
+def _requirement_of(checkpoint: Checkpoint, distrust: Distrust | None, accepts_convention: bool) -> str:
     base = CONVENTION if accepts_convention else PROOF
-    return max(base, distrust.demand, key=DEMANDS.index) if distrust and distrust.concerns(checkpoint.attempt) else base
+    return (
+        max(base, distrust.requirement, key=REQUIREMENTS.index)
+        if distrust and distrust.concerns(checkpoint.attempt)
+        else base
+    )
 
 
-def _missing_evidence(demand: str, proof: Proof, manifests: Mapping[Checkpoint, Manifest | None]) -> Rejection | None:
+def _missing_evidence(
+    requirement: str, proof: Proof, manifests: Mapping[Checkpoint, Manifest | None]
+) -> Rejection | None:
     """Return why a valid checkpoint does not meet the requirement; None if it does."""
     checkpoint = proof.checkpoint
-    if demand != CONVENTION and proof.grade != PROVED:
+    if requirement != CONVENTION and proof.grade != PROVED:
         detail = "Its files are complete but have no checksums, and proof is required."
         return Rejection(checkpoint, "BELOW_GRADE", detail)
-    if demand != EVIDENCE:
+    if requirement != EVIDENCE:
         return None
     own = manifests[checkpoint]
     if own is None or not _claims_healthy(own):

@@ -31,9 +31,9 @@ from evenkeel.training.layout import (
 from evenkeel.training.resume import (
     COMPLETE_BY_CONVENTION,
     CONVENTION,
-    DEMANDS,
     NONE,
     PROVED,
+    REQUIREMENTS,
     Distrust,
     Fenced,
     ResumeChoice,
@@ -495,7 +495,7 @@ def attach(environ: Mapping[str, str] | None = None, *, timeout_seconds: float |
     | `EVENKEEL_JOB_ID` | optional |
     | `EVENKEEL_RESUME_FROM` | key of the manifest to resume from; empty = step 0; absent = rank 0 chooses |
     | `EVENKEEL_DISTRUST_AFTER` | optional, RFC 3339: if rank 0 chooses, checkpoints begun later do not count |
-    | `EVENKEEL_DISTRUST_DEMAND` | optional, `PROOF` or `EVIDENCE`: requirement for all other checkpoints |
+    | `EVENKEEL_DISTRUST_REQUIREMENT` | optional, `PROOF` or `EVIDENCE`: requirement for all other checkpoints |
     | `EVENKEEL_DISTRUST_THROUGH` | optional: last attempt that the distrust concerns; absent = all attempts |
     | `EVENKEEL_ACCEPT_CONVENTION` | `1`: if rank 0 chooses, it accepts a checkpoint by DCP's convention |
     | `EVENKEEL_DAMAGED_CHECKPOINTS` | optional, `attempt/step,…`: checkpoints that an earlier attempt could not read |
@@ -588,18 +588,20 @@ def _variable_names(environment: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _distrust(environment: Mapping[str, str]) -> Distrust | None:
-    after, demand = (
+    after, requirement = (
         environment.get("EVENKEEL_DISTRUST_AFTER", ""),
-        environment.get("EVENKEEL_DISTRUST_DEMAND") or CONVENTION,
+        environment.get("EVENKEEL_DISTRUST_REQUIREMENT") or CONVENTION,
     )
-    if demand not in DEMANDS:
-        raise NotInAnAttemptError(f"EVENKEEL_DISTRUST_DEMAND={demand!r} must be one of {', '.join(DEMANDS)}")
-    if not after and demand == CONVENTION:
+    if requirement not in REQUIREMENTS:
+        raise NotInAnAttemptError(
+            f"EVENKEEL_DISTRUST_REQUIREMENT={requirement!r} must be one of {', '.join(REQUIREMENTS)}"
+        )
+    if not after and requirement == CONVENTION:
         return None
     through = (
         _whole(environment, "EVENKEEL_DISTRUST_THROUGH", 1) if environment.get("EVENKEEL_DISTRUST_THROUGH") else None
     )
-    return Distrust(read_instant(after) if after else None, through, demand)
+    return Distrust(read_instant(after) if after else None, through, requirement)
 
 
 def _stop_on_signal(run: Run) -> None:

@@ -133,9 +133,9 @@ def a_rollback(taken_back: int) -> Decision:
         current_attempt=2,
         descent=descent,
         distrust_after=ago(minutes=10),
-        demand=CheckpointRequirement.CONVENTION,
+        requirement=CheckpointRequirement.CONVENTION,
         distrusted_before=None,
-        demanded_before=CheckpointRequirement.CONVENTION,
+        required_before=CheckpointRequirement.CONVENTION,
         rollbacks=taken_back,
     )
     decided = roll_back(facts, Policy().jobs)

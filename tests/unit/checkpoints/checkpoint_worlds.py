@@ -100,9 +100,9 @@ class ServiceSide:
         doubt: datetime | None = None,
         *,
         convention: bool = False,
-        demand: str = "CONVENTION",
+        requirement: str = "CONVENTION",
     ) -> ReaderAnswer:
-        return _as_answer(self._choose(world, attempt, doubt, convention=convention, demand=demand))
+        return _as_answer(self._choose(world, attempt, doubt, convention=convention, requirement=requirement))
 
     def pin(self, world: CheckpointWorld, attempt: int, doubt: datetime | None = None) -> ReaderAnswer | Stale:
         fence = self._fence(world)
@@ -128,12 +128,12 @@ class ServiceSide:
         doubt: datetime | None = None,
         *,
         convention: bool = False,
-        demand: str = "CONVENTION",
+        requirement: str = "CONVENTION",
     ) -> service_side.ResumeChoice:
         found = [ref for folder in world.folders() if (ref := service_side.ref_of_folder(folder))]
         distrust = (
             service_side.Distrust(
-                after=doubt, through_attempt=attempt, demand=service_side.CheckpointRequirement(demand)
+                after=doubt, through_attempt=attempt, requirement=service_side.CheckpointRequirement(requirement)
             ),
         )
         rules = service_side.CheckpointRules(distrust=distrust, accepts_convention=convention)
@@ -172,9 +172,9 @@ class TrainingSide:
         doubt: datetime | None = None,
         *,
         convention: bool = False,
-        demand: str = "CONVENTION",
+        requirement: str = "CONVENTION",
     ) -> ReaderAnswer:
-        return _said(self._choose(world, attempt, doubt, convention=convention, demand=demand))
+        return _said(self._choose(world, attempt, doubt, convention=convention, requirement=requirement))
 
     def would_discard_checkpoints(self, world: CheckpointWorld, attempt: int, doubt: datetime | None = None) -> bool:
         return self._choose(world, attempt, doubt).would_discard_checkpoints
@@ -186,10 +186,10 @@ class TrainingSide:
         doubt: datetime | None = None,
         *,
         convention: bool = False,
-        demand: str = "CONVENTION",
+        requirement: str = "CONVENTION",
     ) -> training_side.ResumeChoice:
         storage = WorldStorage(world)
-        distrust = training_side.Distrust(doubt, demand=demand)
+        distrust = training_side.Distrust(doubt, requirement=requirement)
         fence = storage.read_fence().fence
         return training_side.choose(storage, attempt, fence, distrust, accepts_convention=convention)
 

@@ -295,7 +295,7 @@ def test_sizes_without_checksums_are_no_proof(reader: Reader) -> None:
     assert reader.choose(world, 2, convention=True) == ReaderAnswer((1, 10), "COMPLETE_BY_CONVENTION")
 
 
-# ---------------------------------------------------------------- what a suspicion demands
+# ---------------------------------------------------------------- what a suspicion requires
 
 
 @reader_of_both
@@ -304,7 +304,7 @@ def test_suspicion_may_require_proof_instead_of_convention(reader: Reader) -> No
     world.save(1, 10)
     world.save_by_convention(1, 20)
 
-    answer = reader.choose(world, 2, convention=True, demand="PROOF")
+    answer = reader.choose(world, 2, convention=True, requirement="PROOF")
 
     assert answer == ReaderAnswer((1, 10), "PROVED", ((1, 20, "BELOW_GRADE"),))
 
@@ -325,10 +325,10 @@ def test_unbounded_fault_needs_a_checkpoint_that_claims_soundness(reader: Reader
     world.save(1, 30)
     world.save(1, 40)
 
-    assert reader.choose(world, 2, demand="EVIDENCE").rejected[0] == (1, 40, "NO_CLEAN_RUN")
-    assert reader.choose(world, 2, demand="EVIDENCE").resume == (1, 30)
+    assert reader.choose(world, 2, requirement="EVIDENCE").rejected[0] == (1, 40, "NO_CLEAN_RUN")
+    assert reader.choose(world, 2, requirement="EVIDENCE").resume == (1, 30)
     _rewrite(metrics={"loss": "nan"})(world, "attempt=1/step=000000040")
-    assert reader.choose(world, 2, demand="EVIDENCE") == ReaderAnswer(
+    assert reader.choose(world, 2, requirement="EVIDENCE") == ReaderAnswer(
         None,
         "NONE",
         ((1, 40, "METRIC_NOT_FINITE"), (1, 30, "NO_CLEAN_RUN"), (1, 20, "NO_EVIDENCE"), (1, 10, "NO_CLEAN_RUN")),
@@ -341,7 +341,7 @@ def test_distrusted_later_checkpoint_still_proves_progress(reader: Reader) -> No
     world.save(1, 10, began=0)
     world.save(1, 20, began=9)
 
-    answer = reader.choose(world, 2, at(5), demand="EVIDENCE")
+    answer = reader.choose(world, 2, at(5), requirement="EVIDENCE")
 
     assert answer == ReaderAnswer((1, 10), "PROVED", ((1, 20, "DISTRUSTED"),))
 
@@ -353,7 +353,7 @@ def test_checkpoint_of_another_attempt_proves_no_progress(reader: Reader) -> Non
     world.save(2, 20)
     world.put_fence((1, None), (2, None))
 
-    assert reader.choose(world, 3, demand="EVIDENCE").rejected == ((2, 20, "NO_CLEAN_RUN"), (1, 10, "FENCED"))
+    assert reader.choose(world, 3, requirement="EVIDENCE").rejected == ((2, 20, "NO_CLEAN_RUN"), (1, 10, "FENCED"))
 
 
 @reader_of_both
@@ -380,7 +380,7 @@ def test_work_without_evidence_is_not_discarded_automatically(reader: Reader) ->
     world.save(1, 10, **SILENT)
     world.save(1, 20, **SILENT)
 
-    choice = reader._choose(world, 2, demand="EVIDENCE")
+    choice = reader._choose(world, 2, requirement="EVIDENCE")
 
     assert choice.would_discard_checkpoints
 
@@ -411,10 +411,10 @@ _SAYS: dict[str, dict[str, Any]] = {
         max_size=6,
     ),
     doubt=st.none() | st.integers(0, 9),
-    demand=st.sampled_from(["CONVENTION", "PROOF", "EVIDENCE"]),
+    requirement=st.sampled_from(["CONVENTION", "PROOF", "EVIDENCE"]),
 )
 def test_both_readers_find_the_newest_sufficient_checkpoint(
-    written: list[WrittenCheckpoint], doubt: int | None, demand: str
+    written: list[WrittenCheckpoint], doubt: int | None, requirement: str
 ) -> None:
     world = CheckpointWorld()
     for number, one in enumerate(written, start=1):
@@ -427,10 +427,12 @@ def test_both_readers_find_the_newest_sufficient_checkpoint(
 
     def is_good(number: int, one: WrittenCheckpoint) -> bool:
         holds = one.is_complete and one.says not in ("nan", "bad") and (doubt is None or one.began <= doubt)
-        return holds and (demand != "EVIDENCE" or (is_sound(number) and is_sound(number + 1)))
+        return holds and (requirement != "EVIDENCE" or (is_sound(number) and is_sound(number + 1)))
 
     newest = max((number for number, one in enumerate(written) if is_good(number, one)), default=None)
-    answers = [reader.choose(world, 2, None if doubt is None else at(doubt), demand=demand) for reader in READERS]
+    answers = [
+        reader.choose(world, 2, None if doubt is None else at(doubt), requirement=requirement) for reader in READERS
+    ]
 
     assert answers[0] == answers[1]
     assert answers[0].resume == (None if newest is None else (1, (newest + 1) * 10))

@@ -42,9 +42,9 @@ def judged(*descent: Attempt, **changes: Any) -> RollbackDecision:
         "current_attempt": descent[-1].attempt,
         "descent": descent,
         "distrust_after": at(-300),
-        "demand": CheckpointRequirement.CONVENTION,
+        "requirement": CheckpointRequirement.CONVENTION,
         "distrusted_before": None,
-        "demanded_before": CheckpointRequirement.CONVENTION,
+        "required_before": CheckpointRequirement.CONVENTION,
         "rollbacks": 0,
     }
     return roll_back(RollbackFacts.model_validate({**facts, **changes}), POLICY)
@@ -79,9 +79,11 @@ def test_fault_without_corruption_rolls_nothing_back() -> None:
 def test_missing_required_evidence_rolls_the_attempt_back() -> None:
     before = an_attempt(2, 1, CLEAN)
 
-    assert judged(before, demand=CheckpointRequirement.EVIDENCE).action is Rollback.STOP
+    assert judged(before, requirement=CheckpointRequirement.EVIDENCE).action is Rollback.STOP
     assert (
-        judged(before, demand=CheckpointRequirement.EVIDENCE, demanded_before=CheckpointRequirement.EVIDENCE).action
+        judged(
+            before, requirement=CheckpointRequirement.EVIDENCE, required_before=CheckpointRequirement.EVIDENCE
+        ).action
         is Rollback.LEAVE
     )
 

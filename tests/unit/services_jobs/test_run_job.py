@@ -287,9 +287,9 @@ def test_checkpoint_by_convention_is_used_if_the_policy_accepts_it(is_accepted: 
 
 
 @pytest.mark.parametrize(
-    ("demand", "step"), [(CheckpointRequirement.CONVENTION, 30), (CheckpointRequirement.PROOF, 10)]
+    ("requirement", "step"), [(CheckpointRequirement.CONVENTION, 30), (CheckpointRequirement.PROOF, 10)]
 )
-def test_resume_plan_decides_whether_convention_is_enough(demand: CheckpointRequirement, step: int) -> None:
+def test_resume_plan_decides_whether_convention_is_enough(requirement: CheckpointRequirement, step: int) -> None:
     scenario = JobScenario(policy=Policy(jobs=JobPolicy(convention_accepted_after=())))
     job = scenario.running()
     scenario.save(job.job_id, 1, 10)
@@ -299,7 +299,7 @@ def test_resume_plan_decides_whether_convention_is_enough(demand: CheckpointRequ
         incident_id="inc-1",
         after_attempt=1,
         option=ResumeOption.FREE_NODE,
-        demand=demand,
+        requirement=requirement,
         planned_at=scenario.world.clock.now(),
     )
     scenario.set_job(scenario.job(job.job_id).with_plan(plan, is_doubted=False))
@@ -321,7 +321,7 @@ def test_each_rejected_checkpoint_is_recorded_with_its_reason() -> None:
         incident_id="inc-1",
         after_attempt=1,
         option=ResumeOption.FREE_NODE,
-        demand=CheckpointRequirement.EVIDENCE,
+        requirement=CheckpointRequirement.EVIDENCE,
         planned_at=scenario.world.clock.now(),
     )
     scenario.set_job(scenario.job(job.job_id).with_plan(plan, is_doubted=False))

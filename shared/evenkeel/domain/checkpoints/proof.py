@@ -42,7 +42,7 @@ class Distrust(Value):
     """Checkpoints whose write began after this time are distrusted; None if time does not matter."""
     through_attempt: int
     """Last attempt that the fault concerns. Later attempts ran on other nodes."""
-    demand: CheckpointRequirement = CheckpointRequirement.CONVENTION
+    requirement: CheckpointRequirement = CheckpointRequirement.CONVENTION
     """Requirement for all other checkpoints of these attempts."""
 
     def covers(self, attempt: int, began_at: datetime | None) -> bool:

@@ -29,8 +29,8 @@ class CheckpointRules(Value):
     def requirement_of(self, ref: CheckpointRef) -> CheckpointRequirement:
         """Return the strictest requirement that concerns a checkpoint."""
         least = CheckpointRequirement.CONVENTION if self.accepts_convention else CheckpointRequirement.PROOF
-        demands = (each.demand for each in self.distrust if ref.attempt <= each.through_attempt)
-        return max((least, *demands), key=lambda demand: demand.rank)
+        requirements = (each.requirement for each in self.distrust if ref.attempt <= each.through_attempt)
+        return max((least, *requirements), key=lambda requirement: requirement.rank)
 
 
 def choose_resume_point(
@@ -90,16 +90,16 @@ def choose_resume_point(
 
 
 def _missing_evidence(
-    demand: CheckpointRequirement,
+    requirement: CheckpointRequirement,
     ref: CheckpointRef,
     proof: Proof,
     evidence: Mapping[CheckpointRef, CheckpointContents],
 ) -> Rejection | None:
     """Return why a valid checkpoint does not meet the requirement; None if it does."""
-    if demand is not CheckpointRequirement.CONVENTION and proof.grade is not Grade.PROVED:
+    if requirement is not CheckpointRequirement.CONVENTION and proof.grade is not Grade.PROVED:
         detail = "Its files are complete but have no checksums, and proof is required."
         return rejection(ref, RejectionCode.BELOW_GRADE, detail)
-    if demand is not CheckpointRequirement.EVIDENCE:
+    if requirement is not CheckpointRequirement.EVIDENCE:
         return None
     own = readable_manifest(ref, evidence[ref])
     if own is None or not own.claims_healthy:

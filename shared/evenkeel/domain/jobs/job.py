@@ -96,7 +96,7 @@ class ResumePlan(Value):
     """Keys of node lives that the job must avoid."""
     distrust_after: Instant | None = None
     """Checkpoints whose write began after this time are distrusted; None trusts all."""
-    demand: CheckpointRequirement = CheckpointRequirement.CONVENTION
+    requirement: CheckpointRequirement = CheckpointRequirement.CONVENTION
     """The requirement on checkpoints of the interrupted attempt and earlier ones."""
     shrinks_at: Instant | None = None
     """When an elastic job continues with fewer nodes instead of waiting for all; None if it is not elastic."""
@@ -211,8 +211,8 @@ class Job(Value):
     distrust_after: Instant | None = None
     """The strictest distrust of its checkpoints by any incident, up to attempt `distrust_through_attempt`."""
     distrust_through_attempt: int = 0
-    """The last attempt that `distrust_after` and `demand` concern. Later attempts ran on other nodes."""
-    demand: CheckpointRequirement = CheckpointRequirement.CONVENTION
+    """The last attempt that `distrust_after` and `requirement` concern. Later attempts ran on other nodes."""
+    requirement: CheckpointRequirement = CheckpointRequirement.CONVENTION
     """The strictest requirement on its checkpoints by any incident."""
     rollbacks: int = 0
     """How often an attempt was stopped because its resume point was distrusted later."""
@@ -330,9 +330,11 @@ class Job(Value):
             plan: The plan after the interrupted attempt.
             is_doubted: Whether no attempt was pinned after those that the earlier distrust concerns.
         """
-        after, demand = plan.distrust_after, plan.demand
+        after, requirement = plan.distrust_after, plan.requirement
         if is_doubted:
             after = min((at for at in (self.distrust_after, after) if at), default=None)
-            demand = max(self.demand, demand, key=lambda each: each.rank)
-        through = plan.after_attempt if after or demand is not CheckpointRequirement.CONVENTION else 0
-        return self.but(resume_plan=plan, distrust_after=after, distrust_through_attempt=through, demand=demand)
+            requirement = max(self.requirement, requirement, key=lambda each: each.rank)
+        through = plan.after_attempt if after or requirement is not CheckpointRequirement.CONVENTION else 0
+        return self.but(
+            resume_plan=plan, distrust_after=after, distrust_through_attempt=through, requirement=requirement
+        )

@@ -129,7 +129,7 @@ class ResumeDecision(Value):
     """Time from which an elastic job continues on fewer nodes if not all nodes are ready."""
     avoid: tuple[str, ...] = ()
     distrust_after: Instant | None = None
-    demand: CheckpointRequirement = CheckpointRequirement.CONVENTION
+    requirement: CheckpointRequirement = CheckpointRequirement.CONVENTION
     expected_seconds: float
     gpu_hours_lost: float
     usd: float
@@ -184,7 +184,7 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
         # Only a node that will be replaced is avoided. A rebooted node returns, and may be the only free node.
         avoid=(facts.faulty_life,) if facts.will_be_replaced else (),
         distrust_after=distrust,
-        demand=demand_after(facts.trust, facts.fault_class, policy),
+        requirement=requirement_after(facts.trust, facts.fault_class, policy),
         expected_seconds=best.seconds,
         gpu_hours_lost=best.gpu_hours,
         usd=best.usd,
@@ -254,7 +254,7 @@ def _renting(facts: ResumeFacts, renting: RentOption) -> _Option:
 
     The price is the rent, less the value of the committed nodes that the job then leaves free.
     """
-    demand = renting.placement.job
+    requirement = renting.placement.job
     placed = choose_pool(renting.placement)
     table, row = placed.table, cheapest_rental_in_time(placed)
     if row is None:
@@ -264,9 +264,9 @@ def _renting(facts: ResumeFacts, renting: RentOption) -> _Option:
         return _Option(option=ResumeOption.RENT, why_not=renting.barred.rstrip("."))
     premium = row.premium_over(cheapest_committed(table))
     # The wait covers the launch and the expected interruptions. The restore is left out: every option includes it.
-    wait = row.ends_after_seconds - demand.run_seconds - demand.restart_seconds
+    wait = row.ends_after_seconds - requirement.run_seconds - requirement.restart_seconds
     rent = f"{money.format_usd(row.rent_parts)} for the expected run time"
-    why = f"{nodes_subject(demand.nodes, row.pool)} rented for it, {rent}."
+    why = f"{nodes_subject(requirement.nodes, row.pool)} rented for it, {rent}."
     offer = ResumeOffer(option=ResumeOption.RENT, pool=row.pool, usd=premium / money.PARTS)
     return _weighed(facts, ResumeOption.RENT, why, wait=max(0.0, wait), offer=offer).but(rent_parts=row.rent_parts)
 
@@ -412,14 +412,14 @@ def lost_seconds(charge: Charge, job: Job | None, expected_checkpoint_seconds: f
 def distrust_after(trust: CheckpointTrust, first_signal_at: datetime, policy: JobPolicy) -> datetime | None:
     """Return the time from which checkpoints of the interrupted attempt are distrusted; None if all are trusted.
 
-    Trust `none` gives the same time. Earlier checkpoints then also need evidence of their own (`demand_after`).
+    Trust `none` gives the same time. Earlier checkpoints then also need evidence of their own (`requirement_after`).
     """
     if trust is CheckpointTrust.TRUSTED:
         return None
     return first_signal_at - timedelta(seconds=policy.distrust_guard_seconds)
 
 
-def demand_after(trust: CheckpointTrust, fault_class: str, policy: JobPolicy) -> CheckpointRequirement:
+def requirement_after(trust: CheckpointTrust, fault_class: str, policy: JobPolicy) -> CheckpointRequirement:
     """Return the requirement that checkpoints must meet after a fault."""
     if trust is CheckpointTrust.NONE:
         return CheckpointRequirement.EVIDENCE

@@ -36,10 +36,10 @@ class RollbackFacts(Value):
     descent: tuple[Attempt, ...]
     """Attempts after the interrupted attempt, including the current one."""
     distrust_after: Instant | None
-    demand: CheckpointRequirement
+    requirement: CheckpointRequirement
     distrusted_before: Instant | None
     """Time from which checkpoints were already distrusted when the next attempt launched; None if they were trusted."""
-    demanded_before: CheckpointRequirement
+    required_before: CheckpointRequirement
     """Requirement that checkpoints already had to meet at that launch."""
     rollbacks: int
 
@@ -82,7 +82,8 @@ def roll_back(facts: RollbackFacts, policy: JobPolicy) -> RollbackDecision:
 def _suspect_reason(root: Attempt, facts: RollbackFacts, distrust_after: datetime) -> str:
     """Return why the checkpoint that an attempt resumed from is suspect, as a clause; empty if it is not."""
     needs_evidence = (
-        facts.demand is CheckpointRequirement.EVIDENCE and facts.demanded_before is not CheckpointRequirement.EVIDENCE
+        facts.requirement is CheckpointRequirement.EVIDENCE
+        and facts.required_before is not CheckpointRequirement.EVIDENCE
     )
     point, began = root.resume_from, root.resumed_work_from
     if point is None:

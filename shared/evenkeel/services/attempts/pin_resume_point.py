@@ -117,11 +117,15 @@ def distrusts(job: Job) -> tuple[Distrust, ...]:
     found = []
     if job.distrust_through_attempt:
         found.append(
-            Distrust(after=job.distrust_after, through_attempt=job.distrust_through_attempt, demand=job.demand)
+            Distrust(
+                after=job.distrust_after, through_attempt=job.distrust_through_attempt, requirement=job.requirement
+            )
         )
     plan = job.resume_plan
-    if plan and (plan.distrust_after or plan.demand is not CheckpointRequirement.CONVENTION):
-        found.append(Distrust(after=plan.distrust_after, through_attempt=plan.after_attempt, demand=plan.demand))
+    if plan and (plan.distrust_after or plan.requirement is not CheckpointRequirement.CONVENTION):
+        found.append(
+            Distrust(after=plan.distrust_after, through_attempt=plan.after_attempt, requirement=plan.requirement)
+        )
     return tuple(dict.fromkeys(found))
 
 
@@ -144,7 +148,7 @@ def _terms(job: Job, attempt: Attempt, policy: JobPolicy) -> ProofTerms:
         Distrust(
             after=min((doubt.after for doubt in doubts if doubt.after), default=None),
             through_attempt=max(doubt.through_attempt for doubt in doubts),
-            demand=max((doubt.demand for doubt in doubts), key=lambda demand: demand.rank),
+            requirement=max((doubt.requirement for doubt in doubts), key=lambda requirement: requirement.rank),
         )
         if doubts
         else None

@@ -31,10 +31,10 @@ from evenkeel.domain.recovery.resume import (
     ResumeDelays,
     ResumeFacts,
     ResumeOffer,
-    demand_after,
     distrust_after,
     lost_work,
     plan_resume,
+    requirement_after,
 )
 from evenkeel.domain.recovery.rollback import Rollback, RollbackDecision, RollbackFacts, roll_back
 from evenkeel.domain.resources import NONE, Resources, why_too_small
@@ -235,9 +235,9 @@ def _judge_rollback(incident: Incident, affected: AffectedJob, job: Job, context
         current_attempt=job.current_attempt,
         descent=tuple(rows.read(row, Attempt) for row in found if row),
         distrust_after=distrust_after(trust, since, context.policy.jobs),
-        demand=demand_after(trust, fault_class, context.policy.jobs),
+        requirement=requirement_after(trust, fault_class, context.policy.jobs),
         distrusted_before=job.distrust_after if job.distrust_through_attempt >= affected.attempt else None,
-        demanded_before=job.demand
+        required_before=job.requirement
         if job.distrust_through_attempt >= affected.attempt
         else CheckpointRequirement.CONVENTION,
         rollbacks=job.rollbacks,
@@ -573,7 +573,7 @@ def _resume_plan(
         option=decided.option,
         avoid=tuple(dict.fromkeys((*(other.avoid if other else ()), *decided.avoid))),
         distrust_after=decided.distrust_after,
-        demand=decided.demand,
+        requirement=decided.requirement,
         shrinks_at=decided.shrinks_at,
         max_rent_parts=decided.max_rent_parts,
         lost_committed=(incident.life.cluster, incident.pool) not in rented,
