@@ -5,7 +5,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple, TextIO
+from typing import Annotated, NamedTuple, TextIO
 
 import typer
 
@@ -72,7 +72,8 @@ def _run(words: list[str]) -> int:
     except typer.TyperException as wrong:
         noun = next((word for word in words if word in NOUNS), "")
         hint = f"evenkeel {noun} --help" if noun else "evenkeel --help"
-        _print_error(CommandFailed(Exit.USAGE, wrong.format_message(), code="USAGE", hint=hint))
+        text = wrong.format_message().replace("Value error, ", "")
+        _print_error(CommandFailed(Exit.USAGE, text, code="USAGE", hint=hint))
         return Exit.USAGE
     except SystemExit as ended:
         # The reader closed the pipe (`evenkeel jobs ls | head`): no error. Typer turns it into exit code 1.
@@ -98,7 +99,7 @@ def _root(words: Sequence[str]) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    root.callback()(_placeholder_command)
+    root.callback(invoke_without_command=True)(_no_command)
     typed = next((word for word in words if not word.startswith("-")), "")
     for name, noun in NOUNS.items():
         if name != typed:
@@ -108,6 +109,20 @@ def _root(words: Sequence[str]) -> typer.Typer:
         # A module with one command of its own name is that command; other modules are groups.
         root.add_typer(app, name=None if app.registered_commands[0].name == name else name, help=noun.help)
     return root
+
+
+def _no_command(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Answer `evenkeel --version`."""
+    if version:
+        from evenkeel_cli.commands.version import version as print_version
+
+        print_version()
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        raise typer.TyperException("A command is missing.")
 
 
 def _placeholder_command() -> None:

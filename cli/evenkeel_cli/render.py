@@ -48,8 +48,14 @@ class OutputFormat(StrEnum):
     TABLE = "table"
     WIDE = "wide"
     JSON = "json"
+    YAML = "yaml"
     NAME = "name"
     CSV = "csv"
+
+    @property
+    def is_document(self) -> bool:
+        """Whether the form is the API's own object."""
+        return self in (OutputFormat.JSON, OutputFormat.YAML)
 
 
 @dataclass(frozen=True)
@@ -264,6 +270,20 @@ class Printer:
         console.print(table, width=width if any(column.may_shrink for column in columns) else _UNLIMITED)
         self._write_lines(*(f"{indent}{line}".rstrip() for line in written.getvalue().splitlines()))
 
+    def document(self, document: Any, form: OutputFormat, *, is_part: bool = False) -> None:
+        """Write the API's own object as JSON or YAML. `is_part`: one of a stream, each JSON object on its own line."""
+        if form is not OutputFormat.YAML:
+            self.json(document, one_line=is_part)
+            return
+        import yaml
+
+        text = json.dumps(document, ensure_ascii=False)
+        is_plain = self.has_unicode and not _CONTROL_CHARACTERS.search(text)
+        self._write(yaml.safe_dump(document, sort_keys=False, allow_unicode=is_plain, width=_UNLIMITED))
+        if is_part:
+            self._write("---\n")
+            self.stream.flush()
+
     def json(self, document: Any, *, one_line: bool = False) -> None:
         """Write the API's own object, unchanged; what a terminal would act on is spelled as JSON's escapes."""
         text = json.dumps(document, ensure_ascii=not self.has_unicode, indent=None if one_line else 2)
@@ -363,7 +383,7 @@ def only(output: OutputFormat, allowed: Iterable[OutputFormat]) -> OutputFormat:
     Raises:
         CommandFailed: this command does not have it.
     """
-    if output not in allowed:
+    if output not in allowed and not (output is OutputFormat.YAML and OutputFormat.JSON in allowed):
         raise CommandFailed(
             Exit.USAGE, f"-o {output} works only for lists. This command shows one item.", code="BAD_OUTPUT"
         )

@@ -88,7 +88,7 @@ LAYER_RULES = (
         "cli",
         ("cli/evenkeel_cli",),
         ("evenkeel_cli", "evenkeel_client"),
-        frozenset({"click", "rich", "typer"}),
+        frozenset({"click", "rich", "typer", "yaml"}),
         only_late=frozenset({"botocore"}),
     ),
     LayerRule(

@@ -37,8 +37,8 @@ def status(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Try each part and print its address; exit 1 if a part is down."""
     found: dict[str, Any] = _data_centre().status(_root())
     out = page()
-    if only(output, (OutputFormat.TABLE, OutputFormat.JSON)) is OutputFormat.JSON:
-        out.json(found)
+    if only(output, (OutputFormat.TABLE, OutputFormat.JSON)).is_document:
+        out.document(found, output)
     else:
         _show(out, found)
     raise typer.Exit(Exit.DONE if found["isUp"] else Exit.FAILED)

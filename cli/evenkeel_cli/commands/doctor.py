@@ -46,9 +46,10 @@ def doctor(
     where = site.context
     found = checks.run(site, out.now(), skipped)
     then = findings.next_step(found, checks.ENABLE)
-    if form is OutputFormat.JSON:
+    if form.is_document:
         fleet, as_of = site.fleet(), out.now().isoformat()
-        out.json(findings.to_json(found, fleet=fleet, stack=site.stack, region=where.region, as_of=as_of, then=then))
+        document = findings.to_json(found, fleet=fleet, stack=site.stack, region=where.region, as_of=as_of, then=then)
+        out.document(document, form)
     else:
         show(out, f"fleet {site.fleet()}  stack {site.stack}  {where.region}", found, then)
     raise typer.Exit(findings.exit_code(found))

@@ -68,8 +68,8 @@ def list_faults(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     found = _control().call("GET", "/control/faults")
     out = page()
     match output:
-        case OutputFormat.JSON:
-            out.json(found)
+        case OutputFormat.JSON | OutputFormat.YAML:
+            out.document(found, output)
         case OutputFormat.NAME:
             for row in found["rows"]:
                 out.line(row["fault"])

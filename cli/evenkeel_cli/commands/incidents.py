@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer, answer_change, answer_list, confirm, draw_timeline
+from evenkeel_cli.commands.output import answer, answer_change, answer_list, confirm, draw_timeline, show
 from evenkeel_cli.render import Column, OutputFormat, Printer, duration
 from evenkeel_cli.state_labels import INCIDENT, plain
 from evenkeel_client.errors import CommandFailed, Exit
@@ -35,20 +35,26 @@ IncidentArgument = Annotated[str, typer.Argument(metavar="INCIDENT", help="Id, u
 def list_incidents(
     state: lookup.StateOption = None,
     limit: lookup.LimitOption = 50,
+    watch: lookup.WatchOption = False,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """List incidents, newest first."""
-    found, token = lookup.listed(lookup.current_client(), "/incidents", limit, state=state and state.upper())
+    client = lookup.current_client()
     nothing = "No incidents." if not state else f"No incidents are {plain(state)}."
-    answer_list(
-        found,
-        output,
-        lambda out: _columns(out, is_wide=output is OutputFormat.WIDE),
-        fields=_FIELDS,
-        nothing=nothing,
-        page_token=token,
-        ends_after=limit,
-    )
+
+    def draw(listed: tuple[list[Json], str | None]) -> None:
+        found, token = listed
+        answer_list(
+            found,
+            output,
+            lambda out: _columns(out, is_wide=output is OutputFormat.WIDE),
+            fields=_FIELDS,
+            nothing=nothing,
+            page_token=token,
+            ends_after=limit,
+        )
+
+    show(lambda: lookup.listed(client, "/incidents", limit, state=state and state.upper()), draw, output, watch=watch)
 
 
 @app.command("show")

@@ -1,6 +1,8 @@
 """`evenkeel jobs`."""
 
 import sys
+from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -8,7 +10,7 @@ import typer
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.following import follow_log, missing_newline, wait_for_job
 from evenkeel_cli.commands.job_pages import draw_job, draw_plan, list_columns, node_count, unmanaged_columns
-from evenkeel_cli.commands.output import answer, answer_change, answer_list, draw_timeline
+from evenkeel_cli.commands.output import answer, answer_change, answer_list, draw_timeline, show
 from evenkeel_cli.commands.submission import takes_a_job
 from evenkeel_cli.render import OutputFormat, note, only, page
 from evenkeel_cli.state_labels import JOB, plain
@@ -31,6 +33,27 @@ app = lookup.group("Submit, list, show, follow, suspend and cancel training jobs
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, unique prefix of an id, name, or @latest.")]
 
 
+@app.command("init")
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = Path("job.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write a job file to begin with. Nothing is submitted."""
+    template = resources.files("evenkeel_cli.commands").joinpath("job_template.yaml").read_text(encoding="utf-8")
+    try:
+        with file.open("w" if force else "x", encoding="utf-8") as target:
+            target.write(template)
+    except FileExistsError as error:
+        raise CommandFailed(
+            Exit.USAGE, f"{file} exists.", code="FILE_EXISTS", hint="Choose another name, or overwrite it with --force."
+        ) from error
+    except OSError as error:
+        raise CommandFailed(Exit.USAGE, f"{file}: {error.strerror}.", code="NO_FILE") from error
+    out = page()
+    out.line(f"{out.with_glyph('ok', str(file))}  written")
+    out.next(f"evenkeel jobs plan {file}")
+
+
 @app.command("submit")
 @takes_a_job
 def submit(body: Json, key: lookup.KeyOption = None, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
@@ -38,8 +61,8 @@ def submit(body: Json, key: lookup.KeyOption = None, output: lookup.OutputOption
     job = lookup.current_client().post("/jobs", body, key=key)
     out = page()
     match only(output, (OutputFormat.TABLE, OutputFormat.JSON, OutputFormat.NAME)):
-        case OutputFormat.JSON:
-            out.json(job)
+        case OutputFormat.JSON | OutputFormat.YAML:
+            out.document(job, output)
         case OutputFormat.NAME:
             out.line(job["jobId"])
         case _:
@@ -67,11 +90,13 @@ def list_jobs(
     ] = None,
     unmanaged: Annotated[bool, typer.Option("--unmanaged", help="List unmanaged workloads instead.")] = False,
     limit: lookup.LimitOption = 50,
+    watch: lookup.WatchOption = False,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """List jobs, newest first; `--state pending` in the order of the queues."""
-    if unmanaged:
-        others = lookup.current_client().get("/jobs", unmanaged="true")["items"]
+    client = lookup.current_client()
+
+    def draw_unmanaged(others: list[Json]) -> None:
         answer_list(
             others,
             output,
@@ -79,14 +104,21 @@ def list_jobs(
             fields=_UNMANAGED_FIELDS,
             nothing="No GPUs are used by workloads outside Evenkeel.",
         )
+
+    if unmanaged:
+        show(lambda: client.get("/jobs", unmanaged="true")["items"], draw_unmanaged, output, watch=watch)
         return
     # An empty class is a filter, too: those without one.
     path = "/jobs?class=" if priority_class == "(unset)" else "/jobs"
     given = None if priority_class == "(unset)" else priority_class
     found: Json = {"state": state and state.upper(), "team": team, "class": given}
-    jobs, token = lookup.listed(lookup.current_client(), path, limit, **found)
     nothing = "No jobs." if not state else f"No jobs are {state.lower()}."
-    answer_list(jobs, output, list_columns, fields=_FIELDS, nothing=nothing, page_token=token, ends_after=limit)
+
+    def draw(listed: tuple[list[Json], str | None]) -> None:
+        jobs, token = listed
+        answer_list(jobs, output, list_columns, fields=_FIELDS, nothing=nothing, page_token=token, ends_after=limit)
+
+    show(lambda: lookup.listed(client, path, limit, **found), draw, output, watch=watch)
 
 
 @app.command("show")
@@ -156,8 +188,8 @@ def wait(
             Exit.INTERRUPTED, "Stopped watching. The job continues.", hint=f"evenkeel jobs wait {job_id}"
         ) from None
     out = page()
-    if output is OutputFormat.JSON:
-        out.json(found)
+    if output.is_document:
+        out.document(found, output)
     else:
         out.line(f"{out.with_glyph(JOB[found['state']], job_id)}  {plain(found['state'])}  {out.dim(found['reason'])}")
     if found["state"] in ("FAILED", "CANCELLED"):

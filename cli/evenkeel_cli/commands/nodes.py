@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer, answer_change, answer_list, confirm
+from evenkeel_cli.commands.output import answer, answer_change, answer_list, confirm, show
 from evenkeel_cli.render import Column, OutputFormat, Printer
 from evenkeel_cli.state_labels import NODE, plain
 
@@ -30,23 +30,29 @@ def list_nodes(
         bool, typer.Option("--lemons", help="Only lemons: nodes that returned to service too often recently.")
     ] = False,
     limit: lookup.LimitOption = 1000,
+    watch: lookup.WatchOption = False,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """List nodes by pool."""
-    found, token = lookup.listed(lookup.current_client(), "/nodes", limit)
-    nodes = [node for node in found if node["state"] != "GONE" and (node["isLemon"] or not lemons)]
-    nodes.sort(key=lambda node: (node["pool"], node["slot"]))
+    client = lookup.current_client()
     nothing = "No node is a lemon." if lemons else "No nodes are known yet. The first sweep adds them."
-    has_cordons = any(node.get("cordon") for node in nodes)
-    answer_list(
-        nodes,
-        output,
-        lambda out: _columns(out, has_cordons=has_cordons),
-        fields=_FIELDS,
-        nothing=nothing,
-        page_token=token,
-        ends_after=limit,
-    )
+
+    def draw(listed: tuple[list[Json], str | None]) -> None:
+        found, token = listed
+        nodes = [node for node in found if node["state"] != "GONE" and (node["isLemon"] or not lemons)]
+        nodes.sort(key=lambda node: (node["pool"], node["slot"]))
+        has_cordons = any(node.get("cordon") for node in nodes)
+        answer_list(
+            nodes,
+            output,
+            lambda out: _columns(out, has_cordons=has_cordons),
+            fields=_FIELDS,
+            nothing=nothing,
+            page_token=token,
+            ends_after=limit,
+        )
+
+    show(lambda: lookup.listed(client, "/nodes", limit), draw, output, watch=watch)
 
 
 @app.command("show")

@@ -4,9 +4,10 @@ import csv
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from io import StringIO
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 
@@ -15,14 +16,16 @@ from evenkeel_cli.render import Column, OutputFormat, Printer, note, only, page
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
+Found = TypeVar("Found")
+_REFRESH_SECONDS = 2.0
 
 
 def answer(found: Json, output: OutputFormat, draw: Callable[[Printer], None], *, has_wide: bool = False) -> None:
     """Print one object. `has_wide`: accept `-o wide`, which draws the same page."""
     out = page()
     forms = (OutputFormat.TABLE, OutputFormat.JSON, *([OutputFormat.WIDE] if has_wide else []))
-    if only(output, forms) is OutputFormat.JSON:
-        out.json(found)
+    if only(output, forms).is_document:
+        out.document(found, output)
     else:
         draw(out)
 
@@ -45,6 +48,34 @@ def answer_model(found: Any, output: OutputFormat, draw: Callable[[Printer], Non
         out.line(found.model_dump_json(by_alias=True, indent=2))
     else:
         answer(found.model_dump(mode="json", by_alias=True), output, draw)
+
+
+def show(fetch: Callable[[], Found], draw: Callable[[Found], None], form: OutputFormat, *, watch: bool) -> None:
+    """Read and print; with `watch`, again every two seconds until Ctrl-C. A table takes the place of the last one.
+
+    Raises:
+        CommandFailed: the read failed. While it watches, a throttled or unreachable API is printed and asked again.
+    """
+    if not watch:
+        draw(fetch())
+        return
+    out = page()
+    try:
+        while True:
+            try:
+                found = fetch()
+            except CommandFailed as failed:
+                if failed.exit_code is not Exit.TRY_AGAIN:
+                    raise
+                out.line(out.with_glyph("warn", failed.text))
+            else:
+                if form in (OutputFormat.TABLE, OutputFormat.WIDE):
+                    out.clear()
+                draw(found)
+                out.stream.flush()
+            time.sleep(_REFRESH_SECONDS)
+    except KeyboardInterrupt:
+        raise CommandFailed(Exit.INTERRUPTED, "Stopped watching. Nothing was changed.") from None
 
 
 def answer_list(
@@ -70,8 +101,8 @@ def answer_list(
     """
     out = page()
     match output:
-        case OutputFormat.JSON:
-            out.json({"items": found} | ({} if ends_after is None else {"nextPageToken": page_token}))
+        case OutputFormat.JSON | OutputFormat.YAML:
+            out.document({"items": found} | ({} if ends_after is None else {"nextPageToken": page_token}), output)
         case OutputFormat.CSV:
             write_csv(out, found, fields)
         case OutputFormat.NAME:

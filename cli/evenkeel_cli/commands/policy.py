@@ -69,8 +69,8 @@ def import_(
     from evenkeel_cli.offline import values_files
 
     found = values_files.import_(values, onto)
-    if output is OutputFormat.JSON:
-        page().json(found)
+    if output.is_document:
+        page().document(found, output)
         return
     written = values_files.write(found, into, force=force)
 

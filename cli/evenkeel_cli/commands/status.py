@@ -1,7 +1,6 @@
 """`evenkeel status`."""
 
 import re
-import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -11,21 +10,19 @@ import typer
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.automation import scope_options
 from evenkeel_cli.commands.incidents import print_recovery_branches
+from evenkeel_cli.commands.output import show
 from evenkeel_cli.render import Column, OutputFormat, Printer, age, duration, only, page, visible
 from evenkeel_cli.state_labels import HEALTH, NODE, SOURCE, counted, mode_of, plain
-from evenkeel_client.client import ApiClient
-from evenkeel_client.errors import CommandFailed, Exit
+from evenkeel_client.errors import Exit
 
 Json = dict[str, Any]
 
 app = lookup.single("status")
 
-_EVERY_SECONDS = 2.0
-
 
 @app.command("status")
 def status(
-    watch: Annotated[bool, typer.Option("-w", "--watch", help="Refresh every two seconds until Ctrl-C.")] = False,
+    watch: lookup.WatchOption = False,
     check: Annotated[
         bool, typer.Option("--check", help="For cron: exit 0 if all is well, 20 degraded, 21 critical.")
     ] = False,
@@ -35,47 +32,28 @@ def status(
     client = lookup.current_client()
     form = only(output, (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSON))
     out = page()
-    if watch:
-        _watch(client, out, form)
-    found = client.get("/status")
+
+    def draw(found: Json) -> None:
+        if form.is_document:
+            out.document(found, form, is_part=watch)
+        else:
+            draw_status(out, found, is_wide=form is OutputFormat.WIDE)
+
     if check:
+        found = client.get("/status")
         _line(out, found, form)
         raise typer.Exit({"OK": Exit.DONE, "DEGRADED": Exit.DEGRADED}.get(found["health"], Exit.CRITICAL))
-    if form is OutputFormat.JSON:
-        out.json(found)
-    else:
-        show(out, found, is_wide=form is OutputFormat.WIDE)
-
-
-def _watch(client: ApiClient, out: Printer, form: OutputFormat) -> None:
-    try:
-        while True:
-            try:
-                found = client.get("/status")
-            except CommandFailed as failed:
-                if failed.exit_code is not Exit.TRY_AGAIN:
-                    raise
-                out.line(out.with_glyph("warn", failed.text))
-            else:
-                if form is OutputFormat.JSON:
-                    out.json(found, one_line=True)
-                else:
-                    out.clear()
-                    show(out, found, is_wide=form is OutputFormat.WIDE)
-                out.stream.flush()
-            time.sleep(_EVERY_SECONDS)
-    except KeyboardInterrupt:
-        raise CommandFailed(Exit.INTERRUPTED, "Stopped watching. Nothing was changed.") from None
+    show(lambda: client.get("/status"), draw, form, watch=watch)
 
 
 def _line(out: Printer, found: Json, form: OutputFormat) -> None:
-    if form is OutputFormat.JSON:
-        out.json(found)
+    if form.is_document:
+        out.document(found, form)
     else:
         out.line(f"{out.with_glyph(HEALTH[found['health']], found['health'])}  {'; '.join(found['reasons'])}".rstrip())
 
 
-def show(out: Printer, found: Json, *, is_wide: bool = False) -> None:
+def draw_status(out: Printer, found: Json, *, is_wide: bool = False) -> None:
     """Print the overview; the wide form names every source with its age."""
     automation, incidents = found["automation"], found["incidents"]
     old = out.seconds_since(found["asOf"])

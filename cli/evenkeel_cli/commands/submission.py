@@ -6,7 +6,6 @@
 import functools
 import inspect
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -63,8 +62,8 @@ _WORDS = inspect.Parameter(
     annotation=Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="JOB.json|COMMAND",
-            help="Job file (- reads standard input), or the command of the job after --.",
+            metavar="JOB.yaml|COMMAND",
+            help="Job file in YAML or JSON (- reads standard input), or the command of the job after --.",
         ),
     ],
 )
@@ -123,17 +122,14 @@ def _complete(body: Json, given: Mapping[tuple[str, ...], Any]) -> None:
 def _job_file(words: Sequence[str]) -> Json:
     """Read the positional arguments: a job file, the command, or both."""
     body: Json = {}
-    if words and (words[0] == "-" or words[0].endswith(".json")):
+    if words and (words[0] == "-" or words[0].endswith((".json", ".yaml", ".yml"))):
         source, *words = words
-        try:
-            text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
-            body = json.loads(text)
-        except OSError as error:
-            raise CommandFailed(Exit.USAGE, f"{source}: {error.strerror}.", code="NO_FILE") from error
-        except ValueError as error:
-            raise CommandFailed(Exit.USAGE, f"{source} is not JSON: {error}.", code="NOT_JSON") from error
-        if not isinstance(body, dict):
-            raise CommandFailed(Exit.USAGE, f"{source} must hold one JSON object.", code="NOT_JSON")
+        from evenkeel_cli.yaml_files import load_all
+
+        documents = load_all(Path(source))
+        if len(documents) != 1 or not isinstance(documents[0], dict):
+            raise CommandFailed(Exit.USAGE, f"{source} must hold one object: a job.", code="NOT_A_JOB")
+        body = documents[0]
     if words:
         body["command"], body["args"] = list(words), []
     return body

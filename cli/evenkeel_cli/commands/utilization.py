@@ -52,8 +52,8 @@ def list_utilization(
     found = lookup.current_client().get("/utilization", by=by.value, cluster=cluster, pool=pool)
     out = page()
     match output:
-        case OutputFormat.JSON:
-            out.json(found)
+        case OutputFormat.JSON | OutputFormat.YAML:
+            out.document(found, output)
         case OutputFormat.CSV:
             write_csv(out, found["items"], _FIELDS[by])
         case OutputFormat.NAME:

@@ -32,14 +32,14 @@ def why(
     form = only(output, (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSON))
     if subject.startswith("dec-"):
         decision = client.get(f"/decisions/{subject}")
-        if form is OutputFormat.JSON:
-            out.json(decision)
+        if form.is_document:
+            out.document(decision, form)
         else:
             _print_decision(out, decision)
         return
     found = _ask(client, subject)
-    if form is OutputFormat.JSON:
-        out.json(found)
+    if form.is_document:
+        out.document(found, form)
     elif found.get("cordon") or found.get("repairedBy"):
         _cordoned(out, found)
     else:

@@ -16,7 +16,7 @@ from evenkeel.domain.economics import (
     spares,
 )
 from evenkeel.domain.economics.figures import FigureDocument, WrongFigure
-from evenkeel_cli.offline import quota_files
+from evenkeel_cli import yaml_files
 from evenkeel_cli.offline.quantities import number, share, wrong
 from evenkeel_client.errors import CommandFailed, Exit
 
@@ -40,7 +40,7 @@ def document(file: Path, kind: type[_Document]) -> _Document:
     Raises:
         CommandFailed: the file cannot be read, or a field is wrong; names the field.
     """
-    found = quota_files.load_unchanged(file)
+    found = yaml_files.load_all(file)
     if len(found) != 1:
         raise CommandFailed(
             Exit.USAGE, f"{file} has {len(found)} documents; it must have one.", code="DOCUMENT_REFUSED"

@@ -11,7 +11,8 @@ from evenkeel.domain.economics import commitment
 from evenkeel.domain.economics.figures import WrongFigure
 from evenkeel.domain.economics.fleet_forecast import forecast_fleet
 from evenkeel.domain.economics.fleet_request import FleetRequest
-from evenkeel_cli.offline import fleet_history, quota_files
+from evenkeel_cli import yaml_files
+from evenkeel_cli.offline import fleet_history
 from evenkeel_cli.offline.economics import grouped_document, options
 from evenkeel_cli.offline.quantities import number, wrong
 from evenkeel_client.errors import CommandFailed, Exit
@@ -32,7 +33,7 @@ def request_from(file: Path) -> Json:
     Raises:
         CommandFailed: the file is not one object.
     """
-    found = quota_files.load_unchanged(file)
+    found = yaml_files.load_all(file)
     if len(found) != 1 or not isinstance(found[0], dict):
         raise wrong(str(file), "must have one document, an object")
     return dict(found[0])
@@ -113,7 +114,7 @@ def _csv_rows(file: Path) -> list[Any]:
 
 
 def _document_rows(file: Path) -> list[Any]:
-    found = quota_files.load_unchanged(file)
+    found = yaml_files.load_all(file)
     rows: Any = found[0] if len(found) == 1 else None
     if isinstance(rows, dict):
         rows = next((rows[name] for name in ("demand", "hours", "Datapoints") if name in rows), None)

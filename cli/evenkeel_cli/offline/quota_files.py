@@ -1,27 +1,15 @@
 """Quota, job and event files, read as YAML or JSON."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from evenkeel.domain.kueue.documents import DocumentError
 from evenkeel.domain.kueue.setup import RULES, Profile, QuotaDocuments, documents
+from evenkeel_cli.yaml_files import load_all
 from evenkeel_client.errors import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from evenkeel.domain.kueue.exchange import Converted
-
-
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml parses seven times as fast
-    """YAML as Kubernetes reads it: instants stay text."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
 
 
 def load(file: Path) -> list[Any]:
@@ -30,23 +18,7 @@ def load(file: Path) -> list[Any]:
     Raises:
         CommandFailed: it cannot be read, or is neither YAML nor JSON.
     """
-    return documents(load_unchanged(file))
-
-
-def load_unchanged(file: Path) -> list[Any]:
-    """Return a file's documents as they are, nulls and lists included; `-` is standard input.
-
-    Raises:
-        CommandFailed: it cannot be read, or is neither YAML nor JSON.
-    """
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-        return list(yaml.load_all(text, Loader=_Loader))
-    except OSError as error:
-        raise CommandFailed(Exit.USAGE, f"{file}: {error.strerror}", code="USAGE") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        message = " ".join(str(error).split())
-        raise CommandFailed(Exit.USAGE, f"{file} is neither YAML nor JSON: {message}", code="NOT_YAML") from error
+    return documents(load_all(file))
 
 
 def declared(profile: Profile, quota: list[Path], config: Path | None = None) -> QuotaDocuments:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.external.unmanaged_workloads import Consent, PodRecreation, UnmanagedPod, unmanaged_workloads
@@ -187,8 +188,8 @@ def test_every_submission_has_a_fresh_key_unless_one_is_given(served: CliFixture
     ("words", "code"),
     [
         (["missing.json"], "NO_FILE"),
-        (["broken.json"], "NOT_JSON"),
-        (["list.json"], "NOT_JSON"),
+        (["broken.json"], "NOT_YAML"),
+        (["list.json"], "NOT_A_JOB"),
         (["--env", "X", "--name", "x", "--", "train"], "USAGE"),
         (["--nodes", "0", "--name", "x", "--image", "i", "--", "train"], "VALIDATION_FAILED"),
         (["--name", "x", "--", "train"], "VALIDATION_FAILED"),
@@ -882,7 +883,7 @@ def test_status_shows_rentals_of_a_deployment(served: CliFixture) -> None:
     assert "SERVING" not in served.run("status", terminal=True).out
 
 
-@pytest.mark.parametrize("words", ["nonsense", "jobs nonsense", "jobs show", "jobs ls --limit many", "status -o yaml"])
+@pytest.mark.parametrize("words", ["nonsense", "jobs nonsense", "jobs show", "jobs ls --limit many", "status -o xml"])
 def test_usage_error_exits_2_with_the_next_step(served: CliFixture, words: str) -> None:
     said = served.run(*words.split())
 
@@ -1109,3 +1110,82 @@ def test_cordon_shows_its_author_and_reason(served: CliFixture) -> None:
     assert f"next  evenkeel nodes uncordon {node}" in said["why", node].out
     assert freed.exit_code == 0
     assert "fan noise" not in served.run("nodes", "show", node).out
+
+
+def test_job_file_may_be_yaml(served: CliFixture) -> None:
+    lines = ["name: from-yaml", "image: registry/trainer:1", "command: [python, -m, train]", "nodes: 2"]
+    (served.folder / "job.yaml").write_text("\n".join([*lines, "deadline: 2027-01-31T08:00:00Z"]))
+
+    said = served.run("jobs", "submit", "job.yaml")
+
+    assert (said.exit_code, said.err) == (0, "")
+    body = json.loads(served.bodies[-1])
+    assert (body["name"], body["nodes"], body["deadline"]) == ("from-yaml", 2, "2027-01-31T08:00:00Z")
+
+
+def test_new_job_file_is_accepted_with_every_field(served: CliFixture) -> None:
+    assert served.run("jobs", "init").exit_code == 0
+    file = served.folder / "job.yaml"
+    text = file.read_text()
+    commented = re.sub(r"^( *)# (\w+: )", r"\1\2", text, flags=re.MULTILINE)
+
+    plain, full = served.run("jobs", "plan", "job.yaml"), yaml.safe_load(commented)
+
+    assert (plain.exit_code, plain.err) == (0, "")
+    schema = json.loads((ROOT / "docs" / "schemas" / "submission.schema.json").read_text())
+    assert set(full) <= set(schema["properties"])
+    assert len(full) > 15
+
+
+def test_new_job_file_overwrites_nothing(served: CliFixture) -> None:
+    (served.folder / "job.yaml").write_text("mine")
+
+    said = served.run("jobs", "init")
+
+    assert (said.exit_code, "[FILE_EXISTS]" in said.err) == (2, True)
+    assert (served.folder / "job.yaml").read_text() == "mine"
+    assert served.run("jobs", "init", "--force").exit_code == 0
+
+
+@pytest.mark.parametrize("words", ["status", "jobs ls", "jobs show llama-1", "why llama-1", "nodes ls", "teams ls"])
+def test_yaml_output_is_the_json_output(served: CliFixture, words: str) -> None:
+    recovery_at_work(served.gateway)
+
+    as_yaml, as_json = served.run(*words.split(), "-o", "yaml"), served.run(*words.split(), "-o", "json")
+
+    assert yaml.safe_load(as_yaml.out) == json.loads(as_json.out)
+
+
+def test_yaml_output_escapes_control_characters(served: CliFixture) -> None:
+    stored(served.gateway.fakes.ledger, a_job(1, reason="\x1b[31mred\u202eturned"))
+
+    said = served.run("jobs", "show", "llama-1", "-o", "yaml")
+
+    assert "\x1b" not in said.out
+    assert "\u202e" not in said.out
+    assert yaml.safe_load(said.out)["reason"] == "\x1b[31mred\u202eturned"
+
+
+@pytest.mark.parametrize("noun", ["jobs", "incidents", "nodes"])
+def test_watched_list_is_printed_again_until_interrupted(
+    served: CliFixture, monkeypatch: pytest.MonkeyPatch, noun: str
+) -> None:
+    recovery_at_work(served.gateway)
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("evenkeel_cli.commands.output.time.sleep", pause)
+    served.next_answers = []
+
+    said = served.run(noun, "ls", "-w", "-o", "name")
+
+    once = served.run(noun, "ls", "-o", "name").out
+    assert (said.exit_code, said.out) == (130, once * 3)
+
+
+def test_version_is_an_option_too(served: CliFixture) -> None:
+    assert served.run("--version").out == served.run("version").out
