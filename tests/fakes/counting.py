@@ -20,7 +20,7 @@ class CountedCalls:
         self.calls: Counter[str] = Counter()
         self.rows_read = 0
         """Rows that lists of the ledger returned."""
-        self.ports = {name: _Counting(name, getattr(world, name), self) for name in COUNTED}
+        self.ports: dict[str, Any] = {name: _Counting(name, getattr(world, name), self) for name in COUNTED}
 
     def clear(self) -> None:
         self.calls.clear()

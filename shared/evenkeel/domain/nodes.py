@@ -348,6 +348,22 @@ class FleetNode(Value):
         return self.but(left_workloads=kept)
 
     @property
+    def record(self) -> ProviderNode | None:
+        """HyperPod's record of the node, as the sweep saw it; None for a node outside HyperPod."""
+        if not self.provider_status:
+            return None
+        return ProviderNode(
+            instance_id=self.life.instance_id,
+            logical_id=None if self.slot == self.life.key else self.slot.removeprefix(f"{self.life.cluster}/"),
+            instance_group=self.pool,
+            instance_type=self.instance_type,
+            launched_at=self.life.launched_at,
+            status=self.provider_status,
+            ultra_server=self.ultra_server,
+            image=self.image,
+        )
+
+    @property
     def allocatable(self) -> Resources:
         """The amounts that pods can request."""
         return Resources(accelerators=self.accelerators, cpu_millis=self.cpu_millis, memory_mib=self.memory_mib)

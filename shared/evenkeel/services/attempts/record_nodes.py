@@ -8,7 +8,7 @@ from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.nodes import join_nodes
 from evenkeel.ports import Conflict, Put
 from evenkeel.services.context import Context
-from evenkeel.services.storage import attempt_record, job_rows
+from evenkeel.services.storage import attempt_record, job_rows, provider_records
 
 
 def run(job_id: str, number: int, context: Context) -> bool:
@@ -22,7 +22,9 @@ def run(job_id: str, number: int, context: Context) -> bool:
         return False
     seen = context.cluster.workload(attempt)
     names = attempt.nodes_in(seen)
-    joined = join_nodes(context.cluster.nodes(attempt.cluster), context.provider.nodes(), attempt.cluster)
+    there = [node for node in context.cluster.nodes(attempt.cluster) if node.name in names]
+    records = (provider_records.load_of(node, context) for node in there)
+    joined = join_nodes(there, (record for record in records if record), attempt.cluster)
     by_name = {node.kubernetes.name: node for node in joined if node.kubernetes}
     if len(names) < attempt.ranks or any(name not in by_name for name in names):
         return False

@@ -33,7 +33,15 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
-from evenkeel.services.storage import attempt_record, job_rows, quota_rows, read_charges, rows, team_setup
+from evenkeel.services.storage import (
+    attempt_record,
+    job_rows,
+    provider_records,
+    quota_rows,
+    read_charges,
+    rows,
+    team_setup,
+)
 from evenkeel.services.storage.quota_tree import stored_state
 
 _MAX_PAGES = 4
@@ -349,7 +357,7 @@ def _with_clusters(loaded: LoadedCycle, rented: RentalBook, context: Context) ->
 def _read_clusters(
     serves: frozenset[str], context: Context
 ) -> tuple[dict[str, _ClusterFacts], dict[str, EvenkeelError]]:
-    """Read each cluster by itself, and HyperPod's nodes with the first one. If one read fails, all of it is left out.
+    """Read each cluster by itself, and HyperPod's records with the first one. If one read fails, all of it is left out.
 
     Args:
         serves: Clusters with serving workloads: their pods are read, too.
@@ -360,12 +368,13 @@ def _read_clusters(
     cluster, names = context.cluster, context.site.clusters
     for name in names:
         try:
+            workloads, in_use, nodes = cluster.workloads(name), cluster.resources_in_use(name), cluster.nodes(name)
             seen[name] = _ClusterFacts(
-                cluster.workloads(name),
-                cluster.resources_in_use(name),
-                cluster.nodes(name),
+                workloads,
+                in_use,
+                nodes,
                 cluster.kueue_namespaces(name),
-                context.provider.nodes() if name == names[0] else (),
+                provider_records.load(nodes, context) if name == names[0] else (),
                 cluster.pods(name) if name in serves else (),
             )
         except EvenkeelError as error:

@@ -1,0 +1,38 @@
+"""HyperPod's records of nodes, from the rows of the last sweep.
+
+A node never changes its launch time, its group or its slot. Its status may be as old as the last sweep, so readers take
+the health of a node from its node object.
+"""
+
+from collections.abc import Iterable
+
+from evenkeel.domain.nodes import FleetNode, KubernetesNode, ProviderNode
+from evenkeel.ports import Table, every
+from evenkeel.services.context import Context
+from evenkeel.services.storage import fleet_rows, rows
+
+
+def load(nodes: Iterable[KubernetesNode], context: Context) -> tuple[ProviderNode, ...]:
+    """Return the records of all nodes. HyperPod lists its nodes only if one of `nodes` has no row yet.
+
+    Args:
+        nodes: The node objects of HyperPod's cluster.
+        context: The ports.
+    """
+    if not context.site.has_hyperpod:
+        return ()
+    found = every(lambda cursor: context.ledger.by_state(Table.FLEET, "NODE", limit=1000, cursor=cursor))
+    stored = (rows.read(row, FleetNode) for row in found)
+    records = tuple(record for node in stored if not node.is_gone and (record := node.record) is not None)
+    known = {record.instance_id for record in records}
+    is_complete = all(node.instance_id in known for node in nodes if node.hyperpod_cluster_id)
+    return records if is_complete else context.provider.nodes()
+
+
+def load_of(node: KubernetesNode, context: Context) -> ProviderNode | None:
+    """Return the record of one node; None if HyperPod does not know the node."""
+    if not node.hyperpod_cluster_id or not node.instance_id:
+        return None
+    row = context.ledger.get(fleet_rows.node_key(node.cluster, node.instance_id))
+    record = rows.read(row, FleetNode).record if row else None
+    return record or context.provider.node(node.instance_id)
