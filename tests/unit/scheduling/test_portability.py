@@ -33,6 +33,16 @@ def test_pool_overrides_accelerator_memory_of_the_type() -> None:
     assert reason_of(pool={"instance_type": "x9.large", "place": {"acceleratorMemoryGib": 96}}, **requirements) == ()
 
 
+def test_memory_is_what_ec2_states_not_the_vendor() -> None:
+    needs = {"requires": {"acceleratorMemoryGib": 24}}
+
+    assert reason_of(pool={"instance_type": "g5.12xlarge"}, **needs) == (
+        "The job needs 24 GiB on each accelerator, but the nodes have 22.35.",
+    )
+    assert reason_of(pool={"instance_type": "g6.12xlarge"}, requires={"acceleratorMemoryGib": 22.3}) == ()
+    assert reason_of(pool={"instance_type": "g6e.xlarge"}, **needs) == ()
+
+
 def test_image_of_another_architecture_is_reported() -> None:
     requirements = {"requires": {"architectures": ["amd64"]}}
 

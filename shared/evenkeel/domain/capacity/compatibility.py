@@ -112,7 +112,7 @@ def _differences(needs: EnvironmentNeeds, place: PoolEnvironment) -> Iterator[st
     if least and not found_gib:
         yield f"The job needs {least:g} GiB on each accelerator, but the memory of the nodes' accelerators is unknown."
     elif least > found_gib:
-        yield f"The job needs {least:g} GiB on each accelerator, but the nodes have {found_gib:g}."
+        yield f"The job needs {least:g} GiB on each accelerator, but the nodes have {round(found_gib, 2):g}."
     if needs.fabric and place.fabric != needs.fabric:
         yield f"The job needs the network {needs.fabric}, but the nodes have {place.fabric or 'an ordinary network'}."
     for claim, behind in sorted(needs.storage.items()):

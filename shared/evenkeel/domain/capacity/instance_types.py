@@ -4,12 +4,16 @@ import functools
 import importlib.resources
 from collections.abc import Mapping
 
+from pydantic import Field
+
 from evenkeel.domain.values import Value
 
 GPU = "nvidia.com/gpu"
 NEURON = "aws.amazon.com/neurondevice"
 EFA = "vpc.amazonaws.com/efa"
 MIG_PREFIX = "nvidia.com/"
+HYPERPOD_PREFIX = "ml."
+"""SageMaker's names of instance types begin with it; the rest is EC2's name."""
 
 
 class InstanceType(Value):
@@ -27,8 +31,11 @@ class InstanceType(Value):
     """CPU architecture, as container images name it."""
     model: str = ""
     """Model of its accelerators, in lower case: `h100`, `trainium2`."""
-    accelerator_memory_gib: float = 0
-    """Of one accelerator, as its vendor states it; 0 without accelerators."""
+    accelerator_memory_mib: int = Field(default=0, ge=0)
+    """Of one accelerator, as DescribeInstanceTypes states it; 0 without accelerators.
+
+    Vendors round it: an A10G of "24 GB" has 22,888 MiB.
+    """
     mig: dict[str, int] = {}
     """MIG profile → most partitions of it on one GPU."""
 
@@ -36,6 +43,11 @@ class InstanceType(Value):
     def accelerators(self) -> int:
         """GPUs or Neuron devices."""
         return self.gpus or self.neuron
+
+    @property
+    def accelerator_memory_gib(self) -> float:
+        """Memory of one accelerator in GiB, which `requires.gpuMemoryGib` is compared with."""
+        return self.accelerator_memory_mib / 1024
 
     @property
     def accelerator(self) -> str:
@@ -51,7 +63,8 @@ class InstanceTypes(Value):
 
     def of(self, name: str) -> InstanceType | None:
         """Return an instance type by its name, with or without `ml.`."""
-        return self.types.get(name) or self.types.get(f"ml.{name}")
+        plain = name.removeprefix(HYPERPOD_PREFIX)
+        return self.types.get(f"{HYPERPOD_PREFIX}{plain}") or self.types.get(plain)
 
 
 @functools.cache
