@@ -4,6 +4,7 @@
 #   make test TESTS=tests/unit                one level of the tests
 #   make fuzz SEEDS=1..100000                100,000 seeds
 #   make deploy ENV=dev                       an environment of samconfig.toml
+#   make deploy ENV=dev SKIP=keys             without a check of `make preflight`
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
@@ -12,11 +13,14 @@ PYTHON ?=
 ENV ?= dev
 TESTS ?=
 SEEDS ?= 1..500
+SKIP ?=
 RUN ?=
 
 SYSTEM_PYTHON := $(if $(PYTHON),$(PYTHON),python3)
 BIN := .venv/bin
 SAM := .tools/sam/bin/sam
+# An exit of 2 means that a check could not read its facts. That does not stop a deployment; a failed check does.
+PREFLIGHT = $(BIN)/evenkeel doctor --before $(ENV) $(if $(SKIP),--skip $(SKIP))
 SOURCES := $(wildcard shared cli local examples functions bench tests tools)
 
 export PYTHON
@@ -24,7 +28,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 export SAM_CLI_TELEMETRY := 0
 
-.PHONY: help setup demo dev test test-all fuzz mutants drill-mutants lint generate fmt build package deploy bench soak drills scenarios storm clean lock lock-check
+.PHONY: help setup demo dev test test-all fuzz mutants drill-mutants lint generate fmt build preflight package deploy bench soak drills scenarios storm clean lock lock-check
 
 help: ## show this list
 	@$(SYSTEM_PYTHON) -c 'import re; [print(f"  make {name:13} {what}") for name, what in \
@@ -75,7 +79,12 @@ build: setup ## build the functions and their layer for an environment of samcon
 package: setup ## package a release in dist/: template, code, chart, wheels, bills of materials, checksums (ENV=prod)
 	@$(BIN)/python -m tools.package $(if $(filter file,$(origin ENV)),prod,$(ENV))
 
-deploy: build ## deploy to your AWS account (ENV=dev or prod): read docs/deploy.md first
+preflight: setup ## check what a deployment of an environment needs, before it (ENV=dev or prod)
+	@$(PREFLIGHT)
+
+deploy: setup ## check, build and deploy to your AWS account (ENV=dev or prod): read docs/deploy.md first
+	@$(PREFLIGHT) || [ $$? -eq 2 ]
+	@$(MAKE) build
 	@$(SAM) deploy --config-env $(ENV)
 
 bench: setup ## measure the time from event to cordon, and compare it with the baseline

@@ -39,6 +39,7 @@ NOT_RUN = {
     "aws sqs start-message-move-task": "The local engine does not have this call; the page says so.",
     "kubectl delete nodeclaim <name>": "No node is rented here.",
     _OTHER_STACK: "There is one stack here.",
+    "evenkeel doctor --before": "The folder of the test has no samconfig.toml.",
     "evenkeel automation release --cause": "No shared cause bars repairs here.",
     "evenkeel policy": "Needs a site's policy file; tests/unit/cli/test_policy.py has some.",
 }

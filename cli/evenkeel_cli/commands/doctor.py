@@ -1,8 +1,10 @@
 """`evenkeel doctor`."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -13,6 +15,7 @@ from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
 
 if TYPE_CHECKING:
+    from evenkeel_cli.doctor.checks import DoctorCheck
     from evenkeel_cli.doctor.findings import DoctorFinding
     from evenkeel_cli.doctor.site import BotocoreAws, Site
 
@@ -24,23 +27,26 @@ _SIGNS = {"ok": "ok", "warning": "warn", "failed": "failed", "unknown": "next"}
 @app.command("doctor")
 def doctor(
     stack: Annotated[str, typer.Option("--stack", help="The CloudFormation stack.", metavar="NAME")] = "",
+    before: Annotated[
+        str, typer.Option("--before", help="Check what a deployment of an environment needs.", metavar="ENV")
+    ] = "",
     skip: Annotated[str, typer.Option("--skip", help="Skip these checks (comma-separated).", metavar="CHECK,…")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Check everything that Evenkeel needs, and print how to fix problems.
 
-    It only reads. Exit 0: nothing failed. 1: something failed. 2: something could not be checked.
+    It only reads. Exit 0: nothing failed. 1: something failed. 2: something could not be checked. With --before it
+    reads samconfig.toml of the current folder, and needs no stack.
     """
     from evenkeel_cli.doctor import checks, findings
 
-    skipped = {name.strip() for name in skip.split(",") if name.strip()}
-    known = [check.name for check in checks.CHECKS]
-    if wrong := sorted(skipped - set(known)):
-        raise CommandFailed(
-            Exit.USAGE, f"There is no check {wrong[0]!r}.", code="USAGE", hint=f"The checks: {', '.join(known)}"
-        )
     form = OutputFormat.JSON if as_json else only(output, (OutputFormat.TABLE, OutputFormat.JSON))
+    if before:
+        if stack:
+            raise CommandFailed(Exit.USAGE, "--before names the stack, so --stack is not possible.", code="USAGE")
+        _check_before(before, skip, form)
+    skipped = _skipped(skip, checks.CHECKS)
     site, _ = stack_site(stack)
     out = page()
     where = site.context
@@ -52,6 +58,45 @@ def doctor(
         out.document(document, form)
     else:
         show(out, f"fleet {site.fleet()}  stack {site.stack}  {where.region}", found, then)
+    raise typer.Exit(findings.exit_code(found))
+
+
+def _skipped(skip: str, table: "Sequence[DoctorCheck]") -> set[str]:
+    skipped = {name.strip() for name in skip.split(",") if name.strip()}
+    known = [check.name for check in table]
+    if wrong := sorted(skipped - set(known)):
+        raise CommandFailed(
+            Exit.USAGE, f"There is no check {wrong[0]!r}.", code="USAGE", hint=f"The checks: {', '.join(known)}"
+        )
+    return skipped
+
+
+def _check_before(environment: str, skip: str, form: OutputFormat) -> NoReturn:
+    """Check what a deployment of an environment needs, and exit."""
+    from evenkeel_cli.doctor import before, checks, findings
+    from evenkeel_cli.doctor.site import BotocoreAws
+    from evenkeel_cli.offline import planned_stack
+
+    folder = Path.cwd()
+    try:
+        skipped = _skipped(skip, before.BEFORE)
+        planned = planned_stack.read_planned_stack(folder, environment)
+    except CommandFailed as error:
+        # `make deploy` goes on after the exit code of a usage error, because it also says that a check had no answer.
+        raise CommandFailed(Exit.FAILED, error.text, code=error.code, hint=error.hint) from error
+    profile = os.environ.get("EVENKEEL_PROFILE")
+    where = context.ApiContext("", "", planned.region, profile=profile, stack=planned.name, source="samconfig.toml")
+    site = before.PlannedSite(BotocoreAws(where), planned, planned_stack.read_sam_versions(folder))
+    out, fleet = page(), planned.parameters["FleetName"]
+    found = checks.run(site, out.now(), skipped, before.BEFORE)
+    then = "" if findings.exit_code(found) == 1 else f"Deploy: make deploy ENV={environment}"
+    if form is OutputFormat.JSON:
+        as_of = out.now().isoformat()
+        out.json(
+            findings.to_json(found, fleet=fleet, stack=planned.name, region=planned.region, as_of=as_of, then=then)
+        )
+    else:
+        show(out, f"before a deployment of {environment}  stack {planned.name}  {planned.region}", found, then)
     raise typer.Exit(findings.exit_code(found))
 
 

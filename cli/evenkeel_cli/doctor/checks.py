@@ -23,7 +23,8 @@ class DoctorCheck(NamedTuple):
     """A line of the table."""
 
     name: str
-    run: Callable[[Site, datetime], list[DoctorFinding]]
+    run: Callable[[Any, datetime], list[DoctorFinding]]
+    """Takes the `Site`, or the `PlannedSite` of the checks before a deployment."""
     title: str
     """Subject of the check, for the help and the documentation."""
     if_unanswered: Status = Status.UNKNOWN
@@ -265,7 +266,7 @@ CHECKS = (
 
 
 def run(
-    site: Site,
+    site: Any,
     now: datetime,
     skipped: Collection[str] = (),
     table: Iterable[DoctorCheck] = CHECKS,
@@ -286,7 +287,7 @@ def _silent(check: DoctorCheck, seconds: float) -> DoctorFinding:
     return DoctorFinding(check.if_unanswered, f"No answer in {seconds:g} s.", "docs/operate/doctor.md#no-answer")
 
 
-def _found(check: DoctorCheck, site: Site, now: datetime) -> list[DoctorFinding]:
+def _found(check: DoctorCheck, site: Any, now: datetime) -> list[DoctorFinding]:
     try:
         return check.run(site, now) or [unknown("The check found nothing to judge.", "docs/operate/doctor.md")]
     except CouldNotCheck as error:

@@ -143,11 +143,22 @@ def _failure(service: str, operation: str, error: Any) -> Exception:
 T = TypeVar("T")
 
 
-def read_once(read: Callable[["Site"], T]) -> Callable[["Site"], T]:
+class Remembering(Protocol):
+    """A site that keeps what it read."""
+
+    lock: threading.Lock
+    reading: dict[str, threading.Lock]
+    known: dict[str, Any]
+
+
+S = TypeVar("S", bound=Remembering)
+
+
+def read_once(read: Callable[[S], T]) -> Callable[[S], T]:
     """Remember what a method of a site reads, or how it fails. A slow read delays only callers of the same method."""
 
     @wraps(read)
-    def method(site: "Site") -> T:
+    def method(site: S) -> T:
         with site.lock:
             reading = site.reading.setdefault(read.__name__, threading.Lock())
         with reading:

@@ -58,6 +58,14 @@ def read_planned_stack(folder: Path, environment: str) -> PlannedStack:
     return PlannedStack(environment, str(own["stack_name"]), str(own["region"]), defaults | given)
 
 
+def read_sam_versions(folder: Path) -> tuple[str, str]:
+    """Return the version of sam that `make setup` installed, empty if there is none, and the locked version."""
+    places = folder.glob(".tools/sam/lib/python*/site-packages/aws_sam_cli-*.dist-info")
+    installed = [path.name.removeprefix("aws_sam_cli-").removesuffix(".dist-info") for path in places]
+    locked = re.search(r"^aws-sam-cli==(\S+)", _read(folder / "requirements" / "sam.txt"), re.MULTILINE)
+    return (installed[0] if installed else "", locked[1] if locked else "")
+
+
 def _overrides(value: Any, environment: str) -> dict[str, str]:
     """Return `parameter_overrides`: a list of `Name=value`, or one text with several."""
     words = re.findall(r'(?:[^\s"]|"[^"]*")+', value) if isinstance(value, str) else value

@@ -20,6 +20,7 @@ import evenkeel
 from evenkeel_cli.commands.doctor import show
 from evenkeel_cli.doctor import checks, findings
 from evenkeel_cli.doctor import site as site_module
+from evenkeel_cli.doctor.before import BEFORE
 from evenkeel_cli.doctor.checks import CHECKS
 from evenkeel_cli.doctor.evaluate import DEAD_LETTERS
 from evenkeel_cli.doctor.findings import CouldNotCheck, DoctorFinding, Status
@@ -920,7 +921,9 @@ def test_json_follows_its_schema() -> None:
     )
 
     jsonschema.validate(document, schema)
-    assert schema["properties"]["findings"]["items"]["properties"]["check"]["enum"] == [one.name for one in CHECKS]
+    assert schema["properties"]["findings"]["items"]["properties"]["check"]["enum"] == list(
+        dict.fromkeys(one.name for one in (*CHECKS, *BEFORE))
+    )
     assert document["summary"]["warning"] == 1
 
 

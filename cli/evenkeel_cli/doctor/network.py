@@ -1,0 +1,172 @@
+"""The pure judgements on clusters, subnets, security groups and ways out of a VPC."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from evenkeel_cli.doctor.findings import DoctorFinding, failed, ok, warning
+
+Json = dict[str, Any]
+
+NEEDED_ENDPOINTS = (
+    *("dynamodb", "s3", "eks", "sagemaker.api", "states", "lambda", "sqs", "sns", "autoscaling", "monitoring"),
+)
+"""Ends of the service names (docs/private-clusters.md lists which function needs which)."""
+_PAGE = "docs/private-clusters.md"
+_HTTPS = 443
+
+
+def judge_clusters(found: Mapping[str, Json | None], *, has_subnets: bool) -> list[DoctorFinding]:
+    """Judge each EKS cluster: what EKS says of it, or None if it does not exist."""
+    if not found:
+        return [failed("No Kubernetes cluster is named.", "Set KubernetesClusters in samconfig.toml.")]
+    findings = [
+        finding for name, cluster in found.items() for finding in _cluster(name, cluster, has_subnets=has_subnets)
+    ]
+    return findings or [ok(f"{', '.join(found)}: ACTIVE, with access entries, and an endpoint that functions reach.")]
+
+
+def _cluster(name: str, cluster: Json | None, *, has_subnets: bool) -> list[DoctorFinding]:
+    if cluster is None:
+        text = f"EKS has no cluster {name} in this account and region."
+        return [failed(text, "Correct KubernetesClusters in samconfig.toml.", name)]
+    found = []
+    if cluster["status"] != "ACTIVE":
+        fix = f"aws eks describe-cluster --name {name}"
+        kind = warning if cluster["status"] == "UPDATING" else failed
+        found.append(kind(f"EKS reports that {name} is {cluster['status']}.", fix, name))
+    mode = cluster.get("accessConfig", {}).get("authenticationMode", "CONFIG_MAP")
+    if mode not in ("API", "API_AND_CONFIG_MAP"):
+        fix = f"aws eks update-cluster-config --name {name} --access-config authenticationMode=API_AND_CONFIG_MAP"
+        found.append(failed(f"{name} has the authentication mode {mode}, so it has no access entries.", fix, name))
+    if reach := _reach(name, cluster["resourcesVpcConfig"], has_subnets=has_subnets):
+        found.append(reach)
+    return found
+
+
+def _reach(name: str, config: Json, *, has_subnets: bool) -> DoctorFinding | None:
+    """Judge whether functions reach the API server."""
+    if has_subnets:
+        if config.get("endpointPrivateAccess"):
+            return None
+        text = f"{name} has no private endpoint: functions in the subnets reach it only through NAT."
+        return warning(text, f"Turn the private endpoint on, or see {_PAGE}.", name)
+    if not config.get("endpointPublicAccess"):
+        text = f"{name} has a private endpoint only, and SubnetIds is empty: no function reaches its API server."
+        return failed(text, f"Set SubnetIds and SecurityGroupIds ({_PAGE}).", name)
+    if "0.0.0.0/0" not in config.get("publicAccessCidrs", ["0.0.0.0/0"]):
+        text = (
+            f"The public endpoint of {name} accepts only listed addresses. Functions outside a VPC have no fixed one."
+        )
+        return failed(text, f"Set SubnetIds and SecurityGroupIds ({_PAGE}).", name)
+    return None
+
+
+def judge_subnets(
+    wanted: Sequence[str],
+    subnets: Sequence[Json],
+    groups: Sequence[str],
+    found_groups: Sequence[Json],
+    clusters: Mapping[str, Json],
+) -> list[DoctorFinding]:
+    """Judge the subnets and security groups of the functions.
+
+    Args:
+        wanted: `SubnetIds`.
+        subnets: Those that exist.
+        groups: `SecurityGroupIds`.
+        found_groups: Those that exist.
+        clusters: The network configuration of each cluster that exists.
+    """
+    if not wanted:
+        return [ok("The functions run outside a VPC (parameter SubnetIds).")]
+    found = [
+        failed(f"{kind} {name} does not exist in this account and region.", f"Correct {parameter}.", name)
+        for kind, parameter, names, there in (
+            ("Subnet", "SubnetIds", wanted, {each["SubnetId"] for each in subnets}),
+            ("Security group", "SecurityGroupIds", groups, {each["GroupId"] for each in found_groups}),
+        )
+        for name in names
+        if name not in there
+    ]
+    vpcs = sorted({each["VpcId"] for each in (*subnets, *found_groups)})
+    if len(vpcs) > 1:
+        text = f"Subnets and security groups are in different VPCs: {', '.join(vpcs)}."
+        found.append(failed(text, "Use subnets and security groups of one VPC."))
+    if len({each["AvailabilityZone"] for each in subnets}) == 1:
+        text = "All subnets are in one Availability Zone: if it fails, Evenkeel reaches no cluster."
+        found.append(warning(text, "Name subnets in two Availability Zones."))
+    for name, config in clusters.items():
+        if config["vpcId"] not in vpcs and vpcs:
+            text = f"{name} is in {config['vpcId']}, the subnets are in {', '.join(vpcs)}. The VPCs need a connection."
+            found.append(warning(text, f"See {_PAGE}.", name))
+    return found or [ok(f"{len(wanted)} subnets and {len(groups)} security groups exist in {', '.join(vpcs)}.")]
+
+
+def judge_cluster_rules(
+    groups: Sequence[str], clusters: Mapping[str, Json], rules: Sequence[Json]
+) -> list[DoctorFinding]:
+    """Judge whether each cluster security group allows HTTPS from the functions' groups."""
+    by_id = {each["GroupId"]: each["IpPermissions"] for each in rules}
+    found = []
+    for name, config in clusters.items():
+        guard = config.get("clusterSecurityGroupId", "")
+        if guard in groups or any(_admits(rule, groups) for rule in by_id.get(guard, ())):
+            continue
+        fix = (
+            f"aws ec2 authorize-security-group-ingress --group-id {guard} --protocol tcp --port {_HTTPS} "
+            f"--source-group {groups[0] if groups else 'GROUP'}"
+        )
+        text = f"The cluster security group {guard} of {name} has no rule for the functions' security groups."
+        found.append(failed(text, fix, name))
+    return found
+
+
+def _admits(rule: Json, groups: Sequence[str]) -> bool:
+    """Whether a rule allows HTTPS from one of the groups, or from addresses: those may be the subnets'."""
+    is_https = rule["IpProtocol"] == "-1" or (
+        rule["IpProtocol"] == "tcp" and rule.get("FromPort", 0) <= _HTTPS <= rule.get("ToPort", 0)
+    )
+    from_groups = any(pair.get("GroupId") in groups for pair in rule.get("UserIdGroupPairs", ()))
+    return is_https and (from_groups or bool(rule.get("IpRanges")))
+
+
+def routes_of(subnet: str, tables: Sequence[Json]) -> list[Json]:
+    """Return the routes of a subnet: those of its own table, else those of the main table."""
+    own = [table for table in tables if any(one.get("SubnetId") == subnet for one in table.get("Associations", ()))]
+    main = [table for table in tables if any(one.get("Main") for one in table.get("Associations", ()))]
+    return [route for table in (own or main)[:1] for route in table["Routes"]]
+
+
+def judge_ways_out(routes: Mapping[str, Sequence[Json]], endpoints: Sequence[Json]) -> list[DoctorFinding]:
+    """Judge how functions in the subnets reach AWS.
+
+    Args:
+        routes: By subnet.
+        endpoints: The VPC's endpoints.
+    """
+    if not routes:
+        return [ok("The functions run outside a VPC (parameter SubnetIds).")]
+    closed = sorted(name for name, found in routes.items() if not any(_leads_out(route) for route in found))
+    if not closed:
+        return [ok("Every subnet has a route to NAT or to another network.")]
+    there = {
+        name
+        for name in NEEDED_ENDPOINTS
+        for each in endpoints
+        if each["ServiceName"].endswith(f".{name}") and each["State"].lower() == "available"
+    }
+    missing = [name for name in NEEDED_ENDPOINTS if name not in there]
+    if not missing:
+        return [ok(f"The VPC of {', '.join(closed)} has all endpoints that the functions need.")]
+    text = f"{', '.join(closed)} have no route to NAT, and the VPC lacks the endpoints {', '.join(missing)}."
+    return [failed(text, f"Deploy deploy/vpc-endpoints.yaml ({_PAGE}).")]
+
+
+def _leads_out(route: Json) -> bool:
+    """Whether a default route leads to a target through which a function without a public address reaches AWS."""
+    targets = ("NatGatewayId", "TransitGatewayId", "NetworkInterfaceId", "InstanceId", "VpcPeeringConnectionId")
+    return (
+        route.get("DestinationCidrBlock") == "0.0.0.0/0"
+        and route.get("State") == "active"
+        and any(route.get(target) for target in targets)
+    )

@@ -1,0 +1,198 @@
+"""The pure judgements on a planned stack: facts in, findings out."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from evenkeel_cli.doctor.evaluate import ENOUGH_CONCURRENCY, MIN_CONCURRENCY
+from evenkeel_cli.doctor.findings import DoctorFinding, failed, ok, unknown, warning
+
+Json = dict[str, Any]
+
+MAX_STACK_NAME = 48
+"""The longest function is named after the stack and `-settle_incident`; Lambda allows 64 characters."""
+MAX_FLEET_NAME = 63
+RESERVING_FUNCTIONS = 3
+KEPT_UNRESERVED = 100
+"""Lambda keeps this number for functions without a reservation.
+
+Source: https://docs.aws.amazon.com/lambda/latest/dg/configuration-concurrency.html
+"""
+_SAMCONFIG = "samconfig.toml"
+
+
+def no_credentials(reason: str, fix: str) -> list[DoctorFinding]:
+    return [failed(reason, fix)]
+
+
+def judge_account(account: str, region: str, hyperpod_arn: str) -> list[DoctorFinding]:
+    """Judge whether the HyperPod cluster is in the account and region of the deployment."""
+    if not hyperpod_arn:
+        return []
+    _, _, _, its_region, its_account, *_ = hyperpod_arn.split(":")
+    if (its_region, its_account) == (region, account):
+        return [ok(f"The HyperPod cluster is in account {account} and region {region}.", "account")]
+    text = f"The HyperPod cluster is in {its_account}, {its_region}. You deploy to {account}, {region}."
+    return [failed(text, f"Sign in to the cluster's account, or set region in {_SAMCONFIG}.", "account")]
+
+
+def judge_names(stack: str, fleet: str) -> list[DoctorFinding]:
+    found = []
+    for name, value, limit in (("stack", stack, MAX_STACK_NAME), ("fleet", fleet, MAX_FLEET_NAME)):
+        if len(value) > limit:
+            text = f"The name of the {name} has {len(value)} characters, at most {limit} are possible."
+            found.append(failed(text, f"Shorten it in {_SAMCONFIG}.", name))
+    return found or [ok(f"The names {stack} and {fleet} are short enough.")]
+
+
+def judge_parameters(parameters: Mapping[str, str], clusters: Sequence[str]) -> list[DoctorFinding]:
+    """Judge the parameters that CloudFormation's rules also judge, and those that surprise in a first deployment."""
+    problems = {
+        "KubernetesClusters": not clusters,
+        "SecurityGroupIds": bool(parameters["SubnetIds"]) and not parameters["SecurityGroupIds"],
+        "SubnetIds": bool(parameters["SecurityGroupIds"]) and not parameters["SubnetIds"],
+        "CheckpointBuckets": bool(parameters["CheckpointEncryption"]) and not parameters["CheckpointBuckets"],
+    }
+    found = [
+        failed(f"{name} is missing; other parameters need it.", f"Set {name} in {_SAMCONFIG} (docs/deploy.md).", name)
+        for name, is_missing in problems.items()
+        if is_missing
+    ]
+    if parameters["LocalEngine"] == "true" or parameters["Policy"] != "production":
+        text = "LocalEngine and Policy have the values of the local data centre."
+        found.append(failed(text, f"Set LocalEngine=false and Policy=production in {_SAMCONFIG}.", "LocalEngine"))
+    if not parameters["PageEmail"]:
+        text = "PageEmail is empty: no person receives pages until you subscribe to the page topic."
+        found.append(warning(text, "Set PageEmail, or follow docs/deploy.md, step 7.", "PageEmail"))
+    return found or [ok("The parameters fit together.")]
+
+
+_COMPLETE = (
+    "CREATE_COMPLETE",
+    "UPDATE_COMPLETE",
+    "UPDATE_ROLLBACK_COMPLETE",
+    "IMPORT_COMPLETE",
+    "IMPORT_ROLLBACK_COMPLETE",
+)
+"""States in which CloudFormation accepts an update."""
+
+
+def judge_earlier_stack(name: str, status: str, parameters: Mapping[str, str]) -> list[DoctorFinding]:
+    """Judge the stack of this name. `status` is empty if there is none."""
+    if status in ("", "REVIEW_IN_PROGRESS"):
+        found = [ok(f"There is no stack {name} yet.")]
+        if parameters["Schedules"] == "on":
+            text = "Schedules is on in a new stack: alarms page for missing access until the setup is complete."
+            found.append(warning(text, f"Set Schedules=off in {_SAMCONFIG} (docs/deploy.md).", "Schedules"))
+        if parameters["Mode"] == "act":
+            text = "Mode is act in a new stack: Evenkeel repairs nodes before you have seen its decisions."
+            found.append(warning(text, f"Set Mode=observe in {_SAMCONFIG} (docs/deploy.md).", "Mode"))
+        return found
+    if status in _COMPLETE:
+        return [ok(f"The stack {name} can be updated ({status}).")]
+    if status.endswith("_IN_PROGRESS"):
+        return [failed(f"The stack {name} is being changed ({status}).", "Wait until the operation ends.")]
+    fix = f"aws cloudformation delete-stack --stack-name {name}; AWS keeps tables that hold data (docs/backup.md)"
+    return [failed(f"The stack {name} cannot be updated ({status}).", fix)]
+
+
+def judge_sam(installed: str, locked: str) -> list[DoctorFinding]:
+    if installed == locked and installed:
+        return [ok(f"sam has the locked version {locked}.")]
+    text = f"sam has version {installed}, the lock has {locked}." if installed else "sam is not installed."
+    return [failed(text, "make setup")]
+
+
+def judge_log_role(setting: str, role: str) -> list[DoctorFinding]:
+    """Judge `ApiLogRole` against the account's role for the logs of API Gateway."""
+    match setting, bool(role):
+        case "present", False:
+            text = "ApiLogRole=present, but API Gateway has no role for logs in this account and region."
+            return [failed(text, f"Set ApiLogRole=off or ApiLogRole=set-up in {_SAMCONFIG}.")]
+        case "set-up", True:
+            text = f"ApiLogRole=set-up would replace {role} for every API of this account and region."
+            return [warning(text, f"Set ApiLogRole=present in {_SAMCONFIG}, unless this stack made that role.")]
+        case "off", True:
+            return [
+                ok(f"The API will write no access log. The account has a role: ApiLogRole=present would use {role}.")
+            ]
+        case "off", False:
+            return [ok("The API will write no access log.")]
+    return [ok(f"ApiLogRole={setting} fits the account.")]
+
+
+def judge_limits(limit: int, unreserved: int, *, reserved: int, declared: int) -> list[DoctorFinding]:
+    """Judge the account's limit of concurrent Lambda invocations.
+
+    Args:
+        limit: The account's limit in this region.
+        unreserved: The part that no function has reserved.
+        reserved: `CordonConcurrency`, for each of three functions.
+        declared: `LambdaConcurrencyLimit`.
+    """
+    raise_it = (
+        "aws service-quotas request-service-quota-increase --service-code lambda --quota-code L-B99A9384 "
+        f"--desired-value {max(1000, limit)}"
+    )
+    found = []
+    if unreserved < MIN_CONCURRENCY:
+        found.append(failed(f"Only {unreserved} of {limit} concurrent invocations are unreserved.", raise_it))
+    elif unreserved < ENOUGH_CONCURRENCY:
+        found.append(warning(f"Only {unreserved} of {limit} concurrent invocations are unreserved.", raise_it))
+    if reserved and unreserved - RESERVING_FUNCTIONS * reserved < KEPT_UNRESERVED:
+        text = (
+            f"CordonConcurrency={reserved} reserves {RESERVING_FUNCTIONS * reserved} invocations. Lambda must keep "
+            f"{KEPT_UNRESERVED} of the {unreserved} unreserved ones."
+        )
+        found.append(failed(text, f"Lower CordonConcurrency in {_SAMCONFIG}, or: {raise_it}", "CordonConcurrency"))
+    if declared != limit:
+        text = f"LambdaConcurrencyLimit is {declared}, the account's limit is {limit}: the alarm would be wrong."
+        found.append(warning(text, f"Set LambdaConcurrencyLimit={limit} in {_SAMCONFIG}.", "LambdaConcurrencyLimit"))
+    return found or [ok(f"{unreserved} of {limit} concurrent invocations are unreserved.")]
+
+
+def judge_orchestrator(described: Json, clusters: Sequence[str]) -> list[DoctorFinding]:
+    """Judge whether HyperPod's own EKS cluster is the first of `KubernetesClusters`."""
+    subject = "orchestrator"
+    arn = described.get("Orchestrator", {}).get("Eks", {}).get("ClusterArn", "")
+    if not arn:
+        text = "The HyperPod cluster is not orchestrated by EKS. Evenkeel needs Kubernetes."
+        return [failed(text, "Use a HyperPod cluster with EKS.", subject)]
+    name = arn.rpartition("/")[2]
+    if clusters and clusters[0] == name:
+        return [ok(f"HyperPod's EKS cluster {name} is the first of KubernetesClusters.", subject)]
+    text = f"HyperPod's EKS cluster is {name}. KubernetesClusters begins with {clusters[0] if clusters else 'none'}."
+    return [failed(text, f"Put {name} first in KubernetesClusters.", subject)]
+
+
+def judge_buckets(found: Mapping[str, Json | None], region: str) -> list[DoctorFinding]:
+    """Judge each checkpoint bucket: its description, or None if it does not exist."""
+    findings = []
+    for arn, described in found.items():
+        if not re.fullmatch(r"arn:aws[a-z-]*:s3:::[a-z0-9.-]+", arn):
+            findings.append(
+                failed(f"{arn} is not the ARN of a bucket.", f"Name arn:PARTITION:s3:::BUCKET in {_SAMCONFIG}.", arn)
+            )
+        elif described is None:
+            findings.append(failed(f"There is no bucket {arn}.", "Correct CheckpointBuckets.", arn))
+        elif not described.get("BucketRegion"):
+            findings.append(unknown("S3 does not say in which region the bucket is.", "Check it yourself.", arn))
+        elif described["BucketRegion"] != region:
+            there = described["BucketRegion"]
+            text = f"The bucket is in {there}, the stack in {region}. A gateway endpoint cannot reach the bucket."
+            findings.append(warning(text, "Prefer a bucket of the same region.", arn))
+    if not found:
+        return [ok("There are no checkpoint buckets (parameter CheckpointBuckets).")]
+    return findings or [ok(f"{len(found)} checkpoint buckets exist in {region}.")]
+
+
+def judge_keys(found: Mapping[str, str]) -> list[DoctorFinding]:
+    """Judge each key of the buckets: its state, empty if it does not exist."""
+    findings = [
+        failed(f"The key {arn} {f'is {state}' if state else 'does not exist'}.", "Correct CheckpointEncryption.", arn)
+        for arn, state in found.items()
+        if state != "Enabled"
+    ]
+    if not found:
+        return [ok("There are no keys of your own (parameter CheckpointEncryption).")]
+    return findings or [ok(f"{len(found)} keys are enabled.")]

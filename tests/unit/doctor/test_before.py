@@ -1,0 +1,541 @@
+"""Each check before a deployment: once with everything in order, and once for each fault that it must find."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jsonschema
+import pytest
+from botocore.session import get_session
+from botocore.validate import ParamValidator
+
+from evenkeel_cli.doctor import checks, findings, network, planning
+from evenkeel_cli.doctor.before import BEFORE, PlannedSite
+from evenkeel_cli.doctor.findings import CouldNotCheck, DoctorFinding, Status
+from evenkeel_cli.doctor.site import BadCredentials, ResourceNotFound
+from evenkeel_cli.offline.planned_stack import PlannedStack, read_planned_stack, read_sam_versions
+from tests.fakes.system import A_MOMENT
+from tests.template import test_first_deployment
+from tools import vpc_endpoints
+
+ROOT = Path(__file__).parents[3]
+Json = dict[str, Any]
+ACCOUNT, REGION = "111122223333", "us-west-2"
+HYPERPOD = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:cluster/k3v9x2m7q1ab"
+BUCKET = "arn:aws:s3:::checkpoints"
+KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/0a1b2c3d-0000-1111-2222-333344445555"
+DENIED = CouldNotCheck("Your identity may not call it.", "Use another identity.")
+
+
+def a_cluster(**changes: Any) -> Json:
+    config = {
+        "vpcId": "vpc-1",
+        "clusterSecurityGroupId": "sg-cluster",
+        "endpointPublicAccess": False,
+        "endpointPrivateAccess": True,
+        "publicAccessCidrs": ["0.0.0.0/0"],
+    }
+    cluster: Json = {
+        "status": "ACTIVE",
+        "accessConfig": {"authenticationMode": "API_AND_CONFIG_MAP"},
+        "resourcesVpcConfig": {name: changes.pop(name, value) for name, value in config.items()},
+    }
+    return {"cluster": cluster | changes}
+
+
+def a_hyperpod(**changes: Any) -> Json:
+    cluster = {
+        "ClusterArn": HYPERPOD,
+        "ClusterName": "research",
+        "ClusterStatus": "InService",
+        "NodeRecovery": "None",
+        "InstanceGroups": [{"InstanceGroupName": "p5-workers", "ImageVersionStatus": "UpToDate"}],
+        "Orchestrator": {"Eks": {"ClusterArn": f"arn:aws:eks:{REGION}:{ACCOUNT}:cluster/research-eks"}},
+    }
+    return cluster | changes
+
+
+def groups(*ids: str, **changes: Any) -> Json:
+    pairs = [{"GroupId": "sg-functions"}]
+    rule = {"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443, "UserIdGroupPairs": pairs, "IpRanges": []} | changes
+    return {"SecurityGroups": [{"GroupId": name, "VpcId": "vpc-1", "IpPermissions": [rule]} for name in ids]}
+
+
+def zones(*pairs: tuple[str, str], vpc: str = "vpc-1") -> Json:
+    return {"Subnets": [{"SubnetId": name, "VpcId": vpc, "AvailabilityZone": zone} for name, zone in pairs]}
+
+
+def routes(**target: str) -> Json:
+    route = {"DestinationCidrBlock": "0.0.0.0/0", "State": "active", **target}
+    table = {"Associations": [{"SubnetId": "subnet-a"}, {"SubnetId": "subnet-b"}], "Routes": [route]}
+    main = {"Associations": [{"Main": True}], "Routes": [{"DestinationCidrBlock": "10.0.0.0/16", "State": "active"}]}
+    return {"RouteTables": [main, table]}
+
+
+NAT = routes(NatGatewayId="nat-1")
+CLOSED = routes(GatewayId="igw-1")
+"""An internet gateway is no use to a function, which has no public address."""
+
+
+def made_endpoints(*names: str, state: str = "available") -> Json:
+    return {"VpcEndpoints": [{"ServiceName": f"com.amazonaws.{REGION}.{name}", "State": state} for name in names]}
+
+
+def healthy_answers() -> dict[str, Json]:
+    return {
+        "sts:get_caller_identity": {"Arn": f"arn:aws:sts::{ACCOUNT}:assumed-role/Deploy/ana", "Account": ACCOUNT},
+        "cloudformation:describe_stacks": {"Stacks": [a_stack("UPDATE_COMPLETE")]},
+        "apigateway:get_account": {},
+        "lambda:get_account_settings": limits(1000, 1000),
+        "eks:describe_cluster": a_cluster(),
+        "sagemaker:describe_cluster": a_hyperpod(),
+        "ec2:describe_subnets": zones(("subnet-a", "us-west-2a"), ("subnet-b", "us-west-2b")),
+        "ec2:describe_security_groups": groups("sg-functions", "sg-cluster"),
+        "ec2:describe_route_tables": NAT,
+        "ec2:describe_vpc_endpoints": made_endpoints(),
+        "s3:head_bucket": {"BucketRegion": REGION},
+        "kms:describe_key": {"KeyMetadata": {"KeyId": KEY, "KeyState": "Enabled"}},
+    }
+
+
+def a_stack(status: str) -> Json:
+    return {"StackName": "evenkeel", "CreationTime": A_MOMENT, "StackStatus": status}
+
+
+def limits(total: int, unreserved: int) -> Json:
+    return {"AccountLimit": {"ConcurrentExecutions": total, "UnreservedConcurrentExecutions": unreserved}}
+
+
+class FakeAws:
+    """An account in which all is well. Requests and answers have the shapes of botocore's service models."""
+
+    def __init__(self) -> None:
+        self.planted: dict[str, Any] = {}
+
+    def call(self, service: str, operation: str, **parameters: Any) -> Json:
+        name = f"{service}:{operation}"
+        answer = self.planted.get(name, healthy_answers()[name])
+        conforms(service, operation, parameters, {} if isinstance(answer, Exception) else answer)
+        if isinstance(answer, Exception):
+            raise answer
+        return dict(answer)
+
+
+def conforms(service: str, operation: str, request: Json, answer: Json) -> None:
+    name = "".join(word.capitalize() for word in operation.split("_"))
+    model = get_session().get_service_model(service).operation_model(name)
+    for given, shape in ((request, model.input_shape), (answer, model.output_shape)):
+        problems = ParamValidator().validate(given, shape).generate_report().splitlines() if shape else []
+        # An answer of the fake holds only what a check reads, so fields may be missing.
+        wrong = [each for each in problems if given is request or not each.startswith("Missing required")]
+        assert wrong == [], f"{service}:{operation}"
+    assert given_fields(answer) <= {*(model.output_shape.members if model.output_shape else ())}
+
+
+def given_fields(answer: Json) -> set[str]:
+    return set(answer)
+
+
+@dataclass
+class Bench:
+    """Where a fault is planted: in AWS, or in the environment."""
+
+    aws: FakeAws = field(default_factory=FakeAws)
+    parameters: dict[str, str] = field(default_factory=dict)
+    name: str = "evenkeel"
+    sam: tuple[str, str] = ("1.0", "1.0")
+
+    def planned(self) -> PlannedStack:
+        read = read_planned_stack(ROOT, "prod")
+        own = {
+            "KubernetesClusters": "research-eks",
+            "HyperPodClusterArn": HYPERPOD,
+            "SubnetIds": "subnet-a,subnet-b",
+            "SecurityGroupIds": "sg-functions",
+            "CheckpointBuckets": BUCKET,
+            "CheckpointEncryption": KEY,
+            "PageEmail": "oncall@example.com",
+        }
+        return read._replace(name=self.name, parameters={**read.parameters, **own, **self.parameters})
+
+    def run(self, *names: str) -> list[DoctorFinding]:
+        site = PlannedSite(self.aws, self.planned(), self.sam)
+        skipped = {check.name for check in BEFORE if names and check.name not in names}
+        return checks.run(site, A_MOMENT, skipped, BEFORE)
+
+
+Plant = Callable[[Bench], None]
+
+
+def aws(call: str, answer: Any) -> Plant:
+    return lambda bench: bench.aws.planted.__setitem__(call, answer)
+
+
+def says(**parameters: str) -> Plant:
+    return lambda bench: bench.parameters.update(parameters)
+
+
+def both(*plants: Plant) -> Plant:
+    def plant(bench: Bench) -> None:
+        for each in plants:
+            each(bench)
+
+    return plant
+
+
+class BeforeCase(NamedTuple):
+    check: str
+    plant: Plant
+    status: str
+    says: str
+    fix: str
+
+
+OUTSIDE = says(SubnetIds="", SecurityGroupIds="")
+FAULTS = [
+    BeforeCase(
+        "credentials",
+        aws("sts:get_caller_identity", BadCredentials("They have expired.", "aws sso login")),
+        "failed",
+        "expired",
+        "sso",
+    ),
+    BeforeCase("credentials", aws("sts:get_caller_identity", DENIED), "unknown", "may not", "identity that deploys"),
+    BeforeCase(
+        "credentials",
+        says(HyperPodClusterArn=HYPERPOD.replace(ACCOUNT, "444455556666")),
+        "failed",
+        "444455556666",
+        "Sign in",
+    ),
+    BeforeCase("names", lambda bench: setattr(bench, "name", "e" * 49), "failed", "49 characters", "Shorten"),
+    BeforeCase("names", says(FleetName="f" * 64), "failed", "64 characters", "Shorten"),
+    BeforeCase("parameters", says(KubernetesClusters="none"), "failed", "KubernetesClusters is missing", "Set"),
+    BeforeCase("parameters", says(SecurityGroupIds=""), "failed", "SecurityGroupIds is missing", "Set"),
+    BeforeCase("parameters", says(SubnetIds=""), "failed", "SubnetIds is missing", "Set"),
+    BeforeCase("parameters", says(CheckpointBuckets=""), "failed", "CheckpointBuckets is missing", "Set"),
+    BeforeCase("parameters", says(Policy="local"), "failed", "local data centre", "production"),
+    BeforeCase("parameters", says(PageEmail=""), "warning", "no person", "step 7"),
+    BeforeCase("sam", lambda bench: setattr(bench, "sam", ("1.0", "2.0")), "failed", "the lock has 2.0", "make setup"),
+    BeforeCase("sam", lambda bench: setattr(bench, "sam", ("", "2.0")), "failed", "not installed", "make setup"),
+    BeforeCase(
+        "stack",
+        aws("cloudformation:describe_stacks", {"Stacks": [a_stack("ROLLBACK_COMPLETE")]}),
+        "failed",
+        "ROLLBACK_COMPLETE",
+        "delete-stack",
+    ),
+    BeforeCase(
+        "stack",
+        aws("cloudformation:describe_stacks", {"Stacks": [a_stack("UPDATE_IN_PROGRESS")]}),
+        "failed",
+        "is being changed",
+        "Wait",
+    ),
+    BeforeCase(
+        "stack",
+        both(aws("cloudformation:describe_stacks", ResourceNotFound("no")), says(Schedules="on")),
+        "warning",
+        "Schedules is on",
+        "off",
+    ),
+    BeforeCase(
+        "stack",
+        both(aws("cloudformation:describe_stacks", ResourceNotFound("no")), says(Mode="act")),
+        "warning",
+        "Mode is act",
+        "observe",
+    ),
+    BeforeCase("stack", aws("cloudformation:describe_stacks", DENIED), "unknown", "may not", "identity that deploys"),
+    BeforeCase("api-logs", says(ApiLogRole="present"), "failed", "no role", "ApiLogRole=off"),
+    BeforeCase(
+        "api-logs",
+        both(says(ApiLogRole="set-up"), aws("apigateway:get_account", {"cloudwatchRoleArn": "arn:aws:iam::1:role/x"})),
+        "warning",
+        "would replace arn:aws:iam::1:role/x",
+        "present",
+    ),
+    BeforeCase("api-logs", aws("apigateway:get_account", DENIED), "unknown", "may not", "identity that deploys"),
+    BeforeCase(
+        "concurrency",
+        both(aws("lambda:get_account_settings", limits(10, 10)), says(LambdaConcurrencyLimit="10")),
+        "failed",
+        "Only 10 of 10",
+        "request-service-quota-increase",
+    ),
+    BeforeCase(
+        "concurrency", aws("lambda:get_account_settings", limits(1000, 60)), "warning", "Only 60 of 1000", "quota"
+    ),
+    BeforeCase(
+        "concurrency",
+        both(aws("lambda:get_account_settings", limits(1000, 150)), says(CordonConcurrency="20")),
+        "failed",
+        "reserves 60",
+        "Lower",
+    ),
+    BeforeCase(
+        "concurrency",
+        aws("lambda:get_account_settings", limits(3000, 3000)),
+        "warning",
+        "the account's limit is 3000",
+        "LambdaConcurrencyLimit=3000",
+    ),
+    BeforeCase("concurrency", aws("lambda:get_account_settings", DENIED), "unknown", "may not", "identity"),
+    BeforeCase("kubernetes", aws("eks:describe_cluster", ResourceNotFound("no")), "failed", "no cluster", "Correct"),
+    BeforeCase("kubernetes", aws("eks:describe_cluster", a_cluster(status="FAILED")), "failed", "FAILED", "describe"),
+    BeforeCase(
+        "kubernetes", aws("eks:describe_cluster", a_cluster(status="UPDATING")), "warning", "UPDATING", "describe"
+    ),
+    BeforeCase(
+        "kubernetes",
+        aws("eks:describe_cluster", a_cluster(accessConfig={"authenticationMode": "CONFIG_MAP"})),
+        "failed",
+        "no access entries",
+        "update-cluster-config",
+    ),
+    BeforeCase("kubernetes", OUTSIDE, "failed", "private endpoint only", "SubnetIds"),
+    BeforeCase(
+        "kubernetes",
+        both(
+            OUTSIDE,
+            aws("eks:describe_cluster", a_cluster(endpointPublicAccess=True, publicAccessCidrs=["198.51.100.0/24"])),
+        ),
+        "failed",
+        "only listed addresses",
+        "SubnetIds",
+    ),
+    BeforeCase(
+        "kubernetes",
+        aws("eks:describe_cluster", a_cluster(endpointPrivateAccess=False, endpointPublicAccess=True)),
+        "warning",
+        "only through NAT",
+        "private endpoint",
+    ),
+    BeforeCase("kubernetes", says(KubernetesClusters="none"), "failed", "No Kubernetes cluster", "KubernetesClusters"),
+    BeforeCase("kubernetes", aws("eks:describe_cluster", DENIED), "unknown", "may not", "identity that deploys"),
+    BeforeCase("hyperpod", aws("sagemaker:describe_cluster", ResourceNotFound("no")), "failed", "no HyperPod", "Arn"),
+    BeforeCase(
+        "hyperpod",
+        aws("sagemaker:describe_cluster", a_hyperpod(ClusterStatus="Failed")),
+        "failed",
+        "is Failed",
+        "describe",
+    ),
+    BeforeCase(
+        "hyperpod",
+        aws("sagemaker:describe_cluster", a_hyperpod(Orchestrator={})),
+        "failed",
+        "not orchestrated by EKS",
+        "EKS",
+    ),
+    BeforeCase(
+        "hyperpod", says(KubernetesClusters="burst-eks,research-eks"), "failed", "begins with burst-eks", "first"
+    ),
+    BeforeCase("hyperpod", aws("sagemaker:describe_cluster", DENIED), "unknown", "may not", "identity that deploys"),
+    BeforeCase(
+        "subnets", aws("ec2:describe_subnets", zones(("subnet-a", "z1"))), "failed", "Subnet subnet-b", "Correct"
+    ),
+    BeforeCase(
+        "subnets",
+        aws("ec2:describe_subnets", zones(("subnet-a", "z1"), ("subnet-b", "z1"))),
+        "warning",
+        "one Availability Zone",
+        "two",
+    ),
+    BeforeCase(
+        "subnets",
+        aws("ec2:describe_subnets", zones(("subnet-a", "z1"), ("subnet-b", "z2"), vpc="vpc-2")),
+        "failed",
+        "different VPCs",
+        "one VPC",
+    ),
+    BeforeCase("subnets", aws("eks:describe_cluster", a_cluster(vpcId="vpc-9")), "warning", "is in vpc-9", "private"),
+    BeforeCase(
+        "subnets", aws("ec2:describe_security_groups", groups("sg-cluster")), "failed", "group sg-functions", "Correct"
+    ),
+    BeforeCase(
+        "subnets",
+        aws("ec2:describe_security_groups", groups("sg-functions", "sg-cluster", UserIdGroupPairs=[])),
+        "failed",
+        "sg-cluster of research-eks has no rule",
+        "authorize-security-group-ingress --group-id sg-cluster",
+    ),
+    BeforeCase(
+        "subnets",
+        aws("ec2:describe_security_groups", groups("sg-functions", "sg-cluster", FromPort=80, ToPort=80)),
+        "failed",
+        "has no rule",
+        "443",
+    ),
+    BeforeCase("subnets", aws("ec2:describe_subnets", DENIED), "unknown", "may not", "identity that deploys"),
+    BeforeCase("endpoints", aws("ec2:describe_route_tables", CLOSED), "failed", "lacks the endpoints", "vpc-endpoints"),
+    BeforeCase(
+        "endpoints",
+        both(
+            aws("ec2:describe_route_tables", CLOSED),
+            aws("ec2:describe_vpc_endpoints", made_endpoints(*network.NEEDED_ENDPOINTS[:-1])),
+        ),
+        "failed",
+        f"lacks the endpoints {network.NEEDED_ENDPOINTS[-1]}.",
+        "vpc-endpoints",
+    ),
+    BeforeCase(
+        "endpoints",
+        both(
+            aws("ec2:describe_route_tables", CLOSED),
+            aws("ec2:describe_vpc_endpoints", made_endpoints(*network.NEEDED_ENDPOINTS, state="pending")),
+        ),
+        "failed",
+        "lacks the endpoints dynamodb",
+        "vpc-endpoints",
+    ),
+    BeforeCase("endpoints", aws("ec2:describe_route_tables", DENIED), "unknown", "may not", "identity that deploys"),
+    BeforeCase("endpoints", aws("ec2:describe_subnets", zones()), "unknown", "do not exist", "subnets"),
+    BeforeCase("buckets", aws("s3:head_bucket", ResourceNotFound("no")), "failed", "no bucket", "Correct"),
+    BeforeCase("buckets", says(CheckpointBuckets="checkpoints"), "failed", "not the ARN", "arn:PARTITION:s3"),
+    BeforeCase("buckets", aws("s3:head_bucket", {"BucketRegion": "eu-west-1"}), "warning", "eu-west-1", "same region"),
+    BeforeCase("buckets", aws("s3:head_bucket", {}), "unknown", "does not say", "Check"),
+    BeforeCase("keys", aws("kms:describe_key", ResourceNotFound("no")), "failed", "does not exist", "Correct"),
+    BeforeCase(
+        "keys",
+        aws("kms:describe_key", {"KeyMetadata": {"KeyId": KEY, "KeyState": "Disabled"}}),
+        "failed",
+        "Disabled",
+        "Cor",
+    ),
+    BeforeCase("keys", aws("kms:describe_key", DENIED), "unknown", "may not", "identity that deploys"),
+]
+
+
+def test_account_in_order_passes_every_check() -> None:
+    found = Bench().run()
+
+    assert {one.check for one in found} == {check.name for check in BEFORE}
+    assert [one for one in found if one.status is not Status.OK] == []
+    assert findings.exit_code(found) == 0
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.check}: {fault.says}")
+def test_check_finds_its_fault_and_names_the_fix(fault: BeforeCase) -> None:
+    bench = Bench()
+    fault.plant(bench)
+
+    bad = [one for one in bench.run(fault.check) if one.status is not Status.OK]
+
+    assert [one for one in bad if one.status.value == fault.status and fault.says in one.text and fault.fix in one.fix]
+    assert all(one.fix for one in bad)
+
+
+def test_each_check_has_a_planted_fault() -> None:
+    assert {fault.check for fault in FAULTS if fault.status == "failed"} == {check.name for check in BEFORE}
+    reads = {check.name for check in BEFORE} - {"names", "parameters", "sam"}
+    assert {fault.check for fault in FAULTS if fault.status == "unknown"} == reads
+
+
+def test_nothing_is_ok_that_could_not_be_read() -> None:
+    bench = Bench()
+    bench.aws.call = lambda *_a, **_k: (_ for _ in ()).throw(DENIED)  # type: ignore[method-assign]
+
+    found = [one for one in bench.run() if one.check not in ("names", "parameters", "sam")]
+
+    assert {one.status for one in found} == {Status.UNKNOWN}
+
+
+def test_first_deployment_is_no_fault() -> None:
+    bench = Bench()
+    aws("cloudformation:describe_stacks", ResourceNotFound("no"))(bench)
+
+    (finding,) = bench.run("stack")
+
+    assert (finding.status, finding.text) == (Status.OK, "There is no stack evenkeel yet.")
+
+
+def test_endpoints_of_china_count() -> None:
+    names = [f"cn.com.amazonaws.cn-north-1.{name}" for name in network.NEEDED_ENDPOINTS]
+    there = [{"ServiceName": name, "State": "available"} for name in names]
+
+    (finding,) = network.judge_ways_out({"subnet-a": []}, there)
+
+    assert finding.status is Status.OK
+
+
+def test_subnet_without_an_own_table_has_the_main_routes() -> None:
+    tables = CLOSED["RouteTables"]
+
+    assert network.routes_of("subnet-z", tables) == tables[0]["Routes"]
+    assert network.routes_of("subnet-a", tables) == tables[1]["Routes"]
+
+
+def test_limits_are_those_of_the_template() -> None:
+    assert planning.MAX_STACK_NAME == test_first_deployment.MAX_STACK_NAME
+    assert test_first_deployment.PARAMETERS["FleetName"]["MaxLength"] == planning.MAX_FLEET_NAME
+    assert [each.name for each in vpc_endpoints.used()] == list(network.NEEDED_ENDPOINTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("KubernetesClusters", {"KubernetesClusters": "none"}),
+        ("SecurityGroupIds", {"SecurityGroupIds": ""}),
+        ("SubnetIds", {"SubnetIds": ""}),
+        ("CheckpointBuckets", {"CheckpointBuckets": ""}),
+    ],
+)
+def test_parameters_that_the_template_refuses_fail_the_check(name: str, said: dict[str, str]) -> None:
+    bench = Bench(parameters=said)
+    planned = bench.planned().parameters
+
+    assert test_first_deployment.refusals(**planned) != []
+    assert [one.subject for one in bench.run("parameters") if one.status is Status.FAILED] == [name]
+
+
+def test_installed_sam_has_the_locked_version() -> None:
+    installed, locked = read_sam_versions(ROOT)
+
+    assert installed == locked != ""
+
+
+def test_page_describes_every_check() -> None:
+    page = (ROOT / "docs" / "operate" / "doctor.md").read_text(encoding="utf-8")
+    section = page.split("## Before a deployment")[1].split("\n## ")[0]
+    rows = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
+
+    assert rows == [check.name for check in BEFORE]
+
+
+def test_json_follows_the_schema_of_doctor() -> None:
+    schema = json.loads((ROOT / "docs" / "schemas" / "doctor.schema.json").read_text(encoding="utf-8"))
+    bench = Bench()
+    OUTSIDE(bench)
+    document = findings.to_json(
+        bench.run(), fleet="prod", stack="evenkeel", region=REGION, as_of=A_MOMENT.isoformat(), then=""
+    )
+
+    jsonschema.validate(document, schema)
+
+
+# ---------------------------------------------------------------- make deploy
+
+STUB = '#!/bin/sh\necho "{name} $*" >> "{log}"\nexit {code}\n'
+
+
+@pytest.mark.parametrize(
+    ("code", "deploys"), [(0, True), (1, False), (2, True)], ids=["in-order", "failed", "could-not-check"]
+)
+def test_failed_check_stops_make_deploy(tmp_path: Path, code: int, deploys: bool) -> None:
+    log = tmp_path / "log"
+    for name, ends in (("evenkeel", code), ("python", 0), ("sam", 0), ("python3", 0)):
+        stub = tmp_path / name
+        stub.write_text(STUB.format(name=name, log=log, code=ends))
+        stub.chmod(0o755)
+    words = [f"BIN={tmp_path}", f"SAM={tmp_path / 'sam'}", f"PYTHON={tmp_path / 'python3'}", "ENV=prod", "SKIP=keys"]
+
+    done = subprocess.run(["make", "deploy", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    steps = [line for line in log.read_text().splitlines() if not line.startswith("python3")]
+    assert steps[0] == "evenkeel doctor --before prod --skip keys"
+    assert (done.returncode == 0) is deploys
+    assert steps[1:] == (["python -m tools.build prod", "sam deploy --config-env prod"] if deploys else [])
