@@ -3,7 +3,9 @@
 import json
 import re
 from collections import Counter
+from pathlib import Path
 
+import cfnlint
 import pytest
 
 from tests.template import statements
@@ -171,6 +173,26 @@ def test_machines_call_exactly_their_own_functions() -> None:
 def test_function_writes_only_its_own_log(name: str) -> None:
     (statement,) = [each for each in ROLES if each.owner == f"{name}Role" and each.sid == "WriteOwnLogs"]
     assert statement.resources == ({"Fn::Sub": f"${{{name}Logs.Arn}}"},)
+
+
+REFERENCE = json.loads((Path(cfnlint.__file__).parent / "data" / "AdditionalSpecs" / "Policies.json").read_text())
+"""The service authorization reference of AWS, as cfn-lint ships it."""
+ON_MACHINES = {"states:SendTaskSuccess", "states:SendTaskFailure"}
+"""The reference names no resource for these, but AWS decides by the ARN of the state machine.
+
+The error of AWS names it: https://github.com/NOAA-OWP/hydrovis/issues/837. The AWS CDK grants them on it, after a test:
+https://github.com/aws/aws-cdk/pull/8486
+"""
+
+
+@pytest.mark.parametrize("statement", [*ROLES, *statements.of_callers(), *statements.of_on_call()], ids=str)
+def test_every_action_exists_and_takes_the_resource_of_its_statement(statement: Statement) -> None:
+    for action in statement.actions:
+        service, _, name = action.partition(":")
+        known = REFERENCE[service]["Actions"]
+        assert name.lower() in known, f"{action} is not in the service authorization reference"
+        if statement.resources != ("*",) and action not in ON_MACHINES:
+            assert known[name.lower()].get("Resources"), f"{action} has no resource level"
 
 
 def test_single_permission_can_be_removed() -> None:

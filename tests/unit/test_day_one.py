@@ -1,0 +1,151 @@
+"""The questions of the first day: their arguments are valid for AWS, and a wrong answer is told."""
+
+import json
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import EndpointConnectionError
+from botocore.session import get_session
+from botocore.stub import Stubber
+from botocore.validate import ParamValidator
+
+from tests.template.documents import WORKFLOWS, Json, workflow
+from tools import day_one
+from tools.day_one import Call, Machine
+
+CLUSTER = "arn:aws:sagemaker:us-west-2:111122223333:cluster/k3v9x2m7q1ab"
+ROLE = "arn:aws:iam::111122223333:role/evenkeel-machine"
+
+
+def every_call() -> list[Call]:
+    machines = [Machine(name, workflow(name), ROLE) for name in WORKFLOWS]
+    return [*day_one.iam_calls(CLUSTER), *(call for each in machines for call in day_one.workflow_calls(each))]
+
+
+CALLS = every_call()
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.title)
+def test_arguments_are_valid_for_the_service(call: Call) -> None:
+    name = "".join(word.capitalize() for word in call.operation.split("_"))
+    shape = get_session().get_service_model(call.service).operation_model(name).input_shape
+
+    assert shape is not None
+    assert ParamValidator().validate(call.parameters, shape).generate_report() == ""
+
+
+def test_every_workflow_is_asked_about() -> None:
+    assert set(day_one.INPUTS) == set(WORKFLOWS)
+    assert len(CALLS) == 3 + 5 * len(WORKFLOWS)
+
+
+def test_policy_holds_exactly_the_calls_of_hyperpod() -> None:
+    statements = {each["Sid"]: each for each in day_one.hyperpod_policy(CLUSTER)["Statement"]}
+
+    assert statements["RepairHyperPodNodes"]["Action"] == [
+        "sagemaker:BatchRebootClusterNodes",
+        "sagemaker:BatchReplaceClusterNodes",
+    ]
+    assert statements["CheckHyperPodNodes"]["Action"] == ["sagemaker:StartClusterHealthCheck"]
+    assert {each["Resource"] for each in statements.values()} == {CLUSTER}
+
+
+def simulated(decision: str) -> Json:
+    actions = next(call for call in CALLS if call.operation == "simulate_custom_policy").parameters["ActionNames"]
+    return {"EvaluationResults": [{"EvalActionName": name, "EvalDecision": decision} for name in actions]}
+
+
+def good_answer(call: Call) -> Json:
+    match call.operation:
+        case "validate_policy":
+            return {"findings": []}
+        case "simulate_custom_policy":
+            return simulated("allowed" if call.parameters["ResourceArns"] == [CLUSTER] else "implicitDeny")
+        case "validate_state_machine_definition":
+            return {"result": "OK", "diagnostics": []}
+    return {"status": "SUCCEEDED", "nextState": call.title.rpartition(" ")[2]}
+
+
+def bad_answer(call: Call) -> Json:
+    match call.operation:
+        case "validate_policy":
+            finding = {
+                "findingType": "ERROR",
+                "findingDetails": "The action does not exist.",
+                "issueCode": "INVALID_ACTION",
+                "learnMoreLink": "https://docs.aws.amazon.com",
+                "locations": [],
+            }
+            return {"findings": [finding]}
+        case "simulate_custom_policy":
+            return simulated("implicitDeny" if call.parameters["ResourceArns"] == [CLUSTER] else "allowed")
+        case "validate_state_machine_definition":
+            return {
+                "result": "FAIL",
+                "diagnostics": [{"severity": "ERROR", "code": "SCHEMA", "message": "no such field"}],
+            }
+    return {"status": "FAILED", "error": "States.QueryEvaluationError", "cause": "no variable"}
+
+
+def asked(call: Call, answer: Json) -> int:
+    """Ask a stubbed client, which checks the request and the answer against the service model."""
+    session = boto3.Session("x", "x", region_name="us-west-2")
+    client = session.client(call.service)  # type: ignore[call-overload]  # its overloads name each service
+    with Stubber(client) as stub:
+        stub.add_response(call.operation, answer, call.parameters)
+        return day_one.ask([call], lambda _service: client)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.title)
+def test_expected_answer_passes_and_another_is_told(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked(call, good_answer(call)) == 0
+    assert capsys.readouterr().out.startswith("ok")
+
+    assert asked(call, bad_answer(call)) == 1
+    assert capsys.readouterr().out.startswith(f"WRONG  {call.title}: ")
+
+
+def test_unjudged_action_is_told() -> None:
+    call = next(each for each in CALLS if each.operation == "simulate_custom_policy")
+    answer = good_answer(call)
+
+    assert call.problem({"EvaluationResults": answer["EvaluationResults"][1:]}).endswith("actions were judged")
+
+
+def test_unanswered_question_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    class Unreachable:
+        def __getattr__(self, _name: str) -> Any:
+            def call(**_parameters: Any) -> Any:
+                raise EndpointConnectionError(endpoint_url="https://iam.amazonaws.com")
+
+            return call
+
+    assert day_one.ask(CALLS[:1], lambda _service: Unreachable()) == 1
+    assert "could not be asked" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_variables_of_the_first_task_have_the_values_of_the_input(name: str) -> None:
+    call = next(
+        each for each in day_one.workflow_calls(Machine(name, workflow(name), ROLE)) if "mock" in each.parameters
+    )
+    variables = json.loads(call.parameters["variables"])
+
+    assert {
+        key: value for key, value in day_one.INPUTS[name].items() if key != "schemaVersion"
+    }.items() <= variables.items()
+    assert not [value for value in variables.values() if isinstance(value, str) and "{%" in value]
+
+
+def test_machines_are_read_as_they_are_deployed() -> None:
+    class Steps:
+        def describe_state_machine(self, stateMachineArn: str) -> Json:  # noqa: N803 - the name of the API
+            return {"definition": json.dumps({"arn": stateMachineArn}), "roleArn": ROLE}
+
+    found = list(day_one.deployed_machines(Steps(), "evenkeel-dev", "cn-north-1", "111122223333", "aws-cn"))
+
+    assert [each.name for each in found] == list(day_one.INPUTS)
+    assert (
+        found[0].definition["arn"] == "arn:aws-cn:states:cn-north-1:111122223333:stateMachine:evenkeel-dev-recover_node"
+    )
