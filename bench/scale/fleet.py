@@ -18,10 +18,12 @@ from tests.fakes import FakeWorld
 from tests.fakes.cluster import CLUSTER, FakeWorkload, instance_id
 from tests.unit.services_jobs.job_scenario import JobScenario
 
-_RUNNING_SHARE: Final = 0.8
-"""Largest share of the nodes that run a job. The rest is free."""
+_RUNNING_SHARE: Final = 0.9
+"""Largest share of the nodes that run a job, and of the jobs that run."""
 _FITTING: Final = 10
 """Waiting jobs that fit on the free nodes; the other waiting jobs need more nodes than the fleet has free."""
+_LARGEST_JOB: Final = 1024
+"""Nodes of the largest job that a submission may ask for."""
 _AT_ONCE: Final = 100
 
 
@@ -35,7 +37,7 @@ class FleetSize:
     @property
     def running(self) -> int:
         """Jobs that run, each on one node."""
-        return max(1, min(self.jobs // 2, int(self.nodes * _RUNNING_SHARE)))
+        return max(1, min(int(self.jobs * _RUNNING_SHARE), int(self.nodes * _RUNNING_SHARE)))
 
     @property
     def waiting(self) -> int:
@@ -56,7 +58,7 @@ def build(size: FleetSize) -> tuple[FakeWorld, tuple[str, ...]]:
     free = size.nodes - size.running
     fitting = scenario.submit("fitting", nodes=1).job_id
     world.clock.advance(1)  # copies of the fitting job are older than the first large job
-    large = scenario.submit("large", nodes=max(2, min(size.nodes, 2 * free + 2))).job_id
+    large = scenario.submit("large", nodes=max(2, min(_LARGEST_JOB, 2 * free + 2))).job_id
     world.ledger.commits.clear()
     jobs = _copies(world, running, size.running, on_nodes=True)
     _copies(world, fitting, min(_FITTING, size.waiting), on_nodes=False)

@@ -5,7 +5,7 @@ import queue
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from evenkeel.adapters import (
     kueue_workloads,
@@ -57,6 +57,7 @@ from evenkeel.ports import (
     TransientError,
 )
 
+T = TypeVar("T")
 _WATCH_SECONDS = 25
 """Length of one watch call. A short call detects a server that accepts it and then sends nothing. The next call
 continues from the last version."""
@@ -112,8 +113,8 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
     # ------------------------------------------------------------ nodes
 
     def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
-        found = self._all(cluster, _NODES)
-        return tuple(sorted((node_objects.read_node(cluster, node) for node in found), key=lambda node: node.name))
+        found = self._listed(cluster, _NODES, lambda node: node_objects.read_node(cluster, node), {})
+        return tuple(sorted(found, key=lambda node: node.name))
 
     def node(self, cluster: str, name: str) -> KubernetesNode | None:
         found = self._api(cluster).get(f"{_NODES}/{name}")
@@ -256,13 +257,13 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         return attempt.own(workloads.read_workloads(found.listed, found.pods, kueue))
 
     def workloads(self, cluster: str) -> tuple[ObservedWorkload, ...]:
-        selector = f"{JOB_LABEL},{FLEET_LABEL}={self._fleet}"
+        selector = {"labelSelector": f"{JOB_LABEL},{FLEET_LABEL}={self._fleet}"}
         listed = [
             each
             for kind in (JOB, *self._operated(cluster))
-            for each in self._of_kind(cluster, kind, labelSelector=selector)
+            for each in self._of_kind(cluster, kind, trim=workloads.trim, **selector)
         ]
-        pods = self._all(cluster, _PODS, labelSelector=selector)
+        pods = self._list_trimmed(cluster, _PODS, workloads.trim, selector)
         kueue = self._kueue_workloads(cluster) if any(map(kueue_workloads.is_queued_in_kueue, listed)) else {}
         return workloads.read_workloads(listed, pods, kueue)
 
@@ -281,10 +282,18 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         served = self._api(cluster).get(f"/apis/{kind.api_version}") or {}
         return any(each["name"] == kind.plural for each in served.get("resources") or ())
 
-    def _of_kind(self, cluster: str, kind: WorkloadResource, namespace: str = "", **query: str) -> list[Json]:
+    def _of_kind(
+        self,
+        cluster: str,
+        kind: WorkloadResource,
+        namespace: str = "",
+        trim: Callable[[Json], Json] = lambda item: item,
+        **query: str,
+    ) -> list[Json]:
         """Return the workloads of a kind, each with its kind; none if its operator was removed."""
         try:
-            return [{**each, "kind": str(kind.kind)} for each in self._all(cluster, kind.path(namespace), **query)]
+            found = self._list_trimmed(cluster, kind.path(namespace), trim, query)
+            return [{**each, "kind": str(kind.kind)} for each in found]
         except NotFound:
             if not kind.operator or self._is_served(cluster, kind):
                 raise  # whether there are workloads is unknown
@@ -500,19 +509,23 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         return self._connections.api(cluster)
 
     def _all(self, cluster: str, path: str, **query: str) -> list[Json]:
-        """Return all objects of a list. If the list expires during the read, list it again once."""
+        """Return all objects of a list, complete."""
         return self._list_trimmed(cluster, path, lambda item: item, query)
 
     def _list_trimmed(
         self, cluster: str, path: str, trim: Callable[[Json], Json | None], query: Mapping[str, str]
     ) -> list[Json]:
-        """Return all objects of a list, each reduced or dropped by `trim` when its page is read.
+        """Return all objects of a list, each reduced or dropped by `trim` when its page is read."""
+        return sorted(filter(None, self._listed(cluster, path, trim, query)), key=_namespaced_name)
 
-        A function does not have enough memory for complete objects of all pods.
+    def _listed(self, cluster: str, path: str, read: Callable[[Json], T], query: Mapping[str, str]) -> list[T]:
+        """Return what `read` takes from each object of a list. If the list expires meanwhile, list it again once.
+
+        A function does not have enough memory for complete objects of all nodes or pods.
         """
 
-        def listed() -> list[Json]:
-            return sorted(filter(None, map(trim, self._api(cluster).items(path, **query))), key=_namespaced_name)
+        def listed() -> list[T]:
+            return [read(item) for item in self._api(cluster).items(path, **query)]
 
         try:
             return listed()

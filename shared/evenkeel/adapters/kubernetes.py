@@ -127,8 +127,8 @@ class KubernetesApi:
             page = self._json(
                 "GET", path, {**query, "limit": str(_PAGE_SIZE), **({"continue": token} if token else {})}
             )
-            yield from page.get("items") or ()
             token = page.get("metadata", {}).get("continue", "")
+            yield from page.pop("items", None) or ()
             if not token:
                 return
 

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -63,7 +63,14 @@ class KubernetesUnmanagedJobs:
     def _all(self, cluster: str, path: str, **query: str) -> list[Json]:
         raise NotImplementedError
 
-    def _of_kind(self, cluster: str, kind: WorkloadResource, namespace: str = "", **query: str) -> list[Json]:
+    def _of_kind(
+        self,
+        cluster: str,
+        kind: WorkloadResource,
+        namespace: str = "",
+        trim: Callable[[Json], Json] = ...,
+        **query: str,
+    ) -> list[Json]:
         raise NotImplementedError
 
     def missing_rights(self, cluster: str, rights: Iterable[KubernetesPermission]) -> tuple[KubernetesPermission, ...]:

@@ -83,6 +83,16 @@ class Controllers:
         return tuple(found)
 
 
+def trim(item: Json) -> Json:
+    """Reduce a workload or pod to the fields that `read_workloads` needs: most of an object is its pod template."""
+    spec = item.get("spec") or {}
+    return {
+        "metadata": {name: value for name, value in item["metadata"].items() if name != "managedFields"},
+        "spec": {name: spec[name] for name in ("nodeName", "suspend", "runPolicy") if name in spec},
+        "status": item.get("status") or {},
+    }
+
+
 def read_workloads(
     listed: Iterable[Json], pods: Iterable[Json], kueue: Mapping[tuple[str, str], KueueStatus]
 ) -> tuple[ObservedWorkload, ...]:

@@ -1,6 +1,7 @@
 """The benchmark of the fleet's size counts what the adapters call, and its modelled time is that of its calls."""
 
 import functools
+import json
 import random
 from collections import Counter
 from io import BytesIO
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import urllib3
 
+from bench.scale import sample_objects
 from bench.scale.client_costs import ListMemory, MeasuredClients
 from bench.scale.fleet import FleetSize, build
 from bench.scale.functions import MEASURED, ColdStart, limits
@@ -17,6 +19,7 @@ from bench.scale.model import ClientCost, ClientCosts, Latencies, Step, load_set
 from bench.scale.report import verdicts
 from bench.scale.scenarios import Bench
 from bench.scale.virtual_time import Bucket, Slots, VirtualTime
+from evenkeel.adapters import workloads
 from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.kubernetes import KubernetesApi
 from tests.fakes import FakeWorld
@@ -65,6 +68,7 @@ def test_settle_ends_every_job_once(bench: Bench) -> None:
     found = bench.settle(SIZES[0])
 
     assert found.notes["settled"] == found.notes["jobs"] == SIZES[0].running
+    assert "kubernetes:LIST nodes" not in found.calls
 
 
 def test_fleet_has_the_stated_nodes_and_jobs() -> None:
@@ -104,6 +108,16 @@ def test_metered_cluster_counts_the_pages_of_the_adapter(method: str, path: str)
     getattr(MeteredCluster(FakeWorld(size=size).cluster, counter, sizes), method)(CLUSTER)
 
     assert len(counter.calls) == recorded.requests[path] == 3
+
+
+def test_trimmed_workloads_say_what_complete_ones_say() -> None:
+    jobs = [{**sample_objects.job(number), "kind": "Job"} for number in range(3)]
+    jobs[0]["spec"]["suspend"] = True
+    pods = [*map(sample_objects.pod, range(3))]
+    trimmed = [{**workloads.trim(job), "kind": "Job"} for job in jobs], [*map(workloads.trim, pods)]
+
+    assert workloads.read_workloads(*trimmed, {}) == workloads.read_workloads(jobs, pods, {})
+    assert len(json.dumps(trimmed)) < len(json.dumps([jobs, pods])) / 2
 
 
 def test_missing_latency_is_an_error() -> None:

@@ -18,6 +18,7 @@ from evenkeel.domain.jobs.attempt_end import (
 )
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.settlement import Settlement, SettleOutcome, settle, settled_outcome
+from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.quotas.spending import usage_by_period, usage_by_week
 from evenkeel.domain.recovery.settling import error_message
 from evenkeel.domain.recovery.validation import shows_fault
@@ -30,6 +31,8 @@ from evenkeel.services.storage import attempt_record, incident_rows, job_rows, o
 from evenkeel.services.storage.retries import until_committed
 
 WRITER = "settle_attempt"
+_MOST_READ_SINGLY = 20
+"""Nodes that are read one by one. A list of a fleet of 10,000 nodes takes as many calls."""
 
 
 class Request(attempt_record.Request):
@@ -87,7 +90,7 @@ def _settle(request: Request, context: Context) -> Outcome:
 
 def _judge(request: Request, job: Job, attempt: Attempt, seen: ObservedWorkload, context: Context) -> AttemptEnd:
     """Judge the end by the existing objects, else by the last wait; without either, the attempt is given up."""
-    nodes = {node.name: node for node in context.cluster.nodes(attempt.cluster)}
+    nodes = _nodes_of(attempt, seen, context.cluster)
     lost = lost_nodes(nodes, attempt.nodes_in(seen), context.now, context.policy.jobs.lost_node_seconds)
     ending = judge_end(seen, job, attempt, lost)
     reported = _reported_end(request.ended)
@@ -100,6 +103,15 @@ def _judge(request: Request, job: Job, attempt: Attempt, seen: ObservedWorkload,
         faulty = _faulty(attempt, context.ledger) | {name for name, node in nodes.items() if shows_fault(node)}
         return without_blame(ending, attempt, gone | faulty)
     return ending
+
+
+def _nodes_of(attempt: Attempt, seen: ObservedWorkload, cluster: Cluster) -> dict[str, KubernetesNode]:
+    """Return the existing nodes of an attempt. Many jobs may end at once, so only a large one lists the cluster."""
+    names = sorted({*attempt.node_names, *attempt.nodes_in(seen)})
+    if len(names) > _MOST_READ_SINGLY:
+        return {node.name: node for node in cluster.nodes(attempt.cluster)}
+    found = (cluster.node(attempt.cluster, name) for name in names if name)
+    return {node.name: node for node in found if node is not None}
 
 
 def _reported_end(ended: Mapping[str, Any] | None) -> AttemptEnd | None:
