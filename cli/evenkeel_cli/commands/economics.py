@@ -16,6 +16,7 @@ Json = dict[str, Any]
 
 app = lookup.group("Calculate what failures cost and what to change: rates, checkpoints, spares, commitments.")
 app.command("forecast")(economics_fleet.forecast)
+app.command("losses")(economics_fleet.losses)
 app.command("commitment")(economics_fleet.commitment)
 
 FailuresOption = Annotated[int | None, typer.Option(metavar="N", help="Observed failures.")]
@@ -96,6 +97,9 @@ def mtbf(
 def ettr(  # noqa: PLR0913, PLR0917 - options, each given by its name
     nodes: NodesOption,
     downtime: Annotated[str, typer.Option(metavar="D", help=f"From a failure until the job trains: {_DURATION}.")],
+    instead_of: Annotated[
+        str, typer.Option(metavar="D", help="A longer downtime: adds what the shorter one saves.")
+    ] = "",
     rate: RateOption = "",
     failures: FailuresOption = None,
     node_hours: NodeHoursOption = "",
@@ -122,8 +126,10 @@ def ettr(  # noqa: PLR0913, PLR0917 - options, each given by its name
         run["failureFreeHours"] = number("--gpu-hours", gpu_hours) / (max(1, nodes) * gpus_per_node)
     if usd_per_gpu_hour:
         run["usdPerHour"] = number("--usd-per-gpu-hour", usd_per_gpu_hour) * nodes * gpus_per_node
+    if instead_of:
+        run["insteadOfSeconds"] = _seconds("--instead-of", instead_of)
     found = offline.effective_time(known, nodes, _seconds("--downtime", downtime), run, model or ())
-    print_figures(found, output, main="runs")
+    print_figures(found, output, main="" if instead_of else "runs")
 
 
 @app.command("interval")

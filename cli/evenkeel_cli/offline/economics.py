@@ -165,7 +165,7 @@ def effective_time(
         rate: Failure rate of a node.
         nodes: Nodes of the job.
         downtime_seconds: From a failure until the job trains again.
-        run: `failureFreeHours` of the run, and `usdPerHour` of its nodes if known.
+        run: `failureFreeHours` of the run; `usdPerHour` of its nodes and `insteadOfSeconds` of downtime if known.
         models: Meanings of downtime; all if empty.
     """
     try:
@@ -173,7 +173,8 @@ def effective_time(
     except ValueError as error:
         raise wrong("--model", f"must be one of {', '.join(downtime.DowntimeModel)}") from error
     usd = run.get("usdPerHour")
-    rows = []
+    rows: list[Json] = []
+    savings: list[Json] = []
     with options(failure_free_hours="--failure-free"):
         for end, value in ends_of(rate):
             for model in wanted:
@@ -184,13 +185,18 @@ def effective_time(
                     | found.to_json()
                     | {"lostUsd": None if usd is None or lost is None else lost * 24 * usd}
                 )
+                if (before := run.get("insteadOfSeconds")) is not None:
+                    longer = downtime.run_time(nodes, value, before, run["failureFreeHours"], model)
+                    saved = downtime.saving(longer, found)
+                    dollars = None if usd is None or saved.saved_days is None else saved.saved_days * 24 * usd
+                    savings.append({"end": end} | saved.to_json() | {"savedUsd": dollars})
     return {
         "nodes": nodes,
         "downtimeSeconds": downtime_seconds,
         "failureFreeDays": run["failureFreeHours"] / 24,
         "runs": rows,
         "note": rate.note,
-    }
+    } | ({"insteadOfSeconds": run["insteadOfSeconds"], "savings": savings} if savings else {})
 
 
 def interval(write: float, restart: float, mtbf_seconds: float, present: float | None) -> Json:

@@ -39,7 +39,7 @@ def read_history(nodes: Iterable[Json], incidents: Iterable[Json], end: datetime
     """
     begin = end - timedelta(days=days)
     lives = {(each["instanceId"], each["launchedAt"]): each for each in nodes}.values()
-    counted = {each["incidentId"]: each for each in incidents if _counts(each, begin, end)}.values()
+    counted = {each["incidentId"]: each for each in counted_incidents(incidents, end, days)}.values()
     spans: dict[tuple[str, str], float] = {}
     for node in lives:
         place = (node["pool"], node["instanceType"])
@@ -47,7 +47,7 @@ def read_history(nodes: Iterable[Json], incidents: Iterable[Json], end: datetime
     observations = {
         "failures": [
             {
-                "faultClass": _fault_class(each),
+                "faultClass": fault_class(each),
                 "pool": each["node"]["pool"],
                 "instanceType": each["node"]["instanceType"],
             }
@@ -64,23 +64,31 @@ def read_history(nodes: Iterable[Json], incidents: Iterable[Json], end: datetime
     return History(observations, _groups(list(lives), observations), notes)
 
 
+def counted_incidents(incidents: Iterable[Json], end: datetime, days: float) -> list[Json]:
+    """Return the incidents of a window that count as failures."""
+    begin = end - timedelta(days=days)
+    return [each for each in incidents if _counts(each, begin, end)]
+
+
 def _counts(incident: Json, begin: datetime, end: datetime) -> bool:
-    if incident["isDrill"] or incident["resumes"] or _fault_class(incident) in _NOT_COUNTED:
+    if incident["isDrill"] or incident["resumes"] or fault_class(incident) in _NOT_COUNTED:
         return False
-    return begin <= _instant(incident["firstSignalAt"]) < end
+    return begin <= instant(incident["firstSignalAt"]) < end
 
 
-def _fault_class(incident: Json) -> str:
+def fault_class(incident: Json) -> str:
+    """Return the class of an incident's fault in the shipped catalogue."""
     return str(default_catalogue().look_up(incident["fault"]["key"]).fault_class)
 
 
 def _hours(node: Json, begin: datetime, end: datetime) -> float:
-    last = _instant(node["changedAt"]) if node["state"] == "GONE" else end
-    span = min(last, end) - max(_instant(node["launchedAt"]), begin)
+    last = instant(node["changedAt"]) if node["state"] == "GONE" else end
+    span = min(last, end) - max(instant(node["launchedAt"]), begin)
     return max(0.0, span.total_seconds() / 3600)
 
 
-def _instant(text: str) -> datetime:
+def instant(text: str) -> datetime:
+    """Return an instant of the API."""
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
@@ -124,7 +132,7 @@ def measured_downtime(shown: Iterable[Json]) -> tuple[float, int] | None:
     """
     seconds = []
     for each in shown:
-        at = {stage["stage"]: _instant(stage["at"]) for stage in each["took"]}
+        at = {stage["stage"]: instant(stage["at"]) for stage in each["took"]}
         if "jobs resumed" in at:
-            seconds.append((at["jobs resumed"] - _instant(each["firstSignalAt"])).total_seconds())
+            seconds.append((at["jobs resumed"] - instant(each["firstSignalAt"])).total_seconds())
     return (median(seconds), len(seconds)) if len(seconds) >= _MIN_MEASURED else None

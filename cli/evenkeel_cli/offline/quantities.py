@@ -6,6 +6,7 @@ import re
 from evenkeel_client.errors import CommandFailed, Exit
 
 _UNITS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_PLUS = re.compile(r"(?<![eE])\+")
 _DURATION = re.compile(r"([0-9.eE+-]+?)\s*(s|min|m|h|d)?")
 
 
@@ -25,11 +26,14 @@ def number(option: str, typed: str) -> float:
 
 
 def seconds(option: str, typed: str) -> float:
-    """Return a duration in seconds: `90`, `90s`, `40min`, `4.5h` or `12d`.
+    """Return a duration in seconds: `90`, `90s`, `40min`, `4.5h`, `12d`, or a sum such as `89+903+1398`.
 
     Raises:
         CommandFailed: the text is no duration, or is negative; names the option.
     """
+    parts = _PLUS.split(typed)
+    if len(parts) > 1:
+        return sum(seconds(option, part) for part in parts)
     found = _DURATION.fullmatch(typed.strip().replace(",", ""))
     if found is None:
         raise wrong(option, f"must be a duration such as 90s, 40min or 4.5h, not {typed!r}")

@@ -72,6 +72,17 @@ def test_ettr_shows_every_meaning_of_downtime() -> None:
     assert rows["renewal"]["lostUsd"] == pytest.approx(121.5278 * 24 * 2048 * 5, rel=1e-5)
 
 
+def test_shorter_downtime_saves_days_and_dollars() -> None:
+    line = "ettr --nodes 256 --rate 0.05% --downtime 40min --instead-of 600+14400+1800 --gpu-hours 1e7"
+    found = answer(*typed(line), "--model", "renewal", "--usd-per-gpu-hour", "5")
+
+    (saved,) = found["savings"]
+    assert found["insteadOfSeconds"] == 16_800
+    assert saved["savedDays"] == pytest.approx(104.1667, abs=1e-4)
+    assert saved["savedShare"] == pytest.approx(0.320534, abs=1e-6)
+    assert saved["savedUsd"] == pytest.approx(25_600_000)
+
+
 def test_endless_run_is_unknown_and_never_zero() -> None:
     line = "ettr --nodes 512 --rate 0.05% --downtime 280min --model serial"
     (row,) = answer(*typed(line))["runs"]

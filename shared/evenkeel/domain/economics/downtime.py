@@ -64,6 +64,23 @@ def shrink_downtime_seconds(
     return detect_seconds + reconfigure_seconds + at_least("lead_seconds", lead_seconds) / whole("nodes", nodes, 1)
 
 
+class Saving(Value):
+    """The saving of a shorter downtime on one run. Null: one of the runs never ends."""
+
+    model: DowntimeModel
+    saved_days: float | None
+    saved_share: float | None
+    """Of the time with the longer downtime."""
+
+
+def saving(longer: "RunTime", shorter: "RunTime") -> Saving:
+    """Return what a shorter downtime saves on the same run."""
+    if longer.days is None or shorter.days is None:
+        return Saving(model=longer.model, saved_days=None, saved_share=None)
+    days = longer.days - shorter.days
+    return Saving(model=longer.model, saved_days=days, saved_share=days / longer.days)
+
+
 class RunTime(Value):
     """How long a run takes with failures, under one meaning of downtime."""
 

@@ -297,6 +297,7 @@ def _attempt(attempt: Attempt) -> Json:
         "execution": attempt.workload_name,
         "resumeFrom": attempt.resume_from.to_json() if attempt.resume_from else None,
         "isPinned": attempt.is_pinned,
+        "resumedWorkFrom": _instant(attempt.resumed_work_from),
         "rejectedCheckpoints": list(attempt.rejected_checkpoints),
         "exitCodes": attempt.exit_codes,
         "decisionId": attempt.decision_id or None,
