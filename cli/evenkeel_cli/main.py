@@ -35,6 +35,7 @@ NOUNS = {
     "shadow": CommandGroup("shadow", "Compare the decisions of the mode `observe` with what happened."),
     "backtest": CommandGroup("backtest", "Replay exported events: the decisions, and what happened."),
     "quota": CommandGroup("quota", "Convert quota files between formats."),
+    "context": CommandGroup("context", "List, add and choose fleets of this command line."),
     "access": CommandGroup("access", "Give the functions' roles their EKS access entries."),
     "economics": CommandGroup("economics", "Calculate what failures cost and what to change."),
     "doctor": CommandGroup("doctor", "Check everything that Evenkeel needs, and print how to fix problems."),

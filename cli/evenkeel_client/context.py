@@ -1,7 +1,8 @@
 """The context: the API's address and the credentials for it.
 
-The first of these is used: `EVENKEEL_URL`; the file that `EVENKEEL_CONTEXT` names; `.evenkeel/context.json` of the
-current folder, if no other user can write it; `~/.config/evenkeel/context.json`.
+The first of these is used: `EVENKEEL_URL`; the context that `EVENKEEL_CONTEXT` names, by its file or by its name in
+`~/.config/evenkeel/contexts`; `.evenkeel/context.json` of the current folder, if no other user can write it;
+`~/.config/evenkeel/context.json`.
 """
 
 import json
@@ -18,6 +19,12 @@ from evenkeel_client.errors import CommandFailed, Exit
 
 _API_HOST = re.compile(r"[a-z0-9]+\.execute-api\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?", re.ASCII)
 _HOST = re.compile(r"[a-z0-9.:-]+", re.ASCII)
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
+"""Name of a context: the name of its fleet, for example."""
+_NO_CONTEXT = (
+    "Add the fleet: evenkeel context add NAME --stack STACK. Or set EVENKEEL_URL to the stack's ApiUrl. "
+    "For a local data centre, run commands in the project folder, after evenkeel dev up."
+)
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -74,21 +81,30 @@ def find(environment: Mapping[str, str], folder: Path) -> ApiContext:
     named = environment.get("EVENKEEL_CONTEXT")
     raise CommandFailed(
         Exit.USAGE,
-        f"The context file {named} does not exist." if named else "No Evenkeel API is configured.",
+        f"The context {named} does not exist." if named else "No Evenkeel API is configured.",
         code="NO_CONTEXT",
-        hint="Set EVENKEEL_URL to the stack's ApiUrl (it ends in /v1), or start a local data centre: evenkeel dev up. "
-        "For a local data centre, run commands in the project folder.",
+        hint="evenkeel context ls" if named else _NO_CONTEXT,
     )
 
 
 def _candidate_files(environment: Mapping[str, str], folder: Path) -> Iterator[Path]:
     named = environment.get("EVENKEEL_CONTEXT")
     if named:
-        yield Path(named)
+        yield named_file(environment, named) if NAME.fullmatch(named) and not Path(named).is_file() else Path(named)
         return
     yield _project_context_file(folder)
+    yield default_file(environment)
+
+
+def default_file(environment: Mapping[str, str]) -> Path:
+    """Return the file of the context that a user's commands use by default."""
     settings = environment.get("XDG_CONFIG_HOME")
-    yield (Path(settings) if settings else Path(environment.get("HOME", "/"), ".config")) / "evenkeel" / "context.json"
+    return (Path(settings) if settings else Path(environment.get("HOME", "/"), ".config")) / "evenkeel" / "context.json"
+
+
+def named_file(environment: Mapping[str, str], name: str) -> Path:
+    """Return the file of a context by its name."""
+    return default_file(environment).with_name("contexts") / f"{name}.json"
 
 
 def _project_context_file(folder: Path) -> Path:

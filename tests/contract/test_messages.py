@@ -132,11 +132,11 @@ def test_a_page_reaches_the_topic_with_its_key(engine_user: Credentials, unique:
     sqs.set_queue_attributes(QueueUrl=url, Attributes={"Policy": policy})
     sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=queue_arn)
 
-    SnsPager(topic, sns).page("A recovery\nneeds — you " + "x" * 200, HOSTILE, key="inc-1")
+    SnsPager(topic, "main", sns).page("A recovery\nneeds — you " + "x" * 200, HOSTILE, key="inc-1")
 
     (message,) = all_messages(sqs, url, 1)
     told = json.loads(message["Body"])
-    assert told["Subject"].startswith("A recovery needs ? you xxx")
+    assert told["Subject"].startswith("main: A recovery needs ? you xxx")
     assert len(told["Subject"]) == 100
     assert told["Message"] == escape_invalid_characters(HOSTILE)
     assert told["MessageAttributes"]["key"]["Value"] == "inc-1"
@@ -229,7 +229,7 @@ def test_each_aws_error_has_its_own_error(error: str, meaning: type[Exception]) 
     with pytest.raises(meaning):
         SqsDeadLetters("u", client).put("b", "c", "r")
     with pytest.raises(meaning):
-        SnsPager("t", client).page("s", "m", key="k")
+        SnsPager("t", "main", client).page("s", "m", key="k")
     with pytest.raises(meaning):
         LambdaWaitAnswers("f", client).request("s", "n", 1, {})
 
@@ -263,7 +263,7 @@ def bytes_of(request: dict[str, Any], body: str) -> int:
 def test_a_page_of_any_length_fits_the_topic(character: str) -> None:
     client = RecordingClient()
 
-    SnsPager("arn", client).page("subject", character * 300_000, key="\u20ac" * 200)
+    SnsPager("arn", "main", client).page("subject", character * 300_000, key="\u20ac" * 200)
 
     assert 190_000 < bytes_of(client.sent[0], "Message") <= 262_144
 

@@ -22,7 +22,10 @@ _INLINE = re.compile(r"`(aws [^`]+)`")
 _GLOBAL = frozenset(
     {"region", "output", "query", "profile", "endpoint-url", "cli-input-json", "max-items", "no-cli-pager"}
 )
-_OWN_OF_THE_CLI = {("logs", "tail"), ("sso", "login"), ("s3", "cp"), ("s3", "ls"), ("eks", "update-kubeconfig")}
+_OWN_OF_THE_CLI = {
+    *(("logs", "tail"), ("sso", "login"), ("s3", "cp"), ("s3", "ls"), ("eks", "update-kubeconfig")),
+    ("cloudformation", "deploy"),
+}
 """Commands that the AWS CLI adds to the operations of the services."""
 _RENAMED = {("lambda", "invoke"): {"payload"}, ("sns", "subscribe"): {"notification-endpoint"}}
 """Options that the AWS CLI names otherwise than the service."""

@@ -71,6 +71,7 @@ def _found(stack: str, only: list[str] | None) -> tuple["EksAccess", list[str]]:
 
     site, aws = stack_site(stack)
     try:
+        site.read_stack()
         roles, names = site.roles(), site.clusters()
     except CouldNotCheck as error:
         raise CommandFailed(Exit.FAILED, str(error), code="NO_STACK", hint=error.fix) from error

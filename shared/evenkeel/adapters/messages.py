@@ -114,8 +114,9 @@ class SqsDeadLetters:
 class SnsPager:
     """Pages people through an SNS topic."""
 
-    def __init__(self, topic_arn: str, client: Any = None) -> None:
+    def __init__(self, topic_arn: str, fleet: str, client: Any = None) -> None:
         self._topic_arn = topic_arn
+        self._fleet = fleet
         self._client = client or aws.client("sns")
 
     def page(self, subject: str, message: str, *, key: str) -> None:
@@ -123,7 +124,7 @@ class SnsPager:
         with aws.translate_errors(f"page about {key}", _ERRORS_BY_CODE):
             self._client.publish(
                 TopicArn=self._topic_arn,
-                Subject=_sns_subject(subject),
+                Subject=_sns_subject(f"{self._fleet}: {subject}"),
                 Message=_truncate_bytes(escape_invalid_characters(message), _LARGEST_PAGE),
                 MessageAttributes={
                     "key": {"DataType": "String", "StringValue": escape_invalid_characters(key) or "none"}

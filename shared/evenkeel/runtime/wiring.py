@@ -165,7 +165,7 @@ class World:
     def pager(self) -> Pager:
         from evenkeel.adapters.messages import SnsPager
 
-        return SnsPager(self.settings.need("page_topic_arn"))
+        return SnsPager(self.settings.need("page_topic_arn"), self.settings.fleet)
 
     @cached_property
     def raw_events(self) -> RawEvents:

@@ -1,0 +1,142 @@
+"""`evenkeel context`."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.output import answer, answer_change, answer_list
+from evenkeel_cli.render import Column, OutputFormat
+from evenkeel_client import context
+from evenkeel_client.context import ApiContext
+from evenkeel_client.errors import CommandFailed, Exit
+
+Json = dict[str, Any]
+
+app = lookup.group("List, add and choose fleets of this command line.")
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the context; often the fleet's name.")]
+
+
+@app.command("ls")
+def list_contexts(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+    """List contexts, and the context in force."""
+    try:
+        in_force = Path(lookup.current_context().source).resolve()
+    except CommandFailed:
+        in_force = None
+    files = sorted(context.named_file(os.environ, "x").parent.glob("*.json"))
+    found = [_listed(file) | {"isInForce": file.resolve() == in_force} for file in files]
+    nothing = "There are no contexts: evenkeel context add NAME --stack STACK"
+    answer_list(found, output, lambda _: _COLUMNS, fields=_FIELDS, nothing=nothing)
+
+
+@app.command("add")
+def add(
+    name: NameArgument,
+    stack: Annotated[str, typer.Option("--stack", help="The CloudFormation stack of the fleet.", metavar="NAME")],
+    region: Annotated[str, typer.Option("--region", help="Its region; by default AWS_REGION.")] = "",
+    profile: Annotated[str, typer.Option("--profile", help="Profile of the AWS CLI for this fleet.")] = "",
+    output: lookup.OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Add or replace the context of a fleet, with the API's address from its stack."""
+    from evenkeel_cli.doctor.findings import CouldNotCheck
+    from evenkeel_cli.doctor.site import BotocoreAws, Site
+    from evenkeel_cli.offline import access
+
+    file = _file_of(name)
+    region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
+    if not region:
+        raise CommandFailed(Exit.USAGE, "The region is unknown.", code="USAGE", hint="Add --region REGION.")
+    where = ApiContext(name="", url="", region=region, profile=profile or os.environ.get("EVENKEEL_PROFILE"))
+    site = Site(BotocoreAws(where), None, where, stack, access)
+    try:
+        site.read_stack()
+        document = {"name": site.parameter("FleetName"), "url": site.output("ApiUrl"), "region": region, "stack": stack}
+    except CouldNotCheck as error:
+        raise CommandFailed(Exit.FAILED, str(error), code="NO_STACK", hint=error.fix) from error
+    _write(file, document | ({"profile": where.profile} if where.profile else {}))
+    then = f"context use {name}"
+    answer_change(
+        _listed(file), output, f"{name}  fleet {document['name']} of the stack {stack} in {region}", then=then
+    )
+
+
+@app.command("use")
+def use(name: NameArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+    """Make a context the default for this user."""
+    file, default = _file_of(name), context.default_file(os.environ)
+    if not file.is_file():
+        raise CommandFailed(
+            Exit.NOT_FOUND, f"There is no context {name!r}.", code="NO_CONTEXT", hint="evenkeel context ls"
+        )
+    if default.exists() and not default.is_symlink():
+        text = f"{default} is a file of its own, and would be lost."
+        raise CommandFailed(
+            Exit.CONFLICT, text, code="CONFLICT", hint=f"Move it: mv {default} {file.parent}/OTHER.json"
+        )
+    beside = default.with_suffix(".new")
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(file.relative_to(default.parent))
+    beside.replace(default)
+    found = _listed(file)
+    shadow = _shadow()
+
+    def draw(out: Any) -> None:
+        out.line(out.with_glyph("ok", f"{name}  fleet {found['fleet']} is the default"))
+        if shadow:
+            out.line(out.with_glyph("warn", f"{shadow} still decides here"))
+
+    answer(found, output, draw)
+
+
+def _shadow() -> str:
+    """Return the setting that this folder or shell has instead of the default; empty if there is none."""
+    for name in ("EVENKEEL_URL", "EVENKEEL_CONTEXT"):
+        if os.environ.get(name):
+            return name
+    return ".evenkeel/context.json" if Path(".evenkeel", "context.json").is_file() else ""
+
+
+def _file_of(name: str) -> Path:
+    if not context.NAME.fullmatch(name):
+        text = f"{name!r} is no name for a context: use a-z, 0-9 and hyphens, at most 63 characters."
+        raise CommandFailed(Exit.USAGE, text, code="USAGE")
+    return context.named_file(os.environ, name)
+
+
+def _write(file: Path, document: Json) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    beside = file.with_suffix(".new")
+    beside.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    beside.chmod(0o600)
+    beside.replace(file)
+
+
+def _listed(file: Path) -> Json:
+    row = {"context": file.stem, "fleet": "", "stack": "", "region": "", "profile": "", "problem": ""}
+    try:
+        found = context.read(json.loads(file.read_text(encoding="utf-8")), str(file), os.environ)
+    except (OSError, ValueError, CommandFailed) as error:
+        return row | {"problem": str(error)}
+    return row | {
+        "fleet": found.name,
+        "stack": found.stack,
+        "region": found.region,
+        "profile": found.profile or "",
+    }
+
+
+_FIELDS = ("context", "fleet", "stack", "region", "profile", "isInForce", "problem")
+_COLUMNS = (
+    Column("", lambda row: "*" if row["isInForce"] else ""),
+    Column("CONTEXT", "context"),
+    Column("FLEET", "fleet"),
+    Column("STACK", "stack"),
+    Column("REGION", "region"),
+    Column("PROFILE", lambda row: row["profile"] or "–"),
+    Column("", "problem", wraps=True),
+)
