@@ -68,6 +68,30 @@ def draw_summary(out: Printer, summary: Json) -> None:
         )
 
 
+def draw_faults(out: Printer, faults: list[Json]) -> None:
+    """Draw the wrong cordons and replacements of each fault."""
+    if not faults:
+        return
+    out.line()
+    out.table(
+        [
+            Column("FAULT", "faultKey", may_shrink=True),
+            Column("CASES", "cases", is_right=True),
+            Column("WRONG CORDONS", lambda each: _of(each["falseCordons"]), is_right=True),
+            Column("WRONG REPLACEMENTS", lambda each: _of(each["falseReplacements"]), is_right=True),
+        ],
+        faults,
+    )
+
+
+def _of(rate: Json) -> str:
+    """Return `1 of 4, 0.6% to 80.6%, 2 unknown`, or a dash if Evenkeel decided no such action."""
+    if not rate["of"] + rate["unknown"]:
+        return "–"
+    unknown = f", {rate['unknown']} unknown" if rate["unknown"] else ""
+    return f"{rate['count']} of {rate['of']}, {_percent(rate['low'])} to {_percent(rate['high'])}{unknown}"
+
+
 def draw_cases(out: Printer, cases: list[Json], *, is_wide: bool) -> None:
     """Draw a line for each case, and with `is_wide` the reasons too."""
     if not cases:

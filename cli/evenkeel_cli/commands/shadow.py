@@ -10,7 +10,7 @@ from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.backtest import WindowOption
 from evenkeel_cli.commands.output import answer
 from evenkeel_cli.render import OutputFormat, note, page
-from evenkeel_cli.shadow_page import draw_cases, draw_summary
+from evenkeel_cli.shadow_page import draw_cases, draw_faults, draw_summary
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
@@ -45,6 +45,8 @@ def report(
 
     def draw(out: Any) -> None:
         draw_summary(out, found["summary"])
+        if output is OutputFormat.WIDE:
+            draw_faults(out, found["summary"]["faults"])
         draw_cases(out, items, is_wide=output is OutputFormat.WIDE)
 
     answer(found, output, draw, has_wide=True)

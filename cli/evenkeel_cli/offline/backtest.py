@@ -13,7 +13,7 @@ from evenkeel.domain.shadow.records import Content, Record
 from evenkeel.domain.shadow.verdicts import ShadowTerms
 from evenkeel_cli.offline import exports, json_stream
 from evenkeel_cli.render import Printer
-from evenkeel_cli.shadow_page import draw_cases, draw_summary
+from evenkeel_cli.shadow_page import draw_cases, draw_faults, draw_summary
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
@@ -168,6 +168,8 @@ def draw(out: Printer, found: Json, *, is_wide: bool) -> None:
     _draw_unused(out, found, is_wide=is_wide)
     out.line()
     draw_summary(out, found["summary"])
+    if is_wide:
+        draw_faults(out, found["summary"]["faults"])
     draw_cases(out, found["cases"], is_wide=is_wide)
 
 

@@ -199,6 +199,27 @@ def test_planned_end_of_a_node_is_no_repair(tmp_path: Path) -> None:
     assert case["cordon"]["reason"].startswith("The node ended as planned.")
 
 
+def test_notice_of_ec2_is_the_end_of_the_node_and_no_case(tmp_path: Path) -> None:
+    ended = json.loads((EVENTS / "ec2-instance-state-change.json").read_text("utf-8"))
+    ended["detail"] = {"instance-id": NODE, "state": "shutting-down"}
+    ended["time"] = "2026-11-03T12:15:02Z"
+    (tmp_path / "ended.json").write_text(json.dumps(ended))
+    alone = answer_of(tmp_path)
+    (tmp_path / "fault.json").write_text((EVENTS / "hyperpod-node-unhealthy.json").read_text("utf-8"))
+
+    (case,) = answer_of(tmp_path)["cases"]
+
+    assert alone["cases"] == []
+    assert (case["repair"]["verdict"], case["repair"]["seconds"]) == ("EARLIER", 7200.0)
+
+
+def test_wide_output_names_the_rates_of_each_fault() -> None:
+    _, out, _ = run(EXAMPLE, "-o", "wide")
+
+    rows = [" ".join(line.split()) for line in out.splitlines()]
+    assert "node:not_ready 2 1 of 2, 1.3% to 98.7% 0 of 1, 0.0% to 97.5%" in rows
+
+
 def test_record_about_an_unidentified_node_is_counted(tmp_path: Path) -> None:
     event = {
         "kind": "Event",

@@ -264,6 +264,8 @@ def test_summary_counts_each_case_once(cases: list[tuple[list[NodeEvent], dict[s
     assert rate.count == summary.cordons.get(Verdict.WOULD_HAVE_BEEN_WRONG, 0)
     assert summary.cordons.get(Verdict.UNKNOWN, 0) <= rate.unknown
     assert rate.low <= (rate.share or rate.low) <= rate.high
+    assert sum(each.cases for each in summary.faults) == len(cases)
+    assert sum(each.false_cordons.count for each in summary.faults) == rate.count
 
 
 # ---------------------------------------------------------------- cases

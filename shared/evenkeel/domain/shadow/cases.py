@@ -116,14 +116,21 @@ class ShadowCase(Value):
     """Why nothing more will be known, as a sentence; empty if only the time has not come."""
 
 
+NODE_ENDS = "ec2:state_stopping"
+"""The notice of EC2 that an instance ends: an action on the node, and no fault to decide about."""
 _OWN_REPAIRS = {Owner.EVENKEEL: None, Owner.KARPENTER: "replace", Owner.NODE_GROUP: "replace"}
 """Owners whose nodes Evenkeel repairs itself. Only HyperPod reboots: the other owners replace."""
 
 
 def shadow_decision(incident: Incident) -> ShadowDecision | None:
-    """Return the decision of an incident of the mode `observe`; None for any other incident."""
+    """Return the decision of an incident of the mode `observe`; None for any other incident.
+
+    The end of a node is no fault to decide about, so an incident of that notice alone has no decision.
+    """
     plan, decided_at = incident.plan, incident.stages.planned_at
     if incident.is_drill or incident.mode != Mode.OBSERVE or plan is None or decided_at is None:
+        return None
+    if incident.fault_key == NODE_ENDS:
         return None
     first = next((rung for rung in plan.rungs if rung in NODE_RUNGS), "")
     is_own = plan.repairs_node and plan.owner in _OWN_REPAIRS
@@ -191,7 +198,10 @@ def event_of(fact: NodeFact, *, is_evidence: bool) -> NodeEvent | None:
     if fact.is_drill:
         return None
     evidence = f"{fact.source}: {fact.detail or fact.code or fact.fault_key}"
+    kind: NodeEventKind | None
     match fact.kind:
+        case FactKind.FAULT if fact.fault_key == NODE_ENDS:
+            kind = NodeEventKind.REMOVED
         case FactKind.FAULT:
             kind = NodeEventKind.FAULT if is_evidence else None
         case FactKind.RECOVERED:

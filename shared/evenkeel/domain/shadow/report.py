@@ -18,6 +18,15 @@ class LeadTimes(Value):
     p90: float | None = None
 
 
+class FaultSummary(Value):
+    """The error rates of the cases of one fault."""
+
+    fault_key: str
+    cases: int
+    false_cordons: Rate
+    false_replacements: Rate
+
+
 class ShadowSummary(Value):
     """The sum of judged cases. Each case is one node within one observation window."""
 
@@ -35,6 +44,8 @@ class ShadowSummary(Value):
     false_replacements: Rate
     cordon_lead: LeadTimes
     repair_lead: LeadTimes
+    faults: tuple[FaultSummary, ...]
+    """For each fault of a judged decision, the most wrong cordons first."""
 
 
 def summary_of(judged: Sequence[JudgedCase], terms: ShadowTerms) -> ShadowSummary:
@@ -52,7 +63,24 @@ def summary_of(judged: Sequence[JudgedCase], terms: ShadowTerms) -> ShadowSummar
         false_replacements=_false_rate(_repairs(judged, REPLACE)),
         cordon_lead=_lead_times(each.cordon for each in would_cordon),
         repair_lead=_lead_times(each.repair for each in judged),
+        faults=_by_fault(judged),
     )
+
+
+def _by_fault(judged: Iterable[JudgedCase]) -> tuple[FaultSummary, ...]:
+    by_fault: dict[str, list[JudgedCase]] = {}
+    for each in judged:
+        by_fault.setdefault(each.decision.fault_key, []).append(each)
+    found = [
+        FaultSummary(
+            fault_key=fault_key,
+            cases=len(cases),
+            false_cordons=_false_rate([each.cordon for each in cases if each.decision.cordons]),
+            false_replacements=_false_rate(_repairs(cases, REPLACE)),
+        )
+        for fault_key, cases in by_fault.items()
+    ]
+    return tuple(sorted(found, key=lambda each: (-each.false_cordons.count, -each.cases, each.fault_key)))
 
 
 def _repairs(judged: Iterable[JudgedCase], rung: str) -> list[Judgement]:

@@ -16,6 +16,7 @@ from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.plan import Owner
 from evenkeel.domain.shadow.cases import (
+    NODE_ENDS,
     Actor,
     Aftermath,
     NodeEvent,
@@ -183,7 +184,11 @@ def _events(decision: ShadowDecision, node: _NodeRecords) -> tuple[NodeEvent, ..
 def _events_of_incident(incident: Incident) -> list[NodeEvent]:
     text = f"{incident.incident_id}: {incident.fault_key}"
     faults = [
-        NodeEvent(at=at, kind=NodeEventKind.FAULT, evidence=text)
+        NodeEvent(
+            at=at,
+            kind=NodeEventKind.REMOVED if signal.fault_key == NODE_ENDS else NodeEventKind.FAULT,
+            evidence=text,
+        )
         for signal in signals_of(incident)
         for at in dict.fromkeys((signal.first_at, signal.last_at))
     ]

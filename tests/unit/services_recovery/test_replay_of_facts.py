@@ -1,0 +1,91 @@
+"""The replay of recorded facts decides as the service does in the mode `observe`."""
+
+from datetime import timedelta
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenkeel.domain.health.incidents import FactKind, NodeFact
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.shadow.cases import ShadowDecision, shadow_decision
+from evenkeel.domain.shadow.replay_facts import FactReplay, NodeThen
+from evenkeel.services.incidents.receive_event import resolve
+from tests.examples import examples
+from tests.fakes.cluster import instance_id
+from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_fact
+
+FAULTS = ("hp:NvidiaErrorReboot", "hp:NvidiaErrorTerminate", "xid:79", "xid:63", "xid:31", "gpu:driver_hang", "xid:48")
+SOURCES = ("hyperpod.node-health", "eks.node-conditions", "nvsentinel.node-conditions")
+FACTS = st.lists(
+    st.tuples(
+        st.integers(5, 4000),
+        st.integers(1, 2),
+        st.sampled_from(FAULTS),
+        st.sampled_from(SOURCES),
+        st.sampled_from([FactKind.FAULT, FactKind.FAULT, FactKind.RECOVERED]),
+    ),
+    max_size=8,
+)
+
+
+def named(decision: ShadowDecision) -> tuple[Any, ...]:
+    return (
+        decision.node,
+        decision.slot,
+        decision.fault_key,
+        decision.first_signal_at,
+        decision.cordons,
+        decision.repair,
+        decision.owner,
+        decision.reason,
+    )
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(FACTS)
+def test_replay_decides_as_the_service(steps: list[tuple[int, int, str, str, FactKind]]) -> None:
+    recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
+    recovery.scenario.sweep()
+    facts: list[NodeFact] = []
+    for pause, number, fault_key, source, kind in steps:
+        recovery.world.clock.advance(pause)
+        fact = a_fact(
+            number,
+            kind=kind,
+            source=source,
+            fault_key=fault_key if kind is FactKind.FAULT else "",
+            code="",
+            observed_at=recovery.now,
+            envelope_id=f"e-{len(facts)}",
+        )
+        facts.append(fact)
+        outcome = recovery.ingest(fact)
+        if outcome.outcome == "OPEN":
+            recovery.incident_id, recovery.run = outcome.incident_id, 1
+            recovery.recover()
+
+    def node_at(instance: str, _at: object) -> NodeThen:
+        affected = resolve(instance, recovery.context(), provider=None)
+        assert affected
+        return NodeThen(affected=affected, is_hyperpod=True)
+
+    replayed = FactReplay(recovery.policy, node_at).decisions((fact.observed_at, fact) for fact in facts)
+
+    made = sorted(named(each) for incident in replayed if (each := shadow_decision(incident)))
+    served = sorted(named(each) for incident in recovery.incidents() if (each := shadow_decision(incident)))
+    assert made == served
+
+
+def test_two_facts_of_one_moment_make_one_decision() -> None:
+    recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
+    recovery.scenario.sweep()
+    first = a_fact(observed_at=recovery.now)
+    second = first.but(fault_key="xid:79", observed_at=recovery.now + timedelta(seconds=1))
+    affected = resolve(instance_id(1), recovery.context(), provider=None)
+    assert affected
+
+    replay = FactReplay(recovery.policy, lambda _instance, _at: NodeThen(affected=affected, is_hyperpod=True))
+    (incident,) = replay.decisions((each.observed_at, each) for each in (first, second))
+
+    assert (incident.fault_key, incident.evidence_count) == ("xid:79", 2)
