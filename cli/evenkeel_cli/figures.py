@@ -17,6 +17,8 @@ from evenkeel_cli.render import Column, Printer, page
 
 Json = dict[str, Any]
 UNKNOWN = "unknown"
+_MAX_SHOWN = 6
+"""Figures of a list in a cell for people."""
 
 
 class FigureFormat(StrEnum):
@@ -164,5 +166,5 @@ def shown(value: Any) -> str:
         case float():
             return f"{value:,.0f}" if abs(value) >= 1e6 else f"{value:.6g}"
         case list():
-            return ", ".join(map(shown, value))
+            return ", ".join(map(shown, value[:_MAX_SHOWN])) + (", …" if len(value) > _MAX_SHOWN else "")
     return str(value)

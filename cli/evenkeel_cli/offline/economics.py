@@ -221,7 +221,7 @@ def shrink(detect: float, reconfigure: float, lead: float, nodes: int, failures_
 def spare_table(rate: FailureRate, terms: Mapping[str, Any], most: int | None) -> Json:
     """Return the cost of a run by the number of spares, at each end of the rate."""
     rows, best = [], {}
-    with options():
+    with options(lead_seconds="--lead", wait_seconds="--wait", detect_seconds="--detect", resume_seconds="--resume"):
         for end, value in ends_of(rate):
             case = spares.SpareTerms.model_validate({**terms, "failures_per_node_hour": value})
             best[end] = spares.best_spares(case)
@@ -233,7 +233,7 @@ def spare_table(rate: FailureRate, terms: Mapping[str, Any], most: int | None) -
 
 def repair_shop(rate: FailureRate, terms: Mapping[str, Any], most: int) -> Json:
     """Return the steady state of a fleet with repairers, by the number of spares, at each end of the rate."""
-    with options():
+    with options(repair_hours="--repair"):
         rows = [
             {"end": end, "failuresPerNodeHour": value}
             | spares.repair_shop(spares=count, failures_per_node_hour=value, **terms).to_json()

@@ -74,6 +74,13 @@ def test_methods_part_where_a_save_is_long() -> None:
         assert (young.lost_ettr_points > 0.1) is is_more
 
 
+def test_save_longer_than_the_mtbf_makes_no_progress() -> None:
+    advice = ci.advise_interval(1e6, 0, 10)
+
+    assert advice.best_ettr == 0
+    assert "at no interval does it progress" in advice.note
+
+
 def test_first_order_fails_where_failures_cost_more_than_the_mtbf() -> None:
     assert ci.first_order_ettr(100, 1, 2000, 1000) is None
     assert ci.first_order_ettr(1797, W, R, M) == pytest.approx((1 - (R + 1797 / 2) / M) / (1 + W / 1797))

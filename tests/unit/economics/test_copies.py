@@ -44,7 +44,13 @@ def test_ring_is_worse_and_the_bound_is_below(machines: int, size: int, lost: in
 
 @pytest.mark.parametrize(
     ("machines", "size", "lost", "field"),
-    [(0, 1, 0, "machines"), (6, 4, 1, "group_size"), (6, 7, 1, "group_size"), (6, 2, 7, "lost_machines")],
+    [
+        (0, 1, 0, "machines"),
+        (6, 4, 1, "group_size"),
+        (6, 7, 1, "group_size"),
+        (6, 2, 7, "lost_machines"),
+        (10_242, 2, 1, "machines"),
+    ],
 )
 def test_impossible_groups_are_refused(machines: int, size: int, lost: int, field: str) -> None:
     with pytest.raises(WrongFigure) as refused:

@@ -114,6 +114,9 @@ def lost_work_seconds(interval_seconds: float, write_seconds: float, mtbf_second
     return mtbf_seconds - (cycle / math.expm1(ratio) if ratio < 700 else 0.0)
 
 
+_HOPELESS = "Saves take so long that the job fails before it ends one: at no interval does it progress."
+
+
 class IntervalChoice(Value):
     """An interval of one method, with the exact ETTR that it gives."""
 
@@ -180,13 +183,13 @@ def advise_interval(
                 ettr=exact,
                 ettr_if_restart_can_fail=exact_ettr(*terms, restart_can_fail=True),
                 first_order_ettr=first_order_ettr(*terms),
-                lost_ettr_points=100 * (top - exact),
+                lost_ettr_points=max(0.0, 100 * (top - exact)),
             )
         )
     young, daly = (_parting_write(method, restart_seconds, mtbf_seconds) for method in (young_seconds, daly_seconds))
     worst = max(each.lost_ettr_points for each in choices[:3])
     parts = ", ".join(
-        f"{name} from a write of {at:,.0f} s" if at else f"{name} at no write time"
+        f"{name} from a write of {at:.4g} s" if at else f"{name} at no write time"
         for name, at in (("Young", young), ("Daly", daly))
     )
     return IntervalAdvice(
@@ -201,7 +204,9 @@ def advise_interval(
         overhead_first_order=math.sqrt(2 * write_seconds / mtbf_seconds),
         young_parts_at_write_seconds=young,
         note=(
-            f"Young, Daly and the exact optimum differ by {worst:.2g} points of ETTR."
+            _HOPELESS
+            if top < 1e-6
+            else f"Young, Daly and the exact optimum differ by {worst:.2g} points of ETTR."
             + (" The choice does not matter; the write and the restart do." if worst < 0.1 else " Use the exact one.")
             + f" At this MTBF they cost more than 0.1 points: {parts}."
         ),

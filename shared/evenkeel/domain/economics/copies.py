@@ -15,7 +15,8 @@ from math import comb
 from evenkeel.domain.economics.figures import WrongFigure, whole
 from evenkeel.domain.values import Value
 
-_MAX_MACHINES = 100_000
+_MAX_MACHINES = 10_240
+"""The exact counts of more machines take long, and have more digits than Python prints."""
 _MAX_RING = 2_000
 
 

@@ -15,6 +15,7 @@ from evenkeel.domain.economics.figures import WrongFigure, at_least, more_than, 
 from evenkeel.domain.values import Value
 
 _MAX_SPARES = 10_000
+_MAX_MACHINES = 100_000
 
 
 def no_spare_probability(spares: int, failures_per_hour: float, lead_hours: float) -> float:
@@ -158,7 +159,7 @@ def repair_shop(
         repairers: Repairs that can run at once; None for one per machine.
         fails_while_stopped: Whether nodes also fail while the job lacks a node.
     """
-    machines = whole("nodes", nodes, 1) + whole("spares", spares)
+    machines = whole("nodes", nodes, 1, _MAX_MACHINES) + whole("spares", spares, 0, _MAX_SPARES)
     crew = machines if repairers is None else whole("repairers", repairers, 1)
     rate = at_least("failures_per_node_hour", failures_per_node_hour)
     repairs = 1 / more_than("repair_hours", repair_hours)
@@ -168,10 +169,7 @@ def repair_shop(
         if not in_use * rate:
             break
         logs.append(logs[-1] + math.log(in_use * rate / (min(broken + 1, crew) * repairs)))
-    top = max(logs)
-    weights = [math.exp(each - top) for each in logs]
-    total = math.fsum(weights)
-    states = tuple(each / total for each in weights)
+    states = _shares(logs)
     enough = math.fsum(states[: spares + 1])
     return RepairShop(
         nodes=nodes,
@@ -181,6 +179,15 @@ def repair_shop(
         mean_broken=math.fsum(n * p for n, p in enumerate(states)),
         mean_waiting_for_a_repairer=math.fsum(max(0, n - crew) * p for n, p in enumerate(states)),
         enough_nodes_probability=enough,
-        no_spare_probability=states[spares] / enough if len(states) > spares else 0.0,
+        # Of the states in which the job runs alone: their share of all states may be too small for a float.
+        no_spare_probability=_shares(logs[: spares + 1])[spares] if len(logs) > spares else 0.0,
         mean_nodes_short=math.fsum(max(0, n - spares) * p for n, p in enumerate(states)),
     )
+
+
+def _shares(logs: list[float]) -> tuple[float, ...]:
+    """Return shares from the logarithms of weights."""
+    top = max(logs)
+    weights = [math.exp(each - top) for each in logs]
+    total = math.fsum(weights)
+    return tuple(each / total for each in weights)
