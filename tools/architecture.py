@@ -8,6 +8,7 @@ template.yaml and the workflows, the states of a job from `domain/jobs/lifecycle
 """
 
 import ast
+import functools
 import json
 import re
 import sys
@@ -76,8 +77,9 @@ def packages_picture() -> Iterator[str]:
 # ---------------------------------------------------------------- the path of an event
 
 
+@functools.cache
 def template() -> Mapping[str, Any]:
-    """Return the resources of template.yaml."""
+    """Return the resources of template.yaml, which is parsed once. Copy what you change."""
     found: Mapping[str, Any] = yaml_parse((ROOT / "template.yaml").read_text(encoding="utf-8"))["Resources"]
     return found
 

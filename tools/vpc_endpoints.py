@@ -4,6 +4,7 @@ The template decides: a function with `VpcConfig` calls the services that its ro
 the function by AWS itself, outside its VPC.
 """
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -65,6 +66,7 @@ POLLED_BY_LAMBDA = ("ReceiveEvents", "ReceiveCycleRequests", "KeepFailedInvocati
 """Statements with which Lambda polls a queue, or keeps a failed invocation, in the name of the function."""
 
 
+@functools.cache
 def needs() -> dict[str, tuple[Endpoint, ...]]:
     """Return the endpoints that each function in the subnets needs, by function."""
     resources = template()

@@ -8,7 +8,7 @@ from pathlib import Path
 import cfnlint
 import pytest
 
-from tests.template import statements
+from tests.template import policy_sizes, statements
 from tests.template.documents import ROOT, resources, template
 from tests.template.statements import Permission, Statement
 from tests.template.waivers import WAIVERS
@@ -193,6 +193,33 @@ def test_every_action_exists_and_takes_the_resource_of_its_statement(statement: 
         assert name.lower() in known, f"{action} is not in the service authorization reference"
         if statement.resources != ("*",) and action not in ON_MACHINES:
             assert known[name.lower()].get("Resources"), f"{action} has no resource level"
+
+
+POLICIES_OF_PEOPLE = sorted(resources("AWS::IAM::ManagedPolicy"))
+
+
+@pytest.mark.parametrize("name", POLICIES_OF_PEOPLE)
+def test_managed_policy_fits_with_the_longest_names(name: str) -> None:
+    document = policy_sizes.RESOURCES[name]["Properties"]["PolicyDocument"]
+
+    # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
+    assert policy_sizes.size_of(document) <= 6144
+
+
+@pytest.mark.parametrize("name", sorted(resources("AWS::IAM::Role")))
+def test_inline_policies_of_a_role_fit_with_the_longest_names(name: str) -> None:
+    policies = policy_sizes.RESOURCES[name]["Properties"]["Policies"]
+
+    assert sum(policy_sizes.size_of(policy["PolicyDocument"]) for policy in policies) <= 10_240
+
+
+def test_size_counts_the_resolved_document_without_white_space() -> None:
+    arn = {"Fn::Sub": "arn:${AWS::Partition}:x:${AWS::Region}: ${AWS::StackName}"}
+
+    size = policy_sizes.size_of({"Resource": [arn, {"Fn::GetAtt": ["EventsQueue", "Arn"]}, {"Ref": "AWS::NoValue"}]})
+
+    queue = f"arn:aws-us-gov:sqs:ap-southeast-1:{'1' * 12}:{policy_sizes.name_of('EventsQueue')}"
+    assert size == len(f'{{"Resource":["arn:aws-us-gov:x:ap-southeast-1:{"s" * 48}","{queue}"]}}')
 
 
 def test_single_permission_can_be_removed() -> None:
