@@ -85,6 +85,16 @@ def test_cordoned_or_marked_node_is_not_in_service(gateway: Gateway) -> None:
     assert {each["cordon"]["cause"] for each in report(gateway)["items"]} == {"NOTHING_KNOWN"}
 
 
+def test_timeline_shows_what_happened_after_the_decision(gateway: Gateway) -> None:
+    incident = an_observed(1)
+    stored(gateway.fakes.ledger, incident)
+    happened(gateway, incident, NodeEventKind.REPLACED, hours=29)
+
+    (entry,) = gateway.get(f"/v1/incidents/{incident.incident_id}/timeline").document["entries"]
+
+    assert (entry["kind"], entry["text"]) == ("replaced", "HyperPod replaced the node. a record")
+
+
 def test_window_is_an_option(gateway: Gateway) -> None:
     incident = an_observed(1)
     stored(gateway.fakes.ledger, incident)

@@ -57,6 +57,25 @@ class NodeEvent(Value):
     evidence: Sentence = ""
     """The source and its record, for people."""
 
+    @property
+    def words(self) -> str:
+        """The event as a clause: `HyperPod rebooted the node`."""
+        return f"{self.actor[0].upper()}{self.actor[1:]} {_DONE[self.kind]}" if self.kind in _DONE else _SEEN[self.kind]
+
+
+_DONE = {
+    NodeEventKind.CORDONED: "cordoned the node",
+    NodeEventKind.UNCORDONED: "removed the cordon of the node",
+    NodeEventKind.REBOOTED: "rebooted the node",
+    NodeEventKind.REPLACED: "replaced the node",
+    NodeEventKind.REMOVED: "removed the node",
+}
+_SEEN = {
+    NodeEventKind.FAULT: "The node had a fault",
+    NodeEventKind.RECOVERED: "The node was healthy again",
+    NodeEventKind.IN_SERVICE: "The node was in service",
+}
+
 
 class Aftermath(Value):
     """The events of a node after an incident of the mode `observe` had ended."""

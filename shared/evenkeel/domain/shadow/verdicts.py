@@ -117,12 +117,6 @@ _REPLACEMENTS = (NodeEventKind.REPLACED, NodeEventKind.REMOVED)
 _CORDONS = (NodeEventKind.CORDONED, NodeEventKind.UNCORDONED)
 _OUT_OF_SERVICE = (NodeEventKind.CORDONED, *_REPAIRS)
 """A reboot or a replacement takes the node out of service, with or without a cordon."""
-_DONE = {
-    NodeEventKind.CORDONED: "cordoned the node",
-    NodeEventKind.REBOOTED: "rebooted the node",
-    NodeEventKind.REPLACED: "replaced the node",
-    NodeEventKind.REMOVED: "removed the node",
-}
 
 
 class _Course:
@@ -174,9 +168,7 @@ class _Course:
             return _unknown(Cause.FAULT_RECURRED, reason, fault.evidence)
         act = next((each for each in after if each.kind in _OUT_OF_SERVICE), None)
         if act is not None:
-            reason = (
-                f"{prefix}{_who(act)} {_DONE[act.kind]} at {_clock(act.at)}, before it had worked for a whole window."
-            )
+            reason = f"{prefix}{act.words} at {_clock(act.at)}, before it had worked for a whole window."
             return _unknown(Cause.ACTED_TOO_SOON, reason, act.evidence)
         seen = next((each for each in self.events if each.kind is NodeEventKind.IN_SERVICE and each.at >= until), None)
         if seen is not None:
@@ -192,19 +184,19 @@ class _Course:
     def compared(self, act: NodeEvent) -> Judgement:
         """Compare the time of the decision with the action of an owner."""
         seconds = (act.at - self.decided_at).total_seconds()
-        who, done = _who(act), _DONE[act.kind]
+        done = act.words
         if abs(seconds) <= self.terms.same_seconds:
-            verdict, reason = Verdict.SAME, f"{who} {done} at about the same time."
+            verdict, reason = Verdict.SAME, f"{done} at about the same time."
         elif seconds > 0:
-            verdict, reason = Verdict.EARLIER, f"{who} {done} {_span(seconds)} after Evenkeel's decision."
+            verdict, reason = Verdict.EARLIER, f"{done} {_span(seconds)} after Evenkeel's decision."
         else:
-            verdict, reason = Verdict.LATER, f"{who} {done} {_span(-seconds)} before Evenkeel's decision."
+            verdict, reason = Verdict.LATER, f"{done} {_span(-seconds)} before Evenkeel's decision."
         return _acted(verdict, reason, act).but(seconds=seconds)
 
     def left_alone(self, act: NodeEvent | None) -> Judgement:
         """Judge a decision not to act."""
         if act is not None:
-            reason = f"Evenkeel would not have acted. {_who(act)} {_DONE[act.kind]} at {_clock(act.at)}."
+            reason = f"Evenkeel would not have acted. {act.words} at {_clock(act.at)}."
             return _acted(Verdict.MISSED, reason, act)
         seen = [each for each in self.events if each.kind is NodeEventKind.IN_SERVICE and each.at >= self.closes_at]
         if not seen:
@@ -236,7 +228,7 @@ def _judge_repair(course: _Course) -> Judgement:
     if not decision.repair:
         if not decision.cordons:
             return course.left_alone(act)
-        done = f" {_who(act)} {_DONE[act.kind]}." if act else ""
+        done = f" {act.words}." if act else ""
         return Judgement(verdict=Verdict.NOT_DECIDED, reason=f"Evenkeel would not have repaired the node itself.{done}")
     if act is None:
         return course.without_need(_NAMES[decision.repair], course.decided_at)
@@ -245,7 +237,7 @@ def _judge_repair(course: _Course) -> Judgement:
         return _gentler(course, act)
     if replaced is not None:
         return course.compared(replaced)
-    excuse = f"{_who(act)} rebooted the node at {_clock(act.at)}."
+    excuse = f"{act.words} at {_clock(act.at)}."
     return course.without_need("a replacement", max(act.at, course.decided_at), excuse)
 
 
@@ -254,7 +246,7 @@ def _gentler(course: _Course, act: NodeEvent) -> Judgement:
     repair = course.decision.repair
     if repair == REBOOT and act.kind is NodeEventKind.REBOOTED:
         return course.compared(act)
-    reason = f"Evenkeel would have begun with {_NAMES[repair]}. {_who(act)} {_DONE[act.kind]} at {_clock(act.at)}."
+    reason = f"Evenkeel would have begun with {_NAMES[repair]}. {act.words} at {_clock(act.at)}."
     seconds = (act.at - course.decided_at).total_seconds()
     return _acted(Verdict.DIFFERENT, reason, act).but(seconds=seconds)
 
@@ -272,10 +264,6 @@ def _unknown(cause: Cause, reason: str, *evidence: str) -> Judgement:
 
 def _texts(*evidence: str) -> tuple[str, ...]:
     return tuple(each for each in evidence if each)
-
-
-def _who(act: NodeEvent) -> str:
-    return act.actor[0].upper() + act.actor[1:]
 
 
 def _clock(at: datetime) -> str:
