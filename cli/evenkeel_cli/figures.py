@@ -17,6 +17,8 @@ from evenkeel_cli.render import Column, Printer, page
 
 Json = dict[str, Any]
 UNKNOWN = "unknown"
+_MAX_DIGITS = 24
+"""Digits of a whole number for people."""
 _MAX_SHOWN = 6
 """Figures of a list in a cell for people."""
 
@@ -165,6 +167,8 @@ def shown(value: Any) -> str:
             return f"{value:,}"
         case float():
             return f"{value:,.0f}" if abs(value) >= 1e6 else f"{value:.6g}"
+        case str() if value.isdigit() and len(value) > _MAX_DIGITS:
+            return f"{value[0]}.{value[1:5]}e{len(value) - 1}"
         case list():
             return ", ".join(map(shown, value[:_MAX_SHOWN])) + (", …" if len(value) > _MAX_SHOWN else "")
     return str(value)

@@ -123,6 +123,13 @@ def test_copies_and_shrink_and_repair_shop_answer() -> None:
     assert [each["spares"] for each in shop["fleets"]] == [0, 1]
 
 
+def test_large_counts_are_short_for_people_and_exact_in_json() -> None:
+    line = typed("copies --machines 256 --group 2 --lost 40")
+
+    assert len(answer(*line)["allSets"]) == 48
+    assert "e47" in run(*line)[1]
+
+
 def test_goodput_reads_a_file(tmp_path: Path) -> None:
     file = tmp_path / "times.yaml"
     file.write_text("elapsedSeconds: 100\nproductiveSeconds: 80\nbuckets: {PROGRAM_STARTUP: 5}\n")
