@@ -6,10 +6,9 @@ from typing import Any
 import boto3
 import pytest
 from botocore.exceptions import EndpointConnectionError
-from botocore.session import get_session
 from botocore.stub import Stubber
-from botocore.validate import ParamValidator
 
+from tests import aws_shapes
 from tests.template.documents import WORKFLOWS, Json, workflow
 from tools import day_one
 from tools.day_one import Call, Machine
@@ -28,11 +27,22 @@ CALLS = every_call()
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.title)
 def test_arguments_are_valid_for_the_service(call: Call) -> None:
-    name = "".join(word.capitalize() for word in call.operation.split("_"))
-    shape = get_session().get_service_model(call.service).operation_model(name).input_shape
+    assert aws_shapes.problems(call.parameters, aws_shapes.operation(call.service, call.operation).input_shape) == []
 
-    assert shape is not None
-    assert ParamValidator().validate(call.parameters, shape).generate_report() == ""
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"severity": "FATAL", "definition": "{}"}, "not one of ERROR, WARNING"),
+        ({"definition": 1}, "Invalid type for parameter definition"),
+        ({"type": "STANDARD"}, "Missing required parameter"),
+        ({"definition": "{}", "name": "x"}, "name does not exist"),
+    ],
+)
+def test_wrong_argument_is_found(wrong: Json, says: str) -> None:
+    shape = aws_shapes.operation("stepfunctions", "validate_state_machine_definition").input_shape
+
+    assert any(says in each for each in aws_shapes.problems(wrong, shape))
 
 
 def test_every_workflow_is_asked_about() -> None:
