@@ -59,6 +59,15 @@ class PlannedSite:
             return None
         return found
 
+    @read_once
+    def stack(self) -> Json:
+        """Return the stack of this name as CloudFormation describes it; empty if there is none."""
+        try:
+            found: list[Json] = self.call("cloudformation", "describe_stacks", StackName=self.planned.name)["Stacks"]
+        except ResourceNotFound:
+            return {}
+        return found[0] if found else {}
+
     def all_of(self, operation: str, field: str, filters: Mapping[str, list[str]]) -> list[Json]:
         """Return all pages of a description of EC2."""
         found: list[Json] = []
@@ -94,11 +103,7 @@ def names(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
 
 
 def stack(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
-    try:
-        found = site.call("cloudformation", "describe_stacks", StackName=site.planned.name)["Stacks"]
-    except ResourceNotFound:
-        found = []
-    status = str(found[0]["StackStatus"]) if found else ""
+    status = str(site.stack().get("StackStatus", ""))
     return planning.judge_earlier_stack(site.planned.name, status, site.planned.parameters)
 
 
@@ -113,11 +118,14 @@ def api_logs(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
 
 def concurrency(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     limits = site.call("lambda", "get_account_settings")["AccountLimit"]
-    reserved, declared = (
-        int(site.planned.parameters[name]) for name in ("CordonConcurrency", "LambdaConcurrencyLimit")
-    )
+    wanted, declared = (int(site.planned.parameters[name]) for name in ("CordonConcurrency", "LambdaConcurrencyLimit"))
+    # An update replaces what the present stack reserves.
+    present = {each["ParameterKey"]: each.get("ParameterValue", "") for each in site.stack().get("Parameters", ())}
     return planning.judge_limits(
-        limits["ConcurrentExecutions"], limits["UnreservedConcurrentExecutions"], reserved=reserved, declared=declared
+        limits["ConcurrentExecutions"],
+        limits["UnreservedConcurrentExecutions"],
+        reserved=(int(present.get("CordonConcurrency") or 0), wanted),
+        declared=declared,
     )
 
 

@@ -121,28 +121,29 @@ def judge_log_role(setting: str, role: str) -> list[DoctorFinding]:
     return [ok(f"ApiLogRole={setting} fits the account.")]
 
 
-def judge_limits(limit: int, unreserved: int, *, reserved: int, declared: int) -> list[DoctorFinding]:
+def judge_limits(limit: int, unreserved: int, *, reserved: tuple[int, int], declared: int) -> list[DoctorFinding]:
     """Judge the account's limit of concurrent Lambda invocations.
 
     Args:
         limit: The account's limit in this region.
         unreserved: The part that no function has reserved.
-        reserved: `CordonConcurrency`, for each of three functions.
+        reserved: `CordonConcurrency` of the present stack and of the planned one, for each of three functions.
         declared: `LambdaConcurrencyLimit`.
     """
     raise_it = (
         "aws service-quotas request-service-quota-increase --service-code lambda --quota-code L-B99A9384 "
         f"--desired-value {max(1000, limit)}"
     )
+    present, wanted = (RESERVING_FUNCTIONS * each for each in reserved)
     found = []
     if unreserved < MIN_CONCURRENCY:
         found.append(failed(f"Only {unreserved} of {limit} concurrent invocations are unreserved.", raise_it))
     elif unreserved < ENOUGH_CONCURRENCY:
         found.append(warning(f"Only {unreserved} of {limit} concurrent invocations are unreserved.", raise_it))
-    if reserved and unreserved - RESERVING_FUNCTIONS * reserved < KEPT_UNRESERVED:
+    if wanted and unreserved + present - wanted < KEPT_UNRESERVED:
         text = (
-            f"CordonConcurrency={reserved} reserves {RESERVING_FUNCTIONS * reserved} invocations. Lambda must keep "
-            f"{KEPT_UNRESERVED} of the {unreserved} unreserved ones."
+            f"CordonConcurrency={reserved[1]} reserves {wanted} invocations. Lambda must keep {KEPT_UNRESERVED} of the "
+            f"{unreserved + present} that are unreserved without this stack."
         )
         found.append(failed(text, f"Lower CordonConcurrency in {_SAMCONFIG}, or: {raise_it}", "CordonConcurrency"))
     if declared != limit:

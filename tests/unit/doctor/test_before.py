@@ -435,6 +435,20 @@ def test_nothing_is_ok_that_could_not_be_read() -> None:
     assert {one.status for one in found} == {Status.UNKNOWN}
 
 
+def test_update_may_keep_its_reserved_concurrency() -> None:
+    bench = Bench()
+    present = {"Parameters": [{"ParameterKey": "CordonConcurrency", "ParameterValue": "30"}]}
+    both(
+        says(CordonConcurrency="30", LambdaConcurrencyLimit="200"),
+        aws("lambda:get_account_settings", limits(200, 110)),
+        aws("cloudformation:describe_stacks", {"Stacks": [a_stack("UPDATE_COMPLETE") | present]}),
+    )(bench)
+
+    (finding,) = bench.run("concurrency")
+
+    assert finding.status is Status.OK
+
+
 def test_first_deployment_is_no_fault() -> None:
     bench = Bench()
     aws("cloudformation:describe_stacks", ResourceNotFound("no"))(bench)
