@@ -41,14 +41,21 @@ NOT_RUN = {
     _OTHER_STACK: "There is one stack here.",
     "evenkeel doctor --before": "The folder of the test has no samconfig.toml.",
     "evenkeel automation release --cause": "No shared cause bars repairs here.",
+    "evenkeel console": "It runs until Ctrl-C; tests/unit/cli/test_console.py runs it.",
+    "evenkeel access apply": "An administrator of the clusters runs it; the operator may not.",
+    "aws cloudwatch list-metrics": "The `aws` of this test does not read the short form of lists.",
+    "aws sagemaker list-cluster-events": "An export for a backtest; its arguments depend on the site.",
+    "aws s3 cp s3://BUCKET/events": "An export for a backtest; its arguments depend on the site.",
+    "aws cloudtrail lookup-events": "An export for a backtest; an administrator of the account runs it.",
+    "kubectl get nodes -w": "It runs until Ctrl-C.",
     "evenkeel policy": "Needs a site's policy file; tests/unit/cli/test_policy.py has some.",
 }
 """Beginnings of commands that cannot be run here, and why."""
 _RUN_ALL_THE_SAME = ("evenkeel policy show",)
 _FRAGMENT = re.compile(
-    r"\b(FILE|NODE|TEAM|JOB|DECISION)\b|drill (run|inject)|<(fault|key|incident)>|\[--|jobs (plan|submit|show)$|why$"
-    r"|quota (import|export)|evenkeel plan|automation$|faults report|ours\.json|incidents approve|mail -s"
-    r"|teams apply|decision\.json|\| jq"
+    r"\b(FILE|FILES|NODE|TEAM|JOB|DECISION)\b|drill (run|inject)|<(fault|key|incident)>|\[--"
+    r"|jobs (plan|submit|show)$|nodes cordon$|incidents timeline$|why$|quota (import|export)|evenkeel plan|automation$"
+    r"|faults report|ours\.json|incidents approve|mail -s|teams apply|decision\.json|\| jq"
 )
 """Commands named without their arguments, or about files: `test_documented_commands` reads them."""
 
