@@ -422,6 +422,15 @@ def test_no_parameter_holds_a_secret() -> None:
     ]
 
 
+def test_fleet_name_belongs_to_one_stack_of_an_account_and_region() -> None:
+    record = resources("AWS::SSM::Parameter")["FleetRecord"]
+    text, names = record["Value"]["Fn::Sub"]
+
+    assert record["Name"] == {"Fn::Sub": "/evenkeel/fleets/${FleetName}"}
+    assert set(json.loads(text)) == {"stack", "hyperPod", "clusters"}
+    assert names == {"Clusters": {"Fn::Join": [",", {"Ref": "KubernetesClusters"}]}}
+
+
 def test_outputs_hold_the_values_that_operators_need() -> None:
     outputs = set(template()["Outputs"])
     assert {"ApiId", "ApiStage", "ApiUrl", "PageTopicArn", "KubernetesRoleArns", "RawEventsBucketName"} <= outputs
