@@ -32,11 +32,11 @@ A_FLEET = {"KubernetesClusters": "research-eks"}
 A_VPC = {"SubnetIds": "subnet-1,subnet-2", "SecurityGroupIds": "sg-1"}
 
 
-def values(said: Mapping[str, str]) -> dict[str, str | list[str]]:
-    """Return the value of each parameter. A list without members has one empty member, as in CloudFormation."""
+def values(said: Mapping[str, str], empty: list[str]) -> dict[str, str | list[str]]:
+    """Return the value of each parameter; `empty` is the value of a list without members."""
     given = {name: str(said.get(name, spec["Default"])) for name, spec in PARAMETERS.items()}
     return {
-        name: value.split(",") if PARAMETERS[name]["Type"] == "CommaDelimitedList" else value
+        name: (value.split(",") if value else empty) if PARAMETERS[name]["Type"] == "CommaDelimitedList" else value
         for name, value in given.items()
     }
 
@@ -50,16 +50,28 @@ def evaluated(node: Any, known: Mapping[str, str | list[str]]) -> Any:
             return not evaluated(inner, known)
         case {"Fn::Equals": [left, right]}:
             return evaluated(left, known) == evaluated(right, known)
+        case {"Fn::And": parts}:
+            return all(evaluated(part, known) for part in parts)
         case {"Fn::Contains": [among, one]}:
             return evaluated(one, known) in evaluated(among, known)
+        case {"Fn::EachMemberEquals": [among, one]}:
+            return all(each == evaluated(one, known) for each in evaluated(among, known))
         case str():
             return node
     raise AssertionError(f"no function of a rule: {node}")
 
 
 def refusals(**said: str) -> list[str]:
-    """Return the texts with which CloudFormation refuses these parameters."""
-    known = values(said)
+    """Return the texts with which CloudFormation refuses these parameters.
+
+    AWS does not say whether an empty list has one empty member or none in a rule, so both must give the same answer.
+    """
+    one, none = (_refusals(values(said, empty)) for empty in ([""], []))
+    assert one == none
+    return one
+
+
+def _refusals(known: Mapping[str, str | list[str]]) -> list[str]:
     return [
         assertion["AssertDescription"]
         for rule in RULES.values()
@@ -82,6 +94,7 @@ def test_useful_parameters_are_accepted(said: Mapping[str, str]) -> None:
     ("said", "names"),
     [
         ({}, "KubernetesClusters"),
+        ({"KubernetesClusters": ""}, "KubernetesClusters"),
         ({"HyperPodClusterArn": "arn:x"}, "KubernetesClusters"),
         ({"KubernetesClusters": "research-eks,none"}, "KubernetesClusters"),
         ({**A_FLEET, "SubnetIds": "subnet-1"}, "SubnetIds"),

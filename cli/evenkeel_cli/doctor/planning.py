@@ -92,6 +92,9 @@ def judge_earlier_stack(name: str, status: str, parameters: Mapping[str, str]) -
         return [ok(f"The stack {name} can be updated ({status}).")]
     if status.endswith("_IN_PROGRESS"):
         return [failed(f"The stack {name} is being changed ({status}).", "Wait until the operation ends.")]
+    if status == "UPDATE_ROLLBACK_FAILED":
+        fix = f"aws cloudformation continue-update-rollback --stack-name {name}"
+        return [failed(f"The last update of {name} could not be rolled back.", fix)]
     fix = f"aws cloudformation delete-stack --stack-name {name}; AWS keeps tables that hold data (docs/backup.md)"
     return [failed(f"The stack {name} cannot be updated ({status}).", fix)]
 

@@ -221,6 +221,13 @@ FAULTS = [
     ),
     BeforeCase(
         "stack",
+        aws("cloudformation:describe_stacks", {"Stacks": [a_stack("UPDATE_ROLLBACK_FAILED")]}),
+        "failed",
+        "could not be rolled back",
+        "continue-update-rollback",
+    ),
+    BeforeCase(
+        "stack",
         aws("cloudformation:describe_stacks", {"Stacks": [a_stack("UPDATE_IN_PROGRESS")]}),
         "failed",
         "is being changed",
