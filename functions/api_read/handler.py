@@ -1,7 +1,7 @@
 """GET routes: states and their reasons. They change nothing."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
-from evenkeel.services.jobs.check_authority import Requester
+from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import (
     disclosure,
     explain,

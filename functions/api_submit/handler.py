@@ -2,7 +2,7 @@
 
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services.jobs import cancel_job, set_priority, submit_job, suspend_job
-from evenkeel.services.jobs.check_authority import Requester
+from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import read_jobs, read_queue
 
 app = api.Resolver(lambda: wiring.world().telemetry)

@@ -20,7 +20,7 @@ from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
 from evenkeel.ports import Put, Write
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.jobs import set_priority, suspend_job
-from evenkeel.services.jobs.check_authority import Requester
+from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.storage import job_rows, quota_rows, rows, team_setup
 from tests.fakes.cluster import CLUSTER, GPUS
 

@@ -16,7 +16,6 @@ from evenkeel.adapters import (
     unmanaged_pods,
     workloads,
 )
-from evenkeel.adapters.capacity import KubernetesCapacity
 from evenkeel.adapters.kubernetes import (
     JSON_PATCH,
     AlreadyExists,
@@ -28,6 +27,7 @@ from evenkeel.adapters.kubernetes import (
     retry_on_conflict,
 )
 from evenkeel.adapters.object_fields import ATTEMPT_LABEL, FLEET_LABEL, INDEX_LABEL, JOB_LABEL, Json
+from evenkeel.adapters.rented_capacity import KubernetesCapacity
 from evenkeel.adapters.unmanaged_jobs import KubernetesUnmanagedJobs
 from evenkeel.adapters.workload_resources import JOB, OPERATED, RESOURCES, WorkloadResource, rank_of
 from evenkeel.domain.external.kueue_status import KueueStatus

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from evenkeel.domain.jobs.allowance import NOTHING_ALLOWED, PodAllowance
-from evenkeel.domain.jobs.check_allowed import check_allowed
+from evenkeel.domain.jobs.check_allowance import check_allowance
 from evenkeel.domain.jobs.types import JobTypes, with_defaults
 from evenkeel.domain.jobs.validation import check_spec
 from tests.unit.scheduling.builders import a_spec
@@ -109,7 +109,7 @@ ALLOWED = PodAllowance.model_validate(
 
 
 def refusals(allowed: PodAllowance = ALLOWED, **changes: Any) -> dict[str, str]:
-    return {error.field: error.message for error in check_allowed(a_spec(**changes), allowed, "Team nlp")}
+    return {error.field: error.message for error in check_allowance(a_spec(**changes), allowed, "Team nlp")}
 
 
 def test_default_pod_needs_no_allowance() -> None:

@@ -14,7 +14,7 @@ from evenkeel.ports import Put, Row, Table
 from evenkeel.services.attempts import launch_job, mark_running, settle_attempt, stop_attempt
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import cancel_job, submit_job
-from evenkeel.services.jobs.check_authority import Requester
+from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.scheduling import schedule_jobs
 from evenkeel.services.storage import job_rows, quota_rows, read_charges, rows
 from evenkeel.services.sweep import sweep_fleet, watch_cluster

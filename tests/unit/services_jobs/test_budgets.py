@@ -12,7 +12,7 @@ from evenkeel.domain.quotas.teams import Team
 from evenkeel.domain.renting.placement import PlacementFacts
 from evenkeel.domain.renting.rental import RentalState
 from evenkeel.ports import Row
-from evenkeel.services.jobs.check_authority import Requester
+from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import explain, read_queue
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import quota_rows

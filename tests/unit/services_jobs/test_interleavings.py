@@ -8,7 +8,7 @@ import pytest
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.ports import Put, Write
-from evenkeel.services.jobs.check_authority import Requester
+from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.storage import read_charges, rows
 from tests.fakes.cluster import GPUS
 from tests.interleaving import InterleavedLedger, at_every_point

@@ -10,7 +10,7 @@ from evenkeel.domain.quotas.teams import FleetQuotas
 from evenkeel.ports import Invalid, StaleVersion
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.jobs import cancel_job, set_priority, submit_job, suspend_job
-from evenkeel.services.jobs.check_authority import NotYourTeam, Requester
+from evenkeel.services.jobs.check_role import NotYourTeam, Requester
 from evenkeel.services.storage import job_rows
 from tests.unit.scheduling.test_governance import ANA, OTHER, member
 from tests.unit.scheduling.test_teams import a_team

@@ -8,7 +8,7 @@ from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
 from evenkeel.ports import Delete, Row
-from evenkeel.services.jobs.check_authority import Requester
+from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import read_queue
 from evenkeel.services.recovery import operator_cordon
 from evenkeel.services.storage import fleet_rows, incident_rows, rows

@@ -18,7 +18,7 @@ from evenkeel.domain.replay import replay
 from evenkeel.domain.waiting import ConditionKind, Wait
 from evenkeel.ports import Invalid, Put, Table
 from evenkeel.services.attempts.launch_job import LaunchOutcome
-from evenkeel.services.jobs.check_authority import Requester
+from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import explain, read_jobs, read_queue
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import job_rows, rows, subject_rows

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 
 from evenkeel.domain.jobs.allowance import NOTHING_ALLOWED, PodAllowance
-from evenkeel.domain.jobs.check_allowed import check_allowed
+from evenkeel.domain.jobs.check_allowance import check_allowance
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.jobs.spec import DEFAULT_TEAM, JobSpec
 from evenkeel.domain.jobs.validation import SpecError
@@ -38,7 +38,7 @@ def _errors_without_teams(spec: JobSpec, classes: Collection[str], allowed: PodA
         known = f"The policy allows {', '.join(sorted(classes)[:10])}" if classes else "The policy allows none"
         text = f"The site's policy does not allow priority class {spec.priority_class} (jobs.priorityClasses). {known}."
         yield SpecError("priorityClass", text)
-    yield from check_allowed(spec, allowed, "The site's policy (jobs.allowed)")
+    yield from check_allowance(spec, allowed, "The site's policy (jobs.allowed)")
 
 
 def _errors(spec: JobSpec, setup: TeamSetup) -> Iterator[SpecError]:
@@ -65,7 +65,7 @@ def _team_errors(spec: JobSpec, team: Team, setup: TeamSetup) -> Iterator[SpecEr
     if spec.priority_class and team.priority_classes and spec.priority_class not in team.priority_classes:
         known = ", ".join(team.priority_classes[:10])
         yield SpecError("priorityClass", f"Jobs of team {team.name} have one of these classes: {known}.")
-    yield from check_allowed(spec, team.allowed, f"Team {team.name}")
+    yield from check_allowance(spec, team.allowed, f"Team {team.name}")
     if not spec.checkpoint_uri:
         return
     other_teams = (each for each in setup.teams if each.name != team.name)

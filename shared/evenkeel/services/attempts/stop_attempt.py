@@ -52,7 +52,7 @@ def run(request: Request, context: Context) -> Outcome:
 def _record_deadline(request: Request, context: Context) -> StopRequest:
     """Record on the job why its attempt is stopped, before the evidence is deleted."""
 
-    def attempt() -> StopRequest:
+    def commit_once() -> StopRequest:
         found = attempt_record.load(context.ledger, request.job_id, request.attempt)
         asked = found.job.stop_of(request.attempt)
         if asked:
@@ -66,7 +66,7 @@ def _record_deadline(request: Request, context: Context) -> StopRequest:
         return wanted
 
     message = f"{request.job_id} kept changing while attempt {request.attempt} was to be stopped"
-    return until_committed(attempt, message)
+    return until_committed(commit_once, message)
 
 
 def _request(job: Job, attempt: Attempt, context: Context) -> StopRequest:

@@ -58,13 +58,13 @@ def record_progress(fact: NodeFact, life: NodeLife | None, context: Context) -> 
         Conflict: other writers were first too often.
     """
 
-    def attempt() -> None:
+    def commit_once() -> None:
         incident_id = _last_incident_id(fact, life, context)
         found = writes_for_fact(fact, incident_id, context) if incident_id else []
         if found:
             context.ledger.commit(*found)
 
-    until_committed(attempt, f"the aftermath of {fact.instance_id} changed on every try")
+    until_committed(commit_once, f"the aftermath of {fact.instance_id} changed on every try")
 
 
 def _last_incident_id(fact: NodeFact, life: NodeLife | None, context: Context) -> str:

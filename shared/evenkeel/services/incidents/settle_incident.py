@@ -87,7 +87,7 @@ def run(request: Request, context: Context) -> Outcome:
         _count(settled, context)
         break
     else:
-        raise Conflict(f"incident {request.incident_id} changed on every attempt to settle it")
+        raise Conflict(f"incident {request.incident_id} changed on every try to settle it")
     _page(incident, context)
     return Outcome(outcome=incident.state, reason=incident.outcome)
 

@@ -9,7 +9,7 @@ from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import NotFound, Put
 from evenkeel.services.context import Context
-from evenkeel.services.jobs import check_authority
+from evenkeel.services.jobs import check_role
 from evenkeel.services.storage import job_rows, open_jobs, rows, subject_rows, team_setup
 from evenkeel.services.storage.retries import until_committed
 
@@ -20,7 +20,7 @@ class Request(Value):
     """A request to cancel a job."""
 
     job_id: str
-    requester: check_authority.Requester
+    requester: check_role.Requester
     reason: str = ""
 
 
@@ -66,7 +66,7 @@ def _cancel(request: Request, setup: TeamSetup, context: Context) -> tuple[Outco
     if row is None:
         raise NotFound(f"There is no job {request.job_id}.")
     job = rows.read(row, Job)
-    check_authority.to_change(request.requester, job, setup)
+    check_role.to_change(request.requester, job, setup)
     if job.state.has_ended:
         was_cancelled = job.state is JobState.CANCELLED
         outcome = CancelOutcome.CANCELLED if was_cancelled else CancelOutcome.ALREADY_ENDED

@@ -7,7 +7,7 @@ from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Invalid, NotFound, Put, StaleVersion
 from evenkeel.services.context import Context
-from evenkeel.services.jobs import check_authority
+from evenkeel.services.jobs import check_role
 from evenkeel.services.jobs.suspend_job import JobEnded
 from evenkeel.services.storage import job_rows, rows, subject_rows, team_setup
 
@@ -21,7 +21,7 @@ class Request(Value):
     priority_class: str
     expected: int
     """Version of the job that the request was written for."""
-    requester: check_authority.Requester
+    requester: check_role.Requester
     reason: str = ""
 
 
@@ -44,7 +44,7 @@ def run(request: Request, context: Context) -> Job:
     if row is None:
         raise NotFound(f"There is no job {request.job_id}.")
     job = rows.read(row, Job)
-    check_authority.to_change(request.requester, job, setup)
+    check_role.to_change(request.requester, job, setup)
     if job.state.has_ended or job.state is JobState.STOPPING:
         raise JobEnded(job.reason or f"{job.job_id} has ended.")
     spec = job.spec.but(priority_class=request.priority_class)

@@ -18,7 +18,7 @@ from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Invalid, KeyReused, Ledger, Put, Row, Table, Throttled, every
 from evenkeel.services.context import Context
-from evenkeel.services.jobs import check_authority, check_fit
+from evenkeel.services.jobs import check_fit, check_role
 from evenkeel.services.storage import job_rows, open_jobs, rows, subject_rows, team_setup
 
 WRITER = "submit_job"
@@ -32,7 +32,7 @@ class Request(Value):
     """A submission: the job, the caller and the idempotency key."""
 
     spec: JobSpec
-    requester: check_authority.Requester
+    requester: check_role.Requester
     """The principal whose keys these are, and whose teams are looked up."""
     idempotency_key: str
 
@@ -106,7 +106,7 @@ def run(request: Request, context: Context) -> Outcome:
 
 def job_of(
     spec: JobSpec,
-    requester: check_authority.Requester,
+    requester: check_role.Requester,
     setup: TeamSetup,
     context: Context,
     *,
@@ -123,10 +123,10 @@ def job_of(
     spec = spec.but(team=team_of(spec, setup, requester.identity))
     if spec.team in setup.by_name:
         # Checked before the team's settings, because an error would disclose its images and folders.
-        check_authority.to_submit(requester, spec.team, setup)
+        check_role.to_submit(requester, spec.team, setup)
     _refuse((*check_spec(spec.but(team=spec.team or DEFAULT_TEAM)), *check_deadline(spec, context.now)))
     _refuse(check_permitted(spec, setup, context.policy.priority_classes, context.policy.jobs.allowed))
-    check_authority.to_submit(requester, spec.team, setup)
+    check_role.to_submit(requester, spec.team, setup)
     team = setup.by_name.get(spec.team)
     return Job(
         job_id=job_id,
@@ -183,7 +183,7 @@ def refuse_unfit(job: Job, setup: TeamSetup, context: Context) -> None:
         raise Invalid(f"The job cannot be queued. {fault.field}: {fault.message}", (fault,))
 
 
-def claim_of(job: Job, requester: check_authority.Requester, setup: TeamSetup, ledger: Ledger) -> tuple[Put, ...]:
+def claim_of(job: Job, requester: check_role.Requester, setup: TeamSetup, ledger: Ledger) -> tuple[Put, ...]:
     """Return the writes that reserve a checkpoint folder for this job; none if the job keeps no checkpoints.
 
     If two jobs claim one folder at once, one commit fails. A folder inside another job's folder, or around it, is

@@ -11,7 +11,7 @@ from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import NotFound, Put, Refused
 from evenkeel.services.context import Context
-from evenkeel.services.jobs import check_authority
+from evenkeel.services.jobs import check_role
 from evenkeel.services.storage import job_rows, rows, subject_rows, team_setup
 from evenkeel.services.storage.retries import until_committed
 
@@ -22,7 +22,7 @@ class Request(Value):
     """A request to suspend or resume a job."""
 
     job_id: str
-    requester: check_authority.Requester
+    requester: check_role.Requester
     reason: str = ""
 
 
@@ -87,12 +87,12 @@ def _by(request: Request) -> str:
 def _change(request: Request, kind: str, changed: Callable[[Job], Job | None], context: Context) -> Job:
     setup = team_setup.load(context.ledger).setup
 
-    def attempt() -> tuple[Job, bool]:
+    def commit_once() -> tuple[Job, bool]:
         row = context.ledger.get(job_rows.job_key(request.job_id))
         if row is None:
             raise NotFound(f"There is no job {request.job_id}.")
         job = rows.read(row, Job)
-        check_authority.to_change(request.requester, job, setup)
+        check_role.to_change(request.requester, job, setup)
         if job.state.has_ended or job.state is JobState.STOPPING:
             raise JobEnded(job.reason or f"{job.job_id} has ended.")
         after = changed(job)
@@ -105,7 +105,7 @@ def _change(request: Request, kind: str, changed: Callable[[Job], Job | None], c
         )
         return after, True
 
-    job, is_changed = until_committed(attempt, f"{request.job_id} kept changing while it was to be {kind}.")
+    job, is_changed = until_committed(commit_once, f"{request.job_id} kept changing while it was to be {kind}.")
     if is_changed:
         context.cycle_requests.request(f"{job.job_id} {kind}")
     return job

@@ -21,7 +21,7 @@ from evenkeel.domain.submitted import submitted_fields
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger
-from evenkeel.services.jobs.check_authority import NotYourTeam, Requester
+from evenkeel.services.jobs.check_role import NotYourTeam, Requester
 from evenkeel.services.storage import job_rows, rows, team_setup
 
 Json = dict[str, Any]

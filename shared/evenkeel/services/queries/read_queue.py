@@ -27,7 +27,7 @@ from evenkeel.domain.waiting import ConditionKind, Wait, WaitState, wait_name
 from evenkeel.ports import Ledger, Row, Table
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
-from evenkeel.services.jobs import check_authority, check_fit, submit_job
+from evenkeel.services.jobs import check_fit, check_role, submit_job
 from evenkeel.services.queries import plan_placement, read_teams
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
@@ -137,7 +137,7 @@ def _free_quota(queue: str, setup: TeamSetup, charges: Iterable[Charge]) -> int:
 # ---------------------------------------------------------------- what would be decided
 
 
-def plan(spec: JobSpec, requester: check_authority.Requester, context: Context) -> Json:
+def plan(spec: JobSpec, requester: check_role.Requester, context: Context) -> Json:
     """Decide about a job as if it were submitted now. Records nothing.
 
     The nodes are those of the last sweep, usually a minute ago; quotas are read now.

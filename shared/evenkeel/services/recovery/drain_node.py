@@ -240,7 +240,7 @@ def _excuse_failure(incident: Incident, affected: AffectedJob, context: Context)
         except Conflict:
             continue
         return
-    raise Conflict(f"{affected.job_id} changed on every attempt to correct its failure")
+    raise Conflict(f"{affected.job_id} changed on every try to correct its failure")
 
 
 def _without_failure(job: Job) -> Job:
@@ -315,7 +315,7 @@ def _request(incident: Incident, fault: Fault, affected: AffectedJob, drain: Dra
 
 def _stop(incident: Incident, affected: AffectedJob, context: Context) -> bool:
     """Request the stop of an attempt and delete its workload. Return False if it ended or has another request."""
-    message = f"{affected.job_id} changed on every attempt to stop attempt {affected.attempt}"
+    message = f"{affected.job_id} changed on every try to stop attempt {affected.attempt}"
     found = until_committed(
         lambda: _request_stop(incident, affected, context), message, tries=incident_record.MAX_TRIES
     )

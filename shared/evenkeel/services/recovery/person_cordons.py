@@ -58,11 +58,11 @@ def prune(context: Context, cordoned: frozenset[str]) -> int:
 def _change(ledger: Ledger, change: Callable[[PersonCordons], PersonCordons]) -> None:
     key = fleet_rows.person_cordons_key()
 
-    def attempt() -> None:
+    def commit_once() -> None:
         row = ledger.get(key)
         known = rows.read(row, PersonCordons) if row else PersonCordons()
         wanted = change(known)
         if wanted != known:
             ledger.commit(Put(Row(key, wanted.to_json(), row.version if row else 0)))
 
-    until_committed(attempt, "The record of cordons changed during every try. Try again.")
+    until_committed(commit_once, "The record of cordons changed during every try. Try again.")

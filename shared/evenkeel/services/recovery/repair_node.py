@@ -429,7 +429,7 @@ def _record_ask(step: _Step, ask: RepairRequest, enters: Put | None, ledger: Led
 def _record_answer(incident: Incident, ask: RepairRequest, answer: str, ledger: Ledger) -> None:
     """Record the provider's answer. If a crash loses it, the next visit treats the call as one without a reply."""
 
-    def attempt() -> None:
+    def commit_once() -> None:
         row = ledger.get(fleet_rows.lease_key(incident.slot, is_drill=incident.is_drill))
         if row is None:
             return
@@ -441,7 +441,7 @@ def _record_answer(incident: Incident, ask: RepairRequest, answer: str, ledger: 
         ledger.commit(Put(fleet_rows.lease_row(lease.but(requests=asks), row.version, is_drill=incident.is_drill)))
 
     message = f"the repair lease of {incident.slot} changed on every try"
-    until_committed(attempt, message, tries=incident_record.MAX_TRIES)
+    until_committed(commit_once, message, tries=incident_record.MAX_TRIES)
 
 
 def _reconcile(incident: Incident, facts: RepairFacts, ledger: Ledger) -> None:

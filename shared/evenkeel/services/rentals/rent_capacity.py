@@ -150,13 +150,13 @@ def run(request: Request, context: Context) -> Outcome:
         NotFound: There is no such rental.
     """
 
-    def attempt() -> Outcome:
+    def commit_once() -> Outcome:
         case = _load(request, context)
         if case.rental.state is RentalState.ENDED:
             return Outcome(outcome=RentOutcome.STALE, reason=case.rental.reason)
         return _STEPS[request.step](case)
 
-    return until_committed(attempt, f"rental {request.rental} of {request.job_id} kept changing")
+    return until_committed(commit_once, f"rental {request.rental} of {request.job_id} kept changing")
 
 
 def _load(request: Request, context: Context) -> _StepCase:

@@ -156,7 +156,7 @@ def _plan(
     def attempt_once() -> PlannedJob | None:
         return _plan_once(incident, affected, seen, context, is_held=is_held, may_rent_or_preempt=may_rent_or_preempt)
 
-    message = f"{affected.job_id} changed on every attempt to plan its resume"
+    message = f"{affected.job_id} changed on every try to plan its resume"
     return until_committed(attempt_once, message, tries=incident_record.MAX_TRIES)
 
 

@@ -70,7 +70,7 @@ def run(context: Context, *, requested_at: datetime | None = None) -> Outcome:
         if requested_at and started_at:
             _record_finished(started_at, finished, context)
     else:
-        results.failed(cycle, "The queue changed on every attempt.")
+        results.failed(cycle, "The queue changed on every try.")
     heartbeats.record_heartbeat(context, WRITER, results)
     return outcome
 

@@ -52,10 +52,10 @@ def update(ledger: Ledger, incident_id: str, change: Change, *, known: tuple[Inc
     """
     first_try = [known] if known else []
 
-    def attempt() -> Incident:
+    def commit_once() -> Incident:
         return _commit_change(ledger, first_try.pop() if first_try else load(ledger, incident_id), change)
 
-    return until_committed(attempt, f"incident {incident_id} changed on every try", tries=MAX_TRIES)
+    return until_committed(commit_once, f"incident {incident_id} changed on every try", tries=MAX_TRIES)
 
 
 def update_once(ledger: Ledger, incident_id: str, change: Change) -> Incident:

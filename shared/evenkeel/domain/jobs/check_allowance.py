@@ -11,7 +11,7 @@ _SHOWN = 10
 """Names that a message lists."""
 
 
-def check_allowed(spec: JobSpec, allowed: PodAllowance, owner: str) -> Iterator[SpecError]:
+def check_allowance(spec: JobSpec, allowed: PodAllowance, owner: str) -> Iterator[SpecError]:
     """Yield an error for each field of a job that its team does not allow.
 
     Args:
