@@ -9,10 +9,7 @@ The order of the writes, and the effect of a crash:
 from enum import StrEnum
 
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.guardrails import GuardedAction, GuardrailVerdict, check_guardrails
-from evenkeel.domain.recovery.modes import mode_now
-from evenkeel.domain.recovery.plan import why_not_allowed
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, CordonResult, Write
 from evenkeel.services.context import Context
@@ -62,9 +59,7 @@ def run(request: Request, context: Context) -> Outcome:
     Idempotent: yes, by the mark. A person's cordon stays unchanged.
     """
     incident, _ = incident_record.load(context.ledger, request.incident_id)
-    allowed = mode_now(context.mode, incident.mode, is_approved=is_approved(incident))
-    may_act = incident_record.drill_may_act(incident, context)
-    barred = why_not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
+    barred = incident_record.why_may_not_act(incident, context)
     if barred or incident.state.is_settled:
         return Outcome(outcome=CordonOutcome.NOT_ALLOWED, reason=barred or "The incident is settled.")
     if incident.plan is not None and not incident.plan.repairs_node:

@@ -18,7 +18,6 @@ from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, StopRequest
 from evenkeel.domain.jobs.spec import OnNodeFault
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.draining import (
     Drain,
     DrainFacts,
@@ -30,8 +29,6 @@ from evenkeel.domain.recovery.draining import (
     plan_drain,
 )
 from evenkeel.domain.recovery.guardrails import GuardedAction
-from evenkeel.domain.recovery.modes import mode_now
-from evenkeel.domain.recovery.plan import why_not_allowed
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
     Conflict,
@@ -85,9 +82,7 @@ def run(request: Request, context: Context) -> Outcome:
     workload is success.
     """
     incident, _ = incident_record.load(context.ledger, request.incident_id)
-    allowed = mode_now(context.mode, incident.mode, is_approved=is_approved(incident))
-    may_act = incident_record.drill_may_act(incident, context)
-    barred = why_not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
+    barred = incident_record.why_may_not_act(incident, context)
     if barred or incident.state.is_settled:
         return Outcome(outcome=DrainOutcome.NO_JOBS, reason=barred or "The incident is settled.")
     if incident.plan is not None and incident.plan.jobs is JobAction.LEAVE:

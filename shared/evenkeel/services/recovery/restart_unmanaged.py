@@ -11,10 +11,7 @@ from evenkeel.domain.health.assessment import checkpoint_trust_of
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.draining import affected_since
-from evenkeel.domain.recovery.modes import mode_now
-from evenkeel.domain.recovery.plan import why_not_allowed
 from evenkeel.domain.recovery.restarts import (
     MAX_MANIFEST_BYTES,
     NextStep,
@@ -270,9 +267,7 @@ class _Progress:
 
 def _why_not_now(incident: Incident, context: Context) -> str:
     """Return why Evenkeel may not stop a job for the incident now; empty if it may."""
-    allowed = mode_now(context.mode, incident.mode, is_approved=is_approved(incident))
-    may_act = incident_record.drill_may_act(incident, context)
-    if barred := why_not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act):
+    if barred := incident_record.why_may_not_act(incident, context):
         return barred
     verdict = guardrails.check_stop_allowed(incident, context)
     return "" if verdict.allowed else verdict.reason

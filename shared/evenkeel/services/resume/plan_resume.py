@@ -21,9 +21,6 @@ from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import CheckpointRequirement, Job, ResumeOption, ResumePlan, StopRequest
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.recovery.approval import is_approved
-from evenkeel.domain.recovery.modes import mode_now
-from evenkeel.domain.recovery.plan import why_not_allowed
 from evenkeel.domain.recovery.repair_requests import REPLACE
 from evenkeel.domain.recovery.resume import (
     PoolCapacity,
@@ -89,9 +86,7 @@ def run(request: Request, context: Context) -> Outcome:
     Idempotent: yes, by the incident and attempt that a plan names. Each call requests a scheduling cycle.
     """
     incident, _ = incident_record.load(context.ledger, request.incident_id)
-    allowed = mode_now(context.mode, incident.mode, is_approved=is_approved(incident))
-    may_act = incident_record.drill_may_act(incident, context)
-    barred = why_not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
+    barred = incident_record.why_may_not_act(incident, context)
     if barred or incident.state.is_settled:
         return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
     if not incident.affected_jobs:

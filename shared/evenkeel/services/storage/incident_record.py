@@ -4,7 +4,10 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.leases import RepairLease, RepairRequest
+from evenkeel.domain.recovery.modes import mode_now
+from evenkeel.domain.recovery.plan import why_not_allowed
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger, NotFound, Put, Row, Write
@@ -85,6 +88,17 @@ def drill_may_act(incident: Incident, context: Context) -> bool:
     return context.site.drills_may_act and (
         not incident.is_drill or context.ledger.get(incident_rows.open_key(incident.life)) is None
     )
+
+
+def why_may_not_act(incident: Incident, context: Context) -> str:
+    """Return why Evenkeel may not act on an incident now; empty if it may.
+
+    Every service asks right before it acts, because the stack's mode, an approval or a real incident may have changed
+    since the plan. `RepairNode` also checks which repair steps were approved.
+    """
+    mode = mode_now(context.mode, incident.mode, is_approved=is_approved(incident))
+    may_act = drill_may_act(incident, context)
+    return why_not_allowed(mode, is_drill=incident.is_drill, drills_may_act=may_act)
 
 
 def timeline_put(subject: str, kind: str, text: str, *, at: datetime, writer: str, decision_id: str = "") -> Put:

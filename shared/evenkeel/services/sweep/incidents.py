@@ -4,10 +4,7 @@ import contextlib
 
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.nodes import NodeLife
-from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.guardrails import RegisterEntry
-from evenkeel.domain.recovery.modes import mode_now
-from evenkeel.domain.recovery.plan import why_not_allowed
 from evenkeel.domain.recovery.settling import next_run_at
 from evenkeel.ports import Conflict, Delete, ExecutionState, Put, Table, WorkflowName, get_all
 from evenkeel.services.incidents import receive_event
@@ -82,9 +79,7 @@ def roll_back_jobs(sweep: SweepRun) -> int:
 
 def _may_act_on(sweep: SweepRun, incident: Incident) -> bool:
     planned = incident.plan is not None and incident.plan.is_carried_out
-    allowed = mode_now(sweep.context.mode, incident.mode, is_approved=is_approved(incident))
-    may_act = incident_record.drill_may_act(incident, sweep.context)
-    return planned and not why_not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
+    return planned and not incident_record.why_may_not_act(incident, sweep.context)
 
 
 def delete_stale_pointers(sweep: SweepRun) -> int:
