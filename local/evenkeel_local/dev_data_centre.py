@@ -247,6 +247,7 @@ def environment(root: Path) -> dict[str, str]:
         "AWS_ENDPOINT_URL_EKS": context["sagemakerEndpointUrl"],
         "AWS_EC2_METADATA_DISABLED": "true",
         "NO_PROXY": "127.0.0.1,localhost",
+        "API_URL": context["url"],
         "STACK": context["stack"],
         "KUBECONFIG": str(DevPaths(root).kubeconfig),
     }

@@ -1189,3 +1189,9 @@ def test_watched_list_is_printed_again_until_interrupted(
 
 def test_version_is_an_option_too(served: CliFixture) -> None:
     assert served.run("--version").out == served.run("version").out
+
+
+def test_first_example_of_the_readme_is_a_valid_job(served: CliFixture) -> None:
+    said = served.run("jobs", "plan", str(ROOT / "docs" / "examples" / "first.yaml"))
+
+    assert (said.exit_code, said.err) == (0, "")
