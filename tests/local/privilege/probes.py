@@ -27,6 +27,7 @@ from evenkeel.domain.health.incidents import (
     Incident,
     IncidentState,
     NodeFact,
+    StageTimes,
     StoredRecoveryPlan,
 )
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedPod
@@ -1394,12 +1395,21 @@ for _path in (
     "/v1/nodes",
     "/v1/nodes/{node}",
     "/v1/utilization",
-    "/v1/shadow-report",
     f"/v1/clusters/{FLEET}/automation",
     f"/v1/clusters/{FLEET}/quotas",
     "/v1/teams",
 ):
     probe("api_read", succeeds=answered)(_reading(_path))
+
+
+def compared(seen: InvocationResult) -> bool:
+    return answered(seen) and bool(json.loads(str((seen.answer or {})["body"]))["items"])
+
+
+@probe("api_read", succeeds=compared)
+def reports_an_observed_decision(stage: PermissionBench) -> Json:
+    planned(stage, mode="observe", stages=StageTimes(planned_at=now()))
+    return a_request("GET", "/v1/shadow-report")
 
 
 @probe("api_submit", succeeds=answered)

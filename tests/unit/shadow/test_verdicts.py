@@ -68,6 +68,16 @@ def test_standing_cordon_of_a_person_makes_the_decision_later() -> None:
     assert (untimed.cordon.verdict, untimed.cordon.seconds) == (Verdict.LATER, None)
 
 
+def test_actor_is_taken_from_a_later_record_of_the_same_action() -> None:
+    seen = an_event(K.REPLACED, 600, Actor.UNKNOWN)
+
+    named = judged(seen, an_event(K.REPLACED, 640)).repair
+    other = judged(seen, an_event(K.REPLACED, 700)).repair
+
+    assert (named.actor, named.seconds, named.evidence) == (Actor.HYPERPOD, 600, ("REPLACED at 640",))
+    assert (other.actor, other.seconds) == (Actor.UNKNOWN, 600)
+
+
 def test_removed_node_counts_as_replaced() -> None:
     assert judged(an_event(K.REMOVED, 600, Actor.KARPENTER)).repair.verdict is Verdict.EARLIER
 

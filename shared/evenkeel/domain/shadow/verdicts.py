@@ -139,8 +139,14 @@ class _Course:
         self.events = [*standing, *(each for each in known if each.at >= opens_at)]
 
     def first(self, kinds: Collection[NodeEventKind]) -> NodeEvent | None:
-        """Return the first action of these kinds that counts."""
-        return next((each for each in self.events if each.kind in kinds and each.at <= self.closes_at), None)
+        """Return the first action of these kinds that counts, with its actor if a source names one."""
+        act = next((each for each in self.events if each.kind in kinds and each.at <= self.closes_at), None)
+        if act is None or act.actor is not Actor.UNKNOWN:
+            return act
+        until = act.at + timedelta(seconds=self.terms.same_seconds)
+        copies = [each for each in self.events if each.kind is act.kind and act.at <= each.at <= until]
+        named = next((each for each in copies if each.actor is not Actor.UNKNOWN), act)
+        return named.but(at=act.at)
 
     def healthy_from(self, since: datetime) -> tuple[datetime, str]:
         """Return from when the node showed no fault, with the evidence: after its last fault within the window."""
