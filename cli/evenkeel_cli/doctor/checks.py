@@ -1,5 +1,6 @@
 """The table of checks: each check reads facts and judges them."""
 
+import json
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -240,6 +241,24 @@ def pages(site: Site, _now: datetime) -> list[DoctorFinding]:
     return evaluate.judge_pages([one["SubscriptionArn"] for one in found], topic)
 
 
+def fleets(site: Site, _now: datetime) -> list[DoctorFinding]:
+    own = site.parameter("FleetName")
+    found: dict[str, Json] = {}
+    token: dict[str, str] = {}
+    while True:
+        page = site.aws.call("ssm", "get_parameters_by_path", Path=evaluate.FLEETS, **token)
+        for each in page["Parameters"]:
+            try:
+                found[each["Name"].rpartition("/")[2]] = json.loads(each["Value"])
+            except ValueError:
+                raise CouldNotCheck(f"The parameter {each['Name']} is not JSON.", "Deploy that stack again.") from None
+        if not page.get("NextToken"):
+            break
+        token = {"NextToken": page["NextToken"]}
+    others = {name: record for name, record in found.items() if name != own}
+    return evaluate.judge_fleets(site.clusters(), site.parameter("HyperPodClusterArn"), others)
+
+
 ENABLE = "set Schedules=on in samconfig.toml, then make deploy (docs/deploy.md, step 9)"
 """How schedules are turned on."""
 
@@ -260,6 +279,7 @@ CHECKS = (
     DoctorCheck("concurrency", concurrency, "free concurrent Lambda invocations"),
     DoctorCheck("events", events, "whether the event rules are on, and matched events in the last day"),
     DoctorCheck("pages", pages, "whether alarms reach a person"),
+    DoctorCheck("fleets", fleets, "whether another fleet of the account and region has the same clusters"),
     DoctorCheck("policy", policy, "which policy is in force"),
     DoctorCheck("versions", versions, "versions of the command, the functions, their layer and the API servers"),
 )

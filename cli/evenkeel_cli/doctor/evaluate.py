@@ -1,6 +1,6 @@
 """The pure judgements: facts in, findings out. No clock, network or environment."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from evenkeel_cli.doctor.findings import DoctorFinding, Status, failed, merged, ok, unknown, warning
@@ -440,6 +440,29 @@ def judge_pages(subscriptions: Sequence[str], topic: str) -> list[DoctorFinding]
             )
         ]
     return [failed("The page topic has no subscriptions: alarms reach no person.", fix)]
+
+
+FLEETS = "/evenkeel/fleets"
+"""Path of the parameters in which each stack records its fleet."""
+
+
+def judge_fleets(clusters: Collection[str], hyper_pod: str, others: Mapping[str, Json]) -> list[DoctorFinding]:
+    """Judge whether a cluster belongs to two fleets. `others` holds the records of the other fleets, by fleet."""
+    found = []
+    for fleet, record in sorted(others.items()):
+        theirs = str(record.get("clusters", "")).split(",")
+        shared = [name for name in clusters if name in theirs]
+        if hyper_pod and hyper_pod == record.get("hyperPod"):
+            shared.append(hyper_pod)
+        found += [
+            failed(
+                f"It also belongs to the fleet {fleet} of the stack {record.get('stack', '')}: both repair its nodes.",
+                "Remove it from the parameters of one stack (docs/operate/fleets.md).",
+                name,
+            )
+            for name in shared
+        ]
+    return found or [ok(f"No cluster is shared with the {len(others)} other fleets of the account and region.")]
 
 
 def judge_policy(policy: Json) -> list[DoctorFinding]:

@@ -119,6 +119,7 @@ def _healthy_answers() -> dict[str, Json]:
         "sqs:get_queue_attributes": messages(0),
         "scheduler:get_schedule": {"State": "ENABLED"},
         "events:describe_rule": {"State": "ENABLED"},
+        "ssm:get_parameters_by_path": {"Parameters": []},
         "sns:list_subscriptions_by_topic": {
             "Subscriptions": [{"SubscriptionArn": "arn:aws:sns:us-west-2:111122223333:pages:1"}]
         },
@@ -233,6 +234,16 @@ def answers(function: str, **changes: Any) -> Callable[[FakeSite], None]:
 
 def everywhere(**changes: Any) -> Callable[[FakeSite], None]:
     return lambda bench: bench.aws.tests.update({name: self_test(name, **changes) for name in access.functions()})
+
+
+def fleet_parameter(name: str, **record: str) -> Json:
+    return {"Name": f"/evenkeel/fleets/{name}", "Value": json.dumps({"stack": "evenkeel-2", **record})}
+
+
+def other_fleet(**record: str) -> Callable[[FakeSite], None]:
+    """Record a second fleet beside the own fleet, which has the same clusters as itself."""
+    own = fleet_parameter("research", clusters=CLUSTER, hyperPod=HYPERPOD)
+    return plant("ssm:get_parameters_by_path", {"Parameters": [own, fleet_parameter("other", **record)]})
 
 
 def heartbeat(seconds: float | None) -> Callable[[FakeSite], None]:
@@ -641,6 +652,16 @@ FAULTS = [
         "Confirm",
     ),
     DoctorCase("pages", plant("sns:list_subscriptions_by_topic", DENIED), "unknown", "may not", "identity"),
+    DoctorCase("fleets", other_fleet(clusters=f"burst-eks,{CLUSTER}"), "failed", "fleet other", "one stack"),
+    DoctorCase("fleets", other_fleet(hyperPod=HYPERPOD), "failed", "stack evenkeel-2", "one stack"),
+    DoctorCase("fleets", plant("ssm:get_parameters_by_path", DENIED), "unknown", "may not", "identity"),
+    DoctorCase(
+        "fleets",
+        plant("ssm:get_parameters_by_path", {"Parameters": [{"Name": "/evenkeel/fleets/other", "Value": "{"}]}),
+        "unknown",
+        "not JSON",
+        "Deploy",
+    ),
     DoctorCase(
         "policy",
         answers("schedule_jobs", policy={"name": "production", "hash": "x", "refused": "It is old.", "inForce": 1}),
