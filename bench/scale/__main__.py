@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.cpu_usage import Usage
-from bench.scale import client_costs, report
+from bench.scale import bill, client_costs, report
 from bench.scale.fleet import FleetSize
 from bench.scale.functions import MEASURED, cold_start
 from bench.scale.model import load_setup, setup_hash
@@ -57,13 +57,15 @@ def main(words: Sequence[str] | None = None) -> int:
     sizes = [asked.size] if asked.size else QUICK if asked.quick else FULL
     results = [*_run(bench, sizes, asked.case, say)]
     print("\n".join(report.table(results)))
+    bills = _bills(bench, results) if not asked.case else {}
+    print("\n".join(report.bill_lines(bills)))
     print()
     for verdict in report.verdicts(results):
         if not verdict.is_met or asked.all_aims:
             print(f"  {verdict}")
     others = Usage.now().others_since(before)
     print(f"\nOther programs used {others:.0%} of the processors meanwhile.")
-    document = _document(asked, bench, results, others)
+    document = _document(asked, bench, results, others) | {"bills": bills}
     if asked.output:
         asked.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         print(f"Figures: {asked.output}")
@@ -84,6 +86,17 @@ def _run(bench: Bench, sizes: Sequence[FleetSize], only: str, say: Say) -> Itera
             if only in ("", name):
                 say(f"{name}, {size}")
                 yield measure(size)
+
+
+def _bills(bench: Bench, results: Sequence[Measured]) -> dict[str, Any]:
+    """Return the bill of a recovery, and of a quiet month at each size with as many jobs as nodes."""
+    recovery, counted = bill.recovery_bill(bench.setup, bench.clients.costs, nodes=100)
+    months = {
+        str(size.nodes): bill.monthly_bill(bench.setup, results, size).to_json()
+        for size in dict.fromkeys(each.size for each in results)
+        if size.nodes == size.jobs
+    }
+    return {"recovery": recovery.to_json(), "recoveryCounts": counted, "quietMonth": months}
 
 
 def _document(asked: argparse.Namespace, bench: Bench, results: Sequence[Measured], others: float) -> dict[str, Any]:

@@ -14,6 +14,7 @@ CALLS_AIM: Final = 10
 ALONE_AIM: Final = 1.0
 STORM_AIM: Final = 5.0
 ROUND_AIM: Final = 5.0
+RECOVERY_AIM: Final = 0.001
 MEMORY_SHARE: Final = 0.5
 TIMEOUT_SHARE: Final = 1 / 3
 _MB: Final = 1_000_000
@@ -110,6 +111,21 @@ def table(results: Sequence[Measured]) -> list[str]:
         lines.append(
             f"  {each.case:<18}{each.size.nodes:>8,}{each.size.jobs:>8,}" + "".join(f"{x:>13}" for x in figures)
         )
+    return lines
+
+
+def bill_lines(bills: Mapping[str, Any]) -> list[str]:
+    """Return the bills as lines, with the aim for a recovery."""
+    if not bills:
+        return []
+    recovery: float = bills["recovery"]["total"]
+    parts = ", ".join(f"{name} ${usd:.6f}" for name, usd in bills["recovery"].items() if name != "total")
+    met = "met   " if recovery <= RECOVERY_AIM else "MISSED"
+    lines = ["", f"  {met}  bill of a recovery: ${recovery:.6f}, aim ${RECOVERY_AIM}: {parts}"]
+    for nodes, month in bills["quietMonth"].items():
+        largest = sorted((each for each in month.items() if each[0] != "total"), key=lambda each: -each[1])[:4]
+        parts = ", ".join(f"{name} ${usd:,.2f}" for name, usd in largest)
+        lines.append(f"  a quiet month of {int(nodes):,} nodes: ${month['total']:,.2f}: {parts}")
     return lines
 
 

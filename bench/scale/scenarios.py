@@ -91,9 +91,11 @@ class Bench:
         found = self._measured(case, size, deployment.invocations)
         found.notes["answer"] = {name: _short(value) for name, value in answers[0].items()}
         if self.measures_memory:
-            again, _ = self.deployment(size)
-            again.fleet.cluster.idle_seconds = deployment.fleet.cluster.idle_seconds
-            used = peak_bytes(lambda: again.run(lambda: again.invoke(function, {})), again.invocations, self.clients)
+            # A second run on the same fleet: the trace would slow the run whose processor time counts.
+            invocations = deployment.invocations
+            used = peak_bytes(
+                lambda: deployment.run(lambda: deployment.invoke(function, {})), invocations, self.clients
+            )
             found.functions[function].memory_bytes = used + self.cold_starts[function].memory_bytes
         return found
 
