@@ -238,7 +238,8 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
 
     def workload(self, attempt: Attempt) -> ObservedWorkload:
         self._answer(attempt.cluster, "workload")
-        return attempt.own(self._listed(attempt.cluster))
+        found = self.jobs.get(attempt.cluster, {}).get((attempt.namespace, attempt.job_id, attempt.attempt))
+        return attempt.own((*self.forged, *([_seen(found)] if found else ())))
 
     def workloads(self, cluster: str) -> tuple[ObservedWorkload, ...]:
         self._answer(cluster, "workloads")
