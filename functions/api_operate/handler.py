@@ -5,7 +5,7 @@ from typing import Any
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services.incidents import approve_recovery, report_faults
 from evenkeel.services.queries import read_incidents
-from evenkeel.services.recovery import hold_automation, operator_cordon, replace_node
+from evenkeel.services.recovery import hold_automation, request_replacement, set_person_cordon
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 
@@ -65,7 +65,7 @@ def decline(incident_id: str) -> api.Reply:
 def cordon(node_id: str) -> api.Reply:
     request = _mark(node_id, app.body(api_types.CordonBody), app.request_id())
     context = wiring.context()
-    outcome = operator_cordon.cordon(request, context)
+    outcome = set_person_cordon.cordon(request, context)
     return app.done(outcome.to_json())
 
 
@@ -73,7 +73,7 @@ def cordon(node_id: str) -> api.Reply:
 def uncordon(node_id: str) -> api.Reply:
     request = _mark(node_id, app.body(api_types.CordonBody), app.request_id())
     context = wiring.context()
-    outcome = operator_cordon.uncordon(request, context)
+    outcome = set_person_cordon.uncordon(request, context)
     return app.done(outcome.to_json())
 
 
@@ -81,7 +81,7 @@ def uncordon(node_id: str) -> api.Reply:
 def replace(node_id: str) -> api.Reply:
     context = wiring.context()
     body = app.body(api_types.ReplaceBody)
-    request = replace_node.Request(
+    request = request_replacement.Request(
         instance_id=node_id,
         code=body.code,
         reason=body.reason,
@@ -90,12 +90,12 @@ def replace(node_id: str) -> api.Reply:
         request_id=app.request_id(),
         fingerprint=app.fingerprint(),
     )
-    answer, location = replace_node.run(request, context)
+    answer, location = request_replacement.run(request, context)
     return app.accepted(answer, location)
 
 
-def _mark(node_id: str, body: api_types.CordonBody, request_id: str) -> operator_cordon.Request:
-    return operator_cordon.Request(
+def _mark(node_id: str, body: api_types.CordonBody, request_id: str) -> set_person_cordon.Request:
+    return set_person_cordon.Request(
         instance_id=node_id, by=app.caller().actor, reason=body.reason, request_id=request_id
     )
 

@@ -215,7 +215,7 @@ class Cluster(RentedCapacity, UnmanagedJobs, Protocol):
     def pods(self, cluster: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:
         """Return the live pods of all namespaces, without static pods and pods of a DaemonSet.
 
-        `services/recovery/unmanaged.py` then removes Evenkeel's own pods.
+        `services/recovery/unmanaged_pods.py` then removes Evenkeel's own pods.
 
         Args:
             cluster: Kubernetes cluster.

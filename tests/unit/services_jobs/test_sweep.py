@@ -669,7 +669,7 @@ def answer_too_early(scenario: JobScenario) -> None:
     fact = a_fact(
         1, source="ec2.notice", fault_key="ec2:spot_interruption", code="terminate", observed_at=world.clock.now()
     )
-    said = receive_event.run(fact, world.context(drills_may_act=False))
+    said = receive_event.ingest_fact(fact, world.context(drills_may_act=False))
     assert said.outcome == "OTHER_FLEET"
 
 

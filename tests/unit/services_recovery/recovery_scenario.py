@@ -140,7 +140,7 @@ class RecoveryScenario:
         return self.world.context(**{**known, **given})
 
     def ingest(self, fact: NodeFact) -> receive_event.Outcome:
-        return self.until_done(lambda: receive_event.run(fact, self.context()))
+        return self.until_done(lambda: receive_event.ingest_fact(fact, self.context()))
 
     def state(self, name: str, service: Any, **asked: Any) -> Any:
         """Run a task state."""

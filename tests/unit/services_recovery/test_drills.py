@@ -80,7 +80,7 @@ class RecoveryWithDrills(RecoveryScenario):
             )
             note_group_fact.run(group, world.context())
             return
-        outcome = receive_event.run(
+        outcome = receive_event.ingest_fact(
             a_fact(**{**drill.fact, "observed_at": drill.fact.get("observed_at", at)}, is_drill=True),
             world.context(ids=self.drill_ids, drills_may_act=self.drills_may_act, policy=self.policy),
         )

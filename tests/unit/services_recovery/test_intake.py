@@ -20,7 +20,7 @@ from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_f
 
 
 def ingest(world: FakeWorld, fact: NodeFact) -> receive_event.Outcome:
-    return receive_event.run(fact, world.context())
+    return receive_event.ingest_fact(fact, world.context())
 
 
 def incidents(world: FakeWorld) -> list[str]:
@@ -214,7 +214,7 @@ def test_signal_during_settlement_opens_no_second_incident(after: int) -> None:
     late = a_fact(fault_key="hp:NvidiaErrorTerminate", observed_at="2026-11-03T10:16:00Z", envelope_id="late")
     torn = CrashingIntakeLedger(recovery.world.ledger, after=after, happens=recovery.recover)
 
-    outcome = receive_event.run(late, recovery.world.context(ledger=torn)).outcome
+    outcome = receive_event.ingest_fact(late, recovery.world.context(ledger=torn)).outcome
 
     assert outcome == "STALE"
     assert len(recovery.incidents()) == 1

@@ -48,7 +48,7 @@ class ManagedKind(StrEnum):
 class OwnershipClaim(Value):
     """Which attempt, rental or check a pod claims by its labels.
 
-    Any user may write labels: `services/recovery/unmanaged.py` compares the claim with the ledger.
+    Any user may write labels: `services/recovery/unmanaged_pods.py` compares the claim with the ledger.
     """
 
     kind: ManagedKind

@@ -95,16 +95,16 @@ def receive(event: ParsedEvent, context: Context) -> dict[str, Any]:
 
     So the work of one invocation is limited, and an urgent event does not wait behind hundreds of machines.
 
-    Idempotent: yes, as `ingest_event`: a part that is queued twice has the same facts.
+    Idempotent: yes, as `run`: a part that is queued twice has the same facts.
     """
     if not event.parts:
-        return summary(ingest_event(event.facts, context))
+        return summary(run(event.facts, context))
     for part in event.parts:
         context.inbox.put(part)
     return {"outcome": "SPLIT", "reason": f"{len(event.facts)} facts, queued as {len(event.parts)} events."}
 
 
-def ingest_event(facts: Iterable[NodeFact | GroupFact], context: Context) -> tuple[Outcome, ...]:
+def run(facts: Iterable[NodeFact | GroupFact], context: Context) -> tuple[Outcome, ...]:
     """Ingest the facts of one event, each by itself. A failing fact does not stop the rest.
 
     Idempotent: yes, as `run` and `note_group_fact.run`. A fact that was ingested before a failure is a duplicate later.
@@ -126,7 +126,7 @@ def ingest_event(facts: Iterable[NodeFact | GroupFact], context: Context) -> tup
                 noted = note_group_fact.run(fact, context)
                 outcomes.append(Outcome(outcome=noted.outcome, reason=noted.reason))
             else:
-                outcomes.append(run(fact, context))
+                outcomes.append(ingest_fact(fact, context))
         except EvenkeelError as error:
             failures.append(error)
     if failures:
@@ -154,7 +154,7 @@ def _other_fleet_outcome(reason: str, source: str, telemetry: Telemetry) -> Outc
     return Outcome(outcome=OTHER_FLEET, reason=reason)
 
 
-def run(fact: NodeFact, context: Context) -> Outcome:
+def ingest_fact(fact: NodeFact, context: Context) -> Outcome:
     """Ingest one fact: find its node, then record it.
 
     Idempotent: yes, by the fact's own row. Any number of copies, in any order and at once, make one incident.

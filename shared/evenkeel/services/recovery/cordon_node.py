@@ -76,7 +76,7 @@ def cordon(incident: Incident, context: Context) -> Outcome:
     """
     if not incident.node_name:
         return Outcome(outcome=CordonOutcome.GONE, reason="The node never joined its cluster.")
-    verdict = _entered(incident, context)
+    verdict = _register_cordon(incident, context)
     # A node that is gone needs no entry. To wait for one would keep its slot locked for its replacement.
     if not verdict.allowed and context.cluster.node(incident.life.cluster, incident.node_name) is not None:
         record_block.block(incident, GuardedAction.CORDON, verdict, context, writer=WRITER)
@@ -111,7 +111,7 @@ def cordon(incident: Incident, context: Context) -> Outcome:
     return Outcome(outcome=outcome, reason=reason)
 
 
-def _entered(incident: Incident, context: Context) -> GuardrailVerdict:
+def _register_cordon(incident: Incident, context: Context) -> GuardrailVerdict:
     """Check the guardrails and enter the node if they allow it. If another node was entered first, check again."""
     for _ in range(incident_record.MAX_TRIES):
         guarded = guardrails.GuardrailInputs(context).guard_context(GuardedAction.CORDON, incident)

@@ -42,7 +42,7 @@ from evenkeel.ports import (
 )
 from evenkeel.services.attempts import keep_logs
 from evenkeel.services.context import Context
-from evenkeel.services.recovery import guardrails, record_block, restart_unmanaged, unmanaged
+from evenkeel.services.recovery import guardrails, record_block, restart_unmanaged, unmanaged_pods
 from evenkeel.services.storage import attempt_record, incident_record, incident_rows, job_rows, rows, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.retries import until_committed
@@ -378,7 +378,7 @@ class UnmanagedDrain(Value):
     """The unmanaged work that delays a repair."""
 
     wait_seconds: int = 0
-    ask: str = ""
+    question: str = ""
     """Why a person must decide; empty if none must."""
 
 
@@ -389,7 +389,7 @@ def evict_movable_pods(incident: Incident, context: Context, *, may_stop: bool) 
 
     Idempotent: yes, each eviction names one pod by its UID.
     """
-    here = unmanaged.pods(context, incident.life.cluster, incident.node_name) if incident.node_name else ()
+    here = unmanaged_pods.pods(context, incident.life.cluster, incident.node_name) if incident.node_name else ()
     incident = _record_unmanaged_workloads(incident, here, context)
     moved_jobs = restart_unmanaged.run(incident, context, may_stop=may_stop)
     movable = [pod for pod in here if (pod.is_movable or pod.label in moved_jobs) and may_stop]
@@ -421,7 +421,7 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
     restart_unmanaged.run_if_allowed(incident, context)
     fault = context.policy.catalogue.look_up(incident.fault_key)
     until = drain_deadline(fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=context.policy)
-    here = unmanaged.pods(context, incident.life.cluster, incident.node_name) if incident.node_name else ()
+    here = unmanaged_pods.pods(context, incident.life.cluster, incident.node_name) if incident.node_name else ()
     leaving: dict[str, UnmanagedPod] = {}
     messages: dict[str, str] = {}
     waits, asks = False, ""
@@ -451,7 +451,7 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
     left = math.ceil((until - context.now).total_seconds())
     # A long drain is polled less often, because the workflow counts its tries, and they must last until the end.
     pause = max(context.policy.repair.retry_seconds, left // _MAX_DRAIN_CHECKS)
-    return UnmanagedDrain(wait_seconds=min(left, pause) if waits else 0, ask=asks)
+    return UnmanagedDrain(wait_seconds=min(left, pause) if waits else 0, question=asks)
 
 
 def _evict(incident: Incident, pods: Sequence[UnmanagedPod], context: Context) -> tuple[Incident, list[UnmanagedPod]]:

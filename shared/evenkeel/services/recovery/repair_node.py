@@ -166,8 +166,8 @@ def _drain_first(incident: Incident, facts: RepairFacts, decision: RepairDecisio
     wait = _drain(incident, context, facts)
     if decision.rung:
         unmanaged = drain_node.drain_unmanaged_pods(incident, context)
-        if unmanaged.ask:
-            return Outcome(outcome="ASK_PERSON", reason=unmanaged.ask)
+        if unmanaged.question:
+            return Outcome(outcome="ASK_PERSON", reason=unmanaged.question)
         wait = max(wait, unmanaged.wait_seconds)
     if wait and decision.action not in _BRANCH_ENDS:
         reason = f"{decision.reason} Its pods first get {wait} s to save."

@@ -12,7 +12,7 @@ from evenkeel.domain.resources import NONE
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table
-from evenkeel.services.recovery import person_cordons, unmanaged
+from evenkeel.services.recovery import person_cordons, unmanaged_pods
 from evenkeel.services.storage import fleet_rows, rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
@@ -135,10 +135,10 @@ def _record_unmanaged_workloads(sweep: SweepRun) -> dict[tuple[str, str], tuple[
     """Store the unmanaged work. Return the part that holds accelerators, by node."""
     found: dict[tuple[str, str], set[str]] = {}
 
-    def unmanaged_pods(cluster: str) -> tuple[UnmanagedPod, ...]:
-        return unmanaged.pods(sweep.context, cluster)
+    def pods_of(cluster: str) -> tuple[UnmanagedPod, ...]:
+        return unmanaged_pods.pods(sweep.context, cluster)
 
-    for cluster, pods in sweep.read_each_cluster("pods", unmanaged_pods).items():
+    for cluster, pods in sweep.read_each_cluster("pods", pods_of).items():
         listed = [each for each in unmanaged_workloads(cluster, pods) if each.accelerators]
         for each in listed:
             for name in each.node_names:

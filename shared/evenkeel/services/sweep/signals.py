@@ -56,7 +56,7 @@ def _known_instances(sweep: SweepRun, instance_ids: Iterable[str]) -> set[str]:
 
 
 def _ingest(sweep: SweepRun, fact: NodeFact) -> str:
-    return receive_event.run(fact, sweep.context).outcome
+    return receive_event.ingest_fact(fact, sweep.context).outcome
 
 
 def retry_unresolved(sweep: SweepRun) -> int:

@@ -207,5 +207,5 @@ class _Watch:
         for fact in kubernetes_node.facts_of(node, self.context.policy.watch, now):
             if fact.fact_key in self.ingested_facts:
                 continue
-            receive_event.run(fact, context)
+            receive_event.ingest_fact(fact, context)
             self.ingested_facts.add(fact.fact_key)

@@ -113,12 +113,12 @@ def uncordon(request: Request, context: Context) -> Outcome:
         )
     if found is ReleaseResult.RELEASED:
         _record(request, f"{request.by} uncordoned {node.node_name}", "uncordoned", context)
-    _leave(request, node, incident_id, context)
-    _trust(node, request.by, incident_id, context)
+    _record_on_incident(request, node, incident_id, context)
+    _mark_trusted(node, request.by, incident_id, context)
     return Outcome(outcome=found, instance_id=request.instance_id, node_name=node.node_name, incident_id=incident_id)
 
 
-def _trust(node: FleetNode, by: str, incident_id: str, context: Context) -> None:
+def _mark_trusted(node: FleetNode, by: str, incident_id: str, context: Context) -> None:
     """Record that a person declares a node healthy, although an incident or a mark says that it is not."""
     row = context.ledger.get(incident_rows.unhealthy_key(node.life))
     if row is None and not node.marks and not incident_id:
@@ -149,7 +149,7 @@ def _record(request: Request, text: str, kind: str, context: Context) -> None:
     context.ledger.commit(Put(fleet_rows.automation_event_row(entry, request.request_id)))
 
 
-def _leave(request: Request, node: FleetNode, incident_id: str, context: Context) -> None:
+def _record_on_incident(request: Request, node: FleetNode, incident_id: str, context: Context) -> None:
     """Remove the node from the register of cordons, and write the incident's timeline, in one commit.
 
     If this is lost, the sweep removes the node from the register.
