@@ -157,7 +157,7 @@ def find_affected_jobs(incident: Incident, context: Context) -> tuple[AffectedJo
 
 
 def _live(ledger: Ledger) -> Iterator[Attempt]:
-    for row in every(lambda cursor: ledger.by_state(Table.JOBS, "ATTEMPT#LIVE", cursor=cursor)):
+    for row in every(lambda cursor: ledger.by_state(Table.JOBS, "ATTEMPT#LIVE", limit=1000, cursor=cursor)):
         yield rows.read(row, Attempt)
 
 

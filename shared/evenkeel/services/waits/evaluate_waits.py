@@ -343,7 +343,7 @@ def _rows(ledger: Ledger, subject: str, *, repeat_answered: bool) -> list[Row]:
         row
         for table in (Table.JOBS, Table.INCIDENTS)
         for state in states
-        for row in every(lambda cursor, t=table, s=state: ledger.by_state(t, f"WAIT#{s}", cursor=cursor))  # type: ignore[misc]
+        for row in every(lambda cursor, t=table, s=state: ledger.by_state(t, f"WAIT#{s}", limit=1000, cursor=cursor))  # type: ignore[misc]
     ]
 
 
