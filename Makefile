@@ -38,7 +38,7 @@ setup: ## install everything into .venv and .tools (immediate if nothing changed
 	@$(SYSTEM_PYTHON) tools/environments.py setup
 
 demo: setup ## run a training job, break its node, and watch the job resume
-	@$(BIN)/python -m evenkeel_local.demo
+	@$(BIN)/python -m evenkeel_local.demo $(if $(VERBOSE),--verbose)
 
 dev: setup ## keep the local data centre up until Ctrl-C
 	@$(BIN)/evenkeel dev up --foreground
