@@ -1,7 +1,7 @@
 """`python -m bench.scale`: what each part of the service costs as the fleet grows, in modelled time on AWS.
 
     python -m bench.scale --quick      a minute: 100 and 1,000 nodes
-    python -m bench.scale              ten minutes: up to 10,000 nodes and 10,000 jobs
+    python -m bench.scale              longer: up to 10,000 nodes and 10,000 jobs
 
 The real handlers run on in-memory ports. Each port reports the calls that its adapter would make, and each call waits
 in modelled time (`bench/setups/scale.json`). Calls, bytes and processor time are counted; times on AWS are modelled.
