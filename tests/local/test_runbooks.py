@@ -48,6 +48,9 @@ NOT_RUN = {
     "aws s3 cp s3://BUCKET/events": "An export for a backtest; its arguments depend on the site.",
     "aws cloudtrail lookup-events": "An export for a backtest; an administrator of the account runs it.",
     "kubectl get nodes -w": "It runs until Ctrl-C.",
+    "evenkeel context add": "The profile and the stacks of other environments do not exist here.",
+    "aws cloudformation deploy --template-file forwarding": "An administrator of other accounts deploys it.",
+    "aws ssm get-parameters-by-path": "The operator reads one stack; an administrator of the account lists all.",
     "evenkeel policy": "Needs a site's policy file; tests/unit/cli/test_policy.py has some.",
 }
 """Beginnings of commands that cannot be run here, and why."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from evenkeel.domain.economics.downtime import DowntimeModel
 
 Uniform = Callable[[], float]
-"""Returns a random number in [0, 1), such as `random.Random(7).random`."""
+"""Returns a random number in [0, 1): the method of a seeded generator."""
 _BATCHES = 50
 
 
