@@ -399,10 +399,25 @@ def test_equal_jobs_do_not_preempt_each_other() -> None:
     assert large(renting=None, preemption_victims=(equal,)).option is ResumeOption.WAIT_FOR_REPAIR
 
 
+def test_option_that_loses_least_gpu_hours_wins_without_a_price() -> None:
+    decision = resume(2, spares=1, usd_per_accelerator_hour=None)
+
+    assert decision.option is resume(2, spares=1).option
+    assert decision.usd is None
+    assert {each.usd for each in decision.alternatives} == {None}
+    worse = [
+        each for each in decision.alternatives if each.gpu_hours_lost and each.gpu_hours_lost > decision.gpu_hours_lost
+    ]
+    assert worse
+    assert all("they have no price" in each.why_not for each in worse)
+
+
 def test_price_of_delay_applies_to_every_option() -> None:
     priced, unpriced = resume(1, usd_per_hour_of_delay=90), resume(1)
 
     assert priced.option is unpriced.option
+    assert priced.usd is not None
+    assert unpriced.usd is not None
     assert priced.usd == pytest.approx(unpriced.usd + 90 * 1000 / 3600, abs=0.01)
 
 
@@ -422,6 +437,7 @@ def test_chosen_option_loses_least_within_the_caps(
         delays=delays(repair=repair),
     )
 
+    assert decision.usd is not None
     assert all(decision.usd <= each.usd for each in decision.alternatives if each.usd is not None)
     if decision.option is ResumeOption.RENT:
         assert micros * 16 <= cap

@@ -2,19 +2,18 @@
 
 import json
 import re
-from datetime import date
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from evenkeel.domain.capacity.instance_types import shipped
+from evenkeel.domain.capacity.list_prices import shipped_prices
 from evenkeel.domain.economics.money import format_usd
 from evenkeel.domain.renting.placement import PlacementFacts, choose_pool
 
 OPERATE = Path(__file__).resolve().parents[3] / "docs" / "operate"
 PAGE = (OPERATE / "cost.md").read_text("utf-8")
-PRICES = json.loads((OPERATE / "prices.json").read_text("utf-8"))
+PRICES = shipped_prices()
 """On-demand prices. Spot prices and prices of capacity blocks change per hour or per purchase."""
 
 
@@ -65,15 +64,16 @@ def test_documented_on_demand_prices_match_the_table() -> None:
 
     assert rented
     for pool in rented:
-        price = PRICES["onDemand"][pool.instance_type.removeprefix("ml.")]
-        assert price["microsPerNodeHour"] == pool.micros_per_node_hour
+        price = PRICES.of(pool.instance_type, the_facts().now)
+        assert price is not None
+        assert price.micros_per_node_hour == pool.micros_per_node_hour
 
 
-@pytest.mark.parametrize(("instance_type", "price"), PRICES["onDemand"].items())
-def test_each_price_names_a_known_type_and_source(instance_type: str, price: dict[str, Any]) -> None:
-    source = PRICES["sources"][price["source"]]
+@pytest.mark.parametrize("instance_type", [*PRICES.ec2, *PRICES.hyperpod])
+def test_each_price_names_a_known_type_and_source(instance_type: str) -> None:
+    for price in (*PRICES.ec2.get(instance_type, ()), *PRICES.hyperpod.get(instance_type, ())):
+        source = PRICES.sources[price.source]
 
-    assert shipped().of(instance_type) is not None, "Add the instance type to instance_types.json."
-    assert price["microsPerNodeHour"] > 0
-    assert source["link"].startswith("https://")
-    date.fromisoformat(source["readAt"])  # raises without a date
+        assert shipped().of(instance_type) is not None, "Add the instance type to instance_types.json."
+        assert source.link.startswith("https://")
+        assert source.read_at >= price.starts_on

@@ -48,6 +48,24 @@ def test_cost_follows_the_instance_type() -> None:
     assert {part.spent.usd_micros for part in parts} == {8 * 3_600_000}
 
 
+def test_attempt_keeps_the_price_of_its_admission() -> None:
+    attempt = an_attempt(
+        admitted_at=MIDNIGHT, accelerators=8, instance_type="ml.p5.48xlarge", usd_per_accelerator_hour=1.0
+    )
+
+    parts = usage_by_period(attempt, MIDNIGHT + timedelta(hours=1), ECONOMY)
+
+    assert {part.spent.usd_micros for part in parts} == {8 * 1_000_000}
+
+
+def test_use_without_a_price_is_counted_apart() -> None:
+    attempt = an_attempt(admitted_at=MIDNIGHT, accelerators=8, instance_type="p5e.48xlarge")
+
+    parts = usage_by_period(attempt, MIDNIGHT + timedelta(hours=1), EconomyPolicy())
+
+    assert {part.spent for part in parts} == {Spent(accelerator_seconds=8 * 3600, unpriced_seconds=8 * 3600)}
+
+
 def test_attempt_with_end_before_start_used_nothing() -> None:
     assert set(seconds(MIDNIGHT, MIDNIGHT - timedelta(seconds=5)).values()) == {0}
 
@@ -123,3 +141,29 @@ def test_member_limit_may_be_reached_but_not_exceeded() -> None:
     (passed,) = limits({"maxAcceleratorsPerUser": 15})
 
     assert (reached.is_reached, passed.is_reached) == (False, True)
+
+
+def test_dollar_budget_bars_jobs_beside_use_without_a_price() -> None:
+    charge = Charge(
+        job_id="job-1",
+        attempt=1,
+        team="red",
+        cluster=CLUSTER,
+        node_names=("ip-1",),
+        accelerators=8,
+        instance_type="p5e.48xlarge",
+        admitted_at=MIDNIGHT,
+        owner="role/ana",
+    )
+    team = Team.model_validate({"name": "red", "budgets": [{"period": Period.MONTH, "usd": 100}]})
+    arguments: dict[str, Any] = {"owner": "role/ana", "accelerators": 8, "charges": [charge], "spent": {}}
+
+    found = usage_limits(team, **arguments, economy=EconomyPolicy(), now=MIDNIGHT + timedelta(hours=1))
+    priced = usage_limits(
+        team, **arguments, economy=EconomyPolicy(other_usd_per_accelerator_hour=1), now=MIDNIGHT + timedelta(hours=1)
+    )
+
+    assert [limit.quantity for limit in found if limit.is_reached] == [
+        "accelerators without a price in team red (set economy.prices for p5e.48xlarge)"
+    ]
+    assert not any(limit.is_reached for limit in priced)

@@ -1,18 +1,81 @@
 """Policy section for prices, costs and expected durations."""
 
-from pydantic import Field
+from datetime import date, datetime
+from enum import StrEnum
+from typing import NamedTuple, Self
 
+from pydantic import Field, model_validator
+
+from evenkeel.domain.capacity.instance_types import HYPERPOD_PREFIX, shipped
+from evenkeel.domain.capacity.list_prices import shipped_prices
+from evenkeel.domain.names import unknown_name
 from evenkeel.domain.policy_base import Seconds, Section, Usd
 from evenkeel.domain.values import Word
+
+
+class PriceBasis(StrEnum):
+    """The reason why a site pays another price than the list price."""
+
+    DISCOUNT = "discount"
+    SAVINGS_PLAN = "savings-plan"
+    CAPACITY_BLOCK = "capacity-block"
+    COMMITMENT = "commitment"
+
+
+class SitePrice(Section):
+    """A price that the site pays for an instance type from a date."""
+
+    instance_type: Word
+    """With `ml.` for HyperPod, without for EC2."""
+    pool: Word = ""
+    """The price holds in this pool alone; empty for all pools."""
+    basis: PriceBasis
+    starts_on: date = Field(alias="from")
+    """First day (UTC). Attempts that were admitted before keep their price."""
+    ends_on: date | None = Field(default=None, alias="until")
+    """Last day (UTC); none if the price holds until the next one."""
+    usd_per_node_hour: Usd | None = None
+    percent_off_list: float | None = Field(default=None, ge=0, le=100)
+    """Percent below the list price. State this or `usdPerNodeHour`."""
+
+    @model_validator(mode="after")
+    def _has_one_known_price(self) -> Self:
+        name = self.instance_type
+        if (self.usd_per_node_hour is None) == (self.percent_off_list is None):
+            raise ValueError(f"{name}: state either usdPerNodeHour or percentOffList")
+        if self.ends_on is not None and self.ends_on < self.starts_on:
+            raise ValueError(f"{name}: until must not be before from")
+        found = shipped().of(name)
+        if found is None or not found.accelerators:
+            known = (each.removeprefix(HYPERPOD_PREFIX) for each, has in shipped().types.items() if has.accelerators)
+            raise ValueError(unknown_name("instance type with accelerators", name.removeprefix(HYPERPOD_PREFIX), known))
+        if self.percent_off_list is not None and not shipped_prices().has(name):
+            raise ValueError(f"{name}: has no list price, so state usdPerNodeHour")
+        return self
+
+    def holds(self, instance_type: str, pool: str, day: date) -> bool:
+        """Whether this is a price of an instance type in a pool on a day."""
+        is_current = self.starts_on <= day and (self.ends_on is None or day <= self.ends_on)
+        return is_current and self.instance_type == instance_type and self.pool in ("", pool)
+
+
+class AcceleratorPrice(NamedTuple):
+    """The price of an accelerator-hour, and its origin."""
+
+    usd: float
+    origin: str
 
 
 class EconomyPolicy(Section):
     """Prices of accelerator time, and durations to expect if there are too few measurements."""
 
+    prices: tuple[SitePrice, ...] = ()
+    """The site's dated prices: discounts, Savings Plans, capacity blocks, commitments. Of several, the price for the
+    pool is used, then the latest."""
     usd_per_accelerator_hour: dict[Word, Usd] = {}
-    """The site's price, by instance type."""
-    other_usd_per_accelerator_hour: Usd = 5.0
-    """Price for all other types: a round figure to compare options with, not a real price."""
+    """The site's price by instance type, without a date."""
+    other_usd_per_accelerator_hour: Usd | None = None
+    """The site's price for all other types. If omitted, they have their list price."""
     expected_reboot_seconds: Seconds = 300
     expected_launch_seconds: Seconds = 60
     """From admission until every pod runs."""
@@ -26,6 +89,39 @@ class EconomyPolicy(Section):
     min_samples: int = Field(default=5, ge=1, le=1000)
     """Number of measured cases from which their median replaces the figures here."""
 
-    def price_of(self, instance_type: str) -> float:
-        """Return the price of an instance type, in dollars per accelerator-hour."""
-        return self.usd_per_accelerator_hour.get(instance_type, self.other_usd_per_accelerator_hour)
+    def price_of(self, instance_type: str, at: datetime, pool: str = "") -> AcceleratorPrice | None:
+        """Return the price of an accelerator-hour; None if the type has no price of the site and no list price.
+
+        Args:
+            instance_type: With `ml.` for HyperPod, without for EC2.
+            at: When the use began. A later price does not change it.
+            pool: The pool of the nodes.
+        """
+        dated = [each for each in self.prices if each.holds(instance_type, pool, at.date())]
+        if dated:
+            best = max(dated, key=lambda each: (bool(each.pool), each.starts_on))
+            return _per_accelerator(instance_type, at, best)
+        usd = self.usd_per_accelerator_hour.get(instance_type, self.other_usd_per_accelerator_hour)
+        if usd is not None:
+            return AcceleratorPrice(usd, "price in the site's policy")
+        return list_price_of(instance_type, at)
+
+
+def list_price_of(instance_type: str, at: datetime) -> AcceleratorPrice | None:
+    """Return the list price of an accelerator-hour; None if there is none."""
+    found, kind = shipped_prices().of(instance_type, at), shipped().of(instance_type)
+    if found is None or kind is None or not kind.accelerators:
+        return None
+    return AcceleratorPrice(found.usd_per_node_hour / kind.accelerators, found.origin)
+
+
+def _per_accelerator(instance_type: str, at: datetime, price: SitePrice) -> AcceleratorPrice | None:
+    kind = shipped().of(instance_type)
+    text = f"{price.basis} of the site from {price.starts_on}"
+    if price.usd_per_node_hour is not None:
+        return AcceleratorPrice(price.usd_per_node_hour / kind.accelerators, text) if kind else None
+    listed = list_price_of(instance_type, at)
+    if listed is None or price.percent_off_list is None:
+        return None
+    share = 1 - price.percent_off_list / 100
+    return AcceleratorPrice(listed.usd * share, f"{text}, {price.percent_off_list:g} % below the {listed.origin}")

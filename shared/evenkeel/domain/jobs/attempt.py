@@ -75,6 +75,8 @@ class Attempt(Value):
     """Instance type of all its nodes."""
     is_rented: bool = False
     """Whether its nodes are rented. Their cost is then counted in the rental."""
+    usd_per_accelerator_hour: float | None = None
+    """Price at its admission, which it keeps; None if its nodes had no price, or are rented."""
     team: str = DEFAULT_TEAM
     charge_held: bool = True
     admitted_at: Instant

@@ -40,6 +40,8 @@ class Charge(Value):
     """The quota that the job uses: flavor → resource → amount."""
     is_rented: bool = False
     """Whether its nodes are rented for it. The rental then counts their cost."""
+    usd_per_accelerator_hour: float | None = None
+    """Price at the attempt's admission; None if there was none."""
     is_elastic: bool = False
     """Whether its job can run at other sizes."""
     released_at: Instant | None = None
@@ -83,6 +85,7 @@ class Charge(Value):
             queued_at=(job.queued_at or job.submitted_at) if job else None,
             use={flavor: dict(amounts) for flavor, amounts in (use or {}).items()},
             is_rented=attempt.is_rented,
+            usd_per_accelerator_hour=attempt.usd_per_accelerator_hour,
             is_elastic=bool(job and job.spec.elastic),
         )
 

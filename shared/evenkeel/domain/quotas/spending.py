@@ -36,6 +36,8 @@ class Spent(Value):
 
     accelerator_seconds: int = 0
     usd_micros: int = 0
+    unpriced_seconds: int = 0
+    """Accelerator-seconds whose type had no price. Their cost is unknown, so it is not in `usd_micros`."""
 
 
 class PeriodUsage(NamedTuple):
@@ -106,7 +108,7 @@ def usage_by_period(attempt: Attempt, ended_at: datetime, economy: EconomyPolicy
     """Split the use of an attempt by period."""
     if attempt.charged_since is None:
         return ()
-    price = 0.0 if attempt.is_rented else economy.price_of(attempt.instance_type)
+    price = _price_of(attempt, attempt.admitted_at, economy)
     return tuple(
         PeriodUsage(key, _spent(attempt.accelerators, start, end, price))
         for period in Period
@@ -162,7 +164,7 @@ def budget_used(
     key = budget.period.key_at(now)
     settled = spent.get(key, Spent())
     running = [
-        _spent(charge.accelerators, start, end, 0.0 if charge.is_rented else economy.price_of(charge.instance_type))
+        _spent(charge.accelerators, start, end, _price_of(charge, charge.admitted_at, economy))
         for charge in charges
         if charge.admitted_at is not None
         for of, start, end in split_by_period(budget.period, charge.admitted_at, now)[-1:]
@@ -171,7 +173,34 @@ def budget_used(
     return Spent(
         accelerator_seconds=settled.accelerator_seconds + sum(each.accelerator_seconds for each in running),
         usd_micros=settled.usd_micros + sum(each.usd_micros for each in running),
+        unpriced_seconds=settled.unpriced_seconds + sum(each.unpriced_seconds for each in running),
     )
+
+
+def _without_price(team: Team, charges: tuple[Charge, ...], economy: EconomyPolicy) -> list[UsageLimit]:
+    """Return a limit of 0 for accelerators without a price: a budget in dollars cannot hold what it cannot count."""
+    found: dict[str, int] = {}
+    for charge in charges:
+        if charge.admitted_at and _price_of(charge, charge.admitted_at, economy) is None:
+            found[charge.instance_type] = found.get(charge.instance_type, 0) + charge.accelerators
+    return [
+        UsageLimit(
+            quantity=f"accelerators without a price in team {team.name} (set economy.prices for {name or 'its nodes'})",
+            used=count,
+            limit=0,
+        )
+        for name, count in sorted(found.items())
+    ]
+
+
+def _price_of(use: Attempt | Charge, since: datetime, economy: EconomyPolicy) -> float | None:
+    """Return the price that an attempt keeps from its admission; if it had none, the policy's price of that day."""
+    if use.is_rented:
+        return 0.0
+    if use.usd_per_accelerator_hour is not None:
+        return use.usd_per_accelerator_hour
+    price = economy.price_of(use.instance_type, since, use.pool)
+    return price.usd if price else None
 
 
 def _budget_limits(
@@ -190,11 +219,14 @@ def _budget_limits(
         found.append(UsageLimit(quantity=f"accelerator-hours {suffix}", used=hours, limit=budget.gpu_hours))
     if budget.usd is not None:
         found.append(UsageLimit(quantity=f"dollars {suffix}", used=round(used.usd_micros / 1e6, 2), limit=budget.usd))
+        found += _without_price(team, charges, economy)
     return found
 
 
-def _spent(accelerators: int, start: datetime, end: datetime, usd_per_hour: float) -> Spent:
+def _spent(accelerators: int, start: datetime, end: datetime, usd_per_hour: float | None) -> Spent:
     seconds = accelerators * max(0, round((end - start).total_seconds()))
+    if usd_per_hour is None:
+        return Spent(accelerator_seconds=seconds, unpriced_seconds=seconds)
     return Spent(accelerator_seconds=seconds, usd_micros=round(seconds * usd_per_hour / 3600 * 1e6))
 
 

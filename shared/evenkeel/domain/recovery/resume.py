@@ -105,7 +105,11 @@ class ResumeFacts(Value):
     delays: ResumeDelays
     lost_work_seconds: float
     """Work since the last usable checkpoint, as `lost_work` estimates it."""
-    usd_per_accelerator_hour: float
+    usd_per_accelerator_hour: float | None
+    """Price of the nodes' accelerators; None if they have no price. Then the option that loses least GPU-hours wins,
+    after its other costs."""
+    price_origin: str = ""
+    """Where the price comes from: the list, its region and its date, or the site's policy."""
     fault_key: str
     fault_class: str
     trust: CheckpointTrust
@@ -132,7 +136,8 @@ class ResumeDecision(Value):
     requirement: CheckpointRequirement = CheckpointRequirement.CONVENTION
     expected_seconds: float
     gpu_hours_lost: float
-    usd: float
+    usd: float | None
+    """None if the accelerators have no price."""
     max_rent_parts: int | None = None
     """Highest rent at which RENT still loses least; None if no nodes are rented."""
     alternatives: tuple[Alternative, ...] = ()
@@ -169,7 +174,11 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
     options = sorted(_options(facts), key=lambda each: OPTION_ORDER.index(each.option))
     possible = [each for each in options if not each.why_not]
     # Waiting is always possible, so there is always a best option.
-    best = min(possible, key=lambda each: (each.usd, OPTION_ORDER.index(each.option)))
+    is_priced = facts.usd_per_accelerator_hour is not None
+    best = min(
+        possible,
+        key=lambda each: (each.usd, 0 if is_priced else each.gpu_hours, OPTION_ORDER.index(each.option)),
+    )
     distrust = distrust_after(facts.trust, facts.first_signal_at, policy)
     max_rent_parts = None
     if best.option is ResumeOption.RENT and facts.renting is not None:
@@ -187,9 +196,9 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
         requirement=requirement_after(facts.trust, facts.fault_class, policy),
         expected_seconds=best.seconds,
         gpu_hours_lost=best.gpu_hours,
-        usd=best.usd,
+        usd=best.usd if is_priced else None,
         max_rent_parts=max_rent_parts,
-        alternatives=tuple(_rejected(each, best) for each in options if each is not best),
+        alternatives=tuple(_rejected(each, best, is_priced=is_priced) for each in options if each is not best),
     )
 
 
@@ -342,7 +351,7 @@ def _weighed(
     seconds = wait + facts.delays.launch.seconds + facts.delays.restore.seconds + facts.lost_work_seconds
     gpu_hours = seconds * facts.nodes * facts.accelerators_per_node / 3600 + (offer.gpu_hours_taken if offer else 0)
     delayed = seconds * facts.usd_per_hour_of_delay / 3600
-    usd = gpu_hours * facts.usd_per_accelerator_hour + delayed + (offer.usd if offer else 0)
+    usd = gpu_hours * (facts.usd_per_accelerator_hour or 0) + delayed + (offer.usd if offer else 0)
     return _Option(
         option=option,
         why=why,
@@ -353,9 +362,16 @@ def _weighed(
     )
 
 
-def _rejected(rejected: _Option, best: _Option) -> Alternative:
+def _rejected(rejected: _Option, best: _Option, *, is_priced: bool) -> Alternative:
     if rejected.why_not:
         return Alternative(option=rejected.option, why_not=rejected.why_not)
+    if not is_priced and rejected.gpu_hours > best.gpu_hours:
+        return Alternative(
+            option=rejected.option,
+            why_not=f"it would lose {rejected.gpu_hours - best.gpu_hours:,.1f} GPU-hours more; they have no price",
+            expected_seconds=rejected.seconds,
+            gpu_hours_lost=rejected.gpu_hours,
+        )
     more = rejected.usd - best.usd
     why_not = f"it would lose ${more:,.2f} more" if more > 0 else f"as quick, but {best.option} costs other jobs less"
     if more <= 0 and best.option is ResumeOption.FREE_NODE and rejected.option is ResumeOption.SPARE:
@@ -365,7 +381,7 @@ def _rejected(rejected: _Option, best: _Option) -> Alternative:
         why_not=why_not,
         expected_seconds=rejected.seconds,
         gpu_hours_lost=rejected.gpu_hours,
-        usd=rejected.usd,
+        usd=rejected.usd if is_priced else None,
     )
 
 

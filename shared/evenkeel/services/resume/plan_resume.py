@@ -415,6 +415,7 @@ def _facts(
     trust, since = checkpoint_trust_of(incident, policy.catalogue)
     ended_at = attempt.ended_at or now
     poisoned_from = distrust_after(trust, since, policy.jobs) or ended_at
+    price = policy.economy.price_of(incident.instance_type, now, attempt.pool)
     return ResumeFacts(
         job_id=job.job_id,
         attempt=attempt.attempt,
@@ -433,7 +434,8 @@ def _facts(
             distrusted_seconds=max(0.0, (ended_at - poisoned_from).total_seconds()),
             expected_checkpoint_seconds=policy.economy.expected_checkpoint_seconds,
         ),
-        usd_per_accelerator_hour=policy.economy.price_of(incident.instance_type),
+        usd_per_accelerator_hour=price.usd if price else None,
+        price_origin=price.origin if price else f"{incident.instance_type or 'the node'} has no list price",
         fault_key=incident.fault_key,
         fault_class=fault.fault.fault_class,
         trust=trust,

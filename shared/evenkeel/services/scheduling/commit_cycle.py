@@ -99,7 +99,11 @@ def _admit(
     for (decided,) in admissions:
         attempt = decided.to_attempt(loaded.snapshot.pending[decided.job_id], context.ids.new("dec"))
         rental = loaded.snapshot.rented.serving.get(decided.job_id)
-        attempts[decided.job_id] = attempt.but(is_rented=rental is not None and rental.hosts(attempt))
+        is_rented = rental is not None and rental.hosts(attempt)
+        price = context.policy.economy.price_of(attempt.instance_type, attempt.admitted_at, attempt.pool)
+        attempts[decided.job_id] = attempt.but(
+            is_rented=is_rented, usd_per_accelerator_hour=price.usd if price and not is_rented else None
+        )
     refused_jobs: set[str] = set()
 
     def commit(some: Sequence[batches.WriteGroup]) -> None:

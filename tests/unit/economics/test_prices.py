@@ -1,0 +1,115 @@
+"""Prices of accelerator time: the list, the site's dated prices, and types without a price."""
+
+from datetime import UTC, date, datetime
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from evenkeel.domain.capacity.list_prices import DatedPrice, ListPrices, PriceSource, in_force
+from evenkeel.domain.economics.policy import EconomyPolicy, SitePrice
+
+NOW = datetime(2026, 11, 3, 10, tzinfo=UTC)
+P5, G6 = "ml.p5.48xlarge", "g6.12xlarge"
+
+
+def a_price(**changes: Any) -> dict[str, Any]:
+    return {"instanceType": P5, "basis": "commitment", "from": "2026-09-01", "usdPerNodeHour": 32} | changes
+
+
+def usd(instance_type: str, *prices: dict[str, Any], at: datetime = NOW, pool: str = "", **policy: Any) -> float | None:
+    economy = EconomyPolicy.model_validate({"prices": prices} | policy)
+    found = economy.price_of(instance_type, at, pool)
+    return found.usd if found else None
+
+
+def test_default_price_is_the_list_price_with_its_origin() -> None:
+    found = EconomyPolicy().price_of(G6, NOW)
+
+    assert found == (1.1504, "EC2 list price of g6.12xlarge in us-east-1 from 2026-07-20")
+    assert usd("p6-b200.48xlarge") == 14.2416
+
+
+def test_hyperpod_type_has_the_price_of_its_hardware() -> None:
+    assert usd("ml.p5.48xlarge") == usd("p5.48xlarge") == 6.88
+
+
+def test_hyperpod_price_is_a_column_of_its_own() -> None:
+    row = (DatedPrice.model_validate({"from": "2026-01-01", "microsPerNodeHour": 2, "source": "s"}),)
+    dearer = (row[0].but(micros_per_node_hour=3),)
+    source = PriceSource(link="https://example.com", read_at=date(2026, 1, 1), description="d")
+    prices = ListPrices(region="r", sources={"s": source}, ec2={"p5.48xlarge": row}, hyperpod={"p5.48xlarge": dearer})
+
+    found = [prices.of(name, NOW) for name in ("p5.48xlarge", "ml.p5.48xlarge")]
+
+    assert [each and each.micros_per_node_hour for each in found] == [2, 3]
+    assert found[1] is not None
+    assert found[1].origin == "HyperPod list price of p5.48xlarge in r from 2026-01-01"
+
+
+@pytest.mark.parametrize("name", ["p5e.48xlarge", "ml.trn2.48xlarge", "x9.large", ""])
+def test_type_without_a_list_price_has_no_price(name: str) -> None:
+    assert usd(name) is None
+    assert usd(name, otherUsdPerAcceleratorHour=5.0) == 5.0
+
+
+def test_price_holds_from_its_date() -> None:
+    prices = [a_price(), a_price(**{"from": "2026-11-01", "usdPerNodeHour": 24})]
+
+    assert usd(P5, *prices, at=datetime(2026, 10, 31, 23, 59, tzinfo=UTC)) == 4
+    assert usd(P5, *prices, at=datetime(2026, 11, 1, tzinfo=UTC)) == 3
+    assert usd(P5, *prices, at=datetime(2026, 8, 31, tzinfo=UTC)) == 6.88
+
+
+def test_price_of_a_pool_precedes_a_later_price() -> None:
+    prices = [a_price(pool="block", until="2026-11-14"), a_price(**{"from": "2026-11-01", "usdPerNodeHour": 24})]
+
+    assert usd(P5, *prices, pool="block") == 4
+    assert usd(P5, *prices, pool="other") == 3
+    assert usd(P5, *prices, pool="block", at=datetime(2026, 11, 15, tzinfo=UTC)) == 3
+
+
+def test_dated_price_precedes_undated_prices() -> None:
+    undated: dict[str, Any] = {"usdPerAcceleratorHour": {P5: 1.5}}
+
+    assert usd(P5, a_price(), **undated) == 4
+    assert usd(P5, **undated) == 1.5
+
+
+def test_discount_is_taken_off_the_list_price() -> None:
+    discount = a_price(instanceType=G6, basis="savings-plan", usdPerNodeHour=None, percentOffList=25)
+
+    found = EconomyPolicy.model_validate({"prices": [discount]}).price_of(G6, NOW)
+
+    assert found is not None
+    assert found.usd == pytest.approx(0.8628)
+    assert found.origin == (
+        "savings-plan of the site from 2026-09-01, 25 % below the "
+        "EC2 list price of g6.12xlarge in us-east-1 from 2026-07-20"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"percentOffList": 10}, "state either usdPerNodeHour or percentOffList"),
+        ({"usdPerNodeHour": None}, "state either usdPerNodeHour or percentOffList"),
+        ({"until": "2026-08-31"}, "until must not be before from"),
+        ({"instanceType": "ml.p5.48xlrage"}, r"There is no instance type with accelerators p5\.48xlrage.*p5\.48xlarge"),
+        ({"instanceType": "ml.c5.large"}, "There is no instance type with accelerators c5.large"),
+        ({"instanceType": "p5e.48xlarge", "usdPerNodeHour": None, "percentOffList": 10}, "has no list price"),
+        ({"usdPerNodeHour": -1}, "greater than or equal to 0"),
+    ],
+)
+def test_wrong_price_names_what_is_wrong(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        SitePrice.model_validate(a_price(**changes))
+
+
+def test_new_list_price_leaves_earlier_days_unchanged() -> None:
+    first = DatedPrice.model_validate({"from": "2026-07-20", "microsPerNodeHour": 2, "source": "s"})
+    cut = DatedPrice.model_validate({"from": "2026-12-01", "microsPerNodeHour": 1, "source": "s"})
+
+    days = [date(2026, 7, 1), date(2026, 11, 30), date(2026, 12, 1)]
+
+    assert [in_force((cut, first), day) for day in days] == [first, first, cut]

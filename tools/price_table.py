@@ -1,0 +1,50 @@
+"""Write the table of docs/operate/prices.md: the list prices that Evenkeel ships."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from evenkeel.domain.capacity.instance_types import shipped
+from evenkeel.domain.capacity.list_prices import DatedPrice, shipped_prices
+from evenkeel.domain.economics import money
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "operate" / "prices.md"
+_BEGIN, _END = "<!-- table: prices -->", "<!-- end -->"
+
+
+def rows() -> Iterator[str]:
+    """Yield a row for each instance type with accelerators."""
+    prices = shipped_prices()
+    yield "| hardware | accelerators | EC2, a node-hour | EC2, an accelerator-hour | HyperPod, a node-hour |"
+    yield "|---|---|---|---|---|"
+    for name, kind in shipped().types.items():
+        if kind.accelerators:
+            plain = name.removeprefix("ml.")
+            ec2, hyperpod = prices.ec2.get(plain, ()), prices.hyperpod.get(plain, ())
+            each = [_text(price, kind.accelerators) for price in ec2] or ["no list price"]
+            yield (
+                f"| `{plain}` | {kind.accelerators} {kind.model} | {_all(ec2)} | {', '.join(each)} | {_all(hyperpod)} |"
+            )
+
+
+def sources() -> Iterator[str]:
+    """Yield a line for each source."""
+    for source in shipped_prices().sources.values():
+        yield f"* {source.description}: [source]({source.link}), read on {source.read_at}."
+
+
+def _all(prices: tuple[DatedPrice, ...]) -> str:
+    return ", ".join(f"{_text(price, 1)} from {price.starts_on}" for price in prices) or "no list price"
+
+
+def _text(price: DatedPrice, accelerators: int) -> str:
+    return f"${price.micros_per_node_hour / money.MICROS / accelerators:,.4f}"
+
+
+def files() -> dict[Path, str]:
+    """Return the page with its table."""
+    page = PAGE.read_text(encoding="utf-8")
+    head, _, rest = page.partition(_BEGIN)
+    _, _, tail = rest.partition(_END)
+    region = f"All prices are for {shipped_prices().region}, Linux, on demand."
+    table = "\n".join([_BEGIN, region, "", *rows(), "", *sources(), _END])
+    return {PAGE: f"{head}{table}{tail}"}
