@@ -1,6 +1,6 @@
 """The loopback server of the console: it serves the pages, and signs and forwards requests to the API.
 
-It is built on `http.server` of the standard library (docs/decisions/0035): it has one user, on this machine.
+It is built on `http.server` of the standard library (docs/decisions/0037): it has one user, on this machine.
 """
 
 import json

@@ -14,6 +14,7 @@ from evenkeel.domain.shadow.verdicts import ShadowTerms
 from evenkeel_cli.offline import exports, json_stream
 from evenkeel_cli.render import Printer
 from evenkeel_cli.shadow_page import draw_cases, draw_faults, draw_summary
+from evenkeel_cli.state_labels import counted
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
@@ -160,8 +161,8 @@ def draw(out: Printer, found: Json, *, is_wide: bool) -> None:
     """Draw the input, the sum and the cases."""
     read = found["input"]
     out.line(
-        f"{read['records']} records of {found['nodes']} nodes, from {read['documents']} documents in {read['files']}"
-        f" files, {read['copies']} copies"
+        f"{counted(read['records'], 'record')} of {counted(found['nodes'], 'node')}, from "
+        f"{counted(read['documents'], 'document')} in {counted(read['files'], 'file')}; repeats: {read['copies']}"
     )
     if found["firstAt"]:
         out.line(f"from {found['firstAt'][:19]}Z to {found['lastAt'][:19]}Z")
@@ -176,14 +177,18 @@ def draw(out: Printer, found: Json, *, is_wide: bool) -> None:
 def _draw_unused(out: Printer, found: Json, *, is_wide: bool) -> None:
     read = found["input"]
     if read["malformed"]:
-        out.line(out.with_glyph("warn", f"{read['malformed']} malformed documents"))
+        out.line(out.with_glyph("warn", counted(read["malformed"], "malformed document")))
         for each in read["malformedDocuments"][: None if is_wide else 5]:
             out.line(f"  {each['file']}:{each['line']}: {each['problem']}")
     if read["unknown"]:
-        out.line(out.with_glyph("warn", f"{sum(read['unknown'].values())} documents of a kind without a parser"))
+        out.line(
+            out.with_glyph("warn", f"{counted(sum(read['unknown'].values()), 'document')} of a kind without a parser")
+        )
         for kind, count in list(read["unknown"].items())[: None if is_wide else 5]:
             out.line(f"  {count} × {kind}")
     if read["drills"]:
-        out.line(f"{read['drills']} drills, not counted")
+        out.line(f"{counted(read['drills'], 'drill')}, left out")
     if found["unmatched"]:
-        out.line(out.with_glyph("warn", f"{found['unmatched']} records about nodes that no record identifies"))
+        out.line(
+            out.with_glyph("warn", f"{counted(found['unmatched'], 'record')} about nodes that no record identifies")
+        )

@@ -162,7 +162,8 @@ def _checkpoints(found: Preview) -> str:
     if found.distrusted_from_seconds is None:
         return f"trusted; {_CHECK_TEXTS[found.requirement]}"
     before = duration(found.distrusted_from_seconds)
-    said = f"distrusted if begun later than {before} before the first signal; {_CHECK_TEXTS[found.requirement]}"
+    since = f"distrusted if its write began in the {before} before the first signal, or later"
+    said = f"{since}; {_CHECK_TEXTS[found.requirement]}"
     none = found.fault.checkpoint_trust is CheckpointTrust.NONE
     return f"{said}, because the time of the damage is unknown" if none else said
 

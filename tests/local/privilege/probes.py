@@ -1050,7 +1050,7 @@ def withdraws_an_offer(stage: PermissionBench) -> Json:
 
 @probe("rent_capacity", under=_another_pool, succeeds=answers("OPENED"))
 def asks_another_pool(stage: PermissionBench) -> Json:
-    """It is decided from the recorded placement of a cycle."""
+    """The new offer comes from the placement that a cycle recorded."""
     a_pool_to_rent(stage)
     rental = a_rental(stage, pool="another")
     job = JobDemand(

@@ -613,7 +613,7 @@ def test_why_names_the_smallest_changes_and_they_work(files: Files) -> None:
     assert changes["size"]["counts"] == [3]
     assert changes["wait"]["jobs"] == ["a"]
     assert found["decision"]["considered"][0]["compared"][0]["available"] == "3"
-    # Each of them, made, gets it in.
+    # Each suggested change would admit the job.
     more = json.loads(json.dumps(quota).replace('"gpu": 6', '"gpu": 9'))
     assert first(files.plan(*jobs, quota=yaml.safe_dump(more)))["new"]["result"] == "Admitted"
     raised = (*jobs[:2], job("new", 1, count=6, priority=6))

@@ -52,7 +52,7 @@ def test_an_admission_is_one_commit_and_one_execution() -> None:
 
     attempt = scenario.attempt(job.job_id)
     assert outcome.admitted == (f"{job.job_id}-a1",)
-    assert len(scenario.world.ledger.commits) == commits + 2  # the admission, and the pass's heartbeat
+    assert len(scenario.world.ledger.commits) == commits + 2  # the admission, and the cycle's heartbeat
     assert scenario.world.workflows.executions == {
         (WorkflowName.RUN_JOB, f"{job.job_id}-a1"): {"schemaVersion": 1, "jobId": job.job_id, "attempt": 1}
     }

@@ -192,7 +192,7 @@ def test_late_signal_of_a_replaced_node_opens_no_incident() -> None:
 
 
 class CrashingIntakeLedger:
-    """A ledger whose read of several rows is not of one instant, as DynamoDB's is not: something happens amid it."""
+    """A ledger whose batch read is not atomic, as in DynamoDB: another write happens during it."""
 
     def __init__(self, ledger: Any, *, after: int, happens: Callable[[], Any]) -> None:
         self._ledger, self._after, self._happens = ledger, after, [happens]
