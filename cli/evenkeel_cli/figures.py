@@ -153,7 +153,7 @@ def _is_table(value: Any) -> bool:
 
 def words(name: str) -> str:
     """Return a name of JSON in words: `mtbfHours` is `mtbf hours`."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower()
 
 
 def shown(value: Any) -> str:
@@ -166,7 +166,7 @@ def shown(value: Any) -> str:
         case int():
             return f"{value:,}"
         case float():
-            return f"{value:,.0f}" if abs(value) >= 1e6 else f"{value:.6g}"
+            return f"{value:,.0f}" if 1e6 <= abs(value) < 1e15 else f"{value:.6g}"
         case str() if value.isdigit() and len(value) > _MAX_DIGITS:
             return f"{value[0]}.{value[1:5]}e{len(value) - 1}"
         case list():

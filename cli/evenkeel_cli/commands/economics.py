@@ -59,6 +59,9 @@ def rate(  # noqa: PLR0913, PLR0917 - options, each given by its name
     from evenkeel_cli.offline import forecasts
     from evenkeel_cli.offline.quantities import share
 
+    if (fleet or file is not None) and (failures is not None or node_hours):
+        given = "--fleet" if fleet else "--file"
+        raise CommandFailed(Exit.USAGE, f"{given} excludes --failures and --node-hours.", code="WRONG_FIGURE")
     if fleet:
         history = economics_fleet.history_of(days)
         found = forecasts.fleet_rates(history, by, share("--confidence", confidence))
@@ -116,14 +119,14 @@ def ettr(  # noqa: PLR0913, PLR0917 - options, each given by its name
 ) -> None:
     """Effective training time ratio and time of a run, for four meanings of downtime. Needs no fleet."""
     from evenkeel_cli.offline import economics as offline
-    from evenkeel_cli.offline.quantities import number
+    from evenkeel_cli.offline.quantities import number, positive
 
     known = _rate(rate, failures, node_hours, confidence)
     if gpu_hours and failure_free:
         raise CommandFailed(Exit.USAGE, "--gpu-hours and --failure-free exclude each other.", code="USAGE")
     run = {"failureFreeHours": _seconds("--failure-free", failure_free or "30d") / 3600}
     if gpu_hours:
-        run["failureFreeHours"] = number("--gpu-hours", gpu_hours) / (max(1, nodes) * gpus_per_node)
+        run["failureFreeHours"] = positive("--gpu-hours", gpu_hours) / (max(1, nodes) * gpus_per_node)
     if usd_per_gpu_hour:
         run["usdPerHour"] = number("--usd-per-gpu-hour", usd_per_gpu_hour) * nodes * gpus_per_node
     if instead_of:
@@ -145,7 +148,9 @@ def interval(
     """Best time between two checkpoints: exact, Young, Daly. Needs no fleet."""
     from evenkeel_cli.offline import economics as offline
 
-    if bool(mtbf) == (nodes is not None and bool(rate)):
+    if mtbf and (nodes is not None or rate):
+        raise CommandFailed(Exit.USAGE, "--mtbf excludes --nodes and --rate.", code="WRONG_FIGURE")
+    if not mtbf and (nodes is None or not rate):
         raise CommandFailed(
             Exit.USAGE, "The MTBF is unknown: give --mtbf, or --nodes with --rate.", code="WRONG_FIGURE"
         )

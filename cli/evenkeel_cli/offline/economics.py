@@ -1,5 +1,6 @@
 """The formulas of `evenkeel economics`: each function calls documented functions of `evenkeel.domain.economics`."""
 
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from evenkeel.domain.economics import (
 from evenkeel.domain.economics.figures import FigureDocument, WrongFigure
 from evenkeel_cli import yaml_files
 from evenkeel_cli.offline.quantities import number, share, wrong
+from evenkeel_cli.state_labels import counted
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
@@ -64,7 +66,13 @@ def rate_of(rate: str, failures: int | None, node_hours: str, confidence: float)
         if rate and failures is None and not node_hours:
             return failure_rates.stated_rate(share("--rate", rate))
         if not rate and failures is not None and node_hours:
-            return failure_rates.failure_rate(failures, number("--node-hours", node_hours), confidence)
+            found = failure_rates.failure_rate(failures, number("--node-hours", node_hours), confidence)
+            if not all(math.isfinite(value) for _, value in ends_of(found)):
+                problem = f"is too small for {counted(failures, 'failure')}: the rate has no finite value"
+                raise wrong("--node-hours", problem)
+            return found
+    if rate:
+        raise CommandFailed(Exit.USAGE, "--rate excludes --failures and --node-hours.", code="WRONG_FIGURE")
     raise CommandFailed(
         Exit.USAGE,
         "The failure rate is unknown: give --rate, or --failures with --node-hours.",
@@ -201,7 +209,9 @@ def effective_time(
 
 def interval(write: float, restart: float, mtbf_seconds: float, present: float | None) -> Json:
     """Return the best checkpoint interval by each method."""
-    with options(write_seconds="--write", restart_seconds="--restart", mtbf_seconds="--mtbf"):
+    with options(
+        write_seconds="--write", restart_seconds="--restart", mtbf_seconds="--mtbf", interval_seconds="--interval"
+    ):
         return checkpoint_interval.advise_interval(write, restart, mtbf_seconds, present).to_json()
 
 
@@ -277,11 +287,13 @@ def goodput_from_options(elapsed: str, productive: str, buckets: Sequence[str]) 
 
 def goodput_of(spent: goodput.TimeSpent, place: str) -> Json:
     """Return goodput; an error names the field of the file, or the option."""
-    before = f"{place}: " if place else ""
+    if not place:
+        with options(elapsed_seconds="--elapsed", productive_seconds="--productive"):
+            return goodput.goodput(spent).to_json()
     try:
         return goodput.goodput(spent).to_json()
     except WrongFigure as error:
-        raise wrong(f"{before}{error.field}", error.problem) from error
+        raise wrong(f"{place}: {error.field}", error.problem) from error
 
 
 def tables(seed: int, failures: int) -> Json:

@@ -46,7 +46,7 @@ def documents(path: Path) -> Iterator[Document]:
         is_gzip = raw.read(2) == b"\x1f\x8b"
     with (
         gzip.open(path, "rb") if is_gzip else path.open("rb") as reader,
-        io.TextIOWrapper(reader, encoding="utf-8", errors="surrogateescape", newline="\n") as stream,
+        io.TextIOWrapper(reader, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as stream,
     ):
         yield from _Reader(stream).documents()
 

@@ -7,7 +7,9 @@ from evenkeel_client.errors import CommandFailed, Exit
 
 _UNITS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _PLUS = re.compile(r"(?<![eE])\+")
-_DURATION = re.compile(r"([0-9.eE+-]+?)\s*(s|min|m|h|d)?")
+_DURATION = re.compile(r"([0-9.,_eE+-]+?)\s*(s|min|m|h|d)?")
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
+"""A comma separates thousands alone: `0,05` may be meant as 0.05, so it is refused."""
 
 
 def number(option: str, typed: str) -> float:
@@ -16,12 +18,27 @@ def number(option: str, typed: str) -> float:
     Raises:
         CommandFailed: the text is no number; names the option.
     """
+    text = typed.strip()
+    if "," in text and not _THOUSANDS.fullmatch(text):
+        raise wrong(option, f"must be a number such as 0.5 or 1,000, not {text!r}")
     try:
-        found = float(typed.replace(",", "").replace("_", ""))
+        found = float(text.replace(",", "").replace("_", ""))
     except ValueError as error:
         raise wrong(option, f"must be a number, not {typed!r}") from error
     if not math.isfinite(found):
         raise wrong(option, f"must be a finite number, not {typed}")
+    return found
+
+
+def positive(option: str, typed: str) -> float:
+    """Return a number above 0.
+
+    Raises:
+        CommandFailed: the text is no such number; names the option.
+    """
+    found = number(option, typed)
+    if found <= 0:
+        raise wrong(option, f"must be more than 0, not {found:g}")
     return found
 
 
@@ -34,7 +51,7 @@ def seconds(option: str, typed: str) -> float:
     parts = _PLUS.split(typed)
     if len(parts) > 1:
         return sum(seconds(option, part) for part in parts)
-    found = _DURATION.fullmatch(typed.strip().replace(",", ""))
+    found = _DURATION.fullmatch(typed.strip())
     if found is None:
         raise wrong(option, f"must be a duration such as 90s, 40min or 4.5h, not {typed!r}")
     value = number(option, found[1]) * _UNITS[found[2] or "s"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from evenkeel_cli.figures import words
 from evenkeel_cli.main import main
 
 Json = dict[str, Any]
@@ -130,6 +131,23 @@ def test_large_counts_are_short_for_people_and_exact_in_json() -> None:
     assert "e47" in run(*line)[1]
 
 
+def test_huge_figures_stay_short_for_people() -> None:
+    _, out, _ = run(*typed("rate --failures 4 --node-hours 1e300"))
+
+    assert max(map(len, out.splitlines())) <= 80
+    assert "1e+300" in out
+
+
+def test_column_titles_separate_a_word_of_one_letter() -> None:
+    assert words("meanWaitingForARepairer") == "mean waiting for a repairer"
+    assert words("mtbfHours") == "mtbf hours"
+    assert words("costUSD") == "cost usd"
+
+
+def test_thousands_may_have_commas() -> None:
+    assert answer(*typed("rate --failures 4 --node-hours 1,012,540.5"))["nodeHours"] == 1_012_540.5
+
+
 def test_goodput_reads_a_file(tmp_path: Path) -> None:
     file = tmp_path / "times.yaml"
     file.write_text("elapsedSeconds: 100\nproductiveSeconds: 80\nbuckets: {PROGRAM_STARTUP: 5}\n")
@@ -174,6 +192,17 @@ def test_tables_print_the_misprints_in_every_form() -> None:
         ("mtbf --nodes 0 --rate 0.1", "--nodes must be a whole number from 1"),
         ("mtbf --nodes 4 --rate -0.1", "--rate must not be negative, not -0.1."),
         ("mtbf --nodes 4 --rate abc", "--rate must be a number, not 'abc'."),
+        ("mtbf --nodes 4 --rate 0,05%", "--rate must be a number such as 0.5 or 1,000, not '0,05'."),
+        ("mtbf --nodes 4 --rate 0,050%", "--rate must be a number such as 0.5 or 1,000, not '0,050'."),
+        ("mtbf --nodes 4 --rate 1 --downtime 1,5h", "--downtime must be a number such as 0.5 or 1,000, not '1,5'."),
+        ("mtbf --nodes 4 --rate 1% --failures 4 --node-hours 9", "--rate excludes --failures and --node-hours."),
+        ("rate --failures 1 --node-hours 1e-308", "--node-hours is too small for 1 failure: the rate has no finite"),
+        ("rate --failures 1 --node-hours 9 --file x", "--file excludes --failures and --node-hours."),
+        ("ettr --nodes 4 --rate 1 --downtime 1h --gpu-hours -1", "--gpu-hours must be more than 0, not -1."),
+        ("interval --write 1 --mtbf 9 --nodes 4 --rate 1", "--mtbf excludes --nodes and --rate."),
+        ("interval --write 1 --mtbf 9 --interval 0", "--interval must be more than 0, not 0."),
+        ("goodput --elapsed 0 --productive 0", "--elapsed must be more than 0, not 0."),
+        ("goodput --elapsed 9 --productive -1", "--productive must be at least 0, not -1."),
         ("ettr --nodes 4 --rate 0.1 --downtime 3weeks", "--downtime must be a duration such as 90s, 40min or 4.5h"),
         ("ettr --nodes 4 --rate 0.1 --downtime 1h --model quick", "--model must be one of renewal, parallel"),
         ("interval --write 0 --mtbf 10", "--write must be more than 0, not 0."),

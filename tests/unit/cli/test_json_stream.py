@@ -109,3 +109,11 @@ def test_memory_holds_no_whole_file(tmp_path: Path) -> None:
 
     assert count == 16_000
     assert peak < path.stat().st_size / 2
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_byte_order_mark_is_no_content(tmp_path: Path, form: str) -> None:
+    body = written([{"a": 1}], form).encode("utf-8-sig")
+
+    assert [content for _, content, _ in read(tmp_path, body)] == [{"a": 1}]
+    assert [content for _, content, _ in read(tmp_path, gzip.compress(body))] == [{"a": 1}]

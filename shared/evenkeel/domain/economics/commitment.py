@@ -135,7 +135,7 @@ def advise_commitment(
         demand: Demand by the hour.
         terms: Prices of a unit.
         committed_units: Units that are committed now; None if unknown.
-        accelerators_per_unit: If the demand is in accelerators, the accelerators of a node. Part of a node counts as one.
+        accelerators_per_unit: If the demand is in accelerators, those of a node. Part of a node counts as one.
 
     Raises:
         WrongFigure: a figure cannot be used, or there is no hour of demand.

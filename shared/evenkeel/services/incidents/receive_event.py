@@ -107,7 +107,8 @@ def receive(event: ParsedEvent, context: Context) -> dict[str, Any]:
 def run(facts: Iterable[NodeFact | GroupFact], context: Context) -> tuple[Outcome, ...]:
     """Ingest the facts of one event, each by itself. A failing fact does not stop the rest.
 
-    Idempotent: yes, as `ingest_fact` and `note_group_fact.run`. A fact that was ingested before a failure is a duplicate later.
+    Idempotent: yes, as `ingest_fact` and `note_group_fact.run`. A fact that was ingested before a failure is a
+    duplicate later.
 
     Raises:
         EvenkeelError: the first failure, after every fact was tried.
