@@ -311,7 +311,7 @@ def test_drained_queue_stops_its_jobs_once() -> None:
     asked = scenario.job(job.job_id).stop_of(1)
     assert asked
     assert asked.reason == "The queue of team red is drained."
-    assert scenario.timeline(job.job_id).count("preempted") == 1
+    assert scenario.timeline(job.job_id).count("drained") == 1
 
 
 def test_jobs_older_than_the_teams_move_into_their_queues() -> None:

@@ -40,7 +40,7 @@ PUBLIC_ATTEMPT = (
     *("admitted_at", "launched_at", "running_at", "ended_at"),
 )
 """Fields of an attempt that every caller sees. Its reason is private, because it may quote the application."""
-PUBLIC_ENTRIES = frozenset({"submitted", "admitted", "kueue", "preempted", "ranked"})
+PUBLIC_ENTRIES = frozenset({"submitted", "admitted", "kueue", "preempted", "drained", "ranked"})
 """Timeline entries of a job whose text every caller sees. Of other entries, only time and kind are public."""
 NODE_KINDS = frozenset({"RECOVERY", "REPAIR", "CHECK", "VALIDATION"})
 """Decisions about nodes: every caller sees the whole record."""

@@ -261,8 +261,13 @@ def _preempt(step: Preemption, loaded: LoadedCycle, tree: QuotaTree, context: Co
     context.telemetry.info("PreemptionRequested", job_id=job.job_id, victims=list(step.victims))
 
 
-def _stop_writes(name: str, why: str, by: str, loaded: LoadedCycle, now: datetime) -> tuple[Write, ...]:
-    """Return the writes that ask a job's attempt to stop, with its grace period; none if it was asked before."""
+def _stop_writes(
+    name: str, why: str, by: str, loaded: LoadedCycle, now: datetime, *, kind: str = "preempted"
+) -> tuple[Write, ...]:
+    """Return the writes that ask a job's attempt to stop, with its grace period; none if it was asked before.
+
+    `kind` is the kind of the timeline's entry.
+    """
     job, version = loaded.stored(name)
     if not job.is_stoppable:
         return ()
@@ -274,10 +279,10 @@ def _stop_writes(name: str, why: str, by: str, loaded: LoadedCycle, now: datetim
         grace_seconds=job.spec.grace_seconds,
         requested_at=now,
     )
-    entry = TimelineEntry(at=now, kind="preempted", text=why, writer=WRITER)
+    entry = TimelineEntry(at=now, kind=kind, text=why, writer=WRITER)
     return (
         Put(job_rows.job_row(job.but(stop_request=request, reason=why, is_preempted=True), version)),
-        Put(subject_rows.timeline_row(job.job_id, entry, f"preempted-{job.current_attempt}")),
+        Put(subject_rows.timeline_row(job.job_id, entry, f"{kind}-{job.current_attempt}")),
     )
 
 
@@ -340,7 +345,8 @@ def _commit_queue_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, c
         why = f"The queue of team {job.spec.team} is drained."
         memory = tree.memory.but(stopping={**tree.memory.stopping, name: ""})
         try:
-            context.ledger.commit(tree.put(memory), *_stop_writes(name, why, f"{WRITER}/drain", loaded, context.now))
+            writes = _stop_writes(name, why, f"{WRITER}/drain", loaded, context.now, kind="drained")
+            context.ledger.commit(tree.put(memory), *writes)
         except Refused as refused:
             batches.note_refusal(context.telemetry, name, refused)
             continue

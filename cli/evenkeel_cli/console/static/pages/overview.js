@@ -113,7 +113,7 @@ export function TeamTable({ teams }) {
     { title: "Used", right: true, cell: (team) => team.accelerators.used },
     { title: "Borrowed", right: true, cell: (team) => team.accelerators.borrowed ?? "–" },
     { title: "Lent", right: true, cell: (team) => team.accelerators.lent ?? "–" },
-    { title: "Utilization", right: true, cell: (team) => (team.accelerators.utilization === null ? "–" : `${team.accelerators.utilization} %`) },
+    { title: "Quota used", right: true, cell: (team) => (team.accelerators.utilization === null ? "–" : `${team.accelerators.utilization} %`) },
     { title: "Running", right: true, cell: (team) => team.running },
     { title: "Pending", right: true, cell: (team) => team.pending },
   ]} />`;

@@ -26,7 +26,7 @@ export function Team({ words }) {
             { title: "Used", right: true, cell: (each) => each.used },
             { title: "Borrowed", right: true, cell: (each) => each.borrowed },
             { title: "Lent", right: true, cell: (each) => each.lent },
-            { title: "Utilization", right: true, cell: (each) => (each.utilization === null ? "–" : `${each.utilization} %`) },
+            { title: "Quota used", right: true, cell: (each) => (each.utilization === null ? "–" : `${each.utilization} %`) },
           ]} />`
         : html`<p class="empty">There is no team ${words[1]}.</p>`}<//>
     <${Panel} title="Settings" live=${settings} wide=${true}>${settings.data
