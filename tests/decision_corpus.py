@@ -34,7 +34,7 @@ from evenkeel.domain.checkpoints import (
     proof,
 )
 from evenkeel.domain.checkpoints import resume as checkpoint_resume
-from evenkeel.domain.economics import forecasts, money
+from evenkeel.domain.economics import expected_durations, money
 from evenkeel.domain.elastic import grow_shrink
 from evenkeel.domain.external import kueue_status, serving, unmanaged_workloads
 from evenkeel.domain.fault_preview import Preview, preview
@@ -216,7 +216,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "draining.may_finish": draining.finish_deadline,
     "draining.weigh_foreign": draining.decide_unmanaged_pod,
     "economics.bill": money.bill,
-    "economics.forecast": forecasts.forecast,
+    "economics.forecast": expected_durations.forecast,
     "elastic.after_fault": grow_shrink.decide_after_node_loss,
     "elastic.grow": grow_shrink.plan_growth,
     "elastic.make_room": grow_shrink.plan_shrink,

@@ -73,28 +73,29 @@ def _skipped(skip: str, table: "Sequence[DoctorCheck]") -> set[str]:
 
 def _check_before(environment: str, skip: str, form: OutputFormat) -> NoReturn:
     """Check what a deployment of an environment needs, and exit."""
-    from evenkeel_cli.doctor import before, checks, findings
+    from evenkeel_cli.doctor import checks, findings, predeployment
     from evenkeel_cli.doctor.site import BotocoreAws
     from evenkeel_cli.offline import planned_stack
 
     folder = Path.cwd()
     try:
-        skipped = _skipped(skip, before.BEFORE)
+        skipped = _skipped(skip, predeployment.BEFORE)
         planned = planned_stack.read_planned_stack(folder, environment)
     except CommandFailed as error:
         # `make deploy` goes on after the exit code of a usage error, because it also says that a check had no answer.
         raise CommandFailed(Exit.FAILED, error.text, code=error.code, hint=error.hint) from error
     profile = os.environ.get("EVENKEEL_PROFILE")
     where = context.ApiContext("", "", planned.region, profile=profile, stack=planned.name, source="samconfig.toml")
-    site = before.PlannedSite(BotocoreAws(where), planned, planned_stack.read_sam_versions(folder))
+    site = predeployment.PlannedSite(BotocoreAws(where), planned, planned_stack.read_sam_versions(folder))
     out, fleet = page(), planned.parameters["FleetName"]
-    found = checks.run(site, out.now(), skipped, before.BEFORE)
+    found = checks.run(site, out.now(), skipped, predeployment.BEFORE)
     then = "" if findings.exit_code(found) == 1 else f"Deploy: make deploy ENV={environment}"
-    if form is OutputFormat.JSON:
+    if form.is_document:
         as_of = out.now().isoformat()
-        out.json(
-            findings.to_json(found, fleet=fleet, stack=planned.name, region=planned.region, as_of=as_of, then=then)
+        document = findings.to_json(
+            found, fleet=fleet, stack=planned.name, region=planned.region, as_of=as_of, then=then
         )
+        out.document(document, form)
     else:
         show(out, f"before a deployment of {environment}  stack {planned.name}  {planned.region}", found, then)
     raise typer.Exit(findings.exit_code(found))

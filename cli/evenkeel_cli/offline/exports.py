@@ -11,7 +11,7 @@ from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.nodes import KARPENTER_LABEL
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.other_controllers import is_person_cordon
-from evenkeel.domain.shadow.node_book import KUBELET
+from evenkeel.domain.shadow.node_index import KUBELET
 from evenkeel.domain.shadow.records import NodeSeen, Record
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import cloudtrail, envelope, hyperpod_history, kubernetes_event, kubernetes_node

@@ -9,7 +9,7 @@ from evenkeel_cli.yaml_files import load_all
 from evenkeel_client.errors import CommandFailed, Exit
 
 if TYPE_CHECKING:
-    from evenkeel.domain.kueue.exchange import Converted
+    from evenkeel.domain.kueue.quota_formats import Converted
 
 
 def load(file: Path) -> list[Any]:
@@ -54,7 +54,7 @@ def exchange(files: list[Path], into: str) -> "Converted":
     Raises:
         CommandFailed: a file cannot be used, or there is no such spelling.
     """
-    from evenkeel.domain.kueue.exchange import Format, convert
+    from evenkeel.domain.kueue.quota_formats import Format, convert
 
     if into not in list(Format):
         known = ", ".join(Format)

@@ -6,7 +6,7 @@ from typing import Any
 
 from evenkeel.domain.kueue.documents import DocumentError
 from evenkeel.domain.kueue.documents import read as read_document
-from evenkeel.domain.kueue.exchange import Format, convert
+from evenkeel.domain.kueue.quota_formats import Format, convert
 from evenkeel.domain.kueue.setup import RULES, Profile, QuotaDocuments
 from evenkeel.domain.kueue.short_form import ShortQuotas
 from evenkeel.domain.quotas.setup_checks import check_fleet, check_setup, check_team

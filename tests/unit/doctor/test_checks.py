@@ -20,10 +20,10 @@ import evenkeel
 from evenkeel_cli.commands.doctor import show
 from evenkeel_cli.doctor import checks, findings
 from evenkeel_cli.doctor import site as site_module
-from evenkeel_cli.doctor.before import BEFORE
 from evenkeel_cli.doctor.checks import CHECKS
 from evenkeel_cli.doctor.evaluate import DEAD_LETTERS
 from evenkeel_cli.doctor.findings import CouldNotCheck, DoctorFinding, Status
+from evenkeel_cli.doctor.predeployment import BEFORE
 from evenkeel_cli.doctor.site import BadCredentials, BotocoreAws, ResourceNotFound, Site
 from evenkeel_cli.offline import access
 from evenkeel_cli.render import Printer

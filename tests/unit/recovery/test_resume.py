@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.capacity.compatibility import PoolEnvironment
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
-from evenkeel.domain.economics.forecasts import Forecast
+from evenkeel.domain.economics.expected_durations import Forecast
 from evenkeel.domain.elastic.grow_shrink import NodeLossFacts
 from evenkeel.domain.elastic.sizes import ElasticJob, Sizes
 from evenkeel.domain.health.faults import CheckpointTrust

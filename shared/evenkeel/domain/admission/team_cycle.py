@@ -50,8 +50,8 @@ from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.setup import Profile, QuotaDocuments
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.quotas import flavor_matching
-from evenkeel.domain.quotas.holder_documents import QuotaHolder, holder_document
 from evenkeel.domain.quotas.quota_facts import CycleState, DocumentCache, quota_facts_of
+from evenkeel.domain.quotas.quota_holders import QuotaHolder, holder_document
 from evenkeel.domain.quotas.spending import UsageLimit, usage_limits
 
 _MAX_CYCLES = 2000

@@ -6,10 +6,10 @@ from functools import partial
 
 from evenkeel.domain.kueue.capacity import QuotaNode, Tree
 from evenkeel.domain.kueue.cycle import Entry, SchedulingCycle
-from evenkeel.domain.kueue.decayed import DecayedUse
 from evenkeel.domain.kueue.decisions import NO_EARLIER_HEADS, CycleDecision, EarlierHeads, NodeFit, Result
 from evenkeel.domain.kueue.objects import Admitted, Cohort, Flavor, Queue, QueueingStrategy, Workload
 from evenkeel.domain.kueue.pending import PendingQueue, PendingWorkload, RequeueTrigger
+from evenkeel.domain.kueue.recent_use import DecayedUse
 from evenkeel.domain.kueue.snapshot import Rules, Snapshot
 
 _TRIED_AGAIN_AT_ONCE = frozenset({Result.PREEMPTING, Result.DEFERRED, Result.SKIPPED, Result.BLOCKED})

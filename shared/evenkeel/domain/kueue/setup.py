@@ -19,7 +19,6 @@ from evenkeel.domain.kueue import (
     workload_manifests,
 )
 from evenkeel.domain.kueue.configuration import Configuration, ResourceRules
-from evenkeel.domain.kueue.decayed import Decay
 from evenkeel.domain.kueue.documents import DocumentError, ReadWarnings, seconds
 from evenkeel.domain.kueue.objects import (
     Admitted,
@@ -29,6 +28,7 @@ from evenkeel.domain.kueue.objects import (
     StopPolicy,
     Workload,
 )
+from evenkeel.domain.kueue.recent_use import Decay
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import Rules
 from evenkeel.domain.kueue.webhook_rules import refusals

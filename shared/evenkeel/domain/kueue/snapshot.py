@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from evenkeel.domain.kueue.capacity import QuotaNode, Tree
-from evenkeel.domain.kueue.decayed import Decay
 from evenkeel.domain.kueue.objects import Admitted, Amounts, Flavor, Key, Queue, ResourceGroup, Workload
+from evenkeel.domain.kueue.recent_use import Decay
 
 
 class Rules(NamedTuple):

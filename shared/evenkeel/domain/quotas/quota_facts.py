@@ -33,7 +33,7 @@ from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.setup import Profile, QuotaDocuments
 from evenkeel.domain.kueue.snapshot import Rules
 from evenkeel.domain.kueue.why import Change, why
-from evenkeel.domain.quotas.holder_documents import admitted_document, flat, is_sum, nested, sum_documents
+from evenkeel.domain.quotas.quota_holders import admitted_document, flat, is_sum, nested, sum_documents
 from evenkeel.domain.values import Value
 
 Json = dict[str, Any]

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from evenkeel.domain.economics.policy import EconomyPolicy
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.charge import Charge
-from evenkeel.domain.kueue.decayed import Decay
+from evenkeel.domain.kueue.recent_use import Decay
 from evenkeel.domain.quotas.teams import Budget, Period, Team
 from evenkeel.domain.values import Value
 

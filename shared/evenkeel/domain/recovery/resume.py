@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.economics import money
-from evenkeel.domain.economics.forecasts import Forecast
+from evenkeel.domain.economics.expected_durations import Forecast
 from evenkeel.domain.elastic.grow_shrink import NodeLossAction, NodeLossFacts, decide_after_node_loss
 from evenkeel.domain.health.faults import CheckpointTrust
 from evenkeel.domain.jobs.charge import Charge

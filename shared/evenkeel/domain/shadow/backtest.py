@@ -13,7 +13,7 @@ from operator import itemgetter
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.shadow.cases import ShadowCase, ShadowDecision, cases_of, event_of, shadow_decision
-from evenkeel.domain.shadow.node_book import NodeBook
+from evenkeel.domain.shadow.node_index import NodeIndex
 from evenkeel.domain.shadow.records import Record
 from evenkeel.domain.shadow.replay_facts import FactReplay
 from evenkeel.domain.shadow.report import ShadowSummary, summary_of
@@ -45,7 +45,7 @@ def run(
         terms: The times that the verdicts depend on.
         repairs_by_itself: Whether NodeRecovery is Automatic; None = as the events show it, else not.
     """
-    book = NodeBook(policy.watch.not_ready_seconds, repairs_by_itself)
+    book = NodeIndex(policy.watch.not_ready_seconds, repairs_by_itself)
     first_at: datetime | None = None
     for record in read():
         first_at = first_at or record.at
@@ -67,7 +67,7 @@ def run(
     )
 
 
-def _follow(book: NodeBook, records: Iterable[Record], policy: Policy) -> Iterator[tuple[datetime, NodeFact]]:
+def _follow(book: NodeIndex, records: Iterable[Record], policy: Policy) -> Iterator[tuple[datetime, NodeFact]]:
     """Yield the facts of all records, after their nodes have their events."""
     for record in records:
         content = record.content
@@ -80,7 +80,7 @@ def _is_evidence(fact: NodeFact, policy: Policy) -> bool:
     return fact.kind is FactKind.FAULT and policy.catalogue.look_up(fact.fault_key).is_evidence
 
 
-def _case(decision: ShadowDecision, every: tuple[ShadowDecision, ...], book: NodeBook) -> ShadowCase:
+def _case(decision: ShadowDecision, every: tuple[ShadowDecision, ...], book: NodeIndex) -> ShadowCase:
     machine = book.machines[decision.instance_id]
     assert book.last_at is not None
     known_until, ended = machine.ended or (book.last_at, "")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from evenkeel.domain.capacity import efa
 from evenkeel.domain.decisions import Alternative, Decision
-from evenkeel.domain.economics.forecasts import forecast, launch_durations, repair_durations
+from evenkeel.domain.economics.expected_durations import forecast, launch_durations, repair_durations
 from evenkeel.domain.elastic.grow_shrink import NodeLossFacts
 from evenkeel.domain.elastic.sizes import ElasticJob
 from evenkeel.domain.health.assessment import checkpoint_trust_of

@@ -9,8 +9,8 @@ from evenkeel.domain.capacity.instance_types import shipped
 from evenkeel.domain.kueue import hyperpod
 from evenkeel.domain.kueue.capacity import quotas_of
 from evenkeel.domain.kueue.documents import DocumentError
-from evenkeel.domain.kueue.exchange import Format, convert
 from evenkeel.domain.kueue.objects import Queue, Quota
+from evenkeel.domain.kueue.quota_formats import Format, convert
 from evenkeel.domain.kueue.setup import RULES, Profile, QuotaDocuments
 
 Json = dict[str, Any]

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from evenkeel.domain.economics.forecasts import Forecast, forecast, launch_durations, repair_durations
+from evenkeel.domain.economics.expected_durations import Forecast, forecast, launch_durations, repair_durations
 from evenkeel.domain.health.incidents import Incident, StageTimes
 from tests.unit.api.seeds import a_job, ago, an_attempt, an_incident
 

@@ -96,7 +96,7 @@ class Machine:
         return last is not None and (last.kind, last.actor) == (NodeEventKind.CORDONED, Actor.PERSON)
 
 
-class NodeBook:
+class NodeIndex:
     """Everything that exports say about the nodes. It needs all records twice, in order: `learn`, then `follow`."""
 
     def __init__(self, not_ready_seconds: int, repairs_by_itself: bool | None) -> None:

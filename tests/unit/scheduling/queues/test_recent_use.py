@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.kueue.decayed import Decay, DecayedUse
 from evenkeel.domain.kueue.objects import Admitted, Flavor, Workload
+from evenkeel.domain.kueue.recent_use import Decay, DecayedUse
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import Rules
 from tests.unit.scheduling.queues.builders import ANY, GPU, a_queue, a_workload

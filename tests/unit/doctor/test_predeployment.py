@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from evenkeel_cli.doctor import checks, findings, network, planning
-from evenkeel_cli.doctor.before import BEFORE, PlannedSite
 from evenkeel_cli.doctor.findings import CouldNotCheck, DoctorFinding, Status
+from evenkeel_cli.doctor.predeployment import BEFORE, PlannedSite
 from evenkeel_cli.doctor.site import BadCredentials, ResourceNotFound
 from evenkeel_cli.offline.planned_stack import PlannedStack, read_planned_stack, read_sam_versions
 from tests import aws_shapes
