@@ -181,16 +181,19 @@ class _TeamCycle:
     def run(self) -> tuple[AdmissionDecision, ...]:
         waiting = sorted(self.snapshot.pending, key=lambda each: each.queue_order_key)
         for request in waiting:
-            if not self._is_decided_without_quota(request):
+            if decision := self._decision_without_quota(request):
+                self.decided[request.job_id] = decision
+            else:
                 self.requests[request.job_id] = request
                 self.jobs[request.job_id] = self._job(request)
         for group in (0, 1, 2):
-            # Admissions of an earlier group count towards the limits of this one.
-            names = [
-                name
-                for name, each in self.requests.items()
-                if group == self._group_of(each) and not self._is_over_limit(each)
-            ]
+            names = []
+            for name in [name for name, each in self.requests.items() if group == self._group_of(each)]:
+                # Admissions of an earlier group count towards the limits of this one.
+                if decision := self._decision_over_limit(self.requests[name]):
+                    self.decided[name] = decision
+                else:
+                    names.append(name)
             for name in names:
                 self.scheduler.submit(self.jobs[name].to_workload(self.requests[name].priority))
             self._keep_heads(names)
@@ -204,35 +207,33 @@ class _TeamCycle:
         """Return 0 for jobs that had nodes before, 1 for all other jobs, 2 for jobs that are decided last."""
         return 2 if request.job_id in self.last else 0 if request.has_prior_grant else 1
 
-    def _is_decided_without_quota(self, request: AdmissionRequest) -> bool:
-        """Whether the job takes no part: it backs off, is held back, or could never start here."""
+    def _decision_without_quota(self, request: AdmissionRequest) -> AdmissionDecision | None:
+        """Return the decision about a job that takes no part: it backs off, is held back, or could never start here."""
         if request.not_before and self.now < request.not_before:
-            return self._decide_now(request)
+            return self._decide(request)
         team = self.snapshot.setup.by_name.get(request.team)
         if team is None:
-            return self._decide_now(request, hold_reason=f"Team {request.team} no longer exists.")
+            return self._decide(request, hold_reason=f"Team {request.team} no longer exists.")
         queue = self.queues[request.team]
         if not queue.is_active:
-            return self._decide_now(
-                request, hold_reason=f"The job's queue admits no jobs: {queue.inactive or queue.stop}."
-            )
+            return self._decide(request, hold_reason=f"The job's queue admits no jobs: {queue.inactive or queue.stop}.")
         offers = self._offers(request)
         if all(offer.total_nodes < request.nodes for offer in offers) and (request.attempts == 0 or not offers):
-            return self._decide_now(request, offers=offers)
+            return self._decide(request, offers=offers)
         # Jobs of the same shape may end before AWS takes the nodes, so this job must not park them.
         is_cut_off = all(offer.total_nodes - offer.leaving < request.nodes for offer in offers)
         if is_cut_off and any(offer.leaving for offer in offers):
-            return self._decide_now(request, offers=offers)
-        return self._is_over_limit(request)
+            return self._decide(request, offers=offers)
+        return self._decision_over_limit(request)
 
-    def _is_over_limit(self, request: AdmissionRequest) -> bool:
+    def _decision_over_limit(self, request: AdmissionRequest) -> AdmissionDecision | None:
+        """Return the decision about a job that a limit of its team or its owner keeps waiting."""
         limits = self._limits(request)
-        return any(limit.is_reached for limit in limits) and self._decide_now(request, limits=limits)
+        return self._decide(request, limits=limits) if any(limit.is_reached for limit in limits) else None
 
-    def _decide_now(self, request: AdmissionRequest, **facts: object) -> bool:
+    def _decide(self, request: AdmissionRequest, **facts: object) -> AdmissionDecision:
         known = {"request": request, "offers": (), "now": self.now, **facts}
-        self.decided[request.job_id] = decide(AdmissionFacts.model_validate(known))
-        return True
+        return decide(AdmissionFacts.model_validate(known))
 
     def _limits(self, request: AdmissionRequest) -> tuple[UsageLimit, ...]:
         team = self.snapshot.setup.by_name[request.team]
@@ -399,7 +400,7 @@ class _TeamCycle:
             limits = self._limits(other)
             if any(limit.is_reached for limit in limits):
                 self._withdraw(other)
-                self._decide_now(other, limits=limits)
+                self.decided[other.job_id] = self._decide(other, limits=limits)
 
     def _reserve(self, request: AdmissionRequest, workload: Workload, assignment: Assignment) -> None:
         """Reserve quota and free nodes for a job that waits for nodes, so that no other job takes them."""

@@ -222,7 +222,7 @@ def _defer_after_refusal(job_id: str, refused: Refused, context: Context) -> Non
     deferred = job.but(reason=text, placement=None, not_before=context.now + _RETRY_AFTER_REFUSAL)
     with contextlib.suppress(Conflict, Refused):
         context.ledger.commit(
-            Put(job_rows.job_row(deferred, row.version)), Put(subject_rows.timeline_row(job_id, entry, "set-aside"))
+            Put(job_rows.job_row(deferred, row.version)), Put(subject_rows.timeline_row(job_id, entry, "deferred"))
         )
 
 
