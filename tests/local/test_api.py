@@ -163,9 +163,10 @@ def test_unknown_key_is_refused(data_centre: DataCentre) -> None:
 def test_job_is_submitted_once_shown_and_cancelled(people: People) -> None:
     submitter = people["Submitter"]
     key = f"key-{secrets.token_hex(4)}"
+    long = {**SMALL, "command": ["sleep", "120"]}  # a short job may succeed before it is cancelled
 
-    jobs = [submitter.post("/jobs", SMALL, key=key) for _ in range(2)]
-    reused = asked(lambda: submitter.post("/jobs", {**SMALL, "nodes": 2}, key=key))
+    jobs = [submitter.post("/jobs", long, key=key) for _ in range(2)]
+    reused = asked(lambda: submitter.post("/jobs", {**long, "nodes": 2}, key=key))
     job_id = jobs[0]["jobId"]
     shown = people["Viewer"].get(f"/jobs/{job_id}")
     cancelled = submitter.post(f"/jobs/{job_id}/cancel", {"reason": "seen enough"})
