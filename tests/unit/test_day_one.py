@@ -1,4 +1,4 @@
-"""The questions of the first day: their arguments are valid for AWS, and a wrong answer is told."""
+"""The questions of the first day: their arguments are valid for AWS, and the tool reports a wrong answer."""
 
 import json
 from typing import Any

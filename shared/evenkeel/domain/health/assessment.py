@@ -60,7 +60,7 @@ def signals_of(incident: Incident) -> tuple[Signal, ...]:
     """Return the signals of an incident. For a record without signals, rebuild them from its other fields."""
     if incident.signals:
         return incident.signals
-    last_at = incident.last_signal_at or incident.first_signal_at
+    last_at = incident.last_fault_at
     return tuple(
         Signal(fault_key=incident.fault_key, source=source, first_at=incident.first_signal_at, last_at=last_at)
         for source in incident.sources or ("unknown",)

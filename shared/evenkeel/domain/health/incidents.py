@@ -360,6 +360,16 @@ class Incident(Value):
     stages: StageTimes = StageTimes()
 
     @property
+    def last_fault_at(self) -> datetime:
+        """Time of the latest fault signal."""
+        return self.last_signal_at or self.first_signal_at
+
+    @property
+    def has_recovered(self) -> bool:
+        """Whether the node was reported healthy after its latest fault signal."""
+        return self.recovered_at is not None and self.recovered_at > self.last_fault_at
+
+    @property
     def execution_name(self) -> str:
         """Name of the workflow execution of this run."""
         return f"{self.incident_id}-r{self.run}"

@@ -45,7 +45,7 @@ def why_superseded(incident: Incident, node: KubernetesNode | None) -> str:
         return "There is no plan yet."
     if plan.fault_key and plan.fault_key != incident.fault_key:
         return f"The plan was for {plan.fault_key}, but the fault is now {incident.fault_key}."
-    if incident.recovered_at and incident.recovered_at > (incident.last_signal_at or incident.first_signal_at):
+    if incident.has_recovered:
         return "The node recovered after the plan was made."
     if plan.boot_id and node and node.boot_id and node.boot_id != plan.boot_id:
         return "The node rebooted after the plan was made."

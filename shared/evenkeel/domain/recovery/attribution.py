@@ -49,9 +49,7 @@ def facts_of(
     faulty = {life.instance_id: last_incidents[life.key] for life in attempt.nodes if life.key in last_incidents}
     return AttributionFacts(
         instance_ids=tuple(life.instance_id for life in attempt.nodes),
-        faulted_at={
-            instance_id: incident.last_signal_at or incident.first_signal_at for instance_id, incident in faulty.items()
-        },
+        faulted_at={instance_id: incident.last_fault_at for instance_id, incident in faulty.items()},
         rank=rank,
         at=at,
     )

@@ -56,10 +56,7 @@ def unhealthy_after(incident: Incident, ladder: Iterable[str]) -> UnhealthyNode 
         ladder: The rungs of its fault that act on the node.
     """
     plan = incident.plan
-    has_recovered = incident.recovered_at is not None and incident.recovered_at > (
-        incident.last_signal_at or incident.first_signal_at
-    )
-    if incident.is_drill or plan is None or plan.outcome == PlanOutcome.NOTHING or has_recovered:
+    if incident.is_drill or plan is None or plan.outcome == PlanOutcome.NOTHING or incident.has_recovered:
         return None
     if incident.state not in _NOTHING_DONE or incident.replacement_instance_id or not any(ladder):
         return None

@@ -161,7 +161,7 @@ def shadow_decision(incident: Incident) -> ShadowDecision | None:
         pool=incident.pool,
         fault_key=incident.fault_key,
         first_signal_at=incident.first_signal_at,
-        last_signal_at=incident.last_signal_at or incident.first_signal_at,
+        last_signal_at=incident.last_fault_at,
         decided_at=decided_at,
         cordons=plan.repairs_node,
         repair=(_OWN_REPAIRS[Owner(plan.owner)] or first) if is_own and first else "",

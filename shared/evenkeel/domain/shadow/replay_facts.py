@@ -125,7 +125,6 @@ class FactReplay:
     def _plan_facts(self, incident: Incident, now: datetime) -> PlanFacts:
         then = self._node_at(incident.life.instance_id, now)
         fault = IncidentFault.of(incident, self._policy.catalogue)
-        recovered = incident.recovered_at
         return PlanFacts(
             fault_key=incident.fault_key,
             fault=FaultTerms.of(fault.fault),
@@ -133,7 +132,7 @@ class FactReplay:
             rungs=fault.rungs,
             min_rung_reason=incident.min_rung_reason,
             sources=incident.independent_sources or incident.sources,
-            has_recovered=recovered is not None and recovered > (incident.last_signal_at or incident.first_signal_at),
+            has_recovered=incident.has_recovered,
             mode=Mode.OBSERVE,
             is_drill=False,
             drills_may_act=False,

@@ -197,7 +197,7 @@ def check_stop_allowed(incident: Incident, context: Context) -> GuardrailVerdict
 
 
 def _evidence_at(incident: Incident) -> datetime:
-    signal_at = incident.last_signal_at or incident.first_signal_at
+    signal_at = incident.last_fault_at
     return max(signal_at, incident.invalid_at or signal_at)
 
 

@@ -214,7 +214,6 @@ def _facts(
 ) -> PlanFacts:
     slot_state, _, settings = seen
     node = slot_state.original.node
-    recovered = incident.recovered_at
     # Read the pods only for a fault that can wait for the work on its node.
     is_busy = node is not None and fault.fault.drain_seconds >= CAN_WAIT_SECONDS and read_slot.has_work(node, context)
     return PlanFacts(
@@ -224,7 +223,7 @@ def _facts(
         rungs=fault.rungs,
         min_rung_reason=incident.min_rung_reason,
         sources=incident.independent_sources or incident.sources,
-        has_recovered=recovered is not None and recovered > (incident.last_signal_at or incident.first_signal_at),
+        has_recovered=incident.has_recovered,
         mode=context.mode,
         is_drill=incident.is_drill,
         drills_may_act=drills_may_act,

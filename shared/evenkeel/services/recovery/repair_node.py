@@ -209,7 +209,6 @@ def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> R
     slot_state = slot.state(since)
     observed = slot_state.replacement or slot_state.original
     own_node = slot_state.original.node
-    recovered = incident.recovered_at
     settings = plan_recovery.settings_of(context.provider)
     status = slot_state.original.record.status if slot_state.original.record else ""
     until = incident.plan.work_may_run_until if incident.plan else None
@@ -229,7 +228,7 @@ def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> R
         owner=owner,
         opened_at=incident.opened_at,
         boot_id_at_opening=incident.boot_id,
-        has_recovered=recovered is not None and recovered > (incident.last_signal_at or incident.first_signal_at),
+        has_recovered=incident.has_recovered,
         not_allowed=not_allowed,
         is_person_cordon=is_person_cordon(own_node),
         controller=controller_mark(own_node),
