@@ -39,9 +39,9 @@ def import_template(planned: PlannedStack) -> Json:
     """Return a template of the retained resources alone, with every condition resolved."""
     protects = planned.parameters["TableProtection"] == planned.parameters["Schedules"] == "on"
     resources: Json = json.loads(json.dumps(retained()))
-    for each in resources.values():
-        if "DeletionProtectionEnabled" in each["Properties"]:
-            each["Properties"]["DeletionProtectionEnabled"] = protects
+    for resource in resources.values():
+        if "DeletionProtectionEnabled" in resource["Properties"]:
+            resource["Properties"]["DeletionProtectionEnabled"] = protects
     return {"AWSTemplateFormatVersion": "2010-09-09", "Resources": resources}
 
 

@@ -45,7 +45,7 @@ def access_manifest(program: Path) -> str:
         [program, "template", "evenkeel", CHART, *shown], capture_output=True, text=True, check=True, timeout=60
     )
     documents = re.split(r"^---\n# Source: \S+\n", done.stdout, flags=re.MULTILINE)[1:]
-    return _HEAD + "---\n".join(f"{each.strip()}\n" for each in documents)
+    return _HEAD + "---\n".join(f"{document.strip()}\n" for document in documents)
 
 
 def values_table() -> str:

@@ -143,7 +143,7 @@ def widgets() -> Iterator[Json]:
     for start in range(0, len(alarms), _MAX_ALARMS):
         yield {"type": "alarm", "properties": {"title": "Alarms", "alarms": alarms[start : start + _MAX_ALARMS]}}
     for graph in GRAPHS:
-        yield widget(graph.title, [metric_lines(each) for each in graph.series], graph.axis)
+        yield widget(graph.title, [metric_lines(series) for series in graph.series], graph.axis)
     functions = {name: f"${{{name}}}" for name in named("AWS::Serverless::Function")}
     machines = {name: f"${{{name}}}" for name in named("AWS::Serverless::StateMachine")}
     tables = {name: f"${{{name}}}" for name in named("AWS::DynamoDB::Table")}

@@ -91,7 +91,7 @@ def iam_calls(cluster_arn: str) -> Iterator[Call]:
 
 
 def _findings(answer: Json) -> str:
-    errors = [each["findingDetails"] for each in answer["findings"] if each["findingType"] == "ERROR"]
+    errors = [finding["findingDetails"] for finding in answer["findings"] if finding["findingType"] == "ERROR"]
     return "; ".join(errors)
 
 
@@ -99,7 +99,9 @@ def _decisions(wanted: str, count: int) -> Callable[[Json], str]:
     def problem(answer: Json) -> str:
         results = answer["EvaluationResults"]
         wrong = [
-            f"{each['EvalActionName']} is {each['EvalDecision']}" for each in results if each["EvalDecision"] != wanted
+            f"{result['EvalActionName']} is {result['EvalDecision']}"
+            for result in results
+            if result["EvalDecision"] != wanted
         ]
         if len(results) != count:
             wrong.append(f"{len(results)} of {count} actions were judged")
@@ -119,7 +121,7 @@ def workflow_calls(machine: Machine) -> Iterator[Call]:
         lambda answer: (
             ""
             if answer["result"] == "OK"
-            else "; ".join(f"{each['code']}: {each['message']}" for each in answer["diagnostics"])
+            else "; ".join(f"{diagnostic['code']}: {diagnostic['message']}" for diagnostic in answer["diagnostics"])
         ),
     )
     start = machine.definition["StartAt"]
@@ -189,7 +191,10 @@ def main() -> int:
     steps = session.client("stepfunctions")
     machines = deployed_machines(steps, planned.name, planned.region, identity["Account"], partition)
     cluster = planned.parameters["HyperPodClusterArn"]
-    asked = [*(iam_calls(cluster) if cluster else ()), *(call for each in machines for call in workflow_calls(each))]
+    asked = [
+        *(iam_calls(cluster) if cluster else ()),
+        *(call for machine in machines for call in workflow_calls(machine)),
+    ]
     client: Callable[[str], Any] = session.client  # type: ignore[assignment]  # its overloads name each service
     return ask(asked, client)
 

@@ -25,14 +25,14 @@ _TITLES = {
 def files() -> dict[Path, str]:
     """Return the page with fresh tables."""
     found = published_tables.cells(lambda cell: random.Random(f"{SEED}/{cell}").random)
-    lines = [line for table in _TITLES for line in _table(table, [each for each in found if each.table == table])]
+    lines = [line for table in _TITLES for line in _table(table, [cell for cell in found if cell.table == table])]
     remarks = [
         "",
         "### Outside the cells",
         "",
         "| where | printed | correct |",
         "|---|---|---|",
-        *(f"| {each.where} | {each.printed} | {each.correct} |" for each in published_tables.remarks()),
+        *(f"| {remark.where} | {remark.printed} | {remark.correct} |" for remark in published_tables.remarks()),
         "",
     ]
     text = "\n".join([*lines, *remarks]) + "\n"
@@ -41,27 +41,27 @@ def files() -> dict[Path, str]:
 
 def _table(table: str, cells: list[Cell]) -> Iterator[str]:
     yield from ("", f"### {_TITLES[table]}", "")
-    columns = list(dict.fromkeys(each.column for each in cells))
+    columns = list(dict.fromkeys(cell.column for cell in cells))
     if len(columns) > 1:
         yield "| | " + " | ".join(columns) + " |"
         yield "|---" * (len(columns) + 1) + "|"
-        for row in dict.fromkeys(each.row for each in cells):
-            yield f"| {row} | " + " | ".join(_side_by_side(each) for each in cells if each.row == row) + " |"
+        for row in dict.fromkeys(cell.row for cell in cells):
+            yield f"| {row} | " + " | ".join(_side_by_side(cell) for cell in cells if cell.row == row) + " |"
         return
     yield "| | printed | correct | unrounded | second derivation | the printed figure is |"
     yield "|---|---|---|---|---|---|"
-    for each in cells:
-        printed = "–" if each.printed is None else f"{each.printed:,.10g}"
-        note = f"{each.verdict}. {each.note}" if each.note else each.verdict
-        figures = f"{printed} | {each.correct:,.10g} | {each.exact:,.2f} | {_second(each)}"
-        yield f"| {each.row}, {each.unit} | {figures} | {note} |"
+    for cell in cells:
+        printed = "–" if cell.printed is None else f"{cell.printed:,.10g}"
+        note = f"{cell.verdict}. {cell.note}" if cell.note else cell.verdict
+        figures = f"{printed} | {cell.correct:,.10g} | {cell.exact:,.2f} | {_second(cell)}"
+        yield f"| {cell.row}, {cell.unit} | {figures} | {note} |"
 
 
-def _side_by_side(each: Cell) -> str:
-    shown = f"{each.printed:g} → **{each.correct:g}**" if each.is_misprint else f"{each.printed:g}"
-    return f"{shown} ({each.exact:.2f}; {_second(each)})"
+def _side_by_side(cell: Cell) -> str:
+    shown = f"{cell.printed:g} → **{cell.correct:g}**" if cell.is_misprint else f"{cell.printed:g}"
+    return f"{shown} ({cell.exact:.2f}; {_second(cell)})"
 
 
-def _second(each: Cell) -> str:
-    error = f" ± {each.standard_error:,.2f}" if each.standard_error else ""
-    return f"{each.second_derivation:,.2f}{error}"
+def _second(cell: Cell) -> str:
+    error = f" ± {cell.standard_error:,.2f}" if cell.standard_error else ""
+    return f"{cell.second_derivation:,.2f}{error}"

@@ -134,15 +134,24 @@ def setup() -> int:
 def lock() -> int:
     """Resolve every lock again, keeping pins that still satisfy their inputs."""
     ensure_uv(find_python())
-    for each in LOCKS:
-        say(f"resolving requirements/{each.name}.txt")
+    for requirements_lock in LOCKS:
+        say(f"resolving requirements/{requirements_lock.name}.txt")
         options = ["--universal", "--generate-hashes", "--no-header", "--python-version", ".".join(map(str, OLDEST))]
         run(
-            UV, "pip", "compile", "--quiet", *options, *each.arguments, "--output-file", f"requirements/{each.name}.txt"
+            UV,
+            "pip",
+            "compile",
+            "--quiet",
+            *options,
+            *requirements_lock.arguments,
+            "--output-file",
+            f"requirements/{requirements_lock.name}.txt",
         )
-        body = each.path.read_text(encoding="utf-8")
+        body = requirements_lock.path.read_text(encoding="utf-8")
         lines = [line for line in body.splitlines(keepends=True) if not line.startswith(DIGEST_LINE)]
-        each.path.write_text(f"{DIGEST_LINE}{each.inputs_digest()}\n{''.join(lines)}", encoding="utf-8")
+        requirements_lock.path.write_text(
+            f"{DIGEST_LINE}{requirements_lock.inputs_digest()}\n{''.join(lines)}", encoding="utf-8"
+        )
     LAYER_COPY.write_bytes((REQUIREMENTS / "layer.txt").read_bytes())
     return lock_check()
 
@@ -150,11 +159,11 @@ def lock() -> int:
 def lock_check() -> int:
     """Compare the locks with their inputs and with each other. Reads files only."""
     problems = [
-        f"requirements/{each.name}.txt does not match its inputs"
-        for each in LOCKS
-        if each.recorded_digest() != each.inputs_digest()
+        f"requirements/{requirements_lock.name}.txt does not match its inputs"
+        for requirements_lock in LOCKS
+        if requirements_lock.recorded_digest() != requirements_lock.inputs_digest()
     ]
-    by_name = {each.name: each for each in LOCKS}
+    by_name = {requirements_lock.name: requirements_lock for requirements_lock in LOCKS}
     if not problems:
         tested = by_name["dev"].pins()
         problems += [
@@ -164,7 +173,11 @@ def lock_check() -> int:
         ]
         if LAYER_COPY.read_bytes() != by_name["layer"].path.read_bytes():
             problems.append("shared/requirements.txt differs from requirements/layer.txt")
-    problems += [f"requirements/{each.name}.txt contains a URL" for each in LOCKS if "://" in each.path.read_text()]
+    problems += [
+        f"requirements/{requirements_lock.name}.txt contains a URL"
+        for requirements_lock in LOCKS
+        if "://" in requirements_lock.path.read_text()
+    ]
     for problem in problems:
         say(f"{problem}: run `make lock`")
     return 1 if problems else 0
@@ -234,7 +247,7 @@ def ensure_environment(python: str, folder: Path, name: str, purpose: str, *, pr
     lock_path = REQUIREMENTS / f"{name}.txt"
     inputs = [lock_path.read_bytes(), version_of(python).encode(), python.encode(), str(folder).encode()]
     if project:
-        inputs += [(each / "pyproject.toml").read_bytes() for each in DISTRIBUTIONS]
+        inputs += [(path / "pyproject.toml").read_bytes() for path in DISTRIBUTIONS]
     digest = hashlib.sha256(b"\0".join(inputs)).hexdigest()
     if read_stamp(folder) == digest:
         return False
@@ -246,7 +259,7 @@ def ensure_environment(python: str, folder: Path, name: str, purpose: str, *, pr
     run(UV, "pip", "sync", "--quiet", "--require-hashes", "--python", interpreter, lock_path)
     if project:
         # --no-deps and no build isolation: the lock holds every dependency and the build backend.
-        editable = [word for each in DISTRIBUTIONS for word in ("--editable", each)]
+        editable = [word for path in DISTRIBUTIONS for word in ("--editable", path)]
         options = ("--no-deps", "--no-build-isolation", "--offline", *editable)
         run(UV, "pip", "install", "--quiet", "--python", interpreter, *options)
     write_stamp(folder, digest)

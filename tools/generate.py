@@ -35,7 +35,7 @@ def files() -> dict[Path, str]:
         terraform,
         vpc_endpoints,
     )
-    return {path: text for each in sources for path, text in each.files().items()}
+    return {path: text for source in sources for path, text in source.files().items()}
 
 
 def stale() -> list[Path]:

@@ -76,13 +76,17 @@ def instance_type_of(info: Json) -> Json:
         ("gpus", info.get("GpuInfo", {}).get("Gpus", ())),
         ("neuron", info.get("NeuronInfo", {}).get("NeuronDevices", ())),
     ):
-        if devices and (count := sum(each["Count"] for each in devices)):
+        if devices and (count := sum(device["Count"] for device in devices)):
             facts[key] = count
             facts["model"] = devices[0]["Name"].lower().replace(" ", "-")
-            facts["acceleratorMemoryMib"] = min(each["MemoryInfo"]["SizeInMiB"] for each in devices)
+            facts["acceleratorMemoryMib"] = min(device["MemoryInfo"]["SizeInMiB"] for device in devices)
     if interfaces := info.get("NetworkInfo", {}).get("EfaInfo", {}).get("MaximumEfaInterfaces", 0):
         facts["efa"] = interfaces
-    found = [_ARCHITECTURES[each] for each in info["ProcessorInfo"]["SupportedArchitectures"] if each in _ARCHITECTURES]
+    found = [
+        _ARCHITECTURES[architecture]
+        for architecture in info["ProcessorInfo"]["SupportedArchitectures"]
+        if architecture in _ARCHITECTURES
+    ]
     if found and found[0] != "amd64":
         facts["architecture"] = found[0]
     return facts
@@ -102,7 +106,7 @@ def main() -> int:
     arguments = parser.parse_args()
     before = json.loads(CATALOGUE.read_text(encoding="utf-8"))
     try:
-        answers = {str(each): json.loads(each.read_text(encoding="utf-8")) for each in arguments.answers}
+        answers = {str(answer): json.loads(answer.read_text(encoding="utf-8")) for answer in arguments.answers}
         types = remade(before["types"], answers, hyperpod_types())
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)

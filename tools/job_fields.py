@@ -44,28 +44,28 @@ def files() -> dict[Path, str]:
     page = PAGE.read_text(encoding="utf-8")
     return {
         SCHEMA: json.dumps(schema, indent=1) + "\n",
-        OPTIONS: "[\n" + ",\n".join(f" {json.dumps(each)}" for each in options()) + "\n]\n",
+        OPTIONS: "[\n" + ",\n".join(f" {json.dumps(option)}" for option in options()) + "\n]\n",
         PAGE: _TABLE.sub(lambda _: "".join(f"{line}\n" for line in table()), page),
     }
 
 
 def fields(kind: type[BaseModel] = JobSpec, outer: tuple[str, ...] = ()) -> Iterator[JobField]:
     """Yield the fields of a submission, in the order of their declaration."""
-    for each in submitted_fields(kind):
-        path = (*outer, *each.path)
-        if each.model:
-            yield from fields(each.model, path)
+    for field in submitted_fields(kind):
+        path = (*outer, *field.path)
+        if field.model:
+            yield from fields(field.model, path)
         else:
-            yield JobField(path, each, field_doc(kind, each.name))
+            yield JobField(path, field, field_doc(kind, field.name))
 
 
 def options() -> Iterator[Json]:
     """Yield the options of `evenkeel jobs submit`."""
-    for each in fields():
-        if each.declared.terms.option:
-            kind, first = _kind(each.declared), each.text.partition(". ")[0].rstrip(".")
+    for field in fields():
+        if field.declared.terms.option:
+            kind, first = _kind(field.declared), field.text.partition(". ")[0].rstrip(".")
             help_text = f"{first}; may be repeated." if kind in _REPEATED else f"{first}."
-            yield {"option": each.declared.terms.option, "path": each.path, "kind": kind, "help": help_text}
+            yield {"option": field.declared.terms.option, "path": field.path, "kind": kind, "help": help_text}
 
 
 _REPEATED = ("assignments", "texts", "volumes", "folders")
@@ -89,8 +89,8 @@ def table() -> Iterator[str]:
         yield f"| `{'.'.join(path)}` | {_value(declared)} | {_default(declared)} | {option} | {text} |"
 
 
-def _value(each: SubmittedField) -> str:
-    terms, kind = each.terms, alternatives(each.field.annotation)[0]
+def _value(field: SubmittedField) -> str:
+    terms, kind = field.terms, alternatives(field.field.annotation)[0]
     items = f"at most {terms.max_items} {terms.unit}"
     if get_origin(kind) is tuple:
         return f"list of {items}{_inner(get_args(kind)[0], ' with ')}"
@@ -111,13 +111,13 @@ def _inner(kind: type, before: str = "") -> str:
     """Return the fields of an object in a list or a map; empty for other types."""
     if not issubclass(kind, BaseModel):
         return ""
-    return before + ", ".join(f"`{'.'.join(each.path)}`" for each in submitted_fields(kind))
+    return before + ", ".join(f"`{'.'.join(field.path)}`" for field in submitted_fields(kind))
 
 
-def _default(each: SubmittedField) -> str:
-    if each.field.is_required() or each.terms.is_required:
+def _default(field: SubmittedField) -> str:
+    if field.field.is_required() or field.terms.is_required:
         return "required"
-    default = each.field.default if each.terms.default is None else each.terms.default
+    default = field.field.default if field.terms.default is None else field.terms.default
     match default:
         case "" | () | {}:
             return "empty"

@@ -173,9 +173,9 @@ def _mode(path: Path) -> int:
 def build_wheels(folder: Path) -> None:
     """Build the wheel of each distribution. hatchling gives every file the same time."""
     folder.mkdir(parents=True, exist_ok=True)
-    for each in environments.DISTRIBUTIONS:
+    for path in environments.DISTRIBUTIONS:
         command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder.resolve())]
-        _run(command, cwd=each)
+        _run(command, cwd=path)
 
 
 def write_sboms(folder: Path) -> None:

@@ -184,9 +184,11 @@ def _of_strings(tree: ast.Module) -> Iterator[Text]:
         if id(node) in parts_of_texts:
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from (Text(node.lineno, each) for each in _paragraphs(node.value, " " * (node.col_offset + 4)))
+            yield from (
+                Text(node.lineno, paragraph) for paragraph in _paragraphs(node.value, " " * (node.col_offset + 4))
+            )
         elif isinstance(node, ast.JoinedStr):
-            parts = (each.value if isinstance(each, ast.Constant) else "it" for each in node.values)
+            parts = (expr.value if isinstance(expr, ast.Constant) else "it" for expr in node.values)
             yield Text(node.lineno, " ".join("".join(str(part) for part in parts).split()))
 
 
@@ -256,7 +258,7 @@ def judge(path: str, source: str) -> list[Finding]:
                 found.append(Finding(path, text.line, "name the subject", sentence))
     if count >= 10 and passive > count * MAX_PASSIVE:
         found.append(Finding(path, 1, f"passive in {passive} of {count} sentences", "say who acts"))
-    return sorted(found, key=lambda each: each.line)
+    return sorted(found, key=lambda finding: finding.line)
 
 
 # ---------------------------------------------------------------- the command
@@ -273,26 +275,28 @@ def checked_files() -> list[str]:
 def findings_by_file(names: Iterable[str]) -> dict[str, list[Finding]]:
     """Return the findings by file, without the files that have none."""
     found = {name: judge(name, (ROOT / name).read_text(encoding="utf-8")) for name in names if (ROOT / name).is_file()}
-    return {name: each for name, each in found.items() if each}
+    return {name: findings for name, findings in found.items() if findings}
 
 
 def main(arguments: list[str]) -> int:
     """Check all files, list the findings of named files, or lower the debt."""
-    names = [each for each in arguments if not each.startswith("-")]
+    names = [argument for argument in arguments if not argument.startswith("-")]
     if names:
-        for each in findings_by_file(names).values():
-            print(*each, sep="\n")
+        for finding in findings_by_file(names).values():
+            print(*finding, sep="\n")
         return 0
     debt: dict[str, int] = json.loads(DEBT.read_text(encoding="utf-8")) if DEBT.exists() else {}
     found = findings_by_file(checked_files())
     if "--lower" in arguments:
-        lower = {name: min(len(each), debt.get(name, len(each))) for name, each in sorted(found.items())}
+        lower = {name: min(len(findings), debt.get(name, len(findings))) for name, findings in sorted(found.items())}
         DEBT.write_text(json.dumps(lower, indent=1) + "\n", encoding="utf-8")
         return 0
-    worse = {name: each for name, each in found.items() if len(each) > debt.get(name, 0)}
-    for name, each in worse.items():
-        print(*each, sep="\n")
-        print(f"{name}: {len(each)} findings, {debt.get(name, 0)} are known: rewrite the sentences that you changed\n")
+    worse = {name: findings for name, findings in found.items() if len(findings) > debt.get(name, 0)}
+    for name, finding in worse.items():
+        print(*finding, sep="\n")
+        print(
+            f"{name}: {len(finding)} findings, {debt.get(name, 0)} are known: rewrite the sentences that you changed\n"
+        )
     total = sum(len(each) for each in found.values())
     print(f"prose: {total} findings in {len(found)} files, {len(worse)} files became worse")
     return 1 if worse else 0

@@ -104,23 +104,23 @@ def function_rows() -> Iterator[str]:
     yield "| function | endpoints |"
     yield "|---|---|"
     for function, endpoints in sorted(needs().items()):
-        yield f"| `{function}` | {', '.join(f'`{each.name}`' for each in endpoints)} |"
+        yield f"| `{function}` | {', '.join(f'`{endpoint.name}`' for endpoint in endpoints)} |"
 
 
 def endpoint_rows() -> Iterator[str]:
     """Yield a row for each endpoint that a function needs."""
     yield "| endpoint | kind | service name in `aws` and `aws-us-gov` | in `aws-cn` |"
     yield "|---|---|---|---|"
-    for each in used():
-        kind = "gateway" if each.is_gateway else "interface"
-        china = f"`cn.{each.service}`" if each.has_own_prefix_in_china else "the same"
-        yield f"| `{each.name}` | {kind} | `{each.service}` | {china} |"
+    for endpoint in used():
+        kind = "gateway" if endpoint.is_gateway else "interface"
+        china = f"`cn.{endpoint.service}`" if endpoint.has_own_prefix_in_china else "the same"
+        yield f"| `{endpoint.name}` | {kind} | `{endpoint.service}` | {china} |"
 
 
 def used() -> list[Endpoint]:
     """Return the endpoints that some function needs, in the order of `ENDPOINTS`."""
-    wanted = {each for endpoints in needs().values() for each in endpoints}
-    return [each for each in ENDPOINTS.values() if each in wanted]
+    wanted = {endpoint for endpoints in needs().values() for endpoint in endpoints}
+    return [endpoint for endpoint in ENDPOINTS.values() if endpoint in wanted]
 
 
 HEAD = """\
@@ -197,15 +197,17 @@ def stack() -> str:
     """Return the template of the endpoints' stack."""
     endpoints = used()
     parameters = "".join(
-        f"""  {each.parameter}:
+        f"""  {endpoint.parameter}:
     Type: String
     Default: create
     AllowedValues: [create, exists]
-    Description: Whether the VPC has an endpoint for {each.name} already.
+    Description: Whether the VPC has an endpoint for {endpoint.name} already.
 """
-        for each in endpoints
+        for endpoint in endpoints
     )
-    conditions = "".join(f"  Makes{each.parameter}: !Equals [!Ref {each.parameter}, create]\n" for each in endpoints)
+    conditions = "".join(
+        f"  Makes{endpoint.parameter}: !Equals [!Ref {endpoint.parameter}, create]\n" for endpoint in endpoints
+    )
     fixed = """  IsChina: !Equals [!Ref AWS::Partition, aws-cn]
   HasSecondCluster: !Not [!Equals [!Ref SecondClusterSecurityGroupId, ""]]
 """

@@ -75,24 +75,24 @@ class ClusterChanges:
 
     @property
     def due(self) -> tuple[EntryChange, ...]:
-        return tuple(each for each in self.entries if each.action is not EntryAction.KEEP)
+        return tuple(entry for entry in self.entries if entry.action is not EntryAction.KEEP)
 
     @property
     def has_failed(self) -> bool:
-        return bool(self.problem) or any(each.problem for each in self.entries)
+        return bool(self.problem) or any(entry.problem for entry in self.entries)
 
     def to_json(self) -> Json:
         entries = [
             {
-                "function": each.function,
-                "role": each.role,
-                "action": each.action.value,
-                "groups": sorted(each.groups),
-                "addedGroups": each.added,
-                "removedGroups": each.lost,
-                "problem": each.problem,
+                "function": entry.function,
+                "role": entry.role,
+                "action": entry.action.value,
+                "groups": sorted(entry.groups),
+                "addedGroups": entry.added,
+                "removedGroups": entry.lost,
+                "problem": entry.problem,
             }
-            for each in self.entries
+            for entry in self.entries
         ]
         return {"cluster": self.cluster, "problem": self.problem, "entries": entries}
 
@@ -113,7 +113,7 @@ def plan_entries(
             yield EntryChange(function, role, EntryAction.KEEP, there.groups, there.groups, problem)
         else:
             yield EntryChange(function, role, action, after, there.groups)
-    roles = {each.role for each in wanted}
+    roles = {wanted_entry.role for wanted_entry in wanted}
     for role, there in sorted(present.items()):
         if role not in roles and there.stack == stack:
             yield EntryChange("", role, EntryAction.REMOVE, frozenset(), there.groups)
@@ -142,21 +142,29 @@ class EksAccess:
         """
         cluster = changes.cluster
         done = []
-        for each in changes.entries:
-            problem = _problem_of(partial(self._change, cluster, each), cluster)
-            done.append(replace(each, problem=problem or each.problem))
+        for entry in changes.entries:
+            problem = _problem_of(partial(self._change, cluster, entry), cluster)
+            done.append(replace(entry, problem=problem or entry.problem))
         return replace(changes, entries=tuple(done))
 
     def commands(self, cluster: str) -> Iterator[list[str]]:
         """Yield the command of the AWS CLI that creates each entry."""
         region = self.eks.meta.region_name
-        for each in self.wanted:
-            named = ["--cluster-name", cluster, "--principal-arn", each.role, "--region", region]
+        for wanted_entry in self.wanted:
+            named = ["--cluster-name", cluster, "--principal-arn", wanted_entry.role, "--region", region]
             tag = ["--tags", f"{STACK_TAG}={self.stack}"]
-            yield ["aws", "eks", "create-access-entry", *named, "--kubernetes-groups", *sorted(each.groups), *tag]
+            yield [
+                "aws",
+                "eks",
+                "create-access-entry",
+                *named,
+                "--kubernetes-groups",
+                *sorted(wanted_entry.groups),
+                *tag,
+            ]
 
     def _present(self, cluster: str) -> Iterator[tuple[str, PresentEntry]]:
-        roles = {each.role for each in self.wanted}
+        roles = {wanted_entry.role for wanted_entry in self.wanted}
         for principal in self._principals(cluster):
             name = principal.rpartition("/")[2]
             if principal not in roles and not name.startswith(self.stack[:_ROLE_PREFIX]):

@@ -362,8 +362,8 @@ def _wrapped(text: "Text", width: int) -> "Text":
             used = 0
         used += visible(word[0])
     lines = text.divide(breaks)
-    for each in lines:
-        each.rstrip()
+    for line in lines:
+        line.rstrip()
     return text.blank_copy("\n").join(lines)
 
 

@@ -193,10 +193,10 @@ class ScenarioRun:
 
     def _left(self) -> list[str]:
         unpaid = [
-            f"rental {each['rental']} of {act.name}"
+            f"rental {rental['rental']} of {act.name}"
             for act in self.jobs
-            for each in act.show()["rentals"]
-            if not each["endedAt"]
+            for rental in act.show()["rentals"]
+            if not rental["endedAt"]
         ]
         unpaid += [f"rental {each['rental']} of serving" for each in self.rented_for_serving() if not each["endedAt"]]
         return [*leftover_records(self.centre), *leftover_rentals(self.centre), *unpaid]
@@ -237,9 +237,9 @@ class CostMeter:
         """Record the nodes that are rented now."""
         claims = centre.cluster.get("/apis/karpenter.sh/v1/nodeclaims")["items"]
         pools = {
-            str(each["metadata"]["name"]): str(each["metadata"]["labels"][_POOL_LABEL])
-            for each in claims
-            if each.get("status", {}).get("providerID")
+            str(claim["metadata"]["name"]): str(claim["metadata"]["labels"][_POOL_LABEL])
+            for claim in claims
+            if claim.get("status", {}).get("providerID")
         }
         now = time.monotonic()
         for name, pool in pools.items():
@@ -290,7 +290,7 @@ class ScenarioJob:
 
     def attempt(self, number: int) -> Json:
         """Return an attempt of the job."""
-        return next(dict(each) for each in self.show()["attempts"] if each["attempt"] == number)
+        return next(dict(attempt) for attempt in self.show()["attempts"] if attempt["attempt"] == number)
 
     def timeline(self) -> str:
         """Return the timeline of the job as one text."""
@@ -359,7 +359,7 @@ def leftover_rentals(centre: DataCentre) -> list[str]:
     claims = get("/apis/karpenter.sh/v1/nodeclaims")["items"] if rented else []
     pods = get("/api/v1/pods?labelSelector=evenkeel.io%2Frental")["items"]
     open_ones = [pool for pool in rented if pool["spec"]["limits"]["nvidia.com/gpu"] != "0"]
-    return [str(each["metadata"]["name"]) for each in (*claims, *pods, *open_ones)]
+    return [str(claim["metadata"]["name"]) for claim in (*claims, *pods, *open_ones)]
 
 
 # ---------------------------------------------------------------- the scenarios
@@ -422,7 +422,7 @@ def elastic(run: ScenarioRun) -> None:
     high.ends_well(attempts=1)
     job.at_size(3)
     ended = job.ends_well(attempts=4)
-    sizes = [each["gpus"] // 8 for each in reversed(ended["attempts"])]
+    sizes = [attempt["gpus"] // 8 for attempt in reversed(ended["attempts"])]
     run.check("the job ran on 2, 3, 1 and 3 nodes", sizes == [2, 3, 1, 3], sizes)
 
 
@@ -487,7 +487,9 @@ def _instances(run: ScenarioRun) -> dict[str, str]:
     return {
         node["metadata"]["name"]: node["spec"]["providerID"].rpartition("/")[2]
         for node in nodes
-        if any(each["type"] == "Ready" and each["status"] == "True" for each in node["status"]["conditions"])
+        if any(
+            condition["type"] == "Ready" and condition["status"] == "True" for condition in node["status"]["conditions"]
+        )
     }
 
 
@@ -539,7 +541,7 @@ def inference_spike(run: ScenarioRun) -> None:
     run.serve("chat", 0)
     job.at_size(3)
     ended = job.ends_well(attempts=3)
-    sizes = [each["gpus"] // 8 for each in reversed(ended["attempts"])]
+    sizes = [attempt["gpus"] // 8 for attempt in reversed(ended["attempts"])]
     run.check("the job ran on 3, 1 and 3 nodes", sizes == [3, 1, 3], sizes)
     run.check(
         "the timeline names the Deployment that gets the nodes",
@@ -649,7 +651,7 @@ def spot_reclaimed(run: ScenarioRun) -> None:
     urgent.until("to start again", lambda job: job["currentAttempt"] > 1)
     run.client.post(f"/jobs/{first.job_id}/cancel", {"reason": "seen enough"})
     ended = urgent.end()
-    pools = [each["pool"] for each in reversed(ended["attempts"])]
+    pools = [attempt["pool"] for attempt in reversed(ended["attempts"])]
     urgent.ends_well(attempts=ended["currentAttempt"])
     run.check("urgent moved from spot to on-demand", pools[:2] == ["burst-spot", "burst-on-demand"], pools)
     resumed = urgent.attempt(2)["resumeFrom"]
@@ -669,7 +671,7 @@ def nowhere(run: ScenarioRun) -> None:
     urgent = run.submit("urgent", work)
     asked = urgent.until("to be refused", lambda job: job["rentals"] and job["rentals"][0]["endedAt"])
     rental = asked["rentals"][0]
-    run.check("every pool refused the request", all(each["refused"] for each in rental["offers"]), rental["offers"])
+    run.check("every pool refused the request", all(offer["refused"] for offer in rental["offers"]), rental["offers"])
     run.check("the refused rental costs nothing", rental["costUsd"] == "0.000000", rental["costUsd"])
     waiting = urgent.until("to say why it waits", lambda job: "No pool can be rented" in job["reason"])
     run.note("urgent", waiting["reason"])

@@ -38,14 +38,14 @@ def apply(
     eks, names = _found(stack, clusters)
     found = [eks.plan(name) for name in names]
     if not dry_run:
-        due = sum(len(each.due) for each in found)
+        due = sum(len(changes.due) for changes in found)
         if due and not yes:
             _print(Printer(sys.stderr, os.environ), found, is_done=False)
             confirm(f"make {due} changes")
-        found = [eks.apply(each) if each.due else each for each in found]
-    document = {"isDryRun": dry_run, "stack": eks.stack, "clusters": [each.to_json() for each in found]}
+        found = [eks.apply(changes) if changes.due else changes for changes in found]
+    document = {"isDryRun": dry_run, "stack": eks.stack, "clusters": [changes.to_json() for changes in found]}
     answer(document, output, lambda out: _print(out, found, is_done=not dry_run))
-    if any(each.has_failed for each in found):
+    if any(changes.has_failed for changes in found):
         raise typer.Exit(Exit.FAILED)
 
 
@@ -89,16 +89,18 @@ def _found(stack: str, only: list[str] | None) -> tuple["EksAccess", list[str]]:
 
 
 def _print(out: Printer, found: list["ClusterChanges"], *, is_done: bool) -> None:
-    for each in found:
-        if each.problem:
-            out.line(out.with_glyph("failed", f"{each.cluster}  failed: {each.problem}"))
+    for changes in found:
+        if changes.problem:
+            out.line(out.with_glyph("failed", f"{changes.cluster}  failed: {changes.problem}"))
             continue
-        current = len(each.entries) - len(each.due)
+        current = len(changes.entries) - len(changes.due)
         out.line(
-            out.bold(f"{each.cluster}  {len(each.due)} {'changed' if is_done else 'to change'}, {current} current")
+            out.bold(
+                f"{changes.cluster}  {len(changes.due)} {'changed' if is_done else 'to change'}, {current} current"
+            )
         )
-        for entry in each.entries:
-            if entry in each.due or entry.problem:
+        for entry in changes.entries:
+            if entry in changes.due or entry.problem:
                 out.line(f"  {_line(out, entry, is_done=is_done)}")
     if is_done:
         out.next("evenkeel doctor")

@@ -57,7 +57,7 @@ def measured(request: Json) -> tuple[Json, list[str]]:
     if "configured" in request:
         return request, []
     client = lookup.current_client()
-    settled = [each for each in lookup.items(client, "/incidents", 200) if each["affectedJobs"] and not each["isDrill"]]
+    settled = [item for item in lookup.items(client, "/incidents", 200) if item["affectedJobs"] and not item["isDrill"]]
     found = fleet_history.measured_downtime(
         client.get(f"/incidents/{each['incidentId']}") for each in settled[:_MAX_MEASURED]
     )
@@ -111,7 +111,7 @@ def losses(
     _check_days(days)
     found, more = lookup.listed(client, "/incidents", _MAX_READ)
     incidents = fleet_losses.counted(found, now, days)
-    names = dict.fromkeys(each["jobId"] for incident in incidents for each in incident["affectedJobs"])
+    names = dict.fromkeys(affected_job["jobId"] for incident in incidents for affected_job in incident["affectedJobs"])
     jobs = {name: job for name in names if (job := _job(client, name)) is not None}
     answer = fleet_losses.document(fleet_losses.interruptions(incidents, jobs, now), by, price, days)
     if more:

@@ -103,7 +103,7 @@ def draw_plan(out: Printer, found: Json) -> None:
     out.pairs(
         [
             ("nodes", ", ".join(decision["nodes"])),
-            ("would stop", ", ".join(f"{each['jobId']} ({each['reason']})" for each in decision["victims"])),
+            ("would stop", ", ".join(f"{victim['jobId']} ({victim['reason']})" for victim in decision["victims"])),
         ],
         indent="  ",
     )

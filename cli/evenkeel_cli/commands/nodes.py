@@ -118,7 +118,7 @@ def replace(
 def _print_plan(out: Printer, planned: Json) -> None:
     out.line(f"{out.with_glyph('next', planned['instanceId'])}  {plain(planned['outcome'])}, in a dry run")
     jobs = ", ".join(planned["jobs"])
-    refused = "; ".join(f"{each['option']}: {each['whyNot']}" for each in planned["alternatives"])
+    refused = "; ".join(f"{alternative['option']}: {alternative['whyNot']}" for alternative in planned["alternatives"])
     out.pairs([("why", planned["reason"]), ("jobs", jobs), ("not", refused)], indent="  ")
     if planned["decisionId"]:
         out.next(f"evenkeel why {planned['decisionId']}")

@@ -196,13 +196,13 @@ def _answer_text(said: Json) -> str:
 
 def _print_findings(out: Printer, findings: list[Json]) -> None:
     marks = {"refused": "failed", "changed": "next", "warning": "warn", "note": "idle"}
-    for each in findings:
+    for finding in findings:
         head = out.with_glyph(
-            marks[each["weight"]], f"{each['trap'] or 'field':<5} {each['weight']:<7} {each['field']}"
+            marks[finding["weight"]], f"{finding['trap'] or 'field':<5} {finding['weight']:<7} {finding['field']}"
         )
         out.line(head)
-        out.paragraph(each["message"], indent="    ")
-    counts = Counter(each["weight"] for each in findings)
+        out.paragraph(finding["message"], indent="    ")
+    counts = Counter(finding["weight"] for finding in findings)
     told = ", ".join(f"{count} {weight}" for weight, count in sorted(counts.items()))
     out.line(f"{len(findings)} findings: {told}" if findings else out.with_glyph("ok", "no findings"))
 

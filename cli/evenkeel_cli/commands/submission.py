@@ -51,8 +51,8 @@ class JobOption(NamedTuple):
 
 
 OPTIONS = tuple(
-    JobOption(**{**each, "path": tuple(each["path"])})
-    for each in json.loads(Path(__file__).with_name("job_options.json").read_text(encoding="utf-8"))
+    JobOption(**{**option, "path": tuple(option["path"])})
+    for option in json.loads(Path(__file__).with_name("job_options.json").read_text(encoding="utf-8"))
 )
 _URI, _CLAIM = ("checkpoint", "uri"), ("checkpoint", "claim")
 _WORDS = inspect.Parameter(
@@ -74,12 +74,12 @@ def takes_a_job(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapped(words: Sequence[str] | None = None, **given: Any) -> None:
-        chosen = {each: given.pop(each.name) for each in OPTIONS}
+        chosen = {option: given.pop(option.name) for option in OPTIONS}
         command(body=request_body(words or (), chosen), **given)
 
-    own = [each for each in inspect.signature(command).parameters.values() if each.name != "body"]
-    keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
-    signature = inspect.Signature([_WORDS, *(each.parameter for each in OPTIONS), *keywords])
+    own = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "body"]
+    keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+    signature = inspect.Signature([_WORDS, *(option.parameter for option in OPTIONS), *keywords])
     setattr(wrapped, "__signature__", signature)  # noqa: B010 - typer reads it; mypy knows no such attribute
     return wrapped
 

@@ -43,7 +43,7 @@ def show_team(team: TeamArgument, output: lookup.OutputOption = OutputFormat.TAB
 @app.command("quota")
 def quota(team: TeamArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show a team's quota by flavor and resource, and what it uses, borrows and lends of each."""
-    found = next((each for each in lookup.current_client().get("/teams")["items"] if each["team"] == team), None)
+    found = next((item for item in lookup.current_client().get("/teams")["items"] if item["team"] == team), None)
     if found is None:
         raise CommandFailed(Exit.NOT_FOUND, f"There is no team {team!r}.", code="NOT_FOUND", hint="evenkeel teams ls")
     line = found
@@ -196,7 +196,7 @@ def _show(out: Printer, found: Json) -> None:
                 "preemption",
                 f"within the team {queue['preemption']['within']}, reclaim {queue['preemption']['reclaim']}",
             ),
-            ("members", "; ".join(f"{each['principal']} ({each['role']})" for each in team["members"]) or "none"),
+            ("members", "; ".join(f"{member['principal']} ({member['role']})" for member in team["members"]) or "none"),
             ("namespace", team["namespace"] or "default of the stack"),
             ("runs as", team["serviceAccount"] or "default of the stack"),
             ("images", ", ".join(team["images"]) or "any"),
@@ -206,7 +206,7 @@ def _show(out: Printer, found: Json) -> None:
                 if team["maxAcceleratorsPerUser"] is not None
                 else "",
             ),
-            ("budgets", "; ".join(_budget(each) for each in team["budgets"])),
+            ("budgets", "; ".join(_budget(budget) for budget in team["budgets"])),
         ],
         indent="  ",
     )

@@ -247,11 +247,13 @@ def fleets(site: Site, _now: datetime) -> list[DoctorFinding]:
     token: dict[str, str] = {}
     while True:
         page = site.aws.call("ssm", "get_parameters_by_path", Path=evaluate.FLEETS, **token)
-        for each in page["Parameters"]:
+        for parameter in page["Parameters"]:
             try:
-                found[each["Name"].rpartition("/")[2]] = json.loads(each["Value"])
+                found[parameter["Name"].rpartition("/")[2]] = json.loads(parameter["Value"])
             except ValueError:
-                raise CouldNotCheck(f"The parameter {each['Name']} is not JSON.", "Deploy that stack again.") from None
+                raise CouldNotCheck(
+                    f"The parameter {parameter['Name']} is not JSON.", "Deploy that stack again."
+                ) from None
         if not page.get("NextToken"):
             break
         token = {"NextToken": page["NextToken"]}
@@ -300,7 +302,7 @@ def run(
     # All in parallel: most checks wait for the network, and a slow service delays only the checks that use it.
     answers = answers_within(seconds, [partial(_found, check, site, now) for check in chosen], len(chosen))
     found = [(check, answer or [_silent(check, seconds)]) for check, answer in zip(chosen, answers, strict=True)]
-    return [replace(one, check=check.name) for check, each in found for one in each]
+    return [replace(one, check=check.name) for check, findings in found for one in findings]
 
 
 def _silent(check: DoctorCheck, seconds: float) -> DoctorFinding:

@@ -82,17 +82,17 @@ def judge_subnets(
     found = [
         failed(f"{kind} {name} does not exist in this account and region.", f"Correct {parameter}.", name)
         for kind, parameter, names, there in (
-            ("Subnet", "SubnetIds", wanted, {each["SubnetId"] for each in subnets}),
-            ("Security group", "SecurityGroupIds", groups, {each["GroupId"] for each in found_groups}),
+            ("Subnet", "SubnetIds", wanted, {subnet["SubnetId"] for subnet in subnets}),
+            ("Security group", "SecurityGroupIds", groups, {group["GroupId"] for group in found_groups}),
         )
         for name in names
         if name not in there
     ]
-    vpcs = sorted({each["VpcId"] for each in (*subnets, *found_groups)})
+    vpcs = sorted({fault["VpcId"] for fault in (*subnets, *found_groups)})
     if len(vpcs) > 1:
         text = f"Subnets and security groups are in different VPCs: {', '.join(vpcs)}."
         found.append(failed(text, "Use subnets and security groups of one VPC."))
-    if len({each["AvailabilityZone"] for each in subnets}) == 1:
+    if len({subnet["AvailabilityZone"] for subnet in subnets}) == 1:
         text = "All subnets are in one Availability Zone: if it fails, Evenkeel reaches no cluster."
         found.append(warning(text, "Name subnets in two Availability Zones."))
     for name, config in clusters.items():
@@ -106,7 +106,7 @@ def judge_cluster_rules(
     groups: Sequence[str], clusters: Mapping[str, Json], rules: Sequence[Json]
 ) -> list[DoctorFinding]:
     """Judge whether each cluster security group allows HTTPS from the functions' groups."""
-    by_id = {each["GroupId"]: each["IpPermissions"] for each in rules}
+    by_id = {rule["GroupId"]: rule["IpPermissions"] for rule in rules}
     found = []
     for name, config in clusters.items():
         guard = config.get("clusterSecurityGroupId", "")
@@ -152,8 +152,8 @@ def judge_ways_out(routes: Mapping[str, Sequence[Json]], endpoints: Sequence[Jso
     there = {
         name
         for name in NEEDED_ENDPOINTS
-        for each in endpoints
-        if each["ServiceName"].endswith(f".{name}") and each["State"].lower() == "available"
+        for endpoint in endpoints
+        if endpoint["ServiceName"].endswith(f".{name}") and endpoint["State"].lower() == "available"
     }
     missing = [name for name in NEEDED_ENDPOINTS if name not in there]
     if not missing:

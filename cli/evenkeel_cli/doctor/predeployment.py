@@ -120,7 +120,10 @@ def concurrency(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     limits = site.call("lambda", "get_account_settings")["AccountLimit"]
     wanted, declared = (int(site.planned.parameters[name]) for name in ("CordonConcurrency", "LambdaConcurrencyLimit"))
     # An update replaces what the present stack reserves.
-    present = {each["ParameterKey"]: each.get("ParameterValue", "") for each in site.stack().get("Parameters", ())}
+    present = {
+        parameter["ParameterKey"]: parameter.get("ParameterValue", "")
+        for parameter in site.stack().get("Parameters", ())
+    }
     return planning.judge_limits(
         limits["ConcurrentExecutions"],
         limits["UnreservedConcurrentExecutions"],
@@ -152,7 +155,9 @@ def subnets(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     found = site.all_of("describe_subnets", "Subnets", {"subnet-id": list(wanted)})
     found_groups = site.all_of("describe_security_groups", "SecurityGroups", {"group-id": list(groups)})
     of_clusters = {name: found["resourcesVpcConfig"] for name, found in site.clusters().items() if found}
-    guards = [each["clusterSecurityGroupId"] for each in of_clusters.values() if each.get("clusterSecurityGroupId")]
+    guards = [
+        cluster["clusterSecurityGroupId"] for cluster in of_clusters.values() if cluster.get("clusterSecurityGroupId")
+    ]
     rules = site.all_of("describe_security_groups", "SecurityGroups", {"group-id": guards}) if guards else []
     return [
         *network.judge_subnets(wanted, found, groups, found_groups, of_clusters),

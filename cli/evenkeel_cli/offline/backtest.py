@@ -126,7 +126,7 @@ class Intake:
             "drills": self.drills,
             "malformed": self.malformed_count,
             "malformedDocuments": self.malformed,
-            "unknown": dict(sorted(self.unknown.items(), key=lambda each: (-each[1], each[0]))),
+            "unknown": dict(sorted(self.unknown.items(), key=lambda item: (-item[1], item[0]))),
         }
 
 
@@ -178,8 +178,8 @@ def _draw_unused(out: Printer, found: Json, *, is_wide: bool) -> None:
     read = found["input"]
     if read["malformed"]:
         out.line(out.with_glyph("warn", counted(read["malformed"], "malformed document")))
-        for each in read["malformedDocuments"][: None if is_wide else 5]:
-            out.line(f"  {each['file']}:{each['line']}: {each['problem']}")
+        for malformed_document in read["malformedDocuments"][: None if is_wide else 5]:
+            out.line(f"  {malformed_document['file']}:{malformed_document['line']}: {malformed_document['problem']}")
     if read["unknown"]:
         out.line(
             out.with_glyph("warn", f"{counted(sum(read['unknown'].values()), 'document')} of a kind without a parser")

@@ -112,11 +112,11 @@ def grouped(seen: failure_rates.Observations, by: str, confidence: float) -> Jso
         raise wrong("--by", f"must be one of {known}, not {by!r}") from error
     rows = []
     with options():
-        for each in failure_rates.rates_by(seen, grouping, confidence):
-            known_rate = each.rate.to_json() if each.rate else dict.fromkeys(_RATE_FIELDS)
-            note = {"note": each.note or (each.rate.note if each.rate else "")}
+        for rate in failure_rates.rates_by(seen, grouping, confidence):
+            known_rate = rate.rate.to_json() if rate.rate else dict.fromkeys(_RATE_FIELDS)
+            note = {"note": rate.note or (rate.rate.note if rate.rate else "")}
             rows.append(
-                {"group": each.group, "failures": each.failures, "nodeHours": each.node_hours}
+                {"group": rate.group, "failures": rate.failures, "nodeHours": rate.node_hours}
                 | {name: known_rate[name] for name in _RATE_FIELDS}
                 | note
             )
@@ -270,8 +270,8 @@ def goodput_from_file(file: Path) -> Json:
 def goodput_from_options(elapsed: str, productive: str, buckets: Sequence[str]) -> Json:
     """Return goodput from options; a bucket is `NAME=SECONDS`."""
     found: dict[str, float] = {}
-    for each in buckets:
-        name, _, value = each.partition("=")
+    for bucket in buckets:
+        name, _, value = bucket.partition("=")
         if name not in list(goodput.Bucket):
             raise wrong("--bucket", f"must name one of {', '.join(goodput.Bucket)}, not {name!r}")
         if name in found:
@@ -304,11 +304,11 @@ def tables(seed: int, failures: int) -> Json:
         "source": published_tables.SOURCE,
         "seed": seed,
         "simulatedFailuresPerCell": failures,
-        "cells": [each.to_json() for each in whole],
+        "cells": [cell.to_json() for cell in whole],
         "misprints": [
-            f"Table {each.table}, {each.row}, {each.column}: printed {each.printed:g}, should say {each.correct:g}"
-            f" ({each.exact:.2f})."
-            for each in wrong_cells
+            f"Table {cell.table}, {cell.row}, {cell.column}: printed {cell.printed:g}, should say {cell.correct:g}"
+            f" ({cell.exact:.2f})."
+            for cell in wrong_cells
         ],
-        "remarks": [each.to_json() for each in published_tables.remarks()],
+        "remarks": [remark.to_json() for remark in published_tables.remarks()],
     }

@@ -120,8 +120,8 @@ def _cloudtrail(document: Json) -> Found:
     prefix = f"cloudtrail/{document['eventID']}"
     return Found(
         tuple(
-            Record(key=f"{prefix}/{each.instance_id}{each.logical_id}", at=each.event.at, content=each)
-            for each in parsed
+            Record(key=f"{prefix}/{action.instance_id}{action.logical_id}", at=action.event.at, content=action)
+            for action in parsed
         )
     )
 
@@ -191,9 +191,9 @@ def _times(document: Mapping[str, Any]) -> Iterator[datetime]:
     """Yield the times in a node object. The latest of them is when the object was written, or a little earlier."""
     metadata, status = document["metadata"], document.get("status") or {}
     texts = [metadata.get("creationTimestamp"), metadata.get("deletionTimestamp")]
-    texts += [each.get("time") for each in metadata.get("managedFields") or ()]
-    for each in status.get("conditions") or ():
-        texts += [each.get("lastHeartbeatTime"), each.get("lastTransitionTime")]
+    texts += [field.get("time") for field in metadata.get("managedFields") or ()]
+    for condition in status.get("conditions") or ():
+        texts += [condition.get("lastHeartbeatTime"), condition.get("lastTransitionTime")]
     found = [datetime.fromisoformat(text) for text in texts if text]
     if not found or any(at.tzinfo is None for at in found):
         raise ValueError("it shows no time with a time zone")
@@ -202,5 +202,5 @@ def _times(document: Mapping[str, Any]) -> Iterator[datetime]:
 
 def _cordoned_at(document: Mapping[str, Any]) -> datetime | None:
     taints = (document.get("spec") or {}).get("taints") or ()
-    added = next((each.get("timeAdded") for each in taints if each.get("key") == _CORDON_TAINT), None)
+    added = next((taint.get("timeAdded") for taint in taints if taint.get("key") == _CORDON_TAINT), None)
     return datetime.fromisoformat(added) if added else None

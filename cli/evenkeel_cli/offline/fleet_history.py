@@ -39,7 +39,7 @@ def read_history(nodes: Iterable[Json], incidents: Iterable[Json], end: datetime
     """
     begin = end - timedelta(days=days)
     lives = {(each["instanceId"], each["launchedAt"]): each for each in nodes}.values()
-    counted = {each["incidentId"]: each for each in counted_incidents(incidents, end, days)}.values()
+    counted = {incident["incidentId"]: incident for incident in counted_incidents(incidents, end, days)}.values()
     spans: dict[tuple[str, str], float] = {}
     for node in lives:
         place = (node["pool"], node["instanceType"])
@@ -67,7 +67,7 @@ def read_history(nodes: Iterable[Json], incidents: Iterable[Json], end: datetime
 def counted_incidents(incidents: Iterable[Json], end: datetime, days: float) -> list[Json]:
     """Return the incidents of a window that count as failures."""
     begin = end - timedelta(days=days)
-    return [each for each in incidents if _counts(each, begin, end)]
+    return [incident for incident in incidents if _counts(incident, begin, end)]
 
 
 def _counts(incident: Json, begin: datetime, end: datetime) -> bool:
@@ -95,8 +95,8 @@ def instant(text: str) -> datetime:
 def _groups(lives: Sequence[Json], observations: Json) -> dict[str, Json]:
     """Return each pool that has nodes with GPUs now. A pool without node-hours has no count: unknown."""
     groups: dict[str, Json] = {}
-    for pool in sorted({each["pool"] for each in lives if each["state"] != "GONE" and each["gpus"]}):
-        present = [each for each in lives if each["pool"] == pool and each["state"] != "GONE"]
+    for pool in sorted({life["pool"] for life in lives if life["state"] != "GONE" and life["gpus"]}):
+        present = [life for life in lives if life["pool"] == pool and life["state"] != "GONE"]
         hours = sum(each["nodeHours"] for each in observations["nodeHours"] if each["pool"] == pool)
         groups[pool] = {
             "name": pool,
@@ -105,14 +105,14 @@ def _groups(lives: Sequence[Json], observations: Json) -> dict[str, Json]:
             "gpusPerNode": max(each["gpus"] for each in present),
         }
         if hours > 0:
-            failures = sum(each["pool"] == pool for each in observations["failures"])
+            failures = sum(failure["pool"] == pool for failure in observations["failures"])
             groups[pool] |= {"failures": failures, "nodeHours": hours}
     return groups
 
 
 def merged(request: Mapping[str, Any], history: History) -> Json:
     """Return the request with the counts of the fleet. Everything that the file states counts first."""
-    stated = {str(each.get("name")): each for each in request.get("groups", ()) if isinstance(each, dict)}
+    stated = {str(group.get("name")): group for group in request.get("groups", ()) if isinstance(group, dict)}
     groups = []
     for name in [*stated, *(pool for pool in history.groups if pool not in stated)]:
         own, seen = stated.get(name, {}), dict(history.groups.get(name, {}))

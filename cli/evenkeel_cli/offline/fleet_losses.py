@@ -22,7 +22,7 @@ NOTES = [
 
 def counted(incidents: Iterable[Json], end: datetime, days: float) -> list[Json]:
     """Return the incidents of the window that count as failures, oldest first, each once."""
-    found = {each["incidentId"]: each for each in fleet_history.counted_incidents(incidents, end, days)}
+    found = {incident["incidentId"]: incident for incident in fleet_history.counted_incidents(incidents, end, days)}
     return sorted(found.values(), key=lambda each: (each["firstSignalAt"], each["incidentId"]))
 
 
@@ -51,11 +51,11 @@ def _interruption(incident: Json, affected: Json, job: Json | None, end: datetim
         "job_id": affected["jobId"],
         "attempt": number,
     }
-    attempts = {each["attempt"]: each for each in job["attempts"]} if job else {}
+    attempts = {attempt["attempt"]: attempt for attempt in job["attempts"]} if job else {}
     ended = attempts.get(number)
     if job is None or ended is None:
         return Interruption(**known, gpus=0, standstill_seconds=None, lost_work_seconds=None)
-    later = [each for each in attempts.values() if each["attempt"] > number]
+    later = [attempt for attempt in attempts.values() if attempt["attempt"] > number]
     if ended["state"] not in _INTERRUPTED or not ended["endedAt"] or (not later and job["endedAt"]):
         return None
     stopped_at = fleet_history.instant(ended["endedAt"])
@@ -103,7 +103,7 @@ def document(found: list[Interruption], by: str, usd_per_gpu_hour: float | None,
     return {
         "by": by,
         "days": days,
-        "groups": [each.to_json() for each in (*groups, total)],
-        "interruptions": [each.to_json() for each in found],
+        "groups": [group.to_json() for group in (*groups, total)],
+        "interruptions": [interruption.to_json() for interruption in found],
         "notes": NOTES,
     }

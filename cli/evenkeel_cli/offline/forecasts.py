@@ -63,7 +63,9 @@ def with_price(request: Mapping[str, Any], usd_per_gpu_hour: str) -> Json:
     usd = number("--usd-per-gpu-hour", usd_per_gpu_hour)
     if usd < 0:
         raise wrong("--usd-per-gpu-hour", f"must not be negative, not {usd_per_gpu_hour}")
-    groups = [{"usdPerGpuHour": usd} | each if isinstance(each, dict) else each for each in request.get("groups", ())]
+    groups = [
+        {"usdPerGpuHour": usd} | group if isinstance(group, dict) else group for group in request.get("groups", ())
+    ]
     return {**request, "groups": groups}
 
 

@@ -75,13 +75,13 @@ def draw(out: Printer, plan: Plan) -> None:
     """Draw a plan for a person."""
     for cycle in plan.cycles:
         _draw_cycle(out, cycle)
-    out.table(_TREE_COLUMNS, [each for each in (*plan.end.queues, *plan.end.cohorts) if each.quotas])
+    out.table(_TREE_COLUMNS, [queue for queue in (*plan.end.queues, *plan.end.cohorts) if queue.quotas])
     waiting = [
         (job, state) for queue in plan.end.queues for state in ("active", "parked") for job in getattr(queue, state)
     ]
     if waiting or plan.end.unqueued:
         out.line()
-        waiting += [(each.job, each.reason) for each in plan.end.unqueued]
+        waiting += [(answer.job, answer.reason) for answer in plan.end.unqueued]
         out.table([Column("NOT ADMITTED", 0), Column("STATE", 1, may_shrink=True)], waiting)
 
 
@@ -98,27 +98,27 @@ def _instant(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="auto").replace("+00:00", "Z")
 
 
-def _flavor_text(each: DecisionAnswer) -> str:
+def _flavor_text(answer: DecisionAnswer) -> str:
     return (
         " ".join(
             f"{pods.name}×{pods.count}:{','.join(sorted({chosen.flavor for chosen in pods.flavors.values()}))}"
-            for pods in each.pod_sets
+            for pods in answer.pod_sets
             if pods.flavors
         )
         or "–"
     )
 
 
-def _reason_text(each: DecisionAnswer) -> str:
-    victims = ", ".join(f"{victim.job} ({victim.reason})" for victim in each.victims)
-    return f"evicts {victims}" if victims else each.pending or each.reason
+def _reason_text(answer: DecisionAnswer) -> str:
+    victims = ", ".join(f"{victim.job} ({victim.reason})" for victim in answer.victims)
+    return f"evicts {victims}" if victims else answer.pending or answer.reason
 
 
 def _usage_text(node: NodeAnswer) -> str:
     return "  ".join(
-        f"{each.flavor}/{each.resource} {short_text(each.resource, each.used)} of"
-        f" {short_text(each.resource, each.subtree)}"
-        for each in node.quotas
+        f"{quota.flavor}/{quota.resource} {short_text(quota.resource, quota.used)} of"
+        f" {short_text(quota.resource, quota.subtree)}"
+        for quota in node.quotas
     )
 
 
@@ -185,10 +185,10 @@ def explain(replay: Replay, job: str) -> "Why":
     if job in replay.unqueued:
         raise CommandFailed(Exit.NOT_FOUND, f"{job} is in no queue: {replay.unqueued[job]}.", code="NOT_QUEUED")
     scheduler = replay.scheduler
-    waiting = next((found for each in scheduler.pending.values() if (found := each.get(job))), None)
+    waiting = next((found for queue in scheduler.pending.values() if (found := queue.get(job))), None)
     if waiting is not None:
         return why(scheduler, waiting.workload)
-    last = next((each for each in reversed(replay.decisions) if each.workload.workload_id == job), None)
+    last = next((decision for decision in reversed(replay.decisions) if decision.workload.workload_id == job), None)
     if last is None:
         raise CommandFailed(Exit.NOT_FOUND, f"Nothing was decided about {job}.", code="NOT_FOUND")
     return Why(
@@ -217,12 +217,12 @@ def draw_why(out: Printer, found: "Why") -> None:
     if found.changes:
         out.line()
         out.line("Each of these alone would get it in:")
-        out.pairs([(each.kind, each.message) for each in found.changes], indent="  ")
+        out.pairs([(change.kind, change.message) for change in found.changes], indent="  ")
 
 
-def _comparison_text(each: Considered) -> str:
+def _comparison_text(considered: Considered) -> str:
     return "; ".join(
         f"{key.resource} wants {short_text(key.resource, key.wanted)},"
         f" {short_text(key.resource, key.available)} available, {short_text(key.resource, key.potential)} at most"
-        for key in each.compared
+        for key in considered.compared
     )

@@ -21,8 +21,8 @@ def lint(file: Path) -> Json:
         CommandFailed: the command cannot read the file; names the field.
     """
     read = _read(file)
-    refused = sum(each.weight is FindingSeverity.REFUSED for each in read.findings)
-    return {"refused": refused, "findings": [each.to_json() for each in read.findings]}
+    refused = sum(finding.weight is FindingSeverity.REFUSED for finding in read.findings)
+    return {"refused": refused, "findings": [finding.to_json() for finding in read.findings]}
 
 
 def import_(file: Path, onto: Path | None) -> Json:
@@ -42,7 +42,7 @@ def import_(file: Path, onto: Path | None) -> Json:
         changed(policies.load(None), policy)
     except (ValuesError, PolicyError) as error:
         raise CommandFailed(Exit.FAILED, f"{file}: {error}", code="VALUES_REFUSED") from error
-    return found.to_json() | {"policy": policy, "findings": [each.to_json() for each in read.findings]}
+    return found.to_json() | {"policy": policy, "findings": [finding.to_json() for finding in read.findings]}
 
 
 def _merged(site: Json, imported: Json) -> Json:
@@ -53,7 +53,7 @@ def _merged(site: Json, imported: Json) -> Json:
     for name, entries in imported.get("jobs", {}).get("allowed", {}).items():
         present = allowed.get(name) or []
         known = [each.get("name") if isinstance(each, dict) else each for each in present]
-        added = [each for each in entries if (each["name"] if isinstance(each, dict) else each) not in known]
+        added = [entry for entry in entries if (entry["name"] if isinstance(entry, dict) else entry) not in known]
         allowed[name] = [*present, *added]
     if jobs or allowed:
         merged["jobs"] = jobs | ({"allowed": allowed} if allowed else {})

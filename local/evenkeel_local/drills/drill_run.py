@@ -76,7 +76,7 @@ class DrillRun:
 
     def attempt(self, number: int) -> Json:
         """Return an attempt of the disturbed job; empty if it does not exist yet."""
-        return next((dict(each) for each in self.job()["attempts"] if each["attempt"] == number), {})
+        return next((dict(attempt) for attempt in self.job()["attempts"] if attempt["attempt"] == number), {})
 
     def step(self) -> int:
         """Return the newest step in the log of the current attempt."""
@@ -124,7 +124,7 @@ class DrillRun:
 
     def machine(self, name: str) -> Json:
         """Return a node as the GPU cluster shows it; empty if it is gone."""
-        return next((each for each in self.cluster.nodes() if name in (each["name"], each["instanceId"])), {})
+        return next((node for node in self.cluster.nodes() if name in (node["name"], node["instanceId"])), {})
 
     def accepted(self, instance_id: str) -> dict[str, int]:
         """Return how often the provider accepted each repair of a node, from any caller."""

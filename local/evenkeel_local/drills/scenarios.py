@@ -69,7 +69,7 @@ def fault_under(drill: DrillRun, *, kind: WorkloadKind) -> None:
 def _objects_of(drill: DrillRun, kind: WorkloadKind) -> set[str]:
     """Return the names of the job's objects of a kind."""
     items = drill.cluster.get(RESOURCES[kind].path())["items"]
-    names = (str(each["metadata"]["name"]) for each in items)
+    names = (str(item["metadata"]["name"]) for item in items)
     return {name for name in names if name.startswith(f"{drill.result.job_id}-a")}
 
 
@@ -193,7 +193,9 @@ def no_capacity_burst(drill: DrillRun) -> None:
         is_missing = len(usable) < drill.centre.node_count
         drill.check("the job runs on rented nodes during the replacement", is_missing, there)
         incident = drill.await_incident("its incident", node, lambda _incident: True)
-        planned: Json = next((each for each in drill.detail(incident)["decisions"] if each["kind"] == "RESUME"), {})
+        planned: Json = next(
+            (decision for decision in drill.detail(incident)["decisions"] if decision["kind"] == "RESUME"), {}
+        )
         drill.check("the recovery chose to rent nodes", planned.get("action") == "RENT", planned)
         drill.settled(node, "WAITING_FOR_PERSON")
         drill.finish()
@@ -209,7 +211,7 @@ def _runs_in_pool(drill: DrillRun, pool: str) -> bool:
 
 
 def _ended_rental(drill: DrillRun) -> Json:
-    return next((dict(each) for each in drill.job()["rentals"] if each.get("endedAt")), {})
+    return next((dict(rental) for rental in drill.job()["rentals"] if rental.get("endedAt")), {})
 
 
 @contextmanager
@@ -267,7 +269,7 @@ def poisoned_checkpoint(drill: DrillRun) -> None:
     drill.settled(node)
     drill.finish()
     second = drill.attempt(2)
-    out = {each["step"]: each["code"] for each in second.get("rejectedCheckpoints", ())}
+    out = {checkpoint["step"]: checkpoint["code"] for checkpoint in second.get("rejectedCheckpoints", ())}
     start = (second.get("resumeFrom") or {}).get("step", -1)
     drill.check("checkpoints after the first sign are distrusted", "DISTRUSTED" in out.values(), out)
     drill.check("damaged checkpoints are rejected", out.get(torn) == "SHARD_CHECKSUM", f"{torn}: {out}")
@@ -398,7 +400,7 @@ def duplicate_events(drill: DrillRun) -> None:
     _repeat_events(drill, node, 20)
     drill.finish()
     wait_for("the events to be handled", JOB_SECONDS, lambda: not waiting_events(drill))
-    found = [each["incidentId"] for each in drill.new_incidents(node["instanceId"])]
+    found = [new_incident["incidentId"] for new_incident in drill.new_incidents(node["instanceId"])]
     runs = executions(drill, incident["incidentId"])
     accepted = drill.accepted(node["instanceId"])
     drill.check("one incident", found == [incident["incidentId"]], found)
@@ -659,7 +661,7 @@ def _layers(drill: DrillRun) -> set[str]:
 def _deploy_release(drill: DrillRun) -> None:
     """Deploy the same stack from changed sources."""
     [stack] = drill.centre.deployer.client("cloudformation").describe_stacks(StackName=STACK_NAME)["Stacks"]
-    parameters = {each["ParameterKey"]: each["ParameterValue"] for each in stack["Parameters"]}
+    parameters = {parameter["ParameterKey"]: parameter["ParameterValue"] for parameter in stack["Parameters"]}
     with tempfile.TemporaryDirectory(dir=drill.centre.run_dir) as folder:
         project = Path(folder)
         for name in ("functions", "shared", "statemachines", "requirements"):

@@ -141,7 +141,7 @@ def _object(drill: DrillRun, job: str) -> Json:
 def _has_succeeded(drill: DrillRun, job: str) -> bool:
     ended = ("Complete", "Completed", "Succeeded")
     conditions = (_object(drill, job).get("status") or {}).get("conditions") or ()
-    return any(each["type"] in ended and each["status"] == "True" for each in conditions)
+    return any(condition["type"] in ended and condition["status"] == "True" for condition in conditions)
 
 
 def _starts(folder: Path, job: str) -> list[int]:

@@ -224,7 +224,7 @@ class Control:
         body = await _body(http)
         if body.get("effect") not in CALL_EFFECTS:
             raise InvalidFault(f"effect must be one of {', '.join(CALL_EFFECTS)}")
-        if unknown := set(body) - ({each.name for each in fields(CallFault)} - {"id", "hits"}):
+        if unknown := set(body) - ({field.name for field in fields(CallFault)} - {"id", "hits"}):
             raise InvalidFault(f"a call fault has no {', '.join(sorted(unknown))}")
         fault = TypeAdapter(CallFault).validate_python(body)
         if fault.times is not None and fault.times < 1:

@@ -135,8 +135,11 @@ class DeploymentController(Controller):
         if deployment is None:
             return
         replica_sets = self._claim(deployment)
-        new = next((each for each in sorted(replica_sets, key=_age) if _same_template(each, deployment)), None)
-        old = [each for each in replica_sets if each is not new]
+        new = next(
+            (replica_set for replica_set in sorted(replica_sets, key=_age) if _same_template(replica_set, deployment)),
+            None,
+        )
+        old = [replica_set for replica_set in replica_sets if replica_set is not new]
         rollout = _Rollout(deployment, new, sorted(old, key=_age), clone(deployment.get("status") or {}))
         if not is_deleting(deployment):
             try:
@@ -385,7 +388,9 @@ class DeploymentController(Controller):
             _set(status, "Available", "False", "MinimumReplicasUnavailable", message)
         self._judge_progress(rollout, status, before)
         failure = next((found for each in rollout.all if (found := condition_of(each, "ReplicaFailure"))), None)
-        status["conditions"] = [each for each in status["conditions"] if each["type"] != "ReplicaFailure"]
+        status["conditions"] = [
+            condition for condition in status["conditions"] if condition["type"] != "ReplicaFailure"
+        ]
         if failure is not None:
             _set(status, "ReplicaFailure", failure["status"], failure["reason"], failure["message"])
         if status != before:

@@ -93,7 +93,11 @@ async def start(
         )
         guard.send("+", process.pid)
         streams = {STDOUT: process.stdout, STDERR: process.stderr}
-        return Session(process, {channel: each for channel, each in streams.items() if each is not None}, guard)
+        return Session(
+            process,
+            {channel: stream_reader for channel, stream_reader in streams.items() if stream_reader is not None},
+            guard,
+        )
     terminal, other_end = os.openpty()
     try:
         env = {"TERM": "xterm", **marked}

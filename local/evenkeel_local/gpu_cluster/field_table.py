@@ -246,7 +246,7 @@ def schemas(message: str) -> dict[str, Obj]:
             continue
         members = table().by_name[name]
         found[name] = {"type": "object", "properties": {member: _shown(each.kind) for member, each in members.items()}}
-        waiting += [inner for each in members.values() if "/" in (inner := each.kind.lstrip("[]{}"))]
+        waiting += [inner for member in members.values() if "/" in (inner := member.kind.lstrip("[]{}"))]
     return found
 
 

@@ -168,7 +168,9 @@ class Operations:
         """Answer UpdateClusterSoftware: nodes are patched one after another."""
         if self.software_updating:
             raise AwsError("ConflictException", "A software update is already in progress.")
-        groups = [each["InstanceGroupName"] for each in body.get("InstanceGroups") or ()] or list(self._fleet.groups)
+        groups = [instance_group["InstanceGroupName"] for instance_group in body.get("InstanceGroups") or ()] or list(
+            self._fleet.groups
+        )
         for group in groups:
             if group not in self._fleet.groups:
                 raise AwsError("ValidationException", f"Instance group {group} was not found in the cluster.")

@@ -401,6 +401,6 @@ def _restarted_too_often(job: Obj, active: list[Obj]) -> bool:
     """
     if job["spec"]["template"]["spec"].get("restartPolicy") != "OnFailure":
         return False
-    statuses = (each for pod in active for each in (pod.get("status") or {}).get("containerStatuses") or ())
-    restarts, limit = sum(int(each.get("restartCount") or 0) for each in statuses), int(job["spec"]["backoffLimit"])
+    statuses = (status for pod in active for status in (pod.get("status") or {}).get("containerStatuses") or ())
+    restarts, limit = sum(int(status.get("restartCount") or 0) for status in statuses), int(job["spec"]["backoffLimit"])
     return restarts > 0 if limit == 0 else restarts >= limit

@@ -107,7 +107,7 @@ class PodAffinityRules:
         # The first pod of a group with affinity to itself may start anywhere.
         begins = not any(found for _, found in wanted) and all(_term_matches(term, pod, pod) for term, _ in wanted)
         self._wanted = [(term["topologyKey"], None if begins else found) for term, found in wanted]
-        self._spread = [_Spread(each, pod, capacities, is_candidate) for each in constraints(pod)]
+        self._spread = [_Spread(constraint, pod, capacities, is_candidate) for constraint in constraints(pod)]
 
     def refusal(self, capacity: NodeCapacityView) -> str | None:
         """Return why a node cannot take the pod; None if it can."""

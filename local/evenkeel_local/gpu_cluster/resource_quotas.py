@@ -51,9 +51,9 @@ def _missing(pod: Obj, hard: Obj) -> Iterator[str]:
         if resource not in _MUST_BE_SPECIFIED or part not in ("requests", "limits"):
             continue
         lacking = [
-            each["name"]
-            for each in pod["spec"]["containers"]
-            if resource not in ((each.get("resources") or {}).get(part) or {})
+            container["name"]
+            for container in pod["spec"]["containers"]
+            if resource not in ((container.get("resources") or {}).get(part) or {})
         ]
         if lacking:
             yield f"{key} for: {','.join(lacking)}"

@@ -237,7 +237,7 @@ class PyTorchOperator(PodOperator):
 
     def _advance_pods(self, obj: Obj, status: Obj, pods: dict[str, Obj]) -> None:
         replicas = obj["spec"]["pytorchReplicaSpecs"]
-        size = sum(_replicas(each) for each in replicas.values())
+        size = sum(_replicas(replica) for replica in replicas.values())
         deciding = "Master" if "Master" in replicas else "Worker"
         for group, each in replicas.items():
             for index in range(_replicas(each)):
@@ -261,7 +261,7 @@ class PyTorchOperator(PodOperator):
             set_condition(status, "Running", "True", "PyTorchJobRunning")
 
     def _create(self, obj: Obj, name: str, group: str, index: int, size: int) -> None:
-        each = obj["spec"]["pytorchReplicaSpecs"][group]
+        specs = obj["spec"]["pytorchReplicaSpecs"][group]
         labels = {
             f"{KUBEFLOW}/job-name": name_of(obj),
             f"{KUBEFLOW}/operator-name": "pytorchjob-controller",
@@ -277,8 +277,8 @@ class PyTorchOperator(PodOperator):
                 "WORLD_SIZE": str(size),
                 "RANK": str(index + (group == "Worker")),
             }
-        template = clone(each["template"])
-        policy = each.get("restartPolicy") or "OnFailure"
+        template = clone(specs["template"])
+        policy = specs.get("restartPolicy") or "OnFailure"
         template["spec"]["restartPolicy"] = "Never" if policy == "ExitCode" else policy
         self._create_service(obj, name, {key: labels[key] for key in labels if "operator" not in key})
         self._create_pod(obj, name, template, labels, env)
@@ -294,7 +294,7 @@ class HyperPodOperator(PodOperator):
 
     def _advance_pods(self, obj: Obj, status: Obj, pods: dict[str, Obj]) -> None:
         specs = obj["spec"]["replicaSpecs"]
-        names = [(f"{name_of(obj)}-{each['name']}-{index}", each) for each in specs for index in range(_replicas(each))]
+        names = [(f"{name_of(obj)}-{spec['name']}-{index}", spec) for spec in specs for index in range(_replicas(spec))]
         phases = [pods[name]["status"].get("phase") if name in pods else None for name, _ in names]
         if any(map(is_deleting, pods.values())):
             return  # a restart goes on when the old pods are gone
@@ -341,7 +341,7 @@ def install(registry: Registry) -> None:
 
 def _matches(rule: Obj, job: Obj) -> bool:
     """Whether a rule of a JobSet's failure policy applies to a failed Job."""
-    failure = next(each for each in job["status"]["conditions"] if each["type"] == "Failed")
+    failure = next(condition for condition in job["status"]["conditions"] if condition["type"] == "Failed")
     names, reasons = rule.get("targetReplicatedJobs"), rule.get("onJobFailureReasons")
     name = job["metadata"]["labels"][f"{JOB_SET}/replicatedjob-name"]
     return (not names or name in names) and (not reasons or failure.get("reason") in reasons)
@@ -357,5 +357,5 @@ def _failed_finally(pod: Obj, policy: str) -> bool:
         return False
     if policy == "Never":
         return True
-    states = ((each.get("state") or {}).get("terminated") for each in pod["status"].get("containerStatuses") or ())
+    states = ((status.get("state") or {}).get("terminated") for status in pod["status"].get("containerStatuses") or ())
     return not any(state and int(state.get("exitCode") or 0) >= FIRST_RETRYABLE_CODE for state in states)

@@ -28,7 +28,9 @@ class AutoScalingNodeGroups:
         _check(instance_id)
         with aws.translate_errors(f"describe Auto Scaling instance {instance_id}", _NOT_NOW):
             answer = self._reader.describe_auto_scaling_instances(InstanceIds=[instance_id])
-        found = next((each for each in answer["AutoScalingInstances"] if each["InstanceId"] == instance_id), None)
+        found = next(
+            (instance for instance in answer["AutoScalingInstances"] if instance["InstanceId"] == instance_id), None
+        )
         group = self.group(found["AutoScalingGroupName"]) if found else None
         if found is None or group is None:
             return None
@@ -42,7 +44,7 @@ class AutoScalingNodeGroups:
     def group(self, name: str) -> NodeGroup | None:
         with aws.translate_errors(f"describe Auto Scaling group {name}", _NOT_NOW):
             answer = self._reader.describe_auto_scaling_groups(AutoScalingGroupNames=[name])
-        found = next((each for each in answer["AutoScalingGroups"] if each["AutoScalingGroupName"] == name), None)
+        found = next((group for group in answer["AutoScalingGroups"] if group["AutoScalingGroupName"] == name), None)
         if found is None:
             return None
         tags = {tag["Key"]: tag.get("Value", "") for tag in found.get("Tags", ())}
@@ -52,8 +54,8 @@ class AutoScalingNodeGroups:
             cluster=cluster,
             nodegroup=nodegroup,
             desired=found["DesiredCapacity"],
-            in_service=sum(each["LifecycleState"] == IN_SERVICE for each in found.get("Instances", ())),
-            suspended=tuple(sorted(each["ProcessName"] for each in found.get("SuspendedProcesses", ()))),
+            in_service=sum(instance["LifecycleState"] == IN_SERVICE for instance in found.get("Instances", ())),
+            suspended=tuple(sorted(process["ProcessName"] for process in found.get("SuspendedProcesses", ()))),
             has_auto_repair=bool(nodegroup) and self._has_auto_repair(cluster, nodegroup),
         )
 

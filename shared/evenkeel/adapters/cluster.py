@@ -259,9 +259,9 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
     def workloads(self, cluster: str) -> tuple[ObservedWorkload, ...]:
         selector = {"labelSelector": f"{JOB_LABEL},{FLEET_LABEL}={self._fleet}"}
         listed = [
-            each
+            item
             for kind in (JOB, *self._operated(cluster))
-            for each in self._of_kind(cluster, kind, trim=workloads.trim, **selector)
+            for item in self._of_kind(cluster, kind, trim=workloads.trim, **selector)
         ]
         pods = self._list_trimmed(cluster, _PODS, workloads.trim, selector)
         kueue = self._kueue_workloads(cluster) if any(map(kueue_workloads.is_queued_in_kueue, listed)) else {}
@@ -271,16 +271,16 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         """Return the kinds whose operators a cluster has. An operator can be installed at any time."""
         known = self._known_kinds.get(cluster, frozenset())
         if len(known) < len(OPERATED):
-            served = {each["name"] for each in (self._api(cluster).get(_GROUPS) or {}).get("groups") or ()}
-            missing = (each for each in OPERATED if each.kind not in known and each.group in served)
-            known |= {each.kind for each in missing if self._is_served(cluster, each)}
+            served = {group["name"] for group in (self._api(cluster).get(_GROUPS) or {}).get("groups") or ()}
+            missing = (resource for resource in OPERATED if resource.kind not in known and resource.group in served)
+            known |= {resource.kind for resource in missing if self._is_served(cluster, resource)}
             self._known_kinds[cluster] = known
-        return [each for each in OPERATED if each.kind in known]
+        return [resource for resource in OPERATED if resource.kind in known]
 
     def _is_served(self, cluster: str, kind: WorkloadResource) -> bool:
         """Whether a cluster has a kind. Its API group can exist without it."""
         served = self._api(cluster).get(f"/apis/{kind.api_version}") or {}
-        return any(each["name"] == kind.plural for each in served.get("resources") or ())
+        return any(resource["name"] == kind.plural for resource in served.get("resources") or ())
 
     def _of_kind(
         self,
@@ -293,7 +293,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         """Return the workloads of a kind, each with its kind; none if its operator was removed."""
         try:
             found = self._list_trimmed(cluster, kind.path(namespace), trim, query)
-            return [{**each, "kind": str(kind.kind)} for each in found]
+            return [{**item, "kind": str(kind.kind)} for item in found]
         except NotFound:
             if not kind.operator or self._is_served(cluster, kind):
                 raise  # whether there are workloads is unknown
@@ -331,7 +331,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
             return {}
         path = f"{_KUEUE}/{group['preferredVersion']['version']}/localqueues"
         labelled = self._all(cluster, _NAMESPACES, labelSelector=_KUEUE_NAMESPACE_SELECTOR)
-        found = {each["metadata"]["name"]: f"its label {_KUEUE_NAMESPACE_SELECTOR}" for each in labelled}
+        found = {namespace["metadata"]["name"]: f"its label {_KUEUE_NAMESPACE_SELECTOR}" for namespace in labelled}
         with contextlib.suppress(NotFound):  # this definition of Kueue may not be installed yet
             queues = map(_namespaced_name, self._all(cluster, path))
             found |= {namespace: f"its LocalQueue {name}" for namespace, name in queues}

@@ -24,13 +24,13 @@ def describe_connection_error(error: BaseException) -> str:
         return str(error).rstrip(".")  # this sentence of botocore is clear and names the endpoint
     causes = [error, *_causes(error)]
     for kind, words in _NAMED:
-        if found := next((each for each in causes if isinstance(each, kind)), None):
+        if found := next((cause for cause in causes if isinstance(cause, kind)), None):
             return _with_reason(words, found)
-    for each in causes:
-        if isinstance(each, OSError) and each.strerror:
-            return each.strerror[0].lower() + each.strerror[1:]
+    for cause in causes:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror[0].lower() + cause.strerror[1:]
     for kind, words in _UNNAMED:
-        if any(isinstance(each, kind) for each in causes):
+        if any(isinstance(cause, kind) for cause in causes):
             return words
     return type(error).__name__
 
@@ -42,9 +42,9 @@ def _causes(error: BaseException) -> list[BaseException]:
         wrapped.append(inner)
     if error.__cause__ is not None:
         wrapped.append(error.__cause__)
-    return [found for each in wrapped for found in (each, *_causes(each))]
+    return [found for cause in wrapped for found in (cause, *_causes(cause))]
 
 
 def _with_reason(words: str, error: BaseException) -> str:
-    reason = next((str(each.reason) for each in (error, *_causes(error)) if isinstance(each, ssl.SSLError)), "")
+    reason = next((str(cause.reason) for cause in (error, *_causes(error)) if isinstance(cause, ssl.SSLError)), "")
     return f"{words} ({reason.replace('_', ' ').lower()})" if reason and reason != "None" else words

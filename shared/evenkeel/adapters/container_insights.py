@@ -94,8 +94,8 @@ def _batches(nodes: Sequence[FleetNode]) -> Iterator[Sequence[FleetNode]]:
     """Yield the nodes of each call, all of one cluster. A node without a node object publishes nothing."""
     joined = sorted((node for node in nodes if node.node_name), key=lambda node: node.life.cluster)
     for _, members in groupby(joined, key=lambda node: node.life.cluster):
-        each = list(members)
-        yield from (each[start : start + _NODES_PER_CALL] for start in range(0, len(each), _NODES_PER_CALL))
+        batch = list(members)
+        yield from (batch[start : start + _NODES_PER_CALL] for start in range(0, len(batch), _NODES_PER_CALL))
 
 
 def _attempt(nodes: Sequence[FleetNode]) -> str:

@@ -28,7 +28,7 @@ def read_kueue(workload: Mapping[str, Any], position: int | None = None) -> Kueu
     spec, status = workload.get("spec") or {}, workload.get("status") or {}
     admission = status.get("admission") or {}
     assigned = admission.get("podSetAssignments") or ()
-    flavors = (str(flavor) for each in assigned for flavor in (each.get("flavors") or {}).values())
+    flavors = (str(flavor) for assignment in assigned for flavor in (assignment.get("flavors") or {}).values())
     past = ("accumulatedPastExecutionTimeSeconds", "accumulatedPastExexcutionTimeSeconds")
     return KueueStatus(
         name=workload["metadata"]["name"],
@@ -58,12 +58,12 @@ def read_kueue(workload: Mapping[str, Any], position: int | None = None) -> Kueu
 
 def read_queue(listed: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], KueueStatus]:
     """Return the status of Kueue's Workloads, by namespace and UID of their Jobs. A waiting one has its position."""
-    found = {job: (each, read_kueue(each)) for each in listed if (job := owner_of_workload(each))[1]}
+    found = {job: (workload, read_kueue(workload)) for workload in listed if (job := owner_of_workload(workload))[1]}
     lengths: Counter[tuple[str, str]] = Counter()
     positions: dict[tuple[str, str], int] = {}
-    for uid, (each, status) in sorted(found.items(), key=lambda item: _queue_order(*item[1])):
+    for uid, (workload, status) in sorted(found.items(), key=lambda item: _queue_order(*item[1])):
         if status.is_pending and status.is_active:
-            queue = (each["metadata"]["namespace"], status.queue)
+            queue = (workload["metadata"]["namespace"], status.queue)
             lengths[queue] += 1
             positions[uid] = lengths[queue]
     return {uid: status.but(position=positions.get(uid)) for uid, (_, status) in found.items()}

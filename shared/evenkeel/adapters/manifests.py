@@ -130,7 +130,11 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
         "subdomain": attempt.workload_name,
         "terminationGracePeriodSeconds": spec.job.grace_seconds,
         **({"priorityClassName": spec.job.priority_class} if spec.job.priority_class and not is_kueue_job else {}),
-        **({"tolerations": [each.to_pod() for each in spec.job.tolerations]} if spec.job.tolerations else {}),
+        **(
+            {"tolerations": [toleration.to_pod() for toleration in spec.job.tolerations]}
+            if spec.job.tolerations
+            else {}
+        ),
         "affinity": {
             **({"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": node_terms}}} if node_terms else {}),
             # Each node gets a single pod, even if a pod needs less than a whole node.
@@ -280,7 +284,7 @@ def capacity_job(spec: CapacitySpec, fleet: str, taints: Iterable[Mapping[str, A
             or on nodes of another rental that ends, and Karpenter would launch no new node.
     """
     tolerated = dict.fromkeys(
-        [(AWAITING_VALIDATION_TAINT, "NoSchedule"), *((each["key"], each["effect"]) for each in taints)]
+        [(AWAITING_VALIDATION_TAINT, "NoSchedule"), *((taint["key"], taint["effect"]) for taint in taints)]
     )
     own_labels = {"app.kubernetes.io/managed-by": "evenkeel", FLEET_LABEL: fleet, RENTAL_LABEL: spec.name}
     pod = {
@@ -336,8 +340,8 @@ def _volumes(job: JobSpec) -> list[Json]:
         {"name": "shared-memory", "emptyDir": shared},
         *({"name": name, "persistentVolumeClaim": {"claimName": claim}} for claim, name in _claim_volumes(job).items()),
         *(
-            {"name": f"scratch-{index}", "emptyDir": {"sizeLimit": f"{each.size_gib}Gi"}}
-            for index, each in enumerate(job.scratch)
+            {"name": f"scratch-{index}", "emptyDir": {"sizeLimit": f"{folder.size_gib}Gi"}}
+            for index, folder in enumerate(job.scratch)
         ),
     ]
 
@@ -345,8 +349,8 @@ def _volumes(job: JobSpec) -> list[Json]:
 def _claim_volumes(job: JobSpec) -> dict[str, str]:
     """Return the volume of each claim. Kubernetes mounts a volume as often as a pod needs it."""
     found = {job.checkpoint_claim: "checkpoints"} if job.checkpoint_claim else {}
-    for each in job.volumes:
-        found.setdefault(each.claim, f"claim-{len(found)}")
+    for volume in job.volumes:
+        found.setdefault(volume.claim, f"claim-{len(found)}")
     return found
 
 
@@ -358,14 +362,14 @@ def _mounts(job: JobSpec) -> list[Json]:
         *([{"name": volumes[claim], "mountPath": checkpoint_mount(job.checkpoint_uri)}] if claim else []),
         *(
             {
-                "name": volumes[each.claim],
-                "mountPath": each.mount_path,
-                **({"subPath": each.sub_path} if each.sub_path else {}),
-                **({"readOnly": True} if each.read_only else {}),
+                "name": volumes[volume.claim],
+                "mountPath": volume.mount_path,
+                **({"subPath": volume.sub_path} if volume.sub_path else {}),
+                **({"readOnly": True} if volume.read_only else {}),
             }
-            for each in job.volumes
+            for volume in job.volumes
         ),
-        *({"name": f"scratch-{index}", "mountPath": each.mount_path} for index, each in enumerate(job.scratch)),
+        *({"name": f"scratch-{index}", "mountPath": folder.mount_path} for index, folder in enumerate(job.scratch)),
     ]
 
 
@@ -398,7 +402,7 @@ def _resume(spec: LaunchSpec) -> dict[str, str]:
     terms = spec.terms
     if terms is None:
         return {"EVENKEEL_RESUME_FROM": spec.resume_from}
-    distrust, damaged = terms.distrust, ",".join(f"{each.attempt}/{each.step}" for each in terms.damaged)
+    distrust, damaged = terms.distrust, ",".join(f"{point.attempt}/{point.step}" for point in terms.damaged)
     return {
         **({"EVENKEEL_DISTRUST_AFTER": rfc3339(distrust.after)} if distrust and distrust.after else {}),
         **({"EVENKEEL_DISTRUST_THROUGH": str(distrust.through_attempt)} if distrust else {}),

@@ -37,7 +37,7 @@ MESSAGE_LIMIT = 500
 def has_condition(item: Mapping[str, Any], *kinds: str) -> bool:
     """Whether any of these conditions is true."""
     conditions = (item.get("status") or {}).get("conditions") or ()
-    return any(each["type"] in kinds and each["status"] == "True" for each in conditions)
+    return any(condition["type"] in kinds and condition["status"] == "True" for condition in conditions)
 
 
 def parse_instant(text: str | None) -> datetime | None:
@@ -52,7 +52,7 @@ def parse_instant(text: str | None) -> datetime | None:
 def owner_of(item: Mapping[str, Any]) -> tuple[str, str]:
     """Return kind and name of an object's controller; empty if it has none."""
     owners = item["metadata"].get("ownerReferences") or ()
-    return next(((str(each["kind"]), str(each["name"])) for each in owners if each.get("controller")), ("", ""))
+    return next(((str(owner["kind"]), str(owner["name"])) for owner in owners if owner.get("controller")), ("", ""))
 
 
 def accelerators_in(quantities: Mapping[str, Any]) -> tuple[str, int]:
@@ -73,4 +73,6 @@ def parse_quantity(resource: str, quantity: str | float) -> int:
 
 def condition_of(status: Mapping[str, Any], kind: str, value: str) -> Mapping[str, Any] | None:
     conditions = status.get("conditions") or ()
-    return next((each for each in conditions if each["type"] == kind and each["status"] == value), None)
+    return next(
+        (condition for condition in conditions if condition["type"] == kind and condition["status"] == value), None
+    )

@@ -27,7 +27,7 @@ def recreation_of(pod: Mapping[str, Any], kind: str, chain: Sequence[Mapping[str
         kind: Kind of its workload; empty for a bare pod.
         chain: The workloads above it that `adapters/workload_resources.py` lists, the nearest first.
     """
-    if kind == WorkloadKind.HYPERPOD_PYTORCH_JOB or any(has_auto_resume(each) for each in (pod, *chain)):
+    if kind == WorkloadKind.HYPERPOD_PYTORCH_JOB or any(has_auto_resume(obj) for obj in (pod, *chain)):
         return PodRecreation.BY_HYPERPOD
     if kind not in set(WorkloadKind):
         return PodRecreation.BY_OWNER if kind else PodRecreation.NEVER
@@ -36,8 +36,8 @@ def recreation_of(pod: Mapping[str, Any], kind: str, chain: Sequence[Mapping[str
 
 def consent_of(*items: Mapping[str, Any]) -> Consent:
     """Read the label of a job, or else of its pods: the first object that has the label decides."""
-    for each in items:
-        value = (each["metadata"].get("labels") or {}).get(RESUME_LABEL)
+    for item in items:
+        value = (item["metadata"].get("labels") or {}).get(RESUME_LABEL)
         if value is not None:
             return Consent.ALLOWED if value == RESUME_ALLOWED else Consent.FORBIDDEN
     return Consent.UNSET
@@ -79,7 +79,7 @@ def _job_restarts(job: Mapping[str, Any]) -> bool:
 def _action_on_disruption(spec: Mapping[str, Any]) -> str:
     """Return the action of the first rule of a pod failure policy that names disruptions; empty if none does."""
     for rule in (spec.get("podFailurePolicy") or {}).get("rules") or ():
-        if any(each.get("type") == _DISRUPTION for each in rule.get("onPodConditions") or ()):
+        if any(condition.get("type") == _DISRUPTION for condition in rule.get("onPodConditions") or ()):
             return str(rule.get("action", ""))
     return ""
 
@@ -103,4 +103,4 @@ def _job_set_restarts(job_set: Mapping[str, Any], job: Mapping[str, Any]) -> boo
 def _pytorch_job_restarts(job: Mapping[str, Any]) -> bool:
     """Whether every replica is restarted. Without a policy, it is `OnFailure`."""
     replicas = (job.get("spec") or {}).get("pytorchReplicaSpecs") or {}
-    return all((each.get("restartPolicy") or "OnFailure") != "Never" for each in replicas.values())
+    return all((replica.get("restartPolicy") or "OnFailure") != "Never" for replica in replicas.values())

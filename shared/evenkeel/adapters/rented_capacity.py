@@ -86,8 +86,8 @@ class KubernetesCapacity:
     def claims(self, cluster: str, pool: str) -> tuple[NodeClaim, ...]:
         found = self._all(cluster, _CLAIMS, labelSelector=f"{KARPENTER_LABEL}={pool}")
         return tuple(
-            NodeClaim(name=each["metadata"]["name"], node_name=(each.get("status") or {}).get("nodeName") or "")
-            for each in found
+            NodeClaim(name=event["metadata"]["name"], node_name=(event.get("status") or {}).get("nodeName") or "")
+            for event in found
         )
 
     def delete_claim(self, cluster: str, name: str) -> None:
@@ -98,7 +98,7 @@ class KubernetesCapacity:
             cluster, _EVENTS, fieldSelector=f"involvedObject.kind=NodeClaim,reason={_LAUNCH_FAILED_REASON}"
         )
         matching = [
-            each for each in found if _is_of_pool(each, pool) and _event_time(each) >= since.replace(microsecond=0)
+            event for event in found if _is_of_pool(event, pool) and _event_time(event) >= since.replace(microsecond=0)
         ]
         return str(max(matching, key=_event_time).get("message") or _LAUNCH_FAILED_REASON)[:300] if matching else ""
 

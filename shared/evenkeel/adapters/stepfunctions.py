@@ -63,7 +63,7 @@ class StepFunctionsWorkflows:
         query = {"stateMachineArn": self._arn(workflow), "statusFilter": "RUNNING", "maxResults": _LISTED_AT_ONCE}
         with aws.translate_errors(f"list running executions of {workflow}", _ERRORS_BY_CODE):
             pages = self._client.get_paginator("list_executions").paginate(**query)
-            return frozenset(each["name"] for page in pages for each in page["executions"])
+            return frozenset(execution["name"] for page in pages for execution in page["executions"])
 
     def _arn(self, workflow: WorkflowName) -> str:
         try:

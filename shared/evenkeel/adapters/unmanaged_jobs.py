@@ -124,7 +124,7 @@ class KubernetesUnmanagedJobs:
         path = f"{_KUEUE}/{version}/namespaces/{job.namespace}/workloads"
         owner = (job.namespace, job.uid)
         listed = self._all(cluster, path) if group else []
-        found = next((each for each in listed if kueue_workloads.owner_of_workload(each) == owner), None)
+        found = next((workload for workload in listed if kueue_workloads.owner_of_workload(workload) == owner), None)
         if found is None:
             raise Conflict(f"{job.label} has no Workload of Kueue")
         self._api(cluster).patch(f"{path}/{found['metadata']['name']}", {"spec": {"active": is_active}})
@@ -194,7 +194,9 @@ def read_job(item: Mapping[str, Any], pods: Iterable[Json], controllers: Control
         uid=metadata["uid"],
         state=_state(item),
         consent=consent_of(item, *own),
-        owner=next((f"{each['kind']} {each['name']}" for each in metadata.get("ownerReferences") or ()), ""),
+        owner=next(
+            (f"{reference['kind']} {reference['name']}" for reference in metadata.get("ownerReferences") or ()), ""
+        ),
         recreation=recreation_of(own[0] if own else item, kind, chain),
         is_queued=kueue_workloads.is_queued_in_kueue(item),
         has_managed_labels=any(
@@ -237,7 +239,8 @@ def _has_ended(pod: Mapping[str, Any]) -> bool:
 def _ended_at(pod: Mapping[str, Any]) -> datetime | None:
     """Return when the last container of a pod ended."""
     states = [
-        (each.get("state") or {}).get("terminated") for each in (pod.get("status") or {}).get("containerStatuses") or ()
+        (status.get("state") or {}).get("terminated")
+        for status in (pod.get("status") or {}).get("containerStatuses") or ()
     ]
     return max(filter(None, (parse_instant((state or {}).get("finishedAt")) for state in states)), default=None)
 
@@ -276,14 +279,14 @@ def checkpoint_place(item: Mapping[str, Any]) -> str:
 def _pod_templates(item: Mapping[str, Any]) -> Iterator[Json]:
     spec = item.get("spec") or {}
     yield spec.get("template") or {}
-    for each in spec.get("replicatedJobs") or ():
-        yield ((each.get("template") or {}).get("spec") or {}).get("template") or {}
-    for each in (*(spec.get("pytorchReplicaSpecs") or {}).values(), *(spec.get("replicaSpecs") or ())):
-        yield each.get("template") or {}
+    for job in spec.get("replicatedJobs") or ():
+        yield ((job.get("template") or {}).get("spec") or {}).get("template") or {}
+    for replica_spec in (*(spec.get("pytorchReplicaSpecs") or {}).values(), *(spec.get("replicaSpecs") or ())):
+        yield replica_spec.get("template") or {}
 
 
 def _place_in_variables(container: Mapping[str, Any]) -> str:
-    values = {each.get("name"): each.get("value") for each in container.get("env") or ()}
+    values = {variable.get("name"): variable.get("value") for variable in container.get("env") or ()}
     return next((f"{values[name]} (variable {name})" for name in _CHECKPOINT_VARIABLES if values.get(name)), "")
 
 

@@ -84,7 +84,10 @@ def trim_placed_pod(pod: Json) -> Json | None:
 
 def _pod_requests(spec: Mapping[str, Any]) -> Json:
     containers = {
-        kind: [{name: each[name] for name in ("resources", "restartPolicy") if name in each} for each in spec[kind]]
+        kind: [
+            {name: container[name] for name in ("resources", "restartPolicy") if name in container}
+            for container in spec[kind]
+        ]
         for kind in ("containers", "initContainers")
         if spec.get(kind)
     }
@@ -123,13 +126,14 @@ def _tolerations(tolerations: Iterable[Mapping[str, Any]]) -> tuple[Toleration, 
     """Parse a pod's tolerations. A toleration with an unknown operator or effect is left out."""
     return tuple(
         Toleration(
-            key=each.get("key") or "",
-            operator=Operator(each.get("operator") or Operator.EQUAL),
-            value=each.get("value") or "",
-            effect=Effect(each["effect"]) if each.get("effect") else None,
+            key=toleration.get("key") or "",
+            operator=Operator(toleration.get("operator") or Operator.EQUAL),
+            value=toleration.get("value") or "",
+            effect=Effect(toleration["effect"]) if toleration.get("effect") else None,
         )
-        for each in tolerations
-        if (each.get("operator") or Operator.EQUAL) in set(Operator) and (each.get("effect") or None) in {None, *Effect}
+        for toleration in tolerations
+        if (toleration.get("operator") or Operator.EQUAL) in set(Operator)
+        and (toleration.get("effect") or None) in {None, *Effect}
     )
 
 

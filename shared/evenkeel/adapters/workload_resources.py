@@ -43,13 +43,16 @@ OPERATED = (
     ),
 )
 """The kinds whose pods an operator creates. A cluster serves a kind only if its operator is installed."""
-RESOURCES: Mapping[WorkloadKind, WorkloadResource] = {each.kind: each for each in (JOB, *OPERATED)}
+RESOURCES: Mapping[WorkloadKind, WorkloadResource] = {resource.kind: resource for resource in (JOB, *OPERATED)}
 
 
 def resource_of(owner: Mapping[str, Any]) -> WorkloadResource | None:
     """Return the kind that an owner reference names; None if it is none of these kinds. Its version does not count."""
     group = str(owner.get("apiVersion", "")).partition("/")[0]
-    return next((each for each in RESOURCES.values() if (each.kind, each.group) == (owner.get("kind"), group)), None)
+    return next(
+        (resource for resource in RESOURCES.values() if (resource.kind, resource.group) == (owner.get("kind"), group)),
+        None,
+    )
 
 
 def rank_of(pod: Mapping[str, Any]) -> int:
@@ -65,7 +68,7 @@ def rank_of(pod: Mapping[str, Any]) -> int:
     if KUBEFLOW_INDEX in labels:
         return _number(labels[KUBEFLOW_INDEX])
     owners = metadata.get("ownerReferences") or ()
-    kinds = {each.get("kind") for each in owners if each.get("controller")}
+    kinds = {owner.get("kind") for owner in owners if owner.get("controller")}
     return _number(metadata["name"].rpartition("-")[2]) if WorkloadKind.HYPERPOD_PYTORCH_JOB in kinds else _NO_RANK
 
 

@@ -47,10 +47,10 @@ class Owner(NamedTuple):
 
 def controlling_workload(item: Mapping[str, Any]) -> Owner:
     """Return the workload that an object names as its controller, whatever controls that workload."""
-    for each in item["metadata"].get("ownerReferences") or ():
-        found = resource_of(each) if each.get("controller") else None
+    for reference in item["metadata"].get("ownerReferences") or ():
+        found = resource_of(reference) if reference.get("controller") else None
         if found is not None:
-            return Owner(found.kind, str(each["name"]), str(each["uid"]))
+            return Owner(found.kind, str(reference["name"]), str(reference["uid"]))
     return Owner()
 
 
@@ -62,7 +62,7 @@ class Controllers:
 
     def __init__(self, listed: Iterable[Json]) -> None:
         """Read the owner references of workloads. The chain ends at a workload that is not listed."""
-        self._items = {str(each["metadata"]["uid"]): each for each in listed}
+        self._items = {str(item["metadata"]["uid"]): item for item in listed}
 
     def of(self, item: Mapping[str, Any]) -> Owner:
         """Return the last workload above an object."""
@@ -111,14 +111,14 @@ def read_workloads(
     found: dict[_Group, Json] = {}
     jobs: dict[_Group, list[Json]] = {}
     members: dict[_Group, list[Json]] = {}
-    for each in workloads:
-        name, owner = attempt_of(each), controlling_workload(each)
+    for workload in workloads:
+        name, owner = attempt_of(workload), controlling_workload(workload)
         if not name:
             continue
         if owner.uid and owner.name == workload_name(*name):
-            jobs.setdefault((each["metadata"]["namespace"], *name, owner.uid), []).append(each)
-        elif each["metadata"]["name"] == workload_name(*name):
-            found[(each["metadata"]["namespace"], *name, each["metadata"]["uid"])] = each
+            jobs.setdefault((workload["metadata"]["namespace"], *name, owner.uid), []).append(workload)
+        elif workload["metadata"]["name"] == workload_name(*name):
+            found[(workload["metadata"]["namespace"], *name, workload["metadata"]["uid"])] = workload
     for pod in pods:
         name, owner = attempt_of(pod), controllers.of(pod)
         if name and owner.uid and owner.name == workload_name(*name):
@@ -156,7 +156,7 @@ def _workload(
         kueue: Kueue's status of it.
     """
     namespace, job_id, attempt, uid = group
-    decisions = {decision_of(each) for each in ([item] if item else pods)}
+    decisions = {decision_of(obj) for obj in ([item] if item else pods)}
     return ObservedWorkload(
         job_id=job_id,
         attempt=attempt,
@@ -195,7 +195,11 @@ def has_failed(job: Mapping[str, Any]) -> bool:
 def was_disrupted(job: Mapping[str, Any]) -> bool:
     """Whether a Job failed because a pod was evicted or its node ended. The pod failure policy records this."""
     conditions = (job.get("status") or {}).get("conditions") or ()
-    reasons = {each.get("reason") for each in conditions if each["type"] in _FAILED and each["status"] == "True"}
+    reasons = {
+        condition.get("reason")
+        for condition in conditions
+        if condition["type"] in _FAILED and condition["status"] == "True"
+    }
     return "PodFailurePolicy" in reasons
 
 

@@ -97,7 +97,7 @@ def escaped(text: str) -> str:
     A carriage return becomes a line end, because a progress bar may write no other line end for hours.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return "".join(_escape(each) for each in text)
+    return "".join(_escape(character) for character in text)
 
 
 def _escape(character: str) -> str:

@@ -8,7 +8,7 @@ _MOST = 5
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Return an error message for an unknown name. It suggests similar names, or lists the existing ones."""
-    names = sorted({each for each in known if each})
+    names = sorted({known_name for known_name in known if known_name})
     text = f"There is no {kind} {name}."
     if near := similar_names(name, names):
         return f"{text} Did you mean {near}?"
@@ -22,7 +22,9 @@ def similar_names(name: str, known: Iterable[str]) -> str:
     """Return the known names that are similar to a name: `a, b or c`; empty if there are none."""
     names = sorted(set(known))
     near = difflib.get_close_matches(name, names, n=_MOST, cutoff=0.5)
-    near += [each for each in names if name and each not in near and (name in each or each in name)]
+    near += [
+        candidate for candidate in names if name and candidate not in near and (name in candidate or candidate in name)
+    ]
     return _listed(near[:_MOST]) if near else ""
 
 

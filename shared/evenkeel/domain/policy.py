@@ -46,7 +46,7 @@ class Policy(Section):
     @property
     def pools_for_jobs(self) -> tuple[RentedPool, ...]:
         """The pools in which Evenkeel may rent nodes for jobs: all pools that no serving Deployment uses."""
-        taken = {name for each in self.scheduling.serving for name in each.rents_from}
+        taken = {name for workload in self.scheduling.serving for name in workload.rents_from}
         return tuple(pool for pool in self.burst.pools if pool.name not in taken)
 
     def pools_for(self, serving: ServingWorkload) -> tuple[RentedPool, ...]:
@@ -57,15 +57,17 @@ class Policy(Section):
     def _serving_has_pools_of_its_own(self) -> Self:
         by_name = {pool.name: pool for pool in self.burst.pools}
         owners: dict[str, str] = {}
-        for each in self.scheduling.serving:
-            for name in each.rents_from:
+        for workload in self.scheduling.serving:
+            for name in workload.rents_from:
                 pool = by_name.get(name)
-                if pool is None or pool.cluster != each.cluster:
-                    raise ValueError(f"serving {each.label}: there is no pool {name} to rent from in {each.cluster}")
+                if pool is None or pool.cluster != workload.cluster:
+                    raise ValueError(
+                        f"serving {workload.label}: there is no pool {name} to rent from in {workload.cluster}"
+                    )
                 if not pool.taints:
-                    raise ValueError(f"serving {each.label}: {name} needs a taint, or other pods may start there")
-                if owners.setdefault(name, each.label) != each.label:
-                    raise ValueError(f"{name} is a pool of {owners[name]} and of {each.label}: name it only once")
+                    raise ValueError(f"serving {workload.label}: {name} needs a taint, or other pods may start there")
+                if owners.setdefault(name, workload.label) != workload.label:
+                    raise ValueError(f"{name} is a pool of {owners[name]} and of {workload.label}: name it only once")
         return self
 
     @model_validator(mode="after")
@@ -128,11 +130,11 @@ def _beyond(where: str, part: object) -> Iterator[tuple[str, int]]:
             for name, field in fields.items():
                 yield from _beyond(f"{where}.{field.alias or name}", getattr(part, name))
         case Mapping():
-            for name, each in part.items():
-                yield from _beyond(f"{where}.{name}", each)
+            for name, value in part.items():
+                yield from _beyond(f"{where}.{name}", value)
         case tuple():
-            for index, each in enumerate(part):
-                yield from _beyond(f"{where}[{index}]", each)
+            for index, value in enumerate(part):
+                yield from _beyond(f"{where}[{index}]", value)
         case int() | float():
             most = next((most for unit, most in _MOST.items() if where.endswith(unit)), LARGEST)
             if not 0 <= part <= most:

@@ -135,11 +135,11 @@ class SourceReport(Value):
 
     def joined(self, other: Self) -> Self:
         """Return the joint report of two functions: the newest answer, and the failures after it."""
-        answers = [each.seen_at for each in (self, other) if each.seen_at]
+        answers = [state.seen_at for state in (self, other) if state.seen_at]
         seen_at = max(answers, default=None)
-        failed = [each for each in (self, other) if each.error and (seen_at is None or each.tried_at > seen_at)]
-        last = max(failed, key=lambda each: each.tried_at, default=None)
-        first = min((each.failing_since or each.tried_at for each in failed), default=None)
+        failed = [state for state in (self, other) if state.error and (seen_at is None or state.tried_at > seen_at)]
+        last = max(failed, key=lambda state: state.tried_at, default=None)
+        first = min((state.failing_since or state.tried_at for state in failed), default=None)
         return type(self)(
             tried_at=max(self.tried_at, other.tried_at),
             seen_at=seen_at,
@@ -220,7 +220,9 @@ def judge(
         now: The current time.
         is_running: Whether the schedules are on.
     """
-    ages = tuple(_judge_one(each, reports.get(each.name), policy, now, is_running=is_running) for each in expected)
+    ages = tuple(
+        _judge_one(source, reports.get(source.name), policy, now, is_running=is_running) for source in expected
+    )
     stale = [age.source.target for age in ages if age.source.kind is SourceKind.KUBERNETES_LIST and _is_stale(age)]
     return tuple(_with_stale_clusters(age, stale) for age in ages) if stale else ages
 

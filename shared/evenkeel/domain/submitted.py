@@ -79,10 +79,10 @@ class SubmittedField(NamedTuple):
 def submitted_fields(kind: type[BaseModel]) -> tuple[SubmittedField, ...]:
     """Return the fields of a type that a caller may submit, in the order of their declaration."""
     return tuple(
-        SubmittedField(name, field, each)
+        SubmittedField(name, field, constraint)
         for name, field in kind.model_fields.items()
-        for each in field.metadata
-        if isinstance(each, Submitted)
+        for constraint in field.metadata
+        if isinstance(constraint, Submitted)
     )
 
 
@@ -94,14 +94,14 @@ def from_request(kind: type[BaseModel], document: Mapping[str, Any]) -> dict[str
         document: The request, with only the fields that the caller set.
     """
     found: dict[str, Any] = {}
-    for each in submitted_fields(kind):
-        *groups, own = each.path
+    for field in submitted_fields(kind):
+        *groups, own = field.path
         place: Mapping[str, Any] = document
         for group in groups:
             place = place.get(group) or {}
         if own in place:
-            value, model = place[own], each.model
-            found[each.name] = value if model is None or value is None else from_request(model, value)
+            value, model = place[own], field.model
+            found[field.name] = value if model is None or value is None else from_request(model, value)
     return found
 
 
@@ -114,13 +114,13 @@ def shown_fields(value: Value, *, only_public: bool = False) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     document = value.to_json()
-    for each in submitted_fields(type(value)):
-        if each.terms.is_withheld or (only_public and not each.terms.is_public):
+    for field in submitted_fields(type(value)):
+        if field.terms.is_withheld or (only_public and not field.terms.is_public):
             continue
-        *groups, own = each.path
+        *groups, own = field.path
         place = found
         for group in groups:
             place = place.setdefault(group, {})
-        inner = getattr(value, each.name)
-        place[own] = shown_fields(inner) if isinstance(inner, Value) else document[to_camel(each.name)]
+        inner = getattr(value, field.name)
+        place[own] = shown_fields(inner) if isinstance(inner, Value) else document[to_camel(field.name)]
     return found

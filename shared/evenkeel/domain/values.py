@@ -113,8 +113,8 @@ def booleans_for_numbers(kind: Any, document: Any, place: Place = ()) -> Iterato
         yield from _in_mapping(kind, document, place)
     elif isinstance(document, list | tuple):
         inner = next((get_args(part)[0] for part in alternatives(kind) if get_origin(part) in _LISTS), None)
-        for index, each in enumerate(document):
-            yield from booleans_for_numbers(inner, each, (*place, index))
+        for index, item in enumerate(document):
+            yield from booleans_for_numbers(inner, item, (*place, index))
 
 
 def _in_mapping(kind: Any, document: Mapping[Any, Any], place: Place) -> Iterator[Place]:
@@ -125,8 +125,8 @@ def _in_mapping(kind: Any, document: Mapping[Any, Any], place: Place) -> Iterato
         for known, field in (models[0].model_fields.items() if len(models) == 1 else ())
         for name in (known, field.alias or known)
     }
-    for name, each in document.items():
-        yield from booleans_for_numbers(fields.get(name, values), each, (*place, str(name)))
+    for name, item in document.items():
+        yield from booleans_for_numbers(fields.get(name, values), item, (*place, str(name)))
 
 
 _LISTS = (tuple, list, set, frozenset, Sequence)
@@ -137,5 +137,5 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
     if get_origin(kind) is Annotated:
         return alternatives(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
-        return tuple(part for each in get_args(kind) for part in alternatives(each))
+        return tuple(part for argument in get_args(kind) for part in alternatives(argument))
     return (kind,)

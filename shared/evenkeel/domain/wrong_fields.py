@@ -96,11 +96,11 @@ def _together(messages: Sequence[str]) -> str:
     """Join the messages of a union type into one: `must be a whole number, a number or text, not a list`."""
     distinct = list(dict.fromkeys(messages))
     given = {message.rpartition(", not ")[2] for message in distinct}
-    if len(distinct) == 1 or len(given) > 1 or not all(each.startswith("must be ") for each in distinct):
+    if len(distinct) == 1 or len(given) > 1 or not all(text.startswith("must be ") for text in distinct):
         # A message of Evenkeel's own validator is the most precise one.
-        return next((each for each in distinct if not each.startswith("must be ")), distinct[0])
-    expected = [each.rpartition(", not ")[0].removeprefix("must be ") for each in distinct]
-    expected = [each for each in expected if not (each == "a whole number" and "a number" in expected)]
+        return next((text for text in distinct if not text.startswith("must be ")), distinct[0])
+    expected = [text.rpartition(", not ")[0].removeprefix("must be ") for text in distinct]
+    expected = [text for text in expected if not (text == "a whole number" and "a number" in expected)]
     listed = f"{', '.join(expected[:-1])} or {expected[-1]}" if len(expected) > 1 else expected[0]
     return f"must be {listed}, not {given.pop()}"
 

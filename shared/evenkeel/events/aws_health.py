@@ -133,7 +133,7 @@ def parse(document: dict[str, Any]) -> ParsedEvent | Ignored | Unknown:
     detail = event.detail
     if detail.event_scope_code == "PUBLIC":
         return Ignored("a public event that names no instance")
-    is_affected = {each.entity_value: _is_affected(each, detail) for each in detail.affected_entities}
+    is_affected = {entity.entity_value: _is_affected(entity, detail) for entity in detail.affected_entities}
     instances = [value for value in is_affected if INSTANCE_ID.fullmatch(value)]
     type_code, fault_key = detail.event_type_code[:80], detail.fault_key
     if not fault_key:
@@ -141,7 +141,7 @@ def parse(document: dict[str, Any]) -> ParsedEvent | Ignored | Unknown:
         return Unknown(reason) if instances else Ignored(f"{reason}, and it names no instance")
     facts: list[Fact] = [_node_fact(event, value) for value in instances if is_affected[value]]
     if fault_key == "health:ultraserver_maintenance":
-        racks = (each.entity_value for each in detail.affected_entities if _is_affected(each, detail))
+        racks = (entity.entity_value for entity in detail.affected_entities if _is_affected(entity, detail))
         facts += [_group_fact(event, value) for value in racks if value not in instances]
     return ParsedEvent(tuple(facts), _parts(document)) if facts else Ignored(f"{type_code} affects no instance")
 

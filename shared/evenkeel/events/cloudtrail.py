@@ -94,7 +94,7 @@ class _Record(EventModel):
 
 
 def _texts(value: object) -> list[str]:
-    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
 def _hyperpod(record: _Record) -> Iterable[tuple[str, str]]:
@@ -102,7 +102,7 @@ def _hyperpod(record: _Record) -> Iterable[tuple[str, str]]:
     asked, answer = record.request_parameters or {}, record.response_elements or {}
     source, names = (answer, _ACCEPTED) if any(name in answer for name in _ACCEPTED) else (asked, _REQUESTED)
     instances, logical = (_texts(source.get(name)) for name in names)
-    return [*((each, "") for each in instances), *(("", each) for each in logical)]
+    return [*((logical_id, "") for logical_id in instances), *(("", logical_id) for logical_id in logical)]
 
 
 _ACCEPTED = ("successful", "successfulNodeLogicalIds")
@@ -112,12 +112,12 @@ _REQUESTED = ("nodeIds", "nodeLogicalIds")
 def _ec2(record: _Record) -> Iterable[tuple[str, str]]:
     found = (record.request_parameters or {}).get("instancesSet")
     entries = found.get("items") if isinstance(found, dict) else None
-    ids = [each.get("instanceId") for each in entries or () if isinstance(each, dict)]
-    return [(each, "") for each in ids if isinstance(each, str)]
+    ids = [entry.get("instanceId") for entry in entries or () if isinstance(entry, dict)]
+    return [(id_, "") for id_ in ids if isinstance(id_, str)]
 
 
 def _group(record: _Record) -> Iterable[tuple[str, str]]:
-    return [(each, "") for each in _texts([(record.request_parameters or {}).get("instanceId")])]
+    return [(text, "") for text in _texts([(record.request_parameters or {}).get("instanceId")])]
 
 
 _Targets = Callable[[_Record], Iterable[tuple[str, str]]]

@@ -26,7 +26,9 @@ def reading(reason: str, message: str = "") -> Reading | None:
         number = xid["number"].lstrip("0") or "0"
         if driver_lines.is_cleanup(number):
             return None
-        exact = (each for each in driver_lines.readings(message) if each.code.partition("/")[0] == number)
+        exact = (
+            candidate for candidate in driver_lines.readings(message) if candidate.code.partition("/")[0] == number
+        )
         return next(exact, Reading(driver_lines.xid_key(number, message), number))
     code = reason if _REASON.fullmatch(reason) else "unreadable"
     numbered = _NUMBERED.fullmatch(reason)

@@ -38,9 +38,11 @@ def readings(condition: str, message: str) -> tuple[Reading, ...]:
     default = (Reading(_FAULTS[condition], condition),)
     if not condition.startswith(_FROM_KERNEL_LOG):
         return default
-    lines = tuple(each for each in driver_lines.readings(message) if each.code != driver_lines.UNPARSED)
+    lines = tuple(reading for reading in driver_lines.readings(message) if reading.code != driver_lines.UNPARSED)
     numbers = [match["number"].lstrip("0") or "0" for match in _XID.finditer(message)]
     if lines or not numbers or condition != "SysLogsXIDError":
         return lines or default
-    faults = (Reading(driver_lines.xid_key(each), each) for each in numbers if not driver_lines.is_cleanup(each))
+    faults = (
+        Reading(driver_lines.xid_key(number), number) for number in numbers if not driver_lines.is_cleanup(number)
+    )
     return tuple(dict.fromkeys(faults))

@@ -39,7 +39,7 @@ def readings(code: str, line: str) -> tuple[Reading, ...]:
     key = fault_key(code)
     if not key:
         return ()
-    where = next((each for each in found if each.gpu), Reading(key, code))
+    where = next((reading for reading in found if reading.gpu), Reading(key, code))
     return (Reading(key, code, where.gpu, where.link),)
 
 

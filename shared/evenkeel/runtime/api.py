@@ -464,7 +464,7 @@ def _field_names(model: type[BaseModel], place: Iterable[int | str]) -> tuple[st
     """Return the field names of the model at a path in a document."""
     for part in place:
         # An index of a list or a key of a map is not a field. All objects inside have the same type.
-        field = next((each for name, each in model.model_fields.items() if part in (name, each.alias)), None)
+        field = next((field for name, field in model.model_fields.items() if part in (name, field.alias)), None)
         model = next(_models_in(field.annotation), model) if field else model
     return tuple(field.alias or name for name, field in model.model_fields.items())
 

@@ -75,20 +75,20 @@ def request_model(name: str, kind: type[BaseModel], base: type[B], groups: Mappi
     """
     fields: dict[str, Any] = {}
     members: dict[str, list[SubmittedField]] = {}
-    for each in submitted_fields(kind):
-        *group, own = each.path
-        fields[group[0] if group else own] = None if group else _field(each)
+    for field in submitted_fields(kind):
+        *group, own = field.path
+        fields[group[0] if group else own] = None if group else _field(field)
         if group:
-            members.setdefault(group[0], []).append(each)
+            members.setdefault(group[0], []).append(field)
     for group_name, inner in members.items():
         model = _created(
             f"{group_name[:1].upper()}{group_name[1:]}Body", Body, (groups or {})[group_name], map(_named_field, inner)
         )
-        model.sources = {each.path[-1]: (kind, each.name) for each in inner}
-        is_optional = any(each.terms.is_required for each in inner)
+        model.sources = {field.path[-1]: (kind, field.name) for field in inner}
+        is_optional = any(field.terms.is_required for field in inner)
         fields[group_name] = (model | None, None) if is_optional else (model, model())
     created = _created(name, base, (kind if base is Body else base).__doc__, fields.items())
-    created.sources = {each.path[0]: (kind, each.name) for each in submitted_fields(kind) if len(each.path) == 1}
+    created.sources = {field.path[0]: (kind, field.name) for field in submitted_fields(kind) if len(field.path) == 1}
     return created
 
 
@@ -96,14 +96,14 @@ def _created(name: str, base: type[B], text: str | None, fields: Iterable[tuple[
     return create_model(name, __base__=base, __doc__=text, __module__=__name__, **dict(fields))
 
 
-def _named_field(each: SubmittedField) -> tuple[str, tuple[Any, Any]]:
-    return each.path[-1], _field(each)
+def _named_field(field: SubmittedField) -> tuple[str, tuple[Any, Any]]:
+    return field.path[-1], _field(field)
 
 
-def _field(each: SubmittedField) -> tuple[Any, Any]:
-    default = each.field.default if each.terms.default is None else each.terms.default
-    kind = _request_type(each.field.annotation, each.terms, may_be_empty=default == "")
-    if each.field.is_required() or each.terms.is_required:
+def _field(field: SubmittedField) -> tuple[Any, Any]:
+    default = field.field.default if field.terms.default is None else field.terms.default
+    kind = _request_type(field.field.annotation, field.terms, may_be_empty=default == "")
+    if field.field.is_required() or field.terms.is_required:
         return (kind, ...)
     return (kind, kind() if isinstance(default, BaseModel) else default)
 

@@ -50,7 +50,9 @@ def run(document: Any, world: World) -> Json:
         request = Request.model_validate(document)
     except ValidationError as error:
         return {"error": f"not a self-test: {error.error_count()} fields are not valid"}
-    rights = [KubernetesPermission(each.verb, each.group, each.resource, each.namespace) for each in request.rights]
+    rights = [
+        KubernetesPermission(right.verb, right.group, right.resource, right.namespace) for right in request.rights
+    ]
     return {
         "version": __version__,
         "mode": world.settings.mode.value,
@@ -67,8 +69,13 @@ def _cluster(world: World, name: str, rights: list[KubernetesPermission], reques
         found["serverVersion"] = world.cluster.server_version(name)
         missing = world.cluster.missing_rights(name, rights)
         found["missing"] = [
-            {"verb": each.verb, "group": each.group, "resource": each.resource, "namespace": each.namespace}
-            for each in missing
+            {
+                "verb": permission.verb,
+                "group": permission.group,
+                "resource": permission.resource,
+                "namespace": permission.namespace,
+            }
+            for permission in missing
         ]
         if _READ_NODE in rights and _READ_NODE not in missing:
             # The server answers version and access reviews from memory. Only reading an object proves that it works.

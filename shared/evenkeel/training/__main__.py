@@ -81,8 +81,11 @@ def _report(storage: Storage, choice: ResumeChoice, options: argparse.Namespace)
         sys.stdout.write(f"{json.dumps(document)}\n")
         return
     sys.stdout.write(f"{choice.reason}\n")
-    for each in choice.rejected:
-        sys.stdout.write(f"  step {each['step']} of attempt {each['attempt']}  {each['code']}: {each['detail']}\n")
+    for rejection in choice.rejected:
+        sys.stdout.write(
+            f"  step {rejection['step']} of attempt {rejection['attempt']}  "
+            f"{rejection['code']}: {rejection['detail']}\n"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -167,7 +167,7 @@ class Manifest:
         return tuple(
             sorted(
                 (shard for rank_and_size, shard in named if rank_and_size and rank_and_size[0] == rank),
-                key=lambda each: each.key,
+                key=lambda shard: shard.key,
             )
         )
 

@@ -147,7 +147,7 @@ class ResumeChoice:
     @property
     def would_discard_checkpoints(self) -> bool:
         """Whether a start at step 0 would discard finished checkpoints, because none of them is valid."""
-        return self.resume_from is None and any(each["code"] in UNPROVED for each in self.rejected)
+        return self.resume_from is None and any(rejection["code"] in UNPROVED for rejection in self.rejected)
 
 
 def choose(
@@ -469,7 +469,7 @@ def _chosen(proof: Proof, rejected: list[Rejection]) -> ResumeChoice:
         resume_from=ResumePoint(checkpoint.attempt, checkpoint.step, proof.key),
         grade=proof.grade,
         reason=f"{text} Rejected: {_summary(rejected)}." if rejected else text,
-        rejected=tuple(each.to_json() for each in rejected),
+        rejected=tuple(rejection.to_json() for rejection in rejected),
         began_at=proof.began_at,
         throughput=proof.throughput,
     )
@@ -479,10 +479,13 @@ def _none_valid(rejected: list[Rejection]) -> ResumeChoice:
     if not rejected:
         return ResumeChoice(None, NONE, "The job has no checkpoint yet, so training starts at step 0.")
     reason = f"No checkpoint is valid. Rejected: {_summary(rejected)}."
-    return ResumeChoice(None, NONE, reason, tuple(each.to_json() for each in rejected))
+    return ResumeChoice(None, NONE, reason, tuple(rejection.to_json() for rejection in rejected))
 
 
 def _summary(rejected: list[Rejection]) -> str:
-    named = [f"step {each.checkpoint.step} of attempt {each.checkpoint.attempt} ({each.code})" for each in rejected[:3]]
+    named = [
+        f"step {rejection.checkpoint.step} of attempt {rejection.checkpoint.attempt} ({rejection.code})"
+        for rejection in rejected[:3]
+    ]
     more = len(rejected) - len(named)
     return ", ".join(named) + (f" and {more} more" if more else "")

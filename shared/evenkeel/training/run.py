@@ -309,9 +309,9 @@ class Run:
             raise ValueError(f"rank 0 got the records of {len(records)} of {self.world_size} ranks")
         complete = replace(
             manifest,
-            started_at=min(read_instant(each["startedAt"]) for each in records),
+            started_at=min(read_instant(record["startedAt"]) for record in records),
             created_at=datetime.now(UTC),
-            shards=tuple(Shard.from_json(entry) for each in records for entry in each["shards"]),
+            shards=tuple(Shard.from_json(entry) for record in records for entry in record["shards"]),
         )
         _require_all_shards(complete)
         _require_readable_size(complete)
@@ -546,7 +546,8 @@ def _damaged(environment: Mapping[str, str]) -> frozenset[Checkpoint]:
     """Return the checkpoints that earlier attempts could not read. The variable has the form `attempt/step,…`."""
     try:
         pairs = [
-            each.split("/") for each in filter(None, environment.get("EVENKEEL_DAMAGED_CHECKPOINTS", "").split(","))
+            checkpoint.split("/")
+            for checkpoint in filter(None, environment.get("EVENKEEL_DAMAGED_CHECKPOINTS", "").split(","))
         ]
         return frozenset(Checkpoint(attempt=int(attempt), step=int(step)) for attempt, step in pairs)
     except ValueError as error:

@@ -129,4 +129,4 @@ class CyclePlan(NamedTuple):
     @property
     def waiting(self) -> int:
         """Number of pending jobs that do not start."""
-        return sum(each.action is not Action.ADMIT for each in self.decisions)
+        return sum(decision.action is not Action.ADMIT for decision in self.decisions)

@@ -255,7 +255,7 @@ def from_quota_decision(facts: AdmissionFacts, weighed: CycleDecision) -> Admiss
             admitted = _admitted(facts, f"{weighed.reason} ", use)
             return admitted.model_copy(update={"alternatives": (*admitted.alternatives, *considered)})
         case Result.PREEMPTING:
-            victims = tuple(JobToPreempt(job_id=each.workload_id, reason=each.reason) for each in weighed.victims)
+            victims = tuple(JobToPreempt(job_id=victim.workload_id, reason=victim.reason) for victim in weighed.victims)
             return _decided(facts, Action.PREEMPT, weighed.reason, considered).model_copy(update={"victims": victims})
         case Result.NO_NODES:
             reason = f"The job's quota is available. {weighed.reason}"
@@ -282,15 +282,14 @@ def _shortage_text(weighed: CycleDecision) -> str:
     """Say what the last evaluated flavor was short of."""
     for attempts in weighed.assignment.attempts:
         for attempt in reversed(attempts):
-            for each in attempt.compared:
-                if each.mode is not FlavorMode.FIT:
+            for inequality in attempt.compared:
+                if inequality.mode is not FlavorMode.FIT:
                     wanted, free, most = (
-                        quantities.text(each.resource, max(0, amount))
-                        for amount in (each.wanted, each.available, each.potential)
+                        quantities.text(inequality.resource, max(0, amount))
+                        for amount in (inequality.wanted, inequality.available, inequality.potential)
                     )
-                    return (
-                        f" The job asks for {wanted} {each.resource} of {attempt.flavor}: {free} free, {most} at most."
-                    )
+                    amounts = f"{wanted} {inequality.resource} of {attempt.flavor}: {free} free, {most} at most"
+                    return f" The job asks for {amounts}."
             if attempt.why:
                 whole = f"{attempt.why[:1].upper()}{attempt.why[1:]}."
                 return f" {attempt.flavor}: {attempt.why}" if attempt.flavor else f" {whole}"
@@ -304,9 +303,9 @@ def _rejected_flavors(weighed: CycleDecision) -> Iterator[Alternative]:
             if attempt.flavor in given:
                 continue
             compared = "; ".join(
-                f"{quantities.text(each.resource, each.wanted)} {each.resource} requested, "
-                f"{quantities.text(each.resource, max(0, each.available))} free"
-                for each in attempt.compared
+                f"{quantities.text(inequality.resource, inequality.wanted)} {inequality.resource} requested, "
+                f"{quantities.text(inequality.resource, max(0, inequality.available))} free"
+                for inequality in attempt.compared
             )
             why = attempt.why or compared or attempt.mode.name
             yield Alternative(option=f"flavor {attempt.flavor}", why_not=f"{why.rstrip('.')}.")

@@ -90,7 +90,7 @@ def decide_cycle(
     snapshot = snapshot._replace(pending=queue_plan.pending)
     queue, decisions = queue_plan.queue, queue_plan.decisions
     serving_rentals = _plan_serving_rentals(snapshot, queue_plan, policy, now)
-    planned = (each for plan in serving_rentals for each in plan.to_rent)
+    planned = (decision for plan in serving_rentals for decision in plan.to_rent)
     rented = snapshot.rented.with_planned(planned, policy.burst.pools)
     placements = rent_plan.plan_placements(snapshot, queue, decisions, rented, policy, now)
     has_teams = snapshot.setup.has_teams
@@ -149,8 +149,8 @@ def _hand_over_to_kueue(snapshot: CycleSnapshot, now: datetime) -> QueuePlan:
     """Hand each job over to the LocalQueue of its team, where Kueue alone admits jobs."""
     shares = NodeShares(())
     asked = (with_open_amounts(AdmissionRequest.of(job), shares) for job in snapshot.eligible_jobs())
-    requests = sorted(asked, key=lambda each: each.queue_order_key)
-    delegated = (delegate_to_kueue(each, snapshot.setup.local_queue_of(each.team), now) for each in requests)
+    requests = sorted(asked, key=lambda request: request.queue_order_key)
+    delegated = (delegate_to_kueue(request, snapshot.setup.local_queue_of(request.team), now) for request in requests)
     return QueuePlan(
         queue=QueueSnapshot(setup=snapshot.setup, charges=snapshot.held, memory=snapshot.memory),
         pending=snapshot.pending,
@@ -209,7 +209,7 @@ def _with_serving(policy: Policy, snapshot: CycleSnapshot) -> Policy:
     """Return the policy without the serving workloads of clusters that could not be read."""
     if not snapshot.unreadable:
         return policy
-    serving = tuple(each for each in policy.scheduling.serving if each.cluster not in snapshot.unreadable)
+    serving = tuple(workload for workload in policy.scheduling.serving if workload.cluster not in snapshot.unreadable)
     return policy.but(scheduling=policy.scheduling.but(serving=serving))
 
 
@@ -307,11 +307,11 @@ def _victims_to_ask(snapshot: CycleSnapshot, queue: QueueSnapshot, decided: Admi
     """Return the victims that were not asked to stop yet, each with Kueue's reason."""
     attempts = {charge.job_id: charge.attempt for charge in queue.charges}
     return {
-        each.job_id: each.reason
-        for each in decided.victims
-        if each.job_id not in queue.stopping
-        and (job := snapshot.holders.get(each.job_id))
-        and job.current_attempt == attempts.get(each.job_id)
+        victim.job_id: victim.reason
+        for victim in decided.victims
+        if victim.job_id not in queue.stopping
+        and (job := snapshot.holders.get(victim.job_id))
+        and job.current_attempt == attempts.get(victim.job_id)
     }
 
 
@@ -319,11 +319,11 @@ def _with_stops(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: d
     """Return the plan with the jobs that leave their nodes for another reason than a preemption or a resize."""
     queue, decisions = plan.queue_plan.queue, plan.decisions
     asked = {name for step in plan.steps if isinstance(step, Preemption) for name in step.victims}
-    asked |= {each.job_id for each in plan.resizes.planned}
+    asked |= {resize.job_id for resize in plan.resizes.planned}
     departure = rent_plan.next_departure(snapshot, queue, decisions, asked, policy, now)
     asked |= {departure.job_id} if departure else set()
     reservation_stops = rent_plan.reservation_stops(snapshot, queue, asked, policy, now)
-    asked |= {each.facts.candidate.job_id for each in reservation_stops}
+    asked |= {stop.facts.candidate.job_id for stop in reservation_stops}
     queue_stops = tuple(_queue_stops(snapshot, queue, {*asked, *plan.memory.stopping}))
     return plan._replace(departure=departure, reservation_stops=reservation_stops, queue_stops=queue_stops)
 

@@ -34,11 +34,18 @@ class SchedulingPolicy(Section):
 
     def reservation_of(self, cluster: str, pool: str) -> Reservation | None:
         """Return the reservation of a pool; None if no end of it is known."""
-        return next((each.stretch for each in self.reservations if (each.cluster, each.pool) == (cluster, pool)), None)
+        return next(
+            (
+                reservation.stretch
+                for reservation in self.reservations
+                if (reservation.cluster, reservation.pool) == (cluster, pool)
+            ),
+            None,
+        )
 
     @model_validator(mode="after")
     def _pools_end_once(self) -> Self:
-        places = [(each.cluster, each.pool) for each in self.reservations]
+        places = [(reservation.cluster, reservation.pool) for reservation in self.reservations]
         if len({*places}) < len(places):
             raise ValueError("two reservations of the same pool")
         return self

@@ -37,7 +37,7 @@ class QueueCursors(NamedTuple):
         if ALL_JOBS not in self.next_page:
             return self._replace(barriers=())
         known = {name for name, _ in self.barriers}
-        waits = [each.job_id for each in decisions if each.blocks_queue and each.job_id not in known]
+        waits = [decision.job_id for decision in decisions if decision.blocks_queue and decision.job_id not in known]
         found = sorted((name in self.page, name) for name in waits)
         added = tuple((name, self.page_cursor if is_behind else cursor_after_head) for is_behind, name in found)
         return self._replace(barriers=(*self.barriers, *added))
@@ -47,7 +47,7 @@ class QueueCursors(NamedTuple):
 
         The jobs behind that barrier were blocked by it, so they come before the jobs of the present page.
         """
-        waits = {each.job_id for each in decisions if each.action in (Action.WAIT, Action.BLOCKED)}
+        waits = {decision.job_id for decision in decisions if decision.action in (Action.WAIT, Action.BLOCKED)}
         for index, (name, cursor) in enumerate(self.barriers):
             if name not in waits:
                 return self._replace(next_page={**self.next_page, ALL_JOBS: cursor}, barriers=self.barriers[:index])

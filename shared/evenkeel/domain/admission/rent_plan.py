@@ -56,9 +56,9 @@ def jobs_without_nodes(snapshot: CycleSnapshot, decisions: Iterable[AdmissionDec
     """Return the pending jobs that wait for nodes and have no rental, in queue order."""
     serving = snapshot.rented.serving
     return tuple(
-        snapshot.pending[each.job_id]
-        for each in decisions
-        if each.action in _RENTABLE_ACTIONS and each.job_id not in serving
+        snapshot.pending[decision.job_id]
+        for decision in decisions
+        if decision.action in _RENTABLE_ACTIONS and decision.job_id not in serving
     )
 
 
@@ -107,7 +107,7 @@ def plan_placements(
         found[job.job_id] = placement
         if placement.action is not PlacementAction.RENT:
             continue
-        pool = next(each for each in policy.burst.pools if each.name == placement.pool)
+        pool = next(rented_pool for rented_pool in policy.burst.pools if rented_pool.name == placement.pool)
         why_not = why_rental_would_not_help(
             job.job_id, pool, _decisions_on_rental(job, pool, snapshot, queue, policy, now)
         )
@@ -144,10 +144,10 @@ def capacity_left(
 ) -> tuple[NodeCapacity, ...]:
     """Return the capacities without the amounts that the admitted jobs take."""
     taken = {
-        life.key: each.facts.request.per_node
-        for each in decisions
-        if each.action is Action.ADMIT
-        for life in each.nodes
+        life.key: decision.facts.request.per_node
+        for decision in decisions
+        if decision.action is Action.ADMIT
+        for life in decision.nodes
     }
     return with_taken(capacities, taken)
 
@@ -160,7 +160,7 @@ def why_rental_would_not_help(job_id: str, pool: Pool, decisions: Iterable[Admis
         pool: The pool to rent from.
         decisions: The decisions about the fleet with these nodes.
     """
-    decided = next((each for each in decisions if each.job_id == job_id), None)
+    decided = next((decision for decision in decisions if decision.job_id == job_id), None)
     if decided is not None and decided.action is Action.ADMIT and decided.pool == pool.name:
         return ""
     why = decided.reason if decided else "The job is not at the head of its queue."
@@ -230,7 +230,7 @@ def _committed_left(
     capacities: Iterable[NodeCapacity], decisions: Sequence[AdmissionDecision]
 ) -> tuple[NodeCapacity, ...]:
     """Return the committed nodes that jobs on rented nodes may migrate to; none while pending jobs wait for nodes."""
-    if any(each.action in _WAITING_FOR_NODES for each in decisions):
+    if any(decision.action in _WAITING_FOR_NODES for decision in decisions):
         return ()
     return tuple(capacity for capacity in capacity_left(capacities, decisions) if not capacity.reserved_for)
 
@@ -279,10 +279,16 @@ def _committed_target(
 def charges_on_ending_reservations(queue: QueueSnapshot, policy: Policy, now: datetime) -> dict[str, Charge]:
     """Return the charges on reservations that end soon, by job."""
     ending = {
-        (each.cluster, each.pool) for each in policy.scheduling.reservations if each.usable_until - _LOOKAHEAD <= now
+        (reservation.cluster, reservation.pool)
+        for reservation in policy.scheduling.reservations
+        if reservation.usable_until - _LOOKAHEAD <= now
     }
     there = {(capacity.cluster, capacity.pool) for capacity in queue.capacities} & ending
-    held = {each.job_id: each for each in queue.charges if each.node_names and (each.cluster, each.pool) in there}
+    held = {
+        charge.job_id: charge
+        for charge in queue.charges
+        if charge.node_names and (charge.cluster, charge.pool) in there
+    }
     return dict(sorted(held.items()))
 
 

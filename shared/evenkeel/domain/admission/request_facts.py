@@ -19,7 +19,10 @@ from evenkeel.domain.renting.cost import RiskLimits
 
 def with_reservation_ends(capacities: Iterable[NodeCapacity], policy: Policy) -> tuple[NodeCapacity, ...]:
     """Return the node capacities, each node of a reservation with the time by which jobs must have left it."""
-    ends = {(each.cluster, each.pool): each.usable_until for each in policy.scheduling.reservations}
+    ends = {
+        (reservation.cluster, reservation.pool): reservation.usable_until
+        for reservation in policy.scheduling.reservations
+    }
     if not ends:
         return tuple(capacities)
     return tuple(

@@ -45,7 +45,7 @@ class ResizeAnswer(Value):
 def resize_answer(facts: ResizeFacts) -> ResizeAnswer:
     """Decide about one job's size. A record replays through this function alone."""
     decided = _decided(facts)
-    mine = next((each for each in decided.resizes if each.job_id == facts.job_id), None)
+    mine = next((resize for resize in decided.resizes if resize.job_id == facts.job_id), None)
     if mine is None:
         return ResizeAnswer(action="KEEP", nodes=0, reason=decided.reason, alternatives=decided.alternatives)
     action = "GROW" if mine.to_nodes > mine.from_nodes else "SHRINK" if mine.to_nodes else "END"
@@ -93,7 +93,7 @@ class ResizePlan(Value):
     @property
     def planned(self) -> tuple[PlannedResize, ...]:
         """All planned size changes."""
-        shrinks = (each for planned in self.shrinks_by_waiter.values() for each in planned)
+        shrinks = (resize for planned in self.shrinks_by_waiter.values() for resize in planned)
         return (*shrinks, *((self.growth,) if self.growth else ()))
 
 

@@ -183,10 +183,10 @@ class _Planner:
         tried: set[tuple[object, ...]] = set()
         helped = 0
         # Jobs that would preempt come first: other jobs shrink before any is preempted.
-        for decided in sorted(waiting, key=lambda each: each.action is not Action.PREEMPT):
+        for decided in sorted(waiting, key=lambda decision: decision.action is not Action.PREEMPT):
             request = requests[decided.job_id]
-            fresh = {each.job_id for each in decided.victims} - self.queue.stopping
-            if decided.victims and not fresh and not any(self.left.get(each.job_id) for each in decided.victims):
+            fresh = {victim.job_id for victim in decided.victims} - self.queue.stopping
+            if decided.victims and not fresh and not any(self.left.get(victim.job_id) for victim in decided.victims):
                 continue  # all victims end. A victim that only shrinks frees less than the rules count on.
             # If shrinking does not help one job, it does not help another with the same request.
             size = (request.nodes, request.accelerators_per_node, request.instance_types)
@@ -194,21 +194,21 @@ class _Planner:
             if shape in tried or len(tried) == _MAX_TRIED or helped == _MAX_HELPED:
                 continue
             candidates = self._candidates(request, fresh, runners)
-            if not any(each.sizes for each in candidates.values()):
+            if not any(candidate.sizes for candidate in candidates.values()):
                 continue
             tried.add(shape)
             # Jobs that shrinking cannot help do not count against the limit; otherwise they would starve the rest.
             if not self._would_help(request, candidates):
                 continue
             helped += 1
-            planned = self._shrinks_for_job(request, candidates, {each.job_id for each in decided.victims})
+            planned = self._shrinks_for_job(request, candidates, {victim.job_id for victim in decided.victims})
             if planned:
                 found[request.job_id] = planned
         return found
 
     def _would_help(self, request: AdmissionRequest, candidates: Mapping[str, ElasticJob]) -> bool:
         """Whether a waiting job starts if all candidates free as many nodes as they can."""
-        left = {name: each.nodes - _max_nodes_freed(each) for name, each in candidates.items()}
+        left = {name: job.nodes - _max_nodes_freed(job) for name, job in candidates.items()}
         return self._would_start(request.with_nodes(min(_acceptable_sizes(request))), left)
 
     def _shrinks_for_job(
@@ -219,11 +219,13 @@ class _Planner:
         The candidates that lose least may free nodes but not the quota that the job lacks. So the victims of the queue
         rules are tried next, and then the jobs of each team by themselves.
         """
-        teams = sorted({each.team for each in candidates.values()}, key=lambda team: (team != request.team, team))
+        teams = sorted(
+            {candidate.team for candidate in candidates.values()}, key=lambda team: (team != request.team, team)
+        )
         groups = [
             candidates,
-            {name: each for name, each in candidates.items() if name in victims},
-            *({name: each for name, each in candidates.items() if each.team == team} for team in teams),
+            {name: job for name, job in candidates.items() if name in victims},
+            *({name: job for name, job in candidates.items() if job.team == team} for team in teams),
         ]
         tried = [group for index, group in enumerate(groups) if group and group not in groups[:index]]
         for size in _acceptable_sizes(request):
@@ -241,7 +243,7 @@ class _Planner:
 
         def fits(left: Mapping[str, int]) -> bool:
             capacities = self._fleet_after(left).capacities
-            return any(each.fitting >= demand.nodes for each in pool_fits(demand, capacities, self.scheduling))
+            return any(fit.fitting >= demand.nodes for fit in pool_fits(demand, capacities, self.scheduling))
 
         candidates = self._candidates(demand, set(), runners)
         if not candidates or fits({}):
@@ -268,37 +270,37 @@ class _Planner:
         best: tuple[float, tuple[PlannedResize, ...]] | None = None
         for offer in pool_fits(request, self._fleet_after({}).capacities, self.scheduling):
             kind = (request.cluster, offer.pool, offer.instance_type)
-            jobs = tuple(each for name, each in sorted(candidates.items()) if self._kind(name) == kind)
-            useless = sum(len(self._unschedulable_nodes(self.charges[each.job_id])) for each in jobs)
-            most = min(sum(_max_nodes_freed(each) for each in jobs), request.nodes + offer.reserved_spares + useless)
+            jobs = tuple(job for name, job in sorted(candidates.items()) if self._kind(name) == kind)
+            useless = sum(len(self._unschedulable_nodes(self.charges[job.job_id])) for job in jobs)
+            most = min(sum(_max_nodes_freed(job) for job in jobs), request.nodes + offer.reserved_spares + useless)
             tried = range(max(1, request.nodes - offer.fitting), most + 1)
             planned: dict[int, tuple[PlannedResize, ...]] = {}
 
             def is_enough(nodes: int, jobs=jobs, planned=planned) -> bool:  # type: ignore[no-untyped-def]
                 planned[nodes] = self._planned_shrinks(jobs, nodes, request.job_id)
-                return starts({each.job_id: each.resize.to_nodes for each in planned[nodes]})
+                return starts({change.job_id: change.resize.to_nodes for change in planned[nodes]})
 
             index = bisect_left(tried, True, key=is_enough)
             if index == len(tried):
                 continue
             found = planned[tried[index]]
-            lost = sum(each.resize.lost_gpu_seconds for each in found)
+            lost = sum(resize.resize.lost_gpu_seconds for resize in found)
             if best is None or lost < best[0]:
                 best = (lost, found)
-        if best is None or not any(each.resize.to_nodes for each in best[1]):
+        if best is None or not any(resize.resize.to_nodes for resize in best[1]):
             return ()  # no job would shrink, so the queue rules choose the victims
-        self.left |= {each.job_id: each.resize.to_nodes for each in best[1]}
+        self.left |= {resize.job_id: resize.resize.to_nodes for resize in best[1]}
         return best[1]
 
     def _planned_shrinks(self, jobs: tuple[ElasticJob, ...], nodes: int, waiting_id: str) -> tuple[PlannedResize, ...]:
         facts = ShrinkFacts(jobs=jobs, nodes=nodes, waiting_id=waiting_id)
         return tuple(
             PlannedResize(
-                facts=ResizeFacts(job_id=each.job_id, shrink=facts),
-                resize=each,
-                attempt=self.charges[each.job_id].attempt,
+                facts=ResizeFacts(job_id=resize.job_id, shrink=facts),
+                resize=resize,
+                attempt=self.charges[resize.job_id].attempt,
             )
-            for each in plan_shrink(jobs, nodes, NEEDS_IT).resizes
+            for resize in plan_shrink(jobs, nodes, NEEDS_IT).resizes
         )
 
     def _candidates(self, request: AdmissionRequest, fresh: set[str], runners: list[Job]) -> dict[str, ElasticJob]:
@@ -356,10 +358,10 @@ class _Planner:
             left: Job → the number of nodes that it keeps.
         """
         fleet = self._fleet_after(left)
-        asked = tuple(request if each.job_id == request.job_id else each for each in fleet.pending)
+        asked = tuple(request if other.job_id == request.job_id else other for other in fleet.pending)
         capacities = reserve_for_replicas(self.demands, fleet.capacities, self.scheduling)
         decisions = self._decide(fleet._replace(capacities=capacities, pending=asked))
-        return any(each.job_id == request.job_id and each.action is Action.ADMIT for each in decisions)
+        return any(decision.job_id == request.job_id and decision.action is Action.ADMIT for decision in decisions)
 
     def _decide(self, queue: QueueSnapshot) -> tuple[AdmissionDecision, ...]:
         return decide_queue(queue, self.policy, self.now)
@@ -400,7 +402,7 @@ class _Planner:
             and capacity.is_unused
             and capacity.accelerators
         }
-        return dict(sorted(found.items(), key=lambda each: (each[1], each[0]))[:_MAX_IDLE_NODES])
+        return dict(sorted(found.items(), key=lambda gain: (gain[1], gain[0]))[:_MAX_IDLE_NODES])
 
     def _growth(self, idle: Mapping[str, datetime]) -> PlannedResize | None:
         by_kind: dict[NodeKind, list[Job]] = {}
@@ -455,7 +457,7 @@ class _Planner:
             update={"nodes": nodes, "wanted": 0, "sizes": (), "is_resize": True, "queued_at": job.queued_at}
         )
         decisions = self._decide(fleet._replace(pending=(asked,)))
-        return any(each.action is Action.ADMIT for each in decisions)
+        return any(decision.action is Action.ADMIT for decision in decisions)
 
     def _has_waiting_jobs(self, kind: NodeKind) -> bool:
         """Whether a job waits that could take nodes of a kind, at any of its sizes, if enough were free."""

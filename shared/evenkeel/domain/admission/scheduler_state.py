@@ -99,5 +99,5 @@ class SchedulerState(Value):
         return self.but(
             sticky={queue: head for queue, head in self.sticky.items() if queue in setup.by_name},
             stopping={name: head for name, head in self.stopping.items() if name in held},
-            evictions=tuple(each for each in self.evictions if (now - each.at).total_seconds() < guard),
+            evictions=tuple(eviction for eviction in self.evictions if (now - eviction.at).total_seconds() < guard),
         )

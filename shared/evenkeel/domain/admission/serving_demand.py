@@ -107,14 +107,14 @@ def satisfied_replicas(
         if capacity.reserved_for == UNASSIGNED
     }
     found = {}
-    for each in registered:
-        if each.rents_from:
-            name, there = holder_id(each), pods.get(each.cluster, ())
+    for workload in registered:
+        if workload.rents_from:
+            name, there = holder_id(workload), pods.get(workload.cluster, ())
             left = free_replica_slots([rental for rental in rented.rentals if rental.job_id == name], there)
             # A replica on a node that is not assigned yet needs no other node.
             landed = sum(
-                unassigned.get((each.cluster, pod.node_name)) in each.rents_from
-                for pod in replicas_of(each.namespace, each.name, there)
+                unassigned.get((workload.cluster, pod.node_name)) in workload.rents_from
+                for pod in replicas_of(workload.namespace, workload.name, there)
             )
             found[name] = max(0, left - landed)
     return found
@@ -149,7 +149,7 @@ class ServingRentalPlan(NamedTuple):
     @property
     def to_rent(self) -> tuple[PlacementDecision, ...]:
         """The decisions to rent."""
-        return tuple(each for each in self.decisions if each.action is PlacementAction.RENT)
+        return tuple(decision for decision in self.decisions if decision.action is PlacementAction.RENT)
 
 
 def plan_serving_rentals(
@@ -163,12 +163,14 @@ def plan_serving_rentals(
         seen: The snapshot of the cycle. Its queue does not count: replicas take free nodes before any job.
         policy: Prices and caps.
     """
-    registered = {holder_id(each): each for each in policy.scheduling.serving if each.rents_from}
-    short = {holder_id(each.registered): each for each in demand.short}
-    places = {f"{each.cluster}/{each.job_id}": place for place, each in enumerate(demand.demands)}
-    labels = {name: f"{each.cluster}/{each.label}" for name, each in registered.items()}
+    registered = {holder_id(workload): workload for workload in policy.scheduling.serving if workload.rents_from}
+    short = {holder_id(shortfall.registered): shortfall for shortfall in demand.short}
+    places = {f"{request.cluster}/{request.job_id}": place for place, request in enumerate(demand.demands)}
+    labels = {name: f"{workload.cluster}/{workload.label}" for name, workload in registered.items()}
     seen, left, plans = seen._replace(queue=()), policy.burst.rentals_per_cycle, []
-    for name in sorted(registered, key=lambda each: (places.get(labels[each], len(places)), each)):
+    for name in sorted(
+        registered, key=lambda registered_name: (places.get(labels[registered_name], len(places)), registered_name)
+    ):
         plan = ServingRentalPlan(registered[name], *states.get(name, (ServingState.of(registered[name]), 0)))
         waiting = len(short[name].waiting) - demand.satisfied_replicas.get(name, 0) if name in short else 0
         if waiting > 0:

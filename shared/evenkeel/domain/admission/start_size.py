@@ -63,7 +63,7 @@ def fit_sizes(
         and (smaller := _smaller_sizes(request, now))
         and _needs_smaller_size(request, found[request.job_id].action)
     ]
-    tried = sorted(waiting, key=lambda each: each.queue_order_key)
+    tried = sorted(waiting, key=lambda admission_request: admission_request.queue_order_key)
     search = _SizeSearch(snapshot, policy, now)
     sizes = {request.job_id: request.sizes[0] for request in tried}
     best = found
@@ -75,7 +75,9 @@ def fit_sizes(
         sizes = starting  # the other jobs ask for their full size again, which may change what fits
     if not sizes:
         return decisions
-    for request in [each for each in tried if each.job_id in sizes][:_MAX_ENLARGED]:
+    for request in [admission_request for admission_request in tried if admission_request.job_id in sizes][
+        :_MAX_ENLARGED
+    ]:
         best = search.enlarge(request, sizes, best)
     return tuple(best.values())
 
@@ -105,7 +107,8 @@ class _SizeSearch(NamedTuple):
     def decide_at(self, sizes: Mapping[str, int]) -> dict[str, AdmissionDecision]:
         """Return the decision about each pending job if these jobs ask for these sizes."""
         asked = tuple(
-            each.with_nodes(sizes[each.job_id]) if each.job_id in sizes else each for each in self.snapshot.pending
+            request.with_nodes(sizes[request.job_id]) if request.job_id in sizes else request
+            for request in self.snapshot.pending
         )
         decisions = decide_queue(self.snapshot._replace(pending=asked), self.policy, self.now)
         return {decided.job_id: decided for decided in decisions}

@@ -101,7 +101,7 @@ class _TeamCycle:
         self.catalogue = instance_types.shipped()
         setup = snapshot.setup.queues
         self.queues = {queue.name: queue for queue in setup.queues}
-        self.flavors = {each.name: flavor_matching.with_labels(each) for each in setup.flavors}
+        self.flavors = {flavor.name: flavor_matching.with_labels(flavor) for flavor in setup.flavors}
         self.declared = QuotaDocuments(Profile.EVENKEEL, setup.rules)
         self.declared.queues = dict(self.queues)
         self.scheduler = Scheduler(setup.queues, setup.cohorts, self.flavors.values(), setup.rules, self._assign_nodes)
@@ -173,13 +173,13 @@ class _TeamCycle:
             holder = self.declared.job(document, charge.job_id).admitted
             assert holder is not None
             scheduler.restore(holder)
-        for each in self.snapshot.memory.evictions:
-            scheduler.snapshot.evicted_at[frozenset((each.preemptor, each.victim))] = each.at.timestamp()
+        for eviction in self.snapshot.memory.evictions:
+            scheduler.snapshot.evicted_at[frozenset((eviction.preemptor, eviction.victim))] = eviction.at.timestamp()
 
     # ------------------------------------------------------------ the order of decisions
 
     def run(self) -> tuple[AdmissionDecision, ...]:
-        waiting = sorted(self.snapshot.pending, key=lambda each: each.queue_order_key)
+        waiting = sorted(self.snapshot.pending, key=lambda admission_request: admission_request.queue_order_key)
         for request in waiting:
             if decision := self._decision_without_quota(request):
                 self.decided[request.job_id] = decision
@@ -188,7 +188,9 @@ class _TeamCycle:
                 self.jobs[request.job_id] = self._job(request)
         for group in (0, 1, 2):
             names = []
-            for name in [name for name, each in self.requests.items() if group == self._group_of(each)]:
+            for name in [
+                name for name, admission_request in self.requests.items() if group == self._group_of(admission_request)
+            ]:
                 # Admissions of an earlier group count towards the limits of this one.
                 if decision := self._decision_over_limit(self.requests[name]):
                     self.decided[name] = decision
@@ -239,7 +241,7 @@ class _TeamCycle:
         team = self.snapshot.setup.by_name[request.team]
         if team.max_accelerators_per_user is None and not team.budgets:
             return ()
-        held = [each for each in self.snapshot.charges if each.team == team.name]
+        held = [charge for charge in self.snapshot.charges if charge.team == team.name]
         spent = {period: found for (of, period), found in self.snapshot.spent.items() if of == team.name}
         return usage_limits(
             team,
@@ -321,7 +323,9 @@ class _TeamCycle:
                 )
             )
             is_all = len(places) == len(self.snapshot.capacities)
-            self.nodes_by_flavors[given] = None if is_all else lambda each: (each.cluster, each.node_name) in places
+            self.nodes_by_flavors[given] = (
+                None if is_all else lambda capacity: (capacity.cluster, capacity.node_name) in places
+            )
         return self.nodes_by_flavors[given]
 
     def _capacity_after(self, victims: tuple[Victim, ...]) -> tuple[NodeCapacity, ...]:
@@ -350,9 +354,18 @@ class _TeamCycle:
                 name = decision.workload.workload_id
                 self.latest[name] = _QueueDecision(decision, before, self.offers.get(name, ()))
                 moved |= self._apply(decision)
-            was_evicted = {each.workload.workload_id for each, was in before.holders if was}
-            moved |= any(victim.workload_id not in was_evicted for each in decisions for victim in each.victims)
-            mark = repr([(each.workload.workload_id, each.result, each.assignment.flavors) for each in decisions])
+            was_evicted = {workload.workload.workload_id for workload, was in before.holders if was}
+            moved |= any(
+                victim.workload_id not in was_evicted
+                for cycle_decision in decisions
+                for victim in cycle_decision.victims
+            )
+            mark = repr(
+                [
+                    (cycle_decision.workload.workload_id, cycle_decision.result, cycle_decision.assignment.flavors)
+                    for cycle_decision in decisions
+                ]
+            )
             if moved:
                 seen.clear()
             elif mark in seen:
@@ -410,7 +423,7 @@ class _TeamCycle:
         self.reserved_quota[request.job_id] = (workload.queue, dict(assignment.use))
         name = request.job_id
         offers = self.offers[name] if name in self.offers else self.latest[name].offers
-        offer = max(offers, key=lambda each: (each.fitting, each.pool), default=None)
+        offer = max(offers, key=lambda fit: (fit.fitting, fit.pool), default=None)
         if offer is None:
             return
         fits = [
@@ -439,7 +452,7 @@ class _TeamCycle:
 
     def _waiting_in(self, team: str) -> list[AdmissionRequest]:
         waiting = self.scheduler.pending[team].all()
-        return [self.requests[each.workload.workload_id] for each in waiting]
+        return [self.requests[workload.workload.workload_id] for workload in waiting]
 
     def _withdraw(self, request: AdmissionRequest) -> None:
         self.scheduler.pending[request.team].remove(request.job_id)
@@ -476,7 +489,9 @@ class _TeamCycle:
             if preemption_plan
             for victim in preemption_plan.victims
         }
-        stops_for_others |= {victim.workload_id for each in self.latest.values() for victim in each.decision.victims}
+        stops_for_others |= {
+            victim.workload_id for queue_decision in self.latest.values() for victim in queue_decision.decision.victims
+        }
         is_in_flavors = self._nodes_of_flavors(
             frozenset(name for names in decision.assignment.flavors for name in names.values())
         )
@@ -499,15 +514,17 @@ class _TeamCycle:
             if victim.workload_id in stops_for_others:
                 continue
             victims.append(JobToPreempt(job_id=victim.workload_id, reason=victim.reason))
-            if is_enough(each.job_id for each in victims):
+            if is_enough(job_to_preempt.job_id for job_to_preempt in victims):
                 break
         else:
             return None
         # Spare each victim that is not needed, from the second-last backwards.
         for spared in victims[-2::-1]:
-            if is_enough(each.job_id for each in victims if each is not spared):
+            if is_enough(job_to_preempt.job_id for job_to_preempt in victims if job_to_preempt is not spared):
                 victims.remove(spared)
-        return PreemptionPlan(victims=tuple(victims), offers=offers_without(each.job_id for each in victims))
+        return PreemptionPlan(
+            victims=tuple(victims), offers=offers_without(job_to_preempt.job_id for job_to_preempt in victims)
+        )
 
     def _preemption_candidates(self, request: AdmissionRequest, decision: CycleDecision) -> list[Victim]:
         """Return the jobs that may be preempted for a job, in order. Its reserved quota does not count as used."""
@@ -519,7 +536,7 @@ class _TeamCycle:
         found = preemptable_victims(demand, self.scheduler.snapshot, may_borrow=decision.assignment.level > 0)
         queue.node.add_all(reserved)
         started = {charge.job_id for charges in self.started.values() for charge in charges}
-        return [each for each in found if each.workload_id not in started]
+        return [victim for victim in found if victim.workload_id not in started]
 
     def _why_waiting(self, request: AdmissionRequest) -> AdmissionDecision:
         if request.job_id in self.latest:
@@ -542,10 +559,10 @@ class _TeamCycle:
     def _heads_of(self, team: str) -> tuple[str, Mapping[str, str]]:
         if team not in self.queue_heads:
             pending = self.scheduler.pending[team]
-            others = [each.workload for each in pending.all() if each.workload.workload_id in self.latest]
+            others = [workload.workload for workload in pending.all() if workload.workload.workload_id in self.latest]
             parked = pending.parked_shapes
             # Built from the back, so that the first job of a shape stays.
-            alike = {each.shape: each.workload_id for each in reversed(others) if each.shape in parked}
+            alike = {other.shape: other.workload_id for other in reversed(others) if other.shape in parked}
             self.queue_heads[team] = (others[0].workload_id if others else "", alike)
         return self.queue_heads[team]
 

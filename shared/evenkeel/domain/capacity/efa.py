@@ -96,4 +96,4 @@ def efa_request(
 
 def min_interfaces(efa_nodes: Iterable[EfaNode], nodes: int, accelerators: int, by_pool: Mapping[str, int]) -> int:
     """Return how many interfaces a pod may request so that it can run on each of several kinds of node."""
-    return min((interfaces_per_pod(each, nodes, accelerators, by_pool) for each in efa_nodes), default=0)
+    return min((interfaces_per_pod(node, nodes, accelerators, by_pool) for node in efa_nodes), default=0)

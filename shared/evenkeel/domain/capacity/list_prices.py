@@ -74,8 +74,8 @@ class ListPrices(Value):
 
 def in_force(prices: Iterable[DatedPrice], day: date) -> DatedPrice | None:
     """Return the price of a day: the latest that had started, else the earliest."""
-    ordered = sorted(prices, key=lambda each: each.starts_on)
-    return next((each for each in reversed(ordered) if each.starts_on <= day), ordered[0] if ordered else None)
+    ordered = sorted(prices, key=lambda price: price.starts_on)
+    return next((price for price in reversed(ordered) if price.starts_on <= day), ordered[0] if ordered else None)
 
 
 @functools.cache

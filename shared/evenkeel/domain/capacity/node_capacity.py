@@ -87,7 +87,7 @@ def node_capacity(
         taken: Amounts that are not free, by node.
         unhealthy: Nodes that need a repair and get none.
     """
-    return tuple(_capacity_of(node, taken, unhealthy) for node in sorted(nodes, key=lambda each: each.life.key))
+    return tuple(_capacity_of(node, taken, unhealthy) for node in sorted(nodes, key=lambda node: node.life.key))
 
 
 def stored_capacity(
@@ -100,7 +100,7 @@ def stored_capacity(
         charged: Amounts that attempts are charged for, by node.
         unhealthy: Nodes that need a repair and get none.
     """
-    listed = sorted(nodes, key=lambda each: each.life.key)
+    listed = sorted(nodes, key=lambda node: node.life.key)
     taken = taken_resources({_place(node): node.in_use for node in listed}, charged)
     return tuple(_stored_capacity_of(node, taken, unhealthy) for node in listed)
 

@@ -101,8 +101,8 @@ def smallest_request(wanted: Resources, nodes: Iterable[tuple[Resources, Resourc
     if not found:
         return wanted
     smallest = found[0]
-    for each in found[1:]:
-        smallest = smallest.at_most(each)
+    for resources in found[1:]:
+        smallest = smallest.at_most(resources)
     return smallest
 
 
@@ -156,7 +156,7 @@ class NodeShares:
                 if place == cluster and (not instance_types or instance_type in instance_types)
             ]
             # A job may name types of which the fleet shows no node yet, for example where Kueue admits.
-            named = nodes or [(amounts_of(each, NONE), NONE) for each in instance_types]
+            named = nodes or [(amounts_of(instance_type, NONE), NONE) for instance_type in instance_types]
             self._found[key] = smallest_request(wanted, named)
         return self._found[key]
 

@@ -86,4 +86,4 @@ class Toleration(Value):
 def all_tolerated(taints: Iterable[str], tolerations: Iterable[Toleration]) -> bool:
     """Whether pods with these tolerations may start on a node with these taints."""
     available = tuple(tolerations)
-    return all(any(each.tolerates(taint) for each in available) for taint in taints)
+    return all(any(toleration.tolerates(taint) for toleration in available) for taint in taints)

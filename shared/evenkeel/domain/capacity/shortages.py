@@ -58,12 +58,14 @@ class Shortages(Value):
             return self
         weight = 1.0 + (known.weight_at(now) if known else 0.0)
         entry = Shortage(instance_type=instance_type, zone=zone, market=market, refused_at=now, weight=weight)
-        remembered = (each for each in self.entries if each.key != key and each.weight_at(now) >= MIN_WEIGHT)
-        return Shortages(entries=tuple(sorted((*remembered, entry), key=lambda each: each.key)))
+        remembered = (
+            shortage for shortage in self.entries if shortage.key != key and shortage.weight_at(now) >= MIN_WEIGHT
+        )
+        return Shortages(entries=tuple(sorted((*remembered, entry), key=lambda shortage: shortage.key)))
 
     def with_success(self, instance_type: str, zone: str, market: Market) -> "Shortages":
         """Return the shortages after a node was launched: earlier refusals no longer count."""
-        return Shortages(entries=tuple(each for each in self.entries if each.key != (instance_type, zone, market)))
+        return Shortages(entries=tuple(entry for entry in self.entries if entry.key != (instance_type, zone, market)))
 
     def barred_until(self, instance_type: str, zone: str, market: Market, now: datetime) -> datetime | None:
         """Return when this market may be asked again; None if it may be asked now."""
@@ -71,4 +73,4 @@ class Shortages(Value):
         return found.until if found and found.until > now else None
 
     def _of(self, key: tuple[str, str, Market]) -> Shortage | None:
-        return next((each for each in self.entries if each.key == key), None)
+        return next((entry for entry in self.entries if entry.key == key), None)

@@ -33,7 +33,7 @@ def expected_starts(free: int, held: Iterable[RunningUse], queue: Sequence[Waiti
     Each job starts as soon as enough are free, and not before a job ahead of it. Nodes are not told apart: a job that
     needs whole nodes may wait longer. Infinite if even the empty pool is too small.
     """
-    ends = [(each.seconds_left, each.accelerators) for each in held if each.accelerators]
+    ends = [(use.seconds_left, use.accelerators) for use in held if use.accelerators]
     heapq.heapify(ends)
     total = free + sum(accelerators for _, accelerators in ends)
     now, starts = 0.0, []
@@ -98,10 +98,10 @@ def estimate_start(
     for share in (_EARLY, _LIKELY, _LATE):
         long = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
         running = [RunningUse(accelerators, remaining_seconds(long, ran)) for accelerators, ran in held]
-        starts = expected_starts(free, running, [WaitingUse(each, long) for each in (*ahead, demand)])
+        starts = expected_starts(free, running, [WaitingUse(nodes, long) for nodes in (*ahead, demand)])
         estimates.append(None if starts[-1] == float("inf") else round(starts[-1], 1))
     # A longer run time does not always mean a later start, so the range covers all three estimates.
-    known = [each for each in estimates if each is not None]
+    known = [estimate for estimate in estimates if estimate is not None]
     return StartEstimate(
         seconds=estimates[1],
         earliest_seconds=min(known) if known else None,

@@ -100,9 +100,11 @@ class GroupUtilization(Value):
     @classmethod
     def of(cls, readings: Iterable[Reading]) -> "GroupUtilization":
         """Return the figures of a group. Nodes without the hardware do not count. An unmeasured node is not idle."""
-        able = [each for each in readings if each.amount != 0]
+        able = [reading for reading in readings if reading.amount != 0]
         measured = sorted(
-            (each.percent, each.instance_id, each.amount or 0) for each in able if each.percent is not None
+            (reading.percent, reading.instance_id, reading.amount or 0)
+            for reading in able
+            if reading.percent is not None
         )
         weight = sum(amount for _, _, amount in measured)
         return cls(

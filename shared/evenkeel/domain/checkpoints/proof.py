@@ -158,9 +158,9 @@ def _prove_by_convention(ref: CheckpointRef, evidence: CheckpointContents) -> Pr
 
 
 def _distrust_reason(ref: CheckpointRef, began_at: datetime | None, distrust: tuple[Distrust, ...]) -> Rejection | None:
-    for each in distrust:
-        if each.after and each.covers(ref.attempt, began_at):
+    for doubt in distrust:
+        if doubt.after and doubt.covers(ref.attempt, began_at):
             began = "at an unknown time" if began_at is None else f"at {began_at:%H:%M:%S} UTC"
-            detail = f"It was begun {began}; the fault makes checkpoints after {each.after:%H:%M:%S} UTC suspect."
+            detail = f"It was begun {began}; the fault makes checkpoints after {doubt.after:%H:%M:%S} UTC suspect."
             return rejection(ref, RejectionCode.DISTRUSTED, detail)
     return None

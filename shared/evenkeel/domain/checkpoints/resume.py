@@ -29,7 +29,7 @@ class CheckpointRules(Value):
     def requirement_of(self, ref: CheckpointRef) -> CheckpointRequirement:
         """Return the strictest requirement that concerns a checkpoint."""
         least = CheckpointRequirement.CONVENTION if self.accepts_convention else CheckpointRequirement.PROOF
-        requirements = (each.requirement for each in self.distrust if ref.attempt <= each.through_attempt)
+        requirements = (distrust.requirement for distrust in self.distrust if ref.attempt <= distrust.through_attempt)
         return max((least, *requirements), key=lambda requirement: requirement.rank)
 
 
@@ -143,6 +143,6 @@ def _no_reason(rejected: list[Rejection]) -> str:
 
 
 def _summary(rejected: list[Rejection]) -> str:
-    named = [f"step {each.step} of attempt {each.attempt} ({each.code.value})" for each in rejected[:3]]
+    named = [f"step {refused.step} of attempt {refused.attempt} ({refused.code.value})" for refused in rejected[:3]]
     more = len(rejected) - len(named)
     return ", ".join(named) + (f" and {more} more" if more else "")

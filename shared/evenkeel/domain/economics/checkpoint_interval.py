@@ -187,7 +187,7 @@ def advise_interval(
             )
         )
     young, daly = (_parting_write(method, restart_seconds, mtbf_seconds) for method in (young_seconds, daly_seconds))
-    worst = max(each.lost_ettr_points for each in choices[:3])
+    worst = max(choice.lost_ettr_points for choice in choices[:3])
     parts = ", ".join(
         f"{name} from a write of {at:.4g} s" if at else f"{name} at no write time"
         for name, at in (("Young", young), ("Daly", daly))

@@ -149,7 +149,7 @@ def advise_commitment(
     threshold = terms.break_even_share
     used = _used_hours(wanted, peak)
     units = tuple(_unit(k, used[k - 1], len(wanted), terms) for k in range(1, peak + 1))
-    best = sum(each.reserve for each in units)
+    best = sum(unit.reserve for unit in units)
     now = None if committed_units is None else whole("committed_units", committed_units, 0, _MAX_UNITS)
     return CommitmentAdvice(
         break_even_share=threshold,

@@ -30,15 +30,15 @@ def forecast(measured: Iterable[float], policy_seconds: float, *, min_samples: i
 def repair_durations(past: Iterable[Incident], pool: str, rung: str) -> tuple[float, ...]:
     """Return how many seconds each repair in a pool took, for incidents in which this rung was the only request."""
     return tuple(
-        (each.stages.node_back_at - each.stages.repair_requested_at).total_seconds()
-        for each in past
-        if each.pool == pool
-        and each.repairs == (rung,)
-        and each.stages.repair_requested_at
-        and each.stages.node_back_at
+        (incident.stages.node_back_at - incident.stages.repair_requested_at).total_seconds()
+        for incident in past
+        if incident.pool == pool
+        and incident.repairs == (rung,)
+        and incident.stages.repair_requested_at
+        and incident.stages.node_back_at
     )
 
 
 def launch_durations(past: Iterable[Attempt]) -> tuple[float, ...]:
     """Return how many seconds each attempt took from its admission until every pod ran."""
-    return tuple((each.running_at - each.admitted_at).total_seconds() for each in past if each.running_at)
+    return tuple((attempt.running_at - attempt.admitted_at).total_seconds() for attempt in past if attempt.running_at)

@@ -153,9 +153,9 @@ def rates_by(seen: Observations, by: GroupedBy, confidence: float = 0.95) -> tup
     """Return the rate of each group. Every node can show every fault class, so classes share all node-hours."""
     failures: dict[str, int] = defaultdict(int)
     hours: dict[str, float] = defaultdict(float)
-    for each in seen.failures:
-        failures[_group(each, by)] += each.failures
-    total = math.fsum(each.node_hours for each in seen.node_hours)
+    for failure in seen.failures:
+        failures[_group(failure, by)] += failure.failures
+    total = math.fsum(observed_node_hours.node_hours for observed_node_hours in seen.node_hours)
     if by is GroupedBy.FAULT_CLASS:
         hours.update(dict.fromkeys(failures, total))
     else:
@@ -173,16 +173,16 @@ def rates_by(seen: Observations, by: GroupedBy, confidence: float = 0.95) -> tup
     )
 
 
-def _group(each: ObservedFailures | ObservedNodeHours, by: GroupedBy) -> str:
+def _group(hours: ObservedFailures | ObservedNodeHours, by: GroupedBy) -> str:
     match by:
         case GroupedBy.FAULT_CLASS:
-            return (each.fault_class if isinstance(each, ObservedFailures) else "") or "unknown"
+            return (hours.fault_class if isinstance(hours, ObservedFailures) else "") or "unknown"
         case GroupedBy.POOL:
-            return each.pool or "unknown"
+            return hours.pool or "unknown"
         case GroupedBy.INSTANCE_TYPE:
-            return each.instance_type or "unknown"
+            return hours.instance_type or "unknown"
         case GroupedBy.JOB_SIZE:
-            return size_class(each.job_nodes)
+            return size_class(hours.job_nodes)
 
 
 def size_class(nodes: int) -> str:

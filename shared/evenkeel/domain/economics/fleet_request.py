@@ -116,7 +116,7 @@ class FleetRequest(FigureDocument):
 
     @model_validator(mode="after")
     def _has_distinct_names(self) -> Self:
-        names = [each.name for each in self.groups]
-        if twice := sorted({each for each in names if names.count(each) > 1}):
+        names = [group.name for group in self.groups]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"groups has {', '.join(twice)} twice")
         return self

@@ -83,8 +83,8 @@ def goodput(spent: TimeSpent) -> Goodput:
     """
     elapsed = more_than("elapsed_seconds", spent.elapsed_seconds)
     productive = at_least("productive_seconds", spent.productive_seconds)
-    seconds = {each: at_least(f"buckets.{each}", value) for each, value in spent.buckets.items()}
-    added = math.fsum([productive, *(value for each, value in seconds.items() if each not in OVERLAPPING)])
+    seconds = {bucket: at_least(f"buckets.{bucket}", value) for bucket, value in spent.buckets.items()}
+    added = math.fsum([productive, *(value for bucket, value in seconds.items() if bucket not in OVERLAPPING)])
     rest, allowed = elapsed - added, _TOLERANCE_SECONDS * elapsed
     if rest < -allowed:
         raise WrongFigure("buckets", f"and productive_seconds sum to {added:g} s, {-rest:g} s more than elapsed")
@@ -99,12 +99,15 @@ def goodput(spent: TimeSpent) -> Goodput:
         badput=1 - productive / elapsed,
         buckets=tuple(
             BucketShare(
-                bucket=each, seconds=seconds[each], share=seconds[each] / elapsed, is_added=each not in OVERLAPPING
+                bucket=bucket,
+                seconds=seconds[bucket],
+                share=seconds[bucket] / elapsed,
+                is_added=bucket not in OVERLAPPING,
             )
-            for each in Bucket
-            if each in seconds
+            for bucket in Bucket
+            if bucket in seconds
         ),
-        sum_seconds=math.fsum([productive, *(seconds[each] for each in seconds if each not in OVERLAPPING)]),
+        sum_seconds=math.fsum([productive, *(seconds[bucket] for bucket in seconds if bucket not in OVERLAPPING)]),
     )
 
 
@@ -112,9 +115,9 @@ def ideal_step_seconds(steps: Sequence[float]) -> float:
     """Return the mean of the steps that are not above the median plus three median absolute deviations."""
     if not steps:
         raise WrongFigure("steps", "must not be empty")
-    for each in steps:
-        at_least("steps", each)
+    for step in steps:
+        at_least("steps", step)
     middle = median(steps)
-    limit = middle + 3 * median(abs(each - middle) for each in steps)
-    kept = [each for each in steps if each <= limit]
+    limit = middle + 3 * median(abs(step - middle) for step in steps)
+    kept = [step for step in steps if step <= limit]
     return math.fsum(kept) / len(kept)

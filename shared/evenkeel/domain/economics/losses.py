@@ -62,18 +62,26 @@ def losses_by(
     """
     price = None if usd_per_gpu_hour is None else at_least("usd_per_gpu_hour", usd_per_gpu_hour)
     first: dict[tuple[str, int], Interruption] = {}
-    for each in found:
-        first.setdefault((each.job_id, each.attempt), each)
+    for interruption in found:
+        first.setdefault((interruption.job_id, interruption.attempt), interruption)
     groups: dict[str, list[Interruption]] = {}
-    for each in first.values():
-        groups.setdefault(getattr(each, by) or "unknown", []).append(each)
+    for interruption in first.values():
+        groups.setdefault(getattr(interruption, by) or "unknown", []).append(interruption)
     rows = tuple(_losses_of(groups[name], name, price) for name in sorted(groups))
     return rows, _losses_of(list(first.values()), "total", price)
 
 
 def _losses_of(counted: Sequence[Interruption], group: str, price: float | None) -> Losses:
-    still = [(each.gpus, each.standstill_seconds) for each in counted if each.standstill_seconds is not None]
-    work = [(each.gpus, each.lost_work_seconds) for each in counted if each.lost_work_seconds is not None]
+    still = [
+        (interruption.gpus, interruption.standstill_seconds)
+        for interruption in counted
+        if interruption.standstill_seconds is not None
+    ]
+    work = [
+        (interruption.gpus, interruption.lost_work_seconds)
+        for interruption in counted
+        if interruption.lost_work_seconds is not None
+    ]
     lost = _gpu_hours(still) + _gpu_hours(work)
     return Losses(
         group=group,
@@ -85,7 +93,7 @@ def _losses_of(counted: Sequence[Interruption], group: str, price: float | None)
         mean_lost_work_seconds=_mean(work),
         unknown_standstills=len(counted) - len(still),
         unknown_lost_work=len(counted) - len(work),
-        still_interrupted=sum(not each.is_over for each in counted),
+        still_interrupted=sum(not interruption.is_over for interruption in counted),
         lost_usd=None if price is None else price * lost,
     )
 

@@ -97,9 +97,9 @@ class EconomyPolicy(Section):
             at: When the use began. A later price does not change it.
             pool: The pool of the nodes.
         """
-        dated = [each for each in self.prices if each.holds(instance_type, pool, at.date())]
+        dated = [price for price in self.prices if price.holds(instance_type, pool, at.date())]
         if dated:
-            best = max(dated, key=lambda each: (bool(each.pool), each.starts_on))
+            best = max(dated, key=lambda price: (bool(price.pool), price.starts_on))
             return _per_accelerator(instance_type, at, best)
         usd = self.usd_per_accelerator_hour.get(instance_type, self.other_usd_per_accelerator_hour)
         if usd is not None:

@@ -158,7 +158,7 @@ def cells(random_for: Callable[[str], Uniform], failures: int = DEFAULT_FAILURES
 
 def misprints(found: tuple[Cell, ...]) -> tuple[Cell, ...]:
     """Return the cells that are printed wrong."""
-    return tuple(each for each in found if each.is_misprint)
+    return tuple(cell for cell in found if cell.is_misprint)
 
 
 # ---------------------------------------------------------------- Tables 1 to 3
@@ -223,7 +223,7 @@ class _SimulatedRuns:
 
     def estimate(self, figure: Callable[[float, float], float]) -> simulation.Estimate:
         """Return a figure that depends on T/T0 with and without HyperPod."""
-        error = simulation.standard_error([figure(each[0], each[1]) for each in self._batches])
+        error = simulation.standard_error([figure(batch[0], batch[1]) for batch in self._batches])
         return simulation.Estimate(figure(self._fast, self._slow), error)
 
 

@@ -57,10 +57,10 @@ def simulated_time_factor(
 ) -> Estimate:
     """Simulate T/T0 over a number of failures."""
     batches, (value,) = time_factors(failures_per_hour, (downtime_hours,), model, failures, uniform)
-    return Estimate(value, standard_error([each[0] for each in batches]))
+    return Estimate(value, standard_error([batch[0] for batch in batches]))
 
 
 def standard_error(batches: list[float]) -> float:
     """Return the standard error of the mean of independent batches."""
     mean = math.fsum(batches) / len(batches)
-    return math.sqrt(math.fsum((each - mean) ** 2 for each in batches) / (len(batches) - 1) / len(batches))
+    return math.sqrt(math.fsum((batch - mean) ** 2 for batch in batches) / (len(batches) - 1) / len(batches))

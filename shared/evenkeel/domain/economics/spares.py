@@ -115,7 +115,7 @@ def best_spares(terms: SpareTerms) -> int:
             spares + 1, terms
         ) >= _cost_factor(spares, terms):
             candidates = range(spares + 1)
-            return min(candidates, key=lambda each: _cost_factor(each, terms))
+            return min(candidates, key=lambda candidate: _cost_factor(candidate, terms))
     raise WrongFigure("lead_seconds", f"keeps more than {_MAX_SPARES} nodes on order")
 
 
@@ -188,6 +188,6 @@ def repair_shop(
 def _shares(logs: list[float]) -> tuple[float, ...]:
     """Return shares from the logarithms of weights."""
     top = max(logs)
-    weights = [math.exp(each - top) for each in logs]
+    weights = [math.exp(log - top) for log in logs]
     total = math.fsum(weights)
-    return tuple(each / total for each in weights)
+    return tuple(weight / total for weight in weights)

@@ -160,9 +160,7 @@ def plan_shrink(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> Resize
         nodes: The number of nodes that are needed.
         priority: The priority of the job that needs them.
     """
-    usual = median(
-        [each.since_checkpoint_seconds for each in jobs if each.since_checkpoint_seconds is not None] or [0.0]
-    )
+    usual = median([job.since_checkpoint_seconds for job in jobs if job.since_checkpoint_seconds is not None] or [0.0])
     victims = sorted(
         (job for job in jobs if job.priority < priority and not job.is_resizing), key=lambda job: job.job_id
     )
@@ -219,16 +217,16 @@ def _cheapest_set(
         sets = itertools.chain.from_iterable(
             itertools.combinations(candidates, count) for count in range(1, len(candidates) + 1)
         )
-        enough = (each for each in sets if sum(gives[job.job_id] for job in each) >= nodes)
-        chosen = min(enough, key=lambda each: (sum(map(lost, each)), [job.job_id for job in each]))
+        enough = (group for group in sets if sum(gives[job.job_id] for job in group) >= nodes)
+        chosen = min(enough, key=lambda group: (sum(map(lost, group)), [job.job_id for job in group]))
     else:
         kept: list[ElasticJob] = []
         for job in sorted(candidates, key=lambda job: (lost(job) / gives[job.job_id], job.job_id)):
-            if sum(gives[each.job_id] for each in kept) >= nodes:
+            if sum(gives[elastic_job.job_id] for elastic_job in kept) >= nodes:
                 break
             kept.append(job)
         for job in sorted(kept, key=lambda job: (-lost(job), job.job_id)):
-            if sum(gives[each.job_id] for each in kept if each is not job) >= nodes:
+            if sum(gives[elastic_job.job_id] for elastic_job in kept if elastic_job is not job) >= nodes:
                 kept.remove(job)
         chosen = kept
     taken, left = [], nodes

@@ -54,7 +54,7 @@ class KueueStatus(Value):
 
     def condition(self, kind: str) -> KueueCondition | None:
         """Return a condition, true or false; None if it was never set."""
-        return next((each for each in self.conditions if each.type == kind), None)
+        return next((condition for condition in self.conditions if condition.type == kind), None)
 
     def holds(self, kind: str) -> bool:
         """Whether a condition is true."""
@@ -136,7 +136,7 @@ def describe_status(workload: KueueStatus | None, queue: str, now: datetime) -> 
         return f"The job waits in Kueue's queue {workload.queue}{place}: Kueue has not evaluated the job yet."
     why = _WHY_PENDING.get(found.reason, "")
     message = _as_sentence(found.message)
-    text = ": ".join(each for each in (why, message) if each) or "Kueue gives no reason."
+    text = ": ".join(part for part in (why, message) if part) or "Kueue gives no reason."
     before = f" Kueue evicted the job before ({evicted.reason})." if evicted is not None and evicted.is_true else ""
     return f"The job waits in Kueue's queue {workload.queue}{place}. {text[0].upper()}{text[1:]}{before}"
 
@@ -177,12 +177,12 @@ def _queue_position(workload: KueueStatus) -> str:
 
 
 def _open_checks(workload: KueueStatus) -> str:
-    waiting = [each for each in workload.checks if each.state != "Ready"]
+    waiting = [check for check in workload.checks if check.state != "Ready"]
     if not waiting:
         return "its admission"
     named = ", ".join(
-        f"{each.name} ({each.state}{': ' + _as_sentence(each.message).rstrip('.') if each.message else ''})"
-        for each in waiting
+        f"{check.name} ({check.state}{': ' + _as_sentence(check.message).rstrip('.') if check.message else ''})"
+        for check in waiting
     )
     return f"its admission checks: {named}"
 

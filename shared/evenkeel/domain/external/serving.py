@@ -57,12 +57,14 @@ def replica_shortfalls(
         pods: By cluster, all pods.
     """
     found = []
-    for each in registered:
-        replicas = replicas_of(each.namespace, each.name, pods.get(each.cluster, ()))
+    for workload in registered:
+        replicas = replicas_of(workload.namespace, workload.name, pods.get(workload.cluster, ()))
         placed = sum(bool(pod.node_name) for pod in replicas)
         without_node = (pod for pod in replicas if not pod.node_name and pod.accelerators)
         # Replicas beyond the agreed number are ignored, although the owner scaled the Deployment to them.
-        waiting = sorted(without_node, key=lambda pod: pod.created_at or LONG_AGO)[: max(0, each.max_replicas - placed)]
+        waiting = sorted(without_node, key=lambda pod: pod.created_at or LONG_AGO)[
+            : max(0, workload.max_replicas - placed)
+        ]
         if waiting:
-            found.append(ReplicaShortfall(each, replicas, tuple(waiting)))
+            found.append(ReplicaShortfall(workload, replicas, tuple(waiting)))
     return tuple(found)

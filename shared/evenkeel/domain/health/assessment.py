@@ -42,18 +42,19 @@ def merge_signal(signals: Iterable[Signal], new: Signal) -> tuple[Signal, ...]:
     Signals of one fault, source, device and link within one series are merged into one. The order of merging does not
     matter. At most 60 signals are kept.
     """
-    same = [each for each in signals if _is_same(each, new) and _is_same_series(each, new)]
-    others = [each for each in signals if each not in same]
+    same = [signal for signal in signals if _is_same(signal, new) and _is_same_series(signal, new)]
+    others = [signal for signal in signals if signal not in same]
     merged = new.but(
-        first_at=min(each.first_at for each in (new, *same)), last_at=max(each.last_at for each in (new, *same))
+        first_at=min(signal.first_at for signal in (new, *same)), last_at=max(signal.last_at for signal in (new, *same))
     )
     ordered = sorted((*others, merged), key=_sort_key)
     occurrence = {
-        id(each): sum(other.fault_key == each.fault_key for other in ordered[:at]) for at, each in enumerate(ordered)
+        id(signal): sum(other.fault_key == signal.fault_key for other in ordered[:at])
+        for at, signal in enumerate(ordered)
     }
     # If there are too many, prefer the first signals of each fault: they carry the most information.
-    kept_ids = {id(each) for each in sorted(ordered, key=lambda each: occurrence[id(each)])[:_MAX_SIGNALS]}
-    return tuple(each for each in ordered if id(each) in kept_ids)
+    kept_ids = {id(signal) for signal in sorted(ordered, key=lambda signal: occurrence[id(signal)])[:_MAX_SIGNALS]}
+    return tuple(signal for signal in ordered if id(signal) in kept_ids)
 
 
 def signals_of(incident: Incident) -> tuple[Signal, ...]:
@@ -111,7 +112,7 @@ def independent_sources_of(signals: Iterable[Signal], faults: Mapping[str, Fault
     `faults` contains the fault of each signal, by its fault key.
     """
     counting = {key for key, fault in faults.items() if fault.is_evidence and fault.severity is not Severity.INFO}
-    return tuple(sorted({source_family(each.source) for each in signals if each.fault_key in counting}))
+    return tuple(sorted({source_family(signal.source) for signal in signals if signal.fault_key in counting}))
 
 
 # ---------------------------------------------------------------- the assessment
@@ -132,7 +133,7 @@ def assess(signals: Sequence[Signal], recurrences: Sequence[Recurrence], catalog
         catalogue: The faults that the site knows.
     """
     known = _look_up_all((*signals, *recurrences), catalogue)
-    faults = {each.fault_key: known[each.fault_key] for each in signals}
+    faults = {signal.fault_key: known[signal.fault_key] for signal in signals}
     independent_sources = independent_sources_of(signals, faults)
     counting = [row for row in faults.values() if row.acts_alone or len(independent_sources) > 1]
     fault = max(_most_specific(counting or tuple(faults.values())), key=_severity_key)
@@ -140,28 +141,34 @@ def assess(signals: Sequence[Signal], recurrences: Sequence[Recurrence], catalog
         (row.ladder[0].strength, row.ladder[0], f"{row.name} requires at least {row.ladder[0]}.") for row in counting
     ]
     required += [
-        (_PERSON_STRENGTH if each.rung is Rung.PAGE_HUMAN else each.rung.strength, each.rung, each.reason)
-        for each in recurrences
-        if each.rung is not Rung.PAGE_HUMAN or each.fault_key == fault.key
+        (
+            _PERSON_STRENGTH if recurrence.rung is Rung.PAGE_HUMAN else recurrence.rung.strength,
+            recurrence.rung,
+            recurrence.reason,
+        )
+        for recurrence in recurrences
+        if recurrence.rung is not Rung.PAGE_HUMAN or recurrence.fault_key == fault.key
     ]
     strength, rung, reason = max(required, default=(0, fault.ladder[0], ""))
     is_stronger = strength > fault.ladder[0].strength
     # A fault that is only watched at first is confirmed by its repetition, so repetition counts as a source.
-    repeated = {each.fault_key for each in recurrences if known[each.fault_key].ladder[0] is Rung.WATCH}
+    repeated = {
+        recurrence.fault_key for recurrence in recurrences if known[recurrence.fault_key].ladder[0] is Rung.WATCH
+    }
     return Assessment(
         fault_key=_key_of(fault, faults),
-        severity=max((row.severity for row in faults.values()), key=lambda each: each.rank),
+        severity=max((row.severity for row in faults.values()), key=lambda severity: severity.rank),
         min_rung=rung if is_stronger else "",
         min_rung_reason=reason if is_stronger else "",
-        sources=tuple(dict.fromkeys(each.source for each in sorted(signals, key=_sort_key))),
+        sources=tuple(dict.fromkeys(signal.source for signal in sorted(signals, key=_sort_key))),
         independent_sources=(*independent_sources, *(["repetition"] if repeated else [])),
-        first_signal_at=min(each.first_at for each in signals),
+        first_signal_at=min(signal.first_at for signal in signals),
     )
 
 
 def _look_up_all(reports: Iterable[Signal | Recurrence], catalogue: FaultCatalogue) -> dict[str, Fault]:
     """Return each fault that the signals or recurrences name, by the key that they report."""
-    return {key: catalogue.look_up(key) for key in dict.fromkeys(each.fault_key for each in reports)}
+    return {key: catalogue.look_up(key) for key in dict.fromkeys(report.fault_key for report in reports)}
 
 
 _PERSON_STRENGTH = max(rung.strength for rung in Rung) + 1
@@ -232,14 +239,14 @@ def checkpoint_trust(signals: Sequence[Signal], catalogue: FaultCatalogue) -> tu
     checkpoints.
     """
     known = _look_up_all(signals, catalogue)
-    exact = {row.key for row in _most_specific(tuple(known[each.fault_key] for each in signals))}
-    strictest, since = CheckpointTrust.TRUSTED, min(each.first_at for each in signals)
+    exact = {row.key for row in _most_specific(tuple(known[signal.fault_key] for signal in signals))}
+    strictest, since = CheckpointTrust.TRUSTED, min(signal.first_at for signal in signals)
     for series in reversed(series_of(signals)):
-        faults = [row for row in (known[each.fault_key] for each in series) if row.key in exact]
-        worst = max((row.checkpoint_trust for row in faults), key=lambda each: each.strictness, default=strictest)
+        faults = [row for row in (known[signal.fault_key] for signal in series) if row.key in exact]
+        worst = max((row.checkpoint_trust for row in faults), key=lambda trust: trust.strictness, default=strictest)
         if worst is not CheckpointTrust.TRUSTED:
-            since = min(each.first_at for each in series)
-        strictest = max(strictest, worst, key=lambda each: each.strictness)
+            since = min(signal.first_at for signal in series)
+        strictest = max(strictest, worst, key=lambda trust: trust.strictness)
     return strictest, since
 
 
@@ -253,10 +260,10 @@ def checkpoint_trust_of(incident: Incident, catalogue: FaultCatalogue) -> tuple[
 
 def add_cleared_fault(cleared_faults: Iterable[ClearedFault], new: ClearedFault) -> tuple[ClearedFault, ...]:
     """Return the cleared faults with a new one added. Of two reports of one fault by one source, keep the later."""
-    same = [each for each in cleared_faults if (each.fault_key, each.source) == (new.fault_key, new.source)]
-    others = (each for each in cleared_faults if each not in same)
-    last = max((new, *same), key=lambda each: each.at)
-    return tuple(sorted((*others, last), key=lambda each: (each.fault_key, each.source)))
+    same = [fault for fault in cleared_faults if (fault.fault_key, fault.source) == (new.fault_key, new.source)]
+    others = (fault for fault in cleared_faults if fault not in same)
+    last = max((new, *same), key=lambda fault: fault.at)
+    return tuple(sorted((*others, last), key=lambda other: (other.fault_key, other.source)))
 
 
 def signals_to_clear(signals: Sequence[Signal], catalogue: FaultCatalogue) -> tuple[Signal, ...]:
@@ -266,7 +273,7 @@ def signals_to_clear(signals: Sequence[Signal], catalogue: FaultCatalogue) -> tu
     signal that Evenkeel only counts does not keep a node out of service: its source may never report an end.
     """
     known = _look_up_all(signals, catalogue)
-    repairable = tuple(each for each in signals if known[each.fault_key].repairs_node)
+    repairable = tuple(signal for signal in signals if known[signal.fault_key].repairs_node)
     return repairable or tuple(signals)
 
 
@@ -278,7 +285,7 @@ def cleared_at(signals: Sequence[Signal], cleared_faults: Sequence[ClearedFault]
     """
     ends = []
     for signal in signals:
-        cleared = [each.at for each in cleared_faults if each.at > signal.last_at and _clears(each, signal)]
+        cleared = [fault.at for fault in cleared_faults if fault.at > signal.last_at and _clears(fault, signal)]
         if not cleared:
             return None
         ends.append(max(cleared))

@@ -320,9 +320,9 @@ class FaultCatalogue(Mapping[str, Fault]):
             if self._faults[key].alias_of:
                 raise CatalogueError(f"{key} is an alias of {self._faults[key].alias_of}: change that fault instead")
             changes = override.model_dump(exclude_none=True)
-            for each in (key, *(other for other, fault in self._faults.items() if fault.alias_of == key)):
+            for alias in (key, *(other for other, fault in self._faults.items() if fault.alias_of == key)):
                 try:
-                    faults[each] = self._faults[each].but(**changes)
+                    faults[alias] = self._faults[alias].but(**changes)
                 except ValidationError as error:
                     raise CatalogueError(f"{key}: {_first_error(error)}") from error
         changed = {key: overrides[key].model_dump(mode="json", exclude_none=True) for key in sorted(overrides)}

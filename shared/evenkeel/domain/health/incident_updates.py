@@ -64,8 +64,8 @@ def open_incident(
         stages=StageTimes(detected_at=now),
     )
     signals: tuple[Signal, ...] = ()
-    for each in _recent_signals(fact, affected, returned_at, histories):
-        signals = merge_signal(signals, each)
+    for signal in _recent_signals(fact, affected, returned_at, histories):
+        signals = merge_signal(signals, signal)
     recurrences = _updated_recurrences((), report, incident_id, histories)
     return _reassess(incident, merge_signal(signals, _signal(fact)), recurrences, catalogue)
 
@@ -80,18 +80,18 @@ def _recent_signals(
     history = histories.get(slot_history_key(affected.slot), FaultHistory())
     return [
         Signal(
-            fault_key=each.fault_key,
+            fault_key=occurrence.fault_key,
             source=source,
-            gpu=each.gpu,
-            link=each.link,
-            first_at=each.first_at,
-            last_at=each.last_at,
+            gpu=occurrence.gpu,
+            link=occurrence.link,
+            first_at=occurrence.first_at,
+            last_at=occurrence.last_at,
         )
-        for each in history.occurrences
-        for source in each.sources
-        if each.life == affected.life.key
-        and abs(fact.observed_at - each.last_at) <= CORROBORATION
-        and (returned_at is None or each.last_at > returned_at)
+        for occurrence in history.occurrences
+        for source in occurrence.sources
+        if occurrence.life == affected.life.key
+        and abs(fact.observed_at - occurrence.last_at) <= CORROBORATION
+        and (returned_at is None or occurrence.last_at > returned_at)
     ]
 
 
@@ -108,7 +108,9 @@ def with_fact(
     counted = incident.but(evidence_count=incident.evidence_count + 1)
     if fact.kind is FactKind.PROGRESS:
         latest = RepairProgress(code=fact.code, at=fact.observed_at, instance_id=fact.instance_id, message=fact.detail)
-        return counted.but(progress=sorted((*incident.progress, latest), key=lambda each: each.at)[-_MAX_PROGRESS:])
+        return counted.but(
+            progress=sorted((*incident.progress, latest), key=lambda progress: progress.at)[-_MAX_PROGRESS:]
+        )
     if fact.kind is FactKind.RECOVERED:
         cleared = add_cleared_fault(
             incident.cleared_faults, ClearedFault(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
@@ -134,7 +136,7 @@ def _reassess(
         signals=signals,
         recurrences=tuple(recurrences),
         fault_key=assessment.fault_key,
-        severity=max(incident.severity, assessment.severity, key=lambda each: each.rank),
+        severity=max(incident.severity, assessment.severity, key=lambda severity: severity.rank),
         min_rung=assessment.min_rung,
         min_rung_reason=assessment.min_rung_reason,
         sources=assessment.sources,
@@ -151,11 +153,14 @@ def _updated_recurrences(
     histories: Mapping[str, FaultHistory],
 ) -> tuple[Recurrence, ...]:
     """Return the known recurrences and that of this fact. For each fault, keep the highest count."""
-    ordered = [each for history_key, each in sorted(histories.items())]
+    ordered = [history for history_key, history in sorted(histories.items())]
     found = find_recurrence(report, ordered, incident_id=incident_id)
     if found is None:
         return tuple(before)
-    highest = {each.fault_key: each for each in sorted((*before, found), key=lambda each: each.count)}
+    highest = {
+        recurrence.fault_key: recurrence
+        for recurrence in sorted((*before, found), key=lambda recurrence: recurrence.count)
+    }
     return tuple(highest[key] for key in sorted(highest))
 
 

@@ -188,15 +188,15 @@ def _watched_occurrence(
     history = histories.get(slot_history_key(affected.slot), FaultHistory())
     return next(
         (
-            each
-            for each in history.occurrences
-            if each.life == affected.life.key
-            and (each.fault_key, each.gpu, each.link) == (fact.fault_key, fact.gpu, fact.link)
-            and fact.source in each.sources
-            and each.first_at - SERIES_GAP <= fact.observed_at <= each.last_at + SERIES_GAP
-            and fact.observed_at <= each.first_at + _MAX_BURST
-            and {*affected.job_ids} <= {*each.jobs}
-            and (returned_at is None or each.last_at > returned_at)
+            occurrence
+            for occurrence in history.occurrences
+            if occurrence.life == affected.life.key
+            and (occurrence.fault_key, occurrence.gpu, occurrence.link) == (fact.fault_key, fact.gpu, fact.link)
+            and fact.source in occurrence.sources
+            and occurrence.first_at - SERIES_GAP <= fact.observed_at <= occurrence.last_at + SERIES_GAP
+            and fact.observed_at <= occurrence.first_at + _MAX_BURST
+            and {*affected.job_ids} <= {*occurrence.jobs}
+            and (returned_at is None or occurrence.last_at > returned_at)
         ),
         None,
     )

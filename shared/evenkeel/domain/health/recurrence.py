@@ -78,18 +78,31 @@ def with_occurrence(history: FaultHistory, fact: NodeFact, affected: AffectedNod
         first_at=fact.observed_at,
         last_at=fact.observed_at,
     )
-    same = [each for each in history.occurrences if _is_same(each, occurrence)]
+    same = [fault_occurrence for fault_occurrence in history.occurrences if _is_same(fault_occurrence, occurrence)]
     merged = occurrence.but(
-        sources=tuple(sorted({*occurrence.sources, *(source for each in same for source in each.sources)}))[
-            :_MAX_SOURCES
+        sources=tuple(
+            sorted({*occurrence.sources, *(source for fault_occurrence in same for source in fault_occurrence.sources)})
+        )[:_MAX_SOURCES],
+        jobs=tuple(sorted({*occurrence.jobs, *(job for fault_occurrence in same for job in fault_occurrence.jobs)}))[
+            :_MAX_JOBS
         ],
-        jobs=tuple(sorted({*occurrence.jobs, *(job for each in same for job in each.jobs)}))[:_MAX_JOBS],
-        first_at=min(each.first_at for each in (occurrence, *same)),
-        last_at=max(each.last_at for each in (occurrence, *same)),
+        first_at=min(fault_occurrence.first_at for fault_occurrence in (occurrence, *same)),
+        last_at=max(fault_occurrence.last_at for fault_occurrence in (occurrence, *same)),
     )
-    others = (each for each in history.occurrences if not _is_same(each, occurrence))
-    recent = (each for each in (*others, merged) if each.last_at > fact.observed_at - HISTORY_WINDOW)
-    newest = sorted(recent, key=lambda each: (each.first_at, each.incident_id, each.fault_key, each.gpu, each.link))
+    others = (
+        fault_occurrence for fault_occurrence in history.occurrences if not _is_same(fault_occurrence, occurrence)
+    )
+    recent = (other for other in (*others, merged) if other.last_at > fact.observed_at - HISTORY_WINDOW)
+    newest = sorted(
+        recent,
+        key=lambda fault_occurrence: (
+            fault_occurrence.first_at,
+            fault_occurrence.incident_id,
+            fault_occurrence.fault_key,
+            fault_occurrence.gpu,
+            fault_occurrence.link,
+        ),
+    )
     return FaultHistory(occurrences=tuple(newest[-_MAX_OCCURRENCES:]))
 
 
@@ -117,18 +130,21 @@ def find_recurrence(
         return None
     since = at - timedelta(hours=fault.recur_window_hours)
     earlier = [
-        each
+        occurrence
         for history in histories
-        for each in history.occurrences
-        if each.fault_key == fact.fault_key
-        and each.incident_id != incident_id
-        and since < each.first_at <= at
-        and _is_counted(fault.recur_key, each, fact, affected)
+        for occurrence in history.occurrences
+        if occurrence.fault_key == fact.fault_key
+        and occurrence.incident_id != incident_id
+        and since < occurrence.first_at <= at
+        and _is_counted(fault.recur_key, occurrence, fact, affected)
     ]
-    count = len({*affected.job_ids, *(job for each in earlier for job in each.jobs)})
+    count = len({*affected.job_ids, *(job for occurrence in earlier for job in occurrence.jobs)})
     if fault.recur_key is not RecurKey.GPU_ACROSS_JOBS:
         count = _count_series(
-            [*((each.first_at, each.last_at, each.incident_id) for each in earlier), (at, at, incident_id)]
+            [
+                *((occurrence.first_at, occurrence.last_at, occurrence.incident_id) for occurrence in earlier),
+                (at, at, incident_id),
+            ]
         )
     step = count - fault.recur_count + 1
     if step < 1:

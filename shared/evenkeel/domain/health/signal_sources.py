@@ -24,8 +24,8 @@ class SignalSource(NamedTuple):
 
 SIGNAL_SOURCES: Mapping[str, SignalSource] = MappingProxyType(
     {
-        each.name: each
-        for each in (
+        source.name: source
+        for source in (
             SignalSource("hyperpod.node-health", "HyperPod's health event"),
             SignalSource("hyperpod.node-labels", "HyperPod's labels on the node", is_on_node=True),
             SignalSource("hyperpod.cluster-event", "HyperPod's cluster event"),

@@ -26,10 +26,10 @@ def check_allowance(spec: JobSpec, allowed: PodAllowance, owner: str) -> Iterato
         ("securityContext.runAsGroup", spec.run_as_group, allowed.groups),
         ("securityContext.fsGroup", spec.fs_group, allowed.fs_groups),
     ):
-        if found is not None and found != DEFAULT_ID and not any(found in each for each in ranges):
-            known = ", ".join([str(DEFAULT_ID), *(each.text for each in ranges)])
+        if found is not None and found != DEFAULT_ID and not any(found in id_range for id_range in ranges):
+            known = ", ".join([str(DEFAULT_ID), *(id_range.text for id_range in ranges)])
             yield SpecError(field, f"{owner} allows these ids: {known}.")
-    scratch_gib = sum(each.size_gib for each in spec.scratch)
+    scratch_gib = sum(folder.size_gib for folder in spec.scratch)
     if scratch_gib > allowed.max_scratch_gib:
         yield SpecError(
             "scratch", f"{owner} allows {allowed.max_scratch_gib} GiB of scratch folders in a pod, not {scratch_gib}."
@@ -40,7 +40,7 @@ def check_allowance(spec: JobSpec, allowed: PodAllowance, owner: str) -> Iterato
 
 
 def _claim_errors(spec: JobSpec, allowed: PodAllowance, owner: str) -> Iterator[SpecError]:
-    by_name = {each.name: each for each in allowed.claims}
+    by_name = {claim.name: claim for claim in allowed.claims}
     for index, volume in enumerate(spec.volumes):
         found = by_name.get(volume.claim)
         if found is None:
@@ -81,7 +81,7 @@ def _secret_errors(spec: JobSpec, allowed: PodAllowance, owner: str) -> Iterator
 
 
 def _not_listed(verb: str, thing: str, claims: Iterable[AllowedClaim], owner: str) -> str:
-    known = _listed([f"{each.name} ({each.max_mode})" for each in claims])
+    known = _listed([f"{claim.name} ({claim.max_mode})" for claim in claims])
     return f"{owner} {verb} {f'these {thing}s: {known}' if known else f'no {thing}s'}."
 
 

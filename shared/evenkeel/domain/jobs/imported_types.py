@@ -55,7 +55,7 @@ def import_values(read: JobTemplates) -> ImportedTypes:
             **({"jobs": {"allowed": allowed}} if (allowed := _allowed(read)) else {}),
         },
         quotas={
-            "priorityClasses": {each.name: each.value for each in read.classes},
+            "priorityClasses": {priority_class.name: priority_class.value for priority_class in read.classes},
             "flavors": [{"name": pool.name, "labels": pool.labels} for pool in enabled],
         },
         priority_classes={
@@ -65,11 +65,11 @@ def import_values(read: JobTemplates) -> ImportedTypes:
                 {
                     "apiVersion": "scheduling.k8s.io/v1",
                     "kind": "PriorityClass",
-                    "metadata": {"name": each.name},
-                    "value": each.value,
-                    "description": each.description,
+                    "metadata": {"name": priority_class.name},
+                    "value": priority_class.value,
+                    "description": priority_class.description,
                 }
-                for each in read.classes
+                for priority_class in read.classes
             ],
         },
         losses=tuple(_losses(read)),
@@ -123,13 +123,18 @@ def _toleration_fields(toleration: dict[str, str]) -> dict[str, str]:
 
 def _tolerations_of_later_pools(template: JobTemplate, read: JobTemplates) -> list[dict[str, str]]:
     """Return the tolerations for a template's later pools: those of the templates that prefer these pools."""
-    templates = (each for name in template.pools[1:] for each in read.templates if each.pools[:1] == (name,))
+    templates = (
+        job_template
+        for name in template.pools[1:]
+        for job_template in read.templates
+        if job_template.pools[:1] == (name,)
+    )
     tolerations = [_toleration_fields(toleration) for other in templates for toleration in other.tolerations]
-    own_tolerations = [_toleration_fields(each) for each in template.tolerations]
+    own_tolerations = [_toleration_fields(toleration) for toleration in template.tolerations]
     return [
-        each
-        for place, each in enumerate(tolerations)
-        if each not in own_tolerations and each not in tolerations[:place]
+        toleration
+        for place, toleration in enumerate(tolerations)
+        if toleration not in own_tolerations and toleration not in tolerations[:place]
     ]
 
 
@@ -141,8 +146,8 @@ def _additions(read: JobTemplates) -> Iterator[str]:
     if _allowed(read):
         yield "jobs.allowed lists the claims and Secrets; with teams, copy it to `allowed` of each team"
     for template in read.templates:
-        for each in _tolerations_of_later_pools(template, read):
-            taint = f"{each.get('key', '')}={each.get('value', '')}"
+        for toleration in _tolerations_of_later_pools(template, read):
+            taint = f"{toleration.get('key', '')}={toleration.get('value', '')}"
             yield f"{template.name} tolerates {taint}: without it, the job could not use its later pools"
 
 

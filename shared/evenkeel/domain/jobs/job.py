@@ -333,7 +333,9 @@ class Job(Value):
         after, requirement = plan.distrust_after, plan.requirement
         if is_doubted:
             after = min((at for at in (self.distrust_after, after) if at), default=None)
-            requirement = max(self.requirement, requirement, key=lambda each: each.rank)
+            requirement = max(
+                self.requirement, requirement, key=lambda checkpoint_requirement: checkpoint_requirement.rank
+            )
         through = plan.after_attempt if after or requirement is not CheckpointRequirement.CONVENTION else 0
         return self.but(
             resume_plan=plan, distrust_after=after, distrust_through_attempt=through, requirement=requirement

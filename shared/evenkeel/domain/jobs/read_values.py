@@ -72,8 +72,8 @@ def read_values(document: Any) -> JobTemplates:
 
 def _pull_secrets(document: Json) -> Iterator[str]:
     """Yield the names of the Secrets, which Helm charts write as texts or as objects."""
-    for index, each in enumerate(document.get("imagePullSecrets") or ()):
-        name = each.get("name") if isinstance(each, Mapping) else each
+    for index, secret in enumerate(document.get("imagePullSecrets") or ()):
+        name = secret.get("name") if isinstance(secret, Mapping) else secret
         if not isinstance(name, str) or not name:
             raise ValuesError(f"imagePullSecrets.{index}: is not a name")
         yield name
@@ -113,7 +113,7 @@ def _classes(found: Json) -> tuple[PriorityClass, ...]:
 def _templates(
     found: Json, pools: tuple[TemplatePool, ...], classes: tuple[PriorityClass, ...]
 ) -> Iterator[JobTemplate]:
-    known = {each.name for each in classes}
+    known = {priority_class.name for priority_class in classes}
     node = shipped().types[_REFERENCE_TYPE]
     for name, row in found.items():
         path = f"jobTemplates.{name}."
@@ -143,7 +143,8 @@ def _templates(
             proposed_cpu_millis=share_cpu if 0 < cpu < share_cpu else 0,
             proposed_memory_bytes=share_memory if 0 < memory < share_memory else 0,
             tolerations=tuple(
-                {str(key): str(value) for key, value in each.items()} for each in row.get("tolerations") or ()
+                {str(key): str(value) for key, value in toleration.items()}
+                for toleration in row.get("tolerations") or ()
             ),
         )
 

@@ -43,32 +43,32 @@ def find_traps(document: Json, read: JobTemplates) -> Iterator[TemplateFinding]:
 def _findings_of_templates(document: Json, read: JobTemplates) -> Iterator[TemplateFinding]:
     labels = {key for pool in read.pools for key in pool.labels}
     selected: set[str] = set()
-    for each in read.templates:
-        row, path = document["jobTemplates"][each.name], f"jobTemplates.{each.name}"
+    for template in read.templates:
+        row, path = document["jobTemplates"][template.name], f"jobTemplates.{template.name}"
         selector = row.get("nodeSelector") or {}
         selected |= set(map(str, selector))
         if selector:
-            later = ", then ".join(each.pools[1:]) or "none, because every other pool is off or spot"
+            later = ", then ".join(template.pools[1:]) or "none, because every other pool is off or spot"
             yield _finding(
                 "T0-1",
-                FindingSeverity.CHANGED if each.pools else FindingSeverity.REFUSED,
+                FindingSeverity.CHANGED if template.pools else FindingSeverity.REFUSED,
                 f"{path}.nodeSelector",
-                f"A hard selector excludes all other pools, even idle ones. It is read as: first {each.pools[0]}, then "
-                f"{later}."
-                if each.pools
+                f"A hard selector excludes all other pools, even idle ones. It is read as: first {template.pools[0]}, "
+                f"then {later}."
+                if template.pools
                 else "Its only pool is switched off.",
             )
         for proposed, requested, unit, quantity in (
-            (each.proposed_memory_bytes, each.memory_bytes, _GIB, "GiB of memory"),
-            (each.proposed_cpu_millis, each.cpu_millis, 1000, "cores"),
+            (template.proposed_memory_bytes, template.memory_bytes, _GIB, "GiB of memory"),
+            (template.proposed_cpu_millis, template.cpu_millis, 1000, "cores"),
         ):
             if proposed:
                 yield _finding(
                     "T0-3",
                     FindingSeverity.WARNING,
                     f"{path}.resources",
-                    f"{requested / unit:g} {quantity} for {each.accelerators} accelerators; their share of a node is "
-                    f"{proposed / unit:g}. Data loaders and in-memory checkpoints fail first.",
+                    f"{requested / unit:g} {quantity} for {template.accelerators} accelerators; their share of a node "
+                    f"is {proposed / unit:g}. Data loaders and in-memory checkpoints fail first.",
                 )
     unused = labels - selected
     if selected and unused:
@@ -103,7 +103,7 @@ def _findings_of_jobs(document: Json, read: JobTemplates) -> Iterator[TemplateFi
             "ttlSecondsAfterFinished",
             f"The Kubernetes object is deleted after {read.keep_seconds / 3600:g} h. The record of each attempt stays.",
         )
-    on_spot = [each.name for each in read.templates if _first_is_spot(each, read)]
+    on_spot = [template.name for template in read.templates if _first_is_spot(template, read)]
     missing = [key for key in ("checkpointSeconds", "graceSeconds") if not document.get(key)]
     if on_spot and missing:
         yield _finding(
@@ -145,7 +145,7 @@ def _findings_of_pools(read: JobTemplates) -> Iterator[TemplateFinding]:
 
 def _findings_of_classes(document: Json, read: JobTemplates) -> Iterator[TemplateFinding]:
     rows = object_at(document, "priorityClasses")
-    uninterrupted = [each.name for each in read.classes if not each.is_interruptible]
+    uninterrupted = [priority_class.name for priority_class in read.classes if not priority_class.is_interruptible]
     if uninterrupted:
         yield _finding(
             "T0-6",
@@ -153,8 +153,8 @@ def _findings_of_classes(document: Json, read: JobTemplates) -> Iterator[Templat
             f"priorityClasses.{uninterrupted[0]}",
             "No other job preempts it. Its nodes can still fail, so it needs checkpoints.",
         )
-    used = {each.priority_class for each in read.templates}
-    unused = [each.name for each in read.classes if each.name not in used]
+    used = {template.priority_class for template in read.templates}
+    unused = [priority_class.name for priority_class in read.classes if priority_class.name not in used]
     if unused:
         yield _finding("T0-11", FindingSeverity.NOTE, "priorityClasses", f"No template uses {' or '.join(unused)}.")
     fields = [f"priorityClasses.{name}" for name, row in rows.items() if _preempts(row)]
@@ -167,8 +167,8 @@ def _findings_of_classes(document: Json, read: JobTemplates) -> Iterator[Templat
             field,
             "PreemptLowerPriority is the default of Kubernetes. It changes nothing, and is kept.",
         )
-    if any(each.value > MAX_WEIGHT for each in read.classes):
-        text = ", ".join(f"{each.name} {each.weight}" for each in read.classes)
+    if any(priority_class.value > MAX_WEIGHT for priority_class in read.classes):
+        text = ", ".join(f"{priority_class.name} {priority_class.weight}" for priority_class in read.classes)
         yield _finding(
             "T0-14",
             FindingSeverity.CHANGED,

@@ -114,7 +114,7 @@ class JobTemplates(Value):
 
     def of(self, job_type: str = "") -> JobTemplate | None:
         """Return the template of a job type; without a type, the default template."""
-        return next((each for each in self.templates if each.name == (job_type or self.default)), None)
+        return next((template for template in self.templates if template.name == (job_type or self.default)), None)
 
 
 def object_at(parent: Any, key: str, default: Json | None = None, path: str = "") -> Json:

@@ -81,17 +81,17 @@ class JobTypes(Value):
     def _is_whole(self) -> Self:
         if self.default and self.default not in self.types:
             raise ValueError(f"default: no job type is named {self.default!r}")
-        for name, each in self.types.items():
-            if len(set(each.pools)) < len(each.pools):
+        for name, job_type in self.types.items():
+            if len(set(job_type.pools)) < len(job_type.pools):
                 raise ValueError(f"types.{name}.pools: name each pool only once")
-            for error in mount_errors(each.volumes, each.scratch):
+            for error in mount_errors(job_type.volumes, job_type.scratch):
                 raise ValueError(f"types.{name}.{error.field}: {error.message}")
         return self
 
     def choices_of(self, job_type: JobType) -> tuple[PoolChoice, ...]:
         """Return the pool choices of a type, with the labels and markets of its pool names."""
         named = ((name, self.pools.get(name, PoolAlias())) for name in job_type.pools)
-        return tuple(PoolChoice(name=name, labels=each.labels, market=each.market) for name, each in named)
+        return tuple(PoolChoice(name=name, labels=alias.labels, market=alias.market) for name, alias in named)
 
 
 def check_type(spec: JobSpec, types: JobTypes) -> tuple[SpecError, ...]:

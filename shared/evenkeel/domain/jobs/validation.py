@@ -100,13 +100,13 @@ def _errors(spec: JobSpec) -> Iterator[SpecError]:
 
 def _declared_errors(value: Value, prefix: str = "") -> Iterator[SpecError]:
     """Compare the fields of a value with what `Submitted` declares of them, except the length of texts."""
-    for each in submitted_fields(type(value)):
-        found, terms, place = getattr(value, each.name), each.terms, prefix + ".".join(each.path)
+    for field in submitted_fields(type(value)):
+        found, terms, place = getattr(value, field.name), field.terms, prefix + ".".join(field.path)
         if terms.limits and found is not None and not terms.limits[0] <= found <= terms.limits[1]:
             yield SpecError(place, f"Choose {terms.limits[0]} to {terms.limits[1]} {terms.unit}.")
         elif terms.max_items and len(found) > terms.max_items:
             yield SpecError(place, f"Give at most {terms.max_items} {terms.unit}.")
-        elif isinstance(found, str) and found != each.field.default and not terms.allows(found):
+        elif isinstance(found, str) and found != field.field.default and not terms.allows(found):
             yield SpecError(place, terms.advice)
         elif isinstance(found, tuple):
             for index, item in enumerate(found):
@@ -134,7 +134,7 @@ def mount_errors(
         if why := why_not_sub_path(volume.sub_path):
             yield SpecError(f"{field}.subPath", why)
         mounts.append((f"{field}.mountPath", volume.mount_path))
-    mounts += [(f"scratch.{index}.mountPath", each.mount_path) for index, each in enumerate(scratch)]
+    mounts += [(f"scratch.{index}.mountPath", folder.mount_path) for index, folder in enumerate(scratch)]
     usable = []
     for field, path in mounts:
         why = why_not_mountable(path) if path or field != "checkpoint.uri" else ""
@@ -187,12 +187,12 @@ def _elastic_errors(spec: JobSpec) -> Iterator[SpecError]:
 
 
 def _throughput_errors(points: Sequence[SizeThroughput]) -> Iterator[SpecError]:
-    if points and len({each.nodes for each in points}) < max(MIN_POINTS, len(points)):
+    if points and len({point.nodes for point in points}) < max(MIN_POINTS, len(points)):
         yield SpecError("elastic.throughput", "Give the throughput at two or more sizes, each size once.")
-    for place, each in enumerate(points):
-        if not 1 <= each.nodes <= MAX_NODES:
+    for place, throughput in enumerate(points):
+        if not 1 <= throughput.nodes <= MAX_NODES:
             yield SpecError(f"elastic.throughput.{place}.nodes", f"Allow 1 to {MAX_NODES} nodes.")
-        if not MIN_PER_SECOND <= each.per_second <= MAX_PER_SECOND:
+        if not MIN_PER_SECOND <= throughput.per_second <= MAX_PER_SECOND:
             allowed = f"Allow {MIN_PER_SECOND:g} to {MAX_PER_SECOND:g}."
             yield SpecError(f"elastic.throughput.{place}.perSecond", allowed)
 
@@ -233,7 +233,7 @@ def _secret_errors(spec: JobSpec) -> Iterator[SpecError]:
 def _label_errors(spec: JobSpec) -> Iterator[SpecError]:
     for key, value in spec.labels.items():
         domain = key.rpartition("/")[0]
-        if any(domain == each or domain.endswith(f".{each}") for each in RESERVED_LABEL_DOMAINS):
+        if any(domain == reserved or domain.endswith(f".{reserved}") for reserved in RESERVED_LABEL_DOMAINS):
             yield SpecError(f"labels.{key[:80]}", "Jobs may not set labels with this prefix.")
         elif not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
             shown = key[:80].encode("unicode_escape").decode()

@@ -84,7 +84,7 @@ def overlaps(mounts: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     for field, path in mounts:
         if not path:
             continue
-        found = next((each for each in earlier if _is_inside(path, each) or _is_inside(each, path)), "")
+        found = next((other for other in earlier if _is_inside(path, other) or _is_inside(other, path)), "")
         if found:
             yield field, f"{path} and {found} overlap, so one mount would hide the other. Give each mount its own path."
         earlier.append(path)

@@ -99,7 +99,7 @@ class Progress(NamedTuple):
     @property
     def has_more(self) -> bool:
         """Whether any list has flavors that were not examined."""
-        return any(index != -1 for each in self.tried for index in each.values())
+        return any(index != -1 for indexes in self.tried for index in indexes.values())
 
     def next_index(self, pod_set: int, resource: str) -> int:
         """Return the index of the flavor to start with."""
@@ -143,4 +143,4 @@ class Assignment:
     @property
     def flavors(self) -> tuple[dict[str, str], ...]:
         """By pod set: resource → flavor."""
-        return tuple({resource: each.flavor for resource, each in choices.items()} for choices in self.choices)
+        return tuple({resource: choice.flavor for resource, choice in choices.items()} for choices in self.choices)

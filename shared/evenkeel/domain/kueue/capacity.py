@@ -236,10 +236,12 @@ class Tree:
 
     def __init__(self, queues: Iterable[Queue], cohorts: Iterable[Cohort]) -> None:
         """Build the trees without use."""
-        self.queues = {each.name: _node(each, is_queue=True) for each in sorted(queues, key=lambda each: each.name)}
-        declared = {each.name: each for each in cohorts}
-        parents = {name: each.parent for name, each in declared.items()}
-        specs = {each.name: each.cohort for each in queues}
+        self.queues = {
+            queue.name: _node(queue, is_queue=True) for queue in sorted(queues, key=lambda queue: queue.name)
+        }
+        declared = {cohort.name: cohort for cohort in cohorts}
+        parents = {name: cohort.parent for name, cohort in declared.items()}
+        specs = {queue.name: queue.cohort for queue in queues}
         self.cyclic = _cyclic_cohorts(parents)
         """Cohorts that are their own ancestors. Queues below them admit no workload."""
         for name in (*specs.values(), *parents.values()):

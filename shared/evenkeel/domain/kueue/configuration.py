@@ -24,7 +24,7 @@ class ResourceRules:
 
     def __init__(self, excluded: tuple[str, ...] = (), transformations: tuple[Transformation, ...] = ()) -> None:
         self.excluded = excluded
-        self.transformations = {each.input: each for each in transformations}
+        self.transformations = {transformation.input: transformation for transformation in transformations}
 
     def counted(self, requests: Mapping[str, Fraction]) -> dict[str, int]:
         """Return the amounts per pod that count against quota, in the smallest units."""
@@ -39,7 +39,7 @@ class ResourceRules:
             if rule is not None:
                 factor = requests.get(rule.multiply_by, Fraction(1)) if rule.multiply_by else Fraction(1)
                 add_amounts(
-                    outputs, {each: quantities.parse(by) * amount * factor for each, by in rule.outputs.items()}
+                    outputs, {output: quantities.parse(by) * amount * factor for output, by in rule.outputs.items()}
                 )
         # A negative factor lowers what transformations add to a resource, never what the pod itself requests of it.
         add_amounts(counted, {name: max(Fraction(0), amount) for name, amount in outputs.items()})

@@ -212,7 +212,9 @@ class SchedulingCycle:
             return False
         if self._has_admitted:
             return True
-        return any(not each.is_ready for queue in self._snapshot.queues.values() for each in queue.admitted.values())
+        return any(
+            not workload.is_ready for queue in self._snapshot.queues.values() for workload in queue.admitted.values()
+        )
 
     def _below_nominal(self, entry: Entry) -> dict[str, Amounts]:
         """Return by queue how far the evictions push its use below its nominal quota."""

@@ -141,9 +141,11 @@ def _without_nulls(raw: Any) -> Any:
     """Remove null fields, as the API server does. A null `namespaceSelector` stays, because it selects nothing."""
     if isinstance(raw, dict):
         return {
-            name: _without_nulls(each) for name, each in raw.items() if each is not None or name == "namespaceSelector"
+            name: _without_nulls(value)
+            for name, value in raw.items()
+            if value is not None or name == "namespaceSelector"
         }
-    return [_without_nulls(each) for each in raw] if isinstance(raw, list) else raw
+    return [_without_nulls(item) for item in raw] if isinstance(raw, list) else raw
 
 
 def unknown_fields(document: Document, path: str = "") -> Iterator[str]:
@@ -159,8 +161,8 @@ def _unknown_below(value: Any, path: str) -> Iterator[str]:
     if isinstance(value, Document):
         yield from unknown_fields(value, f"{path}.")
     elif isinstance(value, list | tuple):
-        for index, each in enumerate(value):
-            yield from _unknown_below(each, f"{path}[{index}]")
+        for index, item in enumerate(value):
+            yield from _unknown_below(item, f"{path}[{index}]")
 
 
 @dataclass(slots=True)

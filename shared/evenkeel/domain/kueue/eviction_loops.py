@@ -39,9 +39,9 @@ class Eviction(NamedTuple):
 def evictions_of(decisions: Iterable[CycleDecision]) -> tuple[Eviction, ...]:
     """Return the evictions that these decisions caused, in their order."""
     return tuple(
-        Eviction(each.workload.queue, victim.reason, each.workload.workload_id, victim.workload_id)
-        for each in decisions
-        for victim in each.victims
+        Eviction(decision.workload.queue, victim.reason, decision.workload.workload_id, victim.workload_id)
+        for decision in decisions
+        for victim in decision.victims
     )
 
 
@@ -58,28 +58,35 @@ def state_digest(scheduler: Scheduler) -> bytes:
 def _queue_state(scheduler: Scheduler, name: str, queue: ClusterQueueSnapshot) -> object:
     pending = scheduler.pending[name]
     admitted = sorted(
-        (job, each.is_evicted, each.is_ready, each.reserved_at, each.counts, [sorted(f.items()) for f in each.flavors])
-        for job, each in queue.admitted.items()
+        (
+            job,
+            workload.is_evicted,
+            workload.is_ready,
+            workload.reserved_at,
+            workload.counts,
+            [sorted(f.items()) for f in workload.flavors],
+        )
+        for job, workload in queue.admitted.items()
     )
     waiting = [
         (
-            each.workload.workload_id,
-            each.workload.shape,
-            each.progress
+            workload.workload.workload_id,
+            workload.workload.shape,
+            workload.progress
             and (
-                [sorted(tried.items()) for tried in each.progress.tried],
-                queue.generation > each.progress.generation,
-                min(2, scheduler.cycles - each.progress.cycle),
+                [sorted(tried.items()) for tried in workload.progress.tried],
+                queue.generation > workload.progress.generation,
+                min(2, scheduler.cycles - workload.progress.cycle),
             ),
         )
-        for each in pending.all()
+        for workload in pending.all()
     ]
     return admitted, waiting, pending.sticky, sorted(pending.parked_shapes)
 
 
 def candidate_settings(scheduler: Scheduler, evictions: Iterable[Eviction]) -> Iterator[Setting]:
     """Yield settings that would have forbidden some of these evictions, the smallest change of each queue first."""
-    rules = dict.fromkeys((each.queue, each.reason) for each in evictions)
+    rules = dict.fromkeys((eviction.queue, eviction.reason) for eviction in evictions)
     for queue, reason in rules:
         policies = scheduler.snapshot.queues[queue].spec.preemption
         match reason:

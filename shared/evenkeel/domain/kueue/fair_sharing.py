@@ -274,10 +274,10 @@ class _Targets:
 def _below(ancestor: QuotaNode, node: QuotaNode) -> QuotaNode:
     """Return the child of an ancestor on the path to a node."""
     through = node
-    for each in node.path:
-        if each is ancestor:
+    for quota_node in node.path:
+        if quota_node is ancestor:
             break
-        through = each
+        through = quota_node
     return through
 
 

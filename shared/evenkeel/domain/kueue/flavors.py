@@ -88,7 +88,7 @@ class FlavorAssigner:
         members: dict[str, list[int]] = {}
         for index, pod_set in enumerate(self.workload.pod_sets):
             members.setdefault(pod_set.group or f"#{index}", []).append(index)
-        names = {each.flavor for group in self.queue.spec.groups for each in group.flavors}
+        names = {flavor.flavor for group in self.queue.spec.groups for flavor in group.flavors}
         found = []
         for indexes in members.values():
             pods = [self.workload.pod_sets[index] for index in indexes]
@@ -109,7 +109,7 @@ class FlavorAssigner:
                 elif len(wanted) == 1:
                     own = choices
                 else:
-                    own = {each: choices[each] for each in requests if each in choices}
+                    own = {request: choices[request] for request in requests if request in choices}
                 tried.append(self._take(assignment, index, requests, own))
                 assignment.attempts.append(attempts)
                 if failed and requests:
@@ -192,7 +192,7 @@ class FlavorAssigner:
             last = index
             flavor = resources.flavors[index].flavor
             if self.only is not None and not any(
-                self.only[each].get(first) == flavor for each in group.indexes if each < len(self.only)
+                self.only[index].get(first) == flavor for index in group.indexes if index < len(self.only)
             ):
                 continue
             if flavor in group.unfit:
@@ -271,7 +271,7 @@ class FlavorAssigner:
         """Return one reason: the least severe of a group's flavors, the most severe of all groups and pod sets."""
         overall = Pending.NONE
         group_by_resource = {
-            each.flavor: number for number, group in enumerate(self.queue.spec.groups) for each in group.flavors
+            flavor.flavor: number for number, group in enumerate(self.queue.spec.groups) for flavor in group.flavors
         }
         for choices, attempts, pod_set in zip(
             assignment.choices, assignment.attempts, self.workload.pod_sets, strict=False
@@ -343,7 +343,7 @@ def _matches(pod_set: PodSet, flavor: Flavor) -> bool:
     for key, value in pod_set.selector.items():
         if key in flavor.labels and flavor.labels[key] != value:
             return False
-    terms = [[each for each in term if each.key in flavor.labels] for term in pod_set.affinity]
+    terms = [[requirement for requirement in term if requirement.key in flavor.labels] for term in pod_set.affinity]
     if not terms or not all(terms):
         return True  # a term without requirements matches everything, and one matching term is enough
-    return any(all(each.holds(flavor.labels) for each in term) for term in terms)
+    return any(all(requirement.holds(flavor.labels) for requirement in term) for term in terms)

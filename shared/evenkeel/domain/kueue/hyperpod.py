@@ -197,7 +197,10 @@ class SchedulerConfig(_Aws):
     @property
     def priorities(self) -> dict[str, int]:
         """Priority by class. Jobs append `-priority` to the name of the class."""
-        return {f"{each.name}-priority": each.weight for each in self.scheduler_config.priority_classes}
+        return {
+            f"{priority_class.name}-priority": priority_class.weight
+            for priority_class in self.scheduler_config.priority_classes
+        }
 
 
 class InstanceGroup(_Aws):
@@ -226,35 +229,40 @@ class ComputeQuotas(_Aws):
 def _sum_by_type(resources: Iterable[QuotaResources], types: InstanceTypes, where: str) -> dict[str, dict[str, int]]:
     """Add up the amounts of each instance type. A quota may combine whole instances and granular amounts."""
     found: dict[str, dict[str, int]] = {}
-    for each in resources:
-        instance = types.of(each.instance_type)
+    for quota_resources in resources:
+        instance = types.of(quota_resources.instance_type)
         if instance is None:
             raise DocumentError(
-                where, "InstanceType", f"{each.instance_type} is not in the catalogue of instance types"
+                where, "InstanceType", f"{quota_resources.instance_type} is not in the catalogue of instance types"
             )
-        of_type = found.setdefault(each.instance_type, {})
-        for resource, amount in each.amounts(instance).items():
+        of_type = found.setdefault(quota_resources.instance_type, {})
+        for resource, amount in quota_resources.amounts(instance).items():
             of_type[resource] = of_type.get(resource, 0) + amount
     return found
 
 
 def _one_group(flavors: list[FlavorQuotas]) -> tuple[ResourceGroup, ...]:
-    resources = tuple(dict.fromkeys(resource for each in flavors for resource in each.quotas))
+    resources = tuple(dict.fromkeys(resource for flavor in flavors for resource in flavor.quotas))
     no_quota = Quota(0, 0)
-    filled = (FlavorQuotas(each.flavor, dict.fromkeys(resources, no_quota) | dict(each.quotas)) for each in flavors)
+    filled = (
+        FlavorQuotas(flavor.flavor, dict.fromkeys(resources, no_quota) | dict(flavor.quotas)) for flavor in flavors
+    )
     return (ResourceGroup(resources, tuple(filled)),) if flavors else ()
 
 
 def idle_queue(groups: Iterable[InstanceGroup], teams: Iterable[Queue], types: InstanceTypes) -> Queue:
     """Return the queue that holds and lends the cluster's capacity beyond the teams' quotas."""
-    in_cluster = [QuotaResources(instance_type=each.instance_type, count=each.current_count) for each in groups]
+    in_cluster = [
+        QuotaResources(instance_type=instance_group.instance_type, count=instance_group.current_count)
+        for instance_group in groups
+    ]
     idle = _sum_by_type(in_cluster, types, "InstanceGroups")
     for team in teams:
         for group in team.groups:
-            for each in group.flavors:
-                for resource, quota in each.quotas.items():
-                    if resource in idle.get(each.flavor, {}):
-                        idle[each.flavor][resource] -= quota.nominal
+            for quotas in group.flavors:
+                for resource, quota in quotas.quotas.items():
+                    if resource in idle.get(quotas.flavor, {}):
+                        idle[quotas.flavor][resource] -= quota.nominal
     flavors = [
         FlavorQuotas(flavor, {resource: Quota(max(0, amount), 0) for resource, amount in amounts.items()})
         for flavor, amounts in idle.items()
@@ -279,18 +287,22 @@ def quota_of(queue: Queue, types: InstanceTypes) -> tuple[ComputeQuota, list[str
         lost.append(f"{queue.name}: {loss}")
 
     resources, limits = [], []
-    for each in (flavor for group in queue.groups for flavor in group.flavors):
-        instance = types.of(each.flavor)
+    for quotas in (flavor for group in queue.groups for flavor in group.flavors):
+        instance = types.of(quotas.flavor)
         if instance is None:
-            note_loss(f"flavor {each.flavor} is not an instance type of the catalogue")
+            note_loss(f"flavor {quotas.flavor} is not an instance type of the catalogue")
             continue
         known = ("cpu", "memory", instance.accelerator, EFA)
-        for resource in each.quotas:
-            if resource not in known and not resource.startswith(f"{MIG_PREFIX}mig-") and each.quotas[resource].nominal:
-                note_loss(f"{each.flavor}: HyperPod has no field for {resource}")
-        resources.append(_resources(each, instance, lambda quota: quota.nominal, note_loss))
-        if any(quota.borrow is not None for quota in each.quotas.values()):
-            limits.append(_resources(each, instance, lambda quota: quota.borrow or 0, note_loss))
+        for resource in quotas.quotas:
+            if (
+                resource not in known
+                and not resource.startswith(f"{MIG_PREFIX}mig-")
+                and quotas.quotas[resource].nominal
+            ):
+                note_loss(f"{quotas.flavor}: HyperPod has no field for {resource}")
+        resources.append(_resources(quotas, instance, lambda quota: quota.nominal, note_loss))
+        if any(quota.borrow is not None for quota in quotas.quotas.values()):
+            limits.append(_resources(quotas, instance, lambda quota: quota.borrow or 0, note_loss))
     strategy, absolute = _sharing(queue, note_loss), tuple(limits)
     if strategy != "LendAndBorrow":
         absolute = ()
@@ -333,23 +345,23 @@ def _lost_settings(queue: Queue, weight: int) -> Iterator[str]:
             yield f"HyperPod has no setting for {name}"
 
 
-def _resources(each: FlavorQuotas, instance: InstanceType, amount: Any, note_loss: Any) -> QuotaResources:
-    amounts: Mapping[str, int] = {resource: amount(quota) for resource, quota in each.quotas.items()}
+def _resources(quotas: FlavorQuotas, instance: InstanceType, amount: Any, note_loss: Any) -> QuotaResources:
+    amounts: Mapping[str, int] = {resource: amount(quota) for resource, quota in quotas.quotas.items()}
     count = amounts.get("cpu", 0) // (instance.vcpu * 1000)
-    whole = QuotaResources(instance_type=each.flavor, count=count)
+    whole = QuotaResources(instance_type=quotas.flavor, count=count)
     if {name: held for name, held in amounts.items() if held} == {
         name: held for name, held in whole.amounts(instance).items() if held
     }:
         return whole
     partitions = {name.removeprefix(MIG_PREFIX): held for name, held in amounts.items() if "/mig-" in name and held}
     if len(partitions) > 1:
-        note_loss(f"{each.flavor}: HyperPod allows only one accelerator partition; it becomes {min(partitions)}")
+        note_loss(f"{quotas.flavor}: HyperPod allows only one accelerator partition; it becomes {min(partitions)}")
     partition = Partition(type=min(partitions), count=partitions[min(partitions)]) if partitions else None
     if any(held >= UNLIMITED for held in amounts.values()):
-        note_loss(f"{each.flavor}: HyperPod has no unlimited amounts")
+        note_loss(f"{quotas.flavor}: HyperPod has no unlimited amounts")
     cpu, memory = min(amounts.get("cpu", 0), 10**12), min(amounts.get("memory", 0), 2**60)
     return QuotaResources(
-        instance_type=each.flavor,
+        instance_type=quotas.flavor,
         accelerators=min(amounts.get(instance.accelerator, 0), 2**31 - 1) if instance.accelerator else None,
         v_cpu=cpu / 1000,
         memory_in_gi_b=memory / _GIB,
@@ -359,7 +371,7 @@ def _resources(each: FlavorQuotas, instance: InstanceType, amount: Any, note_los
 
 def _sharing(queue: Queue, note_loss: Any) -> Literal["Lend", "DontLend", "LendAndBorrow"]:
     quotas = [
-        quota for group in queue.groups for each in group.flavors for quota in each.quotas.values() if quota.nominal
+        quota for group in queue.groups for flavor in group.flavors for quota in flavor.quotas.values() if quota.nominal
     ]
     lends = {quota.lend for quota in quotas}
     borrows = {quota.borrow for quota in quotas}

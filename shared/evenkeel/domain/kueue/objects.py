@@ -311,8 +311,8 @@ class Workload:
     def flavor_needs(self) -> tuple[object, ...]:
         """Equal for workloads whose pods can run on the same flavors."""
         return tuple(
-            (tuple(sorted(each.selector.items())), each.affinity, each.tolerations, each.group)
-            for each in self.pod_sets
+            (tuple(sorted(pod_set.selector.items())), pod_set.affinity, pod_set.tolerations, pod_set.group)
+            for pod_set in self.pod_sets
         )
 
     @cached_property
@@ -328,8 +328,14 @@ class Workload:
                 pod_set.min_count,
                 sorted(pod_set.requests.items()),
                 sorted(pod_set.selector.items()),
-                [[(each.key, each.operator, each.values) for each in term] for term in pod_set.affinity],
-                [(each.key, each.operator, each.value, each.effect) for each in pod_set.tolerations],
+                [
+                    [(requirement.key, requirement.operator, requirement.values) for requirement in term]
+                    for term in pod_set.affinity
+                ],
+                [
+                    (toleration.key, toleration.operator, toleration.value, toleration.effect)
+                    for toleration in pod_set.tolerations
+                ],
                 pod_set.group,
             )
             for pod_set in self.pod_sets

@@ -99,16 +99,16 @@ class PendingQueue:
     def all(self) -> list[PendingWorkload]:
         """Return all pending workloads, in queue order."""
         workloads = (*self._waiting.values(), *self._backing_off.values())
-        use = {each.workload.sub_queue: 0.0 for each in workloads}
+        use = {workload.workload.sub_queue: 0.0 for workload in workloads}
         if self.orders_by_use:
-            weights = {each.workload.sub_queue: each.workload.sub_weight for each in workloads}
+            weights = {workload.workload.sub_queue: workload.workload.sub_weight for workload in workloads}
             use = {sub: self.recent_use(sub, weight) for sub, weight in weights.items()}
         return sorted(
             workloads,
-            key=lambda each: (
-                each.workload.workload_id != self.sticky,
-                use[each.workload.sub_queue],
-                each.workload.order,
+            key=lambda workload: (
+                workload.workload.workload_id != self.sticky,
+                use[workload.workload.sub_queue],
+                workload.workload.order,
             ),
         )
 
@@ -260,7 +260,7 @@ class PendingQueue:
         keys = (
             [key for key in self._same_shape if key[0] in woken]
             if self.orders_by_use
-            else [(each, "") for each in woken]
+            else [(name, "") for name in woken]
         )
         for key in keys:
             group = self._drop_stale(key)

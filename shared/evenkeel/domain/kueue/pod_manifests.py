@@ -19,7 +19,7 @@ class Resources(Document):
 
     def effective(self) -> dict[str, Fraction]:
         """Return the requests; a missing request has the value of its limit."""
-        return {name: quantities.parse(each) for name, each in (self.limits | self.requests).items()}
+        return {name: quantities.parse(quantity) for name, quantity in (self.limits | self.requests).items()}
 
     @property
     def beyond_limits(self) -> list[str]:
@@ -107,23 +107,23 @@ class PodSpec(Document):
         total = {name: max(running.get(name, Fraction(0)), most.get(name, Fraction(0))) for name in {**running, **most}}
         if self.resources is not None:
             total |= self.resources.effective()
-        add_amounts(total, {name: quantities.parse(each) for name, each in self.overhead.items()})
+        add_amounts(total, {name: quantities.parse(quantity) for name, quantity in self.overhead.items()})
         return total
 
     @property
     def beyond_limits(self) -> list[str]:
         """Resources of which a container or the pod requests more than its limit."""
         all_resources = (
-            *(each.resources for each in (*self.init_containers, *self.containers)),
+            *(container.resources for container in (*self.init_containers, *self.containers)),
             self.resources or Resources(),
         )
-        return sorted({name for each in all_resources for name in each.beyond_limits})
+        return sorted({name for resource in all_resources for name in resource.beyond_limits})
 
     def terms(self) -> tuple[tuple[Requirement, ...], ...]:
         """Return the terms of the required node affinity."""
         node = self.affinity.node_affinity if self.affinity else None
         terms = node.required.node_selector_terms if node and node.required else ()
-        return tuple(tuple(each.to_requirement() for each in term.match_expressions) for term in terms)
+        return tuple(tuple(expression.to_requirement() for expression in term.match_expressions) for term in terms)
 
 
 def add_amounts(to: dict[str, Fraction], amounts: Mapping[str, Fraction]) -> None:

@@ -135,7 +135,7 @@ def compute_median_risk(candidates: Iterable[Admitted], snapshot: Snapshot) -> f
     """
     if not snapshot.rules.spares_work:
         return None
-    risks = sorted(each.work_at_risk for each in candidates if each.work_at_risk is not None)
+    risks = sorted(candidate.work_at_risk for candidate in candidates if candidate.work_at_risk is not None)
     return risks[len(risks) // 2] if risks else 0.0
 
 
@@ -207,7 +207,7 @@ def classical_victims(demand: Demand, snapshot: Snapshot) -> list[Victim]:
     """Return the workloads to preempt; empty if preemption does not help."""
     queue = demand.queue
     within = queue.spec.preemption.within
-    own = [_Candidate(each, _Kind.WITHIN, None) for each in candidates_in(queue, demand, within, snapshot)]
+    own = [_Candidate(candidate, _Kind.WITHIN, None) for candidate in candidates_in(queue, demand, within, snapshot)]
     hierarchical, by_priority = _outside(demand, snapshot)
     ordered = list(_in_order(own, hierarchical, by_priority, queue.spec.name, snapshot))
     may_not_borrow = queue.spec.preemption.borrow_within is None
@@ -231,7 +231,9 @@ def preemptable_victims(demand: Demand, snapshot: Snapshot, *, may_borrow: bool)
     queue only returns borrowed quota, and only to a queue that stays within its own.
     """
     within = demand.queue.spec.preemption.within
-    own = [_Candidate(each, _Kind.WITHIN, None) for each in candidates_in(demand.queue, demand, within, snapshot)]
+    own = [
+        _Candidate(workload, _Kind.WITHIN, None) for workload in candidates_in(demand.queue, demand, within, snapshot)
+    ]
     hierarchical, by_priority = _outside(demand, snapshot)
     if snapshot.rules.fair_sharing:
         hierarchical, by_priority = ([] if may_borrow else hierarchical), []
@@ -256,12 +258,14 @@ def _in_order(
     queue: str,
     snapshot: Snapshot,
 ) -> Iterator[_Candidate]:
-    median = compute_median_risk((each.admitted for each in (*own, *hierarchical, *by_priority)), snapshot)
+    median = compute_median_risk((candidate.admitted for candidate in (*own, *hierarchical, *by_priority)), snapshot)
     key = candidate_order(queue, snapshot, median)
-    groups = [sorted(group, key=lambda each: key(each.admitted)) for group in (hierarchical, by_priority, own)]
+    groups = [
+        sorted(group, key=lambda candidate: key(candidate.admitted)) for group in (hierarchical, by_priority, own)
+    ]
     for evicted in (True, False):
         for group in groups:
-            yield from (each for each in group if each.admitted.is_evicted is evicted)
+            yield from (candidate for candidate in group if candidate.admitted.is_evicted is evicted)
 
 
 def _outside(demand: Demand, snapshot: Snapshot) -> tuple[list[_Candidate], list[_Candidate]]:

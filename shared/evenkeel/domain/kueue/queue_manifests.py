@@ -84,9 +84,10 @@ class Group(Document):
 
     def to_group(self) -> ResourceGroup:
         flavors = (
-            FlavorQuotas(each.name, {quota.name: quota.to_quota() for quota in each.resources}) for each in self.flavors
+            FlavorQuotas(flavor.name, {quota.name: quota.to_quota() for quota in flavor.resources})
+            for flavor in self.flavors
         )
-        named = (quota.name for each in self.flavors for quota in each.resources)
+        named = (quota.name for flavor in self.flavors for quota in flavor.resources)
         return ResourceGroup(tuple(dict.fromkeys((*self.covered_resources, *named))), tuple(flavors))
 
 
@@ -156,7 +157,7 @@ class LabelSelector(Document):
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Whether the selector matches these labels."""
         return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
-            each.to_requirement().holds(labels) for each in self.match_expressions
+            expression.to_requirement().holds(labels) for expression in self.match_expressions
         )
 
 
@@ -192,7 +193,7 @@ class ClusterQueue(Manifest):
         return Queue(
             self.metadata.name,
             spec.cohort_name or spec.cohort,
-            tuple(each.to_group() for each in spec.resource_groups),
+            tuple(group.to_group() for group in spec.resource_groups),
             weight_of(spec.fair_sharing),
             spec.preemption.to_preemption() if spec.preemption else PreemptionRules(),
             spec.flavor_fungibility.to_fungibility() if spec.flavor_fungibility else Fungibility(),
@@ -227,7 +228,7 @@ class CohortManifest(Manifest):
         return Cohort(
             self.metadata.name,
             self.spec.parent_name or self.spec.parent,
-            tuple(each.to_group() for each in self.spec.resource_groups),
+            tuple(group.to_group() for group in self.spec.resource_groups),
             weight_of(self.spec.fair_sharing),
         )
 
@@ -267,8 +268,8 @@ class ResourceFlavor(Manifest):
         return Flavor(
             self.metadata.name,
             self.spec.node_labels,
-            tuple(Taint(each.key, each.value, each.effect) for each in self.spec.node_taints),
-            tuple(each.to_toleration() for each in self.spec.tolerations),
+            tuple(Taint(taint.key, taint.value, taint.effect) for taint in self.spec.node_taints),
+            tuple(toleration.to_toleration() for toleration in self.spec.tolerations),
         )
 
 
@@ -311,7 +312,7 @@ class LocalQueue(Manifest):
         status = sharing.admission_fair_sharing_status if sharing else None
         if status is None:
             return None
-        amounts = {name: float(quantities.parse(each)) for name, each in status.consumed_resources.items()}
+        amounts = {name: float(quantities.parse(quantity)) for name, quantity in status.consumed_resources.items()}
         return amounts, None if status.last_update is None else seconds(status.last_update)
 
 

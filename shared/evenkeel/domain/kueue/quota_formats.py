@@ -59,9 +59,9 @@ def convert(declared: QuotaDocuments, into: Format) -> Converted:
 def _short_form(declared: QuotaDocuments) -> Json:
     queues, cohorts, _ = declared.everything()
     written = short_form.ShortQuotas(
-        queues=tuple(short_form.ShortQueue.of(each) for each in queues),
-        cohorts=tuple(short_form.ShortCohort.of(each) for each in cohorts),
-        flavors=tuple(short_form.ShortFlavor.of(each) for each in declared.flavors.values()),
+        queues=tuple(short_form.ShortQueue.of(queue) for queue in queues),
+        cohorts=tuple(short_form.ShortCohort.of(cohort) for cohort in cohorts),
+        flavors=tuple(short_form.ShortFlavor.of(flavor) for flavor in declared.flavors.values()),
         priority_classes=declared.priorities,
         fair_sharing=declared.rules.fair_sharing or None,
     )
@@ -115,7 +115,7 @@ def _flavor(flavor: Flavor) -> Json:
 def _cohort(cohort: Cohort) -> Json:
     spec: Json = {"parentName": cohort.parent} if cohort.parent else {}
     if cohort.groups:
-        spec["resourceGroups"] = [_group(each) for each in cohort.groups]
+        spec["resourceGroups"] = [_group(group) for group in cohort.groups]
     if cohort.fair_weight != 1.0:
         spec["fairSharing"] = {"weight": f"{cohort.fair_weight:g}"}
     return spec
@@ -131,7 +131,7 @@ def _queue(queue: Queue, declared: QuotaDocuments) -> Json:
         else selector.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         if selector
         else {},
-        "resourceGroups": [_group(each) for each in queue.groups],
+        "resourceGroups": [_group(group) for group in queue.groups],
     }
     if queue.cohort:
         spec["cohortName"] = queue.cohort
@@ -180,8 +180,8 @@ def _group(group: ResourceGroup) -> Json:
     return {
         "coveredResources": list(group.resources),
         "flavors": [
-            {"name": each.flavor, "resources": [written(resource, each) for resource in group.resources]}
-            for each in group.flavors
+            {"name": flavor.flavor, "resources": [written(resource, flavor) for resource in group.resources]}
+            for flavor in group.flavors
         ],
     }
 
@@ -237,7 +237,7 @@ def _hyperpod(declared: QuotaDocuments) -> Converted:
 
 def _changed(before: Queue, after: Queue) -> Iterator[str]:
     """Yield the amounts that change by the conversion."""
-    old, new = (quotas_of(each.groups) for each in (before, after))
+    old, new = (quotas_of(queue.groups) for queue in (before, after))
     for key in sorted(old.keys() | new.keys()):
         quota, new_quota = old.get(key, NO_QUOTA), new.get(key, NO_QUOTA)
         for name in ("nominal", "borrow", "lend"):

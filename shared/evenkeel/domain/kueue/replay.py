@@ -124,7 +124,7 @@ class Replay:
         Raises:
             DocumentError: An event is invalid. The message names it by its number.
         """
-        ordered = sorted(enumerate(events.events), key=lambda each: (seconds(each[1].at), each[0]))
+        ordered = sorted(enumerate(events.events), key=lambda numbered: (seconds(numbered[1].at), numbered[0]))
         has_cycle_events = any(isinstance(event, Cycle) for event in events.events)
         first = seconds(ordered[0][1].at) if ordered else self.at
         if not has_cycle_events and (not ordered or first > self.at):
@@ -253,7 +253,9 @@ class Replay:
             return
         if isinstance(event, Shrink):
             raise DocumentError(where, "counts", f"{event.job} runs with {list(admitted.counts)}")
-        name = event.slice or next(each for each in _slice_names(event.job) if not self._is_known(each))
+        name = event.slice or next(
+            slice_name for slice_name in _slice_names(event.job) if not self._is_known(slice_name)
+        )
         old = admitted.workload
         larger = replace(
             old,
@@ -265,9 +267,9 @@ class Replay:
             replaces=event.job,
         )
         for queue in self.scheduler.pending.values():  # of several pending slices of a job only the last stays
-            for each in queue.all():
-                if each.workload.replaces == event.job:
-                    queue.remove(each.workload.workload_id)
+            for workload in queue.all():
+                if workload.workload.replaces == event.job:
+                    queue.remove(workload.workload.workload_id)
         self.scheduler.submit(larger)
 
     def _reprioritize(self, event: Priority, waiting: Workload | None) -> None:
@@ -338,7 +340,7 @@ class Replay:
                 return
             if has_effect:
                 seen.clear()
-                if self.releases_at_once and any(each.victims for each in decisions):
+                if self.releases_at_once and any(decision.victims for decision in decisions):
                     state = state_digest(self.scheduler)
                     evicting.append(tuple(decisions))
                     if state in states or len(evicting) >= _MAX_EVICTING_CYCLES:
@@ -347,8 +349,14 @@ class Replay:
                     states[state] = len(evicting)
                 continue
             repeated = tuple(
-                (each.workload.workload_id, each.result, each.assignment.flavors, each.parked, _scan_state(each))
-                for each in decisions
+                (
+                    decision.workload.workload_id,
+                    decision.result,
+                    decision.assignment.flavors,
+                    decision.parked,
+                    _scan_state(decision),
+                )
+                for decision in decisions
             )
             if repr(repeated) in seen:
                 del self.cycles[-1]  # the same decisions would repeat without end
@@ -360,15 +368,16 @@ class Replay:
         evictions = evictions_of(itertools.chain(*evicting))
         settings: dict[tuple[str, str], Setting] = {}
         if not self.is_trial:
-            for each in itertools.islice(candidate_settings(self.scheduler, evictions), _MAX_SETTINGS):
-                if (each.queue, each.field) not in settings and self._ends_with(each):
-                    settings[each.queue, each.field] = each  # the smallest sufficient change of this field
+            for setting in itertools.islice(candidate_settings(self.scheduler, evictions), _MAX_SETTINGS):
+                if (setting.queue, setting.field) not in settings and self._ends_with(setting):
+                    settings[setting.queue, setting.field] = setting  # the smallest sufficient change of this field
         loop = LoopAnswer(
             at=self.at,
             last_cycle=last_cycle,
-            jobs=tuple(sorted({name for each in evictions for name in (each.by, each.victim)})),
+            jobs=tuple(sorted({name for eviction in evictions for name in (eviction.by, eviction.victim)})),
             settings=tuple(
-                SettingAnswer(queue=each.queue, field=each.field, value=each.value) for each in settings.values()
+                SettingAnswer(queue=setting.queue, field=setting.field, value=setting.value)
+                for setting in settings.values()
             ),
         )
         self.loops.append(loop)
@@ -405,12 +414,12 @@ class Replay:
             return decisions, False
         pending = self.scheduler.pending
         answers: list[DecisionAnswer] = [
-            decision_of(each, evicted, pending[each.workload.queue].sticky) for each in decisions
+            decision_of(decision, evicted, pending[decision.workload.queue].sticky) for decision in decisions
         ]
         self.cycles.append(CycleAnswer(number=self.scheduler.cycles, at=self.at, decisions=tuple(answers)))
         self.decisions += decisions
-        victims = [victim.workload_id for each in decisions for victim in each.victims]
-        has_effect = any(each.result is Result.ADMITTED for each in decisions) or bool(set(victims) - evicted)
+        victims = [victim.workload_id for decision in decisions for victim in decision.victims]
+        has_effect = any(decision.result is Result.ADMITTED for decision in decisions) or bool(set(victims) - evicted)
         if self.releases_at_once:
             for name in victims:
                 self._requeue(name)
@@ -435,17 +444,17 @@ def _without_admission(document: Any) -> Any:
     status = document.get("status")
     if isinstance(status, dict):
         admission_fields = ("admission", "conditions", "admissionChecks")
-        return {**document, "status": {name: each for name, each in status.items() if name not in admission_fields}}
-    return {name: each for name, each in document.items() if name != "admitted"}
+        return {**document, "status": {name: value for name, value in status.items() if name not in admission_fields}}
+    return {name: value for name, value in document.items() if name != "admitted"}
 
 
 def _scan_state(decision: CycleDecision) -> object:
     progress = decision.assignment.progress
-    return [sorted(each.items()) for each in progress.tried] if progress else None
+    return [sorted(indexes.items()) for indexes in progress.tried] if progress else None
 
 
 def _sized(pod_sets: tuple[PodSet, ...], counts: tuple[int, ...]) -> tuple[PodSet, ...]:
-    return tuple(replace(each, count=count) for each, count in zip(pod_sets, counts, strict=True))
+    return tuple(replace(pod_set, count=count) for pod_set, count in zip(pod_sets, counts, strict=True))
 
 
 def _slice_names(job: str) -> Iterator[str]:

@@ -235,7 +235,9 @@ class LoopAnswer(Output):
         shown = ", ".join(self.jobs[:_MAX_NAMED])
         more = f" and {len(self.jobs) - _MAX_NAMED} more" if len(self.jobs) > _MAX_NAMED else ""
         text = f"jobs {shown}{more} evict each other without end; the plan stops after cycle {self.last_cycle}."
-        changes = [f"`preemption.{each.field}: {each.value}` of queue {each.queue}" for each in self.settings]
+        changes = [
+            f"`preemption.{setting.field}: {setting.value}` of queue {setting.queue}" for setting in self.settings
+        ]
         if not changes:
             return (
                 f"{text} No single preemption setting ends this; `--evictions held` shows the plan until the jobs stop"
@@ -276,9 +278,9 @@ def decision_of(decision: CycleDecision, evicted_before: frozenset[str], sticky:
                 count=count,
                 flavors={
                     resource: ChosenFlavor(
-                        flavor=each.flavor, mode=_MODES[each.mode], level=each.level, tried=each.tried
+                        flavor=choices.flavor, mode=_MODES[choices.mode], level=choices.level, tried=choices.tried
                     )
-                    for resource, each in sorted(
+                    for resource, choices in sorted(
                         assignment.choices[index].items() if index < len(assignment.choices) else ()
                     )
                 },
@@ -321,15 +323,15 @@ def _considered(pod_set: str, attempt: FlavorAttempt) -> Considered:
         why=attempt.why,
         compared=tuple(
             Compared(
-                resource=each.resource,
-                mode=_MODES[each.mode],
-                level=each.level,
+                resource=inequality.resource,
+                mode=_MODES[inequality.mode],
+                level=inequality.level,
                 **{
-                    name: quantities.text(each.resource, getattr(each, name))
+                    name: quantities.text(inequality.resource, getattr(inequality, name))
                     for name in ("wanted", "available", "potential", "nominal", "used")
                 },
             )
-            for each in attempt.compared
+            for inequality in attempt.compared
         ),
     )
 
@@ -352,12 +354,14 @@ def state_of(scheduler: Scheduler, at: float, unqueued: Sequence[tuple[str, str]
                 sticky=pending.sticky,
             )
         )
-    admitted = [each for queue in scheduler.snapshot.queues.values() for each in queue.admitted.values()]
+    admitted = [workload for queue in scheduler.snapshot.queues.values() for workload in queue.admitted.values()]
     return State(
         at=at,
         queues=tuple(queues),
         cohorts=tuple(NodeAnswer(**_node(node)) for _, node in sorted(scheduler.snapshot.tree.cohorts.items())),
-        admitted=tuple(_admitted(each) for each in sorted(admitted, key=lambda each: each.workload.workload_id)),
+        admitted=tuple(
+            _admitted(workload) for workload in sorted(admitted, key=lambda workload: workload.workload.workload_id)
+        ),
         unqueued=tuple(UnqueuedAnswer(job=job, reason=reason) for job, reason in sorted(unqueued)),
     )
 
@@ -379,7 +383,7 @@ def _node(node: QuotaNode) -> dict[str, object]:
                 available=quantities.text(key[1], max(0, slot.available())),
                 potential=quantities.text(key[1], slot.potential),
             )
-            for key, slot in sorted(node.slots.items(), key=lambda each: each[0])
+            for key, slot in sorted(node.slots.items(), key=lambda item: item[0])
             if slot.subtree or slot.use or key in node.quotas
         ),
         "share": ShareAnswer(
@@ -391,15 +395,17 @@ def _node(node: QuotaNode) -> dict[str, object]:
     }
 
 
-def _admitted(each: Admitted) -> AdmittedAnswer:
+def _admitted(workload: Admitted) -> AdmittedAnswer:
     return AdmittedAnswer(
-        job=each.workload.workload_id,
-        queue=each.workload.queue,
-        at=each.reserved_at,
-        evicted=each.is_evicted,
+        job=workload.workload.workload_id,
+        queue=workload.workload.queue,
+        at=workload.reserved_at,
+        evicted=workload.is_evicted,
         pod_sets=tuple(
             AdmittedPodSet(name=pod_set.name, count=count, flavors=dict(sorted(flavors.items())))
-            for pod_set, flavors, count in zip(each.workload.pod_sets, each.flavors, each.counts, strict=True)
+            for pod_set, flavors, count in zip(
+                workload.workload.pod_sets, workload.flavors, workload.counts, strict=True
+            )
         ),
-        usage=amounts_of(each.use),
+        usage=amounts_of(workload.use),
     )

@@ -325,5 +325,7 @@ def _declarations_by_queue(snapshot: Snapshot, cohorts: Iterable[Cohort]) -> dic
     for queue in snapshot.queues.values():
         tree = by_root.setdefault(id(queue.node.root), set())
         tree.add(repr(queue.spec))
-        tree.update(repr(snapshot.flavors.get(each.flavor)) for group in queue.spec.groups for each in group.flavors)
+        tree.update(
+            repr(snapshot.flavors.get(flavor.flavor)) for group in queue.spec.groups for flavor in group.flavors
+        )
     return {name: frozenset(by_root[id(queue.node.root)]) for name, queue in snapshot.queues.items()}

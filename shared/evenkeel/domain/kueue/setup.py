@@ -118,13 +118,13 @@ class QuotaDocuments:
         Raises:
             DocumentError: The document cannot be read.
         """
-        for each in manifest_kinds.expanded(raw):
-            if isinstance(each, dict) and _HYPERPOD_FIELDS & each.keys():
-                self._add_hyperpod(each, where)
-            elif isinstance(each, dict) and "kind" in each:
-                self._add_manifest(each, where)
-            elif isinstance(each, dict) and {"queues", "cohorts", "flavors", "priorityClasses"} & each.keys():
-                self._add_own(each, where)
+        for document in manifest_kinds.expanded(raw):
+            if isinstance(document, dict) and _HYPERPOD_FIELDS & document.keys():
+                self._add_hyperpod(document, where)
+            elif isinstance(document, dict) and "kind" in document:
+                self._add_manifest(document, where)
+            elif isinstance(document, dict) and {"queues", "cohorts", "flavors", "priorityClasses"} & document.keys():
+                self._add_own(document, where)
             else:
                 raise DocumentError(where, "", "is neither a Kueue manifest, nor HyperPod's JSON, nor has it `queues`")
 
@@ -177,10 +177,10 @@ class QuotaDocuments:
             }
             self.local_queues[(namespace, f"{namespace}-localqueue")] = queue_manifests.LocalQueue.model_validate(local)
             for group in queue.groups:
-                for each in group.flavors:
-                    self.flavors.setdefault(each.flavor, hyperpod.flavor_of(each.flavor))
-        for each in raw.get("ComputeQuotas", ()):
-            self._add_hyperpod(each, file)
+                for flavor in group.flavors:
+                    self.flavors.setdefault(flavor.flavor, hyperpod.flavor_of(flavor.flavor))
+        for compute_quota in raw.get("ComputeQuotas", ()):
+            self._add_hyperpod(compute_quota, file)
         if "SchedulerConfig" in raw:
             config = self.read_warnings.read(hyperpod.SchedulerConfig, raw, f"{file}: ClusterSchedulerConfig/{name}")
             self.priorities |= config.priorities
@@ -197,10 +197,10 @@ class QuotaDocuments:
             self.queues[queue.name] = queue.to_queue()
             self.cluster_queues.pop(queue.name, None)
             self._check(self.queues[queue.name], f"{where}: queue {queue.name}")
-        for each in document.cohorts:
-            self.cohorts[each.name] = each.to_cohort()
-            self._check(self.cohorts[each.name], f"{where}: cohort {each.name}")
-        self.flavors |= {each.name: each.to_flavor() for each in document.flavors}
+        for cohort in document.cohorts:
+            self.cohorts[cohort.name] = cohort.to_cohort()
+            self._check(self.cohorts[cohort.name], f"{where}: cohort {cohort.name}")
+        self.flavors |= {flavor.name: flavor.to_flavor() for flavor in document.flavors}
         self.priorities |= document.priority_classes
         if document.fair_sharing is not None:
             self.rules = self.rules._replace(fair_sharing=document.fair_sharing)
@@ -217,7 +217,7 @@ class QuotaDocuments:
         if self.shares_idle and self.instance_groups:
             queues.append(hyperpod.idle_queue(self.instance_groups, queues, self.types))
         flavors = dict(self.flavors)
-        used = {each.flavor for queue in queues for group in queue.groups for each in group.flavors}
+        used = {flavor.flavor for queue in queues for group in queue.groups for flavor in group.flavors}
         if not flavors:
             # No document describes flavors: they have neither labels nor taints.
             flavors = {name: Flavor(name) for name in sorted(used)}
@@ -228,7 +228,7 @@ class QuotaDocuments:
         return queues, list(self.cohorts.values()), list(flavors.values())
 
     def _with_flavors(self, queue: Queue, flavors: Mapping[str, Flavor]) -> Queue:
-        missing = [each.flavor for group in queue.groups for each in group.flavors if each.flavor not in flavors]
+        missing = [flavor.flavor for group in queue.groups for flavor in group.flavors if flavor.flavor not in flavors]
         if not missing or queue.name not in self.cluster_queues:
             return queue
         return replace(queue, inactive=f"its flavors {', '.join(missing)} do not exist")
@@ -281,7 +281,7 @@ class QuotaDocuments:
             DocumentError: A flavor is not declared, or a requested resource has no flavor.
         """
         nodes: tuple[Queue | Cohort, ...] = (*self.queues.values(), *self.cohorts.values())
-        quotas = {each.flavor for node in nodes for group in node.groups for each in group.flavors}
+        quotas = {flavor_quotas.flavor for node in nodes for group in node.groups for flavor_quotas in group.flavors}
         known = quotas | self.flavors.keys()
         queue = self.queues[admitted.workload.queue]
         covered = {resource for group in queue.groups for resource in group.resources}
@@ -363,7 +363,7 @@ class QuotaDocuments:
         state = document.status.requeue_state
         not_before = None if state is None or state.requeue_at is None else seconds(state.requeue_at)
         if not_before is None and any(
-            each.type == "Requeued" and each.status == "False" for each in document.status.conditions
+            condition.type == "Requeued" and condition.status == "False" for condition in document.status.conditions
         ):
             not_before = float("inf")  # no document states the end of the backoff
         return DeclaredJob(workload, None, not_before, unqueued, document.missed)
@@ -417,4 +417,9 @@ class DeclaredJob:
 
 def documents(raw: Iterable[Any]) -> list[Any]:
     """Return the documents of a file: separated by `---`, or in a list."""
-    return [inner for each in raw for inner in (each if isinstance(each, list) else [each]) if inner is not None]
+    return [
+        inner
+        for document in raw
+        for inner in (document if isinstance(document, list) else [document])
+        if inner is not None
+    ]

@@ -45,12 +45,12 @@ Group = dict[str, dict[str, Quantity | QuotaLimits]]
 def _to_group(group: Group) -> ResourceGroup:
     def quota(resource: str, written: Quantity | QuotaLimits) -> Quota:
         held = written if isinstance(written, QuotaLimits) else QuotaLimits(nominal=written)
-        limits = [None if each is None else quantities.amount(resource, each) for each in (held.borrow, held.lend)]
+        limits = [None if limit is None else quantities.amount(resource, limit) for limit in (held.borrow, held.lend)]
         return Quota(quantities.amount(resource, held.nominal), *limits)
 
     resources = dict.fromkeys(resource for quotas in group.values() for resource in quotas)
     flavors = (
-        FlavorQuotas(flavor, {resource: quota(resource, each) for resource, each in quotas.items()})
+        FlavorQuotas(flavor, {resource: quota(resource, limits) for resource, limits in quotas.items()})
         for flavor, quotas in group.items()
     )
     return ResourceGroup(tuple(resources), tuple(flavors))
@@ -59,14 +59,15 @@ def _to_group(group: Group) -> ResourceGroup:
 def _of_groups(groups: tuple[ResourceGroup, ...]) -> tuple[Group, ...]:
     def written(resource: str, quota: Quota) -> Quantity | QuotaLimits:
         nominal, borrow, lend = (
-            None if each is None else to_quantity(resource, each) for each in (quota.nominal, quota.borrow, quota.lend)
+            None if limit is None else to_quantity(resource, limit)
+            for limit in (quota.nominal, quota.borrow, quota.lend)
         )
         return QuotaLimits(nominal=nominal or 0, borrow=borrow, lend=lend)
 
     return tuple(
         {
-            each.flavor: {resource: written(resource, quota) for resource, quota in each.quotas.items()}
-            for each in group.flavors
+            flavor.flavor: {resource: written(resource, quota) for resource, quota in flavor.quotas.items()}
+            for flavor in group.flavors
         }
         for group in groups
     )
@@ -176,8 +177,8 @@ class ShortFlavor(Document):
         return Flavor(
             self.name,
             self.labels,
-            tuple(Taint(each.key, each.value, each.effect) for each in self.taints),
-            tuple(each.to_toleration() for each in self.tolerations),
+            tuple(Taint(taint.key, taint.value, taint.effect) for taint in self.taints),
+            tuple(toleration.to_toleration() for toleration in self.tolerations),
         )
 
     @classmethod
@@ -186,14 +187,16 @@ class ShortFlavor(Document):
             name=flavor.name,
             labels=dict(flavor.labels),
             taints=tuple(
-                queue_manifests.NodeTaint.model_validate({"key": each.key, "value": each.value, "effect": each.effect})
-                for each in flavor.taints
+                queue_manifests.NodeTaint.model_validate(
+                    {"key": taint.key, "value": taint.value, "effect": taint.effect}
+                )
+                for taint in flavor.taints
             ),
             tolerations=tuple(
                 queue_manifests.PodToleration(
-                    key=each.key, operator=each.operator, value=each.value, effect=each.effect
+                    key=toleration.key, operator=toleration.operator, value=toleration.value, effect=toleration.effect
                 )
-                for each in flavor.tolerations
+                for toleration in flavor.tolerations
             ),
         )
 
@@ -270,16 +273,16 @@ class ShortJob(Document):
             self.queue,
             tuple(
                 PodSet(
-                    each.name,
-                    each.count,
-                    {name: quantities.amount(name, amount) for name, amount in each.requests.items()},
-                    each.min_count,
-                    each.selector,
-                    tuple(tuple(need.to_requirement() for need in term) for term in each.affinity),
-                    tuple(toleration.to_toleration() for toleration in each.tolerations),
-                    each.group,
+                    pod_set.name,
+                    pod_set.count,
+                    {name: quantities.amount(name, amount) for name, amount in pod_set.requests.items()},
+                    pod_set.min_count,
+                    pod_set.selector,
+                    tuple(tuple(need.to_requirement() for need in term) for term in pod_set.affinity),
+                    tuple(toleration.to_toleration() for toleration in pod_set.tolerations),
+                    pod_set.group,
                 )
-                for each in pod_sets
+                for pod_set in pod_sets
             ),
             priority=priority,
             created_at=seconds(self.created_at),

@@ -101,25 +101,25 @@ class Snapshot:
     @contextmanager
     def without(self, workloads: Sequence[Admitted]) -> Any:
         """Remove these workloads and their use while the context is open."""
-        for each in workloads:
-            self.release(each)
+        for workload in workloads:
+            self.release(workload)
         try:
             yield
         finally:
-            for each in workloads:
-                self.admit(each)
+            for workload in workloads:
+                self.admit(workload)
 
     @contextmanager
     def without_use_of(self, workloads: Iterable[Admitted]) -> Any:
         """Remove the use of these workloads while the context is open. The workloads stay."""
         gone = tuple(workloads)
-        for each in gone:
-            self.queue_of(each.workload).node.remove_all(each.use)
+        for workload in gone:
+            self.queue_of(workload.workload).node.remove_all(workload.use)
         try:
             yield
         finally:
-            for each in gone:
-                self.queue_of(each.workload).node.add_all(each.use)
+            for workload in gone:
+                self.queue_of(workload.workload).node.add_all(workload.use)
 
     def protects(self, workload: Workload, admitted: Admitted) -> bool:
         """Whether Evenkeel's own switches protect an admitted workload from preemption by a pending one."""

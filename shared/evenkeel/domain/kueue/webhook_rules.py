@@ -13,7 +13,7 @@ def refusals(declared: Queue | Cohort) -> Iterator[str]:
     if len(declared.groups) > 16:
         yield "there are more than 16 resource groups"
     resources = [resource for group in declared.groups for resource in group.resources]
-    flavors = [each.flavor for group in declared.groups for each in group.flavors]
+    flavors = [flavor.flavor for group in declared.groups for flavor in group.flavors]
     for kind, names in (("resource", resources), ("flavor", flavors)):
         if len(names) > 256:
             yield f"there are more than 256 {kind}s"
@@ -27,15 +27,15 @@ def refusals(declared: Queue | Cohort) -> Iterator[str]:
 
 
 def _invalid_group(group: ResourceGroup, declared: Queue | Cohort) -> Iterator[str]:
-    for each in group.flavors:
-        for resource, quota in each.quotas.items():
+    for flavor in group.flavors:
+        for resource, quota in flavor.quotas.items():
             for refusal in _invalid_amounts(quota, declared):
-                yield f"{each.flavor}/{resource}: {refusal}"
-        if {*each.quotas} != {*group.resources}:
-            yield f"{each.flavor}: its resources are not those that its group covers"
+                yield f"{flavor.flavor}/{resource}: {refusal}"
+        if {*flavor.quotas} != {*group.resources}:
+            yield f"{flavor.flavor}: its resources are not those that its group covers"
     if len(group.flavors) > 64 or len(group.resources) > 64:
         yield "a group has more than 64 flavors or resources"
-    if sum(len(each.quotas) for each in group.flavors) > 512:
+    if sum(len(flavor.quotas) for flavor in group.flavors) > 512:
         yield "a group has more than 512 pairs of a flavor and a resource"
 
 

@@ -84,9 +84,9 @@ class WhatIf:
             without: Jobs that are left out, as if they had ended.
         """
         scheduler = Scheduler(self.queues, self.cohorts, self.flavors, self.rules)
-        for each in self.admitted:
-            if each.workload.workload_id not in without:
-                scheduler.restore(replace(each))
+        for admitted_workload in self.admitted:
+            if admitted_workload.workload.workload_id not in without:
+                scheduler.restore(replace(admitted_workload))
         scheduler.submit(workload)
         decisions = scheduler.cycle(self.now)
         while (
@@ -105,11 +105,13 @@ def why(scheduler: Scheduler, workload: Workload) -> Why:
     """Explain why a job is pending."""
     state = WhatIf.of(scheduler)
     if not scheduler.snapshot.queues[workload.queue].spec.is_active:
-        state = replace(state, queues=tuple(_started(each, workload.queue) for each in state.queues))
+        state = replace(state, queues=tuple(_started(queue, workload.queue) for queue in state.queues))
     decision = state.decide(workload)
-    waiting = [each.workload.workload_id for each in scheduler.pending[workload.queue].all()]
+    waiting = [pending_workload.workload.workload_id for pending_workload in scheduler.pending[workload.queue].all()]
     position = waiting.index(workload.workload_id) + 1 if workload.workload_id in waiting else None
-    evicted = frozenset(each.workload.workload_id for each in state.admitted if each.is_evicted)
+    evicted = frozenset(
+        admitted_workload.workload.workload_id for admitted_workload in state.admitted if admitted_workload.is_evicted
+    )
     is_granted = decision.result in _GRANTED
     return Why(
         job=workload.workload_id,
@@ -135,8 +137,8 @@ def _sentence(scheduler: Scheduler, workload: Workload, decision: CycleDecision,
         stopping = ", ".join(
             name
             for each_queue in scheduler.snapshot.queues.values()
-            for name, each in sorted(each_queue.admitted.items())
-            if each.is_evicted
+            for name, admitted_workload in sorted(each_queue.admitted.items())
+            if admitted_workload.is_evicted
         )
         return f"{sticky} stays the head of {queue.name} until {stopping or 'its victims'} has stopped."
     if decision.result in _GRANTED and position is not None and position > 1:
@@ -152,12 +154,12 @@ def _tightest(decision: CycleDecision) -> str:
         for attempt in reversed(attempts):
             if attempt.why:
                 return f"({attempt.why})"
-            for each in reversed(attempt.compared):
+            for inequality in reversed(attempt.compared):
                 wanted, available = (
-                    quantities.short_text(each.resource, quantities.text(each.resource, amount))
-                    for amount in (each.wanted, each.available)
+                    quantities.short_text(inequality.resource, quantities.text(inequality.resource, amount))
+                    for amount in (inequality.wanted, inequality.available)
                 )
-                return f"({attempt.flavor}/{each.resource}: {wanted} requested, {available} available)"
+                return f"({attempt.flavor}/{inequality.resource}: {wanted} requested, {available} available)"
     return ""
 
 
@@ -204,15 +206,17 @@ def _by_quota(state: WhatIf, workload: Workload) -> Change | None:
     for pod_set in workload.pod_sets:
         for resource, amount in {**pod_set.total(pod_set.count), PODS: pod_set.count}.items():
             requested[resource] = requested.get(resource, 0) + amount
-    (queue,) = (each for each in state.queues if each.name == workload.queue)
+    (queue,) = (candidate for candidate in state.queues if candidate.name == workload.queue)
     best: tuple[int, str, dict[str, int]] | None = None
-    flavors = [(group, each.flavor) for group in queue.groups for each in group.flavors]
+    flavors = [(group, quotas.flavor) for group in queue.groups for quotas in group.flavors]
     over = {resource: -min(0, _free_amount(state, workload, resource)) for resource in requested}
     for group, flavor in flavors[:_SEARCH_LIMIT]:
         most = {name: requested[name] + over.get(name, 0) for name in group.resources if requested.get(name)}
 
         def works(more: dict[str, int], flavor: str = flavor) -> bool:
-            changed = replace(state, queues=tuple(_with_more(each, queue.name, flavor, more) for each in state.queues))
+            changed = replace(
+                state, queues=tuple(_with_more(other, queue.name, flavor, more) for other in state.queues)
+            )
             return changed.decide(workload).result is Result.ADMITTED
 
         if not most or not works(most):
@@ -230,8 +234,8 @@ def _by_quota(state: WhatIf, workload: Workload) -> Change | None:
 
 def _free_amount(state: WhatIf, workload: Workload, resource: str) -> int:
     scheduler = Scheduler(state.queues, state.cohorts, state.flavors, state.rules)
-    for each in state.admitted:
-        scheduler.restore(replace(each))
+    for admitted_workload in state.admitted:
+        scheduler.restore(replace(admitted_workload))
     node = scheduler.snapshot.queues[workload.queue].node
     return min((node.available(key) for key in node.slots if key[1] == resource), default=0)
 
@@ -246,15 +250,15 @@ def _with_more(queue: Queue, name: str, flavor: str, more: dict[str, int]) -> Qu
                 group,
                 flavors=tuple(
                     replace(
-                        each,
+                        quotas,
                         quotas={
                             resource: replace(quota, nominal=quota.nominal + more.get(resource, 0))
-                            for resource, quota in each.quotas.items()
+                            for resource, quota in quotas.quotas.items()
                         },
                     )
-                    if each.flavor == flavor
-                    else each
-                    for each in group.flavors
+                    if quotas.flavor == flavor
+                    else quotas
+                    for quotas in group.flavors
                 ),
             )
             for group in queue.groups
@@ -267,8 +271,12 @@ def _by_priority(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Cha
     root = scheduler.snapshot.queues[workload.queue].node.root
     queues = {node.name for node in queues_below(root)} | {workload.queue}
     # A policy compares priorities: the job needs a higher one, or the same one and an earlier place in the queue.
-    present = {each.workload.priority for each in state.admitted if each.workload.queue in queues}
-    priorities = present | {each + 1 for each in present}
+    present = {
+        admitted_workload.workload.priority
+        for admitted_workload in state.admitted
+        if admitted_workload.workload.queue in queues
+    }
+    priorities = present | {level + 1 for level in present}
     for priority in sorted(each for each in priorities if each > workload.priority)[:_SEARCH_LIMIT]:
         decision = state.decide(replace(workload, priority=priority))
         if decision.result in _GRANTED:
@@ -279,12 +287,12 @@ def _by_priority(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Cha
 
 def _by_size(state: WhatIf, workload: Workload) -> Change | None:
     """Find the largest size, with all pod sets in proportion, that is admitted without preemption."""
-    spare = sum(max(0, each.count - 1) for each in workload.pod_sets)
+    spare = sum(max(0, pod_set.count - 1) for pod_set in workload.pod_sets)
 
     def sized(step: int) -> Workload:
         pod_sets = tuple(
-            replace(each, count=each.count - max(0, each.count - 1) * step // spare, min_count=None)
-            for each in workload.pod_sets
+            replace(pod_set, count=pod_set.count - max(0, pod_set.count - 1) * step // spare, min_count=None)
+            for pod_set in workload.pod_sets
         )
         return replace(workload, pod_sets=pod_sets)
 
@@ -292,7 +300,7 @@ def _by_size(state: WhatIf, workload: Workload) -> Change | None:
     if least is None:
         return None
     counts = sized(least).counts
-    text = ", ".join(f"{each.name} {count}" for each, count in zip(workload.pod_sets, counts, strict=True))
+    text = ", ".join(f"{pod_set.name} {count}" for pod_set, count in zip(workload.pod_sets, counts, strict=True))
     return Change(kind="size", message=f"A smaller size: {text}.", counts=counts)
 
 
@@ -301,10 +309,14 @@ def _by_waiting(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Chan
     root = scheduler.snapshot.queues[workload.queue].node.root
     queues = {node.name for node in queues_below(root)} | {workload.queue}
     running = sorted(
-        (each for each in state.admitted if each.workload.queue in queues),
-        key=lambda each: (not each.is_evicted, each.reserved_at or state.now, each.workload.workload_id),
+        (admitted_workload for admitted_workload in state.admitted if admitted_workload.workload.queue in queues),
+        key=lambda admitted_workload: (
+            not admitted_workload.is_evicted,
+            admitted_workload.reserved_at or state.now,
+            admitted_workload.workload.workload_id,
+        ),
     )[:_SEARCH_LIMIT]
-    names = [each.workload.workload_id for each in running]
+    names = [admitted_workload.workload.workload_id for admitted_workload in running]
 
     def works(gone: Iterable[str]) -> bool:
         return state.decide(workload, frozenset(gone)).result is Result.ADMITTED

@@ -113,28 +113,37 @@ class WorkloadManifest(Manifest):
 
     def condition(self, kind: str) -> Condition | None:
         """Return the condition of this type if it is true."""
-        return next((each for each in self.status.conditions if each.type == kind and each.status == "True"), None)
+        return next(
+            (
+                condition
+                for condition in self.status.conditions
+                if condition.type == kind and condition.status == "True"
+            ),
+            None,
+        )
 
     @property
     def holds_quota(self) -> bool:
         """Whether it holds quota: it has an admission, and no condition says that it lost its quota."""
         if self.status.admission is None or self.condition("Finished"):
             return False
-        statuses = [each.status for each in self.status.conditions if each.type == "QuotaReserved"]
+        statuses = [condition.status for condition in self.status.conditions if condition.type == "QuotaReserved"]
         return statuses != ["False"]
 
     @property
     def is_started(self) -> bool:
         """Whether it started after it got its quota. Without a condition, its admission checks decide."""
-        statuses = [each.status for each in self.status.conditions if each.type == "Admitted"]
+        statuses = [condition.status for condition in self.status.conditions if condition.type == "Admitted"]
         return (
-            statuses[-1] == "True" if statuses else all(each.state == "Ready" for each in self.status.admission_checks)
+            statuses[-1] == "True"
+            if statuses
+            else all(check.state == "Ready" for check in self.status.admission_checks)
         )
 
     @property
     def failed_checks(self) -> tuple[str, ...]:
         """The admission checks that rejected it."""
-        return tuple(each.name for each in self.status.admission_checks if each.state in ("Retry", "Rejected"))
+        return tuple(check.name for check in self.status.admission_checks if check.state in ("Retry", "Rejected"))
 
     @property
     def missed(self) -> int:
@@ -150,7 +159,7 @@ class WorkloadManifest(Manifest):
 
     def reclaimed(self, pod_set: str) -> int:
         """Return how many pods of a pod set have returned their quota."""
-        return sum(each.count for each in self.status.reclaimable_pods if each.name == pod_set)
+        return sum(pod.count for pod in self.status.reclaimable_pods if pod.name == pod_set)
 
     def to_workload(
         self,
@@ -184,7 +193,7 @@ class WorkloadManifest(Manifest):
         return Workload(
             self.workload_id,
             queue,
-            tuple(self._to_pod_set(each, rules) for each in self.spec.pod_sets),
+            tuple(self._to_pod_set(pod_set, rules) for pod_set in self.spec.pod_sets),
             priority=priority,
             created_at=seconds(self.metadata.creation_timestamp),
             requeued_at=seconds(evicted.last_transition_time) if lost and evicted else None,
@@ -205,7 +214,7 @@ class WorkloadManifest(Manifest):
             pods.min_count,
             spec.node_selector,
             spec.terms(),
-            tuple(each.to_toleration() for each in spec.tolerations),
+            tuple(toleration.to_toleration() for toleration in spec.tolerations),
             (pods.topology_request.pod_set_group_name or "") if pods.topology_request else "",
         )
 
@@ -213,7 +222,7 @@ class WorkloadManifest(Manifest):
         """Return the workload with the quota of its admission, less the quota that its pods returned."""
         admission = self.status.admission
         assert admission is not None
-        by_name = {each.name: each for each in admission.pod_set_assignments}
+        by_name = {assignment.name: assignment for assignment in admission.pod_set_assignments}
         flavors, counts = [], []
         use: Amounts = {}
         for pod_set, pods in zip(workload.pod_sets, self.spec.pod_sets, strict=True):

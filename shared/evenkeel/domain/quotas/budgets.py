@@ -77,7 +77,7 @@ def remaining_by_team(
     for team in setup.teams:
         budget = _tightest_budget(team, spent, held, economy, now)
         if budget is not None:
-            to_pay = sum(expected_remaining_cost(each, now) for each in rented if each.team == team.name)
+            to_pay = sum(expected_remaining_cost(rental, now) for rental in rented if rental.team == team.name)
             result[team.name] = budget - to_pay
     return result
 
@@ -99,7 +99,7 @@ def _tightest_budget(
     team: Team, spent: Spends, charges: tuple[Charge, ...], economy: EconomyPolicy, now: datetime
 ) -> int | None:
     team_charges = [charge for charge in charges if charge.team == team.name]
-    periods = {period: each for (of, period), each in spent.items() if of == team.name}
+    periods = {period: amount for (of, period), amount in spent.items() if of == team.name}
     return min(
         (
             (round(budget.usd * money.MICROS) - budget_used(budget, team_charges, periods, economy, now).usd_micros)

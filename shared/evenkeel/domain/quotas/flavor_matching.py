@@ -107,10 +107,10 @@ def quota_use(
         return charge.use
     resource = resource_of((charge.instance_type,), queue, catalogue)
     for group in queue.groups:
-        for each in group.flavors:
-            flavor = flavors.get(each.flavor)
+        for quotas in group.flavors:
+            flavor = flavors.get(quotas.flavor)
             if flavor is None or resource not in group.resources:
                 continue
             if matches_node(flavor, charge.instance_type, charge.pool, {}):
-                return {each.flavor: {resource: charge.accelerators}}
+                return {quotas.flavor: {resource: charge.accelerators}}
     return {}

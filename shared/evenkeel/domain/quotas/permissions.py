@@ -68,8 +68,8 @@ def _team_errors(spec: JobSpec, team: Team, setup: TeamSetup) -> Iterator[SpecEr
     yield from check_allowance(spec, team.allowed, f"Team {team.name}")
     if not spec.checkpoint_uri:
         return
-    other_teams = (each for each in setup.teams if each.name != team.name)
-    owner = next((each.name for each in other_teams if _overlaps_folder(spec, each)), "")
+    other_teams = (other for other in setup.teams if other.name != team.name)
+    owner = next((other_team.name for other_team in other_teams if _overlaps_folder(spec, other_team)), "")
     if team.checkpoints and not team.has_checkpoints(spec.checkpoint_uri):
         known = ", ".join(team.checkpoints[:10])
         yield SpecError("checkpoint.uri", f"Team {team.name} keeps checkpoints under {known}.")
@@ -82,7 +82,7 @@ def _overlaps_folder(spec: JobSpec, other: Team) -> bool:
     uri = spec.checkpoint_uri
     if spec.keeps_checkpoints_in_cluster:
         return False
-    return other.has_checkpoints(uri) or any(is_under(each, uri) for each in other.checkpoints)
+    return other.has_checkpoints(uri) or any(is_under(checkpoint, uri) for checkpoint in other.checkpoints)
 
 
 def may_submit(setup: TeamSetup, team: str, identity: str) -> bool:

@@ -117,7 +117,11 @@ class CycleState(NamedTuple):
             scheduler.cohorts,
             snapshot.flavors,
             scheduler.rules,
-            tuple((each, each.is_evicted) for queue in snapshot.queues.values() for each in queue.admitted.values()),
+            tuple(
+                (workload, workload.is_evicted)
+                for queue in snapshot.queues.values()
+                for workload in queue.admitted.values()
+            ),
             dict(snapshot.evicted_at),
             tuple(reserved),
         )
@@ -162,19 +166,23 @@ def quota_facts_of(
     # Stopped queues too: they admit no workload, but their quota and use count.
     names = {name for name, queue in scheduler.snapshot.queues.items() if queue.node.root is root}
     queues = {name: queue for name, queue in state.queues.items() if name in names}
-    holders = [(each, was_evicted) for each, was_evicted in state.holders if each.workload.queue in names]
+    holders = [
+        (admitted_workload, was_evicted)
+        for admitted_workload, was_evicted in state.holders
+        if admitted_workload.workload.queue in names
+    ]
     single, summed = _split_holders(workload, holders, queues, frozenset(decision.earlier.victims))
     quota_document = cache.quotas(workload, queues, state)
-    single_documents = [cache.holder(each, was_evicted) for each, was_evicted in single]
+    single_documents = [cache.holder(admitted_workload, was_evicted) for admitted_workload, was_evicted in single]
     keep = _max_single_holders(quota_document, single_documents)
     is_cut = keep < len(single_documents)
     if is_cut:
-        summed += [each for each, _ in single[keep:]]
+        summed += [admitted_workload for admitted_workload, _ in single[keep:]]
         single_documents = single_documents[:keep]
     earlier = decision.earlier
     return QuotaFacts(
         quotas=quota_document,
-        jobs=(*(each for each, _ in single_documents), *sum_documents(summed)),
+        jobs=(*(document for document, _ in single_documents), *sum_documents(summed)),
         job=document,
         # How use decays decides only which job is the head, not what the head may use.
         rules={
@@ -199,7 +207,7 @@ def quota_facts_of(
             if workload.workload_id in pair
             for other in pair - {workload.workload_id}
         },
-        scan_start=tuple(dict(each) for each in decision.scan_start.tried) if decision.scan_start else (),
+        scan_start=tuple(dict(indexes) for indexes in decision.scan_start.tried) if decision.scan_start else (),
         summed_holders=len(summed),
         is_cut=is_cut,
     )
@@ -219,7 +227,7 @@ def _max_single_holders(quota_document: Json, single_documents: list[tuple[Json,
     if size <= MAX_BYTES:
         return keep
     while keep:
-        size = packed_size([quota_document, *(each for each, _ in single_documents[:keep])])
+        size = packed_size([quota_document, *(document for document, _ in single_documents[:keep])])
         if size <= MAX_BYTES:
             break
         keep = min(keep - 1, keep * MAX_BYTES * 19 // (size * 20))
@@ -229,7 +237,7 @@ def _max_single_holders(quota_document: Json, single_documents: list[tuple[Json,
 def replay_quota(facts: QuotaFacts, now: float, node_fit: NodeFit) -> CycleDecision:
     """Run the cycle again for the job alone, and return its decision."""
     scheduler, _ = _rebuild_scheduler(facts, node_fit)
-    usage = tuple((each.queue, flat(each.amounts), each.fits) for each in facts.earlier_use)
+    usage = tuple((quota.queue, flat(quota.amounts), quota.fits) for quota in facts.earlier_use)
     return scheduler.cycle(now, EarlierHeads(usage, facts.earlier_victims))[0]
 
 
@@ -239,7 +247,7 @@ def smallest_changes(facts: QuotaFacts, now: float) -> tuple[Change, ...]:
     scheduler.snapshot.now = now
     changes = why(scheduler, workload).changes
     # A person cannot wait for a sum of jobs to end.
-    return tuple(each for each in changes if not any(is_sum(name) for name in each.jobs))
+    return tuple(change for change in changes if not any(is_sum(name) for name in change.jobs))
 
 
 def _rebuild_scheduler(facts: QuotaFacts, node_fit: NodeFit | None) -> tuple[Scheduler, Workload]:
@@ -253,8 +261,8 @@ def _rebuild_scheduler(facts: QuotaFacts, node_fit: NodeFit | None) -> tuple[Sch
         holder = declared.job(document, "jobs").admitted
         assert holder is not None
         scheduler.restore(holder)
-    for each in facts.reserved:
-        scheduler.snapshot.queues[each.queue].node.add_all(flat(each.amounts))
+    for quota in facts.reserved:
+        scheduler.snapshot.queues[quota.queue].node.add_all(flat(quota.amounts))
     workload = declared.job(facts.job, "job").workload
     for other, at in facts.evicted_at.items():
         scheduler.snapshot.evicted_at[frozenset((workload.workload_id, other))] = at
@@ -277,9 +285,13 @@ def _ancestors(queues: Iterable[Queue], cohorts: tuple[Cohort, ...]) -> list[Coh
     # Cohorts beside the path also hold quota of the tree.
     grown = True
     while grown:
-        roots = {name for each in found.values() for name in (each.name, each.parent) if name}
-        beside = [each for each in cohorts if each.name not in found and (each.parent in roots or each.name in roots)]
-        found |= {each.name: each for each in beside}
+        roots = {name for cohort in found.values() for name in (cohort.name, cohort.parent) if name}
+        beside = [
+            cohort
+            for cohort in cohorts
+            if cohort.name not in found and (cohort.parent in roots or cohort.name in roots)
+        ]
+        found |= {cohort.name: cohort for cohort in beside}
         grown = bool(beside)
     return [cohort for cohort in cohorts if cohort.name in found]
 
@@ -288,7 +300,7 @@ def _quotas(queues: Mapping[str, Queue], state: CycleState) -> Json:
     above = _ancestors(queues.values(), state.cohorts)
     groups = [group for queue in queues.values() for group in queue.groups]
     groups += [group for cohort in above for group in cohort.groups]
-    used = {each.flavor for group in groups for each in group.flavors}
+    used = {flavor.flavor for group in groups for flavor in group.flavors}
     found = short_form.ShortQuotas(
         queues=tuple(short_form.ShortQueue.of(queue) for queue in queues.values()),
         cohorts=tuple(short_form.ShortCohort.of(cohort) for cohort in above),
@@ -307,20 +319,22 @@ def _split_holders(
     """Separate the holders that could be preempted, or already are for another job, from all other holders."""
     queue = queues[workload.queue]
     keys = {
-        (each.flavor, resource)
+        (flavor.flavor, resource)
         for group in queue.groups
-        for each in group.flavors
+        for flavor in group.flavors
         for resource in group.resources
         if resource == PODS or any(resource in pods.requests for pods in workload.pod_sets)
     }
     single, summed = [], []
-    for each, was_evicted in holders:
-        is_own = each.workload.queue == workload.queue
+    for admitted_workload, was_evicted in holders:
+        is_own = admitted_workload.workload.queue == workload.queue
         policy = queue.preemption.within if is_own else queue.preemption.reclaim
         # Only the policy of the preemptor's queue counts, not the policy of the victim's queue.
-        may_preempt = outranks(workload, each.workload, policy) and policy is not PreemptionPolicy.NEVER
-        if each.workload.workload_id in victims or (may_preempt and not keys.isdisjoint(each.use)):
-            single.append((each, was_evicted))
+        may_preempt = outranks(workload, admitted_workload.workload, policy) and policy is not PreemptionPolicy.NEVER
+        if admitted_workload.workload.workload_id in victims or (
+            may_preempt and not keys.isdisjoint(admitted_workload.use)
+        ):
+            single.append((admitted_workload, was_evicted))
         else:
-            summed.append(each)
+            summed.append(admitted_workload)
     return single, summed

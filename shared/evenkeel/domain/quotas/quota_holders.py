@@ -91,7 +91,7 @@ def admitted_document(admitted: Admitted, *, was_evicted: bool) -> Json:
         pod_sets=tuple(pods),
         admitted=short_form.ShortAdmission(
             at=admitted.reserved_at,
-            flavors=tuple(dict(each) for each in admitted.flavors),
+            flavors=tuple(dict(flavor) for flavor in admitted.flavors),
             counts=admitted.counts,
             evicted=was_evicted,
             work_at_risk=admitted.work_at_risk,
@@ -104,9 +104,9 @@ def admitted_document(admitted: Admitted, *, was_evicted: bool) -> Json:
 def sum_documents(holders: Iterable[Admitted]) -> Iterator[Json]:
     """Yield one document for each queue with the sum of its holders. A sum can never be preempted."""
     by_queue: dict[str, Amounts] = {}
-    for each in holders:
-        total = by_queue.setdefault(each.workload.queue, {})
-        for key, amount in each.use.items():
+    for holder in holders:
+        total = by_queue.setdefault(holder.workload.queue, {})
+        for key, amount in holder.use.items():
             total[key] = total.get(key, 0) + amount
     for queue, use in sorted(by_queue.items()):
         if any(use.values()):

@@ -122,7 +122,7 @@ def _placement_errors(team: Team) -> Iterator[SetupError]:
 
 
 def _budget_errors(budgets: tuple[Budget, ...]) -> Iterator[SetupError]:
-    for period, times in Counter(each.period for each in budgets).items():
+    for period, times in Counter(budget.period for budget in budgets).items():
         if times > 1:
             yield SetupError(
                 "budgets",
@@ -193,14 +193,14 @@ def _fleet_errors(fleet: FleetQuotas) -> Iterator[SetupError]:
                 yield SetupError(f"cohorts.{index}.{field}", "Use 1 to 63 lower-case letters, digits and dashes.")
         for refusal in refusals(cohort.to_cohort()):
             yield SetupError(f"cohorts.{index}", f"{refusal}.")
-    for name in _duplicates(each.name for each in fleet.cohorts):
+    for name in _duplicates(short_cohort.name for short_cohort in fleet.cohorts):
         yield SetupError("cohorts", f"{name} is listed twice.")
-    for name in _duplicates(each.name for each in fleet.flavors):
+    for name in _duplicates(flavor.name for flavor in fleet.flavors):
         yield SetupError("flavors", f"{name} is listed twice.")
     if len(fleet.flavors) > MAX_FLAVORS:
         yield SetupError("flavors", f"Name at most {MAX_FLAVORS} flavors.")
     yield from _class_errors(fleet.priority_classes)
-    parents = {each.name: each.parent for each in fleet.cohorts}
+    parents = {short_cohort.name: short_cohort.parent for short_cohort in fleet.cohorts}
     for name in sorted(parents):
         if name in _ancestors(name, parents):
             yield SetupError("cohorts", f"{name} is its own ancestor, so no queue below it could admit jobs.")
@@ -246,7 +246,9 @@ def _conflicts(setup: TeamSetup) -> Iterator[SetupError]:
 
 
 def _folder_conflicts(setup: TeamSetup) -> Iterator[SetupError]:
-    folders = sorted((f"{each.rstrip('/')}/", team.name) for team in setup.teams for each in team.checkpoints)
+    folders = sorted(
+        (f"{checkpoint.rstrip('/')}/", team.name) for team in setup.teams for checkpoint in team.checkpoints
+    )
     enclosing: list[tuple[str, str]] = []
     for folder, name in folders:
         while enclosing and not folder.startswith(enclosing[-1][0]):

@@ -171,9 +171,9 @@ def budget_used(
         if of == key
     ]
     return Spent(
-        accelerator_seconds=settled.accelerator_seconds + sum(each.accelerator_seconds for each in running),
-        usd_micros=settled.usd_micros + sum(each.usd_micros for each in running),
-        unpriced_seconds=settled.unpriced_seconds + sum(each.unpriced_seconds for each in running),
+        accelerator_seconds=settled.accelerator_seconds + sum(spent.accelerator_seconds for spent in running),
+        usd_micros=settled.usd_micros + sum(spent.usd_micros for spent in running),
+        unpriced_seconds=settled.unpriced_seconds + sum(spent.unpriced_seconds for spent in running),
     )
 
 

@@ -158,12 +158,13 @@ class Team(_SetupPart):
         """
         is_plain = not {"", ".", ".."} & set(image.split("/"))
         return not self.images or any(
-            is_plain and image.startswith(each[:-1]) if each.endswith("*") else image == each for each in self.images
+            is_plain and image.startswith(allowed[:-1]) if allowed.endswith("*") else image == allowed
+            for allowed in self.images
         )
 
     def has_checkpoints(self, uri: str) -> bool:
         """Whether a checkpoint URI is in one of its folders."""
-        return any(is_under(uri, each) for each in self.checkpoints)
+        return any(is_under(uri, checkpoint) for checkpoint in self.checkpoints)
 
 
 def is_under(uri: str, folder: str) -> bool:
@@ -242,16 +243,16 @@ class TeamSetup(Value):
 
     def with_team(self, team: Team) -> "TeamSetup":
         """Return this set-up with a team added, or replaced if its name is known."""
-        other_teams = (each for each in self.teams if each.name != team.name)
-        return self.but(teams=tuple(sorted((*other_teams, team), key=lambda each: each.name)))
+        other_teams = (other for other in self.teams if other.name != team.name)
+        return self.but(teams=tuple(sorted((*other_teams, team), key=lambda other_team: other_team.name)))
 
     @cached_property
     def queues(self) -> Queues:
         """The declarations from which a scheduler is built; no queue without a team."""
         declared = QuotaDocuments(Profile.EVENKEEL, self.fleet.rules)
         declared.queues = {team.name: team.to_queue() for team in self.teams}
-        declared.cohorts = {each.name: each.to_cohort() for each in self.fleet.cohorts}
-        declared.flavors = {each.name: each.to_flavor() for each in self.fleet.flavors}
+        declared.cohorts = {cohort.name: cohort.to_cohort() for cohort in self.fleet.cohorts}
+        declared.flavors = {flavor.name: flavor.to_flavor() for flavor in self.fleet.flavors}
         queues, cohorts, flavors = declared.everything()
         return Queues(tuple(queues), tuple(cohorts), tuple(flavors), declared.rules)
 
@@ -267,7 +268,7 @@ class TeamSetup(Value):
         """Return the higher of the roles that an identity has in a team and in the fleet; None without a role."""
         found = self.by_name.get(team)
         members = (*self.fleet.members, *(found.members if found else ()))
-        roles = [each.role for each in members if identity and each.identity == identity]
+        roles = [member.role for member in members if identity and member.identity == identity]
         return max(roles, key=list(Role).index, default=None)
 
     def local_queue_of(self, team: str) -> str:
@@ -278,7 +279,7 @@ class TeamSetup(Value):
     def teams_of(self, identity: str) -> tuple[str, ...]:
         """Return the names of the teams of which an identity is a member."""
         return tuple(
-            team.name for team in self.teams if any(identity and each.identity == identity for each in team.members)
+            team.name for team in self.teams if any(identity and member.identity == identity for member in team.members)
         )
 
 
@@ -295,10 +296,10 @@ def setup_of_quotas(quotas: ShortQuotas) -> TeamSetup:
         fair_sharing=True if quotas.fair_sharing is None else quotas.fair_sharing,
     )
     teams = []
-    for each in quotas.queues:
-        found = _HYPERPOD_QUEUE.fullmatch(each.name)
-        queue = TeamQueue.model_validate({**each.model_dump(), "name": ""})
-        names = {"name": each.name, "namespace": each.name}
+    for short_queue in quotas.queues:
+        found = _HYPERPOD_QUEUE.fullmatch(short_queue.name)
+        queue = TeamQueue.model_validate({**short_queue.model_dump(), "name": ""})
+        names = {"name": short_queue.name, "namespace": short_queue.name}
         if found:
             names = {"name": found[2], "namespace": found[1], "local_queue": f"{found[1]}-localqueue"}
         teams.append(Team(queue=queue, **names))

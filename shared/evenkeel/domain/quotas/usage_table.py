@@ -41,7 +41,7 @@ def usage_rows(
         tree.queues[name].add_all(amounts)
     groups = [group for queue in queues for group in queue.groups]
     groups += [group for cohort in cohorts for group in cohort.groups]
-    declared = {(each.flavor, resource) for group in groups for each in group.flavors for resource in each.quotas}
+    declared = {(flavor.flavor, resource) for group in groups for flavor in group.flavors for resource in flavor.quotas}
     keys = sorted(declared | {key for amounts in use.values() for key in amounts})
     lent: dict[tuple[str, Key], int] = {}
     for key in keys:
@@ -93,6 +93,6 @@ def _split_amount(amount: int, lendable_by_team: Mapping[str, int]) -> dict[str,
         return {}
     parts = {name: amount * lendable // total for name, lendable in lendable_by_team.items()}
     odd = amount - sum(parts.values())
-    for name in sorted(lendable_by_team, key=lambda each: (-(amount * lendable_by_team[each] % total), each))[:odd]:
+    for name in sorted(lendable_by_team, key=lambda team: (-(amount * lendable_by_team[team] % total), team))[:odd]:
         parts[name] += 1
     return {name: part for name, part in parts.items() if part}

@@ -138,12 +138,12 @@ def jobs_resumed(
     branch may still return the capacity of the job.
     """
     waiting: list[str] = []
-    for each in affected:
-        if each.job is None or _is_back(each.job, each.affected) or _ran_on(each, incident):
+    for job in affected:
+        if job.job is None or _is_back(job.job, job.affected) or _ran_on(job, incident):
             continue
-        if not _is_queued(each, incident, policy, now):
+        if not _is_queued(job, incident, policy, now):
             return None
-        waiting.append(each.affected.job_id)
+        waiting.append(job.affected.job_id)
     if waiting:
         names = ", ".join(waiting)
         return WaitAnswer(
@@ -156,9 +156,9 @@ def _is_back(job: Job, affected: AffectedJob) -> bool:
     return job.state.is_at_rest or (job.current_attempt > affected.attempt and job.state is JobState.RUNNING)
 
 
-def _ran_on(each: AffectedJobState, incident: Incident) -> bool:
+def _ran_on(affected_job: AffectedJobState, incident: Incident) -> bool:
     """Whether the job was never interrupted: its node was healthy or left alone before any service stopped the job."""
-    job, attempt = each.job, each.interrupted_attempt
+    job, attempt = affected_job.job, affected_job.interrupted_attempt
     if job is None or attempt is None or attempt.ended_at or not incident.node_branch:
         return False
     return job.state is JobState.RUNNING and job.stop_of(attempt.attempt) is None
@@ -171,19 +171,17 @@ def overdue_at(
 
     A hold keeps a job running on its node. The job cannot be overdue before the node branch stops it.
     """
-    stopped = [
-        _stopped_at(each, incident, now) for each in affected if each.job and not _is_back(each.job, each.affected)
-    ]
+    stopped = [_stopped_at(job, incident, now) for job in affected if job.job and not _is_back(job.job, job.affected)]
     allowed = timedelta(seconds=policy.jobs.resume_deadline_seconds)
     return max([deadline_at, *(at + allowed for at in stopped if at is not None)])
 
 
-def _stopped_at(each: AffectedJobState, incident: Incident, now: datetime) -> datetime | None:
+def _stopped_at(affected_job: AffectedJobState, incident: Incident, now: datetime) -> datetime | None:
     """Return when the interrupted attempt ended or was asked to stop.
 
     `now` if that is still to come; None if no service will ask for it.
     """
-    job, attempt = each.job, each.interrupted_attempt
+    job, attempt = affected_job.job, affected_job.interrupted_attempt
     if attempt is None or attempt.ended_at:
         return attempt.ended_at if attempt else None
     request = job.stop_of(attempt.attempt) if job else None
@@ -192,10 +190,15 @@ def _stopped_at(each: AffectedJobState, incident: Incident, now: datetime) -> da
     return None if incident.node_branch else now
 
 
-def _is_queued(each: AffectedJobState, incident: Incident, policy: Policy, now: datetime) -> bool:
-    job, attempt = each.job, each.interrupted_attempt
+def _is_queued(affected_job: AffectedJobState, incident: Incident, policy: Policy, now: datetime) -> bool:
+    job, attempt = affected_job.job, affected_job.interrupted_attempt
     since = attempt.ended_at if attempt and attempt.ended_at else incident.opened_at
-    if job and job.state is JobState.STARTING and job.local_queue and job.current_attempt > each.affected.attempt:
+    if (
+        job
+        and job.state is JobState.STARTING
+        and job.local_queue
+        and job.current_attempt > affected_job.affected.attempt
+    ):
         # Kueue alone decides when it admits the job, so a late admission is not a failure of the recovery.
         return now - since >= timedelta(seconds=policy.jobs.resume_deadline_seconds)
     if job is None or job.state is not JobState.PENDING or incident.node_branch not in NODE_LOST_OUTCOMES:

@@ -80,11 +80,11 @@ class Register(Value):
 
     def count_others(self, life: str, pool: str = "") -> int:
         """Return the number of other nodes in the register, in a pool or in all pools."""
-        return sum(each.life != life and pool in ("", each.pool) for each in self.entries)
+        return sum(entry.life != life and pool in ("", entry.pool) for entry in self.entries)
 
     def with_entry(self, entry: RegisterEntry, *, is_request: bool) -> "Register":
         """Return the register with a node added. With `is_request`, it counts as a repair request, too."""
-        others = tuple(each for each in self.entries if each.life != entry.life)
+        others = tuple(register_entry for register_entry in self.entries if register_entry.life != entry.life)
         requested_at = (*self.requested_at, entry.since) if is_request else self.requested_at
         return Register(entries=(*others, entry), requested_at=requested_at)
 
@@ -97,7 +97,7 @@ class Register(Value):
 
     def without(self, *lives: str) -> "Register":
         """Return the register without some nodes. Their repair requests still count for an hour."""
-        return self.but(entries=tuple(each for each in self.entries if each.life not in lives))
+        return self.but(entries=tuple(entry for entry in self.entries if entry.life not in lives))
 
 
 class SharedCause(Value):
@@ -378,26 +378,26 @@ def released_actions(waiting: Iterable[BlockedAction], policy: GuardrailPolicy) 
         GuardedAction.REPLACE: [],
         GuardedAction.STOP: [],
     }
-    for each in sorted(waiting, key=_order):
-        earlier = entered[GuardedAction.REPLACE if each.act in REPAIRS else each.act]
-        under_way = each.facts.under_way
+    for action in sorted(waiting, key=_order):
+        earlier = entered[GuardedAction.REPLACE if action.act in REPAIRS else action.act]
+        under_way = action.facts.under_way
         for entry in earlier:
-            under_way = under_way.with_entry(entry, is_request=each.act in REPAIRS)
-        verdict = check_guardrails(each.act, each.facts.but(under_way=under_way), policy)
+            under_way = under_way.with_entry(entry, is_request=action.act in REPAIRS)
+        verdict = check_guardrails(action.act, action.facts.but(under_way=under_way), policy)
         if verdict.allowed:
-            facts = each.facts
+            facts = action.facts
             earlier.append(
-                RegisterEntry(life=facts.life, incident_id=each.incident_id, pool=facts.pool, since=facts.now)
+                RegisterEntry(life=facts.life, incident_id=action.incident_id, pool=facts.pool, since=facts.now)
             )
         is_stale = verdict.guardrail == GuardrailName.STALE_EVIDENCE or (
             # A node that waits to be cordoned and looks healthy by now needs no cordon.
-            each.act is GuardedAction.CORDON and _stale_evidence(each.act, each.facts, policy) is not None
+            action.act is GuardedAction.CORDON and _stale_evidence(action.act, action.facts, policy) is not None
         )
         # A shared cause that the recorded block does not name yet, for example after a hold. The recovery must run
         # once to record it and to page.
-        is_new_cause = verdict.cause not in ("", each.cause)
+        is_new_cause = verdict.cause not in ("", action.cause)
         if verdict.allowed or is_stale or is_new_cause:
-            released.add(each.incident_id)
+            released.add(action.incident_id)
     return frozenset(released)
 
 
@@ -446,16 +446,16 @@ def shared_causes(
     known = {node.life.key: node for node in fleet}
     failed_at: dict[str, datetime] = {}
     open_at: dict[str, datetime] = {}
-    for each in sorted(faulty, key=lambda one: one.at, reverse=True):
-        node = known.get(each.life)
-        keys = (f"{kind}/{name}" for kind, name in _shared_with(node, node.pool if node else each.pool))
-        if any(key in ended and each.at <= ended[key] for key in keys):
+    for failure in sorted(faulty, key=lambda one: one.at, reverse=True):
+        node = known.get(failure.life)
+        keys = (f"{kind}/{name}" for kind, name in _shared_with(node, node.pool if node else failure.pool))
+        if any(key in ended and failure.at <= ended[key] for key in keys):
             continue
         if node is None or node.is_gone or not node.is_maintained:
-            failed_at[each.life] = each.at
-            if each.is_open and not (node and node.is_gone):
-                open_at[each.life] = each.at
-    pools = {**{each.life: each.pool for each in faulty}, **{key: node.pool for key, node in known.items()}}
+            failed_at[failure.life] = failure.at
+            if failure.is_open and not (node and node.is_gone):
+                open_at[failure.life] = failure.at
+    pools = {**{failure.life: failure.pool for failure in faulty}, **{key: node.pool for key, node in known.items()}}
     own_node = known.get(life)
     causes = []
     for kind, name in _shared_with(own_node, pool):

@@ -51,7 +51,9 @@ class RepairLease(Value):
 
     def returns_of(self, life: NodeLife, since: datetime) -> tuple[NodeReturn, ...]:
         """Return the returns of a node to service since a time."""
-        return tuple(each for each in self.returns if each.life == life.key and each.at >= since)
+        return tuple(
+            node_return for node_return in self.returns if node_return.life == life.key and node_return.at >= since
+        )
 
 
 _MAX_RETURNS = 20
@@ -107,12 +109,12 @@ class PersonCordons(Value):
 
     def with_cordon(self, cordon: PersonCordon) -> "PersonCordons":
         """Return the cordons with a new one added. At most `MAX_PERSON_CORDONS` are kept; the oldest is dropped."""
-        others = tuple(each for each in self.cordons if each.life != cordon.life)
+        others = tuple(person_cordon for person_cordon in self.cordons if person_cordon.life != cordon.life)
         return PersonCordons(cordons=(*others, cordon)[-MAX_PERSON_CORDONS:])
 
     def without(self, life: str) -> "PersonCordons":
         """Return the cordons without that of a node life."""
-        return PersonCordons(cordons=tuple(each for each in self.cordons if each.life != life))
+        return PersonCordons(cordons=tuple(cordon for cordon in self.cordons if cordon.life != life))
 
 
 MAX_PERSON_CORDONS = 200

@@ -101,12 +101,19 @@ def group_facts(
     """
     is_serving = member is not None and member.lifecycle == IN_SERVICE
     requested = [
-        each.requested_at
-        for each in requests
-        if (each.rung == REPLACE and (each.answer in ACCEPTED_ANSWERS or not (is_serving or each.answer in _REFUSED)))
-        or (each.rung == NODE_GROUP and each.status_before in _ENDING)
+        request.requested_at
+        for request in requests
+        if (
+            request.rung == REPLACE
+            and (request.answer in ACCEPTED_ANSWERS or not (is_serving or request.answer in _REFUSED))
+        )
+        or (request.rung == NODE_GROUP and request.status_before in _ENDING)
     ]
-    watched = [each.requested_at for each in requests if each.rung == NODE_GROUP and each.status_before not in _ENDING]
+    watched = [
+        request.requested_at
+        for request in requests
+        if request.rung == NODE_GROUP and request.status_before not in _ENDING
+    ]
     return GroupFacts(
         instance_id=instance_id,
         cluster=cluster,

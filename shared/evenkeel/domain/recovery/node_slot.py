@@ -70,7 +70,7 @@ def find_slot_state(
     """
     records = tuple(records)
     by_instance_id = {node.instance_id: node for node in nodes if node.instance_id}
-    original = next((each for each in records if each.instance_id == life.instance_id), None)
+    original = next((record for record in records if record.instance_id == life.instance_id), None)
     replacement = _find_replacement(life, slot, group, records, since)
     return SlotState(
         original=ObservedNode(record=original, node=by_instance_id.get(life.instance_id)),
@@ -83,13 +83,15 @@ def find_slot_state(
 def _find_replacement(
     life: NodeLife, slot: str, group: str, records: tuple[ProviderNode, ...], since: datetime
 ) -> ProviderNode | None:
-    others = [each for each in records if each.instance_id != life.instance_id]
+    others = [record for record in records if record.instance_id != life.instance_id]
     prefix = f"{life.cluster}/"
     if slot != life.key and slot.startswith(prefix):
         logical_id = slot.removeprefix(prefix)
-        candidates = [each for each in others if each.logical_id == logical_id]
-    elif any(each.instance_id == life.instance_id for each in records):
+        candidates = [other for other in others if other.logical_id == logical_id]
+    elif any(record.instance_id == life.instance_id for record in records):
         return None
     else:
-        candidates = [each for each in others if each.instance_group == group and each.launched_at > since]
-    return min(candidates, key=lambda each: (each.status != RUNNING_STATUS, each.launched_at), default=None)
+        candidates = [other for other in others if other.instance_group == group and other.launched_at > since]
+    return min(
+        candidates, key=lambda candidate: (candidate.status != RUNNING_STATUS, candidate.launched_at), default=None
+    )

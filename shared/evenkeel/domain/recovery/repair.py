@@ -346,7 +346,9 @@ def _without_reply(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy
 def _pending_request(facts: RepairFacts, policy: RepairPolicy) -> RepairRequest | None:
     """Return the request of an earlier incident that may still take effect; None if there is none."""
     requests = [
-        each for each in facts.requests if each.rung not in OWNERS and each.answer in (*ACCEPTED_ANSWERS, UNKNOWN, "")
+        request
+        for request in facts.requests
+        if request.rung not in OWNERS and request.answer in (*ACCEPTED_ANSWERS, UNKNOWN, "")
     ]
     last = requests[-1] if requests else None
     if last is None or facts.now >= deadline_of(last, policy) or _has_rebooted(facts, last):
@@ -367,7 +369,7 @@ def _has_rebooted_since_opening(facts: RepairFacts) -> bool:
 
 def _after_deep_check(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     """Decide after the node failed HyperPod's deep health check. HyperPod itself then reboots or replaces the node."""
-    marks = [each for each in facts.requests if each.rung == OWNER and each.requested_at >= facts.opened_at]
+    marks = [request for request in facts.requests if request.rung == OWNER and request.requested_at >= facts.opened_at]
     if len(marks) >= policy.max_attempts:
         return _decided(Repair.ASK_PERSON, f"The node failed its deep health check again, after {len(marks)} repairs.")
     reason = "The node failed its deep health check, and HyperPod repairs such nodes itself."
@@ -481,10 +483,12 @@ def _next_rung(
 
 def _end_of_ladder(facts: RepairFacts, policy: RepairPolicy, prefix: str) -> RepairDecision | None:
     """Return the decision if no further request may be made, whichever rung is next; None if one may be made."""
-    ours = [each for each in facts.requests if each.requested_at >= facts.opened_at and each.rung not in OWNERS]
-    calls = [each for each in ours if each.answer != NOT_NOW]
+    ours = [
+        request for request in facts.requests if request.requested_at >= facts.opened_at and request.rung not in OWNERS
+    ]
+    calls = [our for our in ours if our.answer != NOT_NOW]
     if any(
-        each.rung == REPLACE and each.answer in (*ACCEPTED_ANSWERS, UNKNOWN, "") for each in facts.requests
+        request.rung == REPLACE and request.answer in (*ACCEPTED_ANSWERS, UNKNOWN, "") for request in facts.requests
     ) and not _may_repeat(facts, REPLACE):
         reason = f"{prefix}Evenkeel already requested its replacement, which it does only once per node."
         return _decided(Repair.ASK_PERSON, reason, ("replace", "the earlier replacement may still succeed"))
@@ -536,7 +540,7 @@ def _first_open_rung(facts: RepairFacts, policy: RepairPolicy) -> tuple[str, lis
             skipped.append((REBOOT, "a reboot was already tried"))
         elif not _is_used(facts, rung):
             later = facts.ladder[facts.ladder.index(rung) + 1 :]
-            return rung, [*skipped, *((each, f"{rung} comes first and is quicker") for each in later)]
+            return rung, [*skipped, *((later_rung, f"{rung} comes first and is quicker") for later_rung in later)]
         else:
             skipped.append((rung, "already tried"))
     return "", skipped
@@ -544,23 +548,27 @@ def _first_open_rung(facts: RepairFacts, policy: RepairPolicy) -> tuple[str, lis
 
 def _is_used(facts: RepairFacts, rung: str) -> bool:
     """Whether this incident has used up a rung: one request took effect, or two failed or showed no effect."""
-    requests = [each for each in facts.requests if each.rung == rung and each.requested_at >= facts.opened_at]
+    requests = [
+        request for request in facts.requests if request.rung == rung and request.requested_at >= facts.opened_at
+    ]
     if any(
-        each.answer in ACCEPTED_ANSWERS
-        or (each.answer in ("", UNKNOWN) and took_effect(each, facts.slot_state, facts.progress))
-        for each in requests
+        request.answer in ACCEPTED_ANSWERS
+        or (request.answer in ("", UNKNOWN) and took_effect(request, facts.slot_state, facts.progress))
+        for request in requests
     ):
         return True
-    return len([each for each in requests if each.answer in (FAILED, UNKNOWN, "")]) > 1
+    return len([request for request in requests if request.answer in (FAILED, UNKNOWN, "")]) > 1
 
 
 def _may_repeat(facts: RepairFacts, rung: str) -> bool:
     """Whether the rung may be requested again: there was one request, without a reply and without any effect."""
-    requests = [each for each in facts.requests if each.rung == rung and each.answer not in (NOT_NOW, FAILED)]
+    requests = [
+        request for request in facts.requests if request.rung == rung and request.answer not in (NOT_NOW, FAILED)
+    ]
     without_effect = [
-        each
-        for each in requests
-        if each.answer in ("", UNKNOWN) and not took_effect(each, facts.slot_state, facts.progress)
+        request
+        for request in requests
+        if request.answer in ("", UNKNOWN) and not took_effect(request, facts.slot_state, facts.progress)
     ]
     return len(requests) == len(without_effect) == 1
 
@@ -572,9 +580,9 @@ def _reboots_are_used(facts: RepairFacts) -> bool:
     fault = facts.terms
     since = facts.now - timedelta(hours=fault.recur_window_hours)
     earlier = [
-        each
-        for each in facts.requests
-        if each.rung == REBOOT and each.answer in ACCEPTED_ANSWERS and each.requested_at >= since
+        request
+        for request in facts.requests
+        if request.rung == REBOOT and request.answer in ACCEPTED_ANSWERS and request.requested_at >= since
     ]
     return 0 < fault.recur_count <= len(earlier) + 1
 

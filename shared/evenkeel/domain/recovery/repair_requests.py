@@ -58,7 +58,7 @@ def deadline_of(
     if request.rung == OWNER:
         if slot_state is None or not owner_acted(request, slot_state, progress):
             return request.requested_at + timedelta(seconds=policy.takeover_seconds)
-        since = max([request.requested_at, *(each.at for each in progress[-1:])])
+        since = max([request.requested_at, *(repair_progress.at for repair_progress in progress[-1:])])
         return since + timedelta(seconds=policy.owner_deadline_seconds)
     if request.answer in ("", UNKNOWN):
         return request.requested_at + timedelta(seconds=policy.reconcile_after_seconds)
@@ -78,7 +78,11 @@ def took_effect(request: RepairRequest, slot_state: SlotState, progress: tuple[R
     if not slot_state.original.is_there:
         return "no control plane lists the node any more"
     evidence = next(
-        (each for each in progress if each.at >= request.requested_at and each.code in (*_PROGRESS_CODES, *FAILURES)),
+        (
+            repair_progress
+            for repair_progress in progress
+            if repair_progress.at >= request.requested_at and repair_progress.code in (*_PROGRESS_CODES, *FAILURES)
+        ),
         None,
     )
     return f"HyperPod reported {evidence.code}" if evidence else ""
@@ -86,7 +90,11 @@ def took_effect(request: RepairRequest, slot_state: SlotState, progress: tuple[R
 
 def failure_since(progress: tuple[RepairProgress, ...], since: datetime) -> RepairProgress | None:
     """Return the failure that the provider reported since a time; None if it reported none, or later progress."""
-    later = [each for each in progress if each.at >= since and each.code in (*FAILURES, *_PROGRESS_CODES)]
+    later = [
+        repair_progress
+        for repair_progress in progress
+        if repair_progress.at >= since and repair_progress.code in (*FAILURES, *_PROGRESS_CODES)
+    ]
     return later[-1] if later and later[-1].code in FAILURES else None
 
 

@@ -131,7 +131,7 @@ def decide_restart(facts: RestartFacts) -> RestartDecision:
         return RestartDecision(
             action=action,
             reason=f"{job.label} {why}",
-            alternatives=tuple(Alternative(option=each, why_not=text) for each, text in alternatives.items()),
+            alternatives=tuple(Alternative(option=option, why_not=text) for option, text in alternatives.items()),
             facts=facts,
         )
 

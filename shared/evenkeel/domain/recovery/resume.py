@@ -171,18 +171,18 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
 
     Ties follow `OPTION_ORDER`.
     """
-    options = sorted(_options(facts), key=lambda each: OPTION_ORDER.index(each.option))
-    possible = [each for each in options if not each.why_not]
+    options = sorted(_options(facts), key=lambda option: OPTION_ORDER.index(option.option))
+    possible = [option for option in options if not option.why_not]
     # Waiting is always possible, so there is always a best option.
     is_priced = facts.usd_per_accelerator_hour is not None
     best = min(
         possible,
-        key=lambda each: (each.usd, 0 if is_priced else each.gpu_hours, OPTION_ORDER.index(each.option)),
+        key=lambda option: (option.usd, 0 if is_priced else option.gpu_hours, OPTION_ORDER.index(option.option)),
     )
     distrust = distrust_after(facts.trust, facts.first_signal_at, policy)
     max_rent_parts = None
     if best.option is ResumeOption.RENT and facts.renting is not None:
-        next_best = min(each.usd for each in possible if each is not best)
+        next_best = min(option.usd for option in possible if option is not best)
         max_rent_parts = best.rent_parts + round((next_best - best.usd) * money.PARTS)
     return ResumeDecision(
         option=best.option,
@@ -198,7 +198,7 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
         gpu_hours_lost=best.gpu_hours,
         usd=best.usd if is_priced else None,
         max_rent_parts=max_rent_parts,
-        alternatives=tuple(_rejected(each, best, is_priced=is_priced) for each in options if each is not best),
+        alternatives=tuple(_rejected(option, best, is_priced=is_priced) for option in options if option is not best),
     )
 
 
@@ -267,7 +267,7 @@ def _renting(facts: ResumeFacts, renting: RentOption) -> _Option:
     placed = choose_pool(renting.placement)
     table, row = placed.table, cheapest_rental_in_time(placed)
     if row is None:
-        why = " ".join(f"{each.pool}: {each.why_not}" for each in table if each.market.is_rented)
+        why = " ".join(f"{cost.pool}: {cost.why_not}" for cost in table if cost.market.is_rented)
         return _Option(option=ResumeOption.RENT, why_not=(why or "no pool to rent from is configured").rstrip("."))
     if renting.barred:
         return _Option(option=ResumeOption.RENT, why_not=renting.barred.rstrip("."))
@@ -286,13 +286,13 @@ def _preempting(facts: ResumeFacts, wait: float) -> _Option:
     The preempted jobs wait as long as this job would have waited, and lose their work since their last checkpoint.
     """
     delays = facts.delays
-    save_seconds = max(each.save_seconds for each in facts.preemption_victims)
+    save_seconds = max(victim.save_seconds for victim in facts.preemption_victims)
     hours = usd = 0.0
-    for each in facts.preemption_victims:
-        delay_seconds = wait + delays.launch.seconds + delays.restore.seconds + each.lost_work_seconds
-        hours += delay_seconds * each.accelerators / 3600
-        usd += delay_seconds * each.usd_per_hour_of_delay / 3600
-    names = ", ".join(f"{each.job_id} of team {each.team}" for each in facts.preemption_victims)
+    for victim in facts.preemption_victims:
+        delay_seconds = wait + delays.launch.seconds + delays.restore.seconds + victim.lost_work_seconds
+        hours += delay_seconds * victim.accelerators / 3600
+        usd += delay_seconds * victim.usd_per_hour_of_delay / 3600
+    names = ", ".join(f"{victim.job_id} of team {victim.team}" for victim in facts.preemption_victims)
     offer = ResumeOffer(option=ResumeOption.PREEMPT, gpu_hours_taken=hours, usd=usd)
     return _weighed(
         facts, ResumeOption.PREEMPT, f"Evenkeel preempts {names} to run the job.", wait=save_seconds, offer=offer

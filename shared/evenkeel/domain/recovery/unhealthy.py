@@ -150,7 +150,9 @@ def resumed_incident(incident: Incident, node: UnhealthyNode, *, incident_id: st
         resumes=incident.incident_id,
         resumed=incident.resumed + 1,
         cleared_faults=tuple(
-            {(each.fault_key, each.source): each for each in (*incident.cleared_faults, *node.cleared_faults)}.values()
+            {
+                (fault.fault_key, fault.source): fault for fault in (*incident.cleared_faults, *node.cleared_faults)
+            }.values()
         ),
         plan=incident.plan.but(run=0) if approval and incident.plan else None,
         approval=approval,

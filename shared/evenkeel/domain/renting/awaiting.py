@@ -28,7 +28,7 @@ def joined_nodes(
     offer, others = rental.offer, frozenset(taken)
     return tuple(
         node
-        for node in sorted(nodes, key=lambda each: each.name)
+        for node in sorted(nodes, key=lambda node: node.name)
         if (node.cluster, node.pool) == (offer.cluster, offer.pool) and node.name not in others
     )
 
@@ -146,15 +146,15 @@ def why_node_not_needed(
     """
     label = _target_of(rental).label
     mine = registration_of(rental, registered)
-    beside = [each for each in others if each.name != rental.name]
-    before = [each for each in beside if each.state is RentalState.READY or each.number < rental.number]
+    beside = [other for other in others if other.name != rental.name]
+    before = [other for other in beside if other.state is RentalState.READY or other.number < rental.number]
     landed = len(_replicas_landed(rental, beside, pods, nodes))
-    alike = [each for each in before if not each.node_names and each.offer.pool == rental.offer.pool]
+    alike = [other for other in before if not other.node_names and other.offer.pool == rental.offer.pool]
     if landed > free_replica_slots(alike, pods):
         return ""  # no earlier rental could be assigned the node on which they run
     if mine is None or rental.offer.pool not in mine.rents_from:
         return f"The policy no longer rents from {rental.offer.pool} for {label}."
-    waiting = sum(len(each.waiting) for each in replica_shortfalls((mine,), {mine.cluster: pods}))
+    waiting = sum(len(shortfall.waiting) for shortfall in replica_shortfalls((mine,), {mine.cluster: pods}))
     if waiting + landed <= free_replica_slots(before, pods):
         return f"The replicas of {label} have nodes, or are no longer needed."
     return ""
@@ -169,7 +169,7 @@ def _replicas_landed(
     rental: Rental, others: Iterable[Rental], pods: Iterable[UnmanagedPod], nodes: Iterable[KubernetesNode]
 ) -> tuple[UnmanagedPod, ...]:
     """Return the replicas on nodes of a rental's pool that belong to no rental yet."""
-    taken = {*rental.other_rentals_nodes, *(name for each in others for name in each.node_names)}
+    taken = {*rental.other_rentals_nodes, *(name for other in others for name in other.node_names)}
     joined = {node.name for node in joined_nodes(rental, nodes, taken)}
     target = _target_of(rental)
     return tuple(pod for pod in replicas_of(target.namespace, target.name, pods) if pod.node_name in joined)

@@ -78,11 +78,11 @@ class RentalBook(NamedTuple):
         """Return the book with rentals that are decided and not begun yet."""
         allocations, left = list(self.allocations), dict(self.budgets_left)
         by_name = {pool.name: pool for pool in pools}
-        for each in decisions:
-            demand = each.facts.job
-            allocations.append(_planned_allocation(each.job_id, demand.team, demand.nodes, by_name[each.pool]))
-            if demand.team in left and each.row:
-                left[demand.team] -= each.row.rent_parts
+        for decision in decisions:
+            demand = decision.facts.job
+            allocations.append(_planned_allocation(decision.job_id, demand.team, demand.nodes, by_name[decision.pool]))
+            if demand.team in left and decision.row:
+                left[demand.team] -= decision.row.rent_parts
         return self._replace(allocations=tuple(allocations), budgets_left=left)
 
 
@@ -127,8 +127,8 @@ def spend_limits(
     """Return the current rents of a team and of the fleet, with their caps."""
     listed = tuple(allocations)
     return SpendLimits(
-        team_micros_per_hour=sum(each.micros_per_hour for each in listed if each.team == team),
-        fleet_micros_per_hour=sum(each.micros_per_hour for each in listed),
+        team_micros_per_hour=sum(allocation.micros_per_hour for allocation in listed if allocation.team == team),
+        fleet_micros_per_hour=sum(allocation.micros_per_hour for allocation in listed),
         team_cap_micros_per_hour=burst.team_cap_of(team),
         fleet_cap_micros_per_hour=burst.fleet_cap_micros_per_hour,
         team_budget_left_parts=budget_left_parts,
@@ -137,7 +137,11 @@ def spend_limits(
 
 def accelerators_left(pool: Pool, allocations: Iterable[RentalAllocation]) -> int:
     """Return the accelerators that the limit of a pool leaves for new rentals."""
-    taken = sum(each.nodes for each in allocations if (each.cluster, each.pool) == (pool.cluster, pool.name))
+    taken = sum(
+        allocation.nodes
+        for allocation in allocations
+        if (allocation.cluster, allocation.pool) == (pool.cluster, pool.name)
+    )
     return max(0, pool.max_nodes - taken) * pool.accelerators_per_node
 
 

@@ -188,7 +188,11 @@ def facts_for_next_offer(
         now: The time.
         budget_left_parts: The team's budget that is left without this rental; None without a budget.
     """
-    others = [each for each in allocations if (each.job_id, each.number) != (rental.job_id, rental.number)]
+    others = [
+        allocation
+        for allocation in allocations
+        if (allocation.job_id, allocation.number) != (rental.job_id, rental.number)
+    ]
     tried = {offer.pool for offer in rental.offers}
     waited = (now - facts.now).total_seconds()
     committed = tuple(
@@ -239,17 +243,17 @@ def committed_pools(capacities: Iterable[NodeCapacity], policy: Policy) -> tuple
 
 def _committed_candidate(job: Job, pool: Pool, seen: PlacementContext, policy: Policy) -> CandidatePool:
     """Return a committed pool. The cycle could not start the job there, so no free node counts as free for it."""
-    ahead = [each for each in seen.queue if not why_not_portable(each, pool, policy.storage)]
+    ahead = [other for other in seen.queue if not why_not_portable(other, pool, policy.storage)]
     asked = [
         WaitingUse(
-            each.spec.nodes * each.spec.accelerators_per_node, policy.burst.run_seconds_of(each.spec.priority_class)
+            other.spec.nodes * other.spec.accelerators_per_node, policy.burst.run_seconds_of(other.spec.priority_class)
         )
-        for each in ahead
+        for other in ahead
     ]
     starts = forecast_starts(pool, asked, seen, policy)
-    forecast = next((at for each, at in zip(ahead, starts, strict=True) if each.job_id == job.job_id), _LONGEST_WAIT)
+    forecast = next((at for other, at in zip(ahead, starts, strict=True) if other.job_id == job.job_id), _LONGEST_WAIT)
     waited = (seen.now - (job.queued_at or job.submitted_at)).total_seconds()
-    others = sum(policy.burst.delay_of(each.spec.priority_class) for each in ahead if each.job_id != job.job_id)
+    others = sum(policy.burst.delay_of(other.spec.priority_class) for other in ahead if other.job_id != job.job_id)
     return CandidatePool(
         pool=pool,
         accelerators_left=0,
@@ -308,7 +312,9 @@ def opportunity_cost_of(pool: Pool, delay_micros_per_hour: int, burst: BurstPoli
 
     Past demand by the hour is not recorded yet. While a job waits, every hour counts as wanted.
     """
-    prices = [each.micros_per_node_hour // max(1, each.accelerators_per_node) for each in burst.pools]
+    prices = [
+        rented_pool.micros_per_node_hour // max(1, rented_pool.accelerators_per_node) for rented_pool in burst.pools
+    ]
     accelerators = pool.max_nodes * pool.accelerators_per_node
     return opportunity_cost(min(prices, default=0), 1.0, delay_micros_per_hour, accelerators)
 

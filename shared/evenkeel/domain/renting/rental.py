@@ -310,7 +310,7 @@ def other_nodes_seen(rental: Rental, others: Iterable[Rental]) -> Rental:
 
     The wait for its own nodes reads the row of this rental alone.
     """
-    names = tuple(sorted({name for each in others for name in each.node_names}))
+    names = tuple(sorted({name for other in others for name in other.node_names}))
     return _moved(rental, rental.state, other_rentals_nodes=names)
 
 

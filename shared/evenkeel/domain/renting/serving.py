@@ -93,7 +93,7 @@ class ServingState(Value):
 
 def registration_of(rental: Rental, registered: Iterable[ServingWorkload]) -> ServingWorkload | None:
     """Return the Deployment of a rental as the policy has it now; None if the policy no longer has it."""
-    return next((each for each in registered if holder_id(each) == rental.job_id), None)
+    return next((workload for workload in registered if holder_id(workload) == rental.job_id), None)
 
 
 def replicas_on(rental: Rental, pods: Iterable[UnmanagedPod]) -> tuple[UnmanagedPod, ...]:

@@ -55,7 +55,7 @@ def run(
         book.machines[fact.instance_id].add_known(event_of(fact, is_evidence=_is_evidence(fact, policy)))
     facts = heapq.merge(_follow(book, read(), policy), not_ready, key=itemgetter(0))
     incidents = FactReplay(policy, book.node_at).decisions(facts)
-    decisions = [each for incident in incidents if (each := shadow_decision(incident)) is not None]
+    decisions = [decision for incident in incidents if (decision := shadow_decision(incident)) is not None]
     judged = tuple(judge(_case(case, every, book), terms) for case, every in cases_of(decisions, terms.window))
     return Backtest(
         first_at=first_at,
@@ -86,7 +86,7 @@ def _case(decision: ShadowDecision, every: tuple[ShadowDecision, ...], book: Nod
     known_until, ended = machine.ended or (book.last_at, "")
     return ShadowCase(
         decision=decision,
-        incident_ids=tuple(each.incident_id for each in every),
+        incident_ids=tuple(recorded.incident_id for recorded in every),
         events=machine.events,
         known_until=known_until,
         ended=ended,

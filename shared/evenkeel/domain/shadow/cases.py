@@ -85,8 +85,8 @@ class Aftermath(Value):
 
     def with_events(self, events: Iterable[NodeEvent]) -> "Aftermath":
         """Return it with further events. Copies of an event, and events beyond the limit, change nothing."""
-        known = {(each.at, each.kind, each.actor) for each in self.events}
-        new = [each for each in dict.fromkeys(events) if (each.at, each.kind, each.actor) not in known]
+        known = {(event.at, event.kind, event.actor) for event in self.events}
+        new = [event for event in dict.fromkeys(events) if (event.at, event.kind, event.actor) not in known]
         return Aftermath(events=(*self.events, *new)[:_MAX_EVENTS])
 
 
@@ -178,7 +178,7 @@ def cases_of(
     A case begins with a decision about a node, and ends one window after the decision that is judged.
     """
     by_node: dict[str, list[ShadowDecision]] = {}
-    for decision in sorted(decisions, key=lambda each: (each.decided_at, each.incident_id)):
+    for decision in sorted(decisions, key=lambda ordered: (ordered.decided_at, ordered.incident_id)):
         by_node.setdefault(decision.node, []).append(decision)
     found = [case for group in by_node.values() for case in _cases_of_node(group, window)]
     return tuple(sorted(found, key=lambda case: (case[0].decided_at, case[0].incident_id)))
@@ -195,7 +195,7 @@ def _cases_of_node(
             found[-1] = (judged if judged.acts else decision if decision.acts else judged, [*others, decision])
         else:
             found.append((decision, [decision]))
-    return [(judged, tuple(each)) for judged, each in found]
+    return [(judged, tuple(group)) for judged, group in found]
 
 
 _STEPS = {

@@ -86,13 +86,13 @@ class Machine:
 
     def is_gone(self, at: datetime) -> bool:
         """Whether the instance was replaced or removed by a time."""
-        return any(each.kind in _GONE and each.at <= at for each in self.events)
+        return any(event.kind in _GONE and event.at <= at for event in self.events)
 
     def has_person_cordon(self, at: datetime) -> bool:
         """Whether a person's cordon was in force at a time."""
         kinds = (NodeEventKind.CORDONED, NodeEventKind.UNCORDONED)
-        found = [each for each in self.events if each.kind in kinds and each.at <= at]
-        last = max(found, key=lambda each: each.at, default=None)
+        found = [event for event in self.events if event.kind in kinds and event.at <= at]
+        last = max(found, key=lambda event: event.at, default=None)
         return last is not None and (last.kind, last.actor) == (NodeEventKind.CORDONED, Actor.PERSON)
 
 

@@ -74,6 +74,6 @@ def _sum(counts: range, of: int, share: float) -> float:
     yes, no = math.log(share), math.log1p(-share)
     log_of = math.lgamma(of + 1)
     return math.fsum(
-        math.exp(log_of - math.lgamma(each + 1) - math.lgamma(of - each + 1) + each * yes + (of - each) * no)
-        for each in counts
+        math.exp(log_of - math.lgamma(count + 1) - math.lgamma(of - count + 1) + count * yes + (of - count) * no)
+        for count in counts
     )

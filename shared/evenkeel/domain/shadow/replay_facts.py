@@ -94,7 +94,7 @@ class FactReplay:
 
     def _plan_due(self, now: datetime | None) -> Iterator[Incident]:
         """Plan each incident that has waited for further facts long enough; all of them without a time."""
-        due = [life for life, each in self._open.items() if now is None or now > each.opened_at + PLAN_DELAY]
+        due = [life for life, incidents in self._open.items() if now is None or now > incidents.opened_at + PLAN_DELAY]
         for life in due:
             opened = self._open.pop(life)
             yield self._planned(opened)

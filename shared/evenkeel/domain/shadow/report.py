@@ -50,57 +50,59 @@ class ShadowSummary(Value):
 
 def summary_of(judged: Sequence[JudgedCase], terms: ShadowTerms) -> ShadowSummary:
     """Return the sum of judged cases."""
-    would_cordon = [each for each in judged if each.decision.cordons]
+    would_cordon = [case for case in judged if case.decision.cordons]
     return ShadowSummary(
         terms=terms,
         cases=len(judged),
-        incidents=sum(len(each.incident_ids) for each in judged),
-        cordons=_counts(each.cordon for each in would_cordon),
-        no_cordons=_counts(each.cordon for each in judged if not each.decision.cordons),
-        repairs=_counts(each.repair for each in judged),
-        false_cordons=_false_rate([each.cordon for each in would_cordon]),
+        incidents=sum(len(case.incident_ids) for case in judged),
+        cordons=_counts(case.cordon for case in would_cordon),
+        no_cordons=_counts(case.cordon for case in judged if not case.decision.cordons),
+        repairs=_counts(case.repair for case in judged),
+        false_cordons=_false_rate([case.cordon for case in would_cordon]),
         false_reboots=_false_rate(_repairs(judged, REBOOT)),
         false_replacements=_false_rate(_repairs(judged, REPLACE)),
-        cordon_lead=_lead_times(each.cordon for each in would_cordon),
-        repair_lead=_lead_times(each.repair for each in judged),
+        cordon_lead=_lead_times(case.cordon for case in would_cordon),
+        repair_lead=_lead_times(case.repair for case in judged),
         faults=_by_fault(judged),
     )
 
 
 def _by_fault(judged: Iterable[JudgedCase]) -> tuple[FaultSummary, ...]:
     by_fault: dict[str, list[JudgedCase]] = {}
-    for each in judged:
-        by_fault.setdefault(each.decision.fault_key, []).append(each)
+    for case in judged:
+        by_fault.setdefault(case.decision.fault_key, []).append(case)
     found = [
         FaultSummary(
             fault_key=fault_key,
             cases=len(cases),
-            false_cordons=_false_rate([each.cordon for each in cases if each.decision.cordons]),
+            false_cordons=_false_rate([case.cordon for case in cases if case.decision.cordons]),
             false_replacements=_false_rate(_repairs(cases, REPLACE)),
         )
         for fault_key, cases in by_fault.items()
     ]
-    return tuple(sorted(found, key=lambda each: (-each.false_cordons.count, -each.cases, each.fault_key)))
+    return tuple(sorted(found, key=lambda summary: (-summary.false_cordons.count, -summary.cases, summary.fault_key)))
 
 
 def _repairs(judged: Iterable[JudgedCase], rung: str) -> list[Judgement]:
-    return [each.repair for each in judged if each.decision.repair == rung]
+    return [case.repair for case in judged if case.decision.repair == rung]
 
 
 def _counts(judgements: Iterable[Judgement]) -> dict[Verdict, int]:
-    counts = Counter(each.verdict for each in judgements)
+    counts = Counter(judgement.verdict for judgement in judgements)
     return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
 
 
 def _false_rate(judgements: Sequence[Judgement]) -> Rate:
     """Return the share of wrong decisions among those that are known to be right or wrong."""
-    wrong = sum(each.verdict is Verdict.WOULD_HAVE_BEEN_WRONG for each in judgements)
-    right = sum(each.verdict in RIGHT for each in judgements)
+    wrong = sum(judgement.verdict is Verdict.WOULD_HAVE_BEEN_WRONG for judgement in judgements)
+    right = sum(judgement.verdict in RIGHT for judgement in judgements)
     return Rate.of_counts(wrong, wrong + right, unknown=len(judgements) - wrong - right)
 
 
 def _lead_times(judgements: Iterable[Judgement]) -> LeadTimes:
-    seconds = sorted(each.seconds for each in judgements if each.verdict in RIGHT and each.seconds is not None)
+    seconds = sorted(
+        judgement.seconds for judgement in judgements if judgement.verdict in RIGHT and judgement.seconds is not None
+    )
     if not seconds:
         return LeadTimes(count=0)
     p10, median, p90 = (seconds[round(share * (len(seconds) - 1))] for share in (0.1, 0.5, 0.9))

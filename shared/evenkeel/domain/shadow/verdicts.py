@@ -130,30 +130,30 @@ class _Course:
         self.closes_at = self.decided_at + terms.window
         opens_at = case.decision.first_signal_at - timedelta(seconds=terms.lookback_seconds)
         known = sorted(
-            {each for each in case.events if each.at <= case.known_until},
-            key=lambda each: (each.at, each.kind, each.actor, each.evidence),
+            {event for event in case.events if event.at <= case.known_until},
+            key=lambda event: (event.at, event.kind, event.actor, event.evidence),
         )
-        cordons = [each for each in known if each.kind in _CORDONS and each.at < opens_at]
+        cordons = [event for event in known if event.kind in _CORDONS and event.at < opens_at]
         # An older cordon counts if it was still in force.
-        standing = [each for each in cordons[-1:] if each.kind is NodeEventKind.CORDONED]
-        self.events = [*standing, *(each for each in known if each.at >= opens_at)]
+        standing = [cordon for cordon in cordons[-1:] if cordon.kind is NodeEventKind.CORDONED]
+        self.events = [*standing, *(event for event in known if event.at >= opens_at)]
 
     def first(self, kinds: Collection[NodeEventKind]) -> NodeEvent | None:
         """Return the first action of these kinds that counts, with its actor if a source names one."""
-        act = next((each for each in self.events if each.kind in kinds and each.at <= self.closes_at), None)
+        act = next((event for event in self.events if event.kind in kinds and event.at <= self.closes_at), None)
         if act is None or act.actor is not Actor.UNKNOWN:
             return act
         until = act.at + timedelta(seconds=self.terms.same_seconds)
-        copies = [each for each in self.events if each.kind is act.kind and act.at <= each.at <= until]
-        named = next((each for each in copies if each.actor is not Actor.UNKNOWN), act)
+        copies = [event for event in self.events if event.kind is act.kind and act.at <= event.at <= until]
+        named = next((copy for copy in copies if copy.actor is not Actor.UNKNOWN), act)
         return named.but(at=act.at)
 
     def healthy_from(self, since: datetime) -> tuple[datetime, str]:
         """Return from when the node showed no fault, with the evidence: after its last fault within the window."""
-        faults = [each for each in self.events if each.kind is NodeEventKind.FAULT and each.at <= self.closes_at]
-        last = max([since, self.decision.last_signal_at, *(each.at for each in faults)])
-        ends = [each for each in self.events if each.kind is NodeEventKind.RECOVERED]
-        end = next((each for each in ends if last <= each.at <= self.closes_at), None)
+        faults = [event for event in self.events if event.kind is NodeEventKind.FAULT and event.at <= self.closes_at]
+        last = max([since, self.decision.last_signal_at, *(fault.at for fault in faults)])
+        ends = [event for event in self.events if event.kind is NodeEventKind.RECOVERED]
+        end = next((event for event in ends if last <= event.at <= self.closes_at), None)
         return (end.at, end.evidence) if end else (last, "")
 
     def without_need(self, action: str, since: datetime, excuse: str = "") -> Judgement:
@@ -167,16 +167,18 @@ class _Course:
         healthy_at, evidence = self.healthy_from(since)
         until = healthy_at + self.terms.window
         prefix = f"{excuse} " if excuse else ""
-        after = [each for each in self.events if healthy_at < each.at <= until]
-        fault = next((each for each in after if each.kind is NodeEventKind.FAULT), None)
+        after = [event for event in self.events if healthy_at < event.at <= until]
+        fault = next((event for event in after if event.kind is NodeEventKind.FAULT), None)
         if fault is not None:
             reason = f"{prefix}A fault of the node came again at {_clock(fault.at)}, and no owner had acted on it."
             return _unknown(Cause.FAULT_RECURRED, reason, fault.evidence)
-        act = next((each for each in after if each.kind in _OUT_OF_SERVICE), None)
+        act = next((event for event in after if event.kind in _OUT_OF_SERVICE), None)
         if act is not None:
             reason = f"{prefix}{act.words} at {_clock(act.at)}, before it had worked for a whole window."
             return _unknown(Cause.ACTED_TOO_SOON, reason, act.evidence)
-        seen = next((each for each in self.events if each.kind is NodeEventKind.IN_SERVICE and each.at >= until), None)
+        seen = next(
+            (event for event in self.events if event.kind is NodeEventKind.IN_SERVICE and event.at >= until), None
+        )
         if seen is not None:
             hours = self.terms.window_hours
             reason = (
@@ -204,7 +206,7 @@ class _Course:
         if act is not None:
             reason = f"Evenkeel would not have acted. {act.words} at {_clock(act.at)}."
             return _acted(Verdict.MISSED, reason, act)
-        seen = [each for each in self.events if each.kind is NodeEventKind.IN_SERVICE and each.at >= self.closes_at]
+        seen = [event for event in self.events if event.kind is NodeEventKind.IN_SERVICE and event.at >= self.closes_at]
         if not seen:
             return self._not_seen(self.closes_at)
         return Judgement(
@@ -269,7 +271,7 @@ def _unknown(cause: Cause, reason: str, *evidence: str) -> Judgement:
 
 
 def _texts(*evidence: str) -> tuple[str, ...]:
-    return tuple(each for each in evidence if each)
+    return tuple(text for text in evidence if text)
 
 
 def _clock(at: datetime) -> str:

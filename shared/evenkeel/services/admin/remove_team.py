@@ -95,7 +95,7 @@ def _why_in_use(team: str, setup: TeamSetup, ledger: Ledger) -> str:
     if jobs := jobs_of(team, ledger):
         return jobs
     charges = read_charges.run(ledger)
-    lent = next((line for each in read_teams.table(setup, charges.held, {}) for line in _lent_by(each, team)), "")
+    lent = next((line for entry in read_teams.table(setup, charges.held, {}) for line in _lent_by(entry, team)), "")
     return f"other teams use {lent} of its quota" if lent else ""
 
 
@@ -130,7 +130,11 @@ def _lent_by(line: dict[str, object], team: str) -> list[str]:
     resources = line["resources"]
     if line["team"] != team or not isinstance(resources, list):
         return []
-    return [f"{each['lent']} {each['resource']} of {each['flavor']}" for each in resources if each["lent"] != "0"]
+    return [
+        f"{resource['lent']} {resource['resource']} of {resource['flavor']}"
+        for resource in resources
+        if resource["lent"] != "0"
+    ]
 
 
 def _and_more(names: list[str]) -> str:

@@ -58,11 +58,11 @@ def run(
         ledger, Table.JOBS, [f"JOB#{state}" for state in JobState], pagination.Request(_MAX_JOBS)
     )
     modes = {
-        each.incident_id: mode
-        for each in incidents[:_MAX_INCIDENTS]
-        if (mode := _mode(each, policy, stack_mode)) is not _mode(each, current, stack_mode)
+        incident.incident_id: mode
+        for incident in incidents[:_MAX_INCIDENTS]
+        if (mode := _mode(incident, policy, stack_mode)) is not _mode(incident, current, stack_mode)
     }
-    subjects = [each.incident_id for each in incidents[:_MAX_INCIDENTS]]
+    subjects = [incident.incident_id for incident in incidents[:_MAX_INCIDENTS]]
     subjects += [str(row.doc["jobId"]) for row in jobs.rows]
     examined, unreadable, differing = 0, 0, []
     for record in (record for subject in subjects for record in _decisions(ledger, subject, since)):
@@ -108,7 +108,7 @@ def _decisions(ledger: Ledger, subject: str, since: datetime) -> list[Decision]:
     page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=_MAX_DECISIONS, newest_first=True)
     found = (rows.read(row, Decision) for row in page.rows)
     # Decisions about an incident follow its opening, but a job may have waited for weeks.
-    return [each for each in found if subject.startswith("inc-") or each.decided_at >= since]
+    return [decision for decision in found if subject.startswith("inc-") or decision.decided_at >= since]
 
 
 def _mode(incident: Incident, policy: Policy, stack_mode: Mode) -> Mode:

@@ -62,10 +62,10 @@ def _store(kept: list[KeptLog], context: Context) -> None:
     first = kept[0]
     if context.ledger.get(job_rows.kept_log_key(first.job_id, first.attempt, first.rank)) is None:
         with contextlib.suppress(Conflict):  # another call keeps them at this moment
-            context.ledger.commit(*(Put(job_rows.kept_log_row(each, 0, context.now + KEPT_FOR)) for each in kept))
+            context.ledger.commit(*(Put(job_rows.kept_log_row(log, 0, context.now + KEPT_FOR)) for log in kept))
             return
-    for each in kept:
-        _store_newer(each, context)
+    for log in kept:
+        _store_newer(log, context)
 
 
 def _store_newer(log: KeptLog, context: Context) -> None:

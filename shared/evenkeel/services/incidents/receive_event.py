@@ -139,7 +139,7 @@ def summary(outcomes: tuple[Outcome, ...]) -> dict[str, Any]:
     """Return the handler's answer for an event: its single outcome, or the number of each outcome."""
     if len(outcomes) == 1:
         return outcomes[0].to_json()
-    counts = Counter(each.outcome for each in outcomes)
+    counts = Counter(outcome.outcome for outcome in outcomes)
     return {"outcome": "INGESTED", "reason": ", ".join(f"{count} {outcome}" for outcome, count in counts.items())}
 
 
@@ -467,7 +467,7 @@ def _store_early_notice(fact: NodeFact, context: Context) -> None:
     for _ in range(incident_record.MAX_TRIES):
         row = context.ledger.get(incident_rows.early_key(fact.instance_id, is_drill=fact.is_drill))
         facts = early_facts(row) if row else ()
-        if any(each.fact_key == fact.fact_key for each in facts):
+        if any(node_fact.fact_key == fact.fact_key for node_fact in facts):
             return
         kept = (*facts, fact)[-_MAX_EARLY_FACTS:]
         with contextlib.suppress(Conflict):  # another notice of it came at the same moment
@@ -483,7 +483,7 @@ def _store_early_notice(fact: NodeFact, context: Context) -> None:
 
 def early_facts(row: Row) -> tuple[NodeFact, ...]:
     """Return the kept notices about an instance that was unknown."""
-    return tuple(NodeFact.model_validate(each) for each in row.doc["facts"])
+    return tuple(NodeFact.model_validate(fact) for fact in row.doc["facts"])
 
 
 def retry_unresolved(context: Context) -> tuple[Outcome, ...]:

@@ -142,7 +142,7 @@ def _checked(request: Request, now: datetime) -> list[tuple[Reading, ...]]:
     for index, report in enumerate(request.reports):
         place = f"faults[{index}]"
         found = reported_faults.readings(report.code, report.line)
-        read.append(tuple(each for each in found if request.reporter_role.may_report(each.fault_key)))
+        read.append(tuple(reading for reading in found if request.reporter_role.may_report(reading.fault_key)))
         if report.code and not found:
             wrong.append((f"{place}.{report.code_field}", unknown_code(report.code)))
         elif found and not read[-1]:

@@ -197,7 +197,7 @@ def claim_of(job: Job, requester: check_role.Requester, setup: TeamSetup, ledger
         return ()
     place = job_rows.checkpoint_place(job)
     own = ledger.get(job_rows.checkpoints_key(place))
-    around = (ledger.get(job_rows.checkpoints_key(each)) for each in _parent_folders(place))
+    around = (ledger.get(job_rows.checkpoints_key(folder)) for folder in _parent_folders(place))
     state, prefix = job_rows.checkpoints_entry(place)
     inside = every(lambda cursor: ledger.by_state(Table.JOBS, state, prefix=prefix, cursor=cursor))
     for taken in (own, *around, *itertools.islice(inside, _MAX_INSIDE)):

@@ -37,7 +37,7 @@ def why_job(context: Context, job_id: str, reader: Reader) -> Json:
     latest = attempts[-1] if attempts and sees_all else None
     decided = _decisions(context.ledger, job_id)
     if not sees_all:
-        decided = [each for each in decided if each.kind in disclosure.QUEUE_KINDS]
+        decided = [decision for decision in decided if decision.kind in disclosure.QUEUE_KINDS]
     # The decision that the job itself names comes first: its resume plan, then its admission.
     planned = job.resume_plan.decision_id if job.resume_plan else ""
     admitted = latest.decision_id if latest else ""
@@ -48,7 +48,7 @@ def why_job(context: Context, job_id: str, reader: Reader) -> Json:
         if job.live_plan():
             decided = _first(context.ledger, planned, decided)
         head = _why_pending(decided, planned, attempts[-1] if attempts else None)
-        decided = [each for each in decided if each != head]
+        decided = [decision for decision in decided if decision != head]
     else:
         for named in (admitted, resized, planned) if job.live_plan() else (planned, admitted, resized):
             decided = _first(context.ledger, named, decided)
@@ -84,7 +84,9 @@ def why_incident(context: Context, incident_id: str, reader: Reader) -> Json:
     incident = read_incidents.load_incident(context.ledger, incident_id)
     sees_all = reader.sees_all_of(incident, context.ledger)
     decided = [
-        each for each in _decisions(context.ledger, incident_id) if sees_all or each.kind in disclosure.NODE_KINDS
+        decision
+        for decision in _decisions(context.ledger, incident_id)
+        if sees_all or decision.kind in disclosure.NODE_KINDS
     ]
     jobs = read_incidents.load_affected_jobs(context.ledger, incident)
     return {
@@ -240,7 +242,7 @@ def _incident_next(incident: Incident, *, needs: bool) -> str | None:
 def _decisions(ledger: Ledger, subject: str) -> list[Decision]:
     """Return the latest decisions, newest first. Decisions about grace periods come last, because they are a detail."""
     page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=10, newest_first=True)
-    return sorted((rows.read(row, Decision) for row in page.rows), key=lambda each: each.kind == "DRAIN")
+    return sorted((rows.read(row, Decision) for row in page.rows), key=lambda decision: decision.kind == "DRAIN")
 
 
 def _why_pending(decided: list[Decision], planned: str, latest: Attempt | None) -> Decision | None:
@@ -249,17 +251,17 @@ def _why_pending(decided: list[Decision], planned: str, latest: Attempt | None) 
     An admission belongs to the attempt that it started, and so does every decision before it.
     """
     found = [
-        each
-        for each in decided
-        if each.decision_id == planned
+        decision
+        for decision in decided
+        if decision.decision_id == planned
         or (
-            each.kind in ("ADMISSION", "PLACEMENT", "RESIZE")
-            and each.action != Action.ADMIT
-            and (latest is None or each.decided_at > latest.admitted_at)
+            decision.kind in ("ADMISSION", "PLACEMENT", "RESIZE")
+            and decision.action != Action.ADMIT
+            and (latest is None or decision.decided_at > latest.admitted_at)
         )
     ]
     # The reason of the wait also names pools to rent from, and belongs to the same cycle.
-    return max(found, key=lambda each: (each.kind != "PLACEMENT", each.decided_at), default=None)
+    return max(found, key=lambda decision: (decision.kind != "PLACEMENT", decision.decided_at), default=None)
 
 
 def _first(ledger: Ledger, decision_id: str, others: list[Decision]) -> list[Decision]:
@@ -279,7 +281,7 @@ def _changes(ledger: Ledger, decision: Decision) -> list[Json]:
             break
         if facts.quota is not None:
             found = smallest_changes(facts.quota, facts.now.timestamp())
-            return [each.model_dump(mode="json", by_alias=True, exclude_defaults=True) for each in found]
+            return [change.model_dump(mode="json", by_alias=True, exclude_defaults=True) for change in found]
         others = _decisions(ledger, facts.blocked_by) if facts.blocked_by else []
         if not others:
             break

@@ -88,7 +88,7 @@ def shown(placed: PlacementDecision, now: datetime) -> Json:
 
 
 def _row(row: PoolCost, placed: PlacementDecision, now: datetime) -> Json:
-    candidate = next(each for each in placed.facts.candidates if each.pool.name == row.pool)
+    candidate = next(pool for pool in placed.facts.candidates if pool.pool.name == row.pool)
     return {
         "pool": row.pool,
         "cluster": candidate.pool.cluster,

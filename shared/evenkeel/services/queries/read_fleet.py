@@ -274,7 +274,7 @@ def _cordons(ledger: Ledger, nodes: Iterable[FleetNode]) -> list[Json]:
     """Return the nodes that people cordoned through Evenkeel, the newest first."""
     known = person_cordons.load(ledger)
     found = [(known[node.life.key], node) for node in nodes if node.life.key in known] if known else []
-    found.sort(key=lambda each: each[0].at, reverse=True)
+    found.sort(key=lambda pair: pair[0].at, reverse=True)
     return [
         {"instanceId": node.life.instance_id, "name": node.node_name, "pool": node.pool, **_cordon(cordon)}
         for cordon, node in found[:_MAX_SHOWN]
@@ -359,8 +359,10 @@ class _JobCache:
 
     def __init__(self, ledger: Ledger, work: Mapping[JobState, _JobCounts]) -> None:
         self._ledger = ledger
-        self._known: dict[str, Row | None] = {row.doc["jobId"]: row for each in work.values() for row in each["rows"]}
-        self._lookups = _MAX_INTERRUPTED if any(each["is_lower_bound"] for each in work.values()) else 0
+        self._known: dict[str, Row | None] = {
+            row.doc["jobId"]: row for lookup in work.values() for row in lookup["rows"]
+        }
+        self._lookups = _MAX_INTERRUPTED if any(lookup["is_lower_bound"] for lookup in work.values()) else 0
         self._is_whole = not self._lookups
         self.is_cut = False
 
@@ -401,7 +403,7 @@ def _unresolved(
         is_lower_bound |= more and context.now - newest[-1].opened_at < read_incidents.FRESH_FOR
     if not has_older:
         return found, is_lower_bound
-    docs = (row.doc for each in work.values() for row in each["rows"])
+    docs = (row.doc for lookup in work.values() for row in lookup["rows"])
     named = {node.incident_id for node in nodes} | {(doc.get("resumePlan") or {}).get("incidentId") for doc in docs}
     known = {incident.incident_id for incident in (*found, *others)}
     older = sorted({name for name in named if name} - known, reverse=True)
@@ -422,7 +424,9 @@ def _next(incidents: _Incidents, unhealthy: Mapping[str, UnhealthyNode]) -> str 
 def _outages(working: Iterable[Incident]) -> list[Json]:
     """Return the shared causes that block repairs, the largest first. Each is one headline."""
     barred: dict[str, list[Incident]] = defaultdict(list)
-    for incident in sorted(working, key=lambda each: (each.opened_at, each.incident_id)):
+    for incident in sorted(
+        working, key=lambda listed_incident: (listed_incident.opened_at, listed_incident.incident_id)
+    ):
         if incident.block and incident.block.cause and not incident.is_drill:
             barred[incident.block.cause].append(incident)
     return [_outage(cause, barred[cause]) for cause in sorted(barred, key=lambda each: (-len(barred[each]), each))]
@@ -563,8 +567,8 @@ def _unmanaged_summary(context: Context) -> Json:
     found = read_jobs.list_unmanaged(context)["items"]
     return {
         "workloads": len(found),
-        "pods": sum(each["pods"] for each in found),
-        "gpus": sum(each["accelerators"] for each in found),
+        "pods": sum(workload["pods"] for workload in found),
+        "gpus": sum(workload["accelerators"] for workload in found),
     }
 
 

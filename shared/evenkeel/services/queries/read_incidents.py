@@ -71,7 +71,7 @@ def show_incident(context: Context, incident_id: str, reader: Reader) -> Json:
             there := with_jobs(context.ledger, [incident])[0], load_affected_jobs(context.ledger, there)
         ),
         "took": stage_seconds(incident.stages),
-        "evidence": [_evidence(each) for each in evidence],
+        "evidence": [_evidence(item) for item in evidence],
         "decisions": decisions_about(context.ledger, incident_id, reader.sees_all_of(incident, context.ledger)),
         "execution": incident.execution_name,
     }
@@ -296,10 +296,10 @@ def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
     Attempts that were lost or failed there since about the first signal count, too.
     """
     listed = list(incidents)
-    blind = [each for each in listed if not each.affected_jobs and not _has_found_jobs(each)]
+    blind = [incident for incident in listed if not incident.affected_jobs and not _has_found_jobs(incident)]
     if not blind:
         return listed
-    since = min(each.first_signal_at for each in blind) - _ATTRIBUTION_WINDOW
+    since = min(incident.first_signal_at for incident in blind) - _ATTRIBUTION_WINDOW
     found, _ = pagination.everything(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=_MAX_ATTEMPTS)
     ended, _ = pagination.everything(ledger, Table.JOBS, "ATTEMPT#ENDED", at_most=_MAX_ATTEMPTS, newest_first=True)
     attempts = [rows.read(row, Attempt) for row in (*found, *ended)]
@@ -311,7 +311,10 @@ def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
         if attempt.ended_at is None or was_interrupted:
             for life in attempt.nodes:
                 there[life.key][attempt.job_id] = AffectedJob(job_id=attempt.job_id, attempt=attempt.attempt)
-    return [each.but(affected_jobs=tuple(there[each.life.key].values())) if each in blind else each for each in listed]
+    return [
+        incident.but(affected_jobs=tuple(there[incident.life.key].values())) if incident in blind else incident
+        for incident in listed
+    ]
 
 
 def _has_found_jobs(incident: Incident) -> bool:

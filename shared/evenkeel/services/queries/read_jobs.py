@@ -88,10 +88,10 @@ def _check_names(asked: Filter, reader: Reader, classes: Collection[str]) -> Non
 def list_unmanaged(context: Context) -> Json:
     """Return the workloads with accelerators that Evenkeel did not start, as the last sweep saw them."""
     found = (context.ledger.get(fleet_rows.unmanaged_workloads_key(cluster)) for cluster in context.site.clusters)
-    listed = [UnmanagedWorkload.model_validate(each) for row in found if row for each in row.doc["workloads"]]
+    listed = [UnmanagedWorkload.model_validate(workload) for row in found if row for workload in row.doc["workloads"]]
     adopted = context.policy.adoption.namespaces
-    said = (fault_consequence(each, by_policy=each.namespace in adopted) for each in listed)
-    items = [each.to_json() | {"says": text} for each, text in zip(listed, said, strict=True)]
+    said = (fault_consequence(workload, by_policy=workload.namespace in adopted) for workload in listed)
+    items = [workload.to_json() | {"says": text} for workload, text in zip(listed, said, strict=True)]
     return {"items": items, "nextPageToken": None}
 
 
@@ -131,7 +131,7 @@ def show_job(context: Context, job_id: str, reader: Reader) -> Json:
         # The values may be secret; the names show what was set.
         "envNames": sorted(spec.env),
         "pools": [choice.to_json() for choice in spec.pools],
-        "tolerations": [each.to_pod() for each in spec.tolerations],
+        "tolerations": [toleration.to_pod() for toleration in spec.tolerations],
         "checkpoint": submitted["checkpoint"] | {"claim": spec.checkpoint_claim or None},
         "namespace": job.namespace,
         "serviceAccount": job.service_account or None,

@@ -86,13 +86,16 @@ def _estimate(job: Job, ahead: Sequence[Any], context: Context) -> Json | None:
     if check_fit.why_never(job, check_fit.read_fleet(job.cluster, context.ledger), setup, context.policy, context.now):
         return None
     capacities = reserve_rented_nodes(_node_capacity(context.ledger, charges), (), context.policy.burst.pools)
-    free = sum(each.free.accelerators for each in capacities if each.is_open and not each.reserved_for)
+    free = sum(capacity.free.accelerators for capacity in capacities if capacity.is_open and not capacity.reserved_for)
     if job.queue in setup.by_name:
         free = min(free, _free_quota(job.queue, setup, charges))
-        charges = tuple(each for each in charges if (each.queue or each.team) == job.queue)
+        charges = tuple(charge for charge in charges if (charge.queue or charge.team) == job.queue)
     found = estimate_start(
         free,
-        [(each.accelerators, (context.now - (each.admitted_at or context.now)).total_seconds()) for each in charges],
+        [
+            (charge.accelerators, (context.now - (charge.admitted_at or context.now)).total_seconds())
+            for charge in charges
+        ],
         [_accelerators(row.doc["spec"]) for row in ahead],
         job.spec.nodes * job.spec.accelerators_per_node,
         runs,
@@ -162,7 +165,7 @@ def plan(spec: JobSpec, requester: check_role.Requester, context: Context) -> Js
     others = _heads(context.ledger, setup, context.policy.scheduling.heads_per_cycle)
     shares = NodeShares(capacities, context.policy.burst.pools)
     pending = tuple(
-        request_facts.admission_request(each, shares, context.policy, context.now) for each in (*others, job)
+        request_facts.admission_request(other, shares, context.policy, context.now) for other in (*others, job)
     )
     memory = _scheduler_state(setup, context.ledger)
     own = setup.but(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
@@ -180,14 +183,14 @@ def plan(spec: JobSpec, requester: check_role.Requester, context: Context) -> Js
         used=read_usage.run(setup, context),
     )
     decisions = decide_with_sizes(queue, context.policy, context.now)
-    decided = next(each for each in decisions if each.job_id == _PLANNED)
+    decided = next(decision for decision in decisions if decision.job_id == _PLANNED)
     if not capacities:
         unread = "No sweep has read the fleet yet, so Evenkeel does not know where the job could start."
         decided = decided.model_copy(update={"action": Action.WAIT, "reason": unread, "alternatives": ()})
     ahead = sorted(
-        (each for each in others if job_rows.queue_order(each) < job_rows.queue_order(job)), key=job_rows.queue_order
+        (other for other in others if job_rows.queue_order(other) < job_rows.queue_order(job)), key=job_rows.queue_order
     )
-    position = sum(each.queue == job.queue for each in ahead) + 1
+    position = sum(other.queue == job.queue for other in ahead) + 1
     placement = plan_placement.run(job, decided, capacities, charges, ahead, left, context) if capacities else None
     return _plan_document(job, position=position, decided=decided, placement=placement)
 
@@ -218,7 +221,10 @@ def _shown(decided: AdmissionDecision) -> Json:
         "nodes": list(decided.node_names),
         "quota": decided.use,
         "victims": [victim.to_json() for victim in decided.victims],
-        "considered": [{"option": each.option, "whyNot": each.why_not or None} for each in decided.alternatives],
+        "considered": [
+            {"option": alternative.option, "whyNot": alternative.why_not or None}
+            for alternative in decided.alternatives
+        ],
     }
 
 

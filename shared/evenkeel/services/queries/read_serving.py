@@ -27,7 +27,7 @@ def list_serving(ledger: Ledger) -> list[Json]:
 
 def _rentals(memory: ServingState, unsettled: list[Rental], ledger: Ledger) -> list[Rental]:
     last = range(max(1, memory.rentals - _LAST + 1), memory.rentals + 1)
-    found = {each.number: each for each in unsettled if each.job_id == memory.holder_id}
+    found = {rental.number: rental for rental in unsettled if rental.job_id == memory.holder_id}
     for row in (ledger.get(job_rows.rental_key(memory.holder_id, number)) for number in last):
         if row is not None:
             rental = rows.read(row, Rental)
@@ -44,5 +44,5 @@ def _shown(memory: ServingState, rentals: list[Rental]) -> Json:
         "name": memory.name,
         "reason": note.text if note else None,
         "decisionId": (note.decision_id or None) if note else None,
-        "rentals": [read_jobs.shown_rental(each) for each in rentals],
+        "rentals": [read_jobs.shown_rental(rental) for rental in rentals],
     }

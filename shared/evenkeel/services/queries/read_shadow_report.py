@@ -73,14 +73,14 @@ def show(context: Context, asked: Filter, page: pagination.Request) -> Json:
     read = _read_incidents(context, since)
     judged = _judged(context, read.incidents, asked)
     items, token = _page_of(judged, page)
-    oldest = min((each.opened_at for each in read.incidents), default=None)
+    oldest = min((incident.opened_at for incident in read.incidents), default=None)
     return {
         "since": rfc3339(since if read.is_complete or oldest is None else oldest),
         "until": rfc3339(context.now),
         "pool": asked.pool or None,
         "isComplete": read.is_complete,
         "summary": summary_of(judged, asked.terms).to_json(),
-        "items": [each.to_json() for each in items],
+        "items": [item.to_json() for item in items],
         "nextPageToken": token or None,
     }
 
@@ -92,17 +92,19 @@ def _read_incidents(context: Context, since: datetime) -> _Read:
     while True:
         answer = pagination.newest_first(context.ledger, Table.INCIDENTS, partitions, request)
         listed = [rows.read(row, Incident) for row in answer.rows]
-        recent = [each for each in listed if each.opened_at >= since]
+        recent = [incident for incident in listed if incident.opened_at >= since]
         found += recent
         is_complete = len(recent) < len(listed) or not answer.next_token
         if is_complete or len(found) >= MAX_INCIDENTS:
-            return _Read(tuple(sorted(found, key=lambda each: each.opened_at)), is_complete)
+            return _Read(tuple(sorted(found, key=lambda incident: incident.opened_at)), is_complete)
         request = pagination.Request(_PAGE, answer.next_token)
 
 
 def _judged(context: Context, incidents: Sequence[Incident], asked: Filter) -> list[JudgedCase]:
-    decisions = [decision for each in incidents if (decision := shadow_decision(each)) is not None]
-    wanted = [each for each in decisions if asked.pool in ("", each.pool)]
+    decisions = [
+        decision for listed_incident in incidents if (decision := shadow_decision(listed_incident)) is not None
+    ]
+    wanted = [decision for decision in decisions if asked.pool in ("", decision.pool)]
     cases = cases_of(wanted, asked.terms.window)
     by_node: dict[str, list[Incident]] = defaultdict(list)
     for incident in incidents:
@@ -133,10 +135,10 @@ def _load_nodes(
     """Read the records of all nodes of the cases, a hundred rows at a time."""
     wanted = {decision.node: by_node[decision.node] for decision, _ in cases}
     keys = {
-        incident_rows.aftermath_key(each.incident_id): name
+        incident_rows.aftermath_key(incident.incident_id): name
         for name, incidents in wanted.items()
-        for each in incidents
-        if shadow_decision(each) is not None
+        for incident in incidents
+        if shadow_decision(incident) is not None
     }
     fleet = {
         name: fleet_rows.node_key(incidents[0].life.cluster, incidents[0].life.instance_id)
@@ -159,11 +161,14 @@ def _load_nodes(
 
 
 def _case(decision: ShadowDecision, every: Sequence[ShadowDecision], node: _NodeRecords) -> ShadowCase:
-    acted = next((each for each in node.incidents if _has_acted(each) and each.opened_at >= decision.decided_at), None)
+    acted = next(
+        (incident for incident in node.incidents if _has_acted(incident) and incident.opened_at >= decision.decided_at),
+        None,
+    )
     ended = f"Evenkeel itself has acted on the node since {acted.incident_id}." if acted else ""
     return ShadowCase(
         decision=decision,
-        incident_ids=tuple(each.incident_id for each in every),
+        incident_ids=tuple(decision.incident_id for decision in every),
         events=_events(decision, node),
         known_until=acted.opened_at if acted else node.now,
         ended=ended,
@@ -175,7 +180,7 @@ def _has_acted(incident: Incident) -> bool:
 
 
 def _events(decision: ShadowDecision, node: _NodeRecords) -> tuple[NodeEvent, ...]:
-    events = [event for each in node.aftermaths for event in each.events]
+    events = [event for aftermath in node.aftermaths for event in aftermath.events]
     for incident in node.incidents:
         events += _events_of_incident(incident)
     return (*events, *_events_of_row(decision, node, events))
@@ -202,8 +207,8 @@ def _events_of_row(decision: ShadowDecision, node: _NodeRecords, known: Iterable
     seen = node.fleet
     if seen is None:
         return []
-    kinds = {each.kind for each in known}
-    boots = {each.boot_id for each in node.incidents if each.boot_id}
+    kinds = {event.kind for event in known}
+    boots = {incident.boot_id for incident in node.incidents if incident.boot_id}
     # Without a known reboot, another boot id hides a repair at an unknown time.
     is_same_boot = NodeEventKind.REBOOTED in kinds or not seen.boot_id or boots <= {seen.boot_id}
     takes_work = not (seen.is_cordoned or seen.marks or seen.repaired_by) and is_same_boot
@@ -225,7 +230,7 @@ def _events_of_row(decision: ShadowDecision, node: _NodeRecords, known: Iterable
 def _page_of(judged: Iterable[JudgedCase], page: pagination.Request) -> tuple[list[JudgedCase], str]:
     ordered = sorted(judged, key=_place, reverse=True)
     after = _read_token(page.token)
-    rest = [each for each in ordered if after is None or _place(each) < after]
+    rest = [case for case in ordered if after is None or _place(case) < after]
     shown = rest[: page.size]
     return shown, _write_token(_place(shown[-1])) if len(rest) > len(shown) else ""
 

@@ -76,7 +76,7 @@ def use_by_team(setup: TeamSetup, charges: Iterable[Charge]) -> Mapping[str, Amo
     """Return the use of quota by the jobs of each team."""
     found = setup.queues
     queues = {queue.name: queue for queue in found.queues}
-    flavors = {each.name: flavor_matching.with_labels(each) for each in found.flavors}
+    flavors = {flavor.name: flavor_matching.with_labels(flavor) for flavor in found.flavors}
     use: dict[str, Amounts] = defaultdict(dict)
     for charge in charges:
         queue = queues.get(charge.queue or charge.team)

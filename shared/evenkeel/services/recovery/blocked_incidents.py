@@ -30,7 +30,8 @@ def released_incidents(
             evidence.
     """
     return released_actions(
-        [_blocked_action(each, fleet, looks_healthy) for each in waiting], fleet.context.policy.repair.guardrails
+        [_blocked_action(incident, fleet, looks_healthy) for incident in waiting],
+        fleet.context.policy.repair.guardrails,
     )
 
 

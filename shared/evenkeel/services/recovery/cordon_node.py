@@ -119,7 +119,8 @@ def _register_cordon(incident: Incident, context: Context) -> GuardrailVerdict:
         entry = guarded.entry(incident, context.now)
         # An entry of an earlier incident is about to be removed, so it does not belong to this incident.
         is_in = any(
-            (each.life, each.incident_id) == (entry.life, entry.incident_id) for each in guarded.register.entries
+            (register_entry.life, register_entry.incident_id) == (entry.life, entry.incident_id)
+            for register_entry in guarded.register.entries
         )
         if not verdict.allowed or is_in:
             return verdict

@@ -153,7 +153,7 @@ def find_affected_jobs(incident: Incident, context: Context) -> tuple[AffectedJo
         if any(life.key == incident.life.key for life in attempt.nodes):
             candidates.add((attempt.job_id, attempt.attempt))
     affected = [AffectedJob(job_id=job, attempt=number) for job, number in sorted(candidates)]
-    return tuple(each for each in affected if _is_affected(each, incident, context))
+    return tuple(job for job in affected if _is_affected(job, incident, context))
 
 
 def _live(ledger: Ledger) -> Iterator[Attempt]:
@@ -223,7 +223,10 @@ def _excuse_failure(incident: Incident, affected: AffectedJob, context: Context)
         current, version = incident_record.load(context.ledger, incident.incident_id)
         if affected not in current.affected_jobs:
             return
-        noted = tuple(each.but(is_failure_excused=True) if each == affected else each for each in current.affected_jobs)
+        noted = tuple(
+            affected_job.but(is_failure_excused=True) if affected_job == affected else affected_job
+            for affected_job in current.affected_jobs
+        )
         subject = incident.incident_id
         text = f"The node caused the failure of attempt {affected.attempt}, not the application ({subject})."
         try:

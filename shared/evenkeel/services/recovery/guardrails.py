@@ -127,9 +127,14 @@ class GuardrailInputs:
         if act in REPAIRS:
             boot_seconds = self.context.policy.watch.first_boot_grace_seconds
             faulty = [
-                NodeFailure(each.life.key, each.pool, each.opened_at, self._is_still_faulty(each))
-                for each in self.faulty
-                if incident.is_drill or not each.is_drill
+                NodeFailure(
+                    listed_incident.life.key,
+                    listed_incident.pool,
+                    listed_incident.opened_at,
+                    self._is_still_faulty(listed_incident),
+                )
+                for listed_incident in self.faulty
+                if incident.is_drill or not listed_incident.is_drill
             ]
             facts = facts.but(
                 causes=shared_causes(

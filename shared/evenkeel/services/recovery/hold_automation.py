@@ -119,7 +119,7 @@ def release(request: ReleaseRequest, context: Context) -> Json:
     if request.cause:
         return _end_cause(request, context)
     row = context.ledger.get(fleet_rows.hold_key())
-    scopes = {each.scope for each in (rows.read(row, Holds).at(context.now) if row else ())}
+    scopes = {active.scope for active in (rows.read(row, Holds).at(context.now) if row else ())}
     if (request.pool, request.instance_id) not in scopes:
         is_new = (
             _first_answer(

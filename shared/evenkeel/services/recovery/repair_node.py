@@ -257,7 +257,7 @@ def _load_group(incident: Incident, requests: tuple[RepairRequest, ...], context
     instance_id = incident.life.instance_id
     is_instance = INSTANCE_ID.fullmatch(instance_id) is not None
     member = context.node_groups.member(instance_id) if is_instance else None
-    recorded = next((each.group for each in reversed(requests) if each.group), "")
+    recorded = next((request.group for request in reversed(requests) if request.group), "")
     group = context.node_groups.group(recorded) if recorded and member is None else None
     return group_facts(instance_id, incident.life.cluster, member, group, requests, now=context.now)
 
@@ -434,8 +434,10 @@ def _record_answer(incident: Incident, ask: RepairRequest, answer: str, ledger: 
             return
         lease = rows.read(row, RepairLease)
         asks = tuple(
-            each.but(answer=answer) if (each.requested_at, each.rung) == (ask.requested_at, ask.rung) else each
-            for each in lease.requests
+            request.but(answer=answer)
+            if (request.requested_at, request.rung) == (ask.requested_at, ask.rung)
+            else request
+            for request in lease.requests
         )
         ledger.commit(Put(fleet_rows.lease_row(lease.but(requests=asks), row.version, is_drill=incident.is_drill)))
 

@@ -105,7 +105,7 @@ def _answer(request: Request, jobs: tuple[str, ...], record: Decision | None, ou
         "dryRun": True,
         "outcome": outcome,
         "reason": reason,
-        "alternatives": [each.to_json() for each in record.alternatives] if record else [],
+        "alternatives": [alternative.to_json() for alternative in record.alternatives] if record else [],
         "decisionId": record.decision_id if record else None,
         "jobs": list(jobs),
     }

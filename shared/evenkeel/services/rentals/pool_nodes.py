@@ -11,13 +11,13 @@ from evenkeel.services.storage import job_rows, rows
 
 def others_in_pool(rental: Rental, context: Context) -> tuple[Rental, ...]:
     """Return the other rentals of the current offer's pool."""
-    return tuple(each for each in _in_pool(rental, context) if each.name != rental.name)
+    return tuple(other for other in _in_pool(rental, context) if other.name != rental.name)
 
 
 def _in_pool(rental: Rental, context: Context) -> tuple[Rental, ...]:
     place = (rental.offer.cluster, rental.offer.pool)
     return tuple(
-        each for each in rentals.load(context.ledger).rentals if (each.offer.cluster, each.offer.pool) == place
+        other for other in rentals.load(context.ledger).rentals if (other.offer.cluster, other.offer.pool) == place
     )
 
 
@@ -48,9 +48,9 @@ def set_limit(rental: Rental, context: Context) -> LimitResult:
     """Set a pool's limit to the nodes that are rented from it, without refused offers and ending rentals."""
 
     def rented() -> tuple[int, int]:
-        there = [each for each in _in_pool(rental, context) if each.state.serves and not each.offer.refused]
-        nodes = sum(each.nodes for each in there)
-        return nodes, sum(each.nodes * each.offer.accelerators_per_node for each in there)
+        there = [other for other in _in_pool(rental, context) if other.state.serves and not other.offer.refused]
+        nodes = sum(other.nodes for other in there)
+        return nodes, sum(other.nodes * other.offer.accelerators_per_node for other in there)
 
     return context.cluster.set_pool_limit(rental.offer.cluster, rental.offer.pool, rented)
 
@@ -82,10 +82,10 @@ def return_unassigned(rental: Rental, context: Context) -> tuple[NodeClaim, ...]
         The claims that were deleted.
     """
     offer, others = rental.offer, others_in_pool(rental, context)
-    taken = {name for each in others if each.state is not RentalState.ENDING for name in each.node_names}
+    taken = {name for other in others if other.state is not RentalState.ENDING for name in other.node_names}
     keeps_own = rental.state is RentalState.READY
     own = {*rental.node_names, *(offer.joined_node_names if not keeps_own else ())}
-    others_wait = any(each.state is RentalState.OPENING and not each.offer.refused for each in others)
+    others_wait = any(other.state is RentalState.OPENING and not other.offer.refused for other in others)
     found = []
     for claim in context.cluster.claims(offer.cluster, offer.pool):
         if claim.node_name and claim.node_name in taken:

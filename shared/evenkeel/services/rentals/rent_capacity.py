@@ -198,7 +198,7 @@ def _why_not_rented(case: _StepCase) -> str:
         return f"Mode is {case.context.mode}: Evenkeel rents nothing."
     limits = spend_limits(rental.team, rentals.load(case.context.ledger).allocations, policy.burst)
     for scope, spent, cap in limits.exceeded_caps(rental.team):
-        most, rate = (money.format_usd(each * 3600) for each in (cap, spent))
+        most, rate = (money.format_usd(rate_micros * 3600) for rate_micros in (cap, spent))
         return (
             f"{scope[0].upper()}{scope[1:]} may rent for at most {most} an hour; this rental would bring it to {rate}."
         )
@@ -220,7 +220,7 @@ def _why_unwanted(case: _StepCase) -> str:
         return why_not_needed(rental, case.job)
     # The pods first: a pod that finds a node between the reads is seen without a node, or with a node that is listed.
     pods, nodes = context.cluster.pods(case.cluster_name), context.cluster.nodes(case.cluster_name)
-    own = [each for each in rentals.load(context.ledger).rentals if each.job_id == rental.job_id]
+    own = [other for other in rentals.load(context.ledger).rentals if other.job_id == rental.job_id]
     return why_node_not_needed(rental, own, context.policy.scheduling.serving, pods, nodes)
 
 
@@ -270,7 +270,7 @@ def _hand_over(case: _StepCase) -> Outcome:
     if unwanted:
         return Outcome(outcome=RentOutcome.NOT_WANTED, reason=unwanted)
     others = pool_nodes.others_in_pool(rental, context)
-    taken = {name for each in others for name in each.node_names}
+    taken = {name for other in others for name in other.node_names}
     joined = joined_nodes(rental, context.cluster.nodes(case.cluster_name), taken)
     usable = [node.name for node in joined if is_usable(node, rental.offer)]
     if len(usable) < rental.nodes:

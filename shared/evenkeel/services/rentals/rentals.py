@@ -80,7 +80,7 @@ def read_attempts(ledger: Ledger, jobs: Iterable[Job]) -> tuple[Attempt, ...]:
 
 def serving_states(registered: Iterable[ServingWorkload], ledger: Ledger) -> dict[str, tuple[ServingState, int]]:
     """Return the stored state of each Deployment that nodes may be rented for, by its id, with its row's version."""
-    names = [holder_id(each) for each in registered if each.rents_from]
+    names = [holder_id(workload) for workload in registered if workload.rents_from]
     stored = (
         (rows.read(row, ServingState), row.version)
         for row in get_all(ledger, map(job_rows.serving_key, names)).values()
@@ -113,7 +113,7 @@ def budget_left_beside(rental: Rental, context: Context) -> int | None:
     only = setup.but(teams=(team,))
     rented = load(context.ledger).rentals
     charges = read_charges.held(context.ledger)
-    others = [each for each in rented if each.name != rental.name]
+    others = [other for other in rented if other.name != rental.name]
     return remaining_by_team(
         only, spent_by_period(only, context, rented), charges, others, context.policy.economy, context.now
     )[team.name]

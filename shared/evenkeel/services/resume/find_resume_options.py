@@ -82,7 +82,7 @@ def run(
     fleet = _load_fleet(interrupted, nodes, in_use, setup, context)
     preemption_victims, no_preemption = _find_preemption_victims(interrupted, fleet, context.policy, context.now)
     renting, no_rent = _find_rental(interrupted, fleet, context)
-    return ResumeOffers(renting, preemption_victims, tuple(each for each in (no_preemption, no_rent) if each))
+    return ResumeOffers(renting, preemption_victims, tuple(offer for offer in (no_preemption, no_rent) if offer))
 
 
 _NO_TEAMS = "not available here: no teams are set up, so there is no preemption"
@@ -171,9 +171,9 @@ def _remaining_rentals(interrupted: InterruptedJob, rented: RentalBook) -> Renta
     """Return the rentals that remain after the fault. A rental that lost a node is returned as a whole."""
     return rented._replace(
         rentals=tuple(
-            each
-            for each in rented.rentals
-            if (each.job_id, interrupted.faulty_node in each.node_names) != (interrupted.job.job_id, True)
+            rental
+            for rental in rented.rentals
+            if (rental.job_id, interrupted.faulty_node in rental.node_names) != (interrupted.job.job_id, True)
         )
     )
 
@@ -221,7 +221,7 @@ def _queue_heads(job: Job, setup: TeamSetup, kept: Iterable[str], context: Conte
     listed = {row.key: row for page in pages for row in page.rows}
     behind = [key for key in map(job_rows.job_key, kept) if key not in listed]
     found = (rows.read(row, Job) for row in (*listed.values(), *get_all(context.ledger, behind).values()))
-    return tuple(each for each in found if each.job_id != job.job_id and each.state is JobState.PENDING)
+    return tuple(other for other in found if other.job_id != job.job_id and other.state is JobState.PENDING)
 
 
 # ---------------------------------------------------------------- preemption victims
@@ -246,11 +246,11 @@ def _find_preemption_victims(
         return (), _unavailable(ResumeOption.PREEMPT, _NO_TEAMS)
     job = _as_waiting(interrupted, ResumeOption.PREEMPT, now)
     decisions = _decide((*fleet.waiting, job), fleet.queue, policy, now)
-    decided = next(each for each in decisions if each.job_id == interrupted.job.job_id)
+    decided = next(decision for decision in decisions if decision.job_id == interrupted.job.job_id)
     if decided.action is Action.ADMIT:
         return (), _unavailable(ResumeOption.PREEMPT, f"no job must stop for it: {decided.reason}")
     charges = {charge.job_id: charge for charge in fleet.queue.charges}
-    victims = [(charges[each.job_id], fleet.holders.get(each.job_id)) for each in decided.victims]
+    victims = [(charges[victim.job_id], fleet.holders.get(victim.job_id)) for victim in decided.victims]
     if not victims:
         return (), _unavailable(ResumeOption.PREEMPT, f"no job may be preempted for it: {decided.reason}")
     return tuple(_preemption_candidate(charge, holder, policy, now) for charge, holder in victims), None
@@ -289,7 +289,7 @@ def _find_rental(
         context.now,
         fleet.queue.capacities,
         fleet.queue.charges,
-        {each.job_id: each.spec.priority_class for each in fleet.holders.values()},
+        {holder.job_id: holder.spec.priority_class for holder in fleet.holders.values()},
         (job, *fleet.waiting),  # a recovery goes first
         fleet.rented,
         rentals.read_shortages(context.ledger)[0],
@@ -302,7 +302,7 @@ def _find_rental(
         return RentOption(placement=placement), None
     if not price and placed.action is not PlacementAction.RENT:
         return None, _unavailable(option, f"{_NO_PRICE}, and the job meets its deadline without renting")
-    pool = next(each for each in context.policy.burst.pools if each.name == row.pool)
+    pool = next(rented_pool for rented_pool in context.policy.burst.pools if rented_pool.name == row.pool)
     with_rented = (*fleet.queue.capacities, *nodes_to_rent(job, pool, context.now))
     jobs = (*fleet.waiting, job.but(cluster=pool.cluster))
     decisions = _decide(jobs, fleet.queue._replace(capacities=with_rented), context.policy, context.now)

@@ -262,7 +262,7 @@ def _rollback_writes(
             requested_at=context.now,
         )
     taken = planned.but(stop_request=stop or planned.stop_request, rollbacks=planned.rollbacks + 1)
-    moved = tuple(each.but(attempt=attempt.attempt) if each == affected else each for each in current.affected_jobs)
+    moved = tuple(job.but(attempt=attempt.attempt) if job == affected else job for job in current.affected_jobs)
     return [
         Put(job_rows.job_row(taken, put.row.version)),
         Put(incident_rows.incident_row(current.but(affected_jobs=moved), version)),
@@ -329,7 +329,7 @@ def _page_suspect_job(
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if affected not in current.affected_jobs:
             return None
-        noted = tuple(each.but(suspect_attempt=attempt) if each == affected else each for each in current.affected_jobs)
+        noted = tuple(job.but(suspect_attempt=attempt) if job == affected else job for job in current.affected_jobs)
         text = f"{affected.job_id} keeps running. {rollback.reason} A person must check it."
         line = incident_record.timeline_put(
             current.incident_id, "job", text, at=context.now, writer=WRITER, decision_id=record.decision_id
@@ -355,7 +355,7 @@ def _past_incidents(ledger: Ledger, *, is_drill: bool) -> tuple[Incident, ...]:
     state = f"INC#{IncidentState.RECOVERED}"
     listed = every(lambda cursor: ledger.by_state(Table.INCIDENTS, state, cursor=cursor, newest_first=True))
     found = (rows.read(row, Incident) for row in itertools.islice(listed, _MAX_INCIDENTS_READ))
-    of_its_kind = (each for each in found if each.is_drill is is_drill)
+    of_its_kind = (incident for incident in found if incident.is_drill is is_drill)
     return tuple(itertools.islice(of_its_kind, _MAX_INCIDENT_SAMPLES))
 
 

@@ -81,7 +81,7 @@ def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Cont
 
 def note_cursors(cursors: QueueCursors, row: Row, context: Context) -> None:
     """Store where the next cycle reads on. Idempotent: yes; if another cycle was first, its cursors stay."""
-    barriers = {"barriers": [list(each) for each in cursors.barriers]} if cursors.barriers else {}
+    barriers = {"barriers": [list(barrier) for barrier in cursors.barriers]} if cursors.barriers else {}
     doc = {"cursors": dict(cursors.next_page), **barriers}
     if (row.doc or {"cursors": {}}) != doc:
         with contextlib.suppress(Conflict):
@@ -320,8 +320,8 @@ def _commit_departure(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, con
 def _commit_reservation_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
     """Ask jobs to leave nodes whose reservation ends. Idempotent: yes, a job that was asked is not asked again."""
     parts = [
-        drain_reservations.stop_group(each, *loaded.stored(each.facts.candidate.job_id), context)
-        for each in plan.reservation_stops
+        drain_reservations.stop_group(stop, *loaded.stored(stop.facts.candidate.job_id), context)
+        for stop in plan.reservation_stops
     ]
 
     def commit(some: Sequence[batches.WriteGroup]) -> None:

@@ -166,12 +166,12 @@ def _read_next_pages(
         limit = heads * _PAGES_PER_CYCLE
         page = ledger.by_state(Table.JOBS, _PENDING, prefix=_prefix(team), limit=limit, cursor=cursor)
         # The queue of each team is read by itself.
-        found += [each.key for each in page.rows if team or each.doc.get("queue", "") not in setup.by_name]
+        found += [row.key for row in page.rows if team or row.doc.get("queue", "") not in setup.by_name]
         if page.cursor:
             stopped[team] = page.cursor
         if team == ALL_JOBS and not setup.has_teams:
             cursors = cursors._replace(
-                page=frozenset(str(each.doc["jobId"]) for each in page.rows),
+                page=frozenset(str(row.doc["jobId"]) for row in page.rows),
                 page_cursor=cursor,
                 barriers=tuple((str(name), str(at)) for name, at in row.doc.get("barriers", ())),
             )
@@ -191,7 +191,9 @@ def _read_queues_further(loaded: LoadedCycle, teams: Iterable[str], context: Con
         )
         found = _read_jobs(context.ledger, (row.key for row in page.rows))
         # A job whose charge this cycle still sees as held was settled since. The next cycle decides about it.
-        waiting = {name: each for name, each in found.items() if each[0].state is JobState.PENDING and name not in held}
+        waiting = {
+            name: entry for name, entry in found.items() if entry[0].state is JobState.PENDING and name not in held
+        }
         pending |= _jobs_of(waiting)
         versions |= _versions_of(waiting)
         if cursors is not None and team == ALL_JOBS:
@@ -248,7 +250,7 @@ def _is_at_rest(snapshot: CycleSnapshot, rented: RentalBook, policy: Policy) -> 
         or draining_teams(snapshot.setup)
         or rented.rentals
         or snapshot.memory.elastic.is_in_use
-        or any(each.rents_from for each in policy.scheduling.serving)
+        or any(workload.rents_from for workload in policy.scheduling.serving)
         or policy.scheduling.reservations
     )
 
@@ -260,7 +262,7 @@ def _with_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
     if not setup.has_teams:
         return loaded
     stored = _read_jobs(context.ledger, (job_rows.job_key(charge.job_id) for charge in snapshot.held))
-    running = {name: each for name, each in stored.items() if name not in snapshot.pending}
+    running = {name: entry for name, entry in stored.items() if name not in snapshot.pending}
     holders, rented = _jobs_of(stored), snapshot.rented
     spent = rentals.spent_by_period(setup, context, rented.rentals)
     left = (
@@ -326,10 +328,10 @@ class _ClusterFacts(NamedTuple):
 def _with_clusters(loaded: LoadedCycle, rented: RentalBook, context: Context) -> LoadedCycle:
     """Read the nodes, pods and Jobs of each cluster, and the state of the serving workloads."""
     snapshot, policy, names = loaded.snapshot, context.policy, context.site.clusters
-    serves = frozenset(each.cluster for each in policy.scheduling.serving)
+    serves = frozenset(workload.cluster for workload in policy.scheduling.serving)
     seen, errors = _read_clusters(serves, context)
-    listed = [(name, each) for name, facts in seen.items() for each in facts.workloads]
-    workloads = [(attempt.cluster, each) for attempt, each in attempt_record.owned(context.ledger, listed)]
+    listed = [(name, workload) for name, facts in seen.items() for workload in facts.workloads]
+    workloads = [(attempt.cluster, workload) for attempt, workload in attempt_record.owned(context.ledger, listed)]
     in_use = {(name, node): amounts for name, facts in seen.items() for node, amounts in facts.in_use.items()}
     nodes = [node for name in names if name in seen for node in seen[name].nodes]
     provider_nodes = seen[names[0]].provider_nodes if names[0] in seen else ()
@@ -341,9 +343,9 @@ def _with_clusters(loaded: LoadedCycle, rented: RentalBook, context: Context) ->
         snapshot=snapshot._replace(
             capacities=with_reservation_ends(capacities, policy),
             kueue_namespaces={
-                (name, each): shown_by
+                (name, namespace): shown_by
                 for name, facts in seen.items()
-                for each, shown_by in facts.kueue_namespaces.items()
+                for namespace, shown_by in facts.kueue_namespaces.items()
             },
             unreadable=frozenset(errors),
             rented=rented,

@@ -51,7 +51,7 @@ def carry_out(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Co
         try:
             memory = commit.run(planned, memory)
         except Refused as refused:
-            batches.note_refusal(context.telemetry, ", ".join(each.job_id for each in planned[:4]), refused)
+            batches.note_refusal(context.telemetry, ", ".join(resize.job_id for resize in planned[:4]), refused)
     if memory != tree.memory:
         context.ledger.commit(tree.put(memory))
         tree.raised(memory)
@@ -67,27 +67,27 @@ class _ResizeCommit:
         """Commit all size changes for one waiting job, or none. Return the state after them."""
         if self.context.mode is not Mode.ACT:
             return self._record_dry_run(planned, memory)
-        if not all(self._may_stop(each) for each in planned):
+        if not all(self._may_stop(resize) for resize in planned):
             return memory  # a job has ended or was asked to stop: the next cycle decides again
-        records = {each.job_id: self._record(each) for each in planned}
-        parts = [self._part(each, records[each.job_id]) for each in planned]
+        records = {resize.job_id: self._record(resize) for resize in planned}
+        parts = [self._part(resize, records[resize.job_id]) for resize in planned]
         # Jobs that do not fit into one commit are asked by the next cycle, which counts on those that stop already.
         first = next(batches.cut(parts, common_writes=(self.tree.put(memory),)))
         names = {part.subject for part in first}
-        asked = [each for each in planned if each.job_id in names]
+        asked = [resize for resize in planned if resize.job_id in names]
         changed = self._memory_after(asked, memory)
         writes = (write for part in first for write in part.writes)
         token = records[first[0].subject].decision_id
         self.context.ledger.commit(self.tree.put(changed), *writes, token=token)
         self.tree.raised(changed)
-        for each in asked:
-            self.context.telemetry.count("JobsResized", action=resize_answer(each.facts).action)
+        for resize in asked:
+            self.context.telemetry.count("JobsResized", action=resize_answer(resize.facts).action)
             self.context.telemetry.info(
                 "ResizeRequested",
-                job_id=each.job_id,
-                from_nodes=each.resize.from_nodes,
-                to_nodes=each.resize.to_nodes,
-                waiting_id=each.waiting_id,
+                job_id=resize.job_id,
+                from_nodes=resize.resize.from_nodes,
+                to_nodes=resize.resize.to_nodes,
+                waiting_id=resize.waiting_id,
             )
         return changed
 
@@ -123,8 +123,8 @@ class _ResizeCommit:
         return batches.WriteGroup(planned.job_id, tuple(writes))
 
     def _memory_after(self, asked: Sequence[PlannedResize], memory: SchedulerState) -> SchedulerState:
-        resizing = [each.job_id for each in asked if each.resize.to_nodes]
-        stopping = {each.job_id: each.waiting_id for each in asked if each.waiting_id in self.pending}
+        resizing = [resize.job_id for resize in asked if resize.resize.to_nodes]
+        stopping = {resize.job_id: resize.waiting_id for resize in asked if resize.waiting_id in self.pending}
         return memory.but(
             elastic=memory.elastic.but(resizing=tuple(dict.fromkeys((*memory.elastic.resizing, *resizing)))),
             stopping={**memory.stopping, **stopping},
@@ -133,13 +133,13 @@ class _ResizeCommit:
     def _record_dry_run(self, planned: Sequence[PlannedResize], memory: SchedulerState) -> SchedulerState:
         """Record what would be done, once for as long as it stays the same."""
         messages = {
-            each.job_id: f"{each.resize.from_nodes} to {each.resize.to_nodes} {each.waiting_id}".strip()
-            for each in planned
+            resize.job_id: f"{resize.resize.from_nodes} to {resize.resize.to_nodes} {resize.waiting_id}".strip()
+            for resize in planned
         }
         if all(memory.elastic.last_announced.get(name) == text for name, text in messages.items()):
             return memory
         changed = memory.but(elastic=memory.elastic.but(last_announced={**memory.elastic.last_announced, **messages}))
-        records = {each.job_id: self._record(each) for each in planned}
+        records = {resize.job_id: self._record(resize) for resize in planned}
         parts = [
             batches.WriteGroup(name, (Put(subject_rows.decision_row(record)),)) for name, record in records.items()
         ]

@@ -16,7 +16,7 @@ def check_pool(pool: str, context: Context) -> None:
         Invalid: there is no such pool, or the fleet table is empty, so it is unknown.
     """
     found = {str(row.doc.get("pool") or "") for row in _nodes(context.ledger)}
-    known = {*found, *(each.name for each in context.policy.burst.pools)} - {""}
+    known = {*found, *(rented_pool.name for rented_pool in context.policy.burst.pools)} - {""}
     if pool in known:
         return
     if not found:

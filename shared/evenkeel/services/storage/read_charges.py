@@ -47,7 +47,7 @@ class Charges(NamedTuple):
             if job and job.current_attempt == charge.attempt and job.state.has_live_attempt:
                 raise Conflict(f"{charge.job_id} is being settled during this read")
         waiting = {name: job.current_attempt for name, (job, _) in jobs.items() if job.state is JobState.PENDING}
-        return self._replace(held=tuple(each for each in self.held if waiting.get(each.job_id) != each.attempt))
+        return self._replace(held=tuple(charge for charge in self.held if waiting.get(charge.job_id) != charge.attempt))
 
     def outdated(self, jobs: Mapping[str, tuple[Job, int]]) -> tuple[Row, ...]:
         """Return the released rows of jobs that do not wait any more, or have run again since."""

@@ -64,7 +64,11 @@ def _start_next_run(sweep: SweepRun, ended: Incident) -> bool:
 def roll_back_jobs(sweep: SweepRun) -> int:
     """Roll back jobs that resumed from a checkpoint which a later signal of an open incident makes doubtful."""
     context = sweep.context
-    acting = (each for each in sweep.open_incidents if each.affected_jobs and _may_act_on(sweep, each))
+    acting = (
+        listed_incident
+        for listed_incident in sweep.open_incidents
+        if listed_incident.affected_jobs and _may_act_on(sweep, listed_incident)
+    )
     taken = 0
     for incident in acting:
         with sweep.item(incident.incident_id):

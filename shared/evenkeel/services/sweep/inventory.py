@@ -103,7 +103,7 @@ def refresh_kueue(sweep: SweepRun) -> int:
         sweep.results.answered(source)
         # Namespaces that do not fit are still held back by the scheduling cycle.
         kept = rows.fit_into_row({namespace: by} for namespace, by in sorted(namespaces.items()))
-        doc = {"cluster": cluster, "namespaces": {name: by for each in kept for name, by in each.items()}}
+        doc = {"cluster": cluster, "namespaces": {name: by for namespaces in kept for name, by in namespaces.items()}}
         row = sweep.context.ledger.get(fleet_rows.kueue_key(cluster))
         if (row.doc if row else {"cluster": cluster, "namespaces": {}}) != doc:
             with contextlib.suppress(Conflict):  # another sweep was first
@@ -139,12 +139,12 @@ def _record_unmanaged_workloads(sweep: SweepRun) -> dict[tuple[str, str], tuple[
         return unmanaged_pods.pods(sweep.context, cluster)
 
     for cluster, pods in sweep.read_each_cluster("pods", pods_of).items():
-        listed = [each for each in unmanaged_workloads(cluster, pods) if each.accelerators]
-        for each in listed:
-            for name in each.node_names:
-                found.setdefault((cluster, name), set()).add(each.label)
+        listed = [workload for workload in unmanaged_workloads(cluster, pods) if workload.accelerators]
+        for workload in listed:
+            for name in workload.node_names:
+                found.setdefault((cluster, name), set()).add(workload.label)
         row = sweep.context.ledger.get(fleet_rows.unmanaged_workloads_key(cluster))
-        doc = {"workloads": rows.fit_into_row(each.to_json() for each in listed[:_MAX_UNMANAGED_LISTED])}
+        doc = {"workloads": rows.fit_into_row(workload.to_json() for workload in listed[:_MAX_UNMANAGED_LISTED])}
         if (row.doc if row else {"workloads": []}) != doc:
             with contextlib.suppress(Conflict):  # another sweep was first
                 sweep.context.ledger.commit(

@@ -95,7 +95,7 @@ def _follow(sweep: SweepRun, incident: Incident, node: KubernetesNode | None) ->
         return
     context = sweep.context
     row = context.ledger.get(incident_rows.aftermath_key(incident.incident_id))
-    known = {each.kind for each in rows.read(row, Aftermath).events} if row else set()
+    known = {event.kind for event in rows.read(row, Aftermath).events} if row else set()
     events = []
     if node.is_cordoned and NodeEventKind.CORDONED not in known:
         events.append(_cordon(incident, node, sweep))
