@@ -21,7 +21,6 @@ BIN := .venv/bin
 SAM := .tools/sam/bin/sam
 # An exit of 2 means that a check could not read its facts. That does not stop a deployment; a failed check does.
 PREFLIGHT = $(BIN)/evenkeel doctor --before $(ENV) $(if $(SKIP),--skip $(SKIP))
-SOURCES := $(wildcard shared cli local examples functions bench tests tools)
 
 export PYTHON
 # Tests start thousands of Python processes. Without byte code, each compiles all modules that it imports.
@@ -58,7 +57,7 @@ lint-code:
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet . || { echo "lint: not formatted, run \`make fmt\`:"; $(BIN)/ruff format --check .; exit 1; }
 	@echo "lint: mypy"
-	@$(BIN)/mypy $(SOURCES)
+	@$(BIN)/mypy
 	@echo "lint: prose"
 	@$(BIN)/python tools/prose.py
 
