@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cached_property
 from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from evenkeel_client.errors import CommandFailed, Exit
@@ -32,12 +34,16 @@ _PLAIN = str.maketrans({"…": "~", "–": "-", "→": ">", "✔": "y", "✖": "
 _STYLE_MARK = secrets.token_hex(8)
 """Marks the styles that this module sets: text from elsewhere cannot know it."""
 _STYLED = re.compile(rf"\x1b{_STYLE_MARK}\[([0-9;]*)m")
+_SHOWN_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+"""A style as a terminal knows it."""
 _CONTROL_CHARACTERS = re.compile(
     # Controls but tab and line feed; soft hyphen; what turns or joins text; line and paragraph ends; what is invisible.
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\u061c\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f"
     "\\ufeff\\ufff9-\\ufffb\\ud800-\\udfff\\U000e0000-\\U000e007f]"
 )
 """Characters that a terminal acts on, or that make a text look like another."""
+_COMMAND = re.compile(r"(?<![\w/.-])evenkeel(?= [a-z])")
+"""Our own command in a text."""
 _UNLIMITED = 100_000
 """Columns of a console that never cuts a line by itself."""
 
@@ -72,6 +78,8 @@ class Column:
     """Whether the cells continue on the next line where the line is too long."""
     is_wide: bool = False
     """Whether only the wide form shows the column."""
+    goes_below: bool = False
+    """Last column only: whether a cell for which the line is too long is written below its row."""
 
     def cell(self, item: Any) -> str:
         """Return the cell of an item, on one line. So a reason cannot forge a line of the table."""
@@ -131,7 +139,7 @@ class Printer:
         if not instant:
             return "–"
         if not self.is_terminal:
-            return instant
+            return whole_seconds(instant)
         seconds = self.seconds_since(instant)
         text = age(abs(seconds))
         return f"in {text}" if seconds < -1 else f"{text} ago" if ago else text
@@ -153,7 +161,7 @@ class Printer:
         the first line is compared with today.
         """
         if not self.is_terminal:
-            return list(instants)
+            return [whole_seconds(instant) for instant in instants]
         texts, day = [], f"{self.now().astimezone(UTC):%Y-%m-%d}"
         for instant in instants:
             own = instant[:10]
@@ -172,9 +180,22 @@ class Printer:
 
     # ------------------------------------------------------------ lines
 
+    @cached_property
+    def command(self) -> str:
+        """How a person types the command here: `evenkeel` if it is on the PATH, else the path of its file."""
+        script = Path(sys.executable).with_name("evenkeel")
+        if shutil.which("evenkeel", path=self.environment.get("PATH")) or not script.is_file():
+            return "evenkeel"
+        here = Path.cwd()
+        return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
+
+    def as_typed(self, text: str) -> str:
+        """Return a text whose commands can be pasted into the shell of this person."""
+        return text if self.command == "evenkeel" else _COMMAND.sub(lambda _: self.command, text)
+
     def line(self, text: str = "") -> None:
         """Write one line."""
-        self._write_lines(_with_styles(text))
+        self._write_lines(_with_styles(self.as_typed(text)))
 
     def next(self, command: str) -> None:
         """Write the suggested next command."""
@@ -216,7 +237,8 @@ class Printer:
         """Write a row for each item under the titles, cut or wrapped to the terminal; the wide form is never cut."""
         shown = [column for column in columns if is_wide or not column.is_wide]
         titles = [[self.bold(column.title) for column in shown]] if any(column.title for column in shown) else []
-        self._write_rows(shown, titles + [[column.cell(item) for column in shown] for item in items], indent, is_wide)
+        rows = titles + [[self.as_typed(column.cell(item)) for column in shown] for item in items]
+        self._write_rows(shown, rows, indent, is_wide)
 
     def pairs(self, items: Iterable[tuple[str, str]], *, indent: str = "") -> None:
         """Write names and what they stand for, aligned, long texts wrapped."""
@@ -227,22 +249,49 @@ class Printer:
         self.table([Column("", 0, wraps=True)], [[text]], indent=indent)
 
     def _write_rows(self, columns: Sequence[Column], rows: list[list[str]], indent: str, is_whole: bool) -> None:
+        self._write_lines(*self._lines_of(columns, rows, indent, is_whole))
+
+    def _lines_of(self, columns: Sequence[Column], rows: list[list[str]], indent: str, is_whole: bool) -> list[str]:
+        """Return the lines of a table, with styles as terminals know them."""
         widths = [max(map(visible, cells)) for cells in zip(*rows, strict=True)]
         is_short = self.width is None or len(indent) + sum(widths) + 2 * (len(widths) - 1) <= self.width
         if not (is_whole or is_short):
-            self._write_fitted(columns, rows, widths, indent)
-            return
-        for row in rows:
-            cells = [
-                " " * (width - visible(cell)) + cell if column.is_right else cell + " " * (width - visible(cell))
-                for cell, column, width in zip(row, columns, widths, strict=True)
-            ]
-            self.line((indent + "  ".join(cells)).rstrip())
+            if columns[-1].goes_below and len(columns) > 1:
+                return self._lines_with_cells_below(columns, rows, indent)
+            return self._fitted_lines(columns, rows, widths, indent)
+        return [
+            _with_styles(
+                (
+                    indent
+                    + "  ".join(
+                        " " * (width - visible(cell)) + cell
+                        if column.is_right
+                        else cell + " " * (width - visible(cell))
+                        for cell, column, width in zip(row, columns, widths, strict=True)
+                    )
+                ).rstrip()
+            )
+            for row in rows
+        ]
 
-    def _write_fitted(
+    def _lines_with_cells_below(self, columns: Sequence[Column], rows: list[list[str]], indent: str) -> list[str]:
+        """Return rows that are too long for the terminal: a last cell that does not fit follows below its row."""
+        beside = self._lines_of(columns[:-1], [row[:-1] for row in rows], indent, is_whole=False)
+        lengths = [visible(_SHOWN_STYLE.sub("", line)) for line in beside]
+        start = max(lengths) + 2
+        found = []
+        for line, length, cell in zip(beside, lengths, (row[-1] for row in rows), strict=True):
+            is_short = start + visible(cell) <= (self.width or _UNLIMITED)
+            found.append((line + " " * (start - length) + _with_styles(cell)).rstrip() if is_short else line)
+            if not is_short:
+                wrapping = [Column("", 0, wraps=True)]
+                found += self._lines_of(wrapping, [[self.dim(cell)]], f"{indent}    ", is_whole=False)
+        return found
+
+    def _fitted_lines(
         self, columns: Sequence[Column], rows: list[list[str]], widths: Sequence[int], indent: str
-    ) -> None:
-        """Write rows that are too long for the terminal: cut or wrap the columns that allow it."""
+    ) -> list[str]:
+        """Return rows that are too long for the terminal: cut or wrap the columns that allow it."""
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
@@ -268,7 +317,7 @@ class Printer:
         colours: Literal["standard"] | None = "standard" if self.has_colour else None
         console = Console(file=written, width=_UNLIMITED, color_system=colours, force_terminal=True, highlight=False)
         console.print(table, width=width if any(column.may_shrink for column in columns) else _UNLIMITED)
-        self._write_lines(*(f"{indent}{line}".rstrip() for line in written.getvalue().splitlines()))
+        return [f"{indent}{line}".rstrip() for line in written.getvalue().splitlines()]
 
     def document(self, document: Any, form: OutputFormat, *, is_part: bool = False) -> None:
         """Write the API's own object as JSON or YAML. `is_part`: one of a stream, each JSON object on its own line."""
@@ -308,6 +357,11 @@ def warn(text: str) -> None:
     """Print a warning to standard error."""
     page = Printer(sys.stderr, os.environ)
     page.line(page.with_glyph("warn", text))
+
+
+def whole_seconds(instant: str) -> str:
+    """Return an instant in RFC 3339 without fractions of a second: `2026-10-02T10:15:00Z`."""
+    return re.sub(r"\.[0-9]+", "", instant)
 
 
 def duration(seconds: float) -> str:

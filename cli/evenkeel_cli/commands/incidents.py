@@ -166,7 +166,7 @@ def _columns(out: Printer, *, is_wide: bool) -> list[Column]:
         Column("POOL", lambda incident: incident["node"]["pool"], is_wide=True),
         Column("REPAIRS", lambda incident: ",".join(incident["repairs"]) or "–", is_wide=True),
         Column("JOBS", jobs, is_wide=True),
-        Column("OUTCOME", "outcome", may_shrink=True),
+        Column("OUTCOME", "outcome", goes_below=True),
     ]
 
 
@@ -236,6 +236,6 @@ def _print_evidence(out: Printer, evidence: list[Json]) -> None:
         Column("EVIDENCE", lambda row: row[0]["faultKey"] or plain(row[0]["kind"])),
         Column("SEEN", 1),
         Column("SOURCE", lambda row: row[0]["source"]),
-        Column("DETAIL", lambda row: row[0]["detail"], may_shrink=True),
+        Column("DETAIL", lambda row: row[0]["detail"], goes_below=True),
     ]
     out.table(columns, zip(evidence, clocks, strict=True), indent="  ")

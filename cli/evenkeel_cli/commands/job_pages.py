@@ -31,7 +31,7 @@ def list_columns(out: Printer) -> list[Column]:
         Column("CLASS", lambda job: job["priorityClass"] or "(unset)", is_wide=True),
         Column("GPUS", lambda job: job["nodes"] * job["gpusPerNode"], is_right=True, is_wide=True),
         Column("BY", "submittedBy", is_wide=True),
-        Column("REASON", "reason", may_shrink=True),
+        Column("REASON", "reason", goes_below=True),
     ]
 
 
@@ -42,7 +42,7 @@ def unmanaged_columns(*, is_wide: bool) -> list[Column]:
         Column("PODS", "pods", is_right=True),
         Column("GPUS", "accelerators", is_right=True),
         Column("NODES", lambda each: ",".join(each["nodeNames"]) if is_wide else len(each["nodeNames"])),
-        Column("ON NODE FAULT", "says", may_shrink=True),
+        Column("ON NODE FAULT", "says", goes_below=True),
     ]
 
 
@@ -88,8 +88,8 @@ def draw_job(out: Printer, job: Json) -> None:
         out.next(f"evenkeel why {job['jobId']}")
 
 
-def draw_plan(out: Printer, found: Json) -> None:
-    """Draw what the next scheduling cycle would decide about a job."""
+def draw_plan(out: Printer, found: Json, arguments: str) -> None:
+    """Draw what the next scheduling cycle would decide about a job. `arguments` submit the same job."""
     decision = found["decision"]
     would_start = decision["action"] == "ADMIT"
     # Admitted without a node: Kueue places the job, so it has no queue position here.
@@ -103,7 +103,10 @@ def draw_plan(out: Printer, found: Json) -> None:
     out.pairs(
         [
             ("nodes", ", ".join(decision["nodes"])),
-            ("would stop", ", ".join(f"{victim['jobId']} ({victim['reason']})" for victim in decision["victims"])),
+            (
+                "would stop",
+                ", ".join(f"{victim['jobId']}: {victim['says']}" for victim in decision["victims"]),
+            ),
         ],
         indent="  ",
     )
@@ -115,7 +118,7 @@ def draw_plan(out: Printer, found: Json) -> None:
         out.table(_pool_columns(out), placement["pools"], indent="  ")
     if placement:
         out.paragraph(placement["reason"], indent="  ")
-    out.next("evenkeel jobs submit")
+    out.next(f"evenkeel jobs submit {arguments}")
 
 
 def _pool_columns(out: Printer) -> list[Column]:
@@ -142,7 +145,7 @@ def _pool_columns(out: Printer) -> list[Column]:
         Column(
             "WHY NOT",
             lambda each: each["whyNot"] or ("chosen" if each["isChosen"] else "dearer"),
-            may_shrink=True,
+            goes_below=True,
         ),
     ]
 
@@ -166,7 +169,7 @@ def _attempt_columns(out: Printer) -> list[Column]:
         Column("FROM", start),
         Column("RAN", lambda attempt: _run_duration(out, attempt), is_right=True),
         Column("NODES", lambda run: ",".join(node["instanceId"][-5:] for node in run["nodes"]), may_shrink=True),
-        Column("REASON", lambda attempt: attempt.get("reason", ""), may_shrink=True),
+        Column("REASON", lambda attempt: attempt.get("reason", ""), goes_below=True),
     ]
 
 
@@ -176,7 +179,7 @@ _RENTAL_COLUMNS = (
     Column("POOLS", lambda rental: ",".join(offer["pool"] for offer in rental["offers"])),
     Column("NODES", "nodes", is_right=True),
     Column("COST", lambda rental: f"${rental['costUsd']}" if rental["costUsd"] else "–", is_right=True),
-    Column("REASON", "reason", may_shrink=True),
+    Column("REASON", "reason", goes_below=True),
 )
 
 

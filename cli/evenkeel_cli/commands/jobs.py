@@ -72,13 +72,13 @@ def submit(body: Json, key: lookup.KeyOption = None, output: lookup.OutputOption
 
 @app.command("plan")
 @takes_a_job
-def plan(body: Json, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+def plan(body: Json, arguments: str, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show what the next scheduling cycle would decide about a job, without submitting it.
 
     Takes the options of `submit`.
     """
     found = lookup.current_client().ask("/jobs/plan", body)
-    answer(found, output, lambda out: draw_plan(out, found))
+    answer(found, output, lambda out: draw_plan(out, found, arguments))
 
 
 @app.command("ls")

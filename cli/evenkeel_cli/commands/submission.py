@@ -6,6 +6,7 @@
 import functools
 import inspect
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -70,18 +71,41 @@ _WORDS = inspect.Parameter(
 
 
 def takes_a_job(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the arguments of a job; it receives them as `body`, the body of the request."""
+    """Give a command the arguments of a job.
+
+    It receives `body`, the body of the request. If it takes `arguments`, these are the same arguments as typed.
+    """
+    parameters = inspect.signature(command).parameters
 
     @functools.wraps(command)
     def wrapped(words: Sequence[str] | None = None, **given: Any) -> None:
         chosen = {option: given.pop(option.name) for option in OPTIONS}
+        if "arguments" in parameters:
+            given["arguments"] = _retyped(words or (), chosen)
         command(body=request_body(words or (), chosen), **given)
 
-    own = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "body"]
+    own = [parameter for parameter in parameters.values() if parameter.name not in ("body", "arguments")]
     keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
     signature = inspect.Signature([_WORDS, *(option.parameter for option in OPTIONS), *keywords])
     setattr(wrapped, "__signature__", signature)  # noqa: B010 - typer reads it; mypy knows no such attribute
     return wrapped
+
+
+def _retyped(words: Sequence[str], chosen: Mapping[JobOption, Any]) -> str:
+    """Return the arguments of a job as a person types them."""
+    options = [
+        text
+        for option, given in chosen.items()
+        if given is not None
+        for value in (given if isinstance(given, list) else [given])
+        for text in (option.option, str(value))
+    ]
+    source, command = (words[:1], words[1:]) if words and _is_job_file(words[0]) else ((), words)
+    return shlex.join([*source, *options, *(["--", *command] if command else [])])
+
+
+def _is_job_file(word: str) -> bool:
+    return word == "-" or word.endswith((".json", ".yaml", ".yml"))
 
 
 def request_body(words: Sequence[str], chosen: Mapping[JobOption, Any]) -> Json:
@@ -122,7 +146,7 @@ def _complete(body: Json, given: Mapping[tuple[str, ...], Any]) -> None:
 def _job_file(words: Sequence[str]) -> Json:
     """Read the positional arguments: a job file, the command, or both."""
     body: Json = {}
-    if words and (words[0] == "-" or words[0].endswith((".json", ".yaml", ".yml"))):
+    if words and _is_job_file(words[0]):
         source, *words = words
         from evenkeel_cli.yaml_files import load_all
 

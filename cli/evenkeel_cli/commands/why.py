@@ -148,7 +148,7 @@ def _print_answer(out: Printer, found: Json) -> None:
             Column("BEFORE", 0),
             Column("DECIDED", lambda row: row[1]["action"]),
             Column("DECISION", lambda row: row[1]["decisionId"]),
-            Column("BECAUSE", lambda row: row[1]["reason"], may_shrink=True),
+            Column("BECAUSE", lambda row: row[1]["reason"], goes_below=True),
         ]
         clocks = out.clocks(each["decidedAt"] for each in earlier)
         out.table(columns, zip(clocks, earlier, strict=True), indent="  ")

@@ -3,6 +3,8 @@
 import contextlib
 import io
 import json
+import os
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,6 +69,7 @@ class CliFixture:
         for name in ("EVENKEEL_URL", "EVENKEEL_CONTEXT", "EVENKEEL_PROFILE", "NO_COLOR"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("HOME", str(folder))
+        monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         monkeypatch.setenv("COLUMNS", "80")
         monkeypatch.setenv("EVENKEEL_NOW", A_MOMENT.isoformat())

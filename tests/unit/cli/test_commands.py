@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import subprocess
 import sys
 from datetime import timedelta
@@ -92,6 +93,17 @@ def test_folder_option_that_cannot_be_read_is_a_usage_error(served: CliFixture, 
     assert words in said.err
 
 
+def test_plan_ends_with_the_command_that_submits_the_same_job(served: CliFixture) -> None:
+    (served.folder / "my job.json").write_text(json.dumps(A_JOB), encoding="utf-8")
+
+    said = served.run("jobs", "plan", "my job.json", "--nodes", "1", "--env", "A=1 2", "--", "python", "x.py")
+
+    command = shlex.split(said.out.splitlines()[-1].partition("evenkeel ")[2])
+    planned, _ = served.bodies[-1], served.run(*command)
+    assert command[:3] == ["jobs", "submit", "my job.json"]
+    assert served.bodies[-1] == planned
+
+
 FOLDER, OTHER = "file:///data/llama", "file:///data/other"
 
 
@@ -169,7 +181,7 @@ def test_plan_with_kueue_admission_shows_the_local_queue(served: CliFixture, pla
     assert said.out == (
         "● would be submitted to Kueue, team default\n"
         "  Kueue admits jobs here: the job goes to LocalQueue default.\n"
-        "next  evenkeel jobs submit\n"
+        "next  evenkeel jobs submit -\n"
     )
 
 

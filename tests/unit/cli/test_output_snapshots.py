@@ -26,7 +26,8 @@ NEXT    evenkeel incidents show inc-0000000001
 JOBS = """\
 JOB             NAME     STATE        NODES  TRY  AGE  REASON
 job-0000000003  llama-3  ● succeeded      2    1  27m  Every pod ended with 0.
-job-0000000002  llama-2  ○ pending        2    0  28m  Needs 2 free nodes of on…
+job-0000000002  llama-2  ○ pending        2    0  28m
+    Needs 2 free nodes of one pool; 1 is free.
 job-0000000001  llama-1  ● running        2    2  29m  All 2 pods are running.
 """
 
@@ -68,7 +69,8 @@ INCIDENT = """\
   repair requested  10:03:14Z  +2.0s
 
   EVIDENCE  SEEN       SOURCE                DETAIL
-  xid:79    10:03:02Z  hyperpod.node-health  NVRM: Xid (PCI:0000:b3:00): 79, GP…
+  xid:79    10:03:02Z  hyperpod.node-health
+      NVRM: Xid (PCI:0000:b3:00): 79, GPU has fallen off the bus.
 
 next  evenkeel incidents timeline inc-0000000001
 """
@@ -171,7 +173,7 @@ def test_an_incident_of_another_day_fits_the_screen(served: CliFixture, monkeypa
     shown = [served.run(*f"{words} @latest".split(), terminal=True).out for words in ("incidents show", "why")]
 
     assert "  detected          2026-11-03 10:03:02Z\n  planned                      10:03:03Z  +1.8s\n" in shown[0]
-    assert "  xid:79    2026-11-03 10:03:02Z  hyperpod.node-health  NVRM: Xid" in shown[0]
+    assert "  xid:79    2026-11-03 10:03:02Z  hyperpod.node-health\n      NVRM: Xid" in shown[0]
     assert "  2026-11-03 10:03:03Z  ACT      dec-0000000001  Xid 79 calls for" in shown[1]
     assert max(len(line) for text in shown for line in text.splitlines()) <= 80
 
@@ -182,7 +184,7 @@ def test_pipe_gets_full_times_and_texts(served: CliFixture) -> None:
     said = served.run("incidents", "timeline", "@latest")
 
     assert said.out.splitlines()[-1] == (
-        "2026-11-03T10:03:14.000000Z ● repair    Replace was asked of HyperPod and accepted; "
+        "2026-11-03T10:03:14Z ● repair    Replace was asked of HyperPod and accepted; "
         "published p90 of a replacement is about 16 minutes."
     )
 

@@ -3,6 +3,7 @@
 import ast
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,20 @@ def test_only_the_printer_writes_to_the_terminal() -> None:
                 assert not any(isinstance(part, ast.Subscript) for part in ast.walk(node.args[0]))
 
     assert found == []
+
+
+@pytest.mark.parametrize("folder", [Path(sys.executable).parent.parent, Path("/")], ids=["project", "elsewhere"])
+def test_printed_commands_can_be_pasted_without_a_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    stream = Terminal()
+    page = Printer(stream, {"NO_COLOR": "1", "PATH": "/nowhere"}, columns=80)
+
+    page.next("evenkeel jobs wait job-1")
+    page.pairs([("next", "evenkeel why job-1")])
+
+    commands = [line.split()[1] for line in stream.getvalue().splitlines()]
+    assert len(set(commands)) == 1
+    assert (folder / commands[0]).samefile(Path(sys.executable).with_name("evenkeel"))
 
 
 def test_lines_tables_and_logs_neutralise_everything() -> None:

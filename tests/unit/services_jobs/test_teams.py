@@ -10,6 +10,7 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.kueue.preemption import Reason, words_of
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.budgets import remaining_by_team
@@ -99,7 +100,9 @@ def test_higher_class_preempts_a_lower_class_which_resumes_later() -> None:
     asked = scenario.job(low.job_id).stop_of(1)
     assert asked
     assert (asked.outcome, asked.by) == (AttemptState.STOPPED, f"schedule_jobs/{high.job_id}")
-    assert scenario.job(low.job_id).reason == f"Preempted by {high.job_id} of team red (InClusterQueue)."
+    assert (
+        scenario.job(low.job_id).reason == f"Preempted by {high.job_id} of team red: it goes first in the same queue."
+    )
     assert scenario.job(high.job_id).reason == f"Waits until {low.job_id} has stopped."
     assert (scenario.job(high.job_id).state, len(scenario.charges())) == (JobState.PENDING, 1)
 
@@ -298,6 +301,22 @@ def test_why_names_the_smallest_changes_that_admit_a_job() -> None:
     set_up(scenario, a_team("red", 16, members=MEMBERS))
     scenario.run_scheduling_cycle()
     assert scenario.job(waiting.job_id).state is JobState.STARTING
+
+
+def test_why_names_no_sum_of_jobs() -> None:
+    scenario = shared(size=2, red=16, blue=0)
+    scenario.running(team="red", priority_class="high")
+    job = scenario.submit("next", team="red", priority_class="low")
+    scenario.run_scheduling_cycle()
+
+    found = explain.why_job(scenario.world.context(), job.job_id, Reader())
+
+    assert [each["said"] for each in found["changes"]] == [f"16 more of {GPU} on {P5} for red."]
+
+
+def test_every_reason_of_a_preemption_has_words() -> None:
+    assert [words_of(reason) for reason in Reason if words_of(reason) == reason] == []
+    assert words_of("INTERRUPTED") == "INTERRUPTED"
 
 
 def test_drained_queue_stops_its_jobs_once() -> None:

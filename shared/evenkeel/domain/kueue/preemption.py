@@ -28,6 +28,25 @@ class Reason(StrEnum):
     REPLACED = "WorkloadSliceReplaced"
     """The larger slice of the same job replaces it: it is not a victim."""
 
+    @property
+    def words(self) -> str:
+        """The reason as a clause about the preempting job, for people."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    Reason.IN_CLUSTER_QUEUE: "it goes first in the same queue",
+    Reason.IN_COHORT_RECLAMATION: "its team takes back quota that it had lent",
+    Reason.IN_COHORT_FAIR_SHARING: "its team uses less of its fair share",
+    Reason.IN_COHORT_RECLAIM_WHILE_BORROWING: "it has a higher priority, and its team may borrow",
+    Reason.REPLACED: "it is the same job at a larger size",
+}
+
+
+def words_of(reason: str) -> str:
+    """Return a reason of a preemption for people; a text that is no `Reason` stays as it is."""
+    return Reason(reason).words if reason in set(Reason) else reason
+
 
 @dataclass(frozen=True, slots=True)
 class Victim:

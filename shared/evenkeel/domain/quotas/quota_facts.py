@@ -246,8 +246,10 @@ def smallest_changes(facts: QuotaFacts, now: float) -> tuple[Change, ...]:
     scheduler, workload = _rebuild_scheduler(facts, None)
     scheduler.snapshot.now = now
     changes = why(scheduler, workload).changes
-    # A person cannot wait for a sum of jobs to end.
-    return tuple(change for change in changes if not any(is_sum(name) for name in change.jobs))
+    # A person cannot wait for a sum of jobs to end, and a higher priority would preempt jobs that are only in a sum.
+    return tuple(
+        change for change in changes if change.kind != "priority" and not any(is_sum(name) for name in change.jobs)
+    )
 
 
 def _rebuild_scheduler(facts: QuotaFacts, node_fit: NodeFit | None) -> tuple[Scheduler, Workload]:

@@ -18,6 +18,7 @@ from evenkeel.domain.jobs.charge import Charge, charged_resources
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.kueue.capacity import Tree
+from evenkeel.domain.kueue.preemption import words_of
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.teams import TeamSetup
@@ -220,7 +221,7 @@ def _shown(decided: AdmissionDecision) -> Json:
         "instanceType": decided.instance_type or None,
         "nodes": list(decided.node_names),
         "quota": decided.use,
-        "victims": [victim.to_json() for victim in decided.victims],
+        "victims": [victim.to_json() | {"says": words_of(victim.reason)} for victim in decided.victims],
         "considered": [
             {"option": alternative.option, "whyNot": alternative.why_not or None}
             for alternative in decided.alternatives

@@ -20,6 +20,7 @@ from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
+from evenkeel.domain.kueue.preemption import words_of
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.timeline import TimelineEntry
@@ -240,7 +241,7 @@ def _preempt(step: Preemption, loaded: LoadedCycle, tree: QuotaTree, context: Co
     job, version = loaded.snapshot.pending[decided.job_id], loaded.versions[decided.job_id]
     parts = []
     for name, reason in step.victims.items():
-        why = f"Preempted by {job.job_id} of team {job.spec.team} ({reason})."
+        why = f"Preempted by {job.job_id} of team {job.spec.team}: {words_of(reason)}."
         parts.append(batches.WriteGroup(name, _stop_writes(name, why, f"{WRITER}/{job.job_id}", loaded, context.now)))
     record = _record(decided, context.ids.new("dec"), decided.reason, Mode.ACT, context)
     waits = _with_current_queue(job, loaded.snapshot.setup).but(reason=decided.reason)
