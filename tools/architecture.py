@@ -80,8 +80,8 @@ def packages_picture() -> Iterator[str]:
 @functools.cache
 def template() -> Mapping[str, Any]:
     """Return the resources of template.yaml, which is parsed once. Copy what you change."""
-    found: Mapping[str, Any] = yaml_parse((ROOT / "template.yaml").read_text(encoding="utf-8"))["Resources"]
-    return found
+    resources: Mapping[str, Any] = yaml_parse((ROOT / "template.yaml").read_text(encoding="utf-8"))["Resources"]
+    return resources
 
 
 def named(resource: object) -> str:

@@ -171,8 +171,8 @@ def deployed_machines(client: Any, stack: str, region: str, account: str, partit
     """Yield the workflows of a stack as they are deployed."""
     for name in INPUTS:
         arn = f"arn:{partition}:states:{region}:{account}:stateMachine:{stack}-{name}"
-        found = client.describe_state_machine(stateMachineArn=arn)
-        yield Machine(name, json.loads(found["definition"]), found["roleArn"])
+        machine = client.describe_state_machine(stateMachineArn=arn)
+        yield Machine(name, json.loads(machine["definition"]), machine["roleArn"])
 
 
 def main() -> int:

@@ -24,8 +24,8 @@ _TITLES = {
 
 def files() -> dict[Path, str]:
     """Return the page with fresh tables."""
-    found = published_tables.cells(lambda cell: random.Random(f"{SEED}/{cell}").random)
-    lines = [line for table in _TITLES for line in _table(table, [cell for cell in found if cell.table == table])]
+    cells = published_tables.cells(lambda cell: random.Random(f"{SEED}/{cell}").random)
+    lines = [line for table in _TITLES for line in _table(table, [cell for cell in cells if cell.table == table])]
     remarks = [
         "",
         "### Outside the cells",

@@ -200,9 +200,9 @@ def find_python() -> str:
         return interpreter_path(sys.executable)
     names = [wanted] if wanted else ["python3.13", "python3.12", "python3.11", "python3.14"]
     for name in names:
-        found = shutil.which(name)
-        if found and is_new_enough(found):
-            return interpreter_path(found)
+        executable = shutil.which(name)
+        if executable and is_new_enough(executable):
+            return interpreter_path(executable)
     least = ".".join(map(str, OLDEST))
     sys.exit(f"setup: no Python {least} or newer ({wanted or 'python3, ' + ', '.join(names)}); name one with PYTHON=")
 

@@ -72,7 +72,7 @@ def operations() -> Iterator[ApiOperation]:
 def _route(decorator: ast.expr) -> tuple[str, str] | None:
     match decorator:
         case ast.Call(func=ast.Attribute(value=ast.Name(id="app"), attr=method), args=[ast.Constant(value=str(path))]):
-            return method, re.sub(r"<(\w+)>", lambda found: "{" + _camel(found[1]) + "}", path)
+            return method, re.sub(r"<(\w+)>", lambda match: "{" + _camel(match[1]) + "}", path)
     return None
 
 
@@ -110,8 +110,8 @@ def _model(arguments: list[ast.expr] | None) -> type[Body] | None:
 
 def document() -> Json:
     """Return the whole OpenAPI document."""
-    found = list(operations())
-    models: list[type[BaseModel]] = [operation.body for operation in found if operation.body]
+    api_operations = list(operations())
+    models: list[type[BaseModel]] = [operation.body for operation in api_operations if operation.body]
     names, definitions = models_json_schema(
         [(model, "validation") for model in models],
         ref_template="#/components/schemas/{model}",
@@ -119,7 +119,7 @@ def document() -> Json:
     )
     paths: dict[str, Json] = {}
     bodies = {str(model.__name__): schema for (model, _), schema in names.items()}
-    for operation in found:
+    for operation in api_operations:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation, bodies)
     return {
         "openapi": "3.1.0",

@@ -141,8 +141,8 @@ def texts_of(path: str, source: str) -> Iterator[Text]:
         yield from _of_python(source)
     elif path.endswith(".asl.json"):
         for number, line in enumerate(source.splitlines(), 1):
-            if found := re.search(r'"Comment": "(.*)"', line):
-                yield Text(number, found[1])
+            if match := re.search(r'"Comment": "(.*)"', line):
+                yield Text(number, match[1])
 
 
 def _of_markdown(source: str) -> Iterator[Text]:
@@ -242,23 +242,23 @@ def _retired_word(text: str) -> str:
 
 def judge(path: str, source: str) -> list[Finding]:
     """Return the findings of a file, in line order."""
-    found, count, passive = [], 0, 0
+    findings, count, passive = [], 0, 0
     shortest = _SENTENCE_WORDS + 2 * path.endswith(".py")
     for text in texts_of(path, source):
         for sentence in sentences_of(text.words):
             if word := _retired_word(sentence):
-                found.append(Finding(path, text.line, f"retired: {word}", sentence))
+                findings.append(Finding(path, text.line, f"retired: {word}", sentence))
             if len(sentence.split()) < _SENTENCE_WORDS or len(text.words.split()) < shortest:
                 continue
             count += 1
             passive += bool(_PASSIVE.search(sentence))
             if len(sentence.split()) > MAX_WORDS:
-                found.append(Finding(path, text.line, f"more than {MAX_WORDS} words", sentence))
+                findings.append(Finding(path, text.line, f"more than {MAX_WORDS} words", sentence))
             if _NOUN.search(sentence):
-                found.append(Finding(path, text.line, "name the subject", sentence))
+                findings.append(Finding(path, text.line, "name the subject", sentence))
     if count >= 10 and passive > count * MAX_PASSIVE:
-        found.append(Finding(path, 1, f"passive in {passive} of {count} sentences", "say who acts"))
-    return sorted(found, key=lambda finding: finding.line)
+        findings.append(Finding(path, 1, f"passive in {passive} of {count} sentences", "say who acts"))
+    return sorted(findings, key=lambda finding: finding.line)
 
 
 # ---------------------------------------------------------------- the command

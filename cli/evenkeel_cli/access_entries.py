@@ -169,10 +169,10 @@ class EksAccess:
             name = principal.rpartition("/")[2]
             if principal not in roles and not name.startswith(self.stack[:_ROLE_PREFIX]):
                 continue  # the tag decides; the name saves a call for each entry of other roles
-            found = self.eks.describe_access_entry(clusterName=cluster, principalArn=principal)["accessEntry"]
-            groups = frozenset(found.get("kubernetesGroups") or ())
-            stack = (found.get("tags") or {}).get(STACK_TAG, "")
-            yield principal, PresentEntry(groups, stack, found.get("type", "STANDARD"))
+            entry = self.eks.describe_access_entry(clusterName=cluster, principalArn=principal)["accessEntry"]
+            groups = frozenset(entry.get("kubernetesGroups") or ())
+            stack = (entry.get("tags") or {}).get(STACK_TAG, "")
+            yield principal, PresentEntry(groups, stack, entry.get("type", "STANDARD"))
 
     def _principals(self, cluster: str) -> Iterator[str]:
         token: dict[str, str] = {}

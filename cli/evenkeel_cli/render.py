@@ -83,8 +83,8 @@ class Column:
 
     def cell(self, item: Any) -> str:
         """Return the cell of an item, on one line. So a reason cannot forge a line of the table."""
-        found = self.value(item) if callable(self.value) else item[self.value]
-        return re.sub(r"[\n\t]", " ", str(found))
+        value = self.value(item) if callable(self.value) else item[self.value]
+        return re.sub(r"[\n\t]", " ", str(value))
 
 
 @dataclass
@@ -393,9 +393,9 @@ def escape_control_characters(text: str) -> str:
     return _CONTROL_CHARACTERS.sub("?", text)
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escaped(match: re.Match[str]) -> str:
     """Return a character of a JSON string as JSON's escape."""
-    units = found[0].encode("utf-16-be", "surrogatepass")
+    units = match[0].encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 

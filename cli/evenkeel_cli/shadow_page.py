@@ -111,8 +111,8 @@ def draw_cases(out: Printer, cases: list[Json], *, is_wide: bool) -> None:
 
 
 def _decision(case: Json) -> Json:
-    found: Json = case["decision"]
-    return found
+    decision: Json = case["decision"]
+    return decision
 
 
 def _verdict(out: Printer, judgement: Json, decided: str) -> str:

@@ -209,15 +209,15 @@ class ApiClient:
 def _load_credentials(profile: str | None) -> "Credentials":
     from botocore.session import Session
 
-    found = Session(profile=profile).get_credentials()
-    if found is None:
+    credentials = Session(profile=profile).get_credentials()
+    if credentials is None:
         raise CommandFailed(
             Exit.NOT_ALLOWED,
             "No AWS credentials were found.",
             code="NO_CREDENTIALS",
             hint="Sign in as for the AWS CLI (aws sso login), or set EVENKEEL_PROFILE.",
         )
-    return found
+    return credentials
 
 
 def parse_response(status: int, content: bytes) -> Json:

@@ -119,15 +119,15 @@ def _check_owner(file: Path) -> None:
             writable by every user or by a group other than the user's own.
     """
     for place in (file.parent.parent, file.parent, file):
-        found = place.lstat()
+        status = place.lstat()
         why = ""
-        if found.st_uid != os.geteuid():
+        if status.st_uid != os.geteuid():
             why = "belongs to another user"
-        elif stat.S_ISLNK(found.st_mode):
+        elif stat.S_ISLNK(status.st_mode):
             why = "is a symbolic link"
-        elif found.st_mode & stat.S_IWOTH:
+        elif status.st_mode & stat.S_IWOTH:
             why = "is writable by every user"
-        elif found.st_mode & stat.S_IWGRP and found.st_gid != os.getegid():
+        elif status.st_mode & stat.S_IWGRP and status.st_gid != os.getegid():
             why = "is writable by another group"
         if why:
             raise CommandFailed(

@@ -45,7 +45,7 @@ def try_policy_out(cluster: str) -> api.Reply:
     app.expect_fleet(cluster, context.site.fleet)
     body = app.body(api_types.PolicyTestBody)
     base, now = wiring.world().policies.base, context.now
-    found = try_policy.run(
+    comparison = try_policy.run(
         body.changes,
         ledger=context.ledger,
         base=base,
@@ -54,7 +54,7 @@ def try_policy_out(cluster: str) -> api.Reply:
         since=body.since,
         now=now,
     )
-    return app.done(found)
+    return app.done(comparison)
 
 
 @app.put("/v1/teams/<team>/quota")

@@ -69,8 +69,8 @@ def list_jobs() -> api.Reply:
 def show_job(job_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
     context = wiring.context()
-    found = read_jobs.show_job(context, job_id, _reader())
-    return app.answer(_seen(found), undated=("queue",))
+    job = read_jobs.show_job(context, job_id, _reader())
+    return app.answer(_seen(job), undated=("queue",))
 
 
 @app.get("/v1/jobs/<job_id>/timeline")
@@ -128,8 +128,8 @@ def list_incidents() -> api.Reply:
 def show_incident(incident_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
     context = wiring.context()
-    found = read_incidents.show_incident(context, incident_id, _reader())
-    return app.answer(_seen(found))
+    incident = read_incidents.show_incident(context, incident_id, _reader())
+    return app.answer(_seen(incident))
 
 
 @app.get("/v1/incidents/<incident_id>/timeline")
@@ -169,8 +169,8 @@ def show_shadow_report() -> api.Reply:
 @app.get("/v1/utilization")
 def show_utilization() -> api.Reply:
     query = app.query(api_types.UtilizationQuery)
-    found = read_utilization.show(wiring.context(), query.by, cluster=query.cluster, pool=query.pool)
-    return app.answer(_seen(found))
+    utilization = read_utilization.show(wiring.context(), query.by, cluster=query.cluster, pool=query.pool)
+    return app.answer(_seen(utilization))
 
 
 @app.get("/v1/nodes/<node_id>")

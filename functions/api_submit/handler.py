@@ -23,8 +23,8 @@ def submit() -> api.Reply:
 @app.post("/v1/jobs/plan")
 def plan() -> api.Reply:
     context = wiring.context()
-    found = read_queue.plan(app.body(api_types.JobBody).spec(), _requester(), context)
-    return app.done(found)
+    placement = read_queue.plan(app.body(api_types.JobBody).spec(), _requester(), context)
+    return app.done(placement)
 
 
 @app.post("/v1/jobs/<job_id>/cancel")

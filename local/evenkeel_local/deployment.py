@@ -179,7 +179,7 @@ def _keep_package(package: Path, credentials: Credentials, stack_name: str, pref
         (draft / prefix / _PACKAGED_TEMPLATE).write_text(text, encoding="utf-8")
         s3 = credentials.client("s3")
         pages = s3.get_paginator("list_objects_v2").paginate(Bucket=ARTIFACTS_BUCKET, Prefix=f"{prefix}/")
-        for key in (found["Key"] for page in pages for found in page.get("Contents", [])):
+        for key in (content["Key"] for page in pages for content in page.get("Contents", [])):
             s3.download_file(ARTIFACTS_BUCKET, key, str(draft / key))
         with contextlib.suppress(OSError):  # another process has kept the same package
             draft.rename(package)
@@ -289,8 +289,8 @@ def _inputs_digest(template: Path, runtime: str, architecture: str) -> str:
 def _input_files(root: Path) -> Iterator[Path]:
     for name in _BUILT_FROM:
         start = root / name
-        found = sorted(start.rglob("*")) if start.is_dir() else [start]
-        yield from (path for path in found if path.is_file() and not set(path.parts) & set(_NEVER_BUILT_FROM))
+        paths = sorted(start.rglob("*")) if start.is_dir() else [start]
+        yield from (path for path in paths if path.is_file() and not set(path.parts) & set(_NEVER_BUILT_FROM))
 
 
 def _no_progress(_text: str) -> None:

@@ -263,10 +263,10 @@ def status(root: Path) -> Json:
         detail = f"it is starting or restarting. See {places.log}"
         return _down_status(detail)
     state = _read_json(places.state)
-    found = probes.probe(state, _read_json(places.context), _read_json(places.kubeconfig))
+    probe_results = probes.probe(state, _read_json(places.context), _read_json(places.kubeconfig))
     return {
-        "isUp": all(one.is_up for one in found),
-        "parts": [_probe_document(one) for one in found],
+        "isUp": all(one.is_up for one in probe_results),
+        "parts": [_probe_document(one) for one in probe_results],
         "stack": STACK_NAME,
         **state,
     }

@@ -153,10 +153,10 @@ class Child:
         if self._process.returncode is not None:
             return self._process.returncode
         # WNOWAIT keeps the dead leader as a zombie, so that its group id is not reused.
-        seen = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if seen is None:
+        result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if result is None:
             return None
-        return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
+        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
     def is_running(self) -> bool:
         return self.returncode() is None

@@ -126,8 +126,8 @@ class ScenarioRun:
 
     def rented_for_serving(self) -> list[Json]:
         """Return all rentals for Deployments."""
-        found = self.client.get("/status")["serving"]
-        return [rental for each in found for rental in each["rentals"]]
+        serving = self.client.get("/status")["serving"]
+        return [rental for each in serving for rental in each["rentals"]]
 
     # ------------------------------------------------------------ watching
 
@@ -310,15 +310,15 @@ class ScenarioJob:
         """Wait until the job fulfils a condition, and return the job."""
 
         def look() -> Json:
-            seen = self.show()
-            if holds(seen):
-                return seen
-            if seen["state"] in ENDED:
-                raise DrillTimeoutError(f"waited for {self.name} {what}, but it is {seen['state']}: {seen['reason']}")
+            job = self.show()
+            if holds(job):
+                return job
+            if job["state"] in ENDED:
+                raise DrillTimeoutError(f"waited for {self.name} {what}, but it is {job['state']}: {job['reason']}")
             return {}
 
-        found: Json = self.run.wait(f"{self.name} {what}", look, seconds)
-        return found
+        job: Json = self.run.wait(f"{self.name} {what}", look, seconds)
+        return job
 
     def at_size(self, nodes: int) -> Json:
         """Wait until the job runs on this number of nodes."""
@@ -338,11 +338,13 @@ class ScenarioJob:
         """Wait for the end of the job, and check its weights and its number of attempts."""
         job = self.end()
         document = read_object(self.run.centre, self.uri, f"result/attempt={job['currentAttempt']}.json")
-        seen = json.loads(document)["digest"] if document else "no result"
+        digest = json.loads(document)["digest"] if document else "no result"
         right = reference_digest(self.work.nodes, self.work.steps, self.work.seed)
         self.run.check(f"{self.name} succeeds", job["state"] == "SUCCEEDED", f"{job['state']}: {job['reason']}")
         self.run.check(
-            f"the weights of {self.name} equal those of an undisturbed run", seen == right, f"{seen} against {right}"
+            f"the weights of {self.name} equal those of an undisturbed run",
+            digest == right,
+            f"{digest} against {right}",
         )
         self.run.check(f"{self.name} took {attempts} attempts", job["currentAttempt"] == attempts, job["reason"])
         self.run.check(

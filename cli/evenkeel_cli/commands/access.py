@@ -36,16 +36,16 @@ def apply(
     It removes only entries and groups that an earlier run made. A cluster that fails does not stop the other clusters.
     """
     eks, names = _found(stack, clusters)
-    found = [eks.plan(name) for name in names]
+    plans = [eks.plan(name) for name in names]
     if not dry_run:
-        due = sum(len(changes.due) for changes in found)
+        due = sum(len(changes.due) for changes in plans)
         if due and not yes:
-            _print(Printer(sys.stderr, os.environ), found, is_done=False)
+            _print(Printer(sys.stderr, os.environ), plans, is_done=False)
             confirm(f"make {due} changes")
-        found = [eks.apply(changes) if changes.due else changes for changes in found]
-    document = {"isDryRun": dry_run, "stack": eks.stack, "clusters": [changes.to_json() for changes in found]}
-    answer(document, output, lambda out: _print(out, found, is_done=not dry_run))
-    if any(changes.has_failed for changes in found):
+        plans = [eks.apply(changes) if changes.due else changes for changes in plans]
+    document = {"isDryRun": dry_run, "stack": eks.stack, "clusters": [changes.to_json() for changes in plans]}
+    answer(document, output, lambda out: _print(out, plans, is_done=not dry_run))
+    if any(changes.has_failed for changes in plans):
         raise typer.Exit(Exit.FAILED)
 
 

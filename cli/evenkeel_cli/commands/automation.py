@@ -47,10 +47,10 @@ def hold(
     client = lookup.current_client()
     body = {"reason": reason, "forSeconds": seconds_of(length), **_scope(client, pool, node)}
     body |= {"allowUnknown": True} if allow_unknown else {}
-    found = client.post(f"/clusters/{client.fleet}/automation/hold", body, key=key)
+    response = client.post(f"/clusters/{client.fleet}/automation/hold", body, key=key)
 
-    text = f"held{_where(found)}, until {found['until'][:19]}Z: {found['reason']}"
-    answer_change(found, output, text, status="warn", then=f"automation release{scope_options(found)}")
+    text = f"held{_where(response)}, until {response['until'][:19]}Z: {response['reason']}"
+    answer_change(response, output, text, status="warn", then=f"automation release{scope_options(response)}")
 
 
 @app.command("release")
@@ -66,11 +66,11 @@ def release(
     client = lookup.current_client()
     path = f"/clusters/{client.fleet}/automation/release"
     given = {name: value for name, value in (("reason", reason), ("cause", cause)) if value}
-    found = client.post(path, {**given, **_scope(client, pool, node)}, key=key)
+    response = client.post(path, {**given, **_scope(client, pool, node)}, key=key)
 
-    held = "released" if found.get("wasHeld") else "automation was not held"
+    held = "released" if response.get("wasHeld") else "automation was not held"
     text = f"{cause} is cleared. Repairs continue, a few at a time." if cause else held
-    answer_change(found, output, text, then="status")
+    answer_change(response, output, text, then="status")
 
 
 def _scope(client: ApiClient, pool: str | None, node: str | None) -> Json:

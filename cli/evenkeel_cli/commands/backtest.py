@@ -41,5 +41,5 @@ def backtest(
     from evenkeel_cli.offline import backtest as offline
     from evenkeel_cli.offline import policies
 
-    found = offline.run(files, policies.load(policy), cluster, window_hours=window, node_recovery=node_recovery)
-    answer(found, output, lambda out: offline.draw(out, found, is_wide=output is OutputFormat.WIDE), has_wide=True)
+    report = offline.run(files, policies.load(policy), cluster, window_hours=window, node_recovery=node_recovery)
+    answer(report, output, lambda out: offline.draw(out, report, is_wide=output is OutputFormat.WIDE), has_wide=True)

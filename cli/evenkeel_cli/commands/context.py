@@ -82,15 +82,15 @@ def use(name: NameArgument, output: lookup.OutputOption = OutputFormat.TABLE) ->
     beside.unlink(missing_ok=True)
     beside.symlink_to(file.relative_to(default.parent))
     beside.replace(default)
-    found = _listed(file)
+    listed = _listed(file)
     shadow = _shadow()
 
     def draw(out: Any) -> None:
-        out.line(out.with_glyph("ok", f"{name}  fleet {found['fleet']} is the default"))
+        out.line(out.with_glyph("ok", f"{name}  fleet {listed['fleet']} is the default"))
         if shadow:
             out.line(out.with_glyph("warn", f"{shadow} still decides here"))
 
-    answer(found, output, draw)
+    answer(listed, output, draw)
 
 
 def _shadow() -> str:
@@ -119,14 +119,14 @@ def _write(file: Path, document: Json) -> None:
 def _listed(file: Path) -> Json:
     row = {"context": file.stem, "fleet": "", "stack": "", "region": "", "profile": "", "problem": ""}
     try:
-        found = context.read(json.loads(file.read_text(encoding="utf-8")), str(file), os.environ)
+        listed = context.read(json.loads(file.read_text(encoding="utf-8")), str(file), os.environ)
     except (OSError, ValueError, CommandFailed) as error:
         return row | {"problem": str(error)}
     return row | {
-        "fleet": found.name,
-        "stack": found.stack,
-        "region": found.region,
-        "profile": found.profile or "",
+        "fleet": listed.name,
+        "stack": listed.stack,
+        "region": listed.region,
+        "profile": listed.profile or "",
     }
 
 

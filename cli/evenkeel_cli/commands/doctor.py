@@ -50,15 +50,17 @@ def doctor(
     site, _ = stack_site(stack)
     out = page()
     where = site.context
-    found = checks.run(site, out.now(), skipped)
-    then = findings.next_step(found, checks.ENABLE)
+    doctor_findings = checks.run(site, out.now(), skipped)
+    then = findings.next_step(doctor_findings, checks.ENABLE)
     if form.is_document:
         fleet, as_of = site.fleet(), out.now().isoformat()
-        document = findings.to_json(found, fleet=fleet, stack=site.stack, region=where.region, as_of=as_of, then=then)
+        document = findings.to_json(
+            doctor_findings, fleet=fleet, stack=site.stack, region=where.region, as_of=as_of, then=then
+        )
         out.document(document, form)
     else:
-        show(out, f"fleet {site.fleet()}  stack {site.stack}  {where.region}", found, then)
-    raise typer.Exit(findings.exit_code(found))
+        show(out, f"fleet {site.fleet()}  stack {site.stack}  {where.region}", doctor_findings, then)
+    raise typer.Exit(findings.exit_code(doctor_findings))
 
 
 def _skipped(skip: str, table: "Sequence[DoctorCheck]") -> set[str]:
@@ -88,17 +90,19 @@ def _check_before(environment: str, skip: str, form: OutputFormat) -> NoReturn:
     where = context.ApiContext("", "", planned.region, profile=profile, stack=planned.name, source="samconfig.toml")
     site = predeployment.PlannedSite(BotocoreAws(where), planned, planned_stack.read_sam_versions(folder))
     out, fleet = page(), planned.parameters["FleetName"]
-    found = checks.run(site, out.now(), skipped, predeployment.BEFORE)
-    then = "" if findings.exit_code(found) == 1 else f"Deploy: make deploy ENV={environment}"
+    doctor_findings = checks.run(site, out.now(), skipped, predeployment.BEFORE)
+    then = "" if findings.exit_code(doctor_findings) == 1 else f"Deploy: make deploy ENV={environment}"
     if form.is_document:
         as_of = out.now().isoformat()
         document = findings.to_json(
-            found, fleet=fleet, stack=planned.name, region=planned.region, as_of=as_of, then=then
+            doctor_findings, fleet=fleet, stack=planned.name, region=planned.region, as_of=as_of, then=then
         )
         out.document(document, form)
     else:
-        show(out, f"before a deployment of {environment}  stack {planned.name}  {planned.region}", found, then)
-    raise typer.Exit(findings.exit_code(found))
+        show(
+            out, f"before a deployment of {environment}  stack {planned.name}  {planned.region}", doctor_findings, then
+        )
+    raise typer.Exit(findings.exit_code(doctor_findings))
 
 
 def stack_site(stack: str) -> "tuple[Site, BotocoreAws]":

@@ -64,8 +64,8 @@ def rate(  # noqa: PLR0913, PLR0917 - options, each given by its name
         raise CommandFailed(Exit.USAGE, f"{given} excludes --failures and --node-hours.", code="WRONG_FIGURE")
     if fleet:
         history = economics_fleet.history_of(days)
-        found = forecasts.fleet_rates(history, by, share("--confidence", confidence))
-        print_figures(found, output, main="groups")
+        rates = forecasts.fleet_rates(history, by, share("--confidence", confidence))
+        print_figures(rates, output, main="groups")
         return
     if file is not None:
         print_figures(offline.rates_from_file(file, by, share("--confidence", confidence)), output, main="groups")
@@ -131,8 +131,8 @@ def ettr(  # noqa: PLR0913, PLR0917 - options, each given by its name
         run["usdPerHour"] = number("--usd-per-gpu-hour", usd_per_gpu_hour) * nodes * gpus_per_node
     if instead_of:
         run["insteadOfSeconds"] = _seconds("--instead-of", instead_of)
-    found = offline.effective_time(known, nodes, _seconds("--downtime", downtime), run, model or ())
-    print_figures(found, output, main="" if instead_of else "runs")
+    time = offline.effective_time(known, nodes, _seconds("--downtime", downtime), run, model or ())
+    print_figures(time, output, main="" if instead_of else "runs")
 
 
 @app.command("interval")
@@ -218,8 +218,8 @@ def spares(  # noqa: PLR0913, PLR0917 - options, each given by its name
         "resume_seconds": _seconds("--resume", resume),
         "run_cost_usd": number("--run-cost-usd", run_cost_usd) if run_cost_usd else None,
     }
-    found = offline.spare_table(_rate(rate, failures, node_hours, confidence), terms, max_spares)
-    print_figures(found, output, main="spares")
+    table = offline.spare_table(_rate(rate, failures, node_hours, confidence), terms, max_spares)
+    print_figures(table, output, main="spares")
 
 
 @app.command("repair-shop")
@@ -246,8 +246,8 @@ def repair_shop(  # noqa: PLR0913, PLR0917 - options, each given by its name
         "repairers": repairers,
         "fails_while_stopped": fails_while_stopped,
     }
-    found = offline.repair_shop(_rate(rate, failures, node_hours, confidence), terms, max_spares)
-    print_figures(found, output, main="fleets")
+    shop = offline.repair_shop(_rate(rate, failures, node_hours, confidence), terms, max_spares)
+    print_figures(shop, output, main="fleets")
 
 
 @app.command("copies")

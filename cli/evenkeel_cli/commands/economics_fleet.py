@@ -34,12 +34,12 @@ def history_of(days: float) -> "History":
     client = lookup.current_client()
     nodes, more_nodes = lookup.listed(client, "/nodes", _MAX_READ, gone="true")
     incidents, more_incidents = lookup.listed(client, "/incidents", _MAX_READ)
-    found = fleet_history.read_history(nodes, incidents, page().now(), days)
+    history = fleet_history.read_history(nodes, incidents, page().now(), days)
     if more_nodes or more_incidents:
         text = f"The fleet has more than {_MAX_READ} nodes or incidents; the rest is not counted, so rates are unsure."
-        found.notes.append(text)
+        history.notes.append(text)
         note(text)
-    return found
+    return history
 
 
 def _check_days(days: float) -> None:
@@ -58,12 +58,12 @@ def measured(request: Json) -> tuple[Json, list[str]]:
         return request, []
     client = lookup.current_client()
     settled = [item for item in lookup.items(client, "/incidents", 200) if item["affectedJobs"] and not item["isDrill"]]
-    found = fleet_history.measured_downtime(
+    downtime = fleet_history.measured_downtime(
         client.get(f"/incidents/{each['incidentId']}") for each in settled[:_MAX_MEASURED]
     )
-    if found is None:
+    if downtime is None:
         return request, ["Too few recoveries are measured, so evenkeel-configured uses HyperPod's stages."]
-    seconds, cases = found
+    seconds, cases = downtime
     text = f"evenkeel-configured: {seconds:g} s from the signal until jobs ran, the median of {cases} recoveries."
     return {**request, "configured": {"replaceSeconds": 0, "resumeSeconds": seconds}}, [text]
 
@@ -155,5 +155,5 @@ def commitment(  # noqa: PLR0913, PLR0917 - options, each given by its name
         "reserved_availability": share("--reserved-availability", reserved_availability),
         "on_demand_availability": share("--on-demand-availability", on_demand_availability),
     }
-    found = forecasts.commit(forecasts.demand_from(demand), terms, committed, gpus_per_node)
-    print_figures(found, output, main="units")
+    response = forecasts.commit(forecasts.demand_from(demand), terms, committed, gpus_per_node)
+    print_figures(response, output, main="units")

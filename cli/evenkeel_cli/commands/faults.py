@@ -48,8 +48,8 @@ def explain(
     """Show a fault and the recovery plan that it leads to. Needs no fleet."""
     from evenkeel_cli.offline import faults, policies
 
-    found = faults.explained(code, policies.load(policy))
-    answer(faults.document_of(found), output, lambda out: faults.draw(out, found))
+    preview = faults.explained(code, policies.load(policy))
+    answer(faults.document_of(preview), output, lambda out: faults.draw(out, preview))
 
 
 @app.command("report")
@@ -78,7 +78,9 @@ def report(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if code == "-" and not line:
         raise CommandFailed(Exit.USAGE, "CODE is -, so --line is required.", code="USAGE")
     body = {"faults": [{name: value for name, value in fault.items() if value}]}
-    found = lookup.current_client().post("/faults", body, key=key, repeat="" if at else f" --at {fault['observedAt']}")
+    response = lookup.current_client().post(
+        "/faults", body, key=key, repeat="" if at else f" --at {fault['observedAt']}"
+    )
 
-    text = f"{found['accepted']} reported" if found["accepted"] else "the log line names no fault of the node"
-    answer_change(found, output, text, status="ok" if found["accepted"] else "warn", then="incidents ls")
+    text = f"{response['accepted']} reported" if response["accepted"] else "the log line names no fault of the node"
+    answer_change(response, output, text, status="ok" if response["accepted"] else "warn", then="incidents ls")

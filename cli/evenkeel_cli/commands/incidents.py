@@ -122,9 +122,9 @@ def _answer_plan(typed: str, verb: str, reason: str, is_sure: bool, key: str | N
             else "Nothing will be changed.",
         )
     body = {"decisionId": plan["decisionId"], **({"reason": reason} if reason else {})}
-    found = client.post(f"/incidents/{incident_id}/{verb}", body, key=key)
-    done = "approved" if found["approval"]["approves"] else "declined"
-    answer_change(found, output, f"{incident_id}  {done}", then=f"incidents timeline {incident_id}")
+    response = client.post(f"/incidents/{incident_id}/{verb}", body, key=key)
+    done = "approved" if response["approval"]["approves"] else "declined"
+    answer_change(response, output, f"{incident_id}  {done}", then=f"incidents timeline {incident_id}")
 
 
 def print_recovery_branches(out: Printer, incident: Json, *, indent: str = "") -> None:

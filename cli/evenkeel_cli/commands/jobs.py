@@ -77,8 +77,8 @@ def plan(body: Json, arguments: str, output: lookup.OutputOption = OutputFormat.
 
     Takes the options of `submit`.
     """
-    found = lookup.current_client().ask("/jobs/plan", body)
-    answer(found, output, lambda out: draw_plan(out, found, arguments))
+    response = lookup.current_client().ask("/jobs/plan", body)
+    answer(response, output, lambda out: draw_plan(out, response, arguments))
 
 
 @app.command("ls")
@@ -204,9 +204,9 @@ def cancel(
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Cancel a job. Its pods get their grace period for a last checkpoint."""
-    found = _change(job, "cancel", reason, key)
-    then = "" if found["state"] in lookup.ENDED else f"jobs wait {found['jobId']}"
-    _answer(found, output, plain(found["state"]), then)
+    response = _change(job, "cancel", reason, key)
+    then = "" if response["state"] in lookup.ENDED else f"jobs wait {response['jobId']}"
+    _answer(response, output, plain(response["state"]), then)
 
 
 @app.command("suspend")
@@ -245,13 +245,13 @@ def priority(
     for tries_left in (2, 1, 0):
         version = client.get(f"/jobs/{job_id}")["version"]
         try:
-            found = client.change("PATCH", f"/jobs/{job_id}", body, version=version)
+            response = client.change("PATCH", f"/jobs/{job_id}", body, version=version)
             break
         except CommandFailed as failed:
             # Scheduling cycles change a job's version often. The request still applies: try again with the new version.
             if failed.code != "STALE_VERSION" or not tries_left:
                 raise
-    _answer(found, output, f"class {found['priorityClass'] or '(unset)'}", f"why {job_id}")
+    _answer(response, output, f"class {response['priorityClass'] or '(unset)'}", f"why {job_id}")
 
 
 def _change(job: str, verb: str, reason: str, key: str | None) -> Json:

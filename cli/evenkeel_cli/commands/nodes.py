@@ -111,8 +111,8 @@ def replace(
             f"Jobs that will be stopped and moved: {', '.join(plan['jobs']) or 'those that run there at that time'}.",
             "Evenkeel checks every guardrail before it acts.",
         )
-    found = client.post(f"/nodes/{node_id}/replace", body, key=key)
-    answer_change(found, output, f"{node_id}  replacement requested", then=f"nodes show {node_id}")
+    response = client.post(f"/nodes/{node_id}/replace", body, key=key)
+    answer_change(response, output, f"{node_id}  replacement requested", then=f"nodes show {node_id}")
 
 
 def _print_plan(out: Printer, planned: Json) -> None:
@@ -127,12 +127,12 @@ def _print_plan(out: Printer, planned: Json) -> None:
 def _cordon_or_uncordon(typed: str, verb: str, reason: str, key: str | None, output: OutputFormat) -> None:
     client = lookup.current_client()
     node_id = lookup.find_node(client, typed)
-    found = client.post(f"/nodes/{node_id}/{verb}", {"reason": reason} if reason else {}, key=key)
+    response = client.post(f"/nodes/{node_id}/{verb}", {"reason": reason} if reason else {}, key=key)
 
-    is_cordoned = found["outcome"] == "CORDONED"
+    is_cordoned = response["outcome"] == "CORDONED"
     follows, ends = ("uncordon", " removes it") if is_cordoned else ("show", "")
-    then = f"nodes {follows} {found['instanceId']}{ends}"
-    answer_change(found, output, f"{found['instanceId']}  {plain(found['outcome'])}", then=then)
+    then = f"nodes {follows} {response['instanceId']}{ends}"
+    answer_change(response, output, f"{response['instanceId']}  {plain(response['outcome'])}", then=then)
 
 
 def _show(out: Printer, found: Json) -> None:

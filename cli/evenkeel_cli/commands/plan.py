@@ -55,5 +55,5 @@ def plan(  # noqa: PLR0913, PLR0917 - options, each given by its name
         reasons = offline.explain(replay, why)
         answer_model(reasons, output, lambda out: offline.draw_why(out, reasons))
         return
-    found = replay.answer()
-    answer_model(found, output, lambda out: offline.draw(out, found))
+    answer = replay.answer()
+    answer_model(answer, output, lambda out: offline.draw(out, answer))

@@ -146,10 +146,10 @@ def apply(
 
     client = lookup.current_client()
     body = {"changes": policies.document(file), "reason": reason} | ({"basedOn": based_on} if based_on else {})
-    found = client.post(f"/clusters/{client.fleet}/policy", body, key=key)
+    response = client.post(f"/clusters/{client.fleet}/policy", body, key=key)
 
-    text = f"change {found['number']} takes effect everywhere within 30 seconds"
-    answer_change(found, output, text, then="policy show")
+    text = f"change {response['number']} takes effect everywhere within 30 seconds"
+    answer_change(response, output, text, then="policy show")
 
 
 @app.command("test")
@@ -166,8 +166,8 @@ def try_(
 
     client = lookup.current_client()
     body = {"changes": policies.document(file)} | ({"since": since} if since else {})
-    found = client.ask(f"/clusters/{client.fleet}/policy/test", body)
-    answer(found, output, lambda out: _print_test(out, found))
+    response = client.ask(f"/clusters/{client.fleet}/policy/test", body)
+    answer(response, output, lambda out: _print_test(out, response))
 
 
 def _print_test(out: Printer, found: Json) -> None:

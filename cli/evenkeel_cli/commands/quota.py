@@ -32,7 +32,7 @@ def export(
 def _exchange(files: list[Path], into: str) -> None:
     from evenkeel_cli.offline import quota_files
 
-    found = quota_files.exchange(files, into)
-    for loss in found.losses:
+    converted = quota_files.exchange(files, into)
+    for loss in converted.losses:
         note(f"lost: {loss}")
-    page().line(json.dumps({"documents": list(found.documents), "losses": list(found.losses)}, indent=2))
+    page().line(json.dumps({"documents": list(converted.documents), "losses": list(converted.losses)}, indent=2))

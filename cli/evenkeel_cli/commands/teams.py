@@ -102,8 +102,8 @@ def remove(
     """Remove a team that has no jobs, holds no nodes and has lent nothing."""
     client = lookup.current_client()
     version = client.get(f"/teams/{team}/quota")["version"]
-    found = client.change("DELETE", f"/teams/{team}?reason={quote(reason, safe='')}", {}, version=version)
-    answer_change(found, output, f"{team}  removed")
+    response = client.change("DELETE", f"/teams/{team}?reason={quote(reason, safe='')}", {}, version=version)
+    answer_change(response, output, f"{team}  removed")
 
 
 _STATE_TEXT = ("name", "changes", "version")

@@ -37,13 +37,13 @@ def why(
         else:
             _print_decision(out, decision)
         return
-    found = _ask(client, subject)
+    response = _ask(client, subject)
     if form.is_document:
-        out.document(found, form)
-    elif found.get("cordon") or found.get("repairedBy"):
-        _cordoned(out, found)
+        out.document(response, form)
+    elif response.get("cordon") or response.get("repairedBy"):
+        _cordoned(out, response)
     else:
-        _print_answer(out, found)
+        _print_answer(out, response)
 
 
 def _ask(client: ApiClient, subject: str) -> Json:

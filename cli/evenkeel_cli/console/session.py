@@ -71,8 +71,8 @@ class Session:
             cookies = SimpleCookie(headers.get("Cookie", ""))
         except CookieError:
             return False
-        found = cookies.get(self._cookie_name)
-        return found is not None and _same(found.value, self._cookie)
+        morsel = cookies.get(self._cookie_name)
+        return morsel is not None and _same(morsel.value, self._cookie)
 
     def not_a_change(self, headers: Mapping[str, str]) -> Refusal | None:
         """Refuse a change that no page of this console sent."""

@@ -131,8 +131,8 @@ def dead_letters(site: Site, _now: datetime) -> list[DoctorFinding]:
 def _waiting(site: Site, queue: str) -> int:
     names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
     url = site.output(f"{queue}Url")
-    found = site.aws.call("sqs", "get_queue_attributes", QueueUrl=url, AttributeNames=names)["Attributes"]
-    return sum(int(found[name]) for name in names)
+    attributes = site.aws.call("sqs", "get_queue_attributes", QueueUrl=url, AttributeNames=names)["Attributes"]
+    return sum(int(attributes[name]) for name in names)
 
 
 def schedules(site: Site, _now: datetime) -> list[DoctorFinding]:
@@ -237,8 +237,8 @@ def _metric(site: Site, now: datetime, namespace: str, name: str, statistic: str
 
 def pages(site: Site, _now: datetime) -> list[DoctorFinding]:
     topic = site.output("PageTopicArn")
-    found = site.aws.call("sns", "list_subscriptions_by_topic", TopicArn=topic)["Subscriptions"]
-    return evaluate.judge_pages([one["SubscriptionArn"] for one in found], topic)
+    subscriptions = site.aws.call("sns", "list_subscriptions_by_topic", TopicArn=topic)["Subscriptions"]
+    return evaluate.judge_pages([one["SubscriptionArn"] for one in subscriptions], topic)
 
 
 def fleets(site: Site, _now: datetime) -> list[DoctorFinding]:

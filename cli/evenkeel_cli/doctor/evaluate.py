@@ -41,21 +41,23 @@ def judge_api(problem: str, fix: str, status: Json) -> list[DoctorFinding]:
 
 def judge_stack(status: str, is_of_context: bool, url: str) -> list[DoctorFinding]:
     """Judge the state of the CloudFormation stack, and whether the command talks to this stack's API."""
-    found = []
+    findings = []
     if status.endswith("_IN_PROGRESS"):
-        found.append(warning(f"A deployment is running ({status}).", "Run evenkeel doctor again after the deployment."))
+        findings.append(
+            warning(f"A deployment is running ({status}).", "Run evenkeel doctor again after the deployment.")
+        )
     elif status in ("CREATE_COMPLETE", "UPDATE_COMPLETE", "IMPORT_COMPLETE"):
-        found.append(ok(f"The stack is deployed ({status})."))
+        findings.append(ok(f"The stack is deployed ({status})."))
     elif status == "UPDATE_ROLLBACK_COMPLETE":
         text = "The last deployment failed and was rolled back. The previous version runs."
-        found.append(warning(text, "aws cloudformation describe-stack-events --stack-name STACK, then make deploy"))
+        findings.append(warning(text, "aws cloudformation describe-stack-events --stack-name STACK, then make deploy"))
     else:
         fix = "aws cloudformation describe-stack-events --stack-name STACK, then make deploy"
-        found.append(failed(f"The stack is in state {status}.", fix))
+        findings.append(failed(f"The stack is in state {status}.", fix))
     if not is_of_context:
         text = f"The command talks to {url}, which is not this stack's API."
-        found.append(failed(text, "Give the right stack with --stack, or set EVENKEEL_URL.", "API"))
-    return found
+        findings.append(failed(text, "Give the right stack with --stack, or set EVENKEEL_URL.", "API"))
+    return findings
 
 
 def judge_api_log_role(setting: str, role: str) -> list[DoctorFinding]:
@@ -82,12 +84,16 @@ def judge_hyperpod(arn: str, described: Json | None) -> list[DoctorFinding]:
     name, status = described["ClusterName"], described["ClusterStatus"]
     fix = f"aws sagemaker describe-cluster --cluster-name {name}"
     if status == "InService":
-        found = [ok(f"{name} is InService, {arn}.")]
+        findings = [ok(f"{name} is InService, {arn}.")]
     elif status in ("Failed", "RollingBack", "Deleting"):
-        found = [failed(f"{name} is {status}: {described.get('FailureMessage') or 'AWS gives no reason'}.", fix)]
+        findings = [failed(f"{name} is {status}: {described.get('FailureMessage') or 'AWS gives no reason'}.", fix)]
     else:
-        found = [warning(f"{name} is {status}: Evenkeel repairs no node of the cluster until it is InService.", fix)]
-    return [*found, _node_recovery(described.get("NodeRecovery")), *_patches(name, described.get("InstanceGroups", []))]
+        findings = [warning(f"{name} is {status}: Evenkeel repairs no node of the cluster until it is InService.", fix)]
+    return [
+        *findings,
+        _node_recovery(described.get("NodeRecovery")),
+        *_patches(name, described.get("InstanceGroups", [])),
+    ]
 
 
 def _node_recovery(setting: str | None) -> DoctorFinding:
@@ -137,30 +143,30 @@ def judge_kubernetes(
     """
     if not states:
         return [failed("No Kubernetes cluster is configured.", "Deploy with the parameter KubernetesClusters.")]
-    found = []
+    findings = []
     for cluster, state in states.items():
         if state == "NOT_FOUND":
             text = f"EKS has no cluster {cluster} in this account and region."
-            found.append(failed(text, "Deploy with the right names in KubernetesClusters.", cluster))
+            findings.append(failed(text, "Deploy with the right names in KubernetesClusters.", cluster))
             continue
         answers = {function: one for function, test in tests.items() if (one := _find_cluster(test, cluster))}
         dead = {name: one for name, one in answers.items() if one["error"] and not _is_access_denied(one)}
         if dead:
-            found.append(_dead(cluster, dead, len(answers)))
+            findings.append(_dead(cluster, dead, len(answers)))
         elif not answers:
             reason, fix = next(iter(problems.values()), ("", _INVOKE))
-            found.append(unknown(f"No function tested {cluster}. {reason}".rstrip(), fix, cluster))
+            findings.append(unknown(f"No function tested {cluster}. {reason}".rstrip(), fix, cluster))
         else:
             versions = sorted({one["serverVersion"] for one in answers.values() if one["serverVersion"]})
             said = f"{cluster} answers all {len(answers)} tested functions"
-            found.append(ok(f"{said}, version {', '.join(versions) or 'unknown'}.", cluster))
+            findings.append(ok(f"{said}, version {', '.join(versions) or 'unknown'}.", cluster))
         if state and state != "ACTIVE":
-            found.append(
+            findings.append(
                 warning(
                     f"EKS reports that {cluster} is {state}.", f"aws eks describe-cluster --name {cluster}", cluster
                 )
             )
-    return found
+    return findings
 
 
 def _dead(cluster: str, dead: Mapping[str, Json], asked: int) -> DoctorFinding:
@@ -195,14 +201,14 @@ def judge_access(
         roles: The ARN of each function's role.
         groups: The Kubernetes groups that its access entry must name.
     """
-    found = []
+    findings = []
     for function, test in tests.items():
         for one in test["clusters"]:
             cluster, entry = one["cluster"], f"--principal-arn {roles[function]}"
             wanted = f"--kubernetes-groups {' '.join(groups[function])}"
             if _is_access_denied(one):
                 text = f"{cluster} denies access to {function}: {one['error']}"
-                found.append(
+                findings.append(
                     failed(text, f"aws eks create-access-entry --cluster-name {cluster} {entry} {wanted}", function)
                 )
             elif one["missing"]:
@@ -211,11 +217,11 @@ def judge_access(
                     "kubectl apply -f charts/kubernetes-access.yaml (for a team's namespace: docs/operate/teams.md), "
                     f"then aws eks update-access-entry --cluster-name {cluster} {entry} {wanted}"
                 )
-                found.append(failed(text, fix, function))
+                findings.append(failed(text, fix, function))
     asked = [name for name, test in tests.items() if any(not one["error"] for one in test["clusters"])]
-    if asked and not found:
-        found.append(ok(f"The roles of {len(asked)} functions have all verbs that they need."))
-    return found
+    if asked and not findings:
+        findings.append(ok(f"The roles of {len(asked)} functions have all verbs that they need."))
+    return findings
 
 
 def _rights(missing: Sequence[Json]) -> str:
@@ -234,17 +240,17 @@ _BIND_DISCOVERY = (
 
 def judge_kueue(test: Json, namespaces: Sequence[str]) -> list[DoctorFinding]:
     """Judge whether Kueue admits in a namespace of the jobs, and whether the stack is deployed for that."""
-    found, admission = [], test["admission"]
+    findings, admission = [], test["admission"]
     for one in test["clusters"]:
         cluster = one["cluster"]
         if one["kueueError"]:
             text = f"Evenkeel cannot read whether {cluster} runs Kueue: {one['kueueError']}"
-            found.append(failed(text, _BIND_DISCOVERY, cluster))
+            findings.append(failed(text, _BIND_DISCOVERY, cluster))
         elif one["kueueNamespaces"] is None:
-            found.append(unknown(f"{cluster} was not checked for Kueue.", _INVOKE, cluster))
+            findings.append(unknown(f"{cluster} was not checked for Kueue.", _INVOKE, cluster))
         else:
-            found.append(_kueue(cluster, admission, one["kueueNamespaces"], namespaces))
-    return found or [unknown("No cluster could be checked for Kueue.", _INVOKE)]
+            findings.append(_kueue(cluster, admission, one["kueueNamespaces"], namespaces))
+    return findings or [unknown("No cluster could be checked for Kueue.", _INVOKE)]
 
 
 def _kueue(
@@ -268,16 +274,16 @@ def _kueue(
 
 def judge_queues(events: int, requests: int) -> list[DoctorFinding]:
     """Judge what waits in the two queues that functions work off."""
-    found = []
+    findings = []
     for name, count, limit, page in (
         ("events", events, MANY_EVENTS, "events-delayed"),
         ("scheduling requests", requests, MANY_REQUESTS, "cycles-delayed"),
     ):
         if count > limit:
-            found.append(failed(f"{count} {name} wait.", f"docs/runbooks/{page}.md", name))
+            findings.append(failed(f"{count} {name} wait.", f"docs/runbooks/{page}.md", name))
         else:
-            found.append(ok(f"{count} {name} wait.", name))
-    return found
+            findings.append(ok(f"{count} {name} wait.", name))
+    return findings
 
 
 DEAD_LETTERS = {
@@ -292,12 +298,12 @@ DEAD_LETTERS = {
 
 
 def judge_dead_letters(counts: Mapping[str, int]) -> list[DoctorFinding]:
-    found = [
+    findings = [
         failed(f"{name} holds {counts[name]} messages.", f"docs/runbooks/{page}.md", name)
         for name, page in DEAD_LETTERS.items()
         if counts[name]
     ]
-    return found or [ok(f"All {len(counts)} dead-letter queues are empty.")]
+    return findings or [ok(f"All {len(counts)} dead-letter queues are empty.")]
 
 
 def judge_schedules(states: Mapping[str, str], enable: str) -> list[DoctorFinding]:
@@ -324,31 +330,31 @@ def judge_ages(
         states: The states of their schedules; without those of functions whose schedule is not known.
         deployed: Seconds since the stack was deployed; None where that is not known.
     """
-    found = []
+    findings = []
     for function, age in ages.items():
         fix = f"docs/runbooks/{_SILENT_PAGES.get(function, 'README')}.md"
         if age is not None and age <= LATE_SECONDS:
-            found.append(ok(f"Last run {_age_text(age)} ago.", function))
+            findings.append(ok(f"Last run {_age_text(age)} ago.", function))
             continue
         seen = "The function has never run." if age is None else f"Last run {_age_text(age)} ago."
         if states.get(function) == "DISABLED":
-            found.append(warning(f"{seen} The schedule of the function is off.", "Turn the schedules on.", function))
+            findings.append(warning(f"{seen} The schedule of the function is off.", "Turn the schedules on.", function))
         elif age is None and deployed is not None and deployed < LATE_SECONDS:
             text = f"The function has not finished a run yet. The stack was deployed {_age_text(deployed)} ago."
-            found.append(warning(text, "Run evenkeel doctor again in a few minutes.", function))
+            findings.append(warning(text, "Run evenkeel doctor again in a few minutes.", function))
         elif age is None or age > SILENT_SECONDS:
-            found.append(failed(seen, fix, function))
+            findings.append(failed(seen, fix, function))
         else:
-            found.append(warning(f"{seen} It must run each minute.", fix, function))
-    return found
+            findings.append(warning(f"{seen} It must run each minute.", fix, function))
+    return findings
 
 
 def judge_sources(sources: Sequence[Json]) -> list[DoctorFinding]:
     """Judge when each source of facts last answered, as the API tells it."""
-    found = [_source(one) for one in sources]
-    bad = [finding for finding in found if finding.status is not Status.OK]
-    good = len(found) - len(bad)
-    return [*([ok(f"{good} of {len(found)} sources of facts are current.")] if good else []), *merged(bad)]
+    findings = [_source(one) for one in sources]
+    bad = [finding for finding in findings if finding.status is not Status.OK]
+    good = len(findings) - len(bad)
+    return [*([ok(f"{good} of {len(findings)} sources of facts are current.")] if good else []), *merged(bad)]
 
 
 def _source(one: Json) -> DoctorFinding:
@@ -402,16 +408,16 @@ def judge_events(rules: Mapping[str, Json]) -> list[DoctorFinding]:
     Args:
         rules: By name `{"state", "matched", "failed"}` of the last day; a count is None where it is not known.
     """
-    found = []
+    findings = []
     for name, rule in rules.items():
         if rule["state"] != "ENABLED":
             text = f"Rule {name} is {rule['state'] or 'missing'}: its events are lost."
-            found.append(failed(text, "Deploy the stack again, or: aws events enable-rule --name RULE", name))
+            findings.append(failed(text, "Deploy the stack again, or: aws events enable-rule --name RULE", name))
         elif rule["failed"]:
             text = f"EventBridge could not deliver {rule['failed']:.0f} events of rule {name} in the last day."
-            found.append(failed(text, "docs/runbooks/undelivered-events.md", name))
-    if found:
-        return found
+            findings.append(failed(text, "docs/runbooks/undelivered-events.md", name))
+    if findings:
+        return findings
     counts = {name: rule["matched"] for name, rule in rules.items()}
     if any(count is None for count in counts.values()):
         text = f"All {len(rules)} rules are on. Matched events are unknown: this endpoint has no such metrics."
@@ -448,13 +454,13 @@ FLEETS = "/evenkeel/fleets"
 
 def judge_fleets(clusters: Collection[str], hyper_pod: str, others: Mapping[str, Json]) -> list[DoctorFinding]:
     """Judge whether a cluster belongs to two fleets. `others` holds the records of the other fleets, by fleet."""
-    found = []
+    findings = []
     for fleet, record in sorted(others.items()):
         theirs = str(record.get("clusters", "")).split(",")
         shared = [name for name in clusters if name in theirs]
         if hyper_pod and hyper_pod == record.get("hyperPod"):
             shared.append(hyper_pod)
-        found += [
+        findings += [
             failed(
                 f"It also belongs to the fleet {fleet} of the stack {record.get('stack', '')}: both repair its nodes.",
                 "Remove it from the parameters of one stack (docs/operate/fleets.md).",
@@ -462,7 +468,7 @@ def judge_fleets(clusters: Collection[str], hyper_pod: str, others: Mapping[str,
             )
             for name in shared
         ]
-    return found or [ok(f"No cluster is shared with the {len(others)} other fleets of the account and region.")]
+    return findings or [ok(f"No cluster is shared with the {len(others)} other fleets of the account and region.")]
 
 
 def judge_policy(policy: Json) -> list[DoctorFinding]:
@@ -487,17 +493,17 @@ def judge_versions(command: str, tests: Mapping[str, Json]) -> list[DoctorFindin
             if one["serverVersion"]
         }
     )
-    found = [ok(f"Kubernetes: {', '.join(servers)}.", "server")] if servers else []
+    findings = [ok(f"Kubernetes: {', '.join(servers)}.", "server")] if servers else []
     if len(versions) > 1:
         text = f"Functions run different versions: {', '.join(versions)}. A deployment did not reach all of them."
-        return [failed(text, "Deploy the stack again: make deploy", "functions"), *found]
+        return [failed(text, "Deploy the stack again: make deploy", "functions"), *findings]
     if versions != [command]:
         text = f"The command has version {command}; the functions and their layer have version {versions[0]}."
         return [
             warning(text, "Deploy the stack or update the command; both must have the same version.", "functions"),
-            *found,
+            *findings,
         ]
-    return [ok(f"The command, {len(tests)} functions and their layer have version {command}.", "functions"), *found]
+    return [ok(f"The command, {len(tests)} functions and their layer have version {command}.", "functions"), *findings]
 
 
 def judge_untested(problems: Mapping[str, tuple[str, str]]) -> list[DoctorFinding]:

@@ -29,18 +29,18 @@ def _cluster(name: str, cluster: Json | None, *, has_subnets: bool) -> list[Doct
     if cluster is None:
         text = f"EKS has no cluster {name} in this account and region."
         return [failed(text, "Correct KubernetesClusters in samconfig.toml.", name)]
-    found = []
+    findings = []
     if cluster["status"] != "ACTIVE":
         fix = f"aws eks describe-cluster --name {name}"
         kind = warning if cluster["status"] == "UPDATING" else failed
-        found.append(kind(f"EKS reports that {name} is {cluster['status']}.", fix, name))
+        findings.append(kind(f"EKS reports that {name} is {cluster['status']}.", fix, name))
     mode = cluster.get("accessConfig", {}).get("authenticationMode", "CONFIG_MAP")
     if mode not in ("API", "API_AND_CONFIG_MAP"):
         fix = f"aws eks update-cluster-config --name {name} --access-config authenticationMode=API_AND_CONFIG_MAP"
-        found.append(failed(f"{name} has the authentication mode {mode}, so it has no access entries.", fix, name))
+        findings.append(failed(f"{name} has the authentication mode {mode}, so it has no access entries.", fix, name))
     if reach := _reach(name, cluster["resourcesVpcConfig"], has_subnets=has_subnets):
-        found.append(reach)
-    return found
+        findings.append(reach)
+    return findings
 
 
 def _reach(name: str, config: Json, *, has_subnets: bool) -> DoctorFinding | None:
@@ -79,7 +79,7 @@ def judge_subnets(
     """
     if not wanted:
         return [ok("The functions run outside a VPC (parameter SubnetIds).")]
-    found = [
+    findings = [
         failed(f"{kind} {name} does not exist in this account and region.", f"Correct {parameter}.", name)
         for kind, parameter, names, there in (
             ("Subnet", "SubnetIds", wanted, {subnet["SubnetId"] for subnet in subnets}),
@@ -91,15 +91,15 @@ def judge_subnets(
     vpcs = sorted({fault["VpcId"] for fault in (*subnets, *found_groups)})
     if len(vpcs) > 1:
         text = f"Subnets and security groups are in different VPCs: {', '.join(vpcs)}."
-        found.append(failed(text, "Use subnets and security groups of one VPC."))
+        findings.append(failed(text, "Use subnets and security groups of one VPC."))
     if len({subnet["AvailabilityZone"] for subnet in subnets}) == 1:
         text = "All subnets are in one Availability Zone: if it fails, Evenkeel reaches no cluster."
-        found.append(warning(text, "Name subnets in two Availability Zones."))
+        findings.append(warning(text, "Name subnets in two Availability Zones."))
     for name, config in clusters.items():
         if config["vpcId"] not in vpcs and vpcs:
             text = f"{name} is in {config['vpcId']}, the subnets are in {', '.join(vpcs)}. The VPCs need a connection."
-            found.append(warning(text, f"See {_PAGE}.", name))
-    return found or [ok(f"{len(wanted)} subnets and {len(groups)} security groups exist in {', '.join(vpcs)}.")]
+            findings.append(warning(text, f"See {_PAGE}.", name))
+    return findings or [ok(f"{len(wanted)} subnets and {len(groups)} security groups exist in {', '.join(vpcs)}.")]
 
 
 def judge_cluster_rules(
@@ -107,7 +107,7 @@ def judge_cluster_rules(
 ) -> list[DoctorFinding]:
     """Judge whether each cluster security group allows HTTPS from the functions' groups."""
     by_id = {rule["GroupId"]: rule["IpPermissions"] for rule in rules}
-    found = []
+    findings = []
     for name, config in clusters.items():
         guard = config.get("clusterSecurityGroupId", "")
         if guard in groups or any(_admits(rule, groups) for rule in by_id.get(guard, ())):
@@ -117,8 +117,8 @@ def judge_cluster_rules(
             f"--source-group {groups[0] if groups else 'GROUP'}"
         )
         text = f"The cluster security group {guard} of {name} has no rule for the functions' security groups."
-        found.append(failed(text, fix, name))
-    return found
+        findings.append(failed(text, fix, name))
+    return findings
 
 
 def _admits(rule: Json, groups: Sequence[str]) -> bool:

@@ -37,12 +37,12 @@ def judge_account(account: str, region: str, hyperpod_arn: str) -> list[DoctorFi
 
 
 def judge_names(stack: str, fleet: str) -> list[DoctorFinding]:
-    found = []
+    findings = []
     for name, value, limit in (("stack", stack, MAX_STACK_NAME), ("fleet", fleet, MAX_FLEET_NAME)):
         if len(value) > limit:
             text = f"The name of the {name} has {len(value)} characters, at most {limit} are possible."
-            found.append(failed(text, f"Shorten it in {_SAMCONFIG}.", name))
-    return found or [ok(f"The names {stack} and {fleet} are short enough.")]
+            findings.append(failed(text, f"Shorten it in {_SAMCONFIG}.", name))
+    return findings or [ok(f"The names {stack} and {fleet} are short enough.")]
 
 
 def judge_parameters(parameters: Mapping[str, str], clusters: Sequence[str]) -> list[DoctorFinding]:
@@ -53,18 +53,18 @@ def judge_parameters(parameters: Mapping[str, str], clusters: Sequence[str]) -> 
         "SubnetIds": bool(parameters["SecurityGroupIds"]) and not parameters["SubnetIds"],
         "CheckpointBuckets": bool(parameters["CheckpointEncryption"]) and not parameters["CheckpointBuckets"],
     }
-    found = [
+    findings = [
         failed(f"{name} is missing; other parameters need it.", f"Set {name} in {_SAMCONFIG} (docs/deploy.md).", name)
         for name, is_missing in problems.items()
         if is_missing
     ]
     if parameters["LocalEngine"] == "true" or parameters["Policy"] != "production":
         text = "LocalEngine and Policy have the values of the local data centre."
-        found.append(failed(text, f"Set LocalEngine=false and Policy=production in {_SAMCONFIG}.", "LocalEngine"))
+        findings.append(failed(text, f"Set LocalEngine=false and Policy=production in {_SAMCONFIG}.", "LocalEngine"))
     if not parameters["PageEmail"]:
         text = "PageEmail is empty: no person receives pages until you subscribe to the page topic."
-        found.append(warning(text, "Set PageEmail, or follow docs/deploy.md, step 7.", "PageEmail"))
-    return found or [ok("The parameters fit together.")]
+        findings.append(warning(text, "Set PageEmail, or follow docs/deploy.md, step 7.", "PageEmail"))
+    return findings or [ok("The parameters fit together.")]
 
 
 _COMPLETE = (
@@ -80,14 +80,14 @@ _COMPLETE = (
 def judge_earlier_stack(name: str, status: str, parameters: Mapping[str, str]) -> list[DoctorFinding]:
     """Judge the stack of this name. `status` is empty if there is none."""
     if status in ("", "REVIEW_IN_PROGRESS"):
-        found = [ok(f"There is no stack {name} yet.")]
+        findings = [ok(f"There is no stack {name} yet.")]
         if parameters["Schedules"] == "on":
             text = "Schedules is on in a new stack: alarms page for missing access until the setup is complete."
-            found.append(warning(text, f"Set Schedules=off in {_SAMCONFIG} (docs/deploy.md).", "Schedules"))
+            findings.append(warning(text, f"Set Schedules=off in {_SAMCONFIG} (docs/deploy.md).", "Schedules"))
         if parameters["Mode"] == "act":
             text = "Mode is act in a new stack: Evenkeel repairs nodes before you have seen its decisions."
-            found.append(warning(text, f"Set Mode=observe in {_SAMCONFIG} (docs/deploy.md).", "Mode"))
-        return found
+            findings.append(warning(text, f"Set Mode=observe in {_SAMCONFIG} (docs/deploy.md).", "Mode"))
+        return findings
     if status in _COMPLETE:
         return [ok(f"The stack {name} can be updated ({status}).")]
     if status.endswith("_IN_PROGRESS"):
@@ -138,21 +138,21 @@ def judge_limits(limit: int, unreserved: int, *, reserved: tuple[int, int], decl
         f"--desired-value {max(1000, limit)}"
     )
     present, wanted = (RESERVING_FUNCTIONS * each for each in reserved)
-    found = []
+    findings = []
     if unreserved < MIN_CONCURRENCY:
-        found.append(failed(f"Only {unreserved} of {limit} concurrent invocations are unreserved.", raise_it))
+        findings.append(failed(f"Only {unreserved} of {limit} concurrent invocations are unreserved.", raise_it))
     elif unreserved < ENOUGH_CONCURRENCY:
-        found.append(warning(f"Only {unreserved} of {limit} concurrent invocations are unreserved.", raise_it))
+        findings.append(warning(f"Only {unreserved} of {limit} concurrent invocations are unreserved.", raise_it))
     if wanted and unreserved + present - wanted < KEPT_UNRESERVED:
         text = (
             f"CordonConcurrency={reserved[1]} reserves {wanted} invocations. Lambda must keep {KEPT_UNRESERVED} of the "
             f"{unreserved + present} that are unreserved without this stack."
         )
-        found.append(failed(text, f"Lower CordonConcurrency in {_SAMCONFIG}, or: {raise_it}", "CordonConcurrency"))
+        findings.append(failed(text, f"Lower CordonConcurrency in {_SAMCONFIG}, or: {raise_it}", "CordonConcurrency"))
     if declared != limit:
         text = f"LambdaConcurrencyLimit is {declared}, the account's limit is {limit}: the alarm would be wrong."
-        found.append(warning(text, f"Set LambdaConcurrencyLimit={limit} in {_SAMCONFIG}.", "LambdaConcurrencyLimit"))
-    return found or [ok(f"{unreserved} of {limit} concurrent invocations are unreserved.")]
+        findings.append(warning(text, f"Set LambdaConcurrencyLimit={limit} in {_SAMCONFIG}.", "LambdaConcurrencyLimit"))
+    return findings or [ok(f"{unreserved} of {limit} concurrent invocations are unreserved.")]
 
 
 def judge_orchestrator(described: Json, clusters: Sequence[str]) -> list[DoctorFinding]:

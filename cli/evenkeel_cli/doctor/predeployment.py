@@ -54,19 +54,19 @@ class PlannedSite:
 
     def _cluster(self, name: str) -> Json | None:
         try:
-            found: Json = self.call("eks", "describe_cluster", name=name)["cluster"]
+            answer: Json = self.call("eks", "describe_cluster", name=name)["cluster"]
         except ResourceNotFound:
             return None
-        return found
+        return answer
 
     @read_once
     def stack(self) -> Json:
         """Return the stack of this name as CloudFormation describes it; empty if there is none."""
         try:
-            found: list[Json] = self.call("cloudformation", "describe_stacks", StackName=self.planned.name)["Stacks"]
+            stacks: list[Json] = self.call("cloudformation", "describe_stacks", StackName=self.planned.name)["Stacks"]
         except ResourceNotFound:
             return {}
-        return found[0] if found else {}
+        return stacks[0] if stacks else {}
 
     def all_of(self, operation: str, field: str, filters: Mapping[str, list[str]]) -> list[Json]:
         """Return all pages of a description of EC2."""

@@ -209,11 +209,11 @@ class Site:
     def read_stack(self) -> Json:
         """Return the stack as CloudFormation describes it, or raise why not."""
         try:
-            found: Json = self.aws.call("cloudformation", "describe_stacks", StackName=self.stack)["Stacks"][0]
+            stacks: Json = self.aws.call("cloudformation", "describe_stacks", StackName=self.stack)["Stacks"][0]
         except ResourceNotFound:
             text = f"There is no stack {self.stack} in {self.context.region}."
             raise CouldNotCheck(text, "Give its name with --stack, or deploy the stack: docs/deploy.md") from None
-        return found
+        return stacks
 
     def output(self, name: str) -> str:
         """Return an output of the stack."""
@@ -230,14 +230,14 @@ class Site:
     @read_once
     def resources(self) -> Mapping[str, str]:
         """Return the physical ids of the stack's resources by their logical ids."""
-        found: dict[str, str] = {}
+        resources: dict[str, str] = {}
         token: dict[str, str] = {}
         while True:
             page = self.aws.call("cloudformation", "list_stack_resources", StackName=self.stack, **token)
             for one in page["StackResourceSummaries"]:
-                found[one["LogicalResourceId"]] = one.get("PhysicalResourceId", "")
+                resources[one["LogicalResourceId"]] = one.get("PhysicalResourceId", "")
             if not page.get("NextToken"):
-                return found
+                return resources
             token = {"NextToken": page["NextToken"]}
 
     def clusters(self) -> tuple[str, ...]:

@@ -46,8 +46,8 @@ def groups_of(function: str) -> tuple[str, ...]:
 def rights_of(function: str, namespaces: Sequence[str]) -> tuple[AccessRule, ...]:
     """Return every right that a function's groups grant, in each of the namespaces in which jobs run."""
     granted = _granted()
-    found = (right for group in groups_of(function) for right in granted.get(group, ()))
-    return tuple(dict.fromkeys(one for right in found for one in _spread(right, namespaces)))
+    rights = (right for group in groups_of(function) for right in granted.get(group, ()))
+    return tuple(dict.fromkeys(one for right in rights for one in _spread(right, namespaces)))
 
 
 def _spread(right: AccessRule, namespaces: Sequence[str]) -> Iterator[AccessRule]:

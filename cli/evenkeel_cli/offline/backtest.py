@@ -62,8 +62,8 @@ class RecordStore:
     @property
     def count(self) -> int:
         """Number of different records."""
-        found: int = self._database.execute("SELECT COUNT(*) FROM records").fetchone()[0]
-        return found
+        count: int = self._database.execute("SELECT COUNT(*) FROM records").fetchone()[0]
+        return count
 
     def records(self) -> Iterator[Record]:
         """Yield every record in order of time."""
@@ -131,13 +131,13 @@ class Intake:
 
 
 def _files(paths: Iterable[Path]) -> list[Path]:
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         inside = sorted(each for each in path.rglob("*") if each.name.endswith(_SUFFIXES)) if path.is_dir() else [path]
-        found += inside
-    if not found:
+        files += inside
+    if not files:
         raise CommandFailed(Exit.USAGE, f"No file ends in {', '.join(_SUFFIXES)}.", code="USAGE")
-    return found
+    return files
 
 
 def run(paths: Iterable[Path], policy: Policy, cluster: str, *, window_hours: int, node_recovery: str) -> Json:

@@ -66,11 +66,11 @@ def rate_of(rate: str, failures: int | None, node_hours: str, confidence: float)
         if rate and failures is None and not node_hours:
             return failure_rates.stated_rate(share("--rate", rate))
         if not rate and failures is not None and node_hours:
-            found = failure_rates.failure_rate(failures, number("--node-hours", node_hours), confidence)
-            if not all(math.isfinite(value) for _, value in ends_of(found)):
+            failure_rate = failure_rates.failure_rate(failures, number("--node-hours", node_hours), confidence)
+            if not all(math.isfinite(value) for _, value in ends_of(failure_rate)):
                 problem = f"is too small for {counted(failures, 'failure')}: the rate has no finite value"
                 raise wrong("--node-hours", problem)
-            return found
+            return failure_rate
     if rate:
         raise CommandFailed(Exit.USAGE, "--rate excludes --failures and --node-hours.", code="WRONG_FIGURE")
     raise CommandFailed(
@@ -99,7 +99,7 @@ def grouped_document(observations: Json, by: str, confidence: float) -> Json:
     return grouped(failure_rates.Observations.read(observations), by, confidence)
 
 
-def grouped(seen: failure_rates.Observations, by: str, confidence: float) -> Json:
+def grouped(observations: failure_rates.Observations, by: str, confidence: float) -> Json:
     """Return the rate of each group, in rows without nested objects.
 
     Raises:
@@ -112,7 +112,7 @@ def grouped(seen: failure_rates.Observations, by: str, confidence: float) -> Jso
         raise wrong("--by", f"must be one of {known}, not {by!r}") from error
     rows = []
     with options():
-        for rate in failure_rates.rates_by(seen, grouping, confidence):
+        for rate in failure_rates.rates_by(observations, grouping, confidence):
             known_rate = rate.rate.to_json() if rate.rate else dict.fromkeys(_RATE_FIELDS)
             note = {"note": rate.note or (rate.rate.note if rate.rate else "")}
             rows.append(
@@ -186,16 +186,16 @@ def effective_time(
     with options(failure_free_hours="--failure-free"):
         for end, value in ends_of(rate):
             for model in wanted:
-                found = downtime.run_time(nodes, value, downtime_seconds, run["failureFreeHours"], model)
-                lost = found.lost_days
+                run_time = downtime.run_time(nodes, value, downtime_seconds, run["failureFreeHours"], model)
+                lost = run_time.lost_days
                 rows.append(
                     {"end": end, "failuresPerNodeHour": value}
-                    | found.to_json()
+                    | run_time.to_json()
                     | {"lostUsd": None if usd is None or lost is None else lost * 24 * usd}
                 )
                 if (before := run.get("insteadOfSeconds")) is not None:
                     longer = downtime.run_time(nodes, value, before, run["failureFreeHours"], model)
-                    saved = downtime.saving(longer, found)
+                    saved = downtime.saving(longer, run_time)
                     dollars = None if usd is None or saved.saved_days is None else saved.saved_days * 24 * usd
                     savings.append({"end": end} | saved.to_json() | {"savedUsd": dollars})
     return {

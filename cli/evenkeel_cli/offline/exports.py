@@ -161,7 +161,7 @@ def _node(document: Json, cluster: str, policy: Policy, *, is_deleted: bool) -> 
         return Found(malformed=f"not a node object: {type(error).__name__}: {error}"[:200])
     if node.instance_id is None:
         return Found(unknown="a node object without an EC2 instance id")
-    seen = NodeSeen(
+    observation = NodeSeen(
         cluster=cluster,
         node_name=node.name,
         instance_id=node.instance_id,
@@ -181,8 +181,8 @@ def _node(document: Json, cluster: str, policy: Policy, *, is_deleted: bool) -> 
     )
     # The times of NotReady follow from all objects and events of the node together.
     facts = [fact for fact in kubernetes_node.facts_of(node, policy.watch, at) if fact.source != KUBELET]
-    digest = hashlib.sha256(seen.model_dump_json().encode()).hexdigest()[:16]
-    records = [Record(key=f"node/{node.name}/{rfc3339(at)}/{digest}", at=at, content=seen)]
+    digest = hashlib.sha256(observation.model_dump_json().encode()).hexdigest()[:16]
+    records = [Record(key=f"node/{node.name}/{rfc3339(at)}/{digest}", at=at, content=observation)]
     records += [Record(key=fact.fact_key, at=at, content=fact) for fact in facts if not fact.is_drill]
     return Found(tuple(records))
 

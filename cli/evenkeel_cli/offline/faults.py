@@ -20,11 +20,11 @@ def listed(catalogue: FaultCatalogue, family: str) -> list[Json]:
         CommandFailed: there is no such family.
     """
     wanted = family.lower()
-    found = [fault for fault in catalogue.values() if not wanted or wanted in (fault.family, fault.key.split(":")[0])]
-    if not found:
+    faults = [fault for fault in catalogue.values() if not wanted or wanted in (fault.family, fault.key.split(":")[0])]
+    if not faults:
         families = ", ".join(dict.fromkeys(fault.key.split(":")[0] for fault in catalogue.values()))
         raise CommandFailed(Exit.USAGE, f"There is no family {family!r}; there are {families}.", code="USAGE")
-    return [_summary(fault) for fault in found]
+    return [_summary(fault) for fault in faults]
 
 
 def _summary(fault: Fault) -> Json:

@@ -35,10 +35,10 @@ def interruptions(incidents: Iterable[Json], jobs: Mapping[str, Json], end: date
         end: Until when a standstill that still lasts counts.
     """
     return [
-        found
+        interruption
         for incident in incidents
         for affected in incident["affectedJobs"]
-        if (found := _interruption(incident, affected, jobs.get(affected["jobId"]), end)) is not None
+        if (interruption := _interruption(incident, affected, jobs.get(affected["jobId"]), end)) is not None
     ]
 
 

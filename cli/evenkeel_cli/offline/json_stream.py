@@ -68,8 +68,8 @@ class _Reader:
             if self._text[self._at] == "[":
                 self._take(1)
                 yield from self._entries()
-            elif (found := self._list_head()) is not None:
-                self._take(found)
+            elif (start := self._list_head()) is not None:
+                self._take(start)
                 yield from self._entries()
                 yield from self._rest_of_object()
             else:
@@ -86,8 +86,8 @@ class _Reader:
             return None
         if len(self._text) - self._at < _CHUNK:
             self._fill(_CHUNK)
-        found = _LIST.match(self._text, self._at)
-        return found.end() - self._at if found else None
+        match = _LIST.match(self._text, self._at)
+        return match.end() - self._at if match else None
 
     def _entries(self) -> Iterator[Document]:
         """Yield the entries of a list, up to its end."""
@@ -142,8 +142,8 @@ class _Reader:
     def _skip_space(self) -> bool:
         """Go to the next character that is not white space. Return False at the end of the stream."""
         while True:
-            found = _SPACE.match(self._text, self._at)
-            self._take(found.end() - self._at if found else 0)
+            match = _SPACE.match(self._text, self._at)
+            self._take(match.end() - self._at if match else 0)
             if self._at < len(self._text):
                 return True
             if not self._fill(_CHUNK):
@@ -152,9 +152,9 @@ class _Reader:
     def _skip_to_next_line(self) -> bool:
         """Go to the next line that begins with a document. Return False at the end of the stream."""
         while True:
-            found = _NEXT_LINE.search(self._text, self._at)
-            if found:
-                self._take(found.end() - self._at)
+            match = _NEXT_LINE.search(self._text, self._at)
+            if match:
+                self._take(match.end() - self._at)
                 return True
             self._take(max(0, len(self._text) - 1 - self._at))
             if not self._fill(_CHUNK):

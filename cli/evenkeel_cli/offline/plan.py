@@ -42,12 +42,12 @@ def run(
         replay = Replay(declared, cycles, releases_at_once, begins)
         for file in jobs:
             for position, each in enumerate(quota_files.load(file)):
-                for found in _jobs_of(each):
+                for job in _jobs_of(each):
                     where = f"{file}: document {position + 1}"
-                    if isinstance(found, dict) and (str(found.get("kind")) in NO_JOBS or is_other_kind(found)):
-                        declared.read_warnings.warn(where, f"{found['kind']} is not a job and is ignored here")
+                    if isinstance(job, dict) and (str(job.get("kind")) in NO_JOBS or is_other_kind(job)):
+                        declared.read_warnings.warn(where, f"{job['kind']} is not a job and is ignored here")
                     else:
-                        replay.submit(found, where)
+                        replay.submit(job, where)
         replay.run(_events(declared, events), str(events or "events"))
     except DocumentError as error:
         raise quota_files.refused(error) from error
@@ -185,7 +185,7 @@ def explain(replay: Replay, job: str) -> "Why":
     if job in replay.unqueued:
         raise CommandFailed(Exit.NOT_FOUND, f"{job} is in no queue: {replay.unqueued[job]}.", code="NOT_QUEUED")
     scheduler = replay.scheduler
-    waiting = next((found for queue in scheduler.pending.values() if (found := queue.get(job))), None)
+    waiting = next((workload for queue in scheduler.pending.values() if (workload := queue.get(job))), None)
     if waiting is not None:
         return why(scheduler, waiting.workload)
     last = next((decision for decision in reversed(replay.decisions) if decision.workload.workload_id == job), None)
@@ -202,10 +202,10 @@ def explain(replay: Replay, job: str) -> "Why":
     )
 
 
-def draw_why(out: Printer, found: "Why") -> None:
+def draw_why(out: Printer, why: "Why") -> None:
     """Draw why for a person."""
-    out.line(f"{out.bold(found.job)} in {found.queue}: {found.sentence}")
-    if found.decision.considered:
+    out.line(f"{out.bold(why.job)} in {why.queue}: {why.sentence}")
+    if why.decision.considered:
         out.line()
         columns = [
             Column("POD SET", attrgetter("pod_set")),
@@ -213,11 +213,11 @@ def draw_why(out: Printer, found: "Why") -> None:
             Column("MODE", attrgetter("mode")),
             Column("WEIGHED", lambda each: _comparison_text(each) or each.why or each.pending, may_shrink=True),
         ]
-        out.table(columns, found.decision.considered)
-    if found.changes:
+        out.table(columns, why.decision.considered)
+    if why.changes:
         out.line()
         out.line("Each of these alone would get it in:")
-        out.pairs([(change.kind, change.message) for change in found.changes], indent="  ")
+        out.pairs([(change.kind, change.message) for change in why.changes], indent="  ")
 
 
 def _comparison_text(considered: Considered) -> str:

@@ -77,10 +77,10 @@ def _overrides(value: Any, environment: str) -> dict[str, str]:
 
 def declared_parameters(template: str) -> Json:
     """Return the parameters of a template. Only this section is parsed: YAML of the whole template takes seconds."""
-    found = re.search(r"^Parameters:\n(?:[ #].*\n|\n)+", template, re.MULTILINE)
-    if not found:
+    match = re.search(r"^Parameters:\n(?:[ #].*\n|\n)+", template, re.MULTILINE)
+    if not match:
         raise _wrong("template.yaml has no parameters.")
-    parameters: Json = yaml.safe_load(found[0])["Parameters"]
+    parameters: Json = yaml.safe_load(match[0])["Parameters"]
     return parameters
 
 

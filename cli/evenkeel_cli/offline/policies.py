@@ -57,9 +57,9 @@ def differences(policy: Policy, base: str = "production") -> list[tuple[str, str
 
 def _leaves(document: Any, path: str = "") -> dict[str, str]:
     if isinstance(document, dict):
-        found: dict[str, str] = {}
+        leaves: dict[str, str] = {}
         for name, value in document.items():
             if value is not None:
-                found |= _leaves(value, f"{path}.{name}" if path else name)
-        return found
+                leaves |= _leaves(value, f"{path}.{name}" if path else name)
+        return leaves
     return {path: document if isinstance(document, str) else json.dumps(document)}

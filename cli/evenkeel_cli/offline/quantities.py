@@ -51,10 +51,10 @@ def seconds(option: str, typed: str) -> float:
     parts = _PLUS.split(typed)
     if len(parts) > 1:
         return sum(seconds(option, part) for part in parts)
-    found = _DURATION.fullmatch(typed.strip())
-    if found is None:
+    match = _DURATION.fullmatch(typed.strip())
+    if match is None:
         raise wrong(option, f"must be a duration such as 90s, 40min or 4.5h, not {typed!r}")
-    value = number(option, found[1]) * _UNITS[found[2] or "s"]
+    value = number(option, match[1]) * _UNITS[match[2] or "s"]
     if value < 0:
         raise wrong(option, f"must not be negative, not {typed}")
     return value

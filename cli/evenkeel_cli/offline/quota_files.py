@@ -27,20 +27,20 @@ def declared(profile: Profile, quota: list[Path], config: Path | None = None) ->
     Raises:
         CommandFailed: one cannot be used; names the file, the object and the field.
     """
-    found = QuotaDocuments(profile, RULES[profile])
+    quota_documents = QuotaDocuments(profile, RULES[profile])
     try:
         for each in load(config) if config else ():
-            found.configure(each, str(config))
+            quota_documents.configure(each, str(config))
         for file in quota:
             for each in load(file):
                 # A file that `quota export` wrote holds its documents in a list.
                 for document in each["documents"] if isinstance(each, dict) and "documents" in each else [each]:
-                    found.add(document, str(file))
+                    quota_documents.add(document, str(file))
     except DocumentError as error:
         raise refused(error) from error
-    if not found.queues:
+    if not quota_documents.queues:
         raise CommandFailed(Exit.USAGE, "No file declares a queue.", code="NO_QUEUE", hint="evenkeel plan --help")
-    return found
+    return quota_documents
 
 
 def refused(error: DocumentError) -> CommandFailed:

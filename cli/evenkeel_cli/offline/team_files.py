@@ -47,13 +47,13 @@ def read(files: list[Path]) -> DesiredState:
             for document in each["documents"] if isinstance(each, dict) and "documents" in each else [each]:
                 _add(document, str(file), wanted, declared)
     if declared.queues or declared.cohorts or declared.priorities:
-        found = convert(declared, Format.EVENKEEL)
-        wanted.losses = found.losses
-        document = ShortQuotas.model_validate(found.documents[0])
+        converted = convert(declared, Format.EVENKEEL)
+        wanted.losses = converted.losses
+        document = ShortQuotas.model_validate(converted.documents[0])
         setup = setup_of_quotas(document)
         wanted.queues = {team.name: team.to_json() for team in setup.teams}
         fleet = setup.fleet.to_json()
-        wanted.fleet = {name: fleet[name] for name in OF_QUOTA_FILES if _declares(name, found.documents[0])}
+        wanted.fleet = {name: fleet[name] for name in OF_QUOTA_FILES if _declares(name, converted.documents[0])}
     _check(wanted, ", ".join(map(str, files)))
     return wanted
 

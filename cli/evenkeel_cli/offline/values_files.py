@@ -37,12 +37,12 @@ def import_(file: Path, onto: Path | None) -> Json:
     """
     read = _read(file)
     try:
-        found = import_values(read)
-        policy = _merged(policies.document(onto) if onto else {}, found.policy)
+        imported = import_values(read)
+        policy = _merged(policies.document(onto) if onto else {}, imported.policy)
         changed(policies.load(None), policy)
     except (ValuesError, PolicyError) as error:
         raise CommandFailed(Exit.FAILED, f"{file}: {error}", code="VALUES_REFUSED") from error
-    return found.to_json() | {"policy": policy, "findings": [finding.to_json() for finding in read.findings]}
+    return imported.to_json() | {"policy": policy, "findings": [finding.to_json() for finding in read.findings]}
 
 
 def _merged(site: Json, imported: Json) -> Json:

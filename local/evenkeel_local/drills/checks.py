@@ -55,8 +55,10 @@ def _check_job(result: DrillResult, centre: DataCentre, job: dict[str, Any], uri
     result.check("the job succeeds", job["state"] == "SUCCEEDED", f"{job['state']}: {job.get('reason', '')}")
     document = read_object(centre, uri, f"result/attempt={job['currentAttempt']}.json")
     expected = reference_digest(work.nodes, work.steps, work.seed)
-    seen = json.loads(document)["digest"] if document else "no result"
-    result.check("the weights equal those of a run without the fault", seen == expected, f"{seen} against {expected}")
+    digest = json.loads(document)["digest"] if document else "no result"
+    result.check(
+        "the weights equal those of a run without the fault", digest == expected, f"{digest} against {expected}"
+    )
 
 
 def _check_fence(result: DrillResult, centre: DataCentre, uri: str) -> None:

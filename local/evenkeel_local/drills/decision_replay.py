@@ -16,7 +16,7 @@ def replay_mismatches(centre: DataCentre) -> list[str]:
     base = load_policy("local")
     given = [doc["change"]["changes"] for _, doc in rows(centre, "POLICY#") if "change" in doc]
     policies = {policy.hash: policy for policy in (base, *(changed(base, changes) for changes in given))}
-    found = []
+    mismatches = []
     for key, doc in rows(centre, "DEC#"):
         record = Decision.model_validate(doc)
         try:
@@ -24,8 +24,8 @@ def replay_mismatches(centre: DataCentre) -> list[str]:
         except CannotReplayError as error:
             differs = str(error)
         if differs:
-            found.append(f"{key} ({record.kind}): {differs}")
-    return found
+            mismatches.append(f"{key} ({record.kind}): {differs}")
+    return mismatches
 
 
 def rows(centre: DataCentre, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -179,8 +179,8 @@ class DrillRun:
         """Wait for an incident of a node that fulfils a condition."""
 
         def look() -> Json:
-            found = self.new_incidents(node["instanceId"])
-            return next((incident for incident in found if holds(incident)), {})
+            incidents = self.new_incidents(node["instanceId"])
+            return next((incident for incident in incidents if holds(incident)), {})
 
         incident: Json = wait_for(what, INCIDENT_SECONDS, look)
         self.result.incident_id = incident["incidentId"]

@@ -158,8 +158,8 @@ def app_crash(drill: DrillRun) -> None:
     node = drill.submit_and_choose_node(INTERRUPTED)
     drill.inject_fault("app-crash", node)
     drill.finish()
-    found = drill.new_incidents(node["instanceId"])
-    drill.check("no incident opens", not found, found)
+    incidents = drill.new_incidents(node["instanceId"])
+    drill.check("no incident opens", not incidents, incidents)
 
 
 def no_capacity(drill: DrillRun) -> None:
@@ -616,10 +616,10 @@ def _other_controller(drill: DrillRun, marks: list[Json]) -> None:
 def _mark_node(drill: DrillRun, node: Json, mark: Json | None) -> None:
     """Cordon a node and mark it; without a mark, remove both. Server-side apply removes what is left out."""
     name = node["name"]
-    found = drill.cluster.get(f"/api/v1/nodes/{name}")["spec"].get("taints") or []
+    taints = drill.cluster.get(f"/api/v1/nodes/{name}")["spec"].get("taints") or []
     spec: Json = {"unschedulable": True} if mark else {}
     if mark and "taint" in mark:
-        spec["taints"] = [*found, {"key": mark["taint"], "effect": "NoSchedule"}]
+        spec["taints"] = [*taints, {"key": mark["taint"], "effect": "NoSchedule"}]
     metadata = {"name": name, "labels": mark.get("labels", {}) if mark else {}}
     drill.cluster.apply([{"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec}])
 

@@ -49,12 +49,12 @@ def _storm(drill: DrillRun) -> None:
     _send(drill, sent)
     drill.result.seconds["injected"] = time.monotonic() - began
     drill.say(f"{len(sent)} messages of {len(events)} events for {len(machines)} nodes are out")
-    seen = OpenIncidentPeaks()
+    peaks = OpenIncidentPeaks()
 
     def is_calm() -> bool:
         time.sleep(2.0)  # polling takes time from the functions
-        seen.look(drill)
-        return seen.is_calm(len(machines)) and not waiting_events(drill)
+        peaks.look(drill)
+        return peaks.is_calm(len(machines)) and not waiting_events(drill)
 
     figures = drill.result.figures
     figures["sent"] = f"{len(sent)} messages of {len(events)} events about {len(machines)} nodes"
@@ -65,12 +65,12 @@ def _storm(drill: DrillRun) -> None:
         drill.check(
             "all events are handled and all recoveries have ended",
             False,
-            f"{late}: {dict(seen.now)}, {waiting_events(drill)} waiting",
+            f"{late}: {dict(peaks.now)}, {waiting_events(drill)} waiting",
         )
     drill.result.seconds["drained"] = time.monotonic() - began
     _check_pace(drill)
     _check_each(drill, machines)
-    _check_limits(drill, seen, limits, len(machines))
+    _check_limits(drill, peaks, limits, len(machines))
     _check_ledger(drill)
     check_dead_letters(drill.result, drill.centre)
     figures["dead letters"] = str(dead_letters(drill.centre) or "none")
@@ -217,10 +217,10 @@ def _counted(counts: Counter[str]) -> str:
     return ", ".join(f"{count} {what}" for what, count in counts.most_common())
 
 
-def _check_limits(drill: DrillRun, seen: OpenIncidentPeaks, limits: Json, machines: int) -> None:
+def _check_limits(drill: DrillRun, peaks: OpenIncidentPeaks, limits: Json, machines: int) -> None:
     repairs = min(limits["fleetRepairs"], limits["poolRepairs"], int(limits["poolRepairShare"] * machines) or 1)
     cordons = min(limits["fleetCordons"], limits["poolCordons"], int(limits["poolCordonShare"] * machines) or 1)
-    most = seen.most
+    most = peaks.most
     drill.result.figures["at most at once"] = (
         f"{most['cordons']} cordons of {cordons}, {most['repairs']} repairs of {repairs}"
     )

@@ -41,20 +41,20 @@ class AccessEntriesApi:
         aws_model.check_input(model, {"clusterName": self._config.eks_cluster_name, **named, **body})
         match operation:
             case "ListAccessEntries":
-                found = self._listed(int(query.get("maxResults", _PAGE)), query.get("nextToken", ""))
+                listed = self._listed(int(query.get("maxResults", _PAGE)), query.get("nextToken", ""))
             case "CreateAccessEntry":
-                found = {"accessEntry": self._create(body)}
+                listed = {"accessEntry": self._create(body)}
             case "DescribeAccessEntry":
-                found = {"accessEntry": self._shown(self._entry(principal))}
+                listed = {"accessEntry": self._shown(self._entry(principal))}
             case "UpdateAccessEntry":
-                found = {"accessEntry": self._update(self._entry(principal), body)}
+                listed = {"accessEntry": self._update(self._entry(principal), body)}
             case _:
                 self._entries.remove(self._entry(principal))
-                found = {}
-        problems = aws_model.output_problems(model, found)
+                listed = {}
+        problems = aws_model.output_problems(model, listed)
         if problems:
             raise AwsError("ServerException", f"the answer breaks the service model: {problems}", 500)
-        return found
+        return listed
 
     def _listed(self, limit: int, token: str) -> Json:
         names = sorted(entry.principal_arn for entry in self._entries)

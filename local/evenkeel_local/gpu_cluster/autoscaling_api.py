@@ -64,8 +64,8 @@ class AutoScalingApi:
 
     def _describe_instances(self, query: Query) -> dict[str, Any]:
         wanted = _members(query, "InstanceIds")
-        found = [item for item in self._groups.members if not wanted or item.instance_id in wanted]
-        return {"AutoScalingInstances": [{**_instance(item), "AutoScalingGroupName": item.group} for item in found]}
+        instances = [item for item in self._groups.members if not wanted or item.instance_id in wanted]
+        return {"AutoScalingInstances": [{**_instance(item), "AutoScalingGroupName": item.group} for item in instances]}
 
     def _describe_groups(self, query: Query) -> dict[str, Any]:
         wanted = _members(query, "AutoScalingGroupNames")

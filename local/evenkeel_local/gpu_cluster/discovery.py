@@ -55,8 +55,8 @@ def _describe(parts: list[str], types: ResourceCatalogue) -> Obj | None:
     if parts == ["apis", metrics.GROUP, metrics.VERSION]:
         return _resources(f"{metrics.GROUP}/{metrics.VERSION}", [metrics.PODS, metrics.NODES], ["get", "list"])
     if len(parts) == 3 and parts[0] == "apis":
-        found = types.of_group(parts[1], parts[2])
-        return _resources(f"{parts[1]}/{parts[2]}", found) if found else None
+        resource_types = types.of_group(parts[1], parts[2])
+        return _resources(f"{parts[1]}/{parts[2]}", resource_types) if resource_types else None
     return None
 
 
@@ -65,8 +65,8 @@ def _openapi(parts: list[str], types: ResourceCatalogue) -> Obj | None:
         return openapi.index(types)
     if parts == ["api", "v1"]:
         return openapi.document("", "v1", types.of_group("", "v1"))
-    if len(parts) == 3 and parts[0] == "apis" and (found := types.of_group(parts[1], parts[2])):
-        return openapi.document(parts[1], parts[2], found)
+    if len(parts) == 3 and parts[0] == "apis" and (resource_types := types.of_group(parts[1], parts[2])):
+        return openapi.document(parts[1], parts[2], resource_types)
     return None
 
 
@@ -97,11 +97,11 @@ def _resource(rt: ResourceType, name: str, kind: str, verbs: list[str]) -> Obj:
 
 
 def _subresources(rt: ResourceType) -> list[Obj]:
-    found: list[Obj] = []
+    subresources: list[Obj] = []
 
     def add(name: str, kind: str, verbs: list[str], group: str = "", version: str = "") -> None:
         more = {"group": group, "version": version} if group else {}
-        found.append(_resource(rt, f"{rt.plural}/{name}", kind, verbs) | more)
+        subresources.append(_resource(rt, f"{rt.plural}/{name}", kind, verbs) | more)
 
     if rt.has_status:
         add("status", rt.kind, ["get", "patch", "update"])
@@ -114,4 +114,4 @@ def _subresources(rt: ResourceType) -> list[Obj]:
         add("binding", "Binding", ["create"])
     if rt.key == ("", "namespaces"):
         add("finalize", "Namespace", ["update"])
-    return found
+    return subresources

@@ -196,25 +196,25 @@ class FaultInjector:
         return [node for node in every if node.kubelet is not None and node.kubelet.is_on]
 
     def _choose_node(self, row: FaultDefinition, options: Json) -> Node:
-        found = [node for node in self.all_nodes() if _node_kind(node) in row.hits]
+        nodes = [node for node in self.all_nodes() if _node_kind(node) in row.hits]
         if wanted := options.get("node"):
             named = [node for node in self.all_nodes() if wanted in _node_names(node)]
             if not named:
                 raise InvalidFault(f"there is no node {wanted!r} that is up")
-            if named[0] not in found:
+            if named[0] not in nodes:
                 raise InvalidFault(f"{row.name} cannot hit {wanted!r}: it is for {OWNERS[row.hits[0]]} nodes")
             return named[0]
         for option, of in (("instanceGroup", _group_of), ("zone", self.zone_of)):
             if wanted := options.get(option):
-                found = [node for node in found if of(node) == wanted]
-                if not found:
+                nodes = [node for node in nodes if of(node) == wanted]
+                if not nodes:
                     raise InvalidFault(f"there is no node up in {option} {wanted!r}")
-                return found[0]
+                return nodes[0]
         busy = {str(pod["spec"]["nodeName"]) for pod in self._running(options.get("job"))}
-        found = [node for node in found if node.node_name in busy and kubelet_of(node).is_connected]
-        if not found:
+        nodes = [node for node in nodes if node.node_name in busy and kubelet_of(node).is_connected]
+        if not nodes:
             raise InvalidFault(f"no node runs a pod of {options.get('job') or 'any job'}")
-        return self._random.choice(found)
+        return self._random.choice(nodes)
 
     def zone_of(self, node: Node) -> str:
         """Return the Availability Zone that a node is in."""

@@ -149,7 +149,7 @@ def decoded(message: str, obj: Obj, unknown: list[str]) -> Obj:
 def _members(message: str, value: Obj, path: str, unknown: list[str]) -> Obj:
     known = table().by_name[message]
     struct = message.partition("/")[2]
-    found: Obj = {}
+    members: Obj = {}
     for name, item in value.items():
         at = f"{path}.{name}" if path else name
         field_type = known.get(name)
@@ -160,11 +160,11 @@ def _members(message: str, value: Obj, path: str, unknown: list[str]) -> Obj:
             continue
         fitting = _coerce(field_type.kind, item, _At(struct, at), unknown)
         if fitting or not field_type.left_out_when_zero:
-            found[name] = fitting
+            members[name] = fitting
     for name in REQUIRED.get(message, ("type", "status") if message.endswith("Condition") else ()):
         if name not in value:
             raise Undecodable(f"{path}.{name} is missing")
-    return found
+    return members
 
 
 def _coerce(kind: str, value: Any, at: _At, unknown: list[str]) -> Any:

@@ -110,19 +110,19 @@ class Governance:
 
     def list(self, body: Json) -> Json:
         """List the items."""
-        found = list(self.items.values())
+        governance_items = list(self.items.values())
         if part := body.get("NameContains"):
-            found = [item for item in found if part in item.name]
+            governance_items = [item for item in governance_items if part in item.name]
         if status := body.get("Status"):
-            found = [item for item in found if item.status == status]
+            governance_items = [item for item in governance_items if item.status == status]
         if (arn := body.get("ClusterArn")) and arn != self._config.cluster_arn:
-            found = []
+            governance_items = []
         keys: dict[str, Callable[[GovernanceItem], Any]] = {"Name": lambda t: t.name, "Status": lambda t: t.status}
-        found.sort(
+        governance_items.sort(
             key=keys.get(body.get("SortBy", ""), lambda t: t.created_at),
             reverse=body.get("SortOrder") == "Descending",
         )
-        return paged_answer(f"{self._stem}Summaries", found, body, self._stem, self._listed)
+        return paged_answer(f"{self._stem}Summaries", governance_items, body, self._stem, self._listed)
 
     def _listed(self, item: GovernanceItem) -> Json:
         parts = {} if self._stem == "ClusterSchedulerConfig" else item.parts

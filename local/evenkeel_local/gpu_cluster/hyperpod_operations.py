@@ -76,14 +76,14 @@ class Operations:
 
     def list_operations(self, body: Json) -> Json:
         """Answer ListClusterOperations."""
-        found = list(self.recorded)
+        operations = list(self.recorded)
         if kind := body.get("Type"):
-            found = [operation for operation in found if operation.kind == kind]
+            operations = [operation for operation in operations if operation.kind == kind]
         if status := body.get("Status"):
-            found = [operation for operation in found if operation.status == status]
-        found = between(found, body, "CreationTime", lambda operation: operation.created_at)
-        found.sort(key=lambda operation: operation.created_at, reverse=body.get("SortOrder") != "Ascending")
-        return paged_answer("ClusterOperationSummaries", found, body, "ListClusterOperations", self._summary)
+            operations = [operation for operation in operations if operation.status == status]
+        operations = between(operations, body, "CreationTime", lambda operation: operation.created_at)
+        operations.sort(key=lambda operation: operation.created_at, reverse=body.get("SortOrder") != "Ascending")
+        return paged_answer("ClusterOperationSummaries", operations, body, "ListClusterOperations", self._summary)
 
     def describe_operation(self, body: Json) -> Json:
         """Answer DescribeClusterOperation."""

@@ -37,11 +37,11 @@ BATCH = 100
 
 def read_indexes(text: str) -> set[int]:
     """Read a list such as `0-2,5`."""
-    found: set[int] = set()
+    indexes: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+        indexes.update(range(int(first), int(last or first) + 1))
+    return indexes
 
 
 def write_indexes(indexes: set[int]) -> str:

@@ -173,9 +173,9 @@ class Karpenter:
             self._registry.create(catalogue.DEFINITIONS, "", each)
 
     def _type(self, kind: str) -> ResourceType:
-        found = self._registry.types.by_kind(f"{GROUP}/v1", kind)
-        assert found is not None, "the definitions are installed"
-        return found
+        resource_type = self._registry.types.by_kind(f"{GROUP}/v1", kind)
+        assert resource_type is not None, "the definitions are installed"
+        return resource_type
 
     @property
     def _pools(self) -> list[Obj]:
@@ -502,14 +502,14 @@ class Karpenter:
                         self.end_after(instance, self.settings.repair_drain)
 
     def _nodes_of(self, pool: str) -> list[tuple[Obj, Obj]]:
-        found = []
+        nodes = []
         for claim in self._claims:
             node_name = (claim.get("status") or {}).get("nodeName")
             node = self._store.find(catalogue.NODES.key, "", node_name) if node_name else None
             mine = labels_of(claim).get(POOL_LABEL) == pool
             if mine and node is not None and not is_deleting(claim):
-                found.append((claim, node))
-        return found
+                nodes.append((claim, node))
+        return nodes
 
     def _unhealthy_since(self, node: Obj) -> tuple[datetime, float] | None:
         """Return since when a node is unhealthy and the seconds until its repair, of the condition due first."""

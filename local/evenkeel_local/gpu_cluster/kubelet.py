@@ -375,8 +375,8 @@ class LogReader:
     def _runs(self, worker: PodWorker | None, name: str) -> bool:
         if worker is None or worker.is_over:
             return False
-        found: list[ContainerRun] = [item for item in worker.containers + worker.init_containers if item.name == name]
-        return bool(found) and "terminated" not in found[0].state
+        runs: list[ContainerRun] = [item for item in worker.containers + worker.init_containers if item.name == name]
+        return bool(runs) and "terminated" not in runs[0].state
 
 
 class ExecRunner:

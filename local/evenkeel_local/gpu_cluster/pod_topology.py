@@ -96,11 +96,11 @@ class PodAffinityRules:
     def __init__(self, pod: Obj, capacities: Iterable[NodeCapacityView], is_candidate: Callable[[Obj], bool]) -> None:
         capacities = list(capacities)
         self._kept_from = {
-            found
+            domain
             for capacity in capacities
             for guard in capacity.guards
             for term in terms(guard, "podAntiAffinity")
-            if (found := capacity.domain(term["topologyKey"])) is not None and _term_matches(term, guard, pod)
+            if (domain := capacity.domain(term["topologyKey"])) is not None and _term_matches(term, guard, pod)
         }
         self._avoided = [(term["topologyKey"], _where(term, pod, capacities)) for term in terms(pod, "podAntiAffinity")]
         wanted = [(term, _where(term, pod, capacities)) for term in terms(pod, "podAffinity")]
@@ -125,9 +125,9 @@ class PodAffinityRules:
 def _where(term: Obj, pod: Obj, capacities: list[NodeCapacityView]) -> set[Domain]:
     """Return the domains with a pod that matches a term of `pod`."""
     return {
-        found
+        domain
         for capacity in capacities
-        if (found := capacity.domain(term["topologyKey"])) is not None
+        if (domain := capacity.domain(term["topologyKey"])) is not None
         and any(_term_matches(term, pod, other) for other in capacity.pods)
     }
 

@@ -34,7 +34,7 @@ def die_with_parent() -> None:
 def marked_processes(mark: str, value: str | None = None) -> list[int]:
     """Return the ids of the processes with a mark in their environment, in any process group."""
     wanted = f"{mark}={value}".encode() if value is not None else f"{mark}=".encode()
-    found: list[int] = []
+    processes: list[int] = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -44,9 +44,9 @@ def marked_processes(mark: str, value: str | None = None) -> list[int]:
             continue
         for variable in environment.split(b"\0"):
             if variable == wanted or (value is None and variable.startswith(wanted)):
-                found.append(int(entry.name))
+                processes.append(int(entry.name))
                 break
-    return found
+    return processes
 
 
 def kill_group(group: int, how: int) -> None:

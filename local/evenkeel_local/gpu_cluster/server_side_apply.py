@@ -102,7 +102,7 @@ def _item_element(item: Any, keys: tuple[str, ...]) -> str | None:
 
 def fields_of(rt: ResourceType, obj: Obj) -> set[Path]:
     """Return every field that an object sets."""
-    found: set[Path] = set()
+    fields: set[Path] = set()
     shape = _root(rt)
     for name, value in obj.items():
         if name in ("apiVersion", "kind"):
@@ -110,10 +110,10 @@ def fields_of(rt: ResourceType, obj: Obj) -> set[Path]:
         if name == "metadata":
             for inner, item in value.items():
                 if inner not in NEVER_OWNED:
-                    found.update(_walk(("f:metadata", f"f:{inner}"), inner, item, _Shape(rt, None)))
+                    fields.update(_walk(("f:metadata", f"f:{inner}"), inner, item, _Shape(rt, None)))
         else:
-            found.update(_walk((f"f:{name}",), name, value, shape.member(name)))
-    return found
+            fields.update(_walk((f"f:{name}",), name, value, shape.member(name)))
+    return fields
 
 
 def _walk(path: Path, name: str, value: Any, shape: _Shape) -> Iterator[Path]:
@@ -183,12 +183,12 @@ def _remove(obj: Any, path: Path) -> None:
 
 
 def _read_managers(obj: Obj) -> dict[Writer, tuple[set[Path], str]]:
-    found: dict[Writer, tuple[set[Path], str]] = {}
+    managers: dict[Writer, tuple[set[Path], str]] = {}
     for entry in obj.get("metadata", {}).get("managedFields") or ():
         operation, manager = entry.get("operation", "Update"), entry.get("manager", "")
         writer = Writer(manager, operation, entry.get("subresource", ""), entry.get("apiVersion", ""))
-        found[writer] = (set(_decode(entry.get("fieldsV1") or {}, ())), entry.get("time", ""))
-    return found
+        managers[writer] = (set(_decode(entry.get("fieldsV1") or {}, ())), entry.get("time", ""))
+    return managers
 
 
 def _decode(tree: Obj, path: Path) -> Iterator[Path]:

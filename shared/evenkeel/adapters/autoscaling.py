@@ -28,34 +28,36 @@ class AutoScalingNodeGroups:
         _check(instance_id)
         with aws.translate_errors(f"describe Auto Scaling instance {instance_id}", _NOT_NOW):
             answer = self._reader.describe_auto_scaling_instances(InstanceIds=[instance_id])
-        found = next(
+        listed = next(
             (instance for instance in answer["AutoScalingInstances"] if instance["InstanceId"] == instance_id), None
         )
-        group = self.group(found["AutoScalingGroupName"]) if found else None
-        if found is None or group is None:
+        group = self.group(listed["AutoScalingGroupName"]) if listed else None
+        if listed is None or group is None:
             return None
         return GroupMember(
             instance_id=instance_id,
             group=group,
-            lifecycle=found["LifecycleState"],
-            is_protected=found["ProtectedFromScaleIn"],
+            lifecycle=listed["LifecycleState"],
+            is_protected=listed["ProtectedFromScaleIn"],
         )
 
     def group(self, name: str) -> NodeGroup | None:
         with aws.translate_errors(f"describe Auto Scaling group {name}", _NOT_NOW):
             answer = self._reader.describe_auto_scaling_groups(AutoScalingGroupNames=[name])
-        found = next((group for group in answer["AutoScalingGroups"] if group["AutoScalingGroupName"] == name), None)
-        if found is None:
+        described = next(
+            (group for group in answer["AutoScalingGroups"] if group["AutoScalingGroupName"] == name), None
+        )
+        if described is None:
             return None
-        tags = {tag["Key"]: tag.get("Value", "") for tag in found.get("Tags", ())}
+        tags = {tag["Key"]: tag.get("Value", "") for tag in described.get("Tags", ())}
         cluster, nodegroup = _cluster_of(tags), tags.get(_NODEGROUP_TAG, "")
         return NodeGroup(
             name=name,
             cluster=cluster,
             nodegroup=nodegroup,
-            desired=found["DesiredCapacity"],
-            in_service=sum(instance["LifecycleState"] == IN_SERVICE for instance in found.get("Instances", ())),
-            suspended=tuple(sorted(process["ProcessName"] for process in found.get("SuspendedProcesses", ()))),
+            desired=described["DesiredCapacity"],
+            in_service=sum(instance["LifecycleState"] == IN_SERVICE for instance in described.get("Instances", ())),
+            suspended=tuple(sorted(process["ProcessName"] for process in described.get("SuspendedProcesses", ()))),
             has_auto_repair=bool(nodegroup) and self._has_auto_repair(cluster, nodegroup),
         )
 

@@ -113,12 +113,12 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
     # ------------------------------------------------------------ nodes
 
     def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
-        found = self._listed(cluster, _NODES, lambda node: node_objects.read_node(cluster, node), {})
-        return tuple(sorted(found, key=lambda node: node.name))
+        nodes = self._listed(cluster, _NODES, lambda node: node_objects.read_node(cluster, node), {})
+        return tuple(sorted(nodes, key=lambda node: node.name))
 
     def node(self, cluster: str, name: str) -> KubernetesNode | None:
-        found = self._api(cluster).get(f"{_NODES}/{name}")
-        return None if found is None else node_objects.read_node(cluster, found)
+        item = self._api(cluster).get(f"{_NODES}/{name}")
+        return None if item is None else node_objects.read_node(cluster, item)
 
     def cordon(self, cluster: str, name: str, incident_id: str | None) -> CordonResult:
         def once() -> CordonResult:
@@ -247,14 +247,14 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         return result, item["metadata"]["uid"]
 
     def workload(self, attempt: Attempt) -> ObservedWorkload:
-        found = self._objects(attempt)
+        objects = self._objects(attempt)
         kueue: Mapping[tuple[str, str], KueueStatus] = {}
-        if found.item is not None and kueue_workloads.is_queued_in_kueue(found.item):
-            uid = found.item["metadata"]["uid"]
+        if objects.item is not None and kueue_workloads.is_queued_in_kueue(objects.item):
+            uid = objects.item["metadata"]["uid"]
             # For the queue position of a waiting Job, all Workloads of the namespace are needed.
-            selector = "" if workloads.is_suspended(found.item) else f"{object_fields.KUEUE_JOB_LABEL}={uid}"
+            selector = "" if workloads.is_suspended(objects.item) else f"{object_fields.KUEUE_JOB_LABEL}={uid}"
             kueue = self._kueue_workloads(attempt.cluster, attempt.namespace, selector)
-        return attempt.own(workloads.read_workloads(found.listed, found.pods, kueue))
+        return attempt.own(workloads.read_workloads(objects.listed, objects.pods, kueue))
 
     def workloads(self, cluster: str) -> tuple[ObservedWorkload, ...]:
         selector = {"labelSelector": f"{JOB_LABEL},{FLEET_LABEL}={self._fleet}"}
@@ -292,8 +292,8 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
     ) -> list[Json]:
         """Return the workloads of a kind, each with its kind; none if its operator was removed."""
         try:
-            found = self._list_trimmed(cluster, kind.path(namespace), trim, query)
-            return [{**item, "kind": str(kind.kind)} for item in found]
+            items = self._list_trimmed(cluster, kind.path(namespace), trim, query)
+            return [{**item, "kind": str(kind.kind)} for item in items]
         except NotFound:
             if not kind.operator or self._is_served(cluster, kind):
                 raise  # whether there are workloads is unknown
@@ -331,11 +331,11 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
             return {}
         path = f"{_KUEUE}/{group['preferredVersion']['version']}/localqueues"
         labelled = self._all(cluster, _NAMESPACES, labelSelector=_KUEUE_NAMESPACE_SELECTOR)
-        found = {namespace["metadata"]["name"]: f"its label {_KUEUE_NAMESPACE_SELECTOR}" for namespace in labelled}
+        namespaces = {namespace["metadata"]["name"]: f"its label {_KUEUE_NAMESPACE_SELECTOR}" for namespace in labelled}
         with contextlib.suppress(NotFound):  # this definition of Kueue may not be installed yet
             queues = map(_namespaced_name, self._all(cluster, path))
-            found |= {namespace: f"its LocalQueue {name}" for namespace, name in queues}
-        return found
+            namespaces |= {namespace: f"its LocalQueue {name}" for namespace, name in queues}
+        return namespaces
 
     def evict(self, cluster: str, pod: UnmanagedPod) -> EvictionAnswer:
         body = {
@@ -365,28 +365,28 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         The minimum grace is one second: with 0, Kubernetes would remove the pod without waiting for its process.
         """
         api = self._api(attempt.cluster)
-        found = self._objects(attempt)
-        for pod in found.pods:
+        objects = self._objects(attempt)
+        for pod in objects.pods:
             has_no_grace = (pod.get("spec") or {}).get("nodeName") in nodes_without_grace
             _delete_pod(api, pod, gracePeriodSeconds=1 if has_no_grace else max(1, grace_seconds))
-        self._delete_objects(api, attempt, found.item)
+        self._delete_objects(api, attempt, objects.item)
 
     def force_delete_pods(self, attempt: Attempt, node_names: Iterable[str]) -> None:
         names = set(node_names)
         api = self._api(attempt.cluster)
-        found = self._objects(attempt)
-        lost = [pod for pod in found.pods if (pod.get("spec") or {}).get("nodeName") in names]
+        objects = self._objects(attempt)
+        lost = [pod for pod in objects.pods if (pod.get("spec") or {}).get("nodeName") in names]
         if not lost:
             return
         # Delete the workload first: while a Job exists, the Job controller's finalizer keeps its pods.
-        self._delete_objects(api, attempt, found.item)
+        self._delete_objects(api, attempt, objects.item)
         for pod in lost:
             _delete_pod(api, pod, gracePeriodSeconds=0)
 
     def logs(self, attempt: Attempt, rank: int, tail_lines: int | None) -> str:
         is_indexed = attempt.kind in (WorkloadKind.JOB, WorkloadKind.JOB_SET)
-        found = self._objects(attempt, f",{INDEX_LABEL}={rank}" if is_indexed else "")
-        pods = [pod for pod in found.pods if rank_of(pod) == rank]
+        objects = self._objects(attempt, f",{INDEX_LABEL}={rank}" if is_indexed else "")
+        pods = [pod for pod in objects.pods if rank_of(pod) == rank]
         if not pods:
             raise NotFound(f"no pod of rank {rank} of {attempt.workload_name} in {attempt.namespace}")
         path = f"/api/v1/namespaces/{attempt.namespace}/pods/{pods[-1]['metadata']['name']}/log"
@@ -402,13 +402,13 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         reads = {rank: pool.submit(self._tail, attempt, by_rank[rank], lines) for rank in ranks[:most]}
         wait(reads.values(), within_seconds)
         late = f"The log was not read within {within_seconds:g} s."
-        found = {
+        tails = {
             rank: read.result() if read.done() else workloads.log_tail(by_rank[rank], why=late)
             for rank, read in reads.items()
         }
         pool.shutdown(wait=False, cancel_futures=True)
         left_out = f"Evenkeel keeps at most {most} logs of an attempt."
-        return found | {rank: workloads.log_tail(by_rank[rank], why=left_out) for rank in ranks[most:]}
+        return tails | {rank: workloads.log_tail(by_rank[rank], why=left_out) for rank in ranks[most:]}
 
     def _tail(self, attempt: Attempt, pod: Json, lines: int) -> LogTail:
         path = f"/api/v1/namespaces/{attempt.namespace}/pods/{pod['metadata']['name']}/log"
@@ -448,17 +448,17 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
             policy = "Foreground" if kind.operator else "Background"
             preconditions = {"uid": item["metadata"]["uid"]}
             api.delete(kind.path(attempt.namespace, name), propagationPolicy=policy, preconditions=preconditions)
-        found = api.get(f"/api/v1/{space}/services/{name}")
-        if found is not None and workloads.is_launched_by(found, attempt, self._fleet):
-            api.delete(f"/api/v1/{space}/services/{name}", preconditions={"uid": found["metadata"]["uid"]})
+        service = api.get(f"/api/v1/{space}/services/{name}")
+        if service is not None and workloads.is_launched_by(service, attempt, self._fleet):
+            api.delete(f"/api/v1/{space}/services/{name}", preconditions={"uid": service["metadata"]["uid"]})
 
     def _require_own_object(self, attempt: Attempt, path: str) -> Json:
-        found = self._api(attempt.cluster).get(path)
-        if found is None:
+        item = self._api(attempt.cluster).get(path)
+        if item is None:
             raise Conflict(f"{path} of {attempt.cluster} existed and is now gone")
-        if not workloads.is_launched_by(found, attempt, self._fleet):
+        if not workloads.is_launched_by(item, attempt, self._fleet):
             raise Refused(f"{path} of {attempt.cluster} was not created by the launch of {attempt.workload_name}")
-        return found
+        return item
 
     # ------------------------------------------------------------ changes
 

@@ -24,8 +24,8 @@ def describe_connection_error(error: BaseException) -> str:
         return str(error).rstrip(".")  # this sentence of botocore is clear and names the endpoint
     causes = [error, *_causes(error)]
     for kind, words in _NAMED:
-        if found := next((cause for cause in causes if isinstance(cause, kind)), None):
-            return _with_reason(words, found)
+        if exception := next((cause for cause in causes if isinstance(cause, kind)), None):
+            return _with_reason(words, exception)
     for cause in causes:
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror[0].lower() + cause.strerror[1:]

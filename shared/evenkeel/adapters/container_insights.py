@@ -55,12 +55,12 @@ class ContainerInsights:
             try:
                 if not read.done() or read.cancelled():
                     raise Unreachable(f"{_attempt(batch)}: not finished within {self._seconds:g} s")
-                found = read.result()
+                answer = read.result()
             except EvenkeelError as error:
                 errors |= {node.life.key: error for node in batch}
             else:
-                samples |= found.samples
-                errors |= found.errors
+                samples |= answer.samples
+                errors |= answer.errors
         return Measurements(samples, errors)
 
     def _read(self, nodes: Sequence[FleetNode], end: datetime) -> Measurements:

@@ -97,7 +97,7 @@ class DynamoLedger:
             table = remaining.setdefault(self._name(key.table), {"Keys": [], "ConsistentRead": True})
             table["Keys"].append(_key(key))
         tables = {self._name(key.table): key.table for key in keys}
-        found: dict[tuple[Table, str, str], Row] = {}
+        rows: dict[tuple[Table, str, str], Row] = {}
         with aws.translate_errors(
             f"read {', '.join(f'{key.table} {key.pk} {key.sk}' for key in keys)}", _ERRORS_BY_CODE
         ):
@@ -107,7 +107,7 @@ class DynamoLedger:
                 answer = self._client.batch_get_item(RequestItems=remaining)
                 for name, items in answer["Responses"].items():
                     for item in items:
-                        found[tables[name], item["pk"]["S"], item["sk"]["S"]] = _row(tables[name], item)
+                        rows[tables[name], item["pk"]["S"], item["sk"]["S"]] = _row(tables[name], item)
                 # A busy table returns the keys that it did not read. Repeat the request for them.
                 remaining = answer.get("UnprocessedKeys") or {}
                 if remaining and not tries_left:
@@ -115,7 +115,7 @@ class DynamoLedger:
                 if remaining:
                     self._pause(random.uniform(0.02, 0.1) * (_CONFLICT_TRIES - tries_left))  # noqa: S311 - jitter
         return tuple(
-            found.get((key.table, aws.escape_surrogates(key.pk), aws.escape_surrogates(key.sk))) for key in keys
+            rows.get((key.table, aws.escape_surrogates(key.pk), aws.escape_surrogates(key.sk))) for key in keys
         )
 
     def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:

@@ -110,13 +110,13 @@ class HyperPodProvider:
         return _node(answer["NodeDetails"])
 
     def _list(self, **options: Any) -> tuple[ProviderNode, ...]:
-        found: list[ProviderNode | None] = []
+        nodes: list[ProviderNode | None] = []
         token: dict[str, str] = {}
         while True:
             answer = self._reader.list_cluster_nodes(ClusterName=self._arn, MaxResults=_PAGE, **options, **token)
-            found.extend(_node(summary) for summary in answer.get("ClusterNodeSummaries", ()))
+            nodes.extend(_node(summary) for summary in answer.get("ClusterNodeSummaries", ()))
             if not answer.get("NextToken"):
-                return tuple(node for node in found if node is not None)
+                return tuple(node for node in nodes if node is not None)
             token = {"NextToken": answer["NextToken"]}
 
     def _request(self, rung: str, instance_id: str, call: Callable[..., Mapping[str, Any]]) -> RepairAnswer:

@@ -58,15 +58,17 @@ def read_kueue(workload: Mapping[str, Any], position: int | None = None) -> Kueu
 
 def read_queue(listed: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], KueueStatus]:
     """Return the status of Kueue's Workloads, by namespace and UID of their Jobs. A waiting one has its position."""
-    found = {job: (workload, read_kueue(workload)) for workload in listed if (job := owner_of_workload(workload))[1]}
+    workloads = {
+        job: (workload, read_kueue(workload)) for workload in listed if (job := owner_of_workload(workload))[1]
+    }
     lengths: Counter[tuple[str, str]] = Counter()
     positions: dict[tuple[str, str], int] = {}
-    for uid, (workload, status) in sorted(found.items(), key=lambda item: _queue_order(*item[1])):
+    for uid, (workload, status) in sorted(workloads.items(), key=lambda item: _queue_order(*item[1])):
         if status.is_pending and status.is_active:
             queue = (workload["metadata"]["namespace"], status.queue)
             lengths[queue] += 1
             positions[uid] = lengths[queue]
-    return {uid: status.but(position=positions.get(uid)) for uid, (_, status) in found.items()}
+    return {uid: status.but(position=positions.get(uid)) for uid, (_, status) in workloads.items()}
 
 
 def _queue_order(workload: Mapping[str, Any], kueue: KueueStatus) -> tuple[int, str, str]:

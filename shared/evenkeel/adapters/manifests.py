@@ -348,10 +348,10 @@ def _volumes(job: JobSpec) -> list[Json]:
 
 def _claim_volumes(job: JobSpec) -> dict[str, str]:
     """Return the volume of each claim. Kubernetes mounts a volume as often as a pod needs it."""
-    found = {job.checkpoint_claim: "checkpoints"} if job.checkpoint_claim else {}
+    names = {job.checkpoint_claim: "checkpoints"} if job.checkpoint_claim else {}
     for volume in job.volumes:
-        found.setdefault(volume.claim, f"claim-{len(found)}")
-    return found
+        names.setdefault(volume.claim, f"claim-{len(names)}")
+    return names
 
 
 def _mounts(job: JobSpec) -> list[Json]:

@@ -33,7 +33,7 @@ _POOL_LABELS = (f"{SAGEMAKER}/instance-group-name", KARPENTER_LABEL, "eks.amazon
 def read_node(cluster: str, node: Mapping[str, Any]) -> KubernetesNode:
     """Parse a node object."""
     metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
-    found, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     taints = spec.get("taints") or ()
     provider = parse_provider_id(spec.get("providerID") or "")
     ready = next((condition for condition in status.get("conditions") or () if condition["type"] == "Ready"), None)
@@ -48,9 +48,9 @@ def read_node(cluster: str, node: Mapping[str, Any]) -> KubernetesNode:
         instance_id=provider.instance_id if provider else None,
         hyperpod_cluster_id=provider.hyperpod_cluster_id if provider else None,
         created_at=parse_instant(metadata.get("creationTimestamp")),
-        pool=next((found[label] for label in _POOL_LABELS if label in found), ""),
-        instance_type=found.get("node.kubernetes.io/instance-type", ""),
-        zone=found.get("topology.kubernetes.io/zone", ""),
+        pool=next((labels[label] for label in _POOL_LABELS if label in labels), ""),
+        instance_type=labels.get("node.kubernetes.io/instance-type", ""),
+        zone=labels.get("topology.kubernetes.io/zone", ""),
         boot_id=(status.get("nodeInfo") or {}).get("bootID", "")[:NAME_LIMIT],
         resource_version=metadata.get("resourceVersion", ""),
         is_ready=is_ready,
@@ -67,7 +67,7 @@ def read_node(cluster: str, node: Mapping[str, Any]) -> KubernetesNode:
         memory_mib=parse_quantity("memory", allocatable.get("memory", 0)) // MIB,
         efa=parse_quantity(EFA, allocatable.get(EFA, 0)),
         huge_pages_mib=parse_quantity(HUGE_PAGES, allocatable.get(HUGE_PAGES, 0)) // MIB,
-        labels=found,
+        labels=labels,
         fault_details=next((annotations[key] for key in _DETAILS if annotations.get(key)), ""),
         conditions=tuple(
             NodeCondition(

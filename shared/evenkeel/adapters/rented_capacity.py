@@ -66,10 +66,10 @@ class KubernetesCapacity:
         return self._try_limit(cluster, pool, rented)
 
     def _try_limit(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:
-        found = self._api(cluster).get(f"{_POOLS}/{pool}")
-        if found is None:
+        pool_object = self._api(cluster).get(f"{_POOLS}/{pool}")
+        if pool_object is None:
             return LimitResult.GONE
-        limits = (found.get("spec") or {}).get("limits") or {}
+        limits = (pool_object.get("spec") or {}).get("limits") or {}
         # Count after reading the pool. If another process patches the pool meanwhile, this patch is a conflict.
         nodes, accelerators = rented()
         wanted = {name: str(accelerators) for name in (NVIDIA, NEURON) if name in limits}
@@ -79,26 +79,26 @@ class KubernetesCapacity:
             return LimitResult.UNBOUNDED
         if all(str(limits[name]) == value for name, value in wanted.items()):
             return LimitResult.UNCHANGED
-        metadata = {"resourceVersion": found["metadata"]["resourceVersion"]}
+        metadata = {"resourceVersion": pool_object["metadata"]["resourceVersion"]}
         self._api(cluster).patch(f"{_POOLS}/{pool}", {"metadata": metadata, "spec": {"limits": wanted}})
         return LimitResult.SET
 
     def claims(self, cluster: str, pool: str) -> tuple[NodeClaim, ...]:
-        found = self._all(cluster, _CLAIMS, labelSelector=f"{KARPENTER_LABEL}={pool}")
+        claims = self._all(cluster, _CLAIMS, labelSelector=f"{KARPENTER_LABEL}={pool}")
         return tuple(
             NodeClaim(name=event["metadata"]["name"], node_name=(event.get("status") or {}).get("nodeName") or "")
-            for event in found
+            for event in claims
         )
 
     def delete_claim(self, cluster: str, name: str) -> None:
         self._api(cluster).delete(f"{_CLAIMS}/{name}")
 
     def refusal(self, cluster: str, pool: str, since: datetime) -> str:
-        found = self._all(
+        events = self._all(
             cluster, _EVENTS, fieldSelector=f"involvedObject.kind=NodeClaim,reason={_LAUNCH_FAILED_REASON}"
         )
         matching = [
-            event for event in found if _is_of_pool(event, pool) and _event_time(event) >= since.replace(microsecond=0)
+            event for event in events if _is_of_pool(event, pool) and _event_time(event) >= since.replace(microsecond=0)
         ]
         return str(max(matching, key=_event_time).get("message") or _LAUNCH_FAILED_REASON)[:300] if matching else ""
 

@@ -40,13 +40,13 @@ class S3Checkpoints:
         bucket, prefix = _bucket_and_prefix(uri)
         with aws.translate_errors(f"list checkpoints under {uri}"):
             attempts = list(self._list_folders(bucket, f"{prefix}attempt="))
-            found = [folder for attempt in attempts for folder in self._list_folders(bucket, f"{attempt}step=")]
-        return tuple(sorted(folder.removeprefix(prefix).rstrip("/") for folder in found))
+            folders = [folder for attempt in attempts for folder in self._list_folders(bucket, f"{attempt}step=")]
+        return tuple(sorted(folder.removeprefix(prefix).rstrip("/") for folder in folders))
 
     def contents(self, uri: str, folder: str, *, checksums_of: Collection[str] = ()) -> Mapping[str, StoredShard]:
         bucket, prefix = _bucket_and_prefix(uri)
         with aws.translate_errors(f"list {folder} under {uri}"):
-            found = {
+            shards = {
                 entry["Key"].removeprefix(prefix): StoredShard(entry["Size"], None, entry["LastModified"])
                 for entry in self._list(bucket, f"{prefix}{folder}/")
             }
@@ -62,10 +62,10 @@ class S3Checkpoints:
             return StoredShard(head["ContentLength"], _sha256(head), head["LastModified"])
 
         # An S3 listing has no checksums, so each file needs one HEAD request. Many run in parallel.
-        keys = [key for key in found if key in checksums_of]
+        keys = [key for key in shards if key in checksums_of]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             answers = dict(zip(keys, pool.map(read_checksum, keys), strict=True))
-        return {key: stored for key, listed in found.items() if (stored := answers.get(key, listed)) is not None}
+        return {key: stored for key, listed in shards.items() if (stored := answers.get(key, listed)) is not None}
 
     def read(self, uri: str, key: str) -> bytes:
         bucket, prefix = _bucket_and_prefix(uri)

@@ -124,10 +124,12 @@ class KubernetesUnmanagedJobs:
         path = f"{_KUEUE}/{version}/namespaces/{job.namespace}/workloads"
         owner = (job.namespace, job.uid)
         listed = self._all(cluster, path) if group else []
-        found = next((workload for workload in listed if kueue_workloads.owner_of_workload(workload) == owner), None)
-        if found is None:
+        kueue_workload = next(
+            (workload for workload in listed if kueue_workloads.owner_of_workload(workload) == owner), None
+        )
+        if kueue_workload is None:
             raise Conflict(f"{job.label} has no Workload of Kueue")
-        self._api(cluster).patch(f"{path}/{found['metadata']['name']}", {"spec": {"active": is_active}})
+        self._api(cluster).patch(f"{path}/{kueue_workload['metadata']['name']}", {"spec": {"active": is_active}})
 
     def manifest_of(self, cluster: str, job: UnmanagedJob) -> str:
         item = self._present(cluster, job)
@@ -250,18 +252,18 @@ def manifest_of(item: Mapping[str, Any]) -> Json:
 
     It is not suspended, because Evenkeel may have suspended it. Kueue suspends new jobs of its queues itself.
     """
-    found: Json = json.loads(json.dumps({name: value for name, value in item.items() if name != "status"}))
+    manifest: Json = json.loads(json.dumps({name: value for name, value in item.items() if name != "status"}))
     for name in _SERVER_FIELDS:
-        found["metadata"].pop(name, None)
-    found["spec"].pop("suspend", None)
-    (found["spec"].get("runPolicy") or {}).pop("suspend", None)
-    if found.get("kind") == WorkloadKind.JOB and not found["spec"].get("manualSelector"):
-        found["spec"].pop("selector", None)
-        template = found["spec"]["template"].get("metadata") or {}
-        for labels in (found["metadata"].get("labels") or {}, template.get("labels") or {}):
+        manifest["metadata"].pop(name, None)
+    manifest["spec"].pop("suspend", None)
+    (manifest["spec"].get("runPolicy") or {}).pop("suspend", None)
+    if manifest.get("kind") == WorkloadKind.JOB and not manifest["spec"].get("manualSelector"):
+        manifest["spec"].pop("selector", None)
+        template = manifest["spec"]["template"].get("metadata") or {}
+        for labels in (manifest["metadata"].get("labels") or {}, template.get("labels") or {}):
             for name in _JOB_UID_LABELS:
                 labels.pop(name, None)
-    return found
+    return manifest
 
 
 def checkpoint_place(item: Mapping[str, Any]) -> str:
@@ -293,11 +295,11 @@ def _place_in_variables(container: Mapping[str, Any]) -> str:
 def _place_in_options(container: Mapping[str, Any]) -> str:
     words = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
     words = [part for word in words for part in word.split()]
-    found: dict[str, tuple[str, str]] = {}
+    named_places: dict[str, tuple[str, str]] = {}
     for word, after in itertools.pairwise([*words, ""]):
         option, equals, value = word.partition("=")
         name = option.lstrip("-").replace("_", "-")
         if name in _CHECKPOINT_OPTIONS and (equals or option.startswith("--")):
-            found.setdefault(name, (option, value if equals else after))
-    places = (found[name] for name in _CHECKPOINT_OPTIONS if name in found)
+            named_places.setdefault(name, (option, value if equals else after))
+    places = (named_places[name] for name in _CHECKPOINT_OPTIONS if name in named_places)
     return next((f"{value} (option {option})" for option, value in places if value), "")

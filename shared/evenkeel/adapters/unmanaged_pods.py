@@ -40,8 +40,8 @@ def is_movable_kind(pod: Mapping[str, Any]) -> bool:
 
 def claim_of(pod: Mapping[str, Any], controllers: Controllers, fleet: str) -> OwnershipClaim | None:
     """Return the owner within Evenkeel that a pod's labels claim; None if they claim none."""
-    found = pod["metadata"].get("labels") or {}
-    if found.get(FLEET_LABEL) != fleet:
+    labels = pod["metadata"].get("labels") or {}
+    if labels.get(FLEET_LABEL) != fleet:
         return None
     owner = controllers.of(pod)
     claim: Json = {"controller": owner.name, "controller_uid": owner.uid, "decision_id": decision_of(pod)}
@@ -51,10 +51,10 @@ def claim_of(pod: Mapping[str, Any], controllers: Controllers, fleet: str) -> Ow
             kind=ManagedKind.ATTEMPT, name=workload_name(*name), job_id=job_id, attempt=attempt, **claim
         )
     for label, kind in ((RENTAL_LABEL, ManagedKind.RENTAL), (CHECK_LABEL, ManagedKind.CHECK)):
-        if found.get(label):
+        if labels.get(label):
             if owner.kind != WorkloadKind.JOB:  # Evenkeel creates only Jobs for these, so it is another's workload
                 claim |= {"controller": "", "controller_uid": ""}
-            return OwnershipClaim(kind=kind, name=found[label], **claim)
+            return OwnershipClaim(kind=kind, name=labels[label], **claim)
     return None
 
 

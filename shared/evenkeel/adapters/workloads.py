@@ -26,9 +26,9 @@ _LONGEST_CHAIN = 2
 
 def is_launched_by(item: Mapping[str, Any], attempt: Attempt, fleet: str) -> bool:
     """Whether the attempt's launch created an object with the attempt's namespace and name."""
-    found = item["metadata"].get("labels") or {}
+    labels = item["metadata"].get("labels") or {}
     expected = (attempt.job_id, str(attempt.attempt), fleet)
-    has_labels = (found.get(JOB_LABEL), found.get(ATTEMPT_LABEL), found.get(FLEET_LABEL)) == expected
+    has_labels = (labels.get(JOB_LABEL), labels.get(ATTEMPT_LABEL), labels.get(FLEET_LABEL)) == expected
     return has_labels and bool(attempt.decision_id) and decision_of(item) == attempt.decision_id
 
 
@@ -48,9 +48,9 @@ class Owner(NamedTuple):
 def controlling_workload(item: Mapping[str, Any]) -> Owner:
     """Return the workload that an object names as its controller, whatever controls that workload."""
     for reference in item["metadata"].get("ownerReferences") or ():
-        found = resource_of(reference) if reference.get("controller") else None
-        if found is not None:
-            return Owner(found.kind, str(reference["name"]), str(reference["uid"]))
+        resource = resource_of(reference) if reference.get("controller") else None
+        if resource is not None:
+            return Owner(resource.kind, str(reference["name"]), str(reference["uid"]))
     return Owner()
 
 
@@ -73,14 +73,14 @@ class Controllers:
 
     def above(self, item: Mapping[str, Any]) -> tuple[Json, ...]:
         """Return the listed workloads above an object, the nearest first."""
-        found = []
+        parents = []
         for _ in range(_LONGEST_CHAIN):
             listed = self._items.get(controlling_workload(item).uid)
             if listed is None:
                 break
-            found.append(listed)
+            parents.append(listed)
             item = listed
-        return tuple(found)
+        return tuple(parents)
 
 
 def trim(item: Json) -> Json:
@@ -108,7 +108,7 @@ def read_workloads(
     """
     workloads = list(listed)
     controllers = Controllers(workloads)
-    found: dict[_Group, Json] = {}
+    groups: dict[_Group, Json] = {}
     jobs: dict[_Group, list[Json]] = {}
     members: dict[_Group, list[Json]] = {}
     for workload in workloads:
@@ -118,7 +118,7 @@ def read_workloads(
         if owner.uid and owner.name == workload_name(*name):
             jobs.setdefault((workload["metadata"]["namespace"], *name, owner.uid), []).append(workload)
         elif workload["metadata"]["name"] == workload_name(*name):
-            found[(workload["metadata"]["namespace"], *name, workload["metadata"]["uid"])] = workload
+            groups[(workload["metadata"]["namespace"], *name, workload["metadata"]["uid"])] = workload
     for pod in pods:
         name, owner = attempt_of(pod), controllers.of(pod)
         if name and owner.uid and owner.name == workload_name(*name):
@@ -126,12 +126,12 @@ def read_workloads(
     return tuple(
         _workload(
             group,
-            found.get(group),
+            groups.get(group),
             jobs=jobs.get(group, []),
             pods=members.get(group, []),
             kueue=kueue.get((group[0], group[3])),
         )
-        for group in sorted({*found, *members})
+        for group in sorted({*groups, *members})
     )
 
 
@@ -182,8 +182,8 @@ def is_suspended(item: Mapping[str, Any]) -> bool:
 
 def attempt_of(item: Mapping[str, Any]) -> tuple[str, int] | None:
     """Return job id and attempt from an object's labels; None if they are not in Evenkeel's format."""
-    found = item["metadata"].get("labels") or {}
-    job_id, number = found.get(JOB_LABEL, ""), found.get(ATTEMPT_LABEL, "")
+    labels = item["metadata"].get("labels") or {}
+    job_id, number = labels.get(JOB_LABEL, ""), labels.get(ATTEMPT_LABEL, "")
     return (job_id, int(number)) if job_id and number.isascii() and number.isdigit() else None
 
 

@@ -54,8 +54,8 @@ class KeptLog(Value):
 
 def secrets_of(env: Mapping[str, str]) -> tuple[str, ...]:
     """Return the values of a job's variables whose names suggest a secret, such as `API_KEY`."""
-    found = (value for name, value in env.items() if _SECRET_VARIABLE.search(name))
-    return tuple(value for value in found if len(value) >= _MIN_SECRET)
+    secrets = (value for name, value in env.items() if _SECRET_VARIABLE.search(name))
+    return tuple(value for value in secrets if len(value) >= _MIN_SECRET)
 
 
 def shortened(text: str, secrets: Iterable[str]) -> tuple[str, bool]:

@@ -189,8 +189,8 @@ def resolve_policy(base: Policy, change: PolicyChange | None) -> PolicyInForce:
 
 def in_force(base: Policy, change: PolicyChange | None) -> tuple[Policy, str]:
     """Return the policy in force, and why the last change is not in force; empty if it is."""
-    found = resolve_policy(base, change)
-    return found.policy, found.refused
+    resolved = resolve_policy(base, change)
+    return resolved.policy, resolved.refused
 
 
 def changed(base: Policy, changes: Mapping[str, Any]) -> Policy:

@@ -81,7 +81,7 @@ def why_too_small(wanted: Resources, free: Resources, offered: Resources) -> str
 
 def sum_by_place(parts: Iterable[tuple[_Place, Resources]]) -> dict[_Place, Resources]:
     """Return the sum of the amounts at each place."""
-    found: dict[_Place, Resources] = {}
+    totals: dict[_Place, Resources] = {}
     for place, amounts in parts:
-        found[place] = found[place] + amounts if place in found else amounts
-    return found
+        totals[place] = totals[place] + amounts if place in totals else amounts
+    return totals

@@ -93,7 +93,7 @@ def from_request(kind: type[BaseModel], document: Mapping[str, Any]) -> dict[str
         kind: The type that declares the fields.
         document: The request, with only the fields that the caller set.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field in submitted_fields(kind):
         *groups, own = field.path
         place: Mapping[str, Any] = document
@@ -101,8 +101,8 @@ def from_request(kind: type[BaseModel], document: Mapping[str, Any]) -> dict[str
             place = place.get(group) or {}
         if own in place:
             value, model = place[own], field.model
-            found[field.name] = value if model is None or value is None else from_request(model, value)
-    return found
+            values[field.name] = value if model is None or value is None else from_request(model, value)
+    return values
 
 
 def shown_fields(value: Value, *, only_public: bool = False) -> dict[str, Any]:
@@ -112,15 +112,15 @@ def shown_fields(value: Value, *, only_public: bool = False) -> dict[str, Any]:
         value: The stored value.
         only_public: Whether to leave out the fields that only the job's team sees.
     """
-    found: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
     document = value.to_json()
     for field in submitted_fields(type(value)):
         if field.terms.is_withheld or (only_public and not field.terms.is_public):
             continue
         *groups, own = field.path
-        place = found
+        place = shown
         for group in groups:
             place = place.setdefault(group, {})
         inner = getattr(value, field.name)
         place[own] = shown_fields(inner) if isinstance(inner, Value) else document[to_camel(field.name)]
-    return found
+    return shown

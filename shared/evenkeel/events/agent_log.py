@@ -55,15 +55,15 @@ def readings(line: str) -> tuple[Reading, ...]:
         details = _Line.model_validate(document).details
     except ValidationError:
         return ()
-    found = driver_lines.readings(details.message or "")
-    if not found and details.condition == "XID Error" and details.err_num:
+    named = driver_lines.readings(details.message or "")
+    if not named and details.condition == "XID Error" and details.err_num:
         number = str(details.err_num)
-        found = () if driver_lines.is_cleanup(number) else (Reading(driver_lines.xid_key(number), number),)
+        named = () if driver_lines.is_cleanup(number) else (Reading(driver_lines.xid_key(number), number),)
     # The agent's own verdict is kept beside the code: it attributes some Xids to the application.
     reason = details.reason or ""
     if _NAME.fullmatch(reason) and f"hp:{reason}" in default_catalogue():
-        return (*found, Reading(fault_key(reason), reason))
-    return found
+        return (*named, Reading(fault_key(reason), reason))
+    return named
 
 
 def _document(line: str) -> dict[str, Any] | None:

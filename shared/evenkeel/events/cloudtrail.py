@@ -110,8 +110,8 @@ _REQUESTED = ("nodeIds", "nodeLogicalIds")
 
 
 def _ec2(record: _Record) -> Iterable[tuple[str, str]]:
-    found = (record.request_parameters or {}).get("instancesSet")
-    entries = found.get("items") if isinstance(found, dict) else None
+    instances = (record.request_parameters or {}).get("instancesSet")
+    entries = instances.get("items") if isinstance(instances, dict) else None
     ids = [entry.get("instanceId") for entry in entries or () if isinstance(entry, dict)]
     return [(id_, "") for id_ in ids if isinstance(id_, str)]
 
@@ -153,7 +153,7 @@ def parse(document: Json) -> tuple[NodeAction, ...] | Ignored | Unknown | Malfor
     if record.error_code:
         return Ignored("the call failed")
     kind, targets = _CALLS[record.event_source, record.event_name]
-    found = dict.fromkeys(targets(record))
+    distinct = dict.fromkeys(targets(record))
     event = NodeEvent(
         at=record.event_time,
         kind=kind,
@@ -162,7 +162,7 @@ def parse(document: Json) -> tuple[NodeAction, ...] | Ignored | Unknown | Malfor
     )
     actions = tuple(
         NodeAction(event=event, instance_id=instance, logical_id=logical)
-        for instance, logical in found
+        for instance, logical in distinct
         if logical or INSTANCE_ID.fullmatch(instance)
     )
     return actions or Malformed("EVENT_BAD_TYPE", "requestParameters: names no node")

@@ -56,11 +56,11 @@ def readings(text: str) -> tuple[Reading, ...]:
 
     A text that names an Xid in an unknown form gives `UNPARSED`.
     """
-    found = [*_CODE.finditer(text)][:_MAX_READINGS]
-    if not found:
+    matches = [*_CODE.finditer(text)][:_MAX_READINGS]
+    if not matches:
         return (Reading("xid:*", UNPARSED),) if _NAMES_DEVICE.search(text) else ()
-    ends = [*(match.start() for match in found[1:]), len(text)]
-    read = [_reading(match, text[match.end() : end]) for match, end in zip(found, ends, strict=True)]
+    ends = [*(match.start() for match in matches[1:]), len(text)]
+    read = [_reading(match, text[match.end() : end]) for match, end in zip(matches, ends, strict=True)]
     return tuple(dict.fromkeys(reading for reading in read if reading))
 
 

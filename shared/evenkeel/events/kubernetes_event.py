@@ -81,8 +81,8 @@ class _Event(EventModel):
     @property
     def times(self) -> tuple[datetime, ...]:
         """The first and the last time of a repeated event. Kubernetes does not keep the times between them."""
-        found = (self.first or self.event_time, self.last)
-        known = tuple(dict.fromkeys(at for at in found if at))
+        stamps = (self.first or self.event_time, self.last)
+        known = tuple(dict.fromkeys(at for at in stamps if at))
         return known or tuple(at for at in (self.metadata.creation_timestamp,) if at)
 
 

@@ -281,8 +281,8 @@ def _pending_by_taint(node: KubernetesNode) -> str | None:
 
 def _label_names(node: KubernetesNode, keys: tuple[str, ...]) -> tuple[str, ...]:
     marks = (node.labels[key] for key in keys if key in node.labels)
-    found = dict.fromkeys(name for mark in marks for name in _NAMES.findall(mark[:1000]))
-    return tuple(found)
+    names = dict.fromkeys(name for mark in marks for name in _NAMES.findall(mark[:1000]))
+    return tuple(names)
 
 
 def _details(node: KubernetesNode) -> list[_FaultDetail]:

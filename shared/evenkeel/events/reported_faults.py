@@ -33,21 +33,21 @@ def readings(code: str, line: str) -> tuple[Reading, ...]:
 
     A code is a key of the catalogue (`xid:79`), the number of an Xid, or the name that HyperPod or the EKS agent uses.
     """
-    found = agent_log.readings(line) if line else ()
+    named = agent_log.readings(line) if line else ()
     if not code:
-        return found
+        return named
     key = fault_key(code)
     if not key:
         return ()
-    where = next((reading for reading in found if reading.gpu), Reading(key, code))
+    where = next((reading for reading in named if reading.gpu), Reading(key, code))
     return (Reading(key, code, where.gpu, where.link),)
 
 
 def fault_key(code: str) -> str:
     """Return the catalogue key of a code; empty if it has none. A guess could repair a healthy node."""
-    found = default_catalogue().find(code)
-    if found:
-        return found.key
+    fault = default_catalogue().find(code)
+    if fault:
+        return fault.key
     if _DIGITS.fullmatch(code):
         return driver_lines.xid_key(code.lstrip("0") or "0")
     named = eks_conditions.reading(code)

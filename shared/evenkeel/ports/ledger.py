@@ -125,7 +125,7 @@ def document_text(doc: Mapping[str, Any]) -> str:
         text = _ENCODE(doc)
     except (TypeError, ValueError) as error:
         raise Refused(f"the document is not JSON: {error}") from error
-    return text if text.isascii() else _SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):04x}", text)
+    return text if text.isascii() else _SURROGATE.sub(lambda match: f"\\\\u{ord(match[0]):04x}", text)
 
 
 def row_bytes(row: Row, text: str | None = None) -> int:

@@ -245,10 +245,10 @@ class Resolver(APIGatewayRestResolver):
             return 0
         match = headers.get("If-Match") or ""
         self.expect(bool(match.strip()), "PRECONDITION_MISSING", "This change needs If-Match or If-None-Match.")
-        found = _ETAG.fullmatch(match.strip())
-        if found is None:
+        tag = _ETAG.fullmatch(match.strip())
+        if tag is None:
             raise ApiProblem("STALE_VERSION", f"{match[:80]!r} is not a valid ETag of this resource.")
-        return int(found[1])
+        return int(tag[1])
 
     def request_id(self) -> str:
         """Return the durable id of this request: its caller and its idempotency key."""

@@ -63,12 +63,12 @@ def run(document: Any, world: World) -> Json:
 
 
 def _cluster(world: World, name: str, rights: list[KubernetesPermission], request: Request) -> Json:
-    found: Json = {"cluster": name, "serverVersion": "", "missing": [], "error": ""}
-    found |= {"kueueNamespaces": None, "kueueError": ""}
+    answer: Json = {"cluster": name, "serverVersion": "", "missing": [], "error": ""}
+    answer |= {"kueueNamespaces": None, "kueueError": ""}
     try:
-        found["serverVersion"] = world.cluster.server_version(name)
+        answer["serverVersion"] = world.cluster.server_version(name)
         missing = world.cluster.missing_rights(name, rights)
-        found["missing"] = [
+        answer["missing"] = [
             {
                 "verb": permission.verb,
                 "group": permission.group,
@@ -81,13 +81,13 @@ def _cluster(world: World, name: str, rights: list[KubernetesPermission], reques
             # The server answers version and access reviews from memory. Only reading an object proves that it works.
             world.cluster.node(name, _NO_NODE)
     except EvenkeelError as error:
-        return found | {"error": _error_text(error)}
+        return answer | {"error": _error_text(error)}
     if request.reads_kueue:
         try:
-            found["kueueNamespaces"] = dict(world.cluster.kueue_namespaces(name))
+            answer["kueueNamespaces"] = dict(world.cluster.kueue_namespaces(name))
         except EvenkeelError as error:
-            found["kueueError"] = _error_text(error)
-    return found
+            answer["kueueError"] = _error_text(error)
+    return answer
 
 
 def _error_text(error: EvenkeelError) -> str:
@@ -97,12 +97,12 @@ def _error_text(error: EvenkeelError) -> str:
 def _policy(world: World) -> Json:
     try:
         policy, change = world.policy, world.policies.change
-        found = resolve_policy(world.policies.base, change)
+        resolved = resolve_policy(world.policies.base, change)
     except EvenkeelError as error:
         return {"error": _error_text(error)}
     return {
         "name": world.settings.policy_name,
         "hash": policy.hash,
-        "refused": found.refused or "",
-        "inForce": found.number,
+        "refused": resolved.refused or "",
+        "inForce": resolved.number,
     }

@@ -287,9 +287,9 @@ class Run:
         )
         _require_readable_size(manifest)
         self.check_fence()
-        found = self._storage.get(checkpoint.manifest_key)
-        if found is not None:
-            self._require_own(checkpoint, found)
+        stored = self._storage.get(checkpoint.manifest_key)
+        if stored is not None:
+            self._require_own(checkpoint, stored)
             return self._remember(checkpoint, is_complete=True)
         record: JsonObject = {"startedAt": write_instant(started_at), "shards": self._put_parts(checkpoint, shard)}
         records = self._receipts(checkpoint, record) if gather is None else gather(record)
@@ -416,9 +416,9 @@ class Run:
         for rank in range(1, self.world_size):
             key = checkpoint.receipt_key(rank, self.world_size)
             for _ in self._polls(f"rank {rank} to save step {checkpoint.step}"):
-                found = self._storage.get(key)
-                if found is not None:
-                    records.append(json.loads(found))
+                receipt = self._storage.get(key)
+                if receipt is not None:
+                    records.append(json.loads(receipt))
                     break
         return records
 

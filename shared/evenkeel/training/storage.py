@@ -138,26 +138,26 @@ class FolderStorage:
         return True
 
     def checkpoints(self) -> list[Checkpoint]:
-        found = []
+        checkpoints = []
         for attempt in self._entries(""):
             if not attempt.name.startswith("attempt="):
                 continue
             for step in self._entries(attempt.name):
                 checkpoint = checkpoint_of_folder(f"{attempt.name}/{step.name}")
                 if checkpoint is not None and step.is_dir():
-                    found.append(checkpoint)
-        return found
+                    checkpoints.append(checkpoint)
+        return checkpoints
 
     def examine(self, checkpoint: Checkpoint, *, checksums: bool = True) -> Mapping[str, StoredObject]:
-        found = {}
+        objects = {}
         for entry in sorted(self._entries(checkpoint.folder), key=lambda entry: entry.name):
             if entry.name.startswith(_TEMPORARY) or not entry.is_file():
                 continue
             digest = _digest(Path(entry.path)) if checksums else None
             status = entry.stat()
             modified_at = datetime.fromtimestamp(status.st_mtime, UTC)
-            found[f"{checkpoint.folder}/{entry.name}"] = StoredObject(status.st_size, digest, modified_at)
-        return found
+            objects[f"{checkpoint.folder}/{entry.name}"] = StoredObject(status.st_size, digest, modified_at)
+        return objects
 
     def read_fence(self) -> VersionedFence:
         files = [entry.name for entry in self._entries(f"{FENCE_KEY}.d") if entry.name.endswith(".json")]
@@ -242,8 +242,8 @@ class BucketStorage:
         return self._opened
 
     def get(self, key: str) -> bytes | None:
-        found = self._get(key)
-        return None if found is None else found[0]
+        answer = self._get(key)
+        return None if answer is None else answer[0]
 
     def put(self, key: str, content: bytes | memoryview, sha256: str) -> None:
         self._client.put_object(
@@ -258,13 +258,13 @@ class BucketStorage:
         return self._put_if(key, content, IfNoneMatch="*")
 
     def checkpoints(self) -> list[Checkpoint]:
-        found = []
+        checkpoints = []
         for attempt in self._folders(f"{self._prefix}attempt="):
             for step in self._folders(f"{attempt}step="):
                 checkpoint = checkpoint_of_folder(step.removeprefix(self._prefix))
                 if checkpoint is not None:
-                    found.append(checkpoint)
-        return found
+                    checkpoints.append(checkpoint)
+        return checkpoints
 
     def examine(self, checkpoint: Checkpoint, *, checksums: bool = True) -> Mapping[str, StoredObject]:
         prefix = f"{self._prefix}{checkpoint.folder}/"
@@ -282,8 +282,8 @@ class BucketStorage:
         }
 
     def read_fence(self) -> VersionedFence:
-        found = self._get(FENCE_KEY)
-        return VersionedFence(None) if found is None else VersionedFence(parse_fence(found[0]), found[1])
+        answer = self._get(FENCE_KEY)
+        return VersionedFence(None) if answer is None else VersionedFence(parse_fence(answer[0]), answer[1])
 
     def raise_fence(self, fence: Fence, over: VersionedFence) -> bool:
         if over.fence is None:

@@ -70,10 +70,10 @@ def _length_errors(text: str, most: int) -> list[str]:
 
 def label(text: str) -> list[str]:
     """Judge a DNS-1123 label."""
-    found = _length_errors(text, 63)
+    errors = _length_errors(text, 63)
     if _pattern_errors(LABEL, text):
-        found += ["must not contain dots"] if not _pattern_errors(SUBDOMAIN, text) else _pattern_errors(LABEL, text)
-    return found
+        errors += ["must not contain dots"] if not _pattern_errors(SUBDOMAIN, text) else _pattern_errors(LABEL, text)
+    return errors
 
 
 def subdomain(text: str) -> list[str]:
@@ -117,12 +117,12 @@ def label_value(text: str) -> list[str]:
 
 def config_key(text: str) -> list[str]:
     """Judge a key of a ConfigMap or Secret."""
-    found = _length_errors(text, 253) + _pattern_errors(CONFIG_KEY, text)
+    errors = _length_errors(text, 253) + _pattern_errors(CONFIG_KEY, text)
     if text in (".", ".."):
-        found.append(f"must not be '{text}'")
+        errors.append(f"must not be '{text}'")
     elif text.startswith(".."):
-        found.append("must not start with '..'")
-    return found
+        errors.append("must not start with '..'")
+    return errors
 
 
 def percent(text: str) -> list[str]:
@@ -144,16 +144,16 @@ def port_number(value: Any) -> list[str]:
 
 def port_name(text: str) -> list[str]:
     """Judge the name of a port."""
-    found = _length_errors(text, 15)
+    errors = _length_errors(text, 15)
     if not re.match(r"[-a-z0-9]+\Z", text):
-        found.append("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)")
+        errors.append("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)")
     if not re.search("[a-z]", text):
-        found.append("must contain at least one letter (a-z)")
+        errors.append("must contain at least one letter (a-z)")
     if "--" in text:
-        found.append("must not contain consecutive hyphens")
+        errors.append("must not contain consecutive hyphens")
     if text.startswith("-") or text.endswith("-"):
-        found.append("must not begin or end with a hyphen")
-    return found
+        errors.append("must not begin or end with a hyphen")
+    return errors
 
 
 def causes(field: str, value: Any, messages: Iterable[str]) -> Iterator[Cause]:

@@ -176,10 +176,10 @@ def decide(facts: AdmissionFacts) -> AdmissionDecision:
             facts, Action.SAME_SHAPE, f"A job with the same request waits in its queue: {facts.same_shape_reason}"
         )
     if facts.quota is not None:
-        found = from_quota_decision(
+        decision = from_quota_decision(
             facts, replay_quota(facts.quota, facts.now.timestamp(), lambda *_: why_no_fit(request, offers))
         )
-        return with_preemption(found)
+        return with_preemption(decision)
     if all(offer.total_nodes < request.nodes for offer in offers) and request.attempts == 0:
         largest = max((offer.total_nodes for offer in offers), default=0)
         asked = describe_request(request)

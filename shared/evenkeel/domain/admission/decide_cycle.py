@@ -186,15 +186,15 @@ def _queues_to_read_further(snapshot: CycleSnapshot, decisions: Iterable[Admissi
     for decided in decisions:
         team = snapshot.pending[decided.job_id].spec.team if has_teams else ALL_JOBS
         actions.setdefault(team, set()).add(decided.action)
-    found = []
+    teams = []
     for team in snapshot.next_page:
         if team == ALL_JOBS and has_teams:
             continue  # the queue of each team is read by itself
-        seen = actions.get(team, set())
-        is_parked = not seen & _PROGRESS if team == ALL_JOBS else not seen - _NOT_BLOCKING
+        queue_actions = actions.get(team, set())
+        is_parked = not queue_actions & _PROGRESS if team == ALL_JOBS else not queue_actions - _NOT_BLOCKING
         if is_parked and not is_strict(team, snapshot.setup):
-            found.append(team)
-    return tuple(found)
+            teams.append(team)
+    return tuple(teams)
 
 
 def is_strict(team: str, setup: TeamSetup) -> bool:
@@ -232,8 +232,8 @@ def _plan_serving_rentals(
 ) -> tuple[ServingRentalPlan, ...]:
     if snapshot.authority is AdmissionAuthority.KUEUE:
         return ()
-    seen = rent_plan.placement_context(snapshot, queue_plan.queue, now)
-    return plan_serving_rentals(queue_plan.demand, snapshot.serving_states, seen, _with_serving(policy, snapshot))
+    context = rent_plan.placement_context(snapshot, queue_plan.queue, now)
+    return plan_serving_rentals(queue_plan.demand, snapshot.serving_states, context, _with_serving(policy, snapshot))
 
 
 # ---------------------------------------------------------------- missing facts

@@ -100,8 +100,8 @@ def why_no_fit(request: AdmissionRequest, offers: Iterable[PoolFit]) -> str:
     weighed = tuple(offers)
     if any(offer.has_fit for offer in weighed):
         return ""
-    seen = "; ".join(offer.why_not(request) for offer in weighed)
-    return f"The job waits for {describe_request(request)}: {seen or 'no node in the fleet matches'}."
+    reasons = "; ".join(offer.why_not(request) for offer in weighed)
+    return f"The job waits for {describe_request(request)}: {reasons or 'no node in the fleet matches'}."
 
 
 def best_fit(offers: Iterable[PoolFit]) -> PoolFit:

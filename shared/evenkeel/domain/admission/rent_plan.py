@@ -98,13 +98,13 @@ def plan_placements(
     if not jobs:
         return {}
     left = capacity_left(queue.capacities, decisions)
-    seen = placement_context(snapshot, queue, now)._replace(capacities=left, queue=waiting, rented=rented)
+    context = placement_context(snapshot, queue, now)._replace(capacities=left, queue=waiting, rented=rented)
     ran = run_seconds(snapshot.attempts)
-    placed = place_in_queue_order([placement_facts(job, seen, policy, ran.get(job.job_id, 0.0)) for job in jobs])
-    found: dict[str, Placement] = {}
+    placed = place_in_queue_order([placement_facts(job, context, policy, ran.get(job.job_id, 0.0)) for job in jobs])
+    placements: dict[str, Placement] = {}
     begun = len(rented.allocations) - len(snapshot.rented.allocations)
     for job, placement in zip(jobs, placed, strict=True):
-        found[job.job_id] = placement
+        placements[job.job_id] = placement
         if placement.action is not PlacementAction.RENT:
             continue
         pool = next(rented_pool for rented_pool in policy.burst.pools if rented_pool.name == placement.pool)
@@ -112,12 +112,12 @@ def plan_placements(
             job.job_id, pool, _decisions_on_rental(job, pool, snapshot, queue, policy, now)
         )
         if why_not:
-            found[job.job_id] = why_not
+            placements[job.job_id] = why_not
         elif begun >= policy.burst.rentals_per_cycle:
-            found[job.job_id] = "Evenkeel rents nodes for the job in one of the next scheduling cycles."
+            placements[job.job_id] = "Evenkeel rents nodes for the job in one of the next scheduling cycles."
         else:
             begun += 1
-    return found
+    return placements
 
 
 def _decisions_on_rental(
@@ -308,7 +308,7 @@ def reservation_stops(
     if not held:
         return ()
     pools = {(pool.cluster, pool.name, pool.instance_type): pool for pool in committed_pools(queue.capacities, policy)}
-    found = []
+    decisions = []
     for name, charge in held.items():
         job = snapshot.known_job(name)
         pool = pools.get((charge.cluster, charge.pool, charge.instance_type))
@@ -320,5 +320,5 @@ def reservation_stops(
         nodes = len(charge.node_names)
         decided = decide_migration(migration_facts(job, nodes, pool, None, policy, now, ran_seconds=ran))
         if decided.action is MigrationAction.REQUEUE:
-            found.append(decided)
-    return tuple(found)
+            decisions.append(decided)
+    return tuple(decisions)

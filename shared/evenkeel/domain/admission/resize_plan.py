@@ -117,12 +117,12 @@ class _Planner:
 
     def _nodes_left_by_earlier_stops(self) -> dict[str, int]:
         """Return the nodes that each job keeps that an earlier cycle asked to stop: none, or those of its new size."""
-        found = {name: 0 for name in self.queue.memory.stopping if name in self.charges}
+        nodes_by_job = {name: 0 for name in self.queue.memory.stopping if name in self.charges}
         for name, job in self.jobs.items():
             resize = job.live_resize()
             if resize and name in self.charges:
-                found[name] = min(resize.nodes, len(self.charges[name].node_names))
-        return found
+                nodes_by_job[name] = min(resize.nodes, len(self.charges[name].node_names))
+        return nodes_by_job
 
     def _resizing(self) -> tuple[str, ...]:
         return tuple(
@@ -166,14 +166,14 @@ class _Planner:
     # ------------------------------------------------------------ shrinking
 
     def _plan_shrinks(self) -> dict[str, tuple[PlannedResize, ...]]:
-        found: dict[str, tuple[PlannedResize, ...]] = {}
+        shrinks_by_job: dict[str, tuple[PlannedResize, ...]] = {}
         runners = self._runners()
         if not runners:
-            return found
+            return shrinks_by_job
         for demand in self.demands:
             planned = self._shrinks_for_replicas(demand, runners)
             if planned:
-                found[demand.job_id] = planned
+                shrinks_by_job[demand.job_id] = planned
         requests = {request.job_id: request for request in self.queue.pending}
         waiting = [
             decided
@@ -203,8 +203,8 @@ class _Planner:
             helped += 1
             planned = self._shrinks_for_job(request, candidates, {victim.job_id for victim in decided.victims})
             if planned:
-                found[request.job_id] = planned
-        return found
+                shrinks_by_job[request.job_id] = planned
+        return shrinks_by_job
 
     def _would_help(self, request: AdmissionRequest, candidates: Mapping[str, ElasticJob]) -> bool:
         """Whether a waiting job starts if all candidates free as many nodes as they can."""
@@ -253,12 +253,12 @@ class _Planner:
     def _satisfied_demands(self) -> dict[str, int]:
         """Return how many nodes each demand of replicas finds, now or after the planned stops. Urgent demands first."""
         capacities = self._fleet_after({}).capacities
-        found: dict[str, int] = {}
+        satisfied: dict[str, int] = {}
         for demand in self.demands:
             fits = sum(offer.fitting for offer in pool_fits(demand, capacities, self.scheduling))
-            found[f"{demand.cluster}/{demand.job_id}"] = min(demand.nodes, fits)
+            satisfied[f"{demand.cluster}/{demand.job_id}"] = min(demand.nodes, fits)
             capacities = reserve_for_replicas((demand,), capacities, self.scheduling)
-        return found
+        return satisfied
 
     def _fewest_nodes(
         self,
@@ -283,10 +283,10 @@ class _Planner:
             index = bisect_left(tried, True, key=is_enough)
             if index == len(tried):
                 continue
-            found = planned[tried[index]]
-            lost = sum(resize.resize.lost_gpu_seconds for resize in found)
+            resizes = planned[tried[index]]
+            lost = sum(resize.resize.lost_gpu_seconds for resize in resizes)
             if best is None or lost < best[0]:
-                best = (lost, found)
+                best = (lost, resizes)
         if best is None or not any(resize.resize.to_nodes for resize in best[1]):
             return ()  # no job would shrink, so the queue rules choose the victims
         self.left |= {resize.job_id: resize.resize.to_nodes for resize in best[1]}
@@ -315,7 +315,7 @@ class _Planner:
             fresh: Victims of the queue rules that were not asked to stop yet.
             runners: The elastic jobs that run.
         """
-        found: dict[str, ElasticJob] = {}
+        candidates: dict[str, ElasticJob] = {}
         for job in runners:
             held = self._elastic(job)
             if held.sizes is None or job.job_id in self.left or job.job_id == request.job_id:
@@ -326,11 +326,11 @@ class _Planner:
             smaller = tuple(size for size in held.sizes.legal if least <= size <= held.nodes)
             if smaller and smaller[0] < held.nodes:
                 sizes = Sizes(least=smaller[0], most=held.nodes, discrete=(*smaller, held.nodes))
-                found[job.job_id] = held.but(priority=MAY_SHRINK, sizes=sizes, is_preemptable=job.job_id in fresh)
-        for name in sorted(fresh - found.keys()):
+                candidates[job.job_id] = held.but(priority=MAY_SHRINK, sizes=sizes, is_preemptable=job.job_id in fresh)
+        for name in sorted(fresh - candidates.keys()):
             charge = self.charges.get(name)
             if charge is not None and charge.node_names:
-                found[name] = ElasticJob(
+                candidates[name] = ElasticJob(
                     job_id=name,
                     team=charge.team,
                     priority=MAY_SHRINK,
@@ -339,7 +339,7 @@ class _Planner:
                     resize_seconds=self.scheduling.elastic.resize_seconds,
                     started_at=charge.admitted_at or self.now,
                 )
-        return found
+        return candidates
 
     def _outranks(self, request: AdmissionRequest, job: Job) -> bool:
         if request.priority <= job.priority:
@@ -395,14 +395,14 @@ class _Planner:
         """Return since when each node that an elastic job could use has been idle."""
         kinds = {self._kind(job.job_id) for job in self._runners() if job.spec.sizes}
         before, now = self.queue.memory.elastic.idle_since, self.now
-        found = {
+        idle_since = {
             capacity.life.key: before.get(capacity.life.key, now)
             for capacity in self.fleet.capacities
             if (capacity.cluster, capacity.pool, capacity.instance_type) in kinds
             and capacity.is_unused
             and capacity.accelerators
         }
-        return dict(sorted(found.items(), key=lambda gain: (gain[1], gain[0]))[:_MAX_IDLE_NODES])
+        return dict(sorted(idle_since.items(), key=lambda gain: (gain[1], gain[0]))[:_MAX_IDLE_NODES])
 
     def _growth(self, idle: Mapping[str, datetime]) -> PlannedResize | None:
         by_kind: dict[NodeKind, list[Job]] = {}
@@ -443,11 +443,11 @@ class _Planner:
                 facts = ResizeFacts(job_id=resize.job_id, growth=growth)
                 return PlannedResize(facts=facts, resize=resize, attempt=charge.attempt)
             # Quota or a limit allows less. The job's next smaller size is compared with all other jobs again.
-            found = weighed[resize.job_id]
-            assert found.sizes is not None  # a job without sizes does not grow
-            most = found.sizes.at_most(resize.to_nodes - 1) or found.sizes.least
-            legal = tuple(size for size in found.sizes.legal if size <= most)
-            weighed[resize.job_id] = found.but(sizes=Sizes(least=legal[0], most=most, discrete=legal))
+            elastic_job = weighed[resize.job_id]
+            assert elastic_job.sizes is not None  # a job without sizes does not grow
+            most = elastic_job.sizes.at_most(resize.to_nodes - 1) or elastic_job.sizes.least
+            legal = tuple(size for size in elastic_job.sizes.legal if size <= most)
+            weighed[resize.job_id] = elastic_job.but(sizes=Sizes(least=legal[0], most=most, discrete=legal))
         return None
 
     def _would_start_at(self, job: Job, nodes: int) -> bool:

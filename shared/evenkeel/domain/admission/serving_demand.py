@@ -43,7 +43,7 @@ def replica_requests(
         now: The time.
         satisfied_replicas: Id of the Deployment → its replicas for which nodes are rented already.
     """
-    found = []
+    requests = []
     for registered, _, waiting in short:
         left = waiting[(satisfied_replicas or {}).get(holder_id(registered), 0) :]
         if not left:
@@ -54,7 +54,7 @@ def replica_requests(
         )
         shared = max(1, min(len(left), largest // per_replica))
         selector = left[0].selector
-        found.append(
+        requests.append(
             AdmissionRequest(
                 job_id=registered.label,
                 submitted_at=now,
@@ -67,7 +67,7 @@ def replica_requests(
                 pools=(PoolChoice(name="", labels=selector),) if selector else (),
             )
         )
-    return tuple(sorted(found, key=lambda one: (-one.priority, one.job_id)))
+    return tuple(sorted(requests, key=lambda one: (-one.priority, one.job_id)))
 
 
 def reserve_for_replicas(
@@ -106,7 +106,7 @@ def satisfied_replicas(
         for capacity in capacities
         if capacity.reserved_for == UNASSIGNED
     }
-    found = {}
+    satisfied = {}
     for workload in registered:
         if workload.rents_from:
             name, there = holder_id(workload), pods.get(workload.cluster, ())
@@ -116,8 +116,8 @@ def satisfied_replicas(
                 unassigned.get((workload.cluster, pod.node_name)) in workload.rents_from
                 for pod in replicas_of(workload.namespace, workload.name, there)
             )
-            found[name] = max(0, left - landed)
-    return found
+            satisfied[name] = max(0, left - landed)
+    return satisfied
 
 
 class ServingDemand(NamedTuple):
@@ -153,21 +153,21 @@ class ServingRentalPlan(NamedTuple):
 
 
 def plan_serving_rentals(
-    demand: ServingDemand, states: Mapping[str, tuple[ServingState, int]], seen: PlacementContext, policy: Policy
+    demand: ServingDemand, states: Mapping[str, tuple[ServingState, int]], context: PlacementContext, policy: Policy
 ) -> tuple[ServingRentalPlan, ...]:
     """Decide which nodes are rented for replicas that fit on no committed node, the most urgent Deployment first.
 
     Args:
         demand: The replicas that wait.
         states: By id: the stored state of each Deployment that has one, with its row's version.
-        seen: The snapshot of the cycle. Its queue does not count: replicas take free nodes before any job.
+        context: The snapshot of the cycle. Its queue does not count: replicas take free nodes before any job.
         policy: Prices and caps.
     """
     registered = {holder_id(workload): workload for workload in policy.scheduling.serving if workload.rents_from}
     short = {holder_id(shortfall.registered): shortfall for shortfall in demand.short}
     places = {f"{request.cluster}/{request.job_id}": place for place, request in enumerate(demand.demands)}
     labels = {name: f"{workload.cluster}/{workload.label}" for name, workload in registered.items()}
-    seen, left, plans = seen._replace(queue=()), policy.burst.rentals_per_cycle, []
+    context, left, plans = context._replace(queue=()), policy.burst.rentals_per_cycle, []
     for name in sorted(
         registered, key=lambda registered_name: (places.get(labels[registered_name], len(places)), registered_name)
     ):
@@ -177,10 +177,10 @@ def plan_serving_rentals(
             per_node = demand.demands[places[labels[name]]].accelerators_per_node
             waiting -= max(1, per_node // short[name].per_replica) * demand.satisfied_demands.get(labels[name], 0)
         if waiting > 0:
-            decisions = decide_serving_rentals(short[name], waiting, seen, plan.state, policy, most=left)
+            decisions = decide_serving_rentals(short[name], waiting, context, plan.state, policy, most=left)
             plan = plan._replace(decisions=decisions, per_replica=short[name].per_replica)
             left -= len(plan.to_rent)
-            seen = seen._replace(rented=seen.rented.with_planned(plan.to_rent, policy.burst.pools))
+            context = context._replace(rented=context.rented.with_planned(plan.to_rent, policy.burst.pools))
         elif name in short and not demand.satisfied_replicas.get(name):
             plan = plan._replace(fits_committed=True)
         if plan.decisions or plan.fits_committed or (plan.state.last_note and name not in short):

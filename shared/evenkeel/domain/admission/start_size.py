@@ -55,18 +55,18 @@ def fit_sizes(
         now: The time.
         full_size_only: Jobs that wait for all their nodes, since those nodes were rented and are starting.
     """
-    found = {decided.job_id: decided for decided in decisions}
+    fitting = {decided.job_id: decided for decided in decisions}
     waiting = [
         request.model_copy(update={"sizes": smaller})
         for request in snapshot.pending
         if request.job_id not in full_size_only
         and (smaller := _smaller_sizes(request, now))
-        and _needs_smaller_size(request, found[request.job_id].action)
+        and _needs_smaller_size(request, fitting[request.job_id].action)
     ]
     tried = sorted(waiting, key=lambda admission_request: admission_request.queue_order_key)
     search = _SizeSearch(snapshot, policy, now)
     sizes = {request.job_id: request.sizes[0] for request in tried}
-    best = found
+    best = fitting
     while sizes:
         best = search.decide_at(sizes)
         starting = {name: size for name, size in sizes.items() if best[name].action is Action.ADMIT}
@@ -119,16 +119,16 @@ class _SizeSearch(NamedTuple):
         """Raise one job to its largest size at which all jobs that start still start. Sets that size in `sizes`."""
         larger = request.sizes[1:]
         started = [name for name, decided in best.items() if decided.action is Action.ADMIT]
-        found = {0: best}
+        decisions_by_count = {0: best}
 
         def is_too_large(size: int) -> bool:
             after = self.decide_at({**sizes, request.job_id: size})
             if any(after[name].action is not Action.ADMIT for name in started):
                 return True
-            found[size] = after
+            decisions_by_count[size] = after
             return False
 
         count = bisect_left(larger, True, key=is_too_large)
         if count:
             sizes[request.job_id] = larger[count - 1]
-        return found[larger[count - 1]] if count else best
+        return decisions_by_count[larger[count - 1]] if count else best

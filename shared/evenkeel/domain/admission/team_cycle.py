@@ -242,7 +242,7 @@ class _TeamCycle:
         if team.max_accelerators_per_user is None and not team.budgets:
             return ()
         held = [charge for charge in self.snapshot.charges if charge.team == team.name]
-        spent = {period: found for (of, period), found in self.snapshot.spent.items() if of == team.name}
+        spent = {period: spent for (of, period), spent in self.snapshot.spent.items() if of == team.name}
         return usage_limits(
             team,
             request.owner,
@@ -303,11 +303,11 @@ class _TeamCycle:
         """Return the fits of a request on the nodes that are left. Equal requests share one result."""
         if self.offered[0] is not self.capacities:
             self.offered = (self.capacities, {})
-        found = self.offered[1]
+        offers = self.offered[1]
         alike = request if request.job_id in self.reservation_holders else request.model_copy(update=_NEUTRAL_FIELDS)
-        if alike not in found:
-            found[alike] = pool_fits(request, self.capacities, self.policy)
-        return found[alike]
+        if alike not in offers:
+            offers[alike] = pool_fits(request, self.capacities, self.policy)
+        return offers[alike]
 
     def _nodes_of_flavors(self, given: frozenset[str]) -> Callable[[NodeCapacity], bool] | None:
         """Return the test whether a node belongs to all of these flavors; None if every node does."""
@@ -342,7 +342,7 @@ class _TeamCycle:
 
     def _run_until_stable(self) -> None:
         """Run cycles until one more could change nothing."""
-        seen: set[str] = set()
+        states: set[str] = set()
         for _ in range(_MAX_CYCLES):
             before = CycleState.of(self.scheduler, self.reserved_quota.values())
             self.offers = {}
@@ -367,10 +367,10 @@ class _TeamCycle:
                 ]
             )
             if moved:
-                seen.clear()
-            elif mark in seen:
+                states.clear()
+            elif mark in states:
                 return
-            seen.add(mark)
+            states.add(mark)
 
     def _apply(self, decision: CycleDecision) -> bool:
         """Apply a decision. Return whether other jobs may now get another decision."""
@@ -533,10 +533,10 @@ class _TeamCycle:
         _, reserved = self.reserved_quota.get(request.job_id, ("", {}))
         queue.node.remove_all(reserved)
         demand = Demand(decision.workload, queue, wanted, frozenset(wanted))
-        found = preemptable_victims(demand, self.scheduler.snapshot, may_borrow=decision.assignment.level > 0)
+        victims = preemptable_victims(demand, self.scheduler.snapshot, may_borrow=decision.assignment.level > 0)
         queue.node.add_all(reserved)
         started = {charge.job_id for charges in self.started.values() for charge in charges}
-        return [victim for victim in found if victim.workload_id not in started]
+        return [victim for victim in victims if victim.workload_id not in started]
 
     def _why_waiting(self, request: AdmissionRequest) -> AdmissionDecision:
         if request.job_id in self.latest:

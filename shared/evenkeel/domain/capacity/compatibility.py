@@ -116,11 +116,11 @@ def _differences(needs: EnvironmentNeeds, place: PoolEnvironment) -> Iterator[st
     if needs.fabric and place.fabric != needs.fabric:
         yield f"The job needs the network {needs.fabric}, but the nodes have {place.fabric or 'an ordinary network'}."
     for claim, behind in sorted(needs.storage.items()):
-        found = place.storage.get(claim)
-        if found is None:
+        storage_class = place.storage.get(claim)
+        if storage_class is None:
             yield f"No storage is known for claim {claim} in that cluster."
-        elif found != behind:
-            yield f"Claim {claim} is {found} in that cluster, but {behind} in the job's cluster."
+        elif storage_class != behind:
+            yield f"Claim {claim} is {storage_class} in that cluster, but {behind} in the job's cluster."
 
 
 def environment_on(
@@ -133,13 +133,13 @@ def environment_on(
         catalogue: The catalogue of instance types.
         storage: The storage behind the claims of its cluster.
     """
-    found = catalogue.of(instance_type)
-    if found is None:
+    hardware = catalogue.of(instance_type)
+    if hardware is None:
         return PoolEnvironment(architecture="", storage=dict(storage or {}))
     return PoolEnvironment(
-        architecture=found.architecture,
-        accelerator=found.model,
-        accelerator_memory_gib=found.accelerator_memory_gib,
-        fabric="efa" if found.efa else "",
+        architecture=hardware.architecture,
+        accelerator=hardware.model,
+        accelerator_memory_gib=hardware.accelerator_memory_gib,
+        fabric="efa" if hardware.efa else "",
         storage=dict(storage or {}),
     )

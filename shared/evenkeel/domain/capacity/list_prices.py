@@ -57,19 +57,19 @@ class ListPrices(Value):
         A HyperPod node (`ml.`) without a HyperPod price has EC2's price of the same hardware. The origin says so.
         """
         plain = instance_type.removeprefix(HYPERPOD_PREFIX)
-        if instance_type != plain and (found := in_force(self.hyperpod.get(plain, ()), at.date())):
-            return self._with_origin("HyperPod", plain, found)
-        found = in_force(self.ec2.get(plain, ()), at.date())
-        return self._with_origin("EC2", plain, found) if found else None
+        if instance_type != plain and (price := in_force(self.hyperpod.get(plain, ()), at.date())):
+            return self._with_origin("HyperPod", plain, price)
+        price = in_force(self.ec2.get(plain, ()), at.date())
+        return self._with_origin("EC2", plain, price) if price else None
 
     def has(self, instance_type: str) -> bool:
         """Whether an instance type has a list price on any day."""
         plain = instance_type.removeprefix(HYPERPOD_PREFIX)
         return plain in self.ec2 or (instance_type != plain and plain in self.hyperpod)
 
-    def _with_origin(self, column: str, plain: str, found: DatedPrice) -> ListPrice:
-        origin = f"{column} list price of {plain} in {self.region} from {found.starts_on}"
-        return ListPrice(found.micros_per_node_hour, origin)
+    def _with_origin(self, column: str, plain: str, price: DatedPrice) -> ListPrice:
+        origin = f"{column} list price of {plain} in {self.region} from {price.starts_on}"
+        return ListPrice(price.micros_per_node_hour, origin)
 
 
 def in_force(prices: Iterable[DatedPrice], day: date) -> DatedPrice | None:

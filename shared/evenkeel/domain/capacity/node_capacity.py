@@ -157,22 +157,26 @@ def with_taken(capacities: Iterable[NodeCapacity], taken: Mapping[str, Resources
 
 
 def _capacity_of(node: Node, taken: Mapping[NodePlace, Resources], unhealthy: Collection[NodePlace]) -> NodeCapacity:
-    seen = node.kubernetes
-    name = seen.name if seen else ""
+    kubernetes = node.kubernetes
+    name = kubernetes.name if kubernetes else ""
     place = (node.life.cluster, name)
-    offered = seen.allocatable if seen else NONE
+    offered = kubernetes.allocatable if kubernetes else NONE
     return NodeCapacity(
         life=node.life,
         node_name=name,
         cluster=node.life.cluster,
         pool=node.pool,
-        instance_type=node.provider.instance_type if node.provider else (seen.instance_type if seen else ""),
+        instance_type=node.provider.instance_type
+        if node.provider
+        else (kubernetes.instance_type if kubernetes else ""),
         offered=offered,
         free=offered.minus(taken.get(place, NONE)),
-        efa=seen.efa if seen else None,
-        unschedulable_reason=_closed_because(seen, seen.blocking_taints if seen else (), place in unhealthy),
-        labels=seen.labels if seen else {},
-        taints=seen.blocking_taints if seen else (),
+        efa=kubernetes.efa if kubernetes else None,
+        unschedulable_reason=_closed_because(
+            kubernetes, kubernetes.blocking_taints if kubernetes else (), place in unhealthy
+        ),
+        labels=kubernetes.labels if kubernetes else {},
+        taints=kubernetes.blocking_taints if kubernetes else (),
     )
 
 

@@ -46,12 +46,12 @@ def _allowance(
     whole: Fraction, base: Fraction, bands: tuple[tuple[int, Fraction], ...], of_the_rest: Fraction
 ) -> Fraction:
     """Return a base, plus a fraction of each band of an amount."""
-    found, left = base, whole
+    share, left = base, whole
     for size, fraction in bands:
         part = min(left, Fraction(size))
-        found += part * fraction
+        share += part * fraction
         left -= part
-    return found + left * of_the_rest
+    return share + left * of_the_rest
 
 
 def complete_request(wanted: Resources, node: Resources, stated: Resources = NONE) -> Resources:
@@ -97,11 +97,11 @@ def smallest_request(wanted: Resources, nodes: Iterable[tuple[Resources, Resourc
         wanted: The request. 0 CPU or memory = open.
         nodes: Everything that each node has, and what its node object states.
     """
-    found = [complete_request(wanted, node, stated) for node, stated in nodes if _is_large_enough(node, wanted)]
-    if not found:
+    requests = [complete_request(wanted, node, stated) for node, stated in nodes if _is_large_enough(node, wanted)]
+    if not requests:
         return wanted
-    smallest = found[0]
-    for resources in found[1:]:
+    smallest = requests[0]
+    for resources in requests[1:]:
         smallest = smallest.at_most(resources)
     return smallest
 

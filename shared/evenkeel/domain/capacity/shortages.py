@@ -69,8 +69,8 @@ class Shortages(Value):
 
     def barred_until(self, instance_type: str, zone: str, market: Market, now: datetime) -> datetime | None:
         """Return when this market may be asked again; None if it may be asked now."""
-        found = self._of((instance_type, zone, market))
-        return found.until if found and found.until > now else None
+        shortage = self._of((instance_type, zone, market))
+        return shortage.until if shortage and shortage.until > now else None
 
     def _of(self, key: tuple[str, str, Market]) -> Shortage | None:
         return next((entry for entry in self.entries if entry.key == key), None)

@@ -56,17 +56,20 @@ class NodeUtilization(Value):
     def of(cls, samples: Mapping[Measure, Sequence[Sample]], launched_at: datetime) -> "NodeUtilization":
         """Average the samples of a node. Samples from before its launch belong to an earlier node and do not count."""
         own = {
-            measure: [sample for sample in found if sample.start >= launched_at] for measure, found in samples.items()
+            measure: [sample for sample in samples if sample.start >= launched_at]
+            for measure, samples in samples.items()
         }
-        read = {measure: found for measure, found in own.items() if found}
-        invalid = tuple(measure for measure, found in read.items() if not all(map(_is_percentage, found)))
-        valid = {measure: found for measure, found in read.items() if measure not in invalid}
+        read = {measure: samples for measure, samples in own.items() if samples}
+        invalid = tuple(measure for measure, samples in read.items() if not all(map(_is_percentage, samples)))
+        valid = {measure: samples for measure, samples in read.items() if measure not in invalid}
         return cls(
             percent={
-                measure: sum(min(sample.percent, 100) for sample in found) / len(found)
-                for measure, found in valid.items()
+                measure: sum(min(sample.percent, 100) for sample in samples) / len(samples)
+                for measure, samples in valid.items()
             },
-            measured_at=min((max(sample.start for sample in found) + SAMPLE for found in valid.values()), default=None),
+            measured_at=min(
+                (max(sample.start for sample in samples) + SAMPLE for samples in valid.values()), default=None
+            ),
             invalid=invalid,
         )
 

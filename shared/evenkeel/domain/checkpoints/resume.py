@@ -36,7 +36,7 @@ class CheckpointRules(Value):
 def choose_resume_point(
     attempt: int,
     fence: Fence | None,
-    found: Collection[CheckpointRef],
+    checkpoints: Collection[CheckpointRef],
     evidence: Mapping[CheckpointRef, CheckpointContents],
     rules: CheckpointRules | None = None,
     *,
@@ -50,14 +50,14 @@ def choose_resume_point(
     Args:
         attempt: The attempt to be launched.
         fence: The stored fence, with the pins of all earlier attempts.
-        found: Every checkpoint folder under the URI, finished or not.
+        checkpoints: Every checkpoint folder under the URI, finished or not.
         evidence: The contents of the checkpoints that were read so far.
         rules: Requirements of the job for a checkpoint; None = proof, without distrust.
         max_reads: Maximum number of checkpoints to read. The next one is `NOT_EXAMINED`, and none is chosen.
     """
     rules = rules or CheckpointRules()
     rejected: list[Rejection] = []
-    for ref in sorted(found, key=lambda ref: (ref.step, ref.attempt), reverse=True):
+    for ref in sorted(checkpoints, key=lambda ref: (ref.step, ref.attempt), reverse=True):
         refused = refusal(fence, attempt, ref)
         if refused is not None:
             rejected.append(refused)

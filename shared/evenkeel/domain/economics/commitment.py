@@ -65,16 +65,16 @@ def hourly(rows: Iterable[DemandHour]) -> Demand:
     Raises:
         WrongFigure: two figures of one hour differ, or there is no hour.
     """
-    seen: dict[int, float] = {}
+    cost_by_count: dict[int, float] = {}
     for row in rows:
         hour = math.floor(row.at.timestamp() / 3600)
-        if seen.setdefault(hour, row.units) != row.units:
+        if cost_by_count.setdefault(hour, row.units) != row.units:
             raise WrongFigure("demand", f"has two figures for the hour of {row.at.isoformat()}")
-    if not seen:
+    if not cost_by_count:
         raise WrongFigure("demand", "has no hour")
-    unknown = max(seen) - min(seen) + 1 - len(seen)
+    unknown = max(cost_by_count) - min(cost_by_count) + 1 - len(cost_by_count)
     note = f"{unknown} hours have no figure: they are left out, not counted as 0." if unknown else ""
-    return Demand(hours=tuple(seen[hour] for hour in sorted(seen)), unknown_hours=unknown, note=note)
+    return Demand(hours=tuple(cost_by_count[hour] for hour in sorted(cost_by_count)), unknown_hours=unknown, note=note)
 
 
 class UnitAdvice(Value):

@@ -149,17 +149,17 @@ class GroupRate(Value):
     note: str = ""
 
 
-def rates_by(seen: Observations, by: GroupedBy, confidence: float = 0.95) -> tuple[GroupRate, ...]:
+def rates_by(observations: Observations, by: GroupedBy, confidence: float = 0.95) -> tuple[GroupRate, ...]:
     """Return the rate of each group. Every node can show every fault class, so classes share all node-hours."""
     failures: dict[str, int] = defaultdict(int)
     hours: dict[str, float] = defaultdict(float)
-    for failure in seen.failures:
+    for failure in observations.failures:
         failures[_group(failure, by)] += failure.failures
-    total = math.fsum(observed_node_hours.node_hours for observed_node_hours in seen.node_hours)
+    total = math.fsum(observed_node_hours.node_hours for observed_node_hours in observations.node_hours)
     if by is GroupedBy.FAULT_CLASS:
         hours.update(dict.fromkeys(failures, total))
     else:
-        for exposed in seen.node_hours:
+        for exposed in observations.node_hours:
             hours[_group(exposed, by)] += exposed.node_hours
     return tuple(
         GroupRate(

@@ -51,18 +51,18 @@ class Losses(Value):
 
 
 def losses_by(
-    found: Iterable[Interruption], by: str, usd_per_gpu_hour: float | None = None
+    interruptions: Iterable[Interruption], by: str, usd_per_gpu_hour: float | None = None
 ) -> tuple[tuple[Losses, ...], Losses]:
     """Return the losses of each group and in total. The groups add up to the total.
 
     Args:
-        found: Interruptions. If several incidents name an attempt, the first one counts.
+        interruptions: Interruptions. If several incidents name an attempt, the first one counts.
         by: The field to group by: `fault_class` or `pool`.
         usd_per_gpu_hour: Price; None if unknown.
     """
     price = None if usd_per_gpu_hour is None else at_least("usd_per_gpu_hour", usd_per_gpu_hour)
     first: dict[tuple[str, int], Interruption] = {}
-    for interruption in found:
+    for interruption in interruptions:
         first.setdefault((interruption.job_id, interruption.attempt), interruption)
     groups: dict[str, list[Interruption]] = {}
     for interruption in first.values():

@@ -45,15 +45,15 @@ def _continued_fraction(shape: float, x: float) -> float:
     """Evaluate the fraction from its top: Lentz's method, https://dlmf.nist.gov/3.10.iii."""
     b = x + 1 - shape
     c = 1 / _TINY
-    d = found = 1 / b
+    d = fraction = 1 / b
     for n in range(1, _MAX_TERMS):
         a, b = n * (shape - n), b + 2
         d = 1 / (a * d + b or _TINY)
         c = b + a / c or _TINY
-        found *= c * d
+        fraction *= c * d
         if abs(c * d - 1) < 4 * _PRECISION:
             break
-    return min(1.0, found * _factor(shape, x))
+    return min(1.0, fraction * _factor(shape, x))
 
 
 def pmf(count: int, mean: float) -> float:

@@ -45,8 +45,8 @@ class SitePrice(Section):
             raise ValueError(f"{name}: state either usdPerNodeHour or percentOffList")
         if self.ends_on is not None and self.ends_on < self.starts_on:
             raise ValueError(f"{name}: until must not be before from")
-        found = shipped().of(name)
-        if found is None or not found.accelerators:
+        instance_type = shipped().of(name)
+        if instance_type is None or not instance_type.accelerators:
             known = (each.removeprefix(HYPERPOD_PREFIX) for each, has in shipped().types.items() if has.accelerators)
             raise ValueError(unknown_name("instance type with accelerators", name.removeprefix(HYPERPOD_PREFIX), known))
         if self.percent_off_list is not None and not shipped_prices().has(name):
@@ -109,10 +109,10 @@ class EconomyPolicy(Section):
 
 def list_price_of(instance_type: str, at: datetime) -> AcceleratorPrice | None:
     """Return the list price of an accelerator-hour; None if there is none."""
-    found, kind = shipped_prices().of(instance_type, at), shipped().of(instance_type)
-    if found is None or kind is None or not kind.accelerators:
+    price, kind = shipped_prices().of(instance_type, at), shipped().of(instance_type)
+    if price is None or kind is None or not kind.accelerators:
         return None
-    return AcceleratorPrice(found.usd_per_node_hour / kind.accelerators, found.origin)
+    return AcceleratorPrice(price.usd_per_node_hour / kind.accelerators, price.origin)
 
 
 def _per_accelerator(instance_type: str, at: datetime, price: SitePrice) -> AcceleratorPrice | None:

@@ -156,9 +156,9 @@ def cells(random_for: Callable[[str], Uniform], failures: int = DEFAULT_FAILURES
     return (*table_1(), *table_2(), *table_3(), *table_4(random_for, failures), *tables_5_and_6(random_for, failures))
 
 
-def misprints(found: tuple[Cell, ...]) -> tuple[Cell, ...]:
+def misprints(table_cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
     """Return the cells that are printed wrong."""
-    return tuple(cell for cell in found if cell.is_misprint)
+    return tuple(cell for cell in table_cells if cell.is_misprint)
 
 
 # ---------------------------------------------------------------- Tables 1 to 3

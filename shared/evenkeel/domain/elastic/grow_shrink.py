@@ -66,17 +66,17 @@ def plan_growth(facts: GrowFacts) -> ResizeDecision:
     """
     if facts.is_contended:
         return ResizeDecision(resizes=(), reason="A job waits for nodes, so no job grows.")
-    found, passed = [], []
+    growing, passed = [], []
     for job in facts.jobs:
         size, why_not = _growth(job, facts)
         if why_not:
             passed.append(Alternative(option=job.job_id, why_not=why_not))
         else:
-            found.append((job, size))
-    if not found:
+            growing.append((job, size))
+    if not growing:
         return ResizeDecision(resizes=(), reason="No job can grow now.", alternatives=tuple(passed))
     # Higher priority first, then more work gained, then less loss. The id makes the order total.
-    found.sort(
+    growing.sort(
         key=lambda pair: (
             -pair[0].priority,
             -_gained_nodes(*pair) * pair[0].accelerators_per_node,
@@ -84,7 +84,7 @@ def plan_growth(facts: GrowFacts) -> ResizeDecision:
             pair[0].job_id,
         )
     )
-    job, size = found[0]
+    job, size = growing[0]
     lost = job.resize_seconds * size * job.accelerators_per_node
     idle = "1 idle node has" if facts.idle.nodes == 1 else f"{facts.idle.nodes} idle nodes have"
     reason = (
@@ -94,7 +94,7 @@ def plan_growth(facts: GrowFacts) -> ResizeDecision:
     )
     passed += [
         Alternative(option=other.job_id, why_not=f"{job.job_id} makes better use of the idle nodes.")
-        for other, _ in found[1:]
+        for other, _ in growing[1:]
     ]
     resize = SizeChange(job_id=job.job_id, from_nodes=job.nodes, to_nodes=size, reason=reason, lost_gpu_seconds=lost)
     return ResizeDecision(resizes=(resize,), reason=reason, alternatives=tuple(passed))

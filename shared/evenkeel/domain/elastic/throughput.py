@@ -59,9 +59,9 @@ def known_throughput(declared: Sequence[SizeThroughput], measured: Iterable[Size
 
     Both are never mixed, because their units may differ.
     """
-    seen = sorted(measured, key=lambda point: point.nodes)
-    if len(seen) >= MIN_POINTS:
-        return Throughput(points=tuple(seen), is_measured=True)
+    throughputs = sorted(measured, key=lambda point: point.nodes)
+    if len(throughputs) >= MIN_POINTS:
+        return Throughput(points=tuple(throughputs), is_measured=True)
     if len(declared) >= MIN_POINTS:
         return Throughput(points=tuple(sorted(declared, key=lambda point: point.nodes)), is_measured=False)
     return None

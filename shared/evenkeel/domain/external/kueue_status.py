@@ -58,8 +58,8 @@ class KueueStatus(Value):
 
     def holds(self, kind: str) -> bool:
         """Whether a condition is true."""
-        found = self.condition(kind)
-        return found is not None and found.is_true
+        condition = self.condition(kind)
+        return condition is not None and condition.is_true
 
     @property
     def is_pending(self) -> bool:
@@ -126,16 +126,16 @@ def describe_status(workload: KueueStatus | None, queue: str, now: datetime) -> 
         return f"Kueue admitted the job{_queue_position(workload)}."
     if workload.holds(QUOTA_RESERVED):
         return f"Kueue reserved quota for the job{_queue_position(workload)} and waits for {_open_checks(workload)}."
-    found = workload.condition(QUOTA_RESERVED)
+    condition = workload.condition(QUOTA_RESERVED)
     place = f", {_ordinal(workload.position)} of its LocalQueue" if workload.position else ""
     if workload.requeue_at is not None and workload.requeue_at > now:
         again = f"Kueue tries again after {workload.requeue_at:%H:%M:%S} UTC"
         return f"The job waits in Kueue's queue {workload.queue}{place}: {again}."
     evicted = workload.condition(EVICTED)
-    if found is None:
+    if condition is None:
         return f"The job waits in Kueue's queue {workload.queue}{place}: Kueue has not evaluated the job yet."
-    why = _WHY_PENDING.get(found.reason, "")
-    message = _as_sentence(found.message)
+    why = _WHY_PENDING.get(condition.reason, "")
+    message = _as_sentence(condition.message)
     text = ": ".join(part for part in (why, message) if part) or "Kueue gives no reason."
     before = f" Kueue evicted the job before ({evicted.reason})." if evicted is not None and evicted.is_true else ""
     return f"The job waits in Kueue's queue {workload.queue}{place}. {text[0].upper()}{text[1:]}{before}"
@@ -150,10 +150,10 @@ def status_step(workload: KueueStatus | None) -> str:
     for kind in (ADMITTED, QUOTA_RESERVED):
         if workload.holds(kind):
             return kind
-    evicted, found = workload.condition(EVICTED), workload.condition(QUOTA_RESERVED)
+    evicted, condition = workload.condition(EVICTED), workload.condition(QUOTA_RESERVED)
     if evicted is not None and evicted.is_true:
         return f"Evicted/{evicted.reason}"
-    return f"Pending/{found.reason}" if found is not None and found.reason else "Pending"
+    return f"Pending/{condition.reason}" if condition is not None and condition.reason else "Pending"
 
 
 _WHY_PENDING = {

@@ -56,7 +56,7 @@ def replica_shortfalls(
         registered: All registered Deployments.
         pods: By cluster, all pods.
     """
-    found = []
+    shortfalls = []
     for workload in registered:
         replicas = replicas_of(workload.namespace, workload.name, pods.get(workload.cluster, ()))
         placed = sum(bool(pod.node_name) for pod in replicas)
@@ -66,5 +66,5 @@ def replica_shortfalls(
             : max(0, workload.max_replicas - placed)
         ]
         if waiting:
-            found.append(ReplicaShortfall(workload, replicas, tuple(waiting)))
-    return tuple(found)
+            shortfalls.append(ReplicaShortfall(workload, replicas, tuple(waiting)))
+    return tuple(shortfalls)

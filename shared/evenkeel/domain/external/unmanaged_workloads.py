@@ -139,7 +139,7 @@ def unmanaged_workloads(cluster: str, pods: Iterable[UnmanagedPod]) -> tuple[Unm
 
 def _consent_of_all(pods: Iterable[UnmanagedPod]) -> Consent:
     """Return the consent for a whole workload: one pod that forbids it decides, and all must allow it."""
-    found = {pod.consent for pod in pods}
-    if Consent.FORBIDDEN in found:
+    consents = {pod.consent for pod in pods}
+    if Consent.FORBIDDEN in consents:
         return Consent.FORBIDDEN
-    return Consent.ALLOWED if found == {Consent.ALLOWED} else Consent.UNSET
+    return Consent.ALLOWED if consents == {Consent.ALLOWED} else Consent.UNSET

@@ -82,14 +82,14 @@ def _sort_key(signal: Signal) -> tuple[datetime, str, str, str, str]:
 
 def series_of(signals: Iterable[Signal]) -> tuple[tuple[Signal, ...], ...]:
     """Group the signals into series, oldest first. Two series are more than `SERIES_GAP` apart."""
-    found: list[list[Signal]] = []
+    series: list[list[Signal]] = []
     ended_at: datetime | None = None
     for signal in sorted(signals, key=_sort_key):
         if ended_at is None or signal.first_at > ended_at + SERIES_GAP:
-            found.append([])
-        found[-1].append(signal)
+            series.append([])
+        series[-1].append(signal)
         ended_at = max(ended_at or signal.last_at, signal.last_at)
-    return tuple(map(tuple, found))
+    return tuple(map(tuple, series))
 
 
 # ---------------------------------------------------------------- sources

@@ -154,12 +154,12 @@ def _updated_recurrences(
 ) -> tuple[Recurrence, ...]:
     """Return the known recurrences and that of this fact. For each fault, keep the highest count."""
     ordered = [history for history_key, history in sorted(histories.items())]
-    found = find_recurrence(report, ordered, incident_id=incident_id)
-    if found is None:
+    new_recurrence = find_recurrence(report, ordered, incident_id=incident_id)
+    if new_recurrence is None:
         return tuple(before)
     highest = {
         recurrence.fault_key: recurrence
-        for recurrence in sorted((*before, found), key=lambda recurrence: recurrence.count)
+        for recurrence in sorted((*before, new_recurrence), key=lambda recurrence: recurrence.count)
     }
     return tuple(highest[key] for key in sorted(highest))
 

@@ -161,13 +161,13 @@ def run_seconds(attempts: Iterable[Attempt], until: datetime | None = None) -> d
         attempts: Attempts of any jobs.
         until: Count attempts that still run up to this time; None = leave them out.
     """
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for attempt in attempts:
         ended_at = attempt.ended_at or until
         if attempt.running_at and ended_at:
             ran = (ended_at - attempt.running_at).total_seconds()
-            found[attempt.job_id] = found.get(attempt.job_id, 0.0) + max(0.0, ran)
-    return found
+            seconds[attempt.job_id] = seconds.get(attempt.job_id, 0.0) + max(0.0, ran)
+    return seconds
 
 
 class PodPhase(StrEnum):

@@ -119,9 +119,9 @@ def resources_taken(
     """
     held = tuple(charges)
     started = {
-        (cluster, pod.node_name, seen.job_id, seen.attempt)
-        for cluster, seen in workloads
-        for pod in seen.pods
+        (cluster, pod.node_name, workload.job_id, workload.attempt)
+        for cluster, workload in workloads
+        for pod in workload.pods
         if pod.node_name and not pod.has_ended
     }
     return taken_resources(in_use, charged_resources(held), charged_resources(held, started))

@@ -21,12 +21,12 @@ def check_allowance(spec: JobSpec, allowed: PodAllowance, owner: str) -> Iterato
     """
     yield from _claim_errors(spec, allowed, owner)
     yield from _secret_errors(spec, allowed, owner)
-    for field, found, ranges in (
+    for field, number, ranges in (
         ("securityContext.runAsUser", spec.run_as_user, allowed.users),
         ("securityContext.runAsGroup", spec.run_as_group, allowed.groups),
         ("securityContext.fsGroup", spec.fs_group, allowed.fs_groups),
     ):
-        if found is not None and found != DEFAULT_ID and not any(found in id_range for id_range in ranges):
+        if number is not None and number != DEFAULT_ID and not any(number in id_range for id_range in ranges):
             known = ", ".join([str(DEFAULT_ID), *(id_range.text for id_range in ranges)])
             yield SpecError(field, f"{owner} allows these ids: {known}.")
     scratch_gib = sum(folder.size_gib for folder in spec.scratch)
@@ -42,30 +42,30 @@ def check_allowance(spec: JobSpec, allowed: PodAllowance, owner: str) -> Iterato
 def _claim_errors(spec: JobSpec, allowed: PodAllowance, owner: str) -> Iterator[SpecError]:
     by_name = {claim.name: claim for claim in allowed.claims}
     for index, volume in enumerate(spec.volumes):
-        found = by_name.get(volume.claim)
-        if found is None:
+        allowed_claim = by_name.get(volume.claim)
+        if allowed_claim is None:
             yield SpecError(f"volumes.{index}.claim", _not_listed("mounts", "claim", allowed.claims, owner))
         else:
-            yield from _mode_errors(spec, volume, found, f"volumes.{index}", owner)
+            yield from _mode_errors(spec, volume, allowed_claim, f"volumes.{index}", owner)
     # Without a list, checkpoints may be on any claim of the namespace, as in earlier releases.
     if spec.checkpoint_claim and allowed.claims:
-        found = by_name.get(spec.checkpoint_claim)
+        allowed_claim = by_name.get(spec.checkpoint_claim)
         written = Volume(claim=spec.checkpoint_claim, mount_path="", read_only=False)
-        if found is None:
+        if allowed_claim is None:
             yield SpecError("checkpoint.claim", _not_listed("mounts", "claim", allowed.claims, owner))
         else:
-            yield from _mode_errors(spec, written, found, "checkpoint", owner)
+            yield from _mode_errors(spec, written, allowed_claim, "checkpoint", owner)
 
 
-def _mode_errors(spec: JobSpec, volume: Volume, found: AllowedClaim, field: str, owner: str) -> Iterator[SpecError]:
+def _mode_errors(spec: JobSpec, volume: Volume, claim: AllowedClaim, field: str, owner: str) -> Iterator[SpecError]:
     where = f"{field}.claim" if field == "checkpoint" else f"{field}.readOnly"
-    if not volume.read_only and found.max_mode is ClaimMode.READ_ONLY:
+    if not volume.read_only and claim.max_mode is ClaimMode.READ_ONLY:
         yield SpecError(where, f"{owner} mounts claim {volume.claim} read-only.")
-    elif not volume.read_only and found.access_mode is AccessMode.READ_ONLY_MANY:
+    elif not volume.read_only and claim.access_mode is AccessMode.READ_ONLY_MANY:
         yield SpecError(where, f"Claim {volume.claim} is ReadOnlyMany: no pod can write to it.")
     nodes = max(spec.nodes, spec.elastic.max_nodes if spec.elastic else 1)
-    if nodes > 1 and found.access_mode in (AccessMode.READ_WRITE_ONCE, AccessMode.READ_WRITE_ONCE_POD):
-        text = f"Claim {volume.claim} is {found.access_mode}: only one node can use it, and the job has {nodes}."
+    if nodes > 1 and claim.access_mode in (AccessMode.READ_WRITE_ONCE, AccessMode.READ_WRITE_ONCE_POD):
+        text = f"Claim {volume.claim} is {claim.access_mode}: only one node can use it, and the job has {nodes}."
         yield SpecError(f"{field}.claim", text)
 
 
@@ -86,5 +86,5 @@ def _not_listed(verb: str, thing: str, claims: Iterable[AllowedClaim], owner: st
 
 
 def _listed(names: Iterable[str]) -> str:
-    found = list(names)
-    return ", ".join(found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
+    listed = list(names)
+    return ", ".join(listed[:_SHOWN]) + (", …" if len(listed) > _SHOWN else "")

@@ -79,8 +79,8 @@ def _pull_secrets(document: Json) -> Iterator[str]:
         yield name
 
 
-def _pools(found: Json) -> Iterator[TemplatePool]:
-    for name, pool in found.items():
+def _pools(values: Json) -> Iterator[TemplatePool]:
+    for name, pool in values.items():
         labels = object_at(pool, "labels", {}, f"nodeSelectors.{name}.")
         yield TemplatePool(
             name=str(name),
@@ -89,9 +89,9 @@ def _pools(found: Json) -> Iterator[TemplatePool]:
         )
 
 
-def _classes(found: Json) -> tuple[PriorityClass, ...]:
+def _classes(values: Json) -> tuple[PriorityClass, ...]:
     rows = {}
-    for name, row in found.items():
+    for name, row in values.items():
         if not isinstance(row, Mapping):
             # `preemptionPolicy` with lost indentation is next to the classes, but is not a class.
             continue
@@ -111,11 +111,11 @@ def _classes(found: Json) -> tuple[PriorityClass, ...]:
 
 
 def _templates(
-    found: Json, pools: tuple[TemplatePool, ...], classes: tuple[PriorityClass, ...]
+    values: Json, pools: tuple[TemplatePool, ...], classes: tuple[PriorityClass, ...]
 ) -> Iterator[JobTemplate]:
     known = {priority_class.name for priority_class in classes}
     node = shipped().types[_REFERENCE_TYPE]
-    for name, row in found.items():
+    for name, row in values.items():
         path = f"jobTemplates.{name}."
         if not isinstance(row, Mapping):
             raise ValuesError(f"{path[:-1]}: is not an object")
@@ -160,17 +160,17 @@ def _preferred(row: Json, pools: tuple[TemplatePool, ...], path: str) -> tuple[s
 
 
 def _text(parent: Json, key: str, path: str) -> str:
-    found = parent.get(key)
-    if not isinstance(found, str) or not found:
+    value = parent.get(key)
+    if not isinstance(value, str) or not value:
         raise ValuesError(f"{path}.{key}: is not a text")
-    return found
+    return value
 
 
 def _number(parent: Json, key: str, default: int | None, path: str = "") -> int:
-    found = parent.get(key, default)
-    if isinstance(found, bool) or not isinstance(found, int):
+    value = parent.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int):
         raise ValuesError(f"{path}{key}: is not a whole number")
-    return found
+    return value
 
 
 def _amount(parent: Json, key: str, path: str) -> int:

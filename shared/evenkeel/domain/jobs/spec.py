@@ -233,7 +233,7 @@ class JobSpec(Value):
     @property
     def sizes(self) -> Sizes | None:
         """The sizes that an elastic job can have; None if it is not elastic."""
-        found = self.elastic
-        if found is None:
+        elastic = self.elastic
+        if elastic is None:
             return None
-        return Sizes(least=found.min_nodes, most=found.max_nodes, step=found.step, discrete=found.sizes)
+        return Sizes(least=elastic.min_nodes, most=elastic.max_nodes, step=elastic.step, discrete=elastic.sizes)

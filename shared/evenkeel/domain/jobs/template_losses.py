@@ -90,7 +90,7 @@ def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 def _matching(path: Path, table: Mapping[Path, Any], default: Any) -> Any:
     """Return the entry whose path is equal, `ANY` standing for any name."""
-    for pattern, found in table.items():
+    for pattern, value in table.items():
         if len(pattern) == len(path) and all(a in (ANY, b) for a, b in zip(pattern, path, strict=True)):
-            return found
+            return value
     return default

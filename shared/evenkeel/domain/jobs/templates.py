@@ -118,8 +118,8 @@ class JobTemplates(Value):
 
 
 def object_at(parent: Any, key: str, default: Json | None = None, path: str = "") -> Json:
-    found = parent.get(key, default) if isinstance(parent, Mapping) else None
-    found = default if found is None else found
-    if not isinstance(found, Mapping):
+    value = parent.get(key, default) if isinstance(parent, Mapping) else None
+    value = default if value is None else value
+    if not isinstance(value, Mapping):
         raise ValuesError(f"{path}{key}: is not an object")
-    return found
+    return value

@@ -122,20 +122,20 @@ def with_defaults(spec: JobSpec, types: JobTypes) -> JobSpec:
         types: The job types of the policy in force.
     """
     name = spec.job_type or types.default
-    found = types.types.get(name)
-    if found is None:
+    job_type = types.types.get(name)
+    if job_type is None:
         return spec
     given_fields = spec.model_fields_set
-    given = {name: getattr(found, name) for name in _DEFAULTS if name not in given_fields}
+    given = {name: getattr(job_type, name) for name in _DEFAULTS if name not in given_fields}
     if "command" in given_fields:
         given.pop("args", None)
     if spec.keeps_checkpoints_in_cluster and not spec.checkpoint_claim:
-        given["checkpoint_claim"] = found.checkpoint_claim
+        given["checkpoint_claim"] = job_type.checkpoint_claim
     fills = {name: value for name, value in given.items() if value not in (None, "", ())}
     return spec.but(
         **fills,
-        env={**found.env, **spec.env},
+        env={**job_type.env, **spec.env},
         job_type=name,
-        pools=types.choices_of(found),
-        tolerations=found.tolerations,
+        pools=types.choices_of(job_type),
+        tolerations=job_type.tolerations,
     )

@@ -101,15 +101,15 @@ def _errors(spec: JobSpec) -> Iterator[SpecError]:
 def _declared_errors(value: Value, prefix: str = "") -> Iterator[SpecError]:
     """Compare the fields of a value with what `Submitted` declares of them, except the length of texts."""
     for field in submitted_fields(type(value)):
-        found, terms, place = getattr(value, field.name), field.terms, prefix + ".".join(field.path)
-        if terms.limits and found is not None and not terms.limits[0] <= found <= terms.limits[1]:
+        field_value, terms, place = getattr(value, field.name), field.terms, prefix + ".".join(field.path)
+        if terms.limits and field_value is not None and not terms.limits[0] <= field_value <= terms.limits[1]:
             yield SpecError(place, f"Choose {terms.limits[0]} to {terms.limits[1]} {terms.unit}.")
-        elif terms.max_items and len(found) > terms.max_items:
+        elif terms.max_items and len(field_value) > terms.max_items:
             yield SpecError(place, f"Give at most {terms.max_items} {terms.unit}.")
-        elif isinstance(found, str) and found != field.field.default and not terms.allows(found):
+        elif isinstance(field_value, str) and field_value != field.field.default and not terms.allows(field_value):
             yield SpecError(place, terms.advice)
-        elif isinstance(found, tuple):
-            for index, item in enumerate(found):
+        elif isinstance(field_value, tuple):
+            for index, item in enumerate(field_value):
                 if isinstance(item, Value):
                     yield from _declared_errors(item, f"{place}.{index}.")
                 elif isinstance(item, str) and not terms.allows(item):
@@ -162,26 +162,26 @@ def _bytes_of(spec: JobSpec) -> int:
 
 
 def _elastic_errors(spec: JobSpec) -> Iterator[SpecError]:
-    found = spec.elastic
-    if found is None:
+    elastic = spec.elastic
+    if elastic is None:
         return
-    if not 1 <= found.min_nodes <= MAX_NODES:
+    if not 1 <= elastic.min_nodes <= MAX_NODES:
         yield SpecError("elastic.minNodes", f"Allow 1 to {MAX_NODES} nodes.")
-    elif not found.min_nodes <= found.max_nodes <= MAX_NODES:
-        yield SpecError("elastic.maxNodes", f"Allow {found.min_nodes} (minNodes) to {MAX_NODES} nodes.")
-    elif found.step is not None and found.sizes:
+    elif not elastic.min_nodes <= elastic.max_nodes <= MAX_NODES:
+        yield SpecError("elastic.maxNodes", f"Allow {elastic.min_nodes} (minNodes) to {MAX_NODES} nodes.")
+    elif elastic.step is not None and elastic.sizes:
         yield SpecError("elastic.step", "Give a step or sizes, not both.")
-    elif found.step is not None and not 1 <= found.step <= MAX_NODES:
+    elif elastic.step is not None and not 1 <= elastic.step <= MAX_NODES:
         yield SpecError("elastic.step", f"A step is 1 to {MAX_NODES} nodes.")
-    elif len(found.sizes) > MAX_SIZES:
+    elif len(elastic.sizes) > MAX_SIZES:
         yield SpecError("elastic.sizes", f"Name at most {MAX_SIZES} sizes.")
-    elif any(not found.min_nodes <= size <= found.max_nodes for size in found.sizes):
+    elif any(not elastic.min_nodes <= size <= elastic.max_nodes for size in elastic.sizes):
         yield SpecError("elastic.sizes", "Each size lies between minNodes and maxNodes.")
     elif spec.sizes and spec.nodes not in spec.sizes.legal:
         legal = spec.sizes.legal
         shown = ", ".join(map(str, legal[:8])) + (", …" if len(legal) > 8 else "")
         yield SpecError("nodes", f"Choose one of the sizes that elastic allows: {shown}.")
-    yield from _throughput_errors(found.throughput)
+    yield from _throughput_errors(elastic.throughput)
     if not spec.checkpoint_uri:
         yield SpecError("elastic", "An elastic job resumes from checkpoints: set checkpoint.uri.")
 

@@ -84,9 +84,9 @@ def overlaps(mounts: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     for field, path in mounts:
         if not path:
             continue
-        found = next((other for other in earlier if _is_inside(path, other) or _is_inside(other, path)), "")
-        if found:
-            yield field, f"{path} and {found} overlap, so one mount would hide the other. Give each mount its own path."
+        outer = next((other for other in earlier if _is_inside(path, other) or _is_inside(other, path)), "")
+        if outer:
+            yield field, f"{path} and {outer} overlap, so one mount would hide the other. Give each mount its own path."
         earlier.append(path)
 
 

@@ -54,7 +54,7 @@ class Slot:
         """Return what could be used now; negative if the tree uses more than its quota."""
         chain = self.chain
         root = chain[0]
-        found = root.subtree - root.use
+        free = root.subtree - root.use
         for slot in chain[1:]:
             beyond = slot.use - slot.guaranteed
             borrow = slot.borrow
@@ -62,10 +62,10 @@ class Slot:
                 most = slot.subtree - slot.guaranteed + borrow
                 if beyond > 0:
                     most -= beyond
-                found = min(found, most)
+                free = min(free, most)
             if beyond < 0:
-                found -= beyond
-        return found
+                free -= beyond
+        return free
 
     def add(self, amount: int) -> None:
         """Add use. Use beyond the guaranteed quota also counts in the parent."""
@@ -131,11 +131,11 @@ class QuotaNode:
 
     def at(self, key: Key) -> Slot:
         """Return the slot of a key."""
-        found = self.slots.get(key)
-        if found is None:
+        slot = self.slots.get(key)
+        if slot is None:
             parent_slot = self.parent.at(key) if self.parent else None
-            found = self.slots[key] = Slot(self.quotas.get(key, NO_QUOTA), parent_slot)
-        return found
+            slot = self.slots[key] = Slot(self.quotas.get(key, NO_QUOTA), parent_slot)
+        return slot
 
     @property
     def root(self) -> "QuotaNode":
@@ -204,20 +204,20 @@ class QuotaNode:
     def by_resource(self) -> tuple[tuple[str, tuple[tuple[Key, Slot], ...]], ...]:
         """The declared keys of each resource, in the order of the resources' names."""
         if self._by_resource is None:
-            found: dict[str, list[tuple[Key, Slot]]] = {}
+            slots: dict[str, list[tuple[Key, Slot]]] = {}
             for key, slot in self.declared:
-                found.setdefault(key[1], []).append((key, slot))
-            self._by_resource = tuple((name, tuple(found[name])) for name in sorted(found))
+                slots.setdefault(key[1], []).append((key, slot))
+            self._by_resource = tuple((name, tuple(slots[name])) for name in sorted(slots))
         return self._by_resource
 
     @property
     def lendable(self) -> dict[str, int]:
         """The most that a child of this node could use, by resource."""
         if self._lendable is None:
-            found: dict[str, int] = {}
+            amounts: dict[str, int] = {}
             for key, _ in self.root.declared:
-                found[key[1]] = found.get(key[1], 0) + self.potential(key)
-            self._lendable = found
+                amounts[key[1]] = amounts.get(key[1], 0) + self.potential(key)
+            self._lendable = amounts
         return self._lendable
 
 
@@ -289,19 +289,19 @@ def _node(declared: Queue | Cohort, *, is_queue: bool) -> QuotaNode:
 
 
 def _cyclic_cohorts(parents: Mapping[str, str]) -> frozenset[str]:
-    found = set()
+    cyclic = set()
     for start in parents:
-        seen, name = set(), start
-        while name in parents and name not in seen:
-            seen.add(name)
+        visited, name = set(), start
+        while name in parents and name not in visited:
+            visited.add(name)
             name = parents[name]
-        if name in seen:
-            found.add(name)
+        if name in visited:
+            cyclic.add(name)
             name_on_cycle = parents[name]
             while name_on_cycle != name:
-                found.add(name_on_cycle)
+                cyclic.add(name_on_cycle)
                 name_on_cycle = parents[name_on_cycle]
-    return frozenset(found)
+    return frozenset(cyclic)
 
 
 def _accumulate(node: QuotaNode) -> None:

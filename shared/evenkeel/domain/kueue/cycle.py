@@ -224,14 +224,14 @@ class SchedulingCycle:
             for key, amount in victim.admitted.use.items():
                 of_queue[key] = of_queue.get(key, 0) + amount
         evicted.pop(entry.waiting.workload.queue, None)
-        found: dict[str, Amounts] = {}
+        below: dict[str, Amounts] = {}
         for queue, amounts in evicted.items():
             node = self._snapshot.queues[queue].node
             short = {key: slot.nominal - (slot.use - amounts[key]) for key in amounts for slot in (node.at(key),)}
             lost = {key: min(amount, amounts[key]) for key, amount in short.items() if min(amount, amounts[key]) > 0}
             if lost:
-                found[queue] = lost
-        return found
+                below[queue] = lost
+        return below
 
     def _still_fits(self, entry: Entry, node: QuotaNode, preempted: Mapping[str, Admitted]) -> bool:
         """Whether the head fits once its own victims and all earlier victims of the cycle are gone."""

@@ -140,12 +140,12 @@ class Tournament:
         best: Contestant | None = None
         best_rank: _Rank | None = None
         for child in cohort.children:
-            found = self._contestants.get(child.name) if child.is_queue else self._winner(child)
-            if found is not None:
+            contestant = self._contestants.get(child.name) if child.is_queue else self._winner(child)
+            if contestant is not None:
                 known = self._ranks.get(child)
-                rank = known[1] if known is not None and known[0] is found else self._rank(found, child)
+                rank = known[1] if known is not None and known[0] is contestant else self._rank(contestant, child)
                 if best_rank is None or rank < best_rank:
-                    best, best_rank = found, rank
+                    best, best_rank = contestant, rank
         self._winners[cohort] = best
         return best
 
@@ -164,9 +164,9 @@ class Tournament:
 
 def fair_victims(demand: Demand, snapshot: Snapshot) -> list[Victim]:
     """Return the workloads to preempt; empty if preemption does not help."""
-    found = list(_candidates(demand, snapshot))
-    median = compute_median_risk(found, snapshot)
-    candidates = sorted(found, key=candidate_order(demand.queue.spec.name, snapshot, median))
+    workloads = list(_candidates(demand, snapshot))
+    median = compute_median_risk(workloads, snapshot)
+    candidates = sorted(workloads, key=candidate_order(demand.queue.spec.name, snapshot, median))
     if not candidates:
         return []
     first, *second = snapshot.rules.fair_strategies
@@ -220,10 +220,10 @@ class _Targets:
 
     def share(self, node: QuotaNode) -> Share:
         """Return a node's share, cached until a workload below it is removed."""
-        found = self._shares.get(node)
-        if found is None:
-            found = self._shares[node] = share_of(node)
-        return found
+        share = self._shares.get(node)
+        if share is None:
+            share = self._shares[node] = share_of(node)
+        return share
 
     def lost(self, queue: QuotaNode) -> None:
         """Drop the cached shares that a removed workload changes."""

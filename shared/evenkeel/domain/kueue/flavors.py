@@ -89,12 +89,12 @@ class FlavorAssigner:
         for index, pod_set in enumerate(self.workload.pod_sets):
             members.setdefault(pod_set.group or f"#{index}", []).append(index)
         names = {flavor.flavor for group in self.queue.spec.groups for flavor in group.flavors}
-        found = []
+        groups = []
         for indexes in members.values():
             pods = [self.workload.pod_sets[index] for index in indexes]
             reasons = {name: why_unfit(name, self.snapshot.flavors.get(name), pods) for name in names}
-            found.append(_Group(tuple(indexes), {name: why for name, why in reasons.items() if why}))
-        return tuple(found)
+            groups.append(_Group(tuple(indexes), {name: why for name, why in reasons.items() if why}))
+        return tuple(groups)
 
     def assign(self, counts: tuple[int, ...]) -> Assignment:
         """Find flavors for these pod counts."""
@@ -170,11 +170,11 @@ class FlavorAssigner:
                     (*attempts, FlavorAttempt("", FlavorMode.NO_FIT, pending=Pending.NO_MATCHING_FLAVOR, why=why)),
                     True,
                 )
-            found, looked_at = self._search(group, resources, wanted, resource, used)
+            chosen, looked_at = self._search(group, resources, wanted, resource, used)
             attempts += looked_at
-            if not found:
+            if not chosen:
                 return {}, tuple(attempts), True
-            choices |= found
+            choices |= chosen
         return choices, tuple(attempts), False
 
     def _search(
@@ -199,13 +199,13 @@ class FlavorAssigner:
                 why = group.unfit[flavor]
                 attempts.append(FlavorAttempt(flavor, FlavorMode.NO_FIT, pending=Pending.NO_MATCHING_FLAVOR, why=why))
                 continue
-            found, attempt = self._try_flavor(group, flavor, requested, used, fungibility)
+            choices, attempt = self._try_flavor(group, flavor, requested, used, fungibility)
             attempts.append(attempt)
             if not _continues(attempt.mode, attempt.level, fungibility):
-                best, best_mode = found, attempt.mode
+                best, best_mode = choices, attempt.mode
                 break
             if is_preferred(attempt.mode, attempt.level, best_mode, best_level, fungibility):
-                best, best_mode, best_level = found, attempt.mode, attempt.level
+                best, best_mode, best_level = choices, attempt.mode, attempt.level
         tried = -1 if last == len(resources.flavors) - 1 else last
         chosen = {resource: Choice(flavor, mode, level, tried) for resource, (flavor, mode, level) in best.items()}
         return chosen, attempts
@@ -215,7 +215,7 @@ class FlavorAssigner:
     ) -> tuple[dict[str, tuple[str, FlavorMode, int]], FlavorAttempt]:
         """Evaluate one flavor for all resources of its group. The worst mode of a resource counts."""
         worst, worst_level, pending = FlavorMode.FIT, 0, Pending.NONE
-        found: dict[str, tuple[str, FlavorMode, int]] = {}
+        choices: dict[str, tuple[str, FlavorMode, int]] = {}
         compared: list[Inequality] = []
         why = ""
         for resource, total in requested.items():  # in the order of their names
@@ -244,8 +244,8 @@ class FlavorAssigner:
             if (mode, level) != (worst, worst_level) and is_preferred(worst, worst_level, mode, level, fungibility):
                 worst, worst_level = mode, level
             if worst is not FlavorMode.NO_FIT:
-                found[resource] = (flavor, mode, level)
-        return found, FlavorAttempt(flavor, worst, worst_level, pending, why, tuple(compared))
+                choices[resource] = (flavor, mode, level)
+        return choices, FlavorAttempt(flavor, worst, worst_level, pending, why, tuple(compared))
 
     def _compare(self, key: Key, wanted: int) -> tuple[Pending, Inequality]:
         """Compare the amount wanted of one key with the quota."""

@@ -81,18 +81,18 @@ class QuotaResources(_Aws):
             granular = largest * Fraction(str(whole)) if value is None else Fraction(str(value))
             return count * Fraction(str(whole)) + granular
 
-        found = {
+        amounts = {
             "cpu": quantities.amount("cpu", given(self.v_cpu, instance.vcpu)),
             "memory": int(given(self.memory_in_gi_b, instance.memory_gib) * _GIB),
         }
         if instance.accelerator:
             # Cores or memory alone include no accelerators.
-            found[instance.accelerator] = count * instance.accelerators + (self.accelerators or 0)
+            amounts[instance.accelerator] = count * instance.accelerators + (self.accelerators or 0)
         if instance.efa:
-            found[EFA] = instance.efa * max(count, 1 if largest else 0)
+            amounts[EFA] = instance.efa * max(count, 1 if largest else 0)
         if partition is not None:
-            found[f"{MIG_PREFIX}{partition.type}"] = partition.count
-        return found
+            amounts[f"{MIG_PREFIX}{partition.type}"] = partition.count
+        return amounts
 
 
 def _share(value: float | None, whole: float) -> Fraction:
@@ -228,17 +228,17 @@ class ComputeQuotas(_Aws):
 
 def _sum_by_type(resources: Iterable[QuotaResources], types: InstanceTypes, where: str) -> dict[str, dict[str, int]]:
     """Add up the amounts of each instance type. A quota may combine whole instances and granular amounts."""
-    found: dict[str, dict[str, int]] = {}
+    amounts_by_type: dict[str, dict[str, int]] = {}
     for quota_resources in resources:
         instance = types.of(quota_resources.instance_type)
         if instance is None:
             raise DocumentError(
                 where, "InstanceType", f"{quota_resources.instance_type} is not in the catalogue of instance types"
             )
-        of_type = found.setdefault(quota_resources.instance_type, {})
+        of_type = amounts_by_type.setdefault(quota_resources.instance_type, {})
         for resource, amount in quota_resources.amounts(instance).items():
             of_type[resource] = of_type.get(resource, 0) + amount
-    return found
+    return amounts_by_type
 
 
 def _one_group(flavors: list[FlavorQuotas]) -> tuple[ResourceGroup, ...]:

@@ -191,12 +191,12 @@ class PendingQueue:
         group = self._same_shape[entry[4:]]
         heapq.heappop(self._heads[entry[5]])
         heapq.heappop(group)
-        found = self._waiting.pop(entry[3])
+        workload = self._waiting.pop(entry[3])
         if self._drop_stale(entry[4:]):
             self._add_head(group[0])
         elif not self._heads[entry[5]]:
             del self._heads[entry[5]]
-        return found
+        return workload
 
     def _head(self) -> _Entry | None:
         if not self.orders_by_use:
@@ -273,8 +273,8 @@ class PendingQueue:
         group = self._same_shape.get(key, [])
         while group:
             entry = group[0]
-            found = self._waiting.get(entry[3])
-            if found is not None and found.workload.order == entry[:4] and found.workload.shape == key[0]:
+            workload = self._waiting.get(entry[3])
+            if workload is not None and workload.workload.order == entry[:4] and workload.workload.shape == key[0]:
                 break
             heapq.heappop(group)
         if not group:
@@ -284,6 +284,6 @@ class PendingQueue:
     def _end_backoffs(self, now: float) -> None:
         while self._backoff_ends and self._backoff_ends[0][0] <= now:
             _, workload_id = heapq.heappop(self._backoff_ends)
-            found = self._backing_off.pop(workload_id, None)
-            if found is not None:
-                self.push(replace(found))
+            workload = self._backing_off.pop(workload_id, None)
+            if workload is not None:
+                self.push(replace(workload))

@@ -256,13 +256,13 @@ def preemptable_victims(demand: Demand, snapshot: Snapshot, *, may_borrow: bool)
     hierarchical, by_priority = _outside(demand, snapshot)
     if snapshot.rules.fair_sharing:
         hierarchical, by_priority = ([] if may_borrow else hierarchical), []
-    found: list[Victim] = []
+    victims: list[Victim] = []
     for candidate in list(_in_order(own, hierarchical, by_priority, demand.queue.spec.name, snapshot)):
         if _is_usable(candidate, demand, snapshot, may_borrow=may_borrow):
             snapshot.release(candidate.admitted)
-            found.append(Victim(candidate.admitted, _REASONS[candidate.kind]))
-    restore(found, snapshot)
-    return found
+            victims.append(Victim(candidate.admitted, _REASONS[candidate.kind]))
+    restore(victims, snapshot)
+    return victims
 
 
 def _is_under_nominal(demand: Demand) -> bool:
@@ -297,12 +297,12 @@ def _outside(demand: Demand, snapshot: Snapshot) -> tuple[list[_Candidate], list
     has_advantage, rest = _holds(node, demand.wanted)
     visited: QuotaNode | None = None
     for ancestor in node.path:
-        found = hierarchical if has_advantage else by_priority
+        candidates = hierarchical if has_advantage else by_priority
         for queue in _over_quota_below(ancestor, visited, demand):
             policy = demand.queue.spec.preemption.reclaim
             for admitted in candidates_in(snapshot.queues[queue.name], demand, policy, snapshot):
                 kind = _Kind.HIERARCHICAL if has_advantage else _kind_by_priority(admitted.workload, demand)
-                found.append(_Candidate(admitted, kind, ancestor))
+                candidates.append(_Candidate(admitted, kind, ancestor))
         holds, rest = _holds(ancestor, rest)
         has_advantage = has_advantage or holds
         visited = ancestor

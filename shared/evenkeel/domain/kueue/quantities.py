@@ -29,10 +29,10 @@ def parse(text: str | float) -> Fraction:
     Raises:
         ValueError: The text is not a quantity.
     """
-    found = _QUANTITY.fullmatch(str(text).strip())
-    if found is None:
+    match = _QUANTITY.fullmatch(str(text).strip())
+    if match is None:
         raise ValueError(f"{text!r} is not a quantity")
-    number, exponent, suffix = found.groups()
+    number, exponent, suffix = match.groups()
     return Fraction(number) * (Fraction(10) ** int(exponent) if exponent else _SUFFIXES[suffix or ""])
 
 

@@ -170,12 +170,12 @@ def _queue(queue: Queue, declared: QuotaDocuments) -> Json:
 def _group(group: ResourceGroup) -> Json:
     def written(resource: str, flavor: Any) -> Json:
         quota = flavor.quotas.get(resource, NO_QUOTA)
-        found: Json = {"name": resource, "nominalQuota": short_form.to_quantity(resource, quota.nominal)}
+        document: Json = {"name": resource, "nominalQuota": short_form.to_quantity(resource, quota.nominal)}
         if quota.borrow is not None:
-            found["borrowingLimit"] = short_form.to_quantity(resource, quota.borrow)
+            document["borrowingLimit"] = short_form.to_quantity(resource, quota.borrow)
         if quota.lend is not None:
-            found["lendingLimit"] = short_form.to_quantity(resource, quota.lend)
-        return found
+            document["lendingLimit"] = short_form.to_quantity(resource, quota.lend)
+        return document
 
     return {
         "coveredResources": list(group.resources),

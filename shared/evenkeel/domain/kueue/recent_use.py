@@ -110,10 +110,10 @@ class DecayedUse:
 
 
 def _by_resource(use: Amounts) -> dict[str, float]:
-    found: dict[str, float] = {}
+    use_by_resource: dict[str, float] = {}
     for (_, resource), amount in use.items():
-        found[resource] = found.get(resource, 0.0) + _units(resource, amount)
-    return found
+        use_by_resource[resource] = use_by_resource.get(resource, 0.0) + _units(resource, amount)
+    return use_by_resource
 
 
 def _units(resource: str, amount: int) -> float:

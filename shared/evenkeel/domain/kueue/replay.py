@@ -329,7 +329,7 @@ class Replay:
 
     def _run_until_stable(self) -> None:
         """Run cycles until another cycle changes nothing or repeats earlier decisions."""
-        seen: set[object] = set()
+        past_states: set[object] = set()
         states: dict[bytes, int] = {}
         evicting: list[tuple[CycleDecision, ...]] = []
         for number in itertools.count():
@@ -339,7 +339,7 @@ class Replay:
             if not decisions:
                 return
             if has_effect:
-                seen.clear()
+                past_states.clear()
                 if self.releases_at_once and any(decision.victims for decision in decisions):
                     state = state_digest(self.scheduler)
                     evicting.append(tuple(decisions))
@@ -358,10 +358,10 @@ class Replay:
                 )
                 for decision in decisions
             )
-            if repr(repeated) in seen:
+            if repr(repeated) in past_states:
                 del self.cycles[-1]  # the same decisions would repeat without end
                 return
-            seen.add(repr(repeated))
+            past_states.add(repr(repeated))
 
     def _note_loop(self, evicting: list[tuple[CycleDecision, ...]], last_cycle: int) -> None:
         """Record an eviction loop, and the settings that would end it. Each was found by a run."""

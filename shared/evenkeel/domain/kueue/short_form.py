@@ -300,10 +300,10 @@ class ShortJob(Document):
         flavors = tuple(given for _ in workload.pod_sets) if isinstance(given, dict) else given
         counts = admission.counts or workload.counts
         at = None if admission.at is None else seconds(admission.at)
-        found = Admitted(workload, flavors, counts, at, admission.evicted)
-        found.work_at_risk, found.is_ready = admission.work_at_risk, admission.ready
-        found.is_pinned = admission.pinned
-        return found
+        admitted = Admitted(workload, flavors, counts, at, admission.evicted)
+        admitted.work_at_risk, admitted.is_ready = admission.work_at_risk, admission.ready
+        admitted.is_pinned = admission.pinned
+        return admitted
 
 
 class Jobs(Document):

@@ -164,14 +164,14 @@ def _tightest(decision: CycleDecision) -> str:
 
 
 def _changes(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Iterable[Change]:
-    for found in (
+    for change in (
         _by_quota(state, workload),
         _by_priority(state, scheduler, workload),
         _by_size(state, workload),
         _by_waiting(state, scheduler, workload),
     ):
-        if found is not None:
-            yield found
+        if change is not None:
+            yield change
 
 
 def _smallest(most: int, works: Callable[[int], bool]) -> int | None:
@@ -187,17 +187,17 @@ def _smallest(most: int, works: Callable[[int], bool]) -> int | None:
 
 def _minimize_each(most: dict[str, int], works: Callable[[dict[str, int]], bool]) -> dict[str, int]:
     """Return amounts that work, of which none can be smaller while the others stay."""
-    found, before = dict(most), dict[str, int]()
-    while found != before:  # a smaller amount of one resource may allow a smaller amount of another
-        before = dict(found)
-        for name in sorted(found):
-            rest = dict(found)
+    amounts, before = dict(most), dict[str, int]()
+    while amounts != before:  # a smaller amount of one resource may allow a smaller amount of another
+        before = dict(amounts)
+        for name in sorted(amounts):
+            rest = dict(amounts)
 
             def enough(amount: int, name: str = name, rest: dict[str, int] = rest) -> bool:
                 return works({**rest, name: amount})
 
-            found[name] = 0 if enough(0) else _smallest(found[name], enough) or found[name]
-    return {name: amount for name, amount in found.items() if amount}
+            amounts[name] = 0 if enough(0) else _smallest(amounts[name], enough) or amounts[name]
+    return {name: amount for name, amount in amounts.items() if amount}
 
 
 def _by_quota(state: WhatIf, workload: Workload) -> Change | None:

@@ -65,7 +65,8 @@ def affinity_to_types(instance_types: Iterable[str]) -> tuple[tuple[Expression, 
         return ()
     return (
         tuple(
-            Expression(key=label, operator="In", values=tuple(dict.fromkeys(found))) for label, found in values.items()
+            Expression(key=label, operator="In", values=tuple(dict.fromkeys(values)))
+            for label, values in values.items()
         ),
     )
 
@@ -89,9 +90,9 @@ def requests_of(per_node: Resources, accelerator: str, queue: Queue) -> dict[str
 def resource_of(instance_types: Iterable[str], queue: Queue, catalogue: InstanceTypes) -> str:
     """Return the resource name of a job's accelerators: by its instance types, else the first that its queue covers."""
     for name in instance_types:
-        found = catalogue.of(name)
-        if found is not None and found.accelerator:
-            return found.accelerator
+        instance_type = catalogue.of(name)
+        if instance_type is not None and instance_type.accelerator:
+            return instance_type.accelerator
     covered = [resource for group in queue.groups for resource in group.resources]
     return next((resource for resource in covered if resource in (GPU, NEURON)), GPU)
 

@@ -46,8 +46,8 @@ def _serialized(document: Any) -> str:
     return _WRITER.dump_json(document).decode()
 
 
-def _parsed(found: Any) -> Any:
-    return json.loads(found) if isinstance(found, str) else found
+def _parsed(part: Any) -> Any:
+    return json.loads(part) if isinstance(part, str) else part
 
 
 _AS_TEXT = (PlainSerializer(_serialized, return_type=str, when_used="json"), BeforeValidator(_parsed))
@@ -278,24 +278,24 @@ def _rebuild_scheduler(facts: QuotaFacts, node_fit: NodeFit | None) -> tuple[Sch
 
 def _ancestors(queues: Iterable[Queue], cohorts: tuple[Cohort, ...]) -> list[Cohort]:
     by_name = {cohort.name: cohort for cohort in cohorts}
-    found: dict[str, Cohort] = {}
+    ancestors: dict[str, Cohort] = {}
     for queue in queues:
         name = queue.cohort
-        while name in by_name and name not in found:
-            found[name] = by_name[name]
+        while name in by_name and name not in ancestors:
+            ancestors[name] = by_name[name]
             name = by_name[name].parent
     # Cohorts beside the path also hold quota of the tree.
     grown = True
     while grown:
-        roots = {name for cohort in found.values() for name in (cohort.name, cohort.parent) if name}
+        roots = {name for cohort in ancestors.values() for name in (cohort.name, cohort.parent) if name}
         beside = [
             cohort
             for cohort in cohorts
-            if cohort.name not in found and (cohort.parent in roots or cohort.name in roots)
+            if cohort.name not in ancestors and (cohort.parent in roots or cohort.name in roots)
         ]
-        found |= {cohort.name: cohort for cohort in beside}
+        ancestors |= {cohort.name: cohort for cohort in beside}
         grown = bool(beside)
-    return [cohort for cohort in cohorts if cohort.name in found]
+    return [cohort for cohort in cohorts if cohort.name in ancestors]
 
 
 def _quotas(queues: Mapping[str, Queue], state: CycleState) -> Json:
@@ -303,13 +303,13 @@ def _quotas(queues: Mapping[str, Queue], state: CycleState) -> Json:
     groups = [group for queue in queues.values() for group in queue.groups]
     groups += [group for cohort in above for group in cohort.groups]
     used = {flavor.flavor for group in groups for flavor in group.flavors}
-    found = short_form.ShortQuotas(
+    quotas = short_form.ShortQuotas(
         queues=tuple(short_form.ShortQueue.of(queue) for queue in queues.values()),
         cohorts=tuple(short_form.ShortCohort.of(cohort) for cohort in above),
         flavors=tuple(short_form.ShortFlavor.of(state.flavors[name]) for name in sorted(used & state.flavors.keys())),
         fair_sharing=state.rules.fair_sharing,
     )
-    return found.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return quotas.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
 def _split_holders(

@@ -270,10 +270,10 @@ def _total_size_errors(setup: TeamSetup) -> Iterator[SetupError]:
 
 
 def _ancestors(name: str, parents: Mapping[str, str]) -> set[str]:
-    found: set[str] = set()
-    while (name := parents.get(name, "")) and name not in found:
-        found.add(name)
-    return found
+    ancestors: set[str] = set()
+    while (name := parents.get(name, "")) and name not in ancestors:
+        ancestors.add(name)
+    return ancestors
 
 
 def _duplicates(names: Iterable[str]) -> list[str]:

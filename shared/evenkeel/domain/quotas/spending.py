@@ -137,16 +137,16 @@ def usage_limits(
         now: The time.
     """
     held = tuple(charges)
-    found = []
+    limits = []
     if team.max_accelerators_per_user is not None and owner:
         own = sum(charge.accelerators for charge in held if charge.owner == owner)
         quantity = f"accelerators that {owner} may hold in team {team.name}"
-        found.append(
+        limits.append(
             UsageLimit(quantity=quantity, used=own, limit=team.max_accelerators_per_user, requested=accelerators)
         )
     for budget in team.budgets:
-        found += _budget_limits(team, budget, held, spent, economy, now)
-    return tuple(found)
+        limits += _budget_limits(team, budget, held, spent, economy, now)
+    return tuple(limits)
 
 
 def budget_used(
@@ -179,17 +179,17 @@ def budget_used(
 
 def _without_price(team: Team, charges: tuple[Charge, ...], economy: EconomyPolicy) -> list[UsageLimit]:
     """Return a limit of 0 for accelerators without a price: a budget in dollars cannot hold what it cannot count."""
-    found: dict[str, int] = {}
+    seconds: dict[str, int] = {}
     for charge in charges:
         if charge.admitted_at and _price_of(charge, charge.admitted_at, economy) is None:
-            found[charge.instance_type] = found.get(charge.instance_type, 0) + charge.accelerators
+            seconds[charge.instance_type] = seconds.get(charge.instance_type, 0) + charge.accelerators
     return [
         UsageLimit(
             quantity=f"accelerators without a price in team {team.name} (set economy.prices for {name or 'its nodes'})",
             used=count,
             limit=0,
         )
-        for name, count in sorted(found.items())
+        for name, count in sorted(seconds.items())
     ]
 
 
@@ -213,14 +213,14 @@ def _budget_limits(
 ) -> list[UsageLimit]:
     used = budget_used(budget, charges, spent, economy, now)
     suffix = f"of team {team.name} in {budget.period.key_at(now)}"
-    found = []
+    limits = []
     if budget.gpu_hours is not None:
         hours = round(used.accelerator_seconds / 3600, 2)
-        found.append(UsageLimit(quantity=f"accelerator-hours {suffix}", used=hours, limit=budget.gpu_hours))
+        limits.append(UsageLimit(quantity=f"accelerator-hours {suffix}", used=hours, limit=budget.gpu_hours))
     if budget.usd is not None:
-        found.append(UsageLimit(quantity=f"dollars {suffix}", used=round(used.usd_micros / 1e6, 2), limit=budget.usd))
-        found += _without_price(team, charges, economy)
-    return found
+        limits.append(UsageLimit(quantity=f"dollars {suffix}", used=round(used.usd_micros / 1e6, 2), limit=budget.usd))
+        limits += _without_price(team, charges, economy)
+    return limits
 
 
 def _spent(accelerators: int, start: datetime, end: datetime, usd_per_hour: float | None) -> Spent:

@@ -63,10 +63,10 @@ def identity_of(arn: str) -> str:
     All sessions of a role have the same identity. The path of a role is ignored: sessions do not show it, and a name is
     unique in an account.
     """
-    if found := _SESSION.fullmatch(arn):
-        return f"{found[1]}:role/{found[2]}"
-    found = PRINCIPAL.fullmatch(arn)
-    return f"{found[1]}:{found[2]}/{found[3]}" if found else ""
+    if match := _SESSION.fullmatch(arn):
+        return f"{match[1]}:role/{match[2]}"
+    match = PRINCIPAL.fullmatch(arn)
+    return f"{match[1]}:{match[2]}/{match[3]}" if match else ""
 
 
 class Member(_SetupPart):
@@ -266,15 +266,15 @@ class TeamSetup(Value):
 
     def role_in(self, team: str, identity: str) -> Role | None:
         """Return the higher of the roles that an identity has in a team and in the fleet; None without a role."""
-        found = self.by_name.get(team)
-        members = (*self.fleet.members, *(found.members if found else ()))
+        known = self.by_name.get(team)
+        members = (*self.fleet.members, *(known.members if known else ()))
         roles = [member.role for member in members if identity and member.identity == identity]
         return max(roles, key=list(Role).index, default=None)
 
     def local_queue_of(self, team: str) -> str:
         """Return the LocalQueue for a team's jobs, if Kueue admits jobs."""
-        found = self.by_name.get(team)
-        return (found.local_queue if found else "") or team
+        known = self.by_name.get(team)
+        return (known.local_queue if known else "") or team
 
     def teams_of(self, identity: str) -> tuple[str, ...]:
         """Return the names of the teams of which an identity is a member."""
@@ -297,10 +297,10 @@ def setup_of_quotas(quotas: ShortQuotas) -> TeamSetup:
     )
     teams = []
     for short_queue in quotas.queues:
-        found = _HYPERPOD_QUEUE.fullmatch(short_queue.name)
+        match = _HYPERPOD_QUEUE.fullmatch(short_queue.name)
         queue = TeamQueue.model_validate({**short_queue.model_dump(), "name": ""})
         names = {"name": short_queue.name, "namespace": short_queue.name}
-        if found:
-            names = {"name": found[2], "namespace": found[1], "local_queue": f"{found[1]}-localqueue"}
+        if match:
+            names = {"name": match[2], "namespace": match[1], "local_queue": f"{match[1]}-localqueue"}
         teams.append(Team(queue=queue, **names))
     return TeamSetup(fleet=fleet, teams=tuple(sorted(teams, key=lambda team: team.name)))

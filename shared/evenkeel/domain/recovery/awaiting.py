@@ -74,10 +74,10 @@ def _released(slot_state: SlotState) -> WaitAnswer | None:
     """Answer when another controller has replaced the node, released it, or given up."""
     if slot_state.replacement and slot_state.replacement.is_ready:
         return _back(slot_state.replacement, "The replacement node is Ready.")
-    found = controller_mark(slot_state.original.node)
-    if found is not None and found.has_given_up:
-        return WaitAnswer(outcome=REPAIR_FAILED, reason=f"{found.controller} gave up its repair ({found.mark}).")
-    if found is not None or not slot_state.original.is_ready:
+    mark = controller_mark(slot_state.original.node)
+    if mark is not None and mark.has_given_up:
+        return WaitAnswer(outcome=REPAIR_FAILED, reason=f"{mark.controller} gave up its repair ({mark.mark}).")
+    if mark is not None or not slot_state.original.is_ready:
         return None
     return _back(slot_state.original, "The other controller released the node, which is Ready.")
 

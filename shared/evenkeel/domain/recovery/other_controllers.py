@@ -62,10 +62,10 @@ def controller_mark(node: KubernetesNode | None) -> ControllerMark | None:
 
 def repaired_by(node: KubernetesNode | None) -> str:
     """Return the controller that has marked a node, with its mark, for people; empty without one."""
-    found = controller_mark(node)
-    if found is None:
+    mark = controller_mark(node)
+    if mark is None:
         return ""
-    return f"{found.controller}{', which gave up' if found.has_given_up else ''} ({found.mark})"
+    return f"{mark.controller}{', which gave up' if mark.has_given_up else ''} ({mark.mark})"
 
 
 def is_person_cordon(node: KubernetesNode | None) -> bool:

@@ -204,7 +204,7 @@ def _intended_plan(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     """Return the plan of the first rule in `_PLAN_RULES` that applies, as if every action were allowed."""
     first, skipped = _first_rung(facts)
     case = _Case(facts, policy, first, skipped)
-    draft = next(found for rule in _PLAN_RULES if (found := rule(case)) is not None)
+    draft = next(answer for rule in _PLAN_RULES if (answer := rule(case)) is not None)
     acts = draft.intent is PlanOutcome.ACT
     return RecoveryPlan(
         outcome=draft.intent,
@@ -279,14 +279,14 @@ def _only_jobs(case: _Case) -> _Draft | None:
 
 
 def _repaired_by_controller(case: _Case) -> _Draft | None:
-    found = case.facts.controller
-    if found is None:
+    mark = case.facts.controller
+    if mark is None:
         return None
     rejected = ((case.repair or case.first, "two repairs of one node would conflict"),)
-    if found.has_given_up:
-        reason = f"{found.controller} gave up its repair of this node ({found.mark}). Evenkeel moves its jobs."
+    if mark.has_given_up:
+        reason = f"{mark.controller} gave up its repair of this node ({mark.mark}). Evenkeel moves its jobs."
     else:
-        reason = f"{found.controller} repairs this node ({found.mark}). Evenkeel moves its jobs and waits."
+        reason = f"{mark.controller} repairs this node ({mark.mark}). Evenkeel moves its jobs and waits."
     return _Draft(PlanOutcome.ACT, Owner.CONTROLLER, reason, rejected, jobs=_moved_jobs(case))
 
 

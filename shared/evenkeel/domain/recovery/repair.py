@@ -240,31 +240,31 @@ def _leave_to_owner(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision 
     return None
 
 
-def _by_controller(found: ControllerMark) -> RepairDecision:
+def _by_controller(mark: ControllerMark) -> RepairDecision:
     """Decide while another controller has marked the node. Evenkeel never repairs such a node itself."""
-    if found.has_given_up:
-        reason = f"{found.controller} gave up its repair of this node ({found.mark}): a person must repair it."
+    if mark.has_given_up:
+        reason = f"{mark.controller} gave up its repair of this node ({mark.mark}): a person must repair it."
         return _decided(Repair.ASK_PERSON, reason).but(drains=True)
-    reason = f"{found.controller} repairs this node ({found.mark}): Evenkeel waits and requests nothing."
+    reason = f"{mark.controller} repairs this node ({mark.mark}): Evenkeel waits and requests nothing."
     return _decided(Repair.AWAIT, reason).but(awaited_owner=CONTROLLER)
 
 
 def _after_controller(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
     """Decide while another controller repairs, or has removed its mark."""
-    found = facts.controller
-    if found is not None and found.has_given_up:
-        return _by_controller(found)
+    mark = facts.controller
+    if mark is not None and mark.has_given_up:
+        return _by_controller(mark)
     if not facts.slot_state.original.is_there:
         return _without_node(facts, last.requested_at, policy)
     has_failed = facts.invalid_at is not None and facts.invalid_at >= last.requested_at
-    if found is None and facts.validity.is_valid and not has_failed:
+    if mark is None and facts.validity.is_valid and not has_failed:
         return _decided(Repair.HEALTHY, "The other controller released the node: it only needs validation.")
-    if facts.now < deadline_of(last, policy) and (found is not None or not has_failed):
-        state = f"{found.controller} repairs this node ({found.mark})" if found else "The node is not valid yet"
+    if facts.now < deadline_of(last, policy) and (mark is not None or not has_failed):
+        state = f"{mark.controller} repairs this node ({mark.mark})" if mark else "The node is not valid yet"
         return _decided(Repair.AWAIT, f"{state}: Evenkeel waits.")
     minutes = round(policy.controller_deadline_seconds / 60)
-    if found is not None:
-        reason = f"{found.controller} has not repaired this node within {minutes} min ({found.mark})."
+    if mark is not None:
+        reason = f"{mark.controller} has not repaired this node within {minutes} min ({mark.mark})."
     else:
         reason = f"Another controller released this node, but it is not valid: {facts.validity.reason}"
     return _decided(Repair.ASK_PERSON, reason, ("replace", "two repairs of one node would conflict"))

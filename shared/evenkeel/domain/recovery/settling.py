@@ -24,8 +24,8 @@ def error_message(reason: str) -> str:
 
     Source: https://docs.aws.amazon.com/lambda/latest/dg/python-exceptions.html. Lambda truncates long messages.
     """
-    found = _ERROR_MESSAGE.search(reason)
-    return f"{reason[: found.start()]}{found['message']}" if found else reason
+    match = _ERROR_MESSAGE.search(reason)
+    return f"{reason[: match.start()]}{match['message']}" if match else reason
 
 
 _ERROR_MESSAGE = re.compile(r'\{[^{}]*?"errorMessage": ?"(?P<message>(?:[^"\\]|\\.)*)')

@@ -49,12 +49,12 @@ class PlacementContext(NamedTuple):
     shortages: Shortages = Shortages()
 
 
-def placement_facts(job: Job, seen: PlacementContext, policy: Policy, done_seconds: float = 0) -> PlacementFacts:
+def placement_facts(job: Job, context: PlacementContext, policy: Policy, done_seconds: float = 0) -> PlacementFacts:
     """Return the facts that the placement of one pending job is decided from.
 
     Args:
         job: A pending job that cannot start on free nodes now.
-        seen: The snapshot of the cycle.
+        context: The snapshot of the cycle.
         policy: Prices, caps and estimates.
         done_seconds: Run time of the job's earlier attempts. It counts only if the job keeps checkpoints.
     """
@@ -82,19 +82,21 @@ def placement_facts(job: Job, seen: PlacementContext, policy: Policy, done_secon
         avoids_spot=job.avoids_spot,
         max_rent_parts=plan.max_rent_parts if (plan := job.live_plan()) else None,
     )
-    committed = (_committed_candidate(job, pool, seen, policy) for pool in committed_pools(seen.capacities, policy))
+    committed = (
+        _committed_candidate(job, pool, context, policy) for pool in committed_pools(context.capacities, policy)
+    )
     rented = (
         rented_candidate(
-            pool, seen, (*why_not_tolerated(pool, spec.tolerations), *why_not_portable(job, pool, policy.storage))
+            pool, context, (*why_not_tolerated(pool, spec.tolerations), *why_not_portable(job, pool, policy.storage))
         )
         for pool in policy.pools_for_jobs
     )
     return PlacementFacts(
         job=demand,
         candidates=(*committed, *rented),
-        spending=spend_limits(spec.team, seen.rented.allocations, burst, seen.rented.budgets_left.get(spec.team)),
+        spending=spend_limits(spec.team, context.rented.allocations, burst, context.rented.budgets_left.get(spec.team)),
         terms=RiskLimits(spot_checkpoint_share=burst.spot_checkpoint_share),
-        now=seen.now,
+        now=context.now,
     )
 
 
@@ -142,9 +144,9 @@ def nodes_to_rent(job: Job, pool: RentedPool, now: datetime) -> tuple[NodeCapaci
     )
 
 
-def rented_candidate(pool: Pool, seen: PlacementContext, differences: tuple[str, ...]) -> CandidatePool:
+def rented_candidate(pool: Pool, context: PlacementContext, differences: tuple[str, ...]) -> CandidatePool:
     """Return a pool to rent from, with what its limit and recent refusals leave."""
-    return _rented_candidate(pool, seen.rented.allocations, seen.shortages, differences, seen.now)
+    return _rented_candidate(pool, context.rented.allocations, context.shortages, differences, context.now)
 
 
 def _rented_candidate(
@@ -231,28 +233,28 @@ def committed_pools(capacities: Iterable[NodeCapacity], policy: Policy) -> tuple
             cluster=cluster,
             market=Market.COMMITTED,
             instance_type=instance_type,
-            accelerators_per_node=max(capacity.accelerators for capacity in found),
-            max_nodes=len(found),
+            accelerators_per_node=max(capacity.accelerators for capacity in capacities),
+            max_nodes=len(capacities),
             launch=LaunchDelay(p50_seconds=seconds, p90_seconds=seconds),
             reservation=policy.scheduling.reservation_of(cluster, pool),
             place=PoolEnvironment(),
         )
-        for (cluster, pool, instance_type), found in sorted(kinds.items())
+        for (cluster, pool, instance_type), capacities in sorted(kinds.items())
     )
 
 
-def _committed_candidate(job: Job, pool: Pool, seen: PlacementContext, policy: Policy) -> CandidatePool:
+def _committed_candidate(job: Job, pool: Pool, context: PlacementContext, policy: Policy) -> CandidatePool:
     """Return a committed pool. The cycle could not start the job there, so no free node counts as free for it."""
-    ahead = [other for other in seen.queue if not why_not_portable(other, pool, policy.storage)]
+    ahead = [other for other in context.queue if not why_not_portable(other, pool, policy.storage)]
     asked = [
         WaitingUse(
             other.spec.nodes * other.spec.accelerators_per_node, policy.burst.run_seconds_of(other.spec.priority_class)
         )
         for other in ahead
     ]
-    starts = forecast_starts(pool, asked, seen, policy)
+    starts = forecast_starts(pool, asked, context, policy)
     forecast = next((at for other, at in zip(ahead, starts, strict=True) if other.job_id == job.job_id), _LONGEST_WAIT)
-    waited = (seen.now - (job.queued_at or job.submitted_at)).total_seconds()
+    waited = (context.now - (job.queued_at or job.submitted_at)).total_seconds()
     others = sum(policy.burst.delay_of(other.spec.priority_class) for other in ahead if other.job_id != job.job_id)
     return CandidatePool(
         pool=pool,
@@ -265,37 +267,37 @@ def _committed_candidate(job: Job, pool: Pool, seen: PlacementContext, policy: P
 
 
 def forecast_starts(
-    pool: Pool, queue: Sequence[WaitingUse], seen: PlacementContext, policy: Policy, *, min_free: int = 0
+    pool: Pool, queue: Sequence[WaitingUse], context: PlacementContext, policy: Policy, *, min_free: int = 0
 ) -> tuple[float, ...]:
     """Return after how many seconds each request of a queue is expected to get accelerators of a committed pool.
 
     Args:
         pool: The committed pool.
         queue: The requests, in order.
-        seen: The snapshot of the cycle.
+        context: The snapshot of the cycle.
         policy: Expected run times and repair times.
         min_free: Count the free accelerators of only those nodes that have at least so many.
     """
     kind = (pool.cluster, pool.name, pool.instance_type)
     own = [
         capacity
-        for capacity in seen.capacities
+        for capacity in context.capacities
         if (capacity.cluster, capacity.pool, capacity.instance_type) == kind and not capacity.reserved_for
     ]
     held = [
         RunningUse(
             charge.accelerators,
             remaining_seconds(
-                policy.burst.run_seconds_of(seen.classes.get(charge.job_id, "")),
-                (seen.now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0,
+                policy.burst.run_seconds_of(context.classes.get(charge.job_id, "")),
+                (context.now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0,
             ),
         )
-        for charge in seen.charges
+        for charge in context.charges
         if (charge.cluster, charge.pool, charge.instance_type) == kind
     ]
     # A node that is out of service usually comes back, so a booting node is no reason to rent. Not if HyperPod has just
     # reported that it has no capacity for the instance group.
-    if seen.shortages.barred_until(pool.name, "", Market.COMMITTED, seen.now) is None:
+    if context.shortages.barred_until(pool.name, "", Market.COMMITTED, context.now) is None:
         held += [
             RunningUse(capacity.accelerators or pool.accelerators_per_node, policy.jobs.expected_replace_seconds)
             for capacity in own
@@ -341,9 +343,9 @@ def why_not_portable(job: Job, pool: Pool, storage: Storage) -> tuple[str, ...]:
 
 def environment_in(pool: Pool, storage: Storage, catalogue: InstanceTypes) -> PoolEnvironment:
     """Return what a job finds on a node of a pool: what its instance type offers, with the overrides in `place`."""
-    found = compatibility.environment_on(pool.instance_type, catalogue)
+    environment = compatibility.environment_on(pool.instance_type, catalogue)
     given = {name: value for name in pool.place.model_fields_set if (value := getattr(pool.place, name))}
-    return found.but(**{**given, "storage": {**storage.get(pool.cluster, {}), **pool.place.storage}})
+    return environment.but(**{**given, "storage": {**storage.get(pool.cluster, {}), **pool.place.storage}})
 
 
 def _differences(job: Job, pool: Pool, storage: Storage) -> Iterator[str]:

@@ -102,8 +102,8 @@ def choose_pool(facts: PlacementFacts) -> PlacementDecision:
     )
     possible = [row for row in rows if not row.why_not]
     if not possible:
-        seen = " ".join(f"{row.pool}: {row.why_not}" for row in rows) or "No pools are configured."
-        return _decided(facts, rows, PlacementAction.NO_POOL, f"No pool can run the job now. {seen}", ())
+        reasons = " ".join(f"{row.pool}: {row.why_not}" for row in rows) or "No pools are configured."
+        return _decided(facts, rows, PlacementAction.NO_POOL, f"No pool can run the job now. {reasons}", ())
     in_time = _meeting_deadline(facts, possible)
     chosen = in_time[0]
     if chosen.is_available_now:

@@ -299,10 +299,10 @@ def opened(
 
 def nodes_joined(rental: Rental, names: Iterable[str]) -> Rental:
     """Return a rental with nodes of its current offer that were seen."""
-    seen = tuple(sorted({*rental.offer.joined_node_names, *names}))
-    if seen == rental.offer.joined_node_names:
+    joined = tuple(sorted({*rental.offer.joined_node_names, *names}))
+    if joined == rental.offer.joined_node_names:
         return rental
-    return _moved(rental, rental.state).with_offer(joined_node_names=seen)
+    return _moved(rental, rental.state).with_offer(joined_node_names=joined)
 
 
 def other_nodes_seen(rental: Rental, others: Iterable[Rental]) -> Rental:

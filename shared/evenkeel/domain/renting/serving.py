@@ -144,14 +144,14 @@ def why_not_schedulable(pod: UnmanagedPod, pool: RentedPool) -> str:
 
 
 def decide_serving_rentals(
-    short: ReplicaShortfall, waiting: int, seen: PlacementContext, state: ServingState, policy: Policy, *, most: int
+    short: ReplicaShortfall, waiting: int, context: PlacementContext, state: ServingState, policy: Policy, *, most: int
 ) -> tuple[PlacementDecision, ...]:
     """Decide which nodes are rented for waiting replicas: one at a time, until all fit or renting does not pay.
 
     Args:
         short: The Deployment with its waiting replicas.
         waiting: Number of replicas that fit on neither committed nor rented nodes.
-        seen: The snapshot of the cycle, without its queue.
+        context: The snapshot of the cycle, without its queue.
         state: The stored state of the Deployment.
         policy: Prices and caps.
         most: Number of nodes that may be rented now.
@@ -160,17 +160,17 @@ def decide_serving_rentals(
         A decision for each node to rent, or a single one with the reason why none is rented.
     """
     patience = timedelta(seconds=short.registered.patience_seconds)
-    waiting_pods = [pod for pod in short.waiting if pod.created_at is None or seen.now - pod.created_at >= patience]
+    waiting_pods = [pod for pod in short.waiting if pod.created_at is None or context.now - pod.created_at >= patience]
     left = min(waiting, len(waiting_pods))
     pools = {pool.name: pool for pool in policy.burst.pools}
     decided: list[PlacementDecision] = []
     while left > 0 and len(decided) < most:
-        answer = choose_pool(_placement_facts(short, waiting_pods, left, seen, state, policy))
+        answer = choose_pool(_placement_facts(short, waiting_pods, left, context, state, policy))
         if answer.action is not PlacementAction.RENT:
             return tuple(decided) or (answer,)
         decided.append(answer)
         left -= _replicas_per_node(pools[answer.pool].accelerators_per_node, short.per_replica)
-        seen = seen._replace(rented=seen.rented.with_planned((answer,), policy.burst.pools))
+        context = context._replace(rented=context.rented.with_planned((answer,), policy.burst.pools))
     return tuple(decided)
 
 
@@ -178,7 +178,7 @@ def _placement_facts(
     short: ReplicaShortfall,
     waiting_pods: Sequence[UnmanagedPod],
     left: int,
-    seen: PlacementContext,
+    context: PlacementContext,
     state: ServingState,
     policy: Policy,
 ) -> PlacementFacts:
@@ -190,7 +190,7 @@ def _placement_facts(
     pools = policy.pools_for(registered)
     fewest = min((_replicas_per_node(pool.accelerators_per_node, per_replica) for pool in pools), default=1)
     together = min(left, fewest)
-    since = min((pod.created_at for pod in waiting_pods if pod.created_at), default=seen.now)
+    since = min((pod.created_at for pod in waiting_pods if pod.created_at), default=context.now)
     demand = JobDemand(
         job_id=holder_id(registered),
         team=registered.team,
@@ -204,19 +204,19 @@ def _placement_facts(
         save_seconds=0,
         submitted_at=since,
     )
-    waited = (seen.now - since).total_seconds()
+    waited = (context.now - since).total_seconds()
     committed = (
-        _committed_candidate(short, pool, together, waited, seen, policy)
-        for pool in committed_pools(seen.capacities, policy)
+        _committed_candidate(short, pool, together, waited, context, policy)
+        for pool in committed_pools(context.capacities, policy)
         if pool.cluster == registered.cluster
     )
-    rented = (rented_candidate(pool, seen, _differences(waiting_pods, pool, state, seen.now)) for pool in pools)
-    book = seen.rented
+    rented = (rented_candidate(pool, context, _differences(waiting_pods, pool, state, context.now)) for pool in pools)
+    book = context.rented
     return PlacementFacts(
         job=demand,
         candidates=(*committed, _no_extra_node(short), *rented),
         spending=spend_limits(registered.team, book.allocations, policy.burst, book.budgets_left.get(registered.team)),
-        now=seen.now,
+        now=context.now,
     )
 
 
@@ -234,12 +234,12 @@ def _differences(
 
 
 def _committed_candidate(
-    short: ReplicaShortfall, pool: Pool, together: int, waited_seconds: float, seen: PlacementContext, policy: Policy
+    short: ReplicaShortfall, pool: Pool, together: int, waited_seconds: float, context: PlacementContext, policy: Policy
 ) -> CandidatePool:
     """Return a committed pool. None of it is free for a waiting replica, and nothing waits ahead of the replica."""
     spike, per_replica = short.registered.spike_seconds, short.per_replica
     queue = [WaitingUse(per_replica, spike)] * together
-    starts = forecast_starts(pool, queue, seen, policy, min_free=per_replica)
+    starts = forecast_starts(pool, queue, context, policy, min_free=per_replica)
     return CandidatePool(
         pool=pool, accelerators_left=0, wait_seconds=min(float(spike), expected_wait(starts[-1], waited_seconds))
     )

@@ -180,22 +180,22 @@ def cases_of(
     by_node: dict[str, list[ShadowDecision]] = {}
     for decision in sorted(decisions, key=lambda ordered: (ordered.decided_at, ordered.incident_id)):
         by_node.setdefault(decision.node, []).append(decision)
-    found = [case for group in by_node.values() for case in _cases_of_node(group, window)]
-    return tuple(sorted(found, key=lambda case: (case[0].decided_at, case[0].incident_id)))
+    cases = [case for group in by_node.values() for case in _cases_of_node(group, window)]
+    return tuple(sorted(cases, key=lambda case: (case[0].decided_at, case[0].incident_id)))
 
 
 def _cases_of_node(
     decisions: Sequence[ShadowDecision], window: timedelta
 ) -> list[tuple[ShadowDecision, tuple[ShadowDecision, ...]]]:
-    found: list[tuple[ShadowDecision, list[ShadowDecision]]] = []
+    cases: list[tuple[ShadowDecision, list[ShadowDecision]]] = []
     for decision in decisions:
-        if found and decision.decided_at <= found[-1][0].decided_at + window:
-            judged, others = found[-1]
+        if cases and decision.decided_at <= cases[-1][0].decided_at + window:
+            judged, others = cases[-1]
             # Until a decision acts, the node is as it would be with Evenkeel.
-            found[-1] = (judged if judged.acts else decision if decision.acts else judged, [*others, decision])
+            cases[-1] = (judged if judged.acts else decision if decision.acts else judged, [*others, decision])
         else:
-            found.append((decision, [decision]))
-    return [(judged, tuple(group)) for judged, group in found]
+            cases.append((decision, [decision]))
+    return [(judged, tuple(group)) for judged, group in cases]
 
 
 _STEPS = {

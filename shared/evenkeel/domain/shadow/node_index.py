@@ -52,36 +52,36 @@ class Machine:
         if event is not None:
             self.add(event)
 
-    def follow(self, seen: NodeSeen, at: datetime) -> None:
+    def follow(self, observation: NodeSeen, at: datetime) -> None:
         """Add the changes that a node object shows."""
-        text = f"node object {seen.node_name}"
-        if seen.is_deleted:
+        text = f"node object {observation.node_name}"
+        if observation.is_deleted:
             self.add(NodeEvent(at=at, kind=NodeEventKind.REMOVED, evidence=f"{text}: deleted"))
             return
-        if seen.is_cordoned and not self._is_cordoned:
-            actor = Actor.PERSON if seen.is_person_cordon else Actor.CONTROLLER
-            cordoned_at = seen.cordoned_at or at
+        if observation.is_cordoned and not self._is_cordoned:
+            actor = Actor.PERSON if observation.is_person_cordon else Actor.CONTROLLER
+            cordoned_at = observation.cordoned_at or at
             self.add(NodeEvent(at=cordoned_at, kind=NodeEventKind.CORDONED, actor=actor, evidence=f"{text}: cordoned"))
-        if self._is_cordoned and not seen.is_cordoned:
+        if self._is_cordoned and not observation.is_cordoned:
             self.add(NodeEvent(at=at, kind=NodeEventKind.UNCORDONED, evidence=f"{text}: schedulable"))
-        if self._boot_id and seen.boot_id and self._boot_id != seen.boot_id:
-            self.add(NodeEvent(at=at, kind=NodeEventKind.REBOOTED, evidence=f"{text}: boot id {seen.boot_id}"))
-        self._is_cordoned, self._boot_id = seen.is_cordoned, seen.boot_id or self._boot_id
-        if seen.is_in_service:
+        if self._boot_id and observation.boot_id and self._boot_id != observation.boot_id:
+            self.add(NodeEvent(at=at, kind=NodeEventKind.REBOOTED, evidence=f"{text}: boot id {observation.boot_id}"))
+        self._is_cordoned, self._boot_id = observation.is_cordoned, observation.boot_id or self._boot_id
+        if observation.is_in_service:
             self.add(NodeEvent(at=at, kind=NodeEventKind.IN_SERVICE, evidence=f"{text}: Ready, without a fault mark"))
 
     def affected(self) -> AffectedNode:
         """Return its identity."""
-        seen = self.seen
-        cluster = seen.cluster if seen else _CLUSTER
-        launched_at = seen.created_at if seen and seen.created_at else self.first_at
+        observation = self.seen
+        cluster = observation.cluster if observation else _CLUSTER
+        launched_at = observation.created_at if observation and observation.created_at else self.first_at
         life = NodeLife(cluster=cluster, instance_id=self.instance_id, launched_at=launched_at)
         return AffectedNode(
             life=life,
             slot=f"{cluster}/{self.logical_id}" if self.logical_id else life.key,
-            node_name=seen.node_name if seen else "",
-            pool=(seen.pool if seen else "") or self.pool,
-            instance_type=seen.instance_type if seen else "",
+            node_name=observation.node_name if observation else "",
+            pool=(observation.pool if observation else "") or self.pool,
+            instance_type=observation.instance_type if observation else "",
         )
 
     def is_gone(self, at: datetime) -> bool:
@@ -91,8 +91,8 @@ class Machine:
     def has_person_cordon(self, at: datetime) -> bool:
         """Whether a person's cordon was in force at a time."""
         kinds = (NodeEventKind.CORDONED, NodeEventKind.UNCORDONED)
-        found = [event for event in self.events if event.kind in kinds and event.at <= at]
-        last = max(found, key=lambda event: event.at, default=None)
+        cordons = [event for event in self.events if event.kind in kinds and event.at <= at]
+        last = max(cordons, key=lambda event: event.at, default=None)
         return last is not None and (last.kind, last.actor) == (NodeEventKind.CORDONED, Actor.PERSON)
 
 
@@ -143,18 +143,20 @@ class NodeIndex:
     def _machine(self, instance_id: str, at: datetime) -> Machine:
         return self.machines.setdefault(instance_id, Machine(instance_id, at))
 
-    def _learn_node(self, seen: NodeSeen, at: datetime) -> None:
-        machine = self._machine(seen.instance_id, at)
-        machine.seen = seen
-        machine.is_hyperpod |= seen.is_hyperpod
-        names, readiness = self._names[seen.node_name], self._readiness[seen.node_name]
-        if seen.instance_id not in (instance for _, instance in names):
-            names.append((seen.created_at or at, seen.instance_id))
+    def _learn_node(self, observation: NodeSeen, at: datetime) -> None:
+        machine = self._machine(observation.instance_id, at)
+        machine.seen = observation
+        machine.is_hyperpod |= observation.is_hyperpod
+        names, readiness = self._names[observation.node_name], self._readiness[observation.node_name]
+        if observation.instance_id not in (instance for _, instance in names):
+            names.append((observation.created_at or at, observation.instance_id))
             names.sort()
-        if seen.is_ready:
-            readiness.setdefault(at, (True, f"node object {seen.node_name}: Ready"))
-        elif seen.not_ready_since is not None:
-            readiness.setdefault(seen.not_ready_since, (False, f"node object {seen.node_name}: not Ready"))
+        if observation.is_ready:
+            readiness.setdefault(at, (True, f"node object {observation.node_name}: Ready"))
+        elif observation.not_ready_since is not None:
+            readiness.setdefault(
+                observation.not_ready_since, (False, f"node object {observation.node_name}: not Ready")
+            )
 
     def _learn_slot(self, logical_id: str, machine: Machine, at: datetime) -> None:
         if logical_id and not machine.logical_id:
@@ -216,8 +218,8 @@ class NodeIndex:
         """Return the instance that had a node name at a time; empty if no record shows it."""
         named = self._names.get(node_name, [])
         held = [instance for since, instance in named if since <= at] or [instance for _, instance in named[:1]]
-        found = _IN_NAME.search(node_name)
-        return held[-1] if held else found[1] if found else ""
+        match = _IN_NAME.search(node_name)
+        return held[-1] if held else match[1] if match else ""
 
     def not_ready_facts(self) -> Iterator[tuple[datetime, NodeFact]]:
         """Yield a fact for each node that was NotReady too long, with the time from which it counts.

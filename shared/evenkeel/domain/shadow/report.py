@@ -71,7 +71,7 @@ def _by_fault(judged: Iterable[JudgedCase]) -> tuple[FaultSummary, ...]:
     by_fault: dict[str, list[JudgedCase]] = {}
     for case in judged:
         by_fault.setdefault(case.decision.fault_key, []).append(case)
-    found = [
+    summaries = [
         FaultSummary(
             fault_key=fault_key,
             cases=len(cases),
@@ -80,7 +80,9 @@ def _by_fault(judged: Iterable[JudgedCase]) -> tuple[FaultSummary, ...]:
         )
         for fault_key, cases in by_fault.items()
     ]
-    return tuple(sorted(found, key=lambda summary: (-summary.false_cordons.count, -summary.cases, summary.fault_key)))
+    return tuple(
+        sorted(summaries, key=lambda summary: (-summary.false_cordons.count, -summary.cases, summary.fault_key))
+    )
 
 
 def _repairs(judged: Iterable[JudgedCase], rung: str) -> list[Judgement]:

@@ -176,16 +176,16 @@ class _Course:
         if act is not None:
             reason = f"{prefix}{act.words} at {_clock(act.at)}, before it had worked for a whole window."
             return _unknown(Cause.ACTED_TOO_SOON, reason, act.evidence)
-        seen = next(
+        recovered = next(
             (event for event in self.events if event.kind is NodeEventKind.IN_SERVICE and event.at >= until), None
         )
-        if seen is not None:
+        if recovered is not None:
             hours = self.terms.window_hours
             reason = (
                 f"{prefix}The node worked for {hours} h without a fault from {_clock(healthy_at)}, without {action}."
             )
             return Judgement(
-                verdict=Verdict.WOULD_HAVE_BEEN_WRONG, reason=reason, evidence=_texts(evidence, seen.evidence)
+                verdict=Verdict.WOULD_HAVE_BEEN_WRONG, reason=reason, evidence=_texts(evidence, recovered.evidence)
             )
         return self._not_seen(until, prefix)
 
@@ -206,11 +206,13 @@ class _Course:
         if act is not None:
             reason = f"Evenkeel would not have acted. {act.words} at {_clock(act.at)}."
             return _acted(Verdict.MISSED, reason, act)
-        seen = [event for event in self.events if event.kind is NodeEventKind.IN_SERVICE and event.at >= self.closes_at]
-        if not seen:
+        recovered = [
+            event for event in self.events if event.kind is NodeEventKind.IN_SERVICE and event.at >= self.closes_at
+        ]
+        if not recovered:
             return self._not_seen(self.closes_at)
         return Judgement(
-            verdict=Verdict.SAME, reason="Neither Evenkeel nor an owner acted.", evidence=_texts(seen[0].evidence)
+            verdict=Verdict.SAME, reason="Neither Evenkeel nor an owner acted.", evidence=_texts(recovered[0].evidence)
         )
 
     def _not_seen(self, until: datetime, prefix: str = "") -> Judgement:

@@ -65,12 +65,12 @@ def _remove(request: Request, context: Context) -> bool:
     """Remove the team in one commit. Return whether there was one."""
     name = request.team
     tree = _tree(context.ledger)
-    found = team_setup.load(context.ledger)
-    if name not in found.setup.by_name:
+    stored = team_setup.load(context.ledger)
+    if name not in stored.setup.by_name:
         return False
-    if found.version_of(name) != request.expected:
-        raise StaleVersion(f"Team {name} is at version {found.version_of(name)}, not {request.expected}.")
-    why = _why_in_use(name, found.setup, context.ledger)
+    if stored.version_of(name) != request.expected:
+        raise StaleVersion(f"Team {name} is at version {stored.version_of(name)}, not {request.expected}.")
+    why = _why_in_use(name, stored.setup, context.ledger)
     if why:
         raise TeamInUse(f"Team {name} cannot be removed: {why}.")
     text = f"Team {name} removed by {request.by}: {request.reason}"
@@ -78,9 +78,9 @@ def _remove(request: Request, context: Context) -> bool:
     raised = {**tree.doc, "setUps": int(tree.doc.get("setUps", 0)) + 1}
     context.ledger.commit(
         Delete(quota_rows.team_key(name), request.expected),
-        Put(Row(quota_rows.setup_key(), {}, found.version)),
+        Put(Row(quota_rows.setup_key(), {}, stored.version)),
         Put(Row(tree.key, raised, tree.version)),
-        Put(quota_rows.setup_event_row(entry, found.version + 1)),
+        Put(quota_rows.setup_event_row(entry, stored.version + 1)),
     )
     return True
 
@@ -117,13 +117,13 @@ def _waiting(team: str, ledger: Ledger) -> str:
     queued = ledger.by_state(Table.JOBS, pending, prefix=job_rows.queue_prefix(team), limit=1).rows
     before = _of_team(team, ledger, pending, _BEFORE_TEAMS)
     held_back = _of_team(team, ledger, f"JOB#{JobState.SUSPENDED}")
-    found = next(iter(queued), None) or next(before, None) or next(held_back, None)
-    return str(found.doc["jobId"]) if found else ""
+    row = next(iter(queued), None) or next(before, None) or next(held_back, None)
+    return str(row.doc["jobId"]) if row else ""
 
 
 def _of_team(team: str, ledger: Ledger, state: str, prefix: str = "") -> Iterator[Row]:
-    found = every(lambda cursor: ledger.by_state(Table.JOBS, state, prefix=prefix, cursor=cursor))
-    return (row for row in found if row.doc["spec"]["team"] == team)
+    queued_rows = every(lambda cursor: ledger.by_state(Table.JOBS, state, prefix=prefix, cursor=cursor))
+    return (row for row in queued_rows if row.doc["spec"]["team"] == team)
 
 
 def _lent_by(line: dict[str, object], team: str) -> list[str]:

@@ -70,21 +70,21 @@ def _set(request: Request, context: Context) -> None:
     part = request.part
     name = part.name if isinstance(part, Team) else team_setup.FLEET
     field = "team" if isinstance(part, Team) else "quotas"
-    found = team_setup.load(context.ledger)
-    version = found.version_of(name)
-    if version == request.expected + 1 and _now(found.setup, name) == part.to_json():
+    stored = team_setup.load(context.ledger)
+    version = stored.version_of(name)
+    if version == request.expected + 1 and _now(stored.setup, name) == part.to_json():
         return
     if version != request.expected:
         raise StaleVersion(f"{_part_text(name)} is at version {version}, not {request.expected}.")
-    _refuse(check_change(found.setup, _with(found.setup, part), name), field)
-    _refuse_while_in_use(part, found.setup, context.ledger)
+    _refuse(check_change(stored.setup, _with(stored.setup, part), name), field)
+    _refuse_while_in_use(part, stored.setup, context.ledger)
     text = f"{_part_text(name)} set by {request.by}: {request.reason}"
     entry = TimelineEntry(at=context.now, kind="setup", text=text, writer=WRITER)
     context.ledger.commit(
         Put(quota_rows.setup_row(_key(name), part, version)),
-        Put(Row(quota_rows.setup_key(), {}, found.version)),
+        Put(Row(quota_rows.setup_key(), {}, stored.version)),
         Add(quota_rows.tree_key(), {"setUps": 1}),
-        Put(quota_rows.setup_event_row(entry, found.version + 1)),
+        Put(quota_rows.setup_event_row(entry, stored.version + 1)),
     )
 
 

@@ -106,9 +106,9 @@ def _incidents(ledger: Ledger, since: datetime) -> Iterator[Incident]:
 
 def _decisions(ledger: Ledger, subject: str, since: datetime) -> list[Decision]:
     page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=_MAX_DECISIONS, newest_first=True)
-    found = (rows.read(row, Decision) for row in page.rows)
+    decisions = (rows.read(row, Decision) for row in page.rows)
     # Decisions about an incident follow its opening, but a job may have waited for weeks.
-    return [decision for decision in found if subject.startswith("inc-") or decision.decided_at >= since]
+    return [decision for decision in decisions if subject.startswith("inc-") or decision.decided_at >= since]
 
 
 def _mode(incident: Incident, policy: Policy, stack_mode: Mode) -> Mode:

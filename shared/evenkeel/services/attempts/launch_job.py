@@ -81,8 +81,8 @@ def run(request: Request, context: Context) -> Outcome:
     Idempotent: yes, by the fence and by the Kubernetes Job's name. A repeated call finds the pin and the Job, and
     records them.
     """
-    found = attempt_record.load(context.ledger, request.job_id, request.attempt)
-    job, attempt = found.job, found.attempt
+    stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
+    job, attempt = stored.job, stored.attempt
     if attempt.state.has_ended or job.current_attempt != attempt.attempt:
         return Outcome(outcome=LaunchOutcome.STALE, reason=f"{attempt.workload_name} has already ended.")
     if attempt.state is not AttemptState.STARTING:
@@ -91,7 +91,7 @@ def run(request: Request, context: Context) -> Outcome:
     # A Job whose creation had no reply is recorded as it is, and stopped like any other. Settling the attempt now
     # would free its nodes while pods run.
     if given_up and not context.cluster.workload(attempt).has_runnable_pods:
-        return _give_up(context, found, attempt, given_up, is_refused=attempt.is_refused)
+        return _give_up(context, stored, attempt, given_up, is_refused=attempt.is_refused)
 
     past = _earlier_attempts(attempt, context)
     for left in past:
@@ -111,20 +111,20 @@ def run(request: Request, context: Context) -> Outcome:
         if attempt.attempt > 1 and isinstance(error, PermanentError):
             raise  # the cluster answered before, so the job is not the cause
         reason = f"The job's checkpoints cannot be used: {error}"
-        return _give_up(context, found, attempt, reason, is_refused=True)
+        return _give_up(context, stored, attempt, reason, is_refused=True)
     if answer.kind is PinOutcome.STALE:
         return Outcome(outcome=LaunchOutcome.STALE, reason=answer.choice.reason)
-    return _launch(found, past, answer, context)
+    return _launch(stored, past, answer, context)
 
 
 def _launch(
-    found: attempt_record.StoredAttempt,
+    stored: attempt_record.StoredAttempt,
     past: Iterable[_EarlierAttempt],
     answer: pin_resume_point.PinAnswer,
     context: Context,
 ) -> Outcome:
     """Launch an attempt whose resume point is decided."""
-    job, attempt, choice = found.job, found.attempt, answer.choice
+    job, attempt, choice = stored.job, stored.attempt, answer.choice
     decided = attempt.but(
         is_pinned=answer.kind is PinOutcome.PINNED,
         resume_from=choice.resume_from,
@@ -140,7 +140,7 @@ def _launch(
             f"{choice.reason} Starting over would discard finished work. "
             "Evenkeel launches the job once a checkpoint is valid."
         )
-        return _give_up(context, found, decided, reason, is_refused=False)
+        return _give_up(context, stored, decided, reason, is_refused=False)
     for left in past:
         if left.out_of_reach:
             context.cluster.force_delete_pods(left.attempt, left.out_of_reach)
@@ -159,16 +159,16 @@ def _launch(
         )
     except Refused as error:
         reason = f"The cluster refused the attempt's {attempt.kind}: {error}"
-        return _give_up(context, found, decided, reason, is_refused=True)
+        return _give_up(context, stored, decided, reason, is_refused=True)
     except (NotAllowed, NotFound) as error:
         # A ResourceQuota and most policies answer 403. The answer may change within minutes.
         context.telemetry.count("LaunchesForbidden")
         context.telemetry.warning("LaunchNotAllowed", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
         reason = f"The cluster does not accept the attempt's Kubernetes Job now: {error}"
-        return _give_up(context, found, decided, reason, is_refused=False)
+        return _give_up(context, stored, decided, reason, is_refused=False)
     rentals.delete_capacity_pods_of(job, attempt, context)
     launched = decided.but(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=context.now)
-    _record_launch(context, found, launched, answer, pod_placement["network"])
+    _record_launch(context, stored, launched, answer, pod_placement["network"])
     context.telemetry.count("AttemptsLaunched")
     context.telemetry.info("AttemptLaunched", job_id=job.job_id, attempt=attempt.attempt, resume_from=resume_from)
     return Outcome(outcome=_launched(attempt), reason=choice.reason)
@@ -234,26 +234,28 @@ def _earlier_attempts(attempt: Attempt, context: Context) -> tuple[_EarlierAttem
 
     Two attempts never run side by side if both can be reached.
     """
-    found: list[_EarlierAttempt] = []
+    earlier: list[_EarlierAttempt] = []
     nodes: dict[str, KubernetesNode] | None = None
     for number in range(attempt.attempt - 1, 0, -1):
         row = context.ledger.get(job_rows.attempt_key(attempt.job_id, number))
         if row is None:
             continue
         before = rows.read(row, Attempt)
-        seen = context.cluster.workload(before)
-        alive = seen.live_pods()
+        workload = context.cluster.workload(before)
+        alive = workload.live_pods()
         if alive and nodes is None:
             nodes = {node.name: node for node in context.cluster.nodes(attempt.cluster)}
         names = tuple(sorted({pod.node_name for pod in alive if pod.node_name}))
         lost = lost_nodes(nodes or {}, names, context.now, context.policy.jobs.lost_node_seconds)
-        blocking_pods = tuple(pod.name for pod in seen.live_pods(lost))
-        found.append(
-            _EarlierAttempt(attempt=before, seen=seen, blocking_pods=blocking_pods, out_of_reach=tuple(sorted(lost)))
+        blocking_pods = tuple(pod.name for pod in workload.live_pods(lost))
+        earlier.append(
+            _EarlierAttempt(
+                attempt=before, seen=workload, blocking_pods=blocking_pods, out_of_reach=tuple(sorted(lost))
+            )
         )
         if before.launched_at is not None:
             break
-    return tuple(found)
+    return tuple(earlier)
 
 
 # ---------------------------------------------------------------- record
@@ -261,7 +263,7 @@ def _earlier_attempts(attempt: Attempt, context: Context) -> tuple[_EarlierAttem
 
 def _record_launch(
     context: Context,
-    found: attempt_record.StoredAttempt,
+    stored: attempt_record.StoredAttempt,
     launched: Attempt,
     answer: pin_resume_point.PinAnswer,
     network: efa.EfaRequest,
@@ -271,7 +273,7 @@ def _record_launch(
     text = f"Attempt {launched.attempt} {how}{more}"
     entry = TimelineEntry(at=context.now, kind="launched", text=text, writer=WRITER)
     context.ledger.commit(
-        Put(job_rows.attempt_row(launched, found.attempt_version)),
+        Put(job_rows.attempt_row(launched, stored.attempt_version)),
         Put(subject_rows.timeline_row(launched.job_id, entry, f"launched-{launched.attempt}")),
     )
 
@@ -316,14 +318,14 @@ def _with_priority_class(job: Job, attempt: Attempt, policy: Policy) -> JobSpec:
 
 
 def _give_up(
-    context: Context, found: attempt_record.StoredAttempt, attempt: Attempt, why: str, *, is_refused: bool
+    context: Context, stored: attempt_record.StoredAttempt, attempt: Attempt, why: str, *, is_refused: bool
 ) -> Outcome:
     """Record on the attempt why it is not launched. SettleAttempt reads it there."""
     reason = why[:1000]
-    if (found.attempt.reason, found.attempt.is_refused) != (reason, is_refused):
+    if (stored.attempt.reason, stored.attempt.is_refused) != (reason, is_refused):
         entry = TimelineEntry(at=context.now, kind="refused" if is_refused else "given up", text=reason, writer=WRITER)
         context.ledger.commit(
-            Put(job_rows.attempt_row(attempt.but(reason=reason, is_refused=is_refused), found.attempt_version)),
+            Put(job_rows.attempt_row(attempt.but(reason=reason, is_refused=is_refused), stored.attempt_version)),
             Put(subject_rows.timeline_row(attempt.job_id, entry, f"given-up-{attempt.attempt}")),
         )
     return Outcome(outcome=LaunchOutcome.GIVE_UP, reason=reason)

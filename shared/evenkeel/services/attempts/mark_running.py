@@ -41,8 +41,8 @@ def run(request: Request, context: Context) -> Outcome:
 
 
 def _mark(request: Request, context: Context) -> Outcome:
-    found = attempt_record.load(context.ledger, request.job_id, request.attempt)
-    job, attempt = found.job, found.attempt
+    stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
+    job, attempt = stored.job, stored.attempt
     if attempt.state is AttemptState.RUNNING:
         return Outcome(outcome=RunningOutcome.RUNNING)
     if attempt.state is not AttemptState.LAUNCHED or job.current_attempt != attempt.attempt:
@@ -56,8 +56,8 @@ def _mark(request: Request, context: Context) -> Outcome:
     entry = TimelineEntry(at=context.now, kind="running", text=_text(attempt), writer=WRITER)
     running = attempt.but(state=AttemptState.RUNNING, running_at=context.now)
     context.ledger.commit(
-        Put(job_rows.attempt_row(running, found.attempt_version)),
-        Put(job_rows.job_row(changed, found.job_version)),
+        Put(job_rows.attempt_row(running, stored.attempt_version)),
+        Put(job_rows.job_row(changed, stored.job_version)),
         Put(subject_rows.timeline_row(job.job_id, entry, f"running-{attempt.attempt}")),
     )
     context.telemetry.count("AttemptsRunning")

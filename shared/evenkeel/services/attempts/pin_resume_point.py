@@ -114,19 +114,19 @@ def _pin(job: Job, attempt: Attempt, checkpoints: CheckpointStore, policy: JobPo
 
 def distrusts(job: Job) -> tuple[Distrust, ...]:
     """Return the doubts that recoveries recorded about a job's checkpoints."""
-    found = []
+    doubts = []
     if job.distrust_through_attempt:
-        found.append(
+        doubts.append(
             Distrust(
                 after=job.distrust_after, through_attempt=job.distrust_through_attempt, requirement=job.requirement
             )
         )
     plan = job.resume_plan
     if plan and (plan.distrust_after or plan.requirement is not CheckpointRequirement.CONVENTION):
-        found.append(
+        doubts.append(
             Distrust(after=plan.distrust_after, through_attempt=plan.after_attempt, requirement=plan.requirement)
         )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(doubts))
 
 
 def _accepts_convention(job: Job, attempt: Attempt, policy: JobPolicy) -> bool:

@@ -16,12 +16,12 @@ def run(job_id: str, number: int, context: Context) -> bool:
 
     Idempotent: yes, recorded nodes stay, because the pods of an attempt never move.
     """
-    found = attempt_record.load(context.ledger, job_id, number)
-    attempt = found.attempt
+    stored = attempt_record.load(context.ledger, job_id, number)
+    attempt = stored.attempt
     if not attempt.local_queue or attempt.nodes or attempt.state is not AttemptState.RUNNING:
         return False
-    seen = context.cluster.workload(attempt)
-    names = attempt.nodes_in(seen)
+    workload = context.cluster.workload(attempt)
+    names = attempt.nodes_in(workload)
     there = [node for node in context.cluster.nodes(attempt.cluster) if node.name in names]
     records = (provider_records.load_of(node, context) for node in there)
     joined = join_nodes(there, (record for record in records if record), attempt.cluster)
@@ -42,7 +42,7 @@ def run(job_id: str, number: int, context: Context) -> bool:
         instance_type=next(iter(types)) if len(types) == 1 else "",
     )
     try:
-        context.ledger.commit(Put(job_rows.attempt_row(with_nodes, found.attempt_version)))
+        context.ledger.commit(Put(job_rows.attempt_row(with_nodes, stored.attempt_version)))
     except Conflict:
         return False  # the row changed meanwhile; the next evaluation reads it again
     return True

@@ -16,12 +16,12 @@ _REPORT = "evenkeel resume-point "
 """The beginning of rank 0's line (docs/training-contract.md)."""
 
 
-def run(found: attempt_record.StoredAttempt, context: Context) -> bool:
+def run(stored: attempt_record.StoredAttempt, context: Context) -> bool:
     """Record the resume point that rank 0 logged. Return False if it logged none yet, or if none is expected.
 
     Idempotent: yes, a recorded point stays. Any training code can write to the log, so only its first line counts.
     """
-    job, attempt = found.job, found.attempt
+    job, attempt = stored.job, stored.attempt
     job_id, number = job.job_id, attempt.attempt
     if attempt.is_pinned or attempt.launched_at is None or not job.spec.keeps_checkpoints_in_cluster:
         return False
@@ -42,7 +42,7 @@ def run(found: attempt_record.StoredAttempt, context: Context) -> bool:
     entry = TimelineEntry(at=context.now, kind="pinned", text=f"Rank 0 says: {choice.reason}"[:1000], writer=WRITER)
     try:
         context.ledger.commit(
-            Put(job_rows.attempt_row(pinned, found.attempt_version)),
+            Put(job_rows.attempt_row(pinned, stored.attempt_version)),
             Put(subject_rows.timeline_row(job_id, entry, f"pinned-{number}")),
         )
     except Conflict:

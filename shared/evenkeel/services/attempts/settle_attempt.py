@@ -65,39 +65,39 @@ def run(request: Request, context: Context) -> Outcome:
 
 
 def _settle(request: Request, context: Context) -> Outcome:
-    found = attempt_record.load(context.ledger, request.job_id, request.attempt)
-    if record_pin.run(found, context):
-        found = attempt_record.load(context.ledger, request.job_id, request.attempt)
-    job, attempt = found.job, found.attempt
-    seen = context.cluster.workload(attempt)
+    stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
+    if record_pin.run(stored, context):
+        stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
+    job, attempt = stored.job, stored.attempt
+    workload = context.cluster.workload(attempt)
     if attempt.state.has_ended:
-        _keep(job, attempt, seen, context)
-        _clear(job, attempt, seen, context.cluster)
+        _keep(job, attempt, workload, context)
+        _clear(job, attempt, workload, context.cluster)
         context.cycle_requests.request(f"{attempt.workload_name} settled")
         reason = f"{attempt.workload_name} was settled before: {settled_outcome(job)}."
         return Outcome(outcome=SettleOutcome.ALREADY_SETTLED, reason=reason)
-    ending = _judge(request, job, attempt, seen, context)
+    ending = _judge(request, job, attempt, workload, context)
     reported = measured_throughput.with_report(job, attempt, context.ledger)
     decided = settle(reported, attempt, ending, context.policy.jobs, context.now)
-    _commit(context, found, decided)
+    _commit(context, stored, decided)
     context.cycle_requests.request(f"{attempt.workload_name} settled")
-    _keep(job, decided.attempt, seen, context)
-    _clear(job, decided.attempt, seen, context.cluster)
+    _keep(job, decided.attempt, workload, context)
+    _clear(job, decided.attempt, workload, context.cluster)
     context.telemetry.count("AttemptsSettled", state=decided.attempt.state)
     context.telemetry.info("AttemptSettled", job_id=job.job_id, attempt=attempt.attempt, outcome=decided.outcome)
     return Outcome(outcome=decided.outcome, reason=decided.job.reason)
 
 
-def _judge(request: Request, job: Job, attempt: Attempt, seen: ObservedWorkload, context: Context) -> AttemptEnd:
+def _judge(request: Request, job: Job, attempt: Attempt, workload: ObservedWorkload, context: Context) -> AttemptEnd:
     """Judge the end by the existing objects, else by the last wait; without either, the attempt is given up."""
-    nodes = _nodes_of(attempt, seen, context.cluster)
-    lost = lost_nodes(nodes, attempt.nodes_in(seen), context.now, context.policy.jobs.lost_node_seconds)
-    ending = judge_end(seen, job, attempt, lost)
+    nodes = _nodes_of(attempt, workload, context.cluster)
+    lost = lost_nodes(nodes, attempt.nodes_in(workload), context.now, context.policy.jobs.lost_node_seconds)
+    ending = judge_end(workload, job, attempt, lost)
     reported = _reported_end(request.ended)
-    if reported and (ending is None or not seen.pods):
-        ending = end_despite_live_pods(reported, seen) or reported
+    if reported and (ending is None or not workload.pods):
+        ending = end_despite_live_pods(reported, workload) or reported
     if ending is None:
-        ending = judge_abandoned(seen, job, attempt, _failure(request.failure))
+        ending = judge_abandoned(workload, job, attempt, _failure(request.failure))
     if job.stop_of(attempt.attempt) is None:
         gone = lost_nodes(nodes, attempt.node_names, context.now, context.policy.jobs.lost_node_seconds)
         faulty = _faulty(attempt, context.ledger) | {name for name, node in nodes.items() if shows_fault(node)}
@@ -105,13 +105,13 @@ def _judge(request: Request, job: Job, attempt: Attempt, seen: ObservedWorkload,
     return ending
 
 
-def _nodes_of(attempt: Attempt, seen: ObservedWorkload, cluster: Cluster) -> dict[str, KubernetesNode]:
+def _nodes_of(attempt: Attempt, workload: ObservedWorkload, cluster: Cluster) -> dict[str, KubernetesNode]:
     """Return the existing nodes of an attempt. Many jobs may end at once, so only a large one lists the cluster."""
-    names = sorted({*attempt.node_names, *attempt.nodes_in(seen)})
+    names = sorted({*attempt.node_names, *attempt.nodes_in(workload)})
     if len(names) > _MOST_READ_SINGLY:
         return {node.name: node for node in cluster.nodes(attempt.cluster)}
-    found = (cluster.node(attempt.cluster, name) for name in names if name)
-    return {node.name: node for node in found if node is not None}
+    nodes = (cluster.node(attempt.cluster, name) for name in names if name)
+    return {node.name: node for node in nodes if node is not None}
 
 
 def _reported_end(ended: Mapping[str, Any] | None) -> AttemptEnd | None:
@@ -137,13 +137,13 @@ def _faulty(attempt: Attempt, ledger: Ledger) -> set[str]:
     return {name for life, name in slots if ledger.get(incident_rows.open_key(life))}
 
 
-def _commit(context: Context, found: attempt_record.StoredAttempt, decided: Settlement) -> None:
+def _commit(context: Context, stored: attempt_record.StoredAttempt, decided: Settlement) -> None:
     attempt = decided.attempt
     text = f"Attempt {attempt.attempt} {_STATE_TEXT[attempt.state]}: {attempt.reason}"
     entry = TimelineEntry(at=context.now, kind="settled", text=text, writer=WRITER)
     context.ledger.commit(
-        Put(job_rows.attempt_row(attempt, found.attempt_version)),
-        Put(job_rows.job_row(decided.job, found.job_version)),
+        Put(job_rows.attempt_row(attempt, stored.attempt_version)),
+        Put(job_rows.job_row(decided.job, stored.job_version)),
         *(open_jobs.ended(decided.job) if decided.job.state.has_ended else ()),
         _released(decided, context.now),
         Add(quota_rows.usage_key(attempt.team), {"accelerators": -attempt.accelerators}),
@@ -180,13 +180,13 @@ _STATE_TEXT = {
 }
 
 
-def _keep(job: Job, attempt: Attempt, seen: ObservedWorkload, context: Context) -> None:
-    if seen.pods:
+def _keep(job: Job, attempt: Attempt, workload: ObservedWorkload, context: Context) -> None:
+    if workload.pods:
         within = keep_logs.AT_END_SECONDS
         keep_logs.run(job, attempt, context, within_seconds=within)
 
 
-def _clear(job: Job, attempt: Attempt, seen: ObservedWorkload, cluster: Cluster) -> None:
+def _clear(job: Job, attempt: Attempt, workload: ObservedWorkload, cluster: Cluster) -> None:
     """Delete objects that could still run. A Job that ended by itself stays for a while, for its logs."""
-    if seen.has_runnable_pods:
+    if workload.has_runnable_pods:
         cluster.stop(attempt, job.spec.grace_seconds)

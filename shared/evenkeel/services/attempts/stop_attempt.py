@@ -39,13 +39,13 @@ def run(request: Request, context: Context) -> Outcome:
 
     Idempotent: yes, missing objects are success.
     """
-    found = attempt_record.load(context.ledger, request.job_id, request.attempt)
-    if found.attempt.state.has_ended:
-        return Outcome(reason=found.attempt.reason)
-    wanted = found.job.stop_of(request.attempt) or _record_deadline(request, context)
+    stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
+    if stored.attempt.state.has_ended:
+        return Outcome(reason=stored.attempt.reason)
+    wanted = stored.job.stop_of(request.attempt) or _record_deadline(request, context)
     within = keep_logs.BEFORE_STOP_SECONDS
-    keep_logs.run(found.job, found.attempt, context, within_seconds=within)
-    context.cluster.stop(found.attempt, wanted.grace_seconds, wanted.nodes_without_grace)
+    keep_logs.run(stored.job, stored.attempt, context, within_seconds=within)
+    context.cluster.stop(stored.attempt, wanted.grace_seconds, wanted.nodes_without_grace)
     return Outcome(reason=wanted.reason)
 
 
@@ -53,14 +53,14 @@ def _record_deadline(request: Request, context: Context) -> StopRequest:
     """Record on the job why its attempt is stopped, before the evidence is deleted."""
 
     def commit_once() -> StopRequest:
-        found = attempt_record.load(context.ledger, request.job_id, request.attempt)
-        asked = found.job.stop_of(request.attempt)
+        stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
+        asked = stored.job.stop_of(request.attempt)
         if asked:
             return asked
-        wanted = _request(found.job, found.attempt, context)
+        wanted = _request(stored.job, stored.attempt, context)
         entry = TimelineEntry(at=context.now, kind="stopped", text=f"Stopped: {wanted.reason}", writer=WRITER)
         context.ledger.commit(
-            Put(job_rows.job_row(found.job.but(stop_request=wanted), found.job_version)),
+            Put(job_rows.job_row(stored.job.but(stop_request=wanted), stored.job_version)),
             Put(subject_rows.timeline_row(request.job_id, entry, f"stopped-{request.attempt}")),
         )
         return wanted

@@ -70,13 +70,13 @@ def recent_facts(context: Context, pool: str) -> tuple[GroupFact, ...]:
 
     Expired rows are left out: DynamoDB deletes them within days and not at once.
     """
-    found = [
+    facts = [
         rows.read(row, GroupFact)
         for name in dict.fromkeys((pool, ""))
         for row in context.ledger.partition(Table.FLEET, fleet_rows.pool_partition(name), "FACT#")
         if row.expires_at is None or row.expires_at > context.now
     ]
-    return tuple(sorted(found, key=lambda fact: (fact.observed_at, fact.fact_key)))
+    return tuple(sorted(facts, key=lambda fact: (fact.observed_at, fact.fact_key)))
 
 
 def ending_reservations(context: Context) -> Mapping[str, GroupFact]:

@@ -218,15 +218,15 @@ def resolve(instance_id: str, context: Context, *, provider: Provider | None) ->
     for cluster in context.site.clusters:
         row = context.ledger.get(fleet_rows.node_key(cluster, instance_id))
         if row is not None:
-            seen = rows.read(row, FleetNode)
+            node = rows.read(row, FleetNode)
             return AffectedNode(
-                life=seen.life,
-                slot=seen.slot,
-                node_name=seen.node_name,
-                pool=seen.pool,
-                instance_type=seen.instance_type,
-                boot_id=seen.boot_id,
-                job_ids=seen.job_ids,
+                life=node.life,
+                slot=node.slot,
+                node_name=node.node_name,
+                pool=node.pool,
+                instance_type=node.instance_type,
+                boot_id=node.boot_id,
+                job_ids=node.job_ids,
             )
     record = provider.node(instance_id) if provider and context.site.clusters else None
     if record is None:
@@ -307,21 +307,23 @@ def _record_once(fact: NodeFact, affected: AffectedNode, context: Context) -> In
     if fact.job_id:
         affected = affected.but(job_ids=(fact.job_id,))
     report = ClassifiedFact.of(fact, affected, context.policy.catalogue)
-    found = _read_fact_rows(report, affected, context.ledger, now)
+    fact_rows = _read_fact_rows(report, affected, context.ledger, now)
     decision = join_or_open(
-        report, found.to_records(), context.policy.catalogue, new_id=context.ids.new("inc"), now=now
+        report, fact_rows.to_records(), context.policy.catalogue, new_id=context.ids.new("inc"), now=now
     )
-    writes = [*_decision_writes(decision, report, affected, found, context, now)]
+    writes = [*_decision_writes(decision, report, affected, fact_rows, context, now)]
     for place, history in decision.histories.items():
         writes.append(
             Put(
-                incident_rows.history_row(place, history, _version(found.histories[place]), now, is_drill=fact.is_drill)
+                incident_rows.history_row(
+                    place, history, _version(fact_rows.histories[place]), now, is_drill=fact.is_drill
+                )
             )
         )
     if decision.action is IntakeAction.OPEN and decision.incident:
-        writes.append(Put(incident_rows.slot_row(decision.incident, _version(found.slot), now)))
-    if found.unresolved is not None:
-        writes.append(Delete(found.unresolved.key, found.unresolved.version))
+        writes.append(Put(incident_rows.slot_row(decision.incident, _version(fact_rows.slot), now)))
+    if fact_rows.unresolved is not None:
+        writes.append(Delete(fact_rows.unresolved.key, fact_rows.unresolved.version))
     if writes:
         context.ledger.commit(*writes)
     return decision
@@ -346,26 +348,30 @@ def _decision_writes(
     decision: IntakeDecision,
     report: ClassifiedFact,
     affected: AffectedNode,
-    found: _FactRows,
+    fact_rows: _FactRows,
     context: Context,
     now: datetime,
 ) -> Iterator[Write]:
     fact = report.fact
     match decision.action:
         case IntakeAction.EXPECTED if decision.incident:
-            yield Put(incident_rows.fact_row(fact.fact_key, decision.incident.incident_id, now, _version(found.fact)))
+            yield Put(
+                incident_rows.fact_row(fact.fact_key, decision.incident.incident_id, now, _version(fact_rows.fact))
+            )
         case IntakeAction.IGNORED if fact.kind is FactKind.RECOVERED and not fact.is_drill:
             yield from _clear_unhealthy_node(fact, affected, context)
-            if found.last is not None:
-                yield from record_aftermath.writes_for_fact(fact, found.last.doc["incidentId"], context)
+            if fact_rows.last is not None:
+                yield from record_aftermath.writes_for_fact(fact, fact_rows.last.doc["incidentId"], context)
         case IntakeAction.JOIN:
             assert decision.incident
-            yield from _incident_writes(decision.incident, report, found, opens=False, now=now)
+            yield from _incident_writes(decision.incident, report, fact_rows, opens=False, now=now)
         case IntakeAction.OPEN:
             assert decision.incident
-            yield from _incident_writes(decision.incident, report, found, opens=True, now=now)
+            yield from _incident_writes(decision.incident, report, fact_rows, opens=True, now=now)
             # The rows are read at different times. An incident settled between two reads would otherwise seem missing.
-            yield ConditionCheck(incident_rows.last_key(affected.life, is_drill=fact.is_drill), _version(found.last))
+            yield ConditionCheck(
+                incident_rows.last_key(affected.life, is_drill=fact.is_drill), _version(fact_rows.last)
+            )
 
 
 def _version(row: Row | None) -> int:
@@ -387,7 +393,7 @@ def _clear_unhealthy_node(fact: NodeFact, affected: AffectedNode, context: Conte
 
 
 def _incident_writes(
-    incident: Incident, report: ClassifiedFact, found: _FactRows, *, opens: bool, now: datetime
+    incident: Incident, report: ClassifiedFact, fact_rows: _FactRows, *, opens: bool, now: datetime
 ) -> list[Write]:
     fact = report.fact
     subject = incident.incident_id
@@ -399,12 +405,12 @@ def _incident_writes(
         type(entry.key)(entry.key.table, entry.key.pk, f"EVENT#{event_id}"), entry.doc, 0, None, entry.expires_at
     )
     return [
-        Put(incident_rows.fact_row(fact.fact_key, subject, now, _version(found.fact))),
+        Put(incident_rows.fact_row(fact.fact_key, subject, now, _version(fact_rows.fact))),
         # The first writer creates the pointer, and all others check it. So two writers cannot both open an incident.
         Put(incident_rows.open_row(incident.life, subject, is_drill=incident.is_drill), first_version=milliseconds(now))
         if opens
-        else ConditionCheck(found.pointer.key, found.pointer.version),  # type: ignore[union-attr]  # joins only what is open
-        Put(incident_rows.incident_row(incident, 0 if opens else found.incident.version)),  # type: ignore[union-attr]  # the same
+        else ConditionCheck(fact_rows.pointer.key, fact_rows.pointer.version),  # type: ignore[union-attr]  # joins only what is open
+        Put(incident_rows.incident_row(incident, 0 if opens else fact_rows.incident.version)),  # type: ignore[union-attr]  # the same
         Put(incident_rows.evidence_row(evidence)),
         Put(keyed),
     ]
@@ -522,19 +528,19 @@ def _next_unresolved(context: Context) -> list[Row]:
     """Return the facts to retry now, and store where the next call continues."""
     kept = context.ledger.get(incident_rows.retried_key())
     cursors = dict(kept.doc) if kept else {}
-    found: list[Row] = []
+    facts: list[Row] = []
     for state in (UNRESOLVED, UNRESOLVED_DRILL) if context.site.drills_may_act else (UNRESOLVED,):
-        if len(found) < _RETRY_BATCH:
+        if len(facts) < _RETRY_BATCH:
             page = context.ledger.by_state(
-                Table.INCIDENTS, state, limit=_RETRY_BATCH - len(found), cursor=cursors.get(state) or None
+                Table.INCIDENTS, state, limit=_RETRY_BATCH - len(facts), cursor=cursors.get(state) or None
             )
-            found += page.rows
+            facts += page.rows
             cursors[state] = page.cursor or ""
     if cursors != (dict(kept.doc) if kept else {}):
         after = Row(incident_rows.retried_key(), cursors, kept.version if kept else 0)
         with contextlib.suppress(Conflict):  # another sweep stored its own position
             context.ledger.commit(Put(after))
-    return found
+    return facts
 
 
 def _kept_since(row: Row) -> datetime:

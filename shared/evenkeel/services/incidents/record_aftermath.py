@@ -60,9 +60,9 @@ def record_progress(fact: NodeFact, life: NodeLife | None, context: Context) -> 
 
     def commit_once() -> None:
         incident_id = _last_incident_id(fact, life, context)
-        found = writes_for_fact(fact, incident_id, context) if incident_id else []
-        if found:
-            context.ledger.commit(*found)
+        puts = writes_for_fact(fact, incident_id, context) if incident_id else []
+        if puts:
+            context.ledger.commit(*puts)
 
     until_committed(commit_once, f"the aftermath of {fact.instance_id} changed on every try")
 

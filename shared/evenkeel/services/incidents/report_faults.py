@@ -141,12 +141,12 @@ def _checked(request: Request, now: datetime) -> list[tuple[Reading, ...]]:
     read: list[tuple[Reading, ...]] = []
     for index, report in enumerate(request.reports):
         place = f"faults[{index}]"
-        found = reported_faults.readings(report.code, report.line)
-        read.append(tuple(reading for reading in found if request.reporter_role.may_report(reading.fault_key)))
-        if report.code and not found:
+        readings = reported_faults.readings(report.code, report.line)
+        read.append(tuple(reading for reading in readings if request.reporter_role.may_report(reading.fault_key)))
+        if report.code and not readings:
             wrong.append((f"{place}.{report.code_field}", unknown_code(report.code)))
-        elif found and not read[-1]:
-            wrong.append((f"{place}.{report.code_field if report.code else 'line'}", _reserved(found[0].fault_key)))
+        elif readings and not read[-1]:
+            wrong.append((f"{place}.{report.code_field if report.code else 'line'}", _reserved(readings[0].fault_key)))
         if report.observed_at > now + _MAX_CLOCK_SKEW:
             wrong.append((f"{place}.observedAt", "lies in the future"))
         if report.observed_at < now - _MAX_AGE:
@@ -178,14 +178,14 @@ def _instance_ids(
     Raises:
         NotFound: names the first node that the fleet table does not hold.
     """
-    found: list[str] = []
+    instance_ids: list[str] = []
     laid: list[tuple[str, AttributionFacts, Attribution]] = []
     by_name: dict[str, str] | None = None
     for report in request.reports:
         if report.job_id:
             facts, blamed = _attribute(report, context.ledger)
             laid.append((report.job_id, facts, blamed))
-            found.append(blamed.instance_id)
+            instance_ids.append(blamed.instance_id)
             continue
         instance_id = report.instance_id or _id_in(report.node_name)
         if not instance_id:
@@ -199,8 +199,8 @@ def _instance_ids(
             )
             message = unknown_name("node", named, near)
             raise NotFound(f"{message} Evenkeel lists a new node within two minutes.")
-        found.append(instance_id)
-    return found, laid
+        instance_ids.append(instance_id)
+    return instance_ids, laid
 
 
 def _attribute(report: FaultReport, ledger: Ledger) -> tuple[AttributionFacts, Attribution]:
@@ -225,8 +225,8 @@ def _attribute(report: FaultReport, ledger: Ledger) -> tuple[AttributionFacts, A
 def _last_incident(life: NodeLife, ledger: Ledger) -> Incident | None:
     """Return the open incident of a node life, else its last settled incident."""
     row = ledger.get(incident_rows.open_key(life)) or ledger.get(incident_rows.last_key(life))
-    found = ledger.get(incident_rows.incident_key(row.doc["incidentId"])) if row else None
-    return rows.read(found, Incident) if found else None
+    incident = ledger.get(incident_rows.incident_key(row.doc["incidentId"])) if row else None
+    return rows.read(incident, Incident) if incident else None
 
 
 def _id_in(node_name: str) -> str:
@@ -235,8 +235,8 @@ def _id_in(node_name: str) -> str:
 
 
 def _is_ours(instance_id: str, context: Context) -> bool:
-    found = (context.ledger.get(fleet_rows.node_key(cluster, instance_id)) for cluster in context.site.clusters)
-    return any(row is not None and not rows.read(row, FleetNode).is_gone for row in found)
+    nodes = (context.ledger.get(fleet_rows.node_key(cluster, instance_id)) for cluster in context.site.clusters)
+    return any(row is not None and not rows.read(row, FleetNode).is_gone for row in nodes)
 
 
 def _by_name(ledger: Ledger) -> dict[str, str]:

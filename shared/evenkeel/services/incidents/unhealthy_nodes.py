@@ -20,8 +20,8 @@ def load(ledger: Ledger) -> UnhealthyNodes:
     became unhealthy a moment ago may be missed once.
     """
     listed = every(lambda cursor: ledger.by_state(Table.INCIDENTS, "UNHEALTHY", limit=1000, cursor=cursor))
-    found = get_all(ledger, (row.key for row in listed)).values()
-    nodes = (rows.read(row, UnhealthyNode) for row in found)
+    stored = get_all(ledger, (row.key for row in listed)).values()
+    nodes = (rows.read(row, UnhealthyNode) for row in stored)
     return {(node.life.cluster, node.life.instance_id): node for node in nodes}
 
 

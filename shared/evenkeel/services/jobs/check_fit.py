@@ -45,8 +45,8 @@ class ConfiguredFleet(NamedTuple):
 
 def read_fleet(cluster: str, ledger: Ledger) -> ConfiguredFleet:
     """Return a cluster's nodes as the last sweeps stored them, also nodes that are gone: they may be replaced."""
-    found, is_cut = pagination.everything(ledger, Table.FLEET, "NODE", at_most=MAX_NODES)
-    nodes = [node for node in (rows.read(row, FleetNode) for row in found) if node.life.cluster == cluster]
+    node_rows, is_cut = pagination.everything(ledger, Table.FLEET, "NODE", at_most=MAX_NODES)
+    nodes = [node for node in (rows.read(row, FleetNode) for row in node_rows) if node.life.cluster == cluster]
     # A slot counts once, although several nodes may have held it.
     by_slot = {node.slot or node.life.key: node for node in nodes}
     is_complete = bool(nodes) and not is_cut and not _unread(cluster, ledger)
@@ -57,8 +57,8 @@ def _unread(cluster: str, ledger: Ledger) -> bool:
     """Whether a source of this cluster's nodes failed and never answered. Then some nodes are unknown."""
     reports = heartbeats.load(ledger)
     sources = (Source(kind=SourceKind.KUBERNETES_LIST, target=cluster), Source(kind=SourceKind.HYPERPOD))
-    found = (reports.get(source.name) for source in sources)
-    return any(report is not None and report.seen_at is None for report in found)
+    known = (reports.get(source.name) for source in sources)
+    return any(report is not None and report.seen_at is None for report in known)
 
 
 def _idle(node: FleetNode) -> NodeCapacity:
@@ -121,14 +121,14 @@ def _decided(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy,
     asked = AdmissionRequest.of(job).model_copy(update={"not_before": None})
     rented = {pool.name for pool in policy.burst.pools}
     home = tuple(capacity for capacity in fleet.capacities if capacity.pool not in rented)
-    found = _weighed(with_open_amounts(asked, shares), home, setup, policy, now)
-    for pool in policy.burst.pools if found.action is not Action.ADMIT else ():
+    decision = _weighed(with_open_amounts(asked, shares), home, setup, policy, now)
+    for pool in policy.burst.pools if decision.action is not Action.ADMIT else ():
         capacities = (*home, *nodes_to_rent(job, pool, now))
         request = with_open_amounts(asked.model_copy(update={"cluster": pool.cluster}), shares)
         there = _weighed(request, capacities, setup, policy, now)
         if there.action is Action.ADMIT and job.spec.nodes <= pool.max_nodes:
             return there
-    return found
+    return decision
 
 
 def _weighed(

@@ -158,9 +158,9 @@ def refuse_beside_kueue(job: Job, ledger: Ledger) -> None:
     Raises:
         Invalid: Kueue admits jobs in the namespace.
     """
-    seen = ledger.by_state(Table.FLEET, "KUEUE", prefix=job.cluster)
+    page = ledger.by_state(Table.FLEET, "KUEUE", prefix=job.cluster)
     by = next(
-        (row.doc["namespaces"].get(job.namespace) for row in seen.rows if row.doc["cluster"] == job.cluster), None
+        (row.doc["namespaces"].get(job.namespace) for row in page.rows if row.doc["cluster"] == job.cluster), None
     )
     if by is not None:
         fault = (

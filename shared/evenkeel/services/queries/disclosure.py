@@ -115,8 +115,8 @@ def public_reason(job: Job) -> str:
     """Return why a job is pending, without words of its last attempt; empty if the job is not pending."""
     if job.state is not JobState.PENDING:
         return ""
-    found = _AFTER_A_FAILURE.search(job.reason)
-    return found[0] if found else job.reason
+    match = _AFTER_A_FAILURE.search(job.reason)
+    return match[0] if match else job.reason
 
 
 def public_decision(decision: Decision) -> Decision:

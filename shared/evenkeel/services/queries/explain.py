@@ -250,7 +250,7 @@ def _why_pending(decided: list[Decision], planned: str, latest: Attempt | None) 
 
     An admission belongs to the attempt that it started, and so does every decision before it.
     """
-    found = [
+    decisions = [
         decision
         for decision in decided
         if decision.decision_id == planned
@@ -261,7 +261,7 @@ def _why_pending(decided: list[Decision], planned: str, latest: Attempt | None) 
         )
     ]
     # The reason of the wait also names pools to rent from, and belongs to the same cycle.
-    return max(found, key=lambda decision: (decision.kind != "PLACEMENT", decision.decided_at), default=None)
+    return max(decisions, key=lambda decision: (decision.kind != "PLACEMENT", decision.decided_at), default=None)
 
 
 def _first(ledger: Ledger, decision_id: str, others: list[Decision]) -> list[Decision]:
@@ -280,8 +280,8 @@ def _changes(ledger: Ledger, decision: Decision) -> list[Json]:
         if facts is None or decision.action not in (Action.NO_QUOTA, Action.SAME_SHAPE, Action.BLOCKED):
             break
         if facts.quota is not None:
-            found = smallest_changes(facts.quota, facts.now.timestamp())
-            return [change.model_dump(mode="json", by_alias=True, exclude_defaults=True) for change in found]
+            changes = smallest_changes(facts.quota, facts.now.timestamp())
+            return [change.model_dump(mode="json", by_alias=True, exclude_defaults=True) for change in changes]
         others = _decisions(ledger, facts.blocked_by) if facts.blocked_by else []
         if not others:
             break

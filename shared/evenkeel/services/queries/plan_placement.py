@@ -43,7 +43,7 @@ def run(
         ahead: Pending jobs before it.
         budgets_left: Team with a budget in dollars → its remaining amount.
     """
-    seen = PlacementContext(
+    placement = PlacementContext(
         context.now,
         capacities,
         tuple(charges),
@@ -52,7 +52,7 @@ def run(
         RentalBook(allocations=rentals.load_allocations(context.ledger), budgets_left=budgets_left),
         rentals.read_shortages(context.ledger)[0],
     )
-    return shown(choose_pool(with_decision(placement_facts(job, seen, context.policy), decided)), context.now)
+    return shown(choose_pool(with_decision(placement_facts(job, placement, context.policy), decided)), context.now)
 
 
 def with_decision(facts: PlacementFacts, decided: AdmissionDecision) -> PlacementFacts:

@@ -89,8 +89,8 @@ def _works(incident: Incident) -> bool:
 
 def _by_node(incidents: Iterable[Incident]) -> dict[str, Incident]:
     """Node → its open incident that acts. Real incidents come last, so that a drill hides none."""
-    found = sorted(filter(_works, incidents), key=lambda incident: not incident.is_drill)
-    return {incident.life.key: incident for incident in found}
+    working = sorted(filter(_works, incidents), key=lambda incident: not incident.is_drill)
+    return {incident.life.key: incident for incident in working}
 
 
 class _Incidents(NamedTuple):
@@ -167,8 +167,8 @@ def list_nodes(ledger: Ledger, page: pagination.Request, *, with_gone: bool = Fa
     """Return one page of nodes, by pool. Nodes that are gone are kept for a while and listed only on request."""
     answer = pagination.newest_first(ledger, Table.FLEET, ["NODE"], page, None if with_gone else read_queue.is_present)
     nodes = [rows.read(row, FleetNode) for row in answer.rows]
-    found, is_cut = _open_incidents(ledger)
-    incidents = _by_node(found)
+    listed_incidents, is_cut = _open_incidents(ledger)
+    incidents = _by_node(listed_incidents)
     left = unhealthy_nodes.load(ledger)
     unhealthy = _untrusted(left)
     cordons = person_cordons.load(ledger)
@@ -273,24 +273,24 @@ def _cordon(cordon: PersonCordon) -> Json:
 def _cordons(ledger: Ledger, nodes: Iterable[FleetNode]) -> list[Json]:
     """Return the nodes that people cordoned through Evenkeel, the newest first."""
     known = person_cordons.load(ledger)
-    found = [(known[node.life.key], node) for node in nodes if node.life.key in known] if known else []
-    found.sort(key=lambda pair: pair[0].at, reverse=True)
+    cordoned = [(known[node.life.key], node) for node in nodes if node.life.key in known] if known else []
+    cordoned.sort(key=lambda pair: pair[0].at, reverse=True)
     return [
         {"instanceId": node.life.instance_id, "name": node.node_name, "pool": node.pool, **_cordon(cordon)}
-        for cordon, node in found[:_MAX_SHOWN]
+        for cordon, node in cordoned[:_MAX_SHOWN]
     ]
 
 
 def present_nodes(ledger: Ledger) -> tuple[tuple[FleetNode, ...], bool]:
     """Return the nodes that are not gone, and whether there are more than one answer counts."""
-    found, more = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MAX_NODES, keep=read_queue.is_present)
-    return tuple(rows.read(row, FleetNode) for row in found), more
+    nodes, more = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MAX_NODES, keep=read_queue.is_present)
+    return tuple(rows.read(row, FleetNode) for row in nodes), more
 
 
 def states_of(ledger: Ledger, nodes: Iterable[FleetNode]) -> tuple[dict[str, NodeState], bool]:
     """Return the state of each node by `NodeLife.key`, and whether open incidents were left out."""
-    found, is_cut = _open_incidents(ledger)
-    return _states(nodes, _by_node(found), unhealthy_nodes.load(ledger)), is_cut
+    incidents, is_cut = _open_incidents(ledger)
+    return _states(nodes, _by_node(incidents), unhealthy_nodes.load(ledger)), is_cut
 
 
 def _states(
@@ -305,17 +305,17 @@ def _states(
 
 
 def _open_incidents(ledger: Ledger) -> tuple[list[Incident], bool]:
-    found: dict[str, Incident] = {}
+    incidents: dict[str, Incident] = {}
     is_lower_bound = False
     for state in LIST_ORDER:
         if state.is_settled:
             break
-        seen, more = pagination.everything(
+        opened, more = pagination.everything(
             ledger, Table.INCIDENTS, f"INC#{state}", at_most=_MAX_OPEN, newest_first=True
         )
-        found |= {incident.incident_id: incident for incident in (rows.read(row, Incident) for row in seen)}
+        incidents |= {incident.incident_id: incident for incident in (rows.read(row, Incident) for row in opened)}
         is_lower_bound |= more
-    return list(found.values()), is_lower_bound
+    return list(incidents.values()), is_lower_bound
 
 
 def _untrusted(left: unhealthy_nodes.UnhealthyNodes) -> dict[str, UnhealthyNode]:
@@ -335,15 +335,15 @@ def _why_unhealthy(node: UnhealthyNode | None) -> Json:
 
 def _incident_of(ledger: Ledger, node: FleetNode) -> Incident | None:
     opened = ledger.get(incident_rows.open_key(node.life))
-    found = ledger.get(incident_rows.incident_key(str(opened.doc["incidentId"]))) if opened else None
-    return rows.read(found, Incident) if found else None
+    incident = ledger.get(incident_rows.incident_key(str(opened.doc["incidentId"]))) if opened else None
+    return rows.read(incident, Incident) if incident else None
 
 
 def _incidents(context: Context, nodes: Iterable[FleetNode], work: Mapping[JobState, _JobCounts]) -> _Incidents:
-    found, is_cut = _open_incidents(context.ledger)
-    asking = [incident for incident in found if read_incidents.pending_approval(incident)]
-    working = [incident for incident in found if not read_incidents.pending_approval(incident)]
-    ended, may_be_more = _unresolved(context, nodes, work, found)
+    incidents, is_cut = _open_incidents(context.ledger)
+    asking = [incident for incident in incidents if read_incidents.pending_approval(incident)]
+    working = [incident for incident in incidents if not read_incidents.pending_approval(incident)]
+    ended, may_be_more = _unresolved(context, nodes, work, incidents)
     alive = _JobCache(context.ledger, work)
     holders = {node.slot: node for node in nodes}
     needing = [
@@ -368,8 +368,8 @@ class _JobCache:
 
     def of(self, incident: Incident) -> list[Job]:
         """Return the jobs that an incident interrupted."""
-        found = (self._row(affected.job_id) for affected in incident.affected_jobs)
-        return [rows.read(row, Job) for row in found if row is not None]
+        jobs = (self._row(affected.job_id) for affected in incident.affected_jobs)
+        return [rows.read(row, Job) for row in jobs if row is not None]
 
     def _row(self, job_id: str) -> Row | None:
         if job_id not in self._known and not self._is_whole:
@@ -389,27 +389,27 @@ def _unresolved(
     The newest are listed. Older ones need a person only for what they left: a node with their mark, or a job with their
     resume plan. They are found by these.
     """
-    found: list[Incident] = []
+    incidents: list[Incident] = []
     has_older = is_lower_bound = False
     for state in read_incidents.NEEDS_PERSON_STATES:
         partition = f"INC#{state}"
-        seen, more = pagination.everything(
+        listed, more = pagination.everything(
             context.ledger, Table.INCIDENTS, partition, at_most=_MAX_UNRESOLVED, newest_first=True
         )
-        newest = [rows.read(row, Incident) for row in seen]
-        found += newest
+        newest = [rows.read(row, Incident) for row in listed]
+        incidents += newest
         has_older |= more
         # The newest are a sample of a day, so some of the rest may still need a person.
         is_lower_bound |= more and context.now - newest[-1].opened_at < read_incidents.FRESH_FOR
     if not has_older:
-        return found, is_lower_bound
+        return incidents, is_lower_bound
     docs = (row.doc for lookup in work.values() for row in lookup["rows"])
     named = {node.incident_id for node in nodes} | {(doc.get("resumePlan") or {}).get("incidentId") for doc in docs}
-    known = {incident.incident_id for incident in (*found, *others)}
+    known = {incident.incident_id for incident in (*incidents, *others)}
     older = sorted({name for name in named if name} - known, reverse=True)
     left = map(context.ledger.get, map(incident_rows.incident_key, older[:_MAX_LEFT]))
-    found += [rows.read(row, Incident) for row in left if row is not None]
-    return found, is_lower_bound or len(older) > _MAX_LEFT
+    incidents += [rows.read(row, Incident) for row in left if row is not None]
+    return incidents, is_lower_bound or len(older) > _MAX_LEFT
 
 
 def _next(incidents: _Incidents, unhealthy: Mapping[str, UnhealthyNode]) -> str | None:
@@ -541,22 +541,22 @@ def _stated_amounts(
 
 
 def _work(ledger: Ledger) -> dict[JobState, _JobCounts]:
-    found: dict[JobState, _JobCounts] = {}
+    counts: dict[JobState, _JobCounts] = {}
     for state in (state for state in JobState if not state.has_ended):
-        seen, more = pagination.everything(ledger, Table.JOBS, f"JOB#{state}", at_most=_MAX_JOBS)
-        found[state] = _JobCounts(rows=seen, is_lower_bound=more)
-    return found
+        listed, more = pagination.everything(ledger, Table.JOBS, f"JOB#{state}", at_most=_MAX_JOBS)
+        counts[state] = _JobCounts(rows=listed, is_lower_bound=more)
+    return counts
 
 
-def _jobs(context: Context, found: Mapping[JobState, _JobCounts]) -> Json:
+def _jobs(context: Context, counts: Mapping[JobState, _JobCounts]) -> Json:
     classes: dict[str, dict[JobState, list[Json]]] = defaultdict(lambda: defaultdict(list))
-    for state, work in found.items():
+    for state, work in counts.items():
         for row in work["rows"]:
             # Read without parsing: thousands of rows are counted, and only three fields of each matter.
             classes[row.doc["spec"].get("priorityClass") or ""][state].append(row.doc)
     return {
-        "counts": {state: len(work["rows"]) for state, work in found.items()},
-        "isLowerBound": any(work["is_lower_bound"] for work in found.values()),
+        "counts": {state: len(work["rows"]) for state, work in counts.items()},
+        "isLowerBound": any(work["is_lower_bound"] for work in counts.values()),
         "classes": [_class(name, states, context.now) for name, states in sorted(classes.items())],
         "unmanaged": _unmanaged_summary(context),
     }
@@ -564,11 +564,11 @@ def _jobs(context: Context, found: Mapping[JobState, _JobCounts]) -> Json:
 
 def _unmanaged_summary(context: Context) -> Json:
     """Count the workloads with accelerators that Evenkeel did not start, as the last sweep saw them."""
-    found = read_jobs.list_unmanaged(context)["items"]
+    workloads = read_jobs.list_unmanaged(context)["items"]
     return {
-        "workloads": len(found),
-        "pods": sum(workload["pods"] for workload in found),
-        "gpus": sum(workload["accelerators"] for workload in found),
+        "workloads": len(workloads),
+        "pods": sum(workload["pods"] for workload in workloads),
+        "gpus": sum(workload["accelerators"] for workload in workloads),
     }
 
 

@@ -111,9 +111,9 @@ def show_decision(ledger: Ledger, decision_id: str, reader: Reader) -> Json:
     Raises:
         NotFound: there is no such decision.
     """
-    found = rows.load(ledger, subject_rows.decision_key(decision_id), Decision, f"decision {decision_id}")
-    shown = found if _sees_decision(found, reader, ledger) else disclosure.public_decision(found)
-    return shown.to_json() | {"isRedacted": shown != found}
+    decision = rows.load(ledger, subject_rows.decision_key(decision_id), Decision, f"decision {decision_id}")
+    shown = decision if _sees_decision(decision, reader, ledger) else disclosure.public_decision(decision)
+    return shown.to_json() | {"isRedacted": shown != decision}
 
 
 def _sees_decision(decision: Decision, reader: Reader, ledger: Ledger) -> bool:
@@ -145,8 +145,8 @@ def load_incident(ledger: Ledger, incident_id: str) -> Incident:
 
 def load_affected_jobs(ledger: Ledger, incident: Incident) -> dict[str, Job]:
     """Read the existing jobs that an incident interrupted."""
-    found = {affected.job_id: ledger.get(job_rows.job_key(affected.job_id)) for affected in incident.affected_jobs}
-    return {job_id: rows.read(row, Job) for job_id, row in found.items() if row is not None}
+    stored = {affected.job_id: ledger.get(job_rows.job_key(affected.job_id)) for affected in incident.affected_jobs}
+    return {job_id: rows.read(row, Job) for job_id, row in stored.items() if row is not None}
 
 
 def decisions_about(ledger: Ledger, subject: str, sees_all: bool, *, at_most: int = 20) -> list[Json]:
@@ -300,9 +300,9 @@ def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
     if not blind:
         return listed
     since = min(incident.first_signal_at for incident in blind) - _ATTRIBUTION_WINDOW
-    found, _ = pagination.everything(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=_MAX_ATTEMPTS)
+    incident_rows_, _ = pagination.everything(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=_MAX_ATTEMPTS)
     ended, _ = pagination.everything(ledger, Table.JOBS, "ATTEMPT#ENDED", at_most=_MAX_ATTEMPTS, newest_first=True)
-    attempts = [rows.read(row, Attempt) for row in (*found, *ended)]
+    attempts = [rows.read(row, Attempt) for row in (*incident_rows_, *ended)]
     there: dict[str, dict[str, AffectedJob]] = defaultdict(dict)
     for attempt in sorted(attempts, key=lambda each: each.attempt):
         was_interrupted = (

@@ -87,8 +87,8 @@ def _check_names(asked: Filter, reader: Reader, classes: Collection[str]) -> Non
 
 def list_unmanaged(context: Context) -> Json:
     """Return the workloads with accelerators that Evenkeel did not start, as the last sweep saw them."""
-    found = (context.ledger.get(fleet_rows.unmanaged_workloads_key(cluster)) for cluster in context.site.clusters)
-    listed = [UnmanagedWorkload.model_validate(workload) for row in found if row for workload in row.doc["workloads"]]
+    stored = (context.ledger.get(fleet_rows.unmanaged_workloads_key(cluster)) for cluster in context.site.clusters)
+    listed = [UnmanagedWorkload.model_validate(workload) for row in stored if row for workload in row.doc["workloads"]]
     adopted = context.policy.adoption.namespaces
     said = (fault_consequence(workload, by_policy=workload.namespace in adopted) for workload in listed)
     items = [workload.to_json() | {"says": text} for workload, text in zip(listed, said, strict=True)]
@@ -173,23 +173,28 @@ def job_logs(context: Context, job_id: str, reader: Reader, *, attempt: int | No
     row = context.ledger.get(job_rows.attempt_key(job_id, number))
     if row is None:
         raise NotFound(f"{job_id} has no attempt {number}; its latest is {job.current_attempt}.")
-    found = rows.read(row, Attempt)
-    if rank >= found.ranks:
-        raise Refused(f"Attempt {number} of {job_id} has {found.ranks} pods: its ranks are 0 to {found.ranks - 1}.")
+    chosen = rows.read(row, Attempt)
+    if rank >= chosen.ranks:
+        raise Refused(f"Attempt {number} of {job_id} has {chosen.ranks} pods: its ranks are 0 to {chosen.ranks - 1}.")
     document: Json = {"jobId": job_id, "attempt": number, "rank": rank}
     try:
-        text = context.cluster.logs(found, rank, tail)
+        text = context.cluster.logs(chosen, rank, tail)
     except (NotFound, Refused, TransientError) as error:
         stored = context.ledger.get(job_rows.kept_log_key(job_id, number, rank))
         kept = rows.read(stored, KeptLog) if stored else None
         if kept is None or not kept.text:
-            if not isinstance(error, NotFound) and found.ended_at is None:
+            if not isinstance(error, NotFound) and chosen.ended_at is None:
                 raise
-            raise NotFound(_why_no_log(found, rank, kept, str(error))) from error
+            raise NotFound(_why_no_log(chosen, rank, kept, str(error))) from error
         lines = kept.text.splitlines(keepends=True)
         text = "".join(lines[-tail:])
         is_cut = kept.is_cut or len(lines) > tail
-        return document | {"text": text, "isCut": is_cut, "keptAt": rfc3339(kept.kept_at), "note": _note(found, kept)}
+        return document | {
+            "text": text,
+            "isCut": is_cut,
+            "keptAt": rfc3339(kept.kept_at),
+            "note": _note(chosen, kept),
+        }
     return document | {"text": text[-LARGEST_LOG:], "isCut": len(text) > LARGEST_LOG, "keptAt": None, "note": None}
 
 
@@ -223,14 +228,14 @@ def load_job(ledger: Ledger, job_id: str) -> Job:
 
 def load_attempts(ledger: Ledger, job_id: str) -> tuple[Attempt, ...]:
     """Read all attempts of a job, oldest first."""
-    found = ledger.partition(Table.JOBS, job_rows.job_key(job_id).pk, "ATTEMPT#")
-    return tuple(rows.read(row, Attempt) for row in found)
+    stored = ledger.partition(Table.JOBS, job_rows.job_key(job_id).pk, "ATTEMPT#")
+    return tuple(rows.read(row, Attempt) for row in stored)
 
 
 def load_rentals(ledger: Ledger, job_id: str) -> tuple[Rental, ...]:
     """Read all rentals of a job, oldest first."""
-    found = ledger.partition(Table.JOBS, job_rows.job_key(job_id).pk, "RENTAL#")
-    return tuple(rows.read(row, Rental) for row in found)
+    stored = ledger.partition(Table.JOBS, job_rows.job_key(job_id).pk, "RENTAL#")
+    return tuple(rows.read(row, Rental) for row in stored)
 
 
 def timeline(ledger: Ledger, subject: str) -> list[Json]:

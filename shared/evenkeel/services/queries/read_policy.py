@@ -19,15 +19,15 @@ def show(
     Raises:
         BadPageToken: this list did not issue the token.
     """
-    found = resolve_policy(base, change)
+    resolved = resolve_policy(base, change)
     changes = pagination.newest_first(ledger, Table.INCIDENTS, [incident_rows.POLICY_CHANGES], page)
     return {
         "hash": policy.hash,
         "catalogueHash": policy.catalogue.hash,
         "policy": policy.to_json(),
         "change": change.to_json() if change else None,
-        "refused": found.refused or None,
-        "inForce": found.number,
+        "refused": resolved.refused or None,
+        "inForce": resolved.number,
         "history": {
             "items": [PolicyChange.model_validate(row.doc["change"]).to_json() for row in changes.rows],
             "nextPageToken": changes.next_token or None,

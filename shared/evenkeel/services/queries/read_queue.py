@@ -91,7 +91,7 @@ def _estimate(job: Job, ahead: Sequence[Any], context: Context) -> Json | None:
     if job.queue in setup.by_name:
         free = min(free, _free_quota(job.queue, setup, charges))
         charges = tuple(charge for charge in charges if (charge.queue or charge.team) == job.queue)
-    found = estimate_start(
+    estimate = estimate_start(
         free,
         [
             (charge.accelerators, (context.now - (charge.admitted_at or context.now)).total_seconds())
@@ -106,10 +106,10 @@ def _estimate(job: Job, ahead: Sequence[Any], context: Context) -> Json | None:
         return None if seconds is None else rfc3339(context.now + timedelta(seconds=seconds))
 
     return {
-        "startsAt": at(found.seconds),
-        "earliestAt": at(found.earliest_seconds),
-        "latestAt": at(found.latest_seconds),
-        "samples": found.samples,
+        "startsAt": at(estimate.seconds),
+        "earliestAt": at(estimate.earliest_seconds),
+        "latestAt": at(estimate.latest_seconds),
+        "samples": estimate.samples,
         "basis": BASIS,
     }
 
@@ -130,8 +130,8 @@ def _accelerators(spec: Json) -> int:
 
 
 def _free_quota(queue: str, setup: TeamSetup, charges: Iterable[Charge]) -> int:
-    found = setup.queues
-    tree = Tree(found.queues, found.cohorts)
+    quota_tree = setup.queues
+    tree = Tree(quota_tree.queues, quota_tree.cohorts)
     for name, amounts in read_teams.use_by_team(setup, charges).items():
         tree.queues[name].add_all(amounts)
     node = tree.queues[queue]
@@ -238,8 +238,8 @@ def _heads(ledger: Ledger, setup: TeamSetup, heads: int) -> list[Job]:
 
 def _node_capacity(ledger: Ledger, charges: Iterable[Charge]) -> tuple[NodeCapacity, ...]:
     """Return the capacity of the nodes as the last sweep stored them. Charges count before their pods exist."""
-    seen, _ = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MAX_NODES, keep=is_present)
-    nodes = [rows.read(row, FleetNode) for row in seen]
+    node_rows, _ = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MAX_NODES, keep=is_present)
+    nodes = [rows.read(row, FleetNode) for row in node_rows]
     left = unhealthy_nodes.load(ledger)
     unhealthy = {(node.life.cluster, node.node_name) for node in nodes if unhealthy_nodes.is_unhealthy_node(node, left)}
     return stored_capacity(nodes, charged_resources(charges), unhealthy)

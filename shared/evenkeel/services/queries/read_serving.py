@@ -27,12 +27,12 @@ def list_serving(ledger: Ledger) -> list[Json]:
 
 def _rentals(memory: ServingState, unsettled: list[Rental], ledger: Ledger) -> list[Rental]:
     last = range(max(1, memory.rentals - _LAST + 1), memory.rentals + 1)
-    found = {rental.number: rental for rental in unsettled if rental.job_id == memory.holder_id}
+    rentals_by_number = {rental.number: rental for rental in unsettled if rental.job_id == memory.holder_id}
     for row in (ledger.get(job_rows.rental_key(memory.holder_id, number)) for number in last):
         if row is not None:
             rental = rows.read(row, Rental)
-            found[rental.number] = rental  # the index may lag behind
-    return [found[number] for number in sorted(found, reverse=True)]
+            rentals_by_number[rental.number] = rental  # the index may lag behind
+    return [rentals_by_number[number] for number in sorted(rentals_by_number, reverse=True)]
 
 
 def _shown(memory: ServingState, rentals: list[Rental]) -> Json:

@@ -87,16 +87,16 @@ def show(context: Context, asked: Filter, page: pagination.Request) -> Json:
 
 def _read_incidents(context: Context, since: datetime) -> _Read:
     partitions = [f"INC#{state}" for state in LIST_ORDER]
-    found: list[Incident] = []
+    incidents: list[Incident] = []
     request = pagination.Request(_PAGE)
     while True:
         answer = pagination.newest_first(context.ledger, Table.INCIDENTS, partitions, request)
         listed = [rows.read(row, Incident) for row in answer.rows]
         recent = [incident for incident in listed if incident.opened_at >= since]
-        found += recent
+        incidents += recent
         is_complete = len(recent) < len(listed) or not answer.next_token
-        if is_complete or len(found) >= MAX_INCIDENTS:
-            return _Read(tuple(sorted(found, key=lambda incident: incident.opened_at)), is_complete)
+        if is_complete or len(incidents) >= MAX_INCIDENTS:
+            return _Read(tuple(sorted(incidents, key=lambda incident: incident.opened_at)), is_complete)
         request = pagination.Request(_PAGE, answer.next_token)
 
 
@@ -144,19 +144,19 @@ def _load_nodes(
         name: fleet_rows.node_key(incidents[0].life.cluster, incidents[0].life.instance_id)
         for name, incidents in wanted.items()
     }
-    found: dict[Key, Row] = get_all(context.ledger, [*keys, *fleet.values()])
+    stored: dict[Key, Row] = get_all(context.ledger, [*keys, *fleet.values()])
     aftermaths: dict[str, list[Aftermath]] = defaultdict(list)
     for key, name in keys.items():
-        if key in found:
-            aftermaths[name].append(rows.read(found[key], Aftermath))
+        if key in stored:
+            aftermaths[name].append(rows.read(stored[key], Aftermath))
     reports = heartbeats.load(context.ledger)
     answer = {}
     for name, incidents in wanted.items():
         source = Source(kind=SourceKind.KUBERNETES_LIST, target=incidents[0].life.cluster)
-        report, row = reports.get(source.name), found.get(fleet[name])
-        seen = rows.read(row, FleetNode) if row else None
+        report, row = reports.get(source.name), stored.get(fleet[name])
+        node = rows.read(row, FleetNode) if row else None
         listed_at = report.seen_at if report else None
-        answer[name] = _NodeRecords(incidents, aftermaths[name], seen, listed_at, context.now)
+        answer[name] = _NodeRecords(incidents, aftermaths[name], node, listed_at, context.now)
     return answer
 
 
@@ -204,21 +204,21 @@ def _events_of_incident(incident: Incident) -> list[NodeEvent]:
 
 def _events_of_row(decision: ShadowDecision, node: _NodeRecords, known: Iterable[NodeEvent]) -> list[NodeEvent]:
     """Return what the node's row shows: its end, or that it was in service at the last complete list."""
-    seen = node.fleet
-    if seen is None:
+    fleet = node.fleet
+    if fleet is None:
         return []
     kinds = {event.kind for event in known}
     boots = {incident.boot_id for incident in node.incidents if incident.boot_id}
     # Without a known reboot, another boot id hides a repair at an unknown time.
-    is_same_boot = NodeEventKind.REBOOTED in kinds or not seen.boot_id or boots <= {seen.boot_id}
-    takes_work = not (seen.is_cordoned or seen.marks or seen.repaired_by) and is_same_boot
-    if seen.is_gone:
+    is_same_boot = NodeEventKind.REBOOTED in kinds or not fleet.boot_id or boots <= {fleet.boot_id}
+    takes_work = not (fleet.is_cordoned or fleet.marks or fleet.repaired_by) and is_same_boot
+    if fleet.is_gone:
         actor = Actor.KARPENTER if decision.owner == Owner.KARPENTER else Actor.UNKNOWN
         text = "The sweep no longer found the node."
-        end = NodeEvent(at=seen.changed_at, kind=NodeEventKind.REMOVED, actor=actor, evidence=text)
-        last = NodeEvent(at=seen.changed_at, kind=NodeEventKind.IN_SERVICE, evidence="The sweep listed it until then.")
+        end = NodeEvent(at=fleet.changed_at, kind=NodeEventKind.REMOVED, actor=actor, evidence=text)
+        last = NodeEvent(at=fleet.changed_at, kind=NodeEventKind.IN_SERVICE, evidence="The sweep listed it until then.")
         return [end, last] if takes_work else [end]
-    if node.listed_at is None or not takes_work or not seen.is_ready or seen.provider_status not in ("", "Running"):
+    if node.listed_at is None or not takes_work or not fleet.is_ready or fleet.provider_status not in ("", "Running"):
         return []
     text = "The sweep lists it Ready, schedulable and without a fault mark."
     return [NodeEvent(at=min(node.listed_at, node.now), kind=NodeEventKind.IN_SERVICE, evidence=text)]

@@ -74,9 +74,9 @@ def table(setup: TeamSetup, charges: Sequence[Charge], pending: Mapping[str, int
 
 def use_by_team(setup: TeamSetup, charges: Iterable[Charge]) -> Mapping[str, Amounts]:
     """Return the use of quota by the jobs of each team."""
-    found = setup.queues
-    queues = {queue.name: queue for queue in found.queues}
-    flavors = {flavor.name: flavor_matching.with_labels(flavor) for flavor in found.flavors}
+    tree = setup.queues
+    queues = {queue.name: queue for queue in tree.queues}
+    flavors = {flavor.name: flavor_matching.with_labels(flavor) for flavor in tree.flavors}
     use: dict[str, Amounts] = defaultdict(dict)
     for charge in charges:
         queue = queues.get(charge.queue or charge.team)

@@ -93,14 +93,14 @@ def show(context: Context, by: GroupBy = GroupBy.POOL, *, cluster: str = "", poo
     present, has_more_nodes = read_fleet.present_nodes(context.ledger)
     nodes = [node for node in present if cluster in ("", node.life.cluster) and pool in ("", node.pool)]
     states, has_more_incidents = read_fleet.states_of(context.ledger, nodes)
-    found = context.utilization_metrics.read(nodes, context.now)
+    metrics = context.utilization_metrics.read(nodes, context.now)
     catalogue = instance_types.shipped()
     machines = [
         _Machine(
             node,
             catalogue.of(node.instance_type),
             states[node.life.key],
-            NodeUtilization.of(found.samples.get(node.life.key, {}), node.life.launched_at),
+            NodeUtilization.of(metrics.samples.get(node.life.key, {}), node.life.launched_at),
         )
         for node in sorted(nodes, key=lambda node: (node.life.cluster, node.pool, node.life.instance_id))
     ]
@@ -109,7 +109,7 @@ def show(context: Context, by: GroupBy = GroupBy.POOL, *, cluster: str = "", poo
         "windowMinutes": _WINDOW_MINUTES,
         "items": [_node(machine) for machine in machines] if by is GroupBy.NODE else _pools(machines),
         "totals": _group(machines) if machines else None,
-        "sources": _sources(machines, found.errors),
+        "sources": _sources(machines, metrics.errors),
         "isLowerBound": has_more_nodes or has_more_incidents,
     }
 

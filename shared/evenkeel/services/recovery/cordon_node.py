@@ -81,10 +81,10 @@ def cordon(incident: Incident, context: Context) -> Outcome:
     if not verdict.allowed and context.cluster.node(incident.life.cluster, incident.node_name) is not None:
         record_block.block(incident, GuardedAction.CORDON, verdict, context, writer=WRITER)
         return Outcome(outcome=CordonOutcome.BLOCKED, reason=verdict.reason)
-    found = context.cluster.cordon(incident.life.cluster, incident.node_name, incident.incident_id)
-    outcome, reason = _OUTCOME_TEXT[found]
-    is_marked = found in (CordonResult.CORDONED, CordonResult.ALREADY_OURS)
-    carries_ours = is_marked or found is CordonResult.BY_OTHER_INCIDENT
+    result = context.cluster.cordon(incident.life.cluster, incident.node_name, incident.incident_id)
+    outcome, reason = _OUTCOME_TEXT[result]
+    is_marked = result in (CordonResult.CORDONED, CordonResult.ALREADY_OURS)
+    carries_ours = is_marked or result is CordonResult.BY_OTHER_INCIDENT
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if current.state.is_settled:
@@ -106,7 +106,7 @@ def cordon(incident: Incident, context: Context) -> Outcome:
         return (after, writes) if after is not current or writes else None
 
     incident_record.update(context.ledger, incident.incident_id, change)
-    if found is CordonResult.CORDONED:
+    if result is CordonResult.CORDONED:
         context.telemetry.seconds("DetectedToCordoned", (context.now - incident.opened_at).total_seconds())
     return Outcome(outcome=outcome, reason=reason)
 

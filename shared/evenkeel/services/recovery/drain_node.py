@@ -108,8 +108,8 @@ def drain(incident: Incident, context: Context) -> Outcome:
 
     Idempotent: yes, as `run`.
     """
-    found = find_affected_jobs(incident, context)
-    incident = _remember(incident, found, context.ledger)
+    jobs = find_affected_jobs(incident, context)
+    incident = _remember(incident, jobs, context.ledger)
     if job_action(incident) in (JobAction.MOVE, JobAction.LEAVE):
         for affected in incident.affected_jobs:
             _excuse_failure(incident, affected, context)
@@ -143,11 +143,11 @@ def find_affected_jobs(incident: Incident, context: Context) -> tuple[AffectedJo
     """
     here = incident.life.cluster
     there = [
-        seen
-        for seen in context.cluster.workloads(here)
-        if any(pod.node_name == incident.node_name for pod in seen.pods)
+        workload
+        for workload in context.cluster.workloads(here)
+        if any(pod.node_name == incident.node_name for pod in workload.pods)
     ]
-    owned = attempt_record.owned(context.ledger, ((here, seen) for seen in there))
+    owned = attempt_record.owned(context.ledger, ((here, workload) for workload in there))
     candidates = {(attempt.job_id, attempt.attempt) for attempt, _ in owned}
     for attempt in (*_live(context.ledger), *_ended_since(affected_since(incident, context.policy), context.ledger)):
         if any(life.key == incident.life.key for life in attempt.nodes):
@@ -192,13 +192,13 @@ def _load(affected: AffectedJob, ledger: Ledger) -> tuple[Job, int, Attempt] | N
     return rows.read(job, Job), job.version, rows.read(attempt, Attempt)
 
 
-def _remember(incident: Incident, found: tuple[AffectedJob, ...], ledger: Ledger) -> Incident:
+def _remember(incident: Incident, jobs: tuple[AffectedJob, ...], ledger: Ledger) -> Incident:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         # A job is listed once, with its latest affected attempt.
         before = {affected.job_id: affected for affected in current.affected_jobs}
         later = [
             affected
-            for affected in found
+            for affected in jobs
             if affected.job_id not in before or before[affected.job_id].attempt < affected.attempt
         ]
         merged = before | {affected.job_id: affected for affected in later}
@@ -314,12 +314,12 @@ def _request(incident: Incident, fault: Fault, affected: AffectedJob, drain: Dra
 def _stop(incident: Incident, affected: AffectedJob, context: Context) -> bool:
     """Request the stop of an attempt and delete its workload. Return False if it ended or has another request."""
     message = f"{affected.job_id} changed on every try to stop attempt {affected.attempt}"
-    found = until_committed(
+    requested = until_committed(
         lambda: _request_stop(incident, affected, context), message, tries=incident_record.MAX_TRIES
     )
-    if found is None:
+    if requested is None:
         return False
-    attempt, asked = found
+    attempt, asked = requested
     try:
         context.cluster.stop(attempt, asked.grace_seconds, asked.nodes_without_grace)
     except EvenkeelError as error:

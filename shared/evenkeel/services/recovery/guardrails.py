@@ -61,8 +61,8 @@ class GuardrailInputs:
     @cached_property
     def nodes(self) -> tuple[FleetNode, ...]:
         """Every node that the sweep stored."""
-        found = every(lambda cursor: self.context.ledger.by_state(Table.FLEET, "NODE", limit=1000, cursor=cursor))
-        return tuple(rows.read(row, FleetNode) for row in found)
+        nodes = every(lambda cursor: self.context.ledger.by_state(Table.FLEET, "NODE", limit=1000, cursor=cursor))
+        return tuple(rows.read(row, FleetNode) for row in nodes)
 
     @cached_property
     def faulty(self) -> tuple[Incident, ...]:
@@ -169,12 +169,12 @@ class GuardrailInputs:
         return {key: datetime.fromisoformat(end["at"]) for key, end in row.doc["causes"].items()} if row else {}
 
     def _counted(self, state: IncidentState) -> Iterator[Incident]:
-        found = every(
+        counted = every(
             lambda cursor: self.context.ledger.by_state(
                 Table.INCIDENTS, f"INC#{state}", cursor=cursor, newest_first=True
             )
         )
-        for row in found:
+        for row in counted:
             incident = rows.read(row, Incident)
             if state.is_settled and self.context.now - incident.opened_at >= self._window:
                 return

@@ -55,17 +55,19 @@ def run(request: Request, context: Context) -> Outcome:
     stored = _outcome_in_force(incident, request)
     if stored and stored.outcome is not PlanOutcome.ASK:
         return stored
-    seen = _observe(incident, context)
+    observed = _observe(incident, context)
     decision_id = context.ids.new("dec")
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        if _outcome_in_force(current, request, seen.slot_state):
+        if _outcome_in_force(current, request, observed.slot_state):
             return None
-        made = _decide(current, seen, context, drills_may_act=incident_record.drill_may_act(current, context))
+        made = _decide(current, observed, context, drills_may_act=incident_record.drill_may_act(current, context))
         if _is_still_later(current, made.plan, request):
             return None
         approved = _approved_decision_id(current, made.facts, made.plan, request)
-        planned = _planned(current, made, seen.slot_state.original.node, request.run, approved or decision_id, context)
+        planned = _planned(
+            current, made, observed.slot_state.original.node, request.run, approved or decision_id, context
+        )
         return planned, _records(current, made, request, decision_id, approved, context)
 
     after = incident_record.update(context.ledger, request.incident_id, change, known=(incident, version))
@@ -103,10 +105,10 @@ def _observe(incident: Incident, context: Context) -> _Observed:
     return _Observed(slot_state.result(), slot.opted_out_pools, described.result())
 
 
-def _decide(incident: Incident, seen: _Observed, context: Context, *, drills_may_act: bool) -> _Decided:
+def _decide(incident: Incident, observed: _Observed, context: Context, *, drills_may_act: bool) -> _Decided:
     fault = IncidentFault.of(incident, context.policy.catalogue)
-    mode = _mode(incident, fault, seen.slot_state, context)
-    facts = _facts(incident, fault, seen, context.but(mode=mode), drills_may_act=drills_may_act)
+    mode = _mode(incident, fault, observed.slot_state, context)
+    facts = _facts(incident, fault, observed, context.but(mode=mode), drills_may_act=drills_may_act)
     return _Decided(facts, plan_recovery(facts, context.policy.repair), mode)
 
 
@@ -207,12 +209,12 @@ def settings_of(provider: Provider) -> ProviderCluster | None:
 def _facts(
     incident: Incident,
     fault: IncidentFault,
-    seen: _Observed,
+    observed: _Observed,
     context: Context,
     *,
     drills_may_act: bool,
 ) -> PlanFacts:
-    slot_state, _, settings = seen
+    slot_state, _, settings = observed
     node = slot_state.original.node
     # Read the pods only for a fault that can wait for the work on its node.
     is_busy = node is not None and fault.fault.drain_seconds >= CAN_WAIT_SECONDS and read_slot.has_work(node, context)
@@ -237,7 +239,7 @@ def _facts(
         node_status=slot_state.original.record.status if slot_state.original.record else "",
         is_person_cordon=is_person_cordon(node),
         controller=controller_mark(node),
-        opt_out_reason=opt_out_reason(incident, node, pools=seen.opted_out_pools),
+        opt_out_reason=opt_out_reason(incident, node, pools=observed.opted_out_pools),
         is_busy=is_busy,
         opened_at=incident.opened_at,
         deadline_at=incident.deadline_at,

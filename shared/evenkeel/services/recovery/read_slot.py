@@ -60,13 +60,13 @@ class SlotReader:
             records = readers.submit(self._records, since)
             readers.submit(lambda: self.node)
         own_node = (self.node,) if self.node else ()
-        seen = find_slot_state(
+        slot_state = find_slot_state(
             incident.life, incident.slot, incident.pool, records=records.result(), nodes=own_node, since=since
         )
-        if seen.replacement is None or seen.replacement.record is None:
-            return seen
-        node = self._node_object(seen.replacement.record.instance_id, "")
-        return seen.but(replacement=seen.replacement.but(node=node))
+        if slot_state.replacement is None or slot_state.replacement.record is None:
+            return slot_state
+        node = self._node_object(slot_state.replacement.record.instance_id, "")
+        return slot_state.but(replacement=slot_state.replacement.but(node=node))
 
     def expected(self, observed: ObservedNode, instance_type: str = "") -> int:
         """Return how many accelerators a node should offer.

@@ -318,9 +318,11 @@ def _drain(incident: Incident, context: Context, facts: RepairFacts) -> int:
     until = context.now
     here = incident.life.cluster
     seen_here = [
-        seen for seen in context.cluster.workloads(here) if any(pod.node_name == node.name for pod in seen.live_pods())
+        workload
+        for workload in context.cluster.workloads(here)
+        if any(pod.node_name == node.name for pod in workload.live_pods())
     ]
-    for attempt, _ in attempt_record.owned(context.ledger, ((here, seen) for seen in seen_here)):
+    for attempt, _ in attempt_record.owned(context.ledger, ((here, workload) for workload in seen_here)):
         row = context.ledger.get(job_rows.job_key(attempt.job_id))
         asked = rows.read(row, Job).stop_of(attempt.attempt) if row else None
         if asked is not None:

@@ -99,10 +99,10 @@ def _key(incident: Incident, label: str) -> Key:
 def _jobs_on_node(incident: Incident, node: FleetNode | None, context: Context) -> Iterator[UnmanagedJob]:
     """Yield the unmanaged jobs with pods on the node, and then failed ones that a sweep listed there before."""
     cluster = incident.life.cluster
-    found = context.cluster.unmanaged_jobs(cluster, incident.node_name)
-    yield from found
+    jobs = context.cluster.unmanaged_jobs(cluster, incident.node_name)
+    yield from jobs
     labels = {*node.unmanaged_workloads, *node.left_workloads} if node else set()
-    for label in sorted(labels - {job.label for job in found}):
+    for label in sorted(labels - {job.label for job in jobs}):
         kind, namespace, name = parse_label(label)
         if kind in set(WorkloadKind):
             with contextlib.suppress(EvenkeelError):  # the other jobs go on, and the sweeper tries this one again

@@ -47,26 +47,26 @@ def run(request: Request, context: Context) -> Outcome:
         reason = f"{node.name} stays cordoned, because a real incident is open for it."
         return _record(incident, Outcome(outcome=NOT_OURS, reason=reason), observed.instance_id, context)
     mark = _mark(node.incident_id, incident, context.ledger)
-    found = context.cluster.release(incident.life.cluster, node.name, mark)
-    outcome, text = _OUTCOME_TEXT[found]
+    result = context.cluster.release(incident.life.cluster, node.name, mark)
+    outcome, text = _OUTCOME_TEXT[result]
     answer = _record(
         incident, Outcome(outcome=outcome, reason=text.format(name=node.name)), observed.instance_id, context
     )
     context.cycle_requests.request(f"{node.name} returned")
-    if found is ReleaseResult.RELEASED:
+    if result is ReleaseResult.RELEASED:
         context.telemetry.seconds("DetectedToReturned", (context.now - incident.opened_at).total_seconds())
     return answer
 
 
-def _mark(found: str | None, incident: Incident, ledger: Ledger) -> str:
+def _mark(mark: str | None, incident: Incident, ledger: Ledger) -> str:
     """Return the incident whose cordon may be removed: this one, or a settled earlier incident of the same node."""
-    if found and found != incident.incident_id:
-        row = ledger.get(incident_rows.incident_key(found))
+    if mark and mark != incident.incident_id:
+        row = ledger.get(incident_rows.incident_key(mark))
         earlier = rows.read(row, Incident) if row else None
         # A drill yields to a real incident, so the real one removes the drill's cordon before the drill is settled.
         is_over = earlier is not None and (earlier.state.is_settled or (earlier.is_drill and not incident.is_drill))
         if earlier and is_over and earlier.life == incident.life:
-            return found
+            return mark
     return incident.incident_id
 
 

@@ -64,25 +64,25 @@ def cordon(request: Request, context: Context) -> Outcome:
         person_cordons.put(
             context.ledger, PersonCordon(life=life, by=request.by, reason=request.reason, at=context.now)
         )
-    found = context.cluster.cordon(node.life.cluster, node.node_name, None)
-    if found is not CordonResult.CORDONED and (not is_known or found is not CordonResult.BY_PERSON):
+    result = context.cluster.cordon(node.life.cluster, node.node_name, None)
+    if result is not CordonResult.CORDONED and (not is_known or result is not CordonResult.BY_PERSON):
         person_cordons.forget(context.ledger, life)
-    elif found is CordonResult.CORDONED and is_known:
+    elif result is CordonResult.CORDONED and is_known:
         # The recorded cordon was removed outside Evenkeel since, so this cordon has a new author.
         person_cordons.put(
             context.ledger, PersonCordon(life=life, by=request.by, reason=request.reason, at=context.now)
         )
-    if found in (CordonResult.BY_OTHER_INCIDENT, CordonResult.ALREADY_OURS):
-        seen = context.cluster.node(node.life.cluster, node.node_name)
-        whose = (seen.incident_id if seen else None) or "a recovery"
+    if result in (CordonResult.BY_OTHER_INCIDENT, CordonResult.ALREADY_OURS):
+        kubernetes = context.cluster.node(node.life.cluster, node.node_name)
+        whose = (kubernetes.incident_id if kubernetes else None) or "a recovery"
         raise CordonedByRecovery(
             f"{node.node_name} has the cordon of {whose}. That recovery removes it at its end. "
             f"To set your own cordon: evenkeel nodes uncordon {request.instance_id}, which ends that recovery, "
             f"then evenkeel nodes cordon {request.instance_id}."
         )
-    if found is CordonResult.GONE:
+    if result is CordonResult.GONE:
         raise NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
-    if found is CordonResult.CORDONED:
+    if result is CordonResult.CORDONED:
         _record(request, f"{request.by} cordoned {node.node_name}", "cordoned", context)
     return Outcome(outcome="CORDONED", instance_id=request.instance_id, node_name=node.node_name)
 
@@ -97,25 +97,25 @@ def uncordon(request: Request, context: Context) -> Outcome:
         NotOurs: a person cordoned the node outside Evenkeel.
     """
     node = _find(request.instance_id, context)
-    seen = context.cluster.node(node.life.cluster, node.node_name)
-    incident_id = (seen.incident_id or "") if seen else ""
-    found = context.cluster.release(node.life.cluster, node.node_name, incident_id or None)
-    if found is ReleaseResult.GONE:
+    kubernetes = context.cluster.node(node.life.cluster, node.node_name)
+    incident_id = (kubernetes.incident_id or "") if kubernetes else ""
+    result = context.cluster.release(node.life.cluster, node.node_name, incident_id or None)
+    if result is ReleaseResult.GONE:
         raise NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
-    if found is ReleaseResult.NOT_OURS and node.life.key in person_cordons.load(context.ledger):
-        found = context.cluster.uncordon(node.life.cluster, node.node_name)
-    if found in (ReleaseResult.RELEASED, ReleaseResult.ALREADY_FREE):
+    if result is ReleaseResult.NOT_OURS and node.life.key in person_cordons.load(context.ledger):
+        result = context.cluster.uncordon(node.life.cluster, node.node_name)
+    if result in (ReleaseResult.RELEASED, ReleaseResult.ALREADY_FREE):
         person_cordons.forget(context.ledger, node.life.key)
-    if found is ReleaseResult.NOT_OURS:
+    if result is ReleaseResult.NOT_OURS:
         raise NotOurs(
             f"{node.node_name} was cordoned by a person or another program, not through Evenkeel. "
             f"To remove that cordon: kubectl uncordon {node.node_name}."
         )
-    if found is ReleaseResult.RELEASED:
+    if result is ReleaseResult.RELEASED:
         _record(request, f"{request.by} uncordoned {node.node_name}", "uncordoned", context)
     _record_on_incident(request, node, incident_id, context)
     _mark_trusted(node, request.by, incident_id, context)
-    return Outcome(outcome=found, instance_id=request.instance_id, node_name=node.node_name, incident_id=incident_id)
+    return Outcome(outcome=result, instance_id=request.instance_id, node_name=node.node_name, incident_id=incident_id)
 
 
 def _mark_trusted(node: FleetNode, by: str, incident_id: str, context: Context) -> None:

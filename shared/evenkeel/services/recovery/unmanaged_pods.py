@@ -26,8 +26,8 @@ def pods(context: Context, name: str, on: str | None = None) -> tuple[UnmanagedP
         name: The cluster.
         on: Only pods on this node; empty: only pods without a node; None: all.
     """
-    found = context.cluster.pods(name, on)
-    keys = {pod.uid: key for pod in found if pod.claim and (key := _key(pod.claim))}
+    unmanaged = context.cluster.pods(name, on)
+    keys = {pod.uid: key for pod in unmanaged if pod.claim and (key := _key(pod.claim))}
     # Some callers may not read many incidents at once. There are few node tests.
     stored = get_all(context.ledger, (key for key in keys.values() if key.table is Table.JOBS))
     tests = {key: context.ledger.get(key) for key in keys.values() if key.table is not Table.JOBS}
@@ -37,7 +37,7 @@ def pods(context: Context, name: str, on: str | None = None) -> tuple[UnmanagedP
         row = (stored.get(key) or tests.get(key)) if key else None
         return row is not None and _is_proved(name, pod, row)
 
-    return tuple(pod for pod in found if not is_managed(pod))
+    return tuple(pod for pod in unmanaged if not is_managed(pod))
 
 
 def _key(claim: OwnershipClaim) -> Key | None:
@@ -56,14 +56,14 @@ def _is_proved(cluster: str, pod: UnmanagedPod, row: Row) -> bool:
         return False
     if claim.kind is ManagedKind.ATTEMPT:
         attempt = rows.read(row, Attempt)
-        seen = ObservedWorkload(
+        workload = ObservedWorkload(
             job_id=claim.job_id,
             attempt=claim.attempt,
             namespace=pod.namespace,
             job_uid=claim.controller_uid,
             decision_id=claim.decision_id,
         )
-        return attempt.cluster == cluster and attempt.owns(seen)
+        return attempt.cluster == cluster and attempt.owns(workload)
     if claim.kind is ManagedKind.RENTAL:
         rental = rows.read(row, Rental)
         return (cluster, pod.namespace) == (rental.offer.cluster, rental.namespace)

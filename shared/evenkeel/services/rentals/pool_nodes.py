@@ -86,19 +86,19 @@ def return_unassigned(rental: Rental, context: Context) -> tuple[NodeClaim, ...]
     keeps_own = rental.state is RentalState.READY
     own = {*rental.node_names, *(offer.joined_node_names if not keeps_own else ())}
     others_wait = any(other.state is RentalState.OPENING and not other.offer.refused for other in others)
-    found = []
+    claims = []
     for claim in context.cluster.claims(offer.cluster, offer.pool):
         if claim.node_name and claim.node_name in taken:
             continue
         is_own = bool(claim.node_name) and claim.node_name in own
         if (keeps_own and is_own) or (not is_own and others_wait):
             continue
-        found.append(claim)
-    if not keeps_own and (names := [claim.node_name for claim in found if claim.node_name]):
+        claims.append(claim)
+    if not keeps_own and (names := [claim.node_name for claim in claims if claim.node_name]):
         _record_joined(rental, names, context)
-    for claim in found:
+    for claim in claims:
         context.cluster.delete_claim(offer.cluster, claim.name)
-    return tuple(found)
+    return tuple(claims)
 
 
 def _record_joined(rental: Rental, names: list[str], context: Context) -> None:

@@ -135,10 +135,10 @@ class _StepCase(NamedTuple):
         self.context.ledger.commit(*tree, *writes, *more, token=token)
         return change.rental
 
-    def store(self, seen: Rental) -> None:
+    def store(self, stored: Rental) -> None:
         """Store what was seen of the rental, if it is new."""
-        if seen != self.rental:
-            self.context.ledger.commit(Put(job_rows.rental_row(seen, self.version)))
+        if stored != self.rental:
+            self.context.ledger.commit(Put(job_rows.rental_row(stored, self.version)))
 
 
 def run(request: Request, context: Context) -> Outcome:

@@ -99,8 +99,8 @@ def spent_by_period(setup: TeamSetup, context: Context, rented: Iterable[Rental]
         rented: Open rentals, read before this call. A rental that ends meanwhile may count twice, never not at all.
     """
     periods = [(team.name, budget.period.key_at(context.now)) for team in setup.teams for budget in team.budgets]
-    found = [context.ledger.get(quota_rows.spent_key(team, period)) for team, period in periods]
-    settled = {place: Spent.model_validate(row.doc) for place, row in zip(periods, found, strict=True) if row}
+    spent = [context.ledger.get(quota_rows.spent_key(team, period)) for team, period in periods]
+    settled = {place: Spent.model_validate(row.doc) for place, row in zip(periods, spent, strict=True) if row}
     return add_rent(settled, setup, rented, context.now)
 
 

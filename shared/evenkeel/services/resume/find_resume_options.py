@@ -138,8 +138,8 @@ def _load_fleet(
         )
         for charge in charges
     )
-    found = context.ledger.get(tree)
-    memory = stored_state(found)
+    tree_row = context.ledger.get(tree)
+    memory = stored_state(tree_row)
     rented = rentals.load(context.ledger)
     spent = rentals.spent_by_period(setup, context, rented.rentals)
     rented = _remaining_rentals(interrupted, rented)
@@ -186,22 +186,22 @@ def _node_capacity(
     now: datetime,
 ) -> tuple[NodeCapacity, ...]:
     """Return the nodes as the job will find them. Launch times are placeholders, because no job is admitted here."""
-    names, seen = interrupted.attempt.node_names, tuple(nodes)
+    names, kubernetes_nodes = interrupted.attempt.node_names, tuple(nodes)
     own = interrupted.attempt.per_node
     # The job's own pods may have ended already.
     others_in_use = {
         (node.cluster, node.name): in_use.get(node.name, NONE).minus(own if node.name in names else NONE)
-        for node in seen
+        for node in kubernetes_nodes
     }
-    found = node_capacity(
-        (Node(life=_placeholder_life(node, now), kubernetes=node) for node in seen),
+    capacities = node_capacity(
+        (Node(life=_placeholder_life(node, now), kubernetes=node) for node in kubernetes_nodes),
         taken_resources(others_in_use, charged_resources(charges)),
     )
     return tuple(
         capacity.but(unschedulable_reason="unhealthy", free=NONE)
         if capacity.node_name == interrupted.faulty_node
         else capacity
-        for capacity in found
+        for capacity in capacities
     )
 
 
@@ -220,8 +220,8 @@ def _queue_heads(job: Job, setup: TeamSetup, kept: Iterable[str], context: Conte
     pages = [context.ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads) for prefix in prefixes]
     listed = {row.key: row for page in pages for row in page.rows}
     behind = [key for key in map(job_rows.job_key, kept) if key not in listed]
-    found = (rows.read(row, Job) for row in (*listed.values(), *get_all(context.ledger, behind).values()))
-    return tuple(other for other in found if other.job_id != job.job_id and other.state is JobState.PENDING)
+    jobs = (rows.read(row, Job) for row in (*listed.values(), *get_all(context.ledger, behind).values()))
+    return tuple(other for other in jobs if other.job_id != job.job_id and other.state is JobState.PENDING)
 
 
 # ---------------------------------------------------------------- preemption victims
@@ -285,7 +285,7 @@ def _find_rental(
         what = "still serve it" if rental.state is RentalState.READY else "are starting"
         return None, _unavailable(option, f"nodes rented for the job {what}")
     job = _as_waiting(interrupted, option, context.now)
-    seen = PlacementContext(
+    rental_context = PlacementContext(
         context.now,
         fleet.queue.capacities,
         fleet.queue.charges,
@@ -295,7 +295,7 @@ def _find_rental(
         rentals.read_shortages(context.ledger)[0],
     )
     ran = run_seconds(rentals.read_attempts(context.ledger, [job]), context.now)
-    placement = placement_facts(job, seen, context.policy, ran.get(name, 0.0))
+    placement = placement_facts(job, rental_context, context.policy, ran.get(name, 0.0))
     placed = choose_pool(placement)
     row = cheapest_rental_in_time(placed)
     if row is None:

@@ -91,11 +91,11 @@ def run(request: Request, context: Context) -> Outcome:
         return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
     if not incident.affected_jobs:
         return Outcome(outcome="NO_JOBS", reason="No job ran on the node.")
-    seen = _observe(incident, context)
+    observed = _observe(incident, context)
     is_held = guardrails.GuardrailInputs(context).hold_on(incident) is not None
     planned = []
     for affected in incident.affected_jobs:
-        done = _plan(incident, affected, seen, context, is_held=is_held)
+        done = _plan(incident, affected, observed, context, is_held=is_held)
         if done is not None:
             planned.append(done)
     if not planned:
@@ -137,7 +137,7 @@ def _observe(incident: Incident, context: Context) -> _Observed:
 def _plan(
     incident: Incident,
     affected: AffectedJob,
-    seen: _Observed,
+    observed: _Observed,
     context: Context,
     *,
     is_held: bool = False,
@@ -149,7 +149,9 @@ def _plan(
     """
 
     def attempt_once() -> PlannedJob | None:
-        return _plan_once(incident, affected, seen, context, is_held=is_held, may_rent_or_preempt=may_rent_or_preempt)
+        return _plan_once(
+            incident, affected, observed, context, is_held=is_held, may_rent_or_preempt=may_rent_or_preempt
+        )
 
     message = f"{affected.job_id} changed on every try to plan its resume"
     return until_committed(attempt_once, message, tries=incident_record.MAX_TRIES)
@@ -158,7 +160,7 @@ def _plan(
 def _plan_once(
     incident: Incident,
     affected: AffectedJob,
-    seen: _Observed,
+    observed: _Observed,
     context: Context,
     *,
     is_held: bool,
@@ -186,7 +188,7 @@ def _plan_once(
         return PlannedJob(job_id=job.job_id, attempt=affected.attempt)
     else:
         attempt = rows.load(ledger, job_rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt")
-    facts = _facts(incident, job, attempt, seen, context, may_rent_or_preempt=may_rent_or_preempt)
+    facts = _facts(incident, job, attempt, observed, context, may_rent_or_preempt=may_rent_or_preempt)
     decided = plan_resume(facts, context.policy.jobs)
     is_doubted = _has_open_distrust(job, attempt, ledger)
     writes = _writes(incident, job, row.version, facts, decided, context, is_doubted=is_doubted)
@@ -215,8 +217,8 @@ def _record_running_resume(
 def _has_open_distrust(job: Job, attempt: Attempt, ledger: Ledger) -> bool:
     """Whether an earlier recovery distrusts checkpoints, and no resume point was pinned since."""
     numbers = range(attempt.attempt, job.distrust_through_attempt, -1) if job.distrust_through_attempt else ()
-    found = (ledger.get(job_rows.attempt_key(job.job_id, number)) for number in numbers)
-    return bool(job.distrust_through_attempt) and not any(rows.read(row, Attempt).is_pinned for row in found if row)
+    attempts = (ledger.get(job_rows.attempt_key(job.job_id, number)) for number in numbers)
+    return bool(job.distrust_through_attempt) and not any(rows.read(row, Attempt).is_pinned for row in attempts if row)
 
 
 def _judge_rollback(incident: Incident, affected: AffectedJob, job: Job, context: Context) -> RollbackDecision:
@@ -224,11 +226,11 @@ def _judge_rollback(incident: Incident, affected: AffectedJob, job: Job, context
     fault_class = context.policy.catalogue.look_up(incident.fault_key).fault_class
     trust, since = checkpoint_trust_of(incident, context.policy.catalogue)
     numbers = range(affected.attempt + 1, job.current_attempt + 1)
-    found = (context.ledger.get(job_rows.attempt_key(job.job_id, number)) for number in numbers)
+    attempts = (context.ledger.get(job_rows.attempt_key(job.job_id, number)) for number in numbers)
     facts = RollbackFacts(
         interrupted_attempt=affected.attempt,
         current_attempt=job.current_attempt,
-        descent=tuple(rows.read(row, Attempt) for row in found if row),
+        descent=tuple(rows.read(row, Attempt) for row in attempts if row),
         distrust_after=distrust_after(trust, since, context.policy.jobs),
         requirement=requirement_after(trust, fault_class, context.policy.jobs),
         distrusted_before=job.distrust_after if job.distrust_through_attempt >= affected.attempt else None,
@@ -296,8 +298,8 @@ def roll_back_suspect_jobs(incident: Incident, context: Context) -> int:
             _page_suspect_job(incident, affected, job.current_attempt, rollback, context)
         if rollback.action is not Rollback.STOP:
             continue
-        seen = _observe(incident, context)
-        _plan(incident, affected, seen, context, may_rent_or_preempt=False)
+        observed = _observe(incident, context)
+        _plan(incident, affected, observed, context, may_rent_or_preempt=False)
         taken += 1
     return taken
 
@@ -354,16 +356,16 @@ def _past_incidents(ledger: Ledger, *, is_drill: bool) -> tuple[Incident, ...]:
     """
     state = f"INC#{IncidentState.RECOVERED}"
     listed = every(lambda cursor: ledger.by_state(Table.INCIDENTS, state, cursor=cursor, newest_first=True))
-    found = (rows.read(row, Incident) for row in itertools.islice(listed, _MAX_INCIDENTS_READ))
-    of_its_kind = (incident for incident in found if incident.is_drill is is_drill)
+    incidents = (rows.read(row, Incident) for row in itertools.islice(listed, _MAX_INCIDENTS_READ))
+    of_its_kind = (incident for incident in incidents if incident.is_drill is is_drill)
     return tuple(itertools.islice(of_its_kind, _MAX_INCIDENT_SAMPLES))
 
 
 def _past_attempts(attempt: Attempt, ledger: Ledger) -> tuple[Attempt, ...]:
     """Return the interrupted attempt and the few attempts before it."""
     numbers = range(max(1, attempt.attempt - _MAX_ATTEMPT_SAMPLES), attempt.attempt)
-    found = (ledger.get(job_rows.attempt_key(attempt.job_id, number)) for number in numbers)
-    return (*(rows.read(row, Attempt) for row in found if row), attempt)
+    attempts = (ledger.get(job_rows.attempt_key(attempt.job_id, number)) for number in numbers)
+    return (*(rows.read(row, Attempt) for row in attempts if row), attempt)
 
 
 def _delays(
@@ -400,16 +402,16 @@ def _facts(
     incident: Incident,
     job: Job,
     attempt: Attempt,
-    seen: _Observed,
+    observed: _Observed,
     context: Context,
     *,
     may_rent_or_preempt: bool,
 ) -> ResumeFacts:
-    pools = _pool_capacities(incident, job, attempt, seen, context.policy)
+    pools = _pool_capacities(incident, job, attempt, observed, context.policy)
     offers = find_resume_options.ResumeOffers(refused=_NO_OFFERS)
     if may_rent_or_preempt and not any(pool.usable >= _nodes_wanted(job) for pool in pools):
         interrupted = _interrupted_job(incident, job, attempt)
-        offers = find_resume_options.run(interrupted, seen.nodes, seen.in_use, context)
+        offers = find_resume_options.run(interrupted, observed.nodes, observed.in_use, context)
     policy, now = context.policy, context.now
     fault = IncidentFault.of(incident, policy.catalogue)
     trust, since = checkpoint_trust_of(incident, policy.catalogue)
@@ -427,7 +429,7 @@ def _facts(
         preemption_victims=offers.preemption_victims,
         usd_per_hour_of_delay=policy.burst.usd_of_delay(job.spec.priority_class),
         fault=_fault(incident, job, attempt, pools, policy, now),
-        delays=_delays(incident, seen.past, _past_attempts(attempt, context.ledger), policy),
+        delays=_delays(incident, observed.past, _past_attempts(attempt, context.ledger), policy),
         lost_work_seconds=lost_work(
             ran_seconds=(ended_at - (attempt.running_at or ended_at)).total_seconds(),
             keeps_checkpoints=bool(job.spec.checkpoint_uri),
@@ -481,7 +483,7 @@ def _pool_capacities(
     incident: Incident,
     job: Job,
     attempt: Attempt,
-    seen: _Observed,
+    observed: _Observed,
     policy: Policy,
 ) -> tuple[PoolCapacity, ...]:
     """Count, by pool, the nodes that are free now, or will be once the interrupted attempt has ended.
@@ -492,7 +494,7 @@ def _pool_capacities(
     rented = {(pool.cluster, pool.name) for pool in policy.burst.pools}
     keeps_rented = _stays_in_service(incident) or incident.node_name not in attempt.node_names
     usable: dict[str, int] = {}
-    for node in seen.nodes:
+    for node in observed.nodes:
         is_sick = node.name == incident.node_name and not _stays_in_service(incident)
         if is_sick or not node.is_schedulable:
             continue
@@ -502,7 +504,7 @@ def _pool_capacities(
         is_elsewhere = node.cluster != job.cluster or (node.cluster, node.pool) in rented
         if is_elsewhere and not (is_own and keeps_rented):
             continue
-        free = node.allocatable.minus(NONE if is_own else seen.in_use.get(node.name, NONE))
+        free = node.allocatable.minus(NONE if is_own else observed.in_use.get(node.name, NONE))
         own, by_pool = job.spec.accelerators_per_node, policy.scheduling.efa_interfaces
         has_efa = node.efa >= efa.interfaces_per_pod(efa.EfaNode.of(node), attempt.ranks, own, by_pool)
         if not why_too_small(attempt.per_node, free, node.allocatable) and has_efa:

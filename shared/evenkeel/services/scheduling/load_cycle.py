@@ -135,19 +135,19 @@ def _read_queues(snapshot: CycleSnapshot, context: Context) -> _Queues:
     ledger, setup, heads = context.ledger, snapshot.setup, context.policy.scheduling.heads_per_cycle
     # If all pending jobs fit on one page, the queue of no team has more. Jobs from before teams come first on it.
     first = ledger.by_state(Table.JOBS, _PENDING, limit=heads)
-    found = [row.key for row in first.rows]
+    keys = [row.key for row in first.rows]
     next_page: dict[str, str] = {ALL_JOBS: first.cursor} if first.cursor else {}
     for team in setup.by_name if first.cursor else ():
         page = ledger.by_state(Table.JOBS, _PENDING, prefix=job_rows.queue_prefix(team), limit=heads)
-        found += [row.key for row in page.rows]
+        keys += [row.key for row in page.rows]
         if page.cursor:
             next_page[team] = page.cursor
     if not next_page:
-        return _Queues(tuple(found), {}, None, None)
+        return _Queues(tuple(keys), {}, None, None)
     behind, cursors, row = _read_next_pages(setup, next_page, heads, ledger)
     # A job that waits until its victims stop stays the head of its queue, wherever it is listed.
     first_keys = map(job_rows.job_key, (*snapshot.memory.sticky.values(), *(name for name, _ in cursors.barriers)))
-    return _Queues((*first_keys, *found, *behind), next_page, cursors, row)
+    return _Queues((*first_keys, *keys, *behind), next_page, cursors, row)
 
 
 def _read_next_pages(
@@ -156,7 +156,7 @@ def _read_next_pages(
     """Read on in each long queue from where the last cycle stopped. In a strict queue no job may pass the head."""
     row = ledger.get(quota_rows.queue_cursors_key()) or Row(quota_rows.queue_cursors_key(), {})
     before: dict[str, str] = row.doc.get("cursors", {})
-    found: list[Key] = []
+    keys: list[Key] = []
     stopped: dict[str, str] = {}
     cursors = QueueCursors(stopped)
     for team, cursor_after_head in next_page.items():
@@ -166,7 +166,7 @@ def _read_next_pages(
         limit = heads * _PAGES_PER_CYCLE
         page = ledger.by_state(Table.JOBS, _PENDING, prefix=_prefix(team), limit=limit, cursor=cursor)
         # The queue of each team is read by itself.
-        found += [row.key for row in page.rows if team or row.doc.get("queue", "") not in setup.by_name]
+        keys += [row.key for row in page.rows if team or row.doc.get("queue", "") not in setup.by_name]
         if page.cursor:
             stopped[team] = page.cursor
         if team == ALL_JOBS and not setup.has_teams:
@@ -175,7 +175,7 @@ def _read_next_pages(
                 page_cursor=cursor,
                 barriers=tuple((str(name), str(at)) for name, at in row.doc.get("barriers", ())),
             )
-    return found, cursors, row
+    return keys, cursors, row
 
 
 def _read_queues_further(loaded: LoadedCycle, teams: Iterable[str], context: Context) -> LoadedCycle:
@@ -189,15 +189,15 @@ def _read_queues_further(loaded: LoadedCycle, teams: Iterable[str], context: Con
         page = context.ledger.by_state(
             Table.JOBS, _PENDING, prefix=_prefix(team), limit=limit, cursor=next_page.pop(team)
         )
-        found = _read_jobs(context.ledger, (row.key for row in page.rows))
+        jobs = _read_jobs(context.ledger, (row.key for row in page.rows))
         # A job whose charge this cycle still sees as held was settled since. The next cycle decides about it.
         waiting = {
-            name: entry for name, entry in found.items() if entry[0].state is JobState.PENDING and name not in held
+            name: entry for name, entry in jobs.items() if entry[0].state is JobState.PENDING and name not in held
         }
         pending |= _jobs_of(waiting)
         versions |= _versions_of(waiting)
         if cursors is not None and team == ALL_JOBS:
-            cursors = cursors._replace(page=cursors.page - found.keys())  # these were read in order, without a gap
+            cursors = cursors._replace(page=cursors.page - jobs.keys())  # these were read in order, without a gap
         if page.cursor:
             next_page[team] = page.cursor
     return loaded._replace(
@@ -298,8 +298,8 @@ def _work_at_risk(charges: Iterable[Charge], holders: Mapping[str, Job], context
 
 
 def _read_jobs(ledger: Ledger, keys: Iterable[Key]) -> dict[str, tuple[Job, int]]:
-    found = get_all(ledger, keys).values()
-    jobs = ((rows.read(row, Job), row.version) for row in found)
+    stored = get_all(ledger, keys).values()
+    jobs = ((rows.read(row, Job), row.version) for row in stored)
     return {job.job_id: (job, version) for job, version in jobs}
 
 
@@ -329,12 +329,12 @@ def _with_clusters(loaded: LoadedCycle, rented: RentalBook, context: Context) ->
     """Read the nodes, pods and Jobs of each cluster, and the state of the serving workloads."""
     snapshot, policy, names = loaded.snapshot, context.policy, context.site.clusters
     serves = frozenset(workload.cluster for workload in policy.scheduling.serving)
-    seen, errors = _read_clusters(serves, context)
-    listed = [(name, workload) for name, facts in seen.items() for workload in facts.workloads]
+    clusters, errors = _read_clusters(serves, context)
+    listed = [(name, workload) for name, facts in clusters.items() for workload in facts.workloads]
     workloads = [(attempt.cluster, workload) for attempt, workload in attempt_record.owned(context.ledger, listed)]
-    in_use = {(name, node): amounts for name, facts in seen.items() for node, amounts in facts.in_use.items()}
-    nodes = [node for name in names if name in seen for node in seen[name].nodes]
-    provider_nodes = seen[names[0]].provider_nodes if names[0] in seen else ()
+    in_use = {(name, node): amounts for name, facts in clusters.items() for node, amounts in facts.in_use.items()}
+    nodes = [node for name in names if name in clusters for node in clusters[name].nodes]
+    provider_nodes = clusters[names[0]].provider_nodes if names[0] in clusters else ()
     unhealthy = unhealthy_nodes.unhealthy_among(nodes, context)
     taken = resources_taken(in_use, snapshot.held, workloads)
     capacities = node_capacity(join_nodes(nodes, provider_nodes, names[0]), taken, unhealthy)
@@ -344,12 +344,12 @@ def _with_clusters(loaded: LoadedCycle, rented: RentalBook, context: Context) ->
             capacities=with_reservation_ends(capacities, policy),
             kueue_namespaces={
                 (name, namespace): shown_by
-                for name, facts in seen.items()
+                for name, facts in clusters.items()
                 for namespace, shown_by in facts.kueue_namespaces.items()
             },
             unreadable=frozenset(errors),
             rented=rented,
-            serving_pods={name: facts.pods for name, facts in seen.items() if name in serves},
+            serving_pods={name: facts.pods for name, facts in clusters.items() if name in serves},
             serving_states=rentals.serving_states(policy.scheduling.serving, context.ledger),
         ),
         errors=errors,
@@ -365,13 +365,13 @@ def _read_clusters(
         serves: Clusters with serving workloads: their pods are read, too.
         context: Names the clusters.
     """
-    seen: dict[str, _ClusterFacts] = {}
+    facts: dict[str, _ClusterFacts] = {}
     errors: dict[str, EvenkeelError] = {}
     cluster, names = context.cluster, context.site.clusters
     for name in names:
         try:
             workloads, in_use, nodes = cluster.workloads(name), cluster.resources_in_use(name), cluster.nodes(name)
-            seen[name] = _ClusterFacts(
+            facts[name] = _ClusterFacts(
                 workloads,
                 in_use,
                 nodes,
@@ -381,4 +381,4 @@ def _read_clusters(
             )
         except EvenkeelError as error:
             errors[name] = error
-    return seen, errors
+    return facts, errors

@@ -49,8 +49,14 @@ def owned(ledger: Ledger, listed: Iterable[tuple[str, ObservedWorkload]]) -> lis
         ledger: Holds the attempts.
         listed: Objects with Evenkeel's labels, each with the name of its cluster.
     """
-    keys = [(job_rows.attempt_key(seen.job_id, seen.attempt), cluster, seen) for cluster, seen in listed]
+    keys = [
+        (job_rows.attempt_key(workload.job_id, workload.attempt), cluster, workload) for cluster, workload in listed
+    ]
     stored = get_all(ledger, (key for key, _, _ in keys))
     attempts = {key: rows.read(row, Attempt) for key, row in stored.items()}
-    pairs = ((attempts[key], cluster, seen) for key, cluster, seen in keys if key in attempts)
-    return [(attempt, seen) for attempt, cluster, seen in pairs if attempt.cluster == cluster and attempt.owns(seen)]
+    pairs = ((attempts[key], cluster, workload) for key, cluster, workload in keys if key in attempts)
+    return [
+        (attempt, workload)
+        for attempt, cluster, workload in pairs
+        if attempt.cluster == cluster and attempt.owns(workload)
+    ]

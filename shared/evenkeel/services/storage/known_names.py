@@ -15,11 +15,11 @@ def check_pool(pool: str, context: Context) -> None:
     Raises:
         Invalid: there is no such pool, or the fleet table is empty, so it is unknown.
     """
-    found = {str(row.doc.get("pool") or "") for row in _nodes(context.ledger)}
-    known = {*found, *(rented_pool.name for rented_pool in context.policy.burst.pools)} - {""}
+    pools = {str(row.doc.get("pool") or "") for row in _nodes(context.ledger)}
+    known = {*pools, *(rented_pool.name for rented_pool in context.policy.burst.pools)} - {""}
     if pool in known:
         return
-    if not found:
+    if not pools:
         message = f"Evenkeel cannot check pool {pool}: no sweep has listed the fleet yet."
     else:
         message = unknown_name("pool", pool, known)
@@ -51,8 +51,8 @@ def no_node(instance_id: str, ledger: Ledger) -> NotFound:
 
 
 def _nodes(ledger: Ledger) -> list[Row]:
-    found, _ = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MAX_NODES, keep=_is_there)
-    return list(found)
+    nodes, _ = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MAX_NODES, keep=_is_there)
+    return list(nodes)
 
 
 def _is_there(row: Row) -> bool:

@@ -123,13 +123,13 @@ def _merged(
     streams = [_Stream(ledger, table, name, size, starts.get(name), is_newest_first, prefix) for name in partitions]
     merged = heapq.merge(*(stream.walk() for stream in streams), key=lambda pair: pair[0], reverse=is_newest_first)
     rows: list[Row] = []
-    found: set[Key] = set()
+    keys: set[Key] = set()
     examined, last = 0, after or ("", "")
     for place, row in merged:
         is_on_earlier_page = after is not None and (place >= after if is_newest_first else place <= after)
-        if is_on_earlier_page or row.key in found:
+        if is_on_earlier_page or row.key in keys:
             continue
-        found.add(row.key)
+        keys.add(row.key)
         if len(rows) == request.size or examined == _MAX_EXAMINED:
             return PageAnswer(tuple(rows), _write_token(list_name, last, {s.partition: s.page_start for s in streams}))
         examined, last = examined + 1, place

@@ -21,8 +21,8 @@ def load(nodes: Iterable[KubernetesNode], context: Context) -> tuple[ProviderNod
     """
     if not context.site.has_hyperpod:
         return ()
-    found = every(lambda cursor: context.ledger.by_state(Table.FLEET, "NODE", limit=1000, cursor=cursor))
-    stored = (rows.read(row, FleetNode) for row in found)
+    node_rows = every(lambda cursor: context.ledger.by_state(Table.FLEET, "NODE", limit=1000, cursor=cursor))
+    stored = (rows.read(row, FleetNode) for row in node_rows)
     records = tuple(record for node in stored if not node.is_gone and (record := node.record) is not None)
     known = {record.instance_id for record in records}
     is_complete = all(node.instance_id in known for node in nodes if node.hyperpod_cluster_id)

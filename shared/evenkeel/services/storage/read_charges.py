@@ -63,10 +63,10 @@ class Charges(NamedTuple):
 def run(ledger: Ledger) -> Charges:
     """Read all charges in one query of the tree's partition, strongly consistent."""
     tree = quota_rows.tree_key()
-    found = [(rows.read(row, Charge), row) for row in ledger.partition(tree.table, tree.pk, "CHARGE#")]
+    charges = [(rows.read(row, Charge), row) for row in ledger.partition(tree.table, tree.pk, "CHARGE#")]
     return Charges(
-        tuple(charge for charge, _ in found if charge.is_held),
-        tuple((charge, row) for charge, row in found if not charge.is_held),
+        tuple(charge for charge, _ in charges if charge.is_held),
+        tuple((charge, row) for charge, row in charges if not charge.is_held),
     )
 
 

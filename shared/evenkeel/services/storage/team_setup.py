@@ -77,5 +77,7 @@ def load(ledger: Ledger) -> StoredSetup:
 @functools.lru_cache(maxsize=4)
 def _read(fleet: str, teams: tuple[str, ...]) -> TeamSetup:
     """Parse the stored setup. It changes rarely and every cycle reads it, so the last result is cached."""
-    found = sorted(map(Team.model_validate_json, teams), key=lambda team: team.name)
-    return TeamSetup(fleet=FleetQuotas.model_validate_json(fleet) if fleet else FleetQuotas(), teams=tuple(found))
+    sorted_teams = sorted(map(Team.model_validate_json, teams), key=lambda team: team.name)
+    return TeamSetup(
+        fleet=FleetQuotas.model_validate_json(fleet) if fleet else FleetQuotas(), teams=tuple(sorted_teams)
+    )

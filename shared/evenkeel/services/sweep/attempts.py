@@ -34,8 +34,8 @@ def resume_attempts(sweep: SweepRun) -> int:
 def _record(sweep: SweepRun, attempt: Attempt) -> None:
     context = sweep.context
     if attempt.state is AttemptState.RUNNING and not attempt.is_pinned:
-        found = attempt_record.load(context.ledger, attempt.job_id, attempt.attempt)
-        record_pin.run(found, context)
+        stored = attempt_record.load(context.ledger, attempt.job_id, attempt.attempt)
+        record_pin.run(stored, context)
     if attempt.local_queue and not attempt.nodes:
         record_nodes.run(attempt.job_id, attempt.attempt, context)
 
@@ -46,28 +46,28 @@ def _resume_attempt(sweep: SweepRun, attempt: Attempt, job: Job) -> bool:
         return commit_cycle.start_run(attempt, sweep.context)
     if attempt.cluster in sweep.context.site.clusters and not sweep.has_listed_cluster(attempt.cluster):
         return False  # the cluster could not be read, so nothing is stopped or settled
-    seen = sweep.workload(attempt)
+    workload = sweep.workload(attempt)
     request = job.stop_of(attempt.attempt)
     is_stopped_again = False
-    if request and not sweep.is_fresh(request.requested_at) and seen.has_runnable_pods:
+    if request and not sweep.is_fresh(request.requested_at) and workload.has_runnable_pods:
         # A stop was requested, but the Job was not deleted.
         sweep.context.cluster.stop(attempt, request.grace_seconds, request.nodes_without_grace)
         is_stopped_again = True
     if state is ExecutionState.RUNNING:
         return is_stopped_again
-    return _without_workflow(sweep, job, attempt, seen) or is_stopped_again
+    return _without_workflow(sweep, job, attempt, workload) or is_stopped_again
 
 
-def _without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, seen: ObservedWorkload) -> bool:
+def _without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, workload: ObservedWorkload) -> bool:
     """Continue an attempt whose workflow has ended."""
     nodes = {node.name: node for node in sweep.kubernetes if node.cluster == attempt.cluster}
-    lost = lost_nodes(nodes, attempt.nodes_in(seen), sweep.context.now, sweep.context.policy.jobs.lost_node_seconds)
-    has_ended = judge_end(seen, job, attempt, lost) is not None
+    lost = lost_nodes(nodes, attempt.nodes_in(workload), sweep.context.now, sweep.context.policy.jobs.lost_node_seconds)
+    has_ended = judge_end(workload, job, attempt, lost) is not None
     # Only its workflow moves an attempt beyond STARTING. So its launch is undone, and the job is queued again.
     if has_ended or attempt.state is AttemptState.STARTING:
         _settle(sweep, attempt)
         return True
-    running = [pod for pod in seen.pods if pod.phase is PodPhase.RUNNING]
+    running = [pod for pod in workload.pods if pod.phase is PodPhase.RUNNING]
     if attempt.state is AttemptState.LAUNCHED and len(running) >= attempt.ranks:
         request = mark_running.Request(job_id=attempt.job_id, attempt=attempt.attempt)
         mark_running.run(request, sweep.context)
@@ -85,16 +85,16 @@ def clear_workloads(sweep: SweepRun) -> int:
     context = sweep.context
     cleared = 0
     checks_kept_pods = sweep.is_due("kept")
-    for attempt, seen in sweep.workloads:
+    for attempt, workload in sweep.workloads:
         if attempt.ended_at is None or sweep.is_fresh(attempt.ended_at):
             continue
         with sweep.item(attempt.workload_name):
-            if seen.has_runnable_pods:
+            if workload.has_runnable_pods:
                 job = attempt_record.load(context.ledger, attempt.job_id, attempt.attempt).job
                 keep_logs.run(job, attempt, context, within_seconds=keep_logs.BEFORE_STOP_SECONDS)
                 context.cluster.stop(attempt, job.spec.grace_seconds)
                 cleared += 1
-            elif checks_kept_pods and _is_kept_no_longer(sweep, attempt) and not seen.is_deleting:
+            elif checks_kept_pods and _is_kept_no_longer(sweep, attempt) and not workload.is_deleting:
                 context.cluster.stop(attempt, 0)
     return cleared
 

@@ -31,7 +31,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
     in_use = {(cluster, name): amounts for cluster, nodes in in_use_of.items() for name, amounts in nodes.items()}
     unmanaged_by_node, jobs = _record_unmanaged_workloads(sweep), _jobs_on_nodes(sweep)
     read = _complete_clusters(sweep)
-    seen = {
+    stored_nodes = {
         (node.life.cluster, node.life.instance_id): FleetNode.seen(
             node,
             in_use.get((node.life.cluster, node.kubernetes.name), NONE) if node.kubernetes else NONE,
@@ -51,36 +51,36 @@ def refresh_fleet(sweep: SweepRun) -> int:
         stored = rows.read(row, FleetNode)
         place = (stored.life.cluster, stored.life.instance_id)
         known.add(place)
-        if place in seen:
-            _store_node(sweep, seen[place].after(stored), stored, row.version)
+        if place in stored_nodes:
+            _store_node(sweep, stored_nodes[place].after(stored), stored, row.version)
         elif not stored.is_gone and (
             stored.life.cluster in read or stored.life.cluster not in sweep.context.site.clusters
         ):
             gone = stored.but(is_gone=True, is_ready=False, changed_at=sweep.context.now)
             _store_node(sweep, gone, stored, row.version, expires_at=sweep.context.now + _GONE_KEPT)
-    for place, node in seen.items():
+    for place, node in stored_nodes.items():
         if place not in known:
             row_now = ledger.get(fleet_rows.node_key(*place))
             stored_now = rows.read(row_now, FleetNode) if row_now else None
             _store_node(sweep, node, stored_now, row_now.version if row_now else 0)
     if read == set(sweep.context.site.clusters):
-        sweep.accelerators_in_use = sum(node.accelerators_in_use for node in seen.values())
-        cordoned = frozenset(node.life.key for node in seen.values() if node.is_cordoned)
+        sweep.accelerators_in_use = sum(node.accelerators_in_use for node in stored_nodes.values())
+        cordoned = frozenset(node.life.key for node in stored_nodes.values() if node.is_cordoned)
         with contextlib.suppress(Conflict):  # a person cordons or uncordons now; the next sweep prunes
             person_cordons.prune(sweep.context, cordoned)
-        _summarise(sweep, seen.values())
+        _summarise(sweep, stored_nodes.values())
     return 0
 
 
 def _complete_clusters(sweep: SweepRun) -> set[str]:
     """Return the clusters whose lists were all read. HyperPod's own cluster also needs HyperPod's list."""
     home = sweep.context.site.clusters[0]
-    seen = {
+    clusters = {
         cluster
         for cluster in sweep.context.site.clusters
         if sweep.has_listed_cluster(cluster) and cluster not in sweep.unreadable_clusters
     }
-    return seen if sweep.records is not None else seen - {home}
+    return clusters if sweep.records is not None else clusters - {home}
 
 
 def _marks(sweep: SweepRun, node: Node) -> tuple[str, ...]:
@@ -123,17 +123,17 @@ def _summarise(sweep: SweepRun, nodes: Iterable[FleetNode]) -> None:
 
 def _jobs_on_nodes(sweep: SweepRun) -> dict[tuple[str, str], tuple[str, ...]]:
     """Return the jobs with pods on each node. Recurring faults are counted by job."""
-    found: dict[tuple[str, str], set[str]] = {}
+    jobs_by_node: dict[tuple[str, str], set[str]] = {}
     for attempt, workload in sweep.workloads:
         for pod in workload.live_pods():
             if pod.node_name:
-                found.setdefault((attempt.cluster, pod.node_name), set()).add(attempt.job_id)
-    return {place: tuple(sorted(jobs)) for place, jobs in found.items()}
+                jobs_by_node.setdefault((attempt.cluster, pod.node_name), set()).add(attempt.job_id)
+    return {place: tuple(sorted(jobs)) for place, jobs in jobs_by_node.items()}
 
 
 def _record_unmanaged_workloads(sweep: SweepRun) -> dict[tuple[str, str], tuple[str, ...]]:
     """Store the unmanaged work. Return the part that holds accelerators, by node."""
-    found: dict[tuple[str, str], set[str]] = {}
+    clusters: dict[tuple[str, str], set[str]] = {}
 
     def pods_of(cluster: str) -> tuple[UnmanagedPod, ...]:
         return unmanaged_pods.pods(sweep.context, cluster)
@@ -142,7 +142,7 @@ def _record_unmanaged_workloads(sweep: SweepRun) -> dict[tuple[str, str], tuple[
         listed = [workload for workload in unmanaged_workloads(cluster, pods) if workload.accelerators]
         for workload in listed:
             for name in workload.node_names:
-                found.setdefault((cluster, name), set()).add(workload.label)
+                clusters.setdefault((cluster, name), set()).add(workload.label)
         row = sweep.context.ledger.get(fleet_rows.unmanaged_workloads_key(cluster))
         doc = {"workloads": rows.fit_into_row(workload.to_json() for workload in listed[:_MAX_UNMANAGED_LISTED])}
         if (row.doc if row else {"workloads": []}) != doc:
@@ -150,7 +150,7 @@ def _record_unmanaged_workloads(sweep: SweepRun) -> dict[tuple[str, str], tuple[
                 sweep.context.ledger.commit(
                     Put(Row(fleet_rows.unmanaged_workloads_key(cluster), doc, row.version if row else 0))
                 )
-    return {place: tuple(sorted(labels)) for place, labels in found.items()}
+    return {place: tuple(sorted(labels)) for place, labels in clusters.items()}
 
 
 def _store_node(

@@ -176,10 +176,10 @@ def measure(sweep: SweepRun) -> int:
     for state in JobState:
         if state.has_ended:
             continue
-        found, is_complete = _read_state(sweep, Table.JOBS, f"JOB#{state}")
-        context.telemetry.count(f"Jobs{state.capitalize()}", len(found))
+        nodes, is_complete = _read_state(sweep, Table.JOBS, f"JOB#{state}")
+        context.telemetry.count(f"Jobs{state.capitalize()}", len(nodes))
         if state is JobState.PENDING and is_complete and sweep.accelerators_in_use is not None:
-            waiting = (rows.read(row, Job).spec for row in found)
+            waiting = (rows.read(row, Job).spec for row in nodes)
             asked = sum(spec.nodes * spec.accelerators_per_node for spec in waiting)
             context.telemetry.count("AcceleratorsInDemand", sweep.accelerators_in_use + asked)
     context.telemetry.count("IncidentsOpen", len(sweep.open_incidents))
@@ -206,16 +206,16 @@ def measure(sweep: SweepRun) -> int:
 
 def _read_state(sweep: SweepRun, table: Table, state: str) -> tuple[list[Row], bool]:
     """Return the rows of a state, up to the limit, and whether these are all."""
-    found: list[Row] = []
+    listed: list[Row] = []
     cursor = None
-    while len(found) < _MAX_COUNTED and sweep.pages_left > 0:
+    while len(listed) < _MAX_COUNTED and sweep.pages_left > 0:
         sweep.pages_left -= 1
         page = sweep.context.ledger.by_state(table, state, cursor=cursor)
-        found += page.rows
+        listed += page.rows
         cursor = page.cursor
         if cursor is None:
-            return found, True
-    return found, False
+            return listed, True
+    return listed, False
 
 
 def request_cycle(sweep: SweepRun) -> int:

@@ -70,18 +70,18 @@ class SweepRun:
 
     def read_each_cluster(self, what: str, read: Callable[[str], T]) -> dict[str, T]:
         """Read a list of each cluster. Record and skip a cluster that fails."""
-        found: dict[str, T] = {}
+        answers: dict[str, T] = {}
         for cluster in self.context.site.clusters:
             if cluster in self._no_answer:
                 continue
             try:
-                found[cluster] = read(cluster)
+                answers[cluster] = read(cluster)
             except EvenkeelError as error:
                 self.unreadable_clusters.setdefault(cluster, f"{what}: {type(error).__name__}: {error}")
                 self._warn(f"cluster {cluster}", error)
                 if isinstance(error, Unreachable):
                     self._no_answer.add(cluster)
-        return found
+        return answers
 
     def note_unreadable(self, source: Source, error: EvenkeelError) -> None:
         """Record that a source could not be read."""
@@ -151,12 +151,15 @@ class SweepRun:
 
         Objects that only carry the labels of an attempt are logged and left out.
         """
-        listed = [(name, seen) for name, found in self.workloads_of.items() for seen in found]
+        listed = [(name, workload) for name, workloads in self.workloads_of.items() for workload in workloads]
         owned = attempt_record.owned(self.context.ledger, listed)
-        proved = {(attempt.cluster, seen.job_uid) for attempt, seen in owned}
-        others = [(cluster, seen) for cluster, seen in listed if (cluster, seen.job_uid) not in proved]
+        proved = {(attempt.cluster, workload.job_uid) for attempt, workload in owned}
+        others = [(cluster, workload) for cluster, workload in listed if (cluster, workload.job_uid) not in proved]
         if others:
-            names = [f"{cluster}/{seen.namespace}/{seen.job_id}-a{seen.attempt}" for cluster, seen in others[:10]]
+            names = [
+                f"{cluster}/{workload.namespace}/{workload.job_id}-a{workload.attempt}"
+                for cluster, workload in others[:10]
+            ]
             self.context.telemetry.count("UnmanagedWorkloads", len(others))
             self.context.telemetry.warning("UnownedLabelsFound", jobs=names)
         return tuple(owned)
@@ -167,32 +170,32 @@ class SweepRun:
 
     @cached_property
     def _by_name(self) -> dict[tuple[str, int], list[ObservedWorkload]]:
-        found: dict[tuple[str, int], list[ObservedWorkload]] = {}
-        for attempt, seen in self.workloads:
-            found.setdefault((attempt.job_id, attempt.attempt), []).append(seen)
-        return found
+        workloads: dict[tuple[str, int], list[ObservedWorkload]] = {}
+        for attempt, workload in self.workloads:
+            workloads.setdefault((attempt.job_id, attempt.attempt), []).append(workload)
+        return workloads
 
     @cached_property
     def open_incidents(self) -> tuple[Incident, ...]:
         """Every open incident, read from its own row, because the index may lag behind."""
         listed = (row for state in OPEN_STATES for row in self.listed(Table.INCIDENTS, f"INC#{state}"))
-        found = (rows.read(row, Incident) for row in self.as_stored(listed))
-        return tuple(incident for incident in found if not incident.state.is_settled)
+        incidents = (rows.read(row, Incident) for row in self.as_stored(listed))
+        return tuple(incident for incident in incidents if not incident.state.is_settled)
 
     @cached_property
     def lemons(self) -> frozenset[str]:
         """The node lives that are lemons now. A lease with an outdated mark loses it."""
-        found = set()
+        lemons = set()
         for row in self.as_stored(self.listed(Table.FLEET, "LEMON")):
             lease = rows.read(row, RepairLease)
             if not lease.lemon:
                 continue
             if is_lemon(lease, NodeLife.from_key(lease.lemon), self.context.policy.repair, self.context.now):
-                found.add(lease.lemon)
+                lemons.add(lease.lemon)
                 continue
             with contextlib.suppress(Conflict):  # a recovery holds it now; the next sweep reads it again
                 self.context.ledger.commit(Put(fleet_rows.lease_row(lease.but(lemon=""), row.version)))
-        return frozenset(found)
+        return frozenset(lemons)
 
     def listed(self, table: Table, state: str) -> Iterator[Row]:
         """Yield the rows of a state, page by page while the run's time lasts. The next run continues from there."""

@@ -226,8 +226,8 @@ class Observation:
                 attempt.cluster, "workloads", lambda: self.context.cluster.workloads(attempt.cluster)
             )
             by_name = self._workloads.setdefault(attempt.cluster, {})
-            for seen in listed:
-                by_name.setdefault((seen.job_id, seen.attempt), []).append(seen)
+            for workload in listed:
+                by_name.setdefault((workload.job_id, workload.attempt), []).append(workload)
         return attempt.own(self._workloads[attempt.cluster].get((attempt.job_id, attempt.attempt), ()))
 
     def refusal(self, offer: RentalOffer) -> str:
@@ -309,13 +309,13 @@ def run(
 
     Idempotent: yes, answers are only requested.
     """
-    found = _rows(context.ledger, subject, repeat_answered=repeat_answered)
-    world = Observation(context, reads_all=len(found) > 1, reads=reads)
-    waits = [rows.read(row, Wait) for row in found]
+    wait_rows = _rows(context.ledger, subject, repeat_answered=repeat_answered)
+    world = Observation(context, reads_all=len(wait_rows) > 1, reads=reads)
+    waits = [rows.read(row, Wait) for row in wait_rows]
     if len(waits) > 1:
         world.read_ahead(wait for wait in waits if wait.state is WaitState.OPEN)
     answered, failed = [], []
-    for wait, row in zip(waits, found, strict=True):
+    for wait, row in zip(waits, wait_rows, strict=True):
         try:
             outcome = _ask(wait, row, world, context.wait_answers)
         except EvenkeelError as error:
@@ -324,7 +324,7 @@ def run(
             continue
         if outcome:
             answered.append(f"{wait.subject}/{wait.name}: {outcome}")
-    return EvaluationResult(open=len(found), answered=tuple(answered), failed=tuple(failed))
+    return EvaluationResult(open=len(wait_rows), answered=tuple(answered), failed=tuple(failed))
 
 
 def evaluate_one(wait: Wait, row: Row, context: Context) -> str:
@@ -483,14 +483,14 @@ def _replicas(wait: Wait, rental: Rental, row: Row, world: Observation) -> WaitA
         unwanted = why_node_not_needed(rental, (), policy.scheduling.serving, pods, nodes)
         return evaluate_nodes_joined(rental, unwanted, nodes, world.refusal(rental.offer), rental.other_rentals_nodes)
     pods = world.pods_on(rental.offer.cluster, rental.node_names)
-    seen = rental
+    stored = rental
     if rental.state is RentalState.READY:
-        seen = replicas_seen(rental, has_replicas=bool(replicas_on(rental, pods)), now=world.context.now)
-    if seen != rental:
+        stored = replicas_seen(rental, has_replicas=bool(replicas_on(rental, pods)), now=world.context.now)
+    if stored != rental:
         with contextlib.suppress(Conflict):  # the rental was released, or another evaluation recorded it
-            world.context.ledger.commit(Put(job_rows.rental_row(seen, row.version)))
+            world.context.ledger.commit(Put(job_rows.rental_row(stored, row.version)))
     return evaluate_serving_rental_over(
-        seen, pods, world.nodes(rental.offer.cluster), policy.burst.quiet_seconds, world.context.now
+        stored, pods, world.nodes(rental.offer.cluster), policy.burst.quiet_seconds, world.context.now
     )
 
 
@@ -536,11 +536,11 @@ def _attempt(wait: Wait, world: Observation) -> WaitAnswer | None:
         return None
     job, attempt = rows.read(job_row, Job), rows.read(attempt_row, Attempt)
     nodes = {node.name: node for node in world.nodes(attempt.cluster)}
-    seen = world.workload(attempt)
-    names = attempt.nodes_in(seen)
+    workload = world.workload(attempt)
+    names = attempt.nodes_in(workload)
     lost = lost_nodes(nodes, names, world.context.now, world.context.policy.jobs.lost_node_seconds)
     faulty = frozenset(name for name in names if name in nodes and shows_fault(nodes[name]))
-    return evaluate_attempt_wait(wait.condition.kind, seen, job, attempt, lost, faulty)
+    return evaluate_attempt_wait(wait.condition.kind, workload, job, attempt, lost, faulty)
 
 
 def _record_kueue_status(wait: Wait, row: Row, world: Observation) -> tuple[Wait, Row]:
@@ -549,15 +549,15 @@ def _record_kueue_status(wait: Wait, row: Row, world: Observation) -> tuple[Wait
     The job's timeline has each step. Details that change with every Kueue cycle are only on the wait.
     """
     number = int(wait.condition.facts["attempt"])
-    found = world.row(job_rows.attempt_key(wait.subject, number))
-    if found is None:
+    attempt_row = world.row(job_rows.attempt_key(wait.subject, number))
+    if attempt_row is None:
         return wait, row
-    attempt = rows.read(found, Attempt)
-    seen = world.workload(attempt).kueue
+    attempt = rows.read(attempt_row, Attempt)
+    status = world.workload(attempt).kueue
     changed = wait.but(
-        kueue_status=kueue_status.describe_status(seen, attempt.local_queue, world.context.now),
-        kueue_step=kueue_status.status_step(seen),
-        kueue_position=seen.position if seen else None,
+        kueue_status=kueue_status.describe_status(status, attempt.local_queue, world.context.now),
+        kueue_step=kueue_status.status_step(status),
+        kueue_position=status.position if status else None,
     )
     if changed == wait:
         return wait, row
@@ -575,17 +575,17 @@ def _record_kueue_status(wait: Wait, row: Row, world: Observation) -> tuple[Wait
 
 
 def _affected(incident: Incident, world: Observation) -> list[recovery.AffectedJobState]:
-    found = []
+    jobs = []
     for affected in incident.affected_jobs:
         job, attempt = map(world.row, _rows_of(affected))
-        found.append(
+        jobs.append(
             recovery.AffectedJobState(
                 affected=affected,
                 job=rows.read(job, Job) if job else None,
                 interrupted_attempt=rows.read(attempt, Attempt) if attempt else None,
             )
         )
-    return found
+    return jobs
 
 
 def _rests_on(subject: str, condition: WaitCondition) -> tuple[Key, ...]:
