@@ -27,7 +27,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 export SAM_CLI_TELEMETRY := 0
 
-.PHONY: help setup demo dev test test-all fuzz mutants drill-mutants lint generate fmt build preflight package deploy bench soak drills scenarios storm clean lock lock-check
+.PHONY: help setup demo dev test test-all fuzz mutants drill-mutants lint generate docs fmt build preflight package deploy bench soak drills scenarios storm clean lock lock-check
 
 help: ## show this list
 	@$(SYSTEM_PYTHON) -c 'import re; [print(f"  make {name:13} {what}") for name, what in \
@@ -67,6 +67,9 @@ lint-template:
 
 generate: setup ## write openapi.json, schemas, tables and pictures again from the code
 	@$(BIN)/python -m tools.generate
+
+docs: setup ## build the documentation site in build/site
+	@$(BIN)/python -m tools.site
 
 fmt: setup ## format the code, and fix lint findings automatically
 	@$(BIN)/ruff check --fix-only --quiet .

@@ -1,4 +1,4 @@
-"""Unpack the pinned headless browser, and the checker of accessibility, for the tests of the console.
+"""Unpack the pinned headless browser, the checker of accessibility, and the drawer of pictures.
 
     .venv/bin/python tools/browser.py     into .tools/browser; immediate if nothing changed
 
@@ -98,7 +98,7 @@ def _unpack(content: bytes, folder: Path) -> None:
                 program = folder / name.removesuffix(".br")
                 program.write_bytes(brotli.decompress(source.read()))
                 program.chmod(0o755)
-            elif name == "axe.min.js":
+            elif name in ("axe.min.js", "mermaid.min.js"):
                 (folder / name).write_bytes(source.read())
 
 

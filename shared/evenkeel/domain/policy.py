@@ -25,16 +25,25 @@ class Policy(Section):
     """A version of the whole policy."""
 
     name: Line = "production"
+    """A name of your choice; records of decisions show it beside the hash."""
     modes: tuple[ModeRule, ...] = ()
     """Modes for some faults or pools that are more cautious than the stack's mode."""
     repair: RepairPolicy = RepairPolicy()
+    """How nodes are repaired, and the guardrails."""
     jobs: JobPolicy = JobPolicy()
+    """How attempts start, stop and resume, and what pods may use."""
     economy: EconomyPolicy = EconomyPolicy()
+    """Prices and expected durations."""
     watch: WatchPolicy = WatchPolicy()
+    """How nodes and incidents are watched."""
     sources: SourcePolicy = SourcePolicy()
+    """How old facts may be before they are shown as stale."""
     scheduling: SchedulingPolicy = SchedulingPolicy()
+    """Spares, limits of queues, elastic jobs, serving Deployments, reservations."""
     burst: BurstPolicy = BurstPolicy()
+    """Which nodes may be rented, and at which cost."""
     adoption: AdoptionPolicy = AdoptionPolicy()
+    """The recovery of jobs that users submitted without Evenkeel."""
     job_types: JobTypes = JobTypes()
     """Defaults of submissions, by the type of job."""
     storage: dict[Word, dict[Word, Line]] = {}

@@ -78,3 +78,4 @@ class ModeRule(Section):
     pool: Word = ""
     """Empty for all pools."""
     mode: Mode
+    """The mode for them."""

@@ -17,6 +17,7 @@ class PoolEnvironment(Value):
     """The environment of a job on the nodes of a pool."""
 
     architecture: Word = "amd64"
+    """Processor of the nodes: `amd64`, `arm64`."""
     accelerator: Word = ""
     """GPU or accelerator model, as its vendor names it: `a100`, `h100`; empty if unknown."""
     accelerator_memory_gib: float = 0

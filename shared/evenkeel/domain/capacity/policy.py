@@ -14,6 +14,7 @@ class ReservedPool(Reservation):
     cluster: Word
     """Kubernetes cluster."""
     pool: Word
+    """Name of the instance group or NodePool."""
 
     @property
     def stretch(self) -> Reservation:

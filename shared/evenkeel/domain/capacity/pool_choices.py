@@ -62,7 +62,9 @@ class Toleration(Value):
     key: Word
     """Empty with `Exists` tolerates every taint."""
     operator: Operator = Operator.EQUAL
+    """`Equal` compares key and value, `Exists` the key alone."""
     value: Word = ""
+    """The value to compare with `Equal`."""
     effect: Effect | None = None
     """None tolerates every effect."""
 

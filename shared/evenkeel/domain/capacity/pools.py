@@ -34,7 +34,9 @@ class LaunchDelay(Value):
     """The time from the request to a Ready node of a pool: a lognormal distribution given by two quantiles."""
 
     p50_seconds: float = Field(ge=0)
+    """Median time from a request until its node is Ready."""
     p90_seconds: float = Field(ge=0)
+    """Time within which nine of ten nodes are Ready."""
 
     @model_validator(mode="after")
     def _is_ordered(self) -> Self:
@@ -58,7 +60,9 @@ class Reservation(Value):
     """The time for which capacity is reserved."""
 
     starts_at: Instant
+    """When the capacity is available."""
     ends_at: Instant
+    """When the reservation ends."""
     closing_seconds: int = 1800
     """Time before the end at which AWS starts to terminate the instances.
 
@@ -77,18 +81,27 @@ class Pool(Value):
 
     name: Line
     cluster: Word
+    """Kubernetes cluster."""
     market: Market
+    """How the nodes are paid: `committed`, `reserved`, `spot`, `on-demand`."""
     instance_type: Word
+    """EC2 instance type; with `ml.` on HyperPod."""
     zone: Word = ""
+    """Availability zone; empty if unknown."""
     accelerators_per_node: int = Field(ge=0)
+    """Accelerators of one node."""
     max_nodes: int = Field(ge=0)
     """Size of a committed pool; limit of a rented pool. A rented pool needs a limit."""
     micros_per_node_hour: int = Field(default=0, ge=0)
     """Cost of one more node-hour; 0 if the capacity is paid anyway."""
     min_billed_seconds: int = 60
+    """The shortest time that AWS bills."""
     launch: LaunchDelay
+    """How long a node takes to launch."""
     interruptions_per_node_hour: float = Field(default=0.0, ge=0)
+    """Spot interruptions per node-hour."""
     reservation: Reservation | None = None
+    """The time for which the capacity is reserved, if it is."""
     place: PoolEnvironment
     """The environment of jobs on its nodes."""
 

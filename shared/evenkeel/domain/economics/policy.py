@@ -30,11 +30,13 @@ class SitePrice(Section):
     pool: Word = ""
     """The price holds in this pool alone; empty for all pools."""
     basis: PriceBasis
+    """Why the price differs from the list price."""
     starts_on: date = Field(alias="from")
     """First day (UTC). Attempts that were admitted before keep their price."""
     ends_on: date | None = Field(default=None, alias="until")
     """Last day (UTC); none if the price holds until the next one."""
     usd_per_node_hour: Usd | None = None
+    """Dollars an hour for a node. State this or `percentOffList`."""
     percent_off_list: float | None = Field(default=None, ge=0, le=100)
     """Percent below the list price. State this or `usdPerNodeHour`."""
 
@@ -77,6 +79,7 @@ class EconomyPolicy(Section):
     other_usd_per_accelerator_hour: Usd | None = None
     """The site's price for all other types. If omitted, they have their list price."""
     expected_reboot_seconds: Seconds = 300
+    """From the request until a rebooted node is Ready."""
     expected_launch_seconds: Seconds = 60
     """From admission until every pod runs."""
     expected_capacity_seconds: Seconds = 3600

@@ -90,6 +90,7 @@ class ElasticTerms(Value):
     backoff_seconds: float = Field(default=600, ge=0)
     """Time after a failed growth before the next one; doubles with each failure in a row."""
     max_backoff_seconds: float = Field(default=21_600, ge=0)
+    """Longest pause: it doubles up to here."""
     scaling_timeout_seconds: float = Field(default=0, ge=0)
     """Time for which nodes must have been idle, however cheap the resize is."""
     spare_wait_seconds: float = Field(default=120, ge=0)

@@ -12,7 +12,9 @@ class ServingWorkload(Section):
     cluster: Word
     """Kubernetes cluster."""
     namespace: Word
+    """Namespace of the Deployment."""
     name: Word
+    """Name of the Deployment."""
     priority_class: Word = ""
     """A priority class of the fleet: the priority of the replicas compared with jobs."""
     priority: int = Field(default=1_000_000, ge=-2_147_483_648, le=2_000_001_000)

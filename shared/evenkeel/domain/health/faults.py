@@ -173,14 +173,19 @@ class Fault(Value):
     alias_of: str = ""
     """Key of the fault that this row is another name for; empty if none. Both rows have the same recovery."""
     fault_class: FaultClass
+    """The part that fails: `hardware`, `software`, `application`, …"""
     severity: Severity
+    """How urgent the fault is."""
     checkpoint_trust: CheckpointTrust
+    """Whether checkpoints from the time of the fault may be resumed from."""
     can_save: CanSave = CanSave.TRY
+    """Whether a job on the node can still save a checkpoint."""
     drain_seconds: int = Field(ge=-1, le=86_400)
     """Time that the pods on the node get to end; -1 = no drain."""
     ladder: tuple[Rung, ...] = Field(min_length=1)
     """Rungs in order: `restart_job`, `reboot`, `replace`, `watch`, `ignore`, … After the last a person takes over."""
     recur_key: RecurKey = RecurKey.NONE
+    """The scope in which occurrences are counted."""
     recur_count: int = Field(default=0, ge=0)
     """The N-th occurrence in the same scope and window starts on the second rung; 0 = not counted."""
     recur_window_hours: int = Field(default=0, ge=0, le=720)
@@ -190,6 +195,7 @@ class Fault(Value):
     settle_seconds: int = Field(ge=0, le=3600)
     """Time to wait for more evidence before the first rung."""
     validate_with: Validation
+    """The check that a repaired node must pass."""
     facts: FaultReferences = FaultReferences()
     note: str = ""
 

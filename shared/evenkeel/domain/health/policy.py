@@ -36,12 +36,17 @@ class SourcePolicy(Section):
     kubernetes_list_seconds: Seconds = 180
     """A complete list of the nodes, pods and Jobs of one cluster."""
     kubernetes_watch_seconds: Seconds = 180
+    """A round of the watch over one cluster."""
     kueue_seconds: Seconds = 600
+    """The Kueue objects of one cluster."""
     hyperpod_seconds: Seconds = 300
+    """A list of the nodes of one HyperPod cluster."""
     event_queue_seconds: Seconds = 600
     """Events in the queue wait longer than this and none is handled."""
     scheduling_cycle_seconds: Seconds = 300
+    """A scheduling cycle that ended."""
     waits_seconds: Seconds = 300
+    """A check of everything that workflows wait for."""
     sweep_seconds: Seconds = 600
     """A step of the sweeper."""
 

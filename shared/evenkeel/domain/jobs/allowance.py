@@ -58,6 +58,7 @@ class AllowedClaim(Section):
     """A PersistentVolumeClaim that jobs may mount."""
 
     name: _ObjectName
+    """Name of the claim, in the namespace of the team."""
     max_mode: ClaimMode = ClaimMode.READ_ONLY
     """`read-only`, or `read-write` for jobs that set `readOnly` to false, or keep checkpoints there."""
     access_mode: AccessMode = AccessMode.UNKNOWN
@@ -68,7 +69,9 @@ class IdRange(Section):
     """A range of user or group ids."""
 
     min: int = Field(ge=1, le=MAX_ID)
+    """The lowest id."""
     max: int = Field(ge=1, le=MAX_ID)
+    """The highest id; it is allowed, too."""
 
     @model_validator(mode="after")
     def _is_not_empty(self) -> Self:

@@ -40,6 +40,7 @@ class JobPolicy(Section):
     restart_backoff_seconds: Seconds = 30
     """First pause after a failure of the application; it doubles each time."""
     restart_backoff_max_seconds: Seconds = 3600
+    """The longest such pause."""
     launch_retry_seconds: Deadline = 5
     """Pause between tries of a launch that waits for the remains of the previous attempt."""
     attribution_delay_seconds: Seconds = 20
@@ -73,6 +74,7 @@ class JobPolicy(Section):
     expected_resume_seconds: Seconds = 1400
     """Restore and warm-up on free capacity; the published p90 at 256 nodes is 1,398 s."""
     expected_replace_seconds: Seconds = 960
+    """From the request until the replacement is Ready; the published p90 is about 16 minutes."""
 
     def accepts_convention(self, fault_class: str) -> bool:
         """Whether completeness by convention is enough after a fault of this class, or after `RESTART`."""

@@ -75,7 +75,9 @@ class JobTypes(Value):
     default: Word = ""
     """The type of a job that names none; empty gives it no type."""
     types: dict[Word, JobType] = {}
+    """The template of each type, by name."""
     pools: dict[Word, PoolAlias] = {}
+    """Nodes that a pool name of a template stands for, by that name."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:

@@ -18,13 +18,17 @@ class GuardrailPolicy(Section):
     fleet_repairs: int = Field(default=10, ge=1, le=1000)
     """Nodes in repair at a time. All of them share one row of the ledger, which limits this value."""
     pool_repairs: int | None = Field(default=4, ge=1, le=1_000_000)
+    """Nodes of one pool in repair at a time, as a count; null = no limit by count."""
     pool_repair_share: float | None = Field(default=0.1, gt=0, le=1)
+    """The same limit as a share of the nodes of the pool."""
     repairs_per_hour: int = Field(default=20, ge=1, le=1000)
     """Repair requests for the whole fleet."""
     fleet_cordons: int = Field(default=60, ge=1, le=1000)
     """Nodes that Evenkeel keeps cordoned at a time. All of them share one row of the ledger."""
     pool_cordons: int | None = Field(default=20, ge=1, le=1_000_000)
+    """Nodes of one pool that Evenkeel keeps cordoned at a time, as a count; null = no limit by count."""
     pool_cordon_share: float | None = Field(default=0.3, gt=0, le=1)
+    """The same limit as a share of the nodes of the pool."""
     leaving_seconds: Seconds = 900
     """If AWS ends a node within this time, the cordon limits do not apply to it."""
     shared_cause_count: int = Field(default=3, ge=2, le=1_000_000)
@@ -32,6 +36,7 @@ class GuardrailPolicy(Section):
     shared_cause_share: float = Field(default=0.05, gt=0, le=1)
     """A shared cause also needs at least this share of its nodes, because in a large zone a few faults are chance."""
     shared_cause_window_seconds: Deadline = 900
+    """The window within which faults may have a shared cause."""
     stale_after_seconds: Seconds = 1800
     """If a node looks healthy and its evidence is older than this, Evenkeel validates it and does not repair it."""
 
@@ -91,12 +96,14 @@ class RepairPolicy(Section):
     drain_scale: Scale = 1.0
     """Factor on the catalogue's drain seconds."""
     validation_deadline_seconds: Deadline = 600
+    """Time for a node to pass its validation. After it, the next rung is due."""
     deep_checks_after: tuple[Word, ...] = ()
     """Fault classes after which HyperPod's deep health check validates the node, if the fault requires `deep`. The
     check takes about two hours per node, and HyperPod itself repairs a node that fails it."""
     deep_check_min_seconds: Seconds = 300
     """Ignore the result label of a deep check that is younger than this: it may belong to an earlier check."""
     deep_check_deadline_seconds: Deadline = 14_400
+    """Time for a deep health check."""
     test_job_image: Image = ""
     """Image of the test job that validates a node; empty = no test job. The job gets all accelerators of the node."""
     test_job_command: tuple[ProgramText, ...] = ()
@@ -104,11 +111,13 @@ class RepairPolicy(Section):
     test_jobs_after: tuple[Word, ...] = ("hardware", "mixed", "network", "software")
     """Fault classes after which a test job validates the node, if no deep check does."""
     test_job_deadline_seconds: Deadline = 900
+    """Time for the test job."""
     return_margin_seconds: Seconds = 10
     """A node must have been Ready this long before it is validated."""
     approval_deadline_seconds: Deadline = 3600
     """How long mode `recommend` waits for an approval."""
     guardrails: GuardrailPolicy = GuardrailPolicy()
+    """Limits on harmful actions."""
 
     @model_validator(mode="after")
     def _margin_ends(self) -> Self:

@@ -18,6 +18,7 @@ class RentedPool(Pool):
     model_config = ConfigDict(extra="forbid")
 
     name: Word
+    """Name of the NodePool."""
     taints: tuple[Annotated[str, Field(max_length=400, pattern=_TAINT)], ...] = ()
     """`key=value:Effect` of all its nodes. A job that does not tolerate them gets no node of the pool."""
     labels: dict[Word, Word] = {}
@@ -53,6 +54,7 @@ class BurstPolicy(Section):
     expected_run_seconds: dict[PriorityClass, Deadline] = {}
     """Expected run time of a job by priority class."""
     other_expected_run_seconds: Deadline = 14_400
+    """The run time for every other class."""
     ready_seconds: Deadline = 900
     """Time for one pool to supply all nodes. Then the next pool is asked."""
     quiet_seconds: Seconds = 300

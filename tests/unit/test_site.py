@@ -1,0 +1,74 @@
+"""The documentation site has no dead link, asks no other host, and shows every page and every field of the policy."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tools import policy_page, site, site_hooks
+
+_LOADED = re.compile(
+    r"<(?:script|img|iframe)[^>]*\bsrc=\"?(https?:[^\">\s]+)|<link[^>]*rel=\"?stylesheet\"?[^>]*href=\"?(https?:[^\">\s]+)"
+)
+DOCS = site.ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = site.build(folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_site_shows_every_page(built: Path) -> None:
+    pages = {path.relative_to(DOCS).with_suffix(".html").as_posix() for path in DOCS.rglob("*.md")}
+    shown = {path.relative_to(built).as_posix() for path in built.rglob("*.html")}
+
+    assert {page.replace("README.html", "index.html") for page in pages} - shown == set()
+
+
+def test_site_loads_nothing_from_another_host(built: Path) -> None:
+    foreign = {match[0] for path in built.rglob("*.html") for match in _LOADED.finditer(path.read_text("utf-8"))}
+
+    assert foreign == set()
+
+
+def test_every_policy_field_has_a_description() -> None:
+    schema = policy_page.schema()
+    sections: dict[str, Any] = {"Policy": schema, **schema["$defs"]}
+    undescribed = [
+        f"{section}.{name}"
+        for section, content in sections.items()
+        for name, field in content.get("properties", {}).items()
+        if not field.get("description")
+    ]
+
+    assert undescribed == [], "write a docstring under each of these fields"
+
+
+@pytest.mark.parametrize(
+    ("repository", "expected"),
+    [
+        ("", "See template.yaml and [a](b.md#c)."),
+        (
+            "https://git.example/",
+            "See [template.yaml](https://git.example/blob/main/template.yaml) and [a](b.md#c).",
+        ),
+    ],
+)
+def test_link_to_the_code_leads_to_the_repository_if_it_is_known(repository: str, expected: str) -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="architecture.md"))
+    config = {"docs_dir": str(DOCS), "repo_url": repository}
+    text = "See [template.yaml](../template.yaml) and [a](b.md#c)."
+
+    assert site_hooks.on_page_markdown(text, page, config) == expected
+
+
+def test_link_to_a_folder_leads_to_its_first_page() -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
+    config = {"docs_dir": str(DOCS), "repo_url": None}
+
+    assert site_hooks.on_page_markdown("[all](runbooks/)", page, config) == "[all](runbooks/README.md)"
