@@ -16,9 +16,12 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from evenkeel.domain.capacity.utilization import Measure
+from evenkeel.domain.costs.incident_receipt import IncidentReceipt
+from evenkeel.domain.costs.job_receipt import JobReceipt
 from evenkeel.domain.shadow.cases import Actor
 from evenkeel.domain.shadow.verdicts import Cause, Verdict
 from evenkeel.domain.sources import SourceKind, SourceState
+from evenkeel.domain.values import Value
 from evenkeel.runtime import api_types
 from evenkeel.runtime.api import PROBLEMS, Body
 from evenkeel.services.queries.read_fleet import Health
@@ -113,14 +116,15 @@ def document() -> Json:
     api_operations = list(operations())
     models: list[type[BaseModel]] = [operation.body for operation in api_operations if operation.body]
     names, definitions = models_json_schema(
-        [(model, "validation") for model in models],
+        [(model, "validation") for model in models] + [(model, "serialization") for model in _ANSWER_MODELS.values()],
         ref_template="#/components/schemas/{model}",
         schema_generator=DescribedSchema,
     )
     paths: dict[str, Json] = {}
     bodies = {str(model.__name__): schema for (model, _), schema in names.items()}
+    answers = _ANSWERS | {name: _answer_of(bodies[model.__name__]) for name, model in _ANSWER_MODELS.items()}
     for operation in api_operations:
-        paths.setdefault(operation.path, {})[operation.method] = _described(operation, bodies)
+        paths.setdefault(operation.path, {})[operation.method] = _described(operation, bodies, answers)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -158,7 +162,13 @@ def document() -> Json:
     }
 
 
-def _described(operation: ApiOperation, bodies: dict[str, Json]) -> Json:
+def _answer_of(schema: Json) -> Json:
+    """Return the schema of an answer that may lack the private fields of other teams."""
+    redacted = {"type": "boolean", "description": "Whether something is withheld, because it is private to a team."}
+    return {"allOf": [schema, {"type": "object", "required": ["isRedacted"], "properties": {"isRedacted": redacted}}]}
+
+
+def _described(operation: ApiOperation, bodies: dict[str, Json], answers: dict[str, Json]) -> Json:
     parameters: list[Json] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in re.findall(r"\{(\w+)\}", operation.path)
@@ -185,7 +195,7 @@ def _described(operation: ApiOperation, bodies: dict[str, Json]) -> Json:
         "responses": {
             "202" if operation.is_accepted else "200": {
                 "description": "Accepted; Location names it." if operation.is_accepted else "Done.",
-                "content": {"application/json": {"schema": _ANSWERS.get(operation.name, {"type": "object"})}},
+                "content": {"application/json": {"schema": answers.get(operation.name, {"type": "object"})}},
             },
             **{str(status): {"$ref": "#/components/responses/Problem"} for status in sorted(operation.problems)},
         },
@@ -350,6 +360,8 @@ _SHADOW_CASE: Json = {
         **dict.fromkeys(("cordon", "repair"), _JUDGED),
     },
 }
+_ANSWER_MODELS: dict[str, type[Value]] = {"incident_receipt": IncidentReceipt, "job_receipt": JobReceipt}
+"""Answers that are domain values: their schemas follow from the types."""
 _RATE_NAMES = ("falseCordons", "falseReboots", "falseReplacements")
 _ANSWERS: dict[str, Json] = {
     "show_shadow_report": {

@@ -8,9 +8,11 @@ from evenkeel.services.queries import (
     read_fleet,
     read_incidents,
     read_jobs,
+    read_receipts,
     read_shadow_report,
     read_sources,
     read_teams,
+    read_timelines,
     read_utilization,
 )
 from evenkeel.services.recovery import hold_automation
@@ -76,7 +78,7 @@ def show_job(job_id: str) -> api.Reply:
 @app.get("/v1/jobs/<job_id>/timeline")
 def job_timeline(job_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    return app.answer(read_jobs.job_timeline(wiring.context().ledger, job_id, _reader()))
+    return app.answer(read_timelines.show_job(wiring.context(), job_id, _reader()))
 
 
 @app.get("/v1/jobs/<job_id>/why")
@@ -93,6 +95,12 @@ def job_logs(job_id: str) -> api.Reply:
     return app.answer(
         read_jobs.job_logs(context, job_id, _reader(), attempt=query.attempt, rank=query.rank, tail=query.tail)
     )
+
+
+@app.get("/v1/jobs/<job_id>/receipt")
+def job_receipt(job_id: str) -> api.Reply:
+    app.query(api_types.NoQuery)
+    return app.answer(read_receipts.show_job(wiring.context(), job_id, _reader()))
 
 
 @app.get("/v1/teams")
@@ -135,7 +143,7 @@ def show_incident(incident_id: str) -> api.Reply:
 @app.get("/v1/incidents/<incident_id>/timeline")
 def incident_timeline(incident_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    return app.answer(read_incidents.incident_timeline(wiring.context().ledger, incident_id, _reader()))
+    return app.answer(read_timelines.show_incident(wiring.context(), incident_id, _reader()))
 
 
 @app.get("/v1/incidents/<incident_id>/why")
@@ -143,6 +151,12 @@ def why_incident(incident_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
     context = wiring.context()
     return app.answer(_seen(explain.why_incident(context, incident_id, _reader())))
+
+
+@app.get("/v1/incidents/<incident_id>/receipt")
+def incident_receipt(incident_id: str) -> api.Reply:
+    app.query(api_types.NoQuery)
+    return app.answer(read_receipts.show_incident(wiring.context(), incident_id, _reader()))
 
 
 @app.get("/v1/decisions/<decision_id>")

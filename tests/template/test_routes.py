@@ -26,8 +26,8 @@ def routes_of(function: str) -> set[Route]:
     return {(properties["Method"].upper(), shape(properties["Path"])) for properties in found}
 
 
-def granted_to(policy: str) -> set[Route]:
-    granted = set()
+def grants_of(policy: str) -> set[Route]:
+    grants = set()
     for statement in statements.of_callers():
         if statement.owner == policy:
             assert statement.actions == ("execute-api:Invoke",)
@@ -36,19 +36,37 @@ def granted_to(policy: str) -> set[Route]:
                 prefix = "arn:${AWS::Partition}:execute-api:${AWS::Region}:${AWS::AccountId}:${Api}/api/"
                 assert arn.startswith(prefix)
                 method, path = arn.removeprefix(prefix).split("/", 1)
-                granted.add((method, shape(f"/{path}")))
-    return granted
+                grants.add((method, f"/{path.replace('${FleetName}', '{}')}"))
+    return grants
+
+
+def opened_by(grants: set[Route]) -> set[Route]:
+    """Return the routes that grants open. As in IAM, `*` matches any text with its slashes."""
+    return {
+        (method, path)
+        for function in FUNCTION_OF_LEVEL.values()
+        for method, path in routes_of(function)
+        for verb, pattern in grants
+        if verb == method and re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), path)
+    }
 
 
 def test_each_policy_opens_its_function_and_all_lower_functions() -> None:
     open_so_far: set[Route] = set()
     for level in LEVELS:
         open_so_far |= routes_of(FUNCTION_OF_LEVEL[level])
-        assert granted_to(level) == open_so_far
+        assert opened_by(grants_of(level)) == open_so_far
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_grant_is_needed(level: str) -> None:
+    grants = grants_of(level)
+    for grant in grants:
+        assert opened_by(grants - {grant}) < opened_by(grants), grant
 
 
 def test_detector_may_only_report() -> None:
-    assert granted_to("EvenkeelDetector") == {("POST", "/v1/faults")}
+    assert opened_by(grants_of("EvenkeelDetector")) == {("POST", "/v1/faults")}
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -305,7 +305,7 @@ DOMAIN_PACKAGES = (
     *("policy_base", "health.policy", "sources", "health", "capacity", "capacity.policy", "kueue"),
     *("external.policy", "external", "elastic", "admission.policy", "jobs.allowance", "jobs.policy", "jobs"),
     *("economics.policy", "economics", "recovery.policy", "renting.policy", "policy"),
-    *("renting", "quotas", "admission", "checkpoints", "recovery", "shadow", "fault_preview", "replay"),
+    *("renting", "quotas", "admission", "checkpoints", "recovery", "shadow", "costs", "fault_preview", "replay"),
 )
 SERVICE_PACKAGES = (
     *("context", "storage", "incidents", "rentals", "attempts", "scheduling", "jobs"),

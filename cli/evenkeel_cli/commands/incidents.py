@@ -6,6 +6,7 @@ import typer
 
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer, answer_change, answer_list, confirm, draw_timeline, show
+from evenkeel_cli.receipt_page import draw_incident_receipt
 from evenkeel_cli.render import Column, OutputFormat, Printer, duration
 from evenkeel_cli.state_labels import INCIDENT, plain
 from evenkeel_client.errors import CommandFailed, Exit
@@ -72,6 +73,14 @@ def timeline(incident: IncidentArgument, output: lookup.OutputOption = OutputFor
     incident_id = lookup.find_incident(client, incident)
     found = client.get(f"/incidents/{incident_id}/timeline")
     answer(found, output, lambda out: draw_timeline(out, found["entries"]), has_wide=True)
+
+
+@app.command("receipt")
+def receipt(incident: IncidentArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+    """Show what an incident cost, stage by stage, and estimates of what was saved."""
+    client = lookup.current_client()
+    found = client.get(f"/incidents/{lookup.find_incident(client, incident)}/receipt")
+    answer(found, output, lambda out: draw_incident_receipt(out, found), has_wide=True)
 
 
 @app.command("approve")

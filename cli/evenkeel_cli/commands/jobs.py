@@ -12,6 +12,7 @@ from evenkeel_cli.commands.following import follow_log, missing_newline, wait_fo
 from evenkeel_cli.commands.job_pages import draw_job, draw_plan, list_columns, node_count, unmanaged_columns
 from evenkeel_cli.commands.output import answer, answer_change, answer_list, draw_timeline, show
 from evenkeel_cli.commands.submission import takes_a_job
+from evenkeel_cli.receipt_page import draw_job_receipt
 from evenkeel_cli.render import OutputFormat, note, only, page
 from evenkeel_cli.state_labels import JOB, plain
 from evenkeel_client.errors import CommandFailed, Exit
@@ -127,6 +128,14 @@ def show_job(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE)
     client = lookup.current_client()
     found = client.get(f"/jobs/{lookup.find_job(client, job)}")
     answer(found, output, lambda out: draw_job(out, found), has_wide=True)
+
+
+@app.command("receipt")
+def receipt(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+    """Show where the time of a job went, and what each interruption cost."""
+    client = lookup.current_client()
+    found = client.get(f"/jobs/{lookup.find_job(client, job)}/receipt")
+    answer(found, output, lambda out: draw_job_receipt(out, found), has_wide=True)
 
 
 @app.command("timeline")

@@ -84,12 +84,16 @@ ROWS: Mapping[str, AccessCase] = {
     "/v1/jobs/{jobId}/timeline": AccessCase("/v1/jobs/job-0000000001/timeline", shows=("Submitted by", "settled")),
     "/v1/jobs/{jobId}/why": AccessCase("/v1/jobs/job-0000000001/why", shows=("The job failed in attempt 1.",)),
     "/v1/jobs/{jobId}/logs": AccessCase("/v1/jobs/job-0000000001/logs", status=403, shows=("NOT_YOUR_TEAM",)),
+    "/v1/jobs/{jobId}/receipt": AccessCase("/v1/jobs/job-0000000001/receipt", shows=("QUEUED", '"isRedacted": true')),
     "/v1/incidents": AccessCase("/v1/incidents", shows=("xid:79",), is_private=False),
     "/v1/incidents/{incidentId}": AccessCase("/v1/incidents/inc-0000000001", shows=("xid:79", "job-0000000001")),
     "/v1/incidents/{incidentId}/timeline": AccessCase(
         "/v1/incidents/inc-0000000001/timeline", shows=("Fell off the bus.",)
     ),
     "/v1/incidents/{incidentId}/why": AccessCase("/v1/incidents/inc-0000000001/why", shows=("xid:79",)),
+    "/v1/incidents/{incidentId}/receipt": AccessCase(
+        "/v1/incidents/inc-0000000001/receipt", shows=("WAIT_FOR_NODES", '"isRedacted": true')
+    ),
     "/v1/decisions/{decisionId}": AccessCase("/v1/decisions/dec-0000000003", shows=("ADMIT", '"isRedacted": true')),
     "/v1/nodes": AccessCase("/v1/nodes", shows=("p5-workers",), is_private=False),
     "/v1/nodes/{nodeId}": AccessCase("/v1/nodes/i-00000000000000001", shows=("p5-workers",), is_private=False),
@@ -142,6 +146,8 @@ def secret_attempt(job: Job) -> Attempt:
     return an_attempt(
         job,
         state="FAILED",
+        running_at=ago(minutes=19),
+        ended_at=ago(minutes=11),
         reason=f"{SECRET} failed (exit code 1).",
         resume_from=ResumePoint(attempt=1, step=1, manifest=SECRET),
         is_pinned=True,

@@ -20,17 +20,13 @@ from evenkeel.domain.health.incidents import (
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.approval import ASK, is_approved
 from evenkeel.domain.recovery.plan import PlanOutcome
-from evenkeel.domain.shadow.cases import Aftermath
-from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.queries.read_jobs import timeline
 from evenkeel.services.storage import incident_rows, job_rows, pagination, rows, subject_rows
 
 Json = dict[str, Any]
@@ -75,34 +71,6 @@ def show_incident(context: Context, incident_id: str, reader: Reader) -> Json:
         "decisions": decisions_about(context.ledger, incident_id, reader.sees_all_of(incident, context.ledger)),
         "execution": incident.execution_name,
     }
-
-
-def incident_timeline(ledger: Ledger, incident_id: str, reader: Reader) -> Json:
-    """Return the timeline of an incident, oldest first.
-
-    Raises:
-        NotFound: there is no such incident.
-    """
-    incident = load_incident(ledger, incident_id)
-    entries = timeline(ledger, incident_id)
-    if not reader.sees_all_of(incident, ledger):
-        entries = disclosure.incident_timeline(entries)
-    if incident.mode == Mode.OBSERVE:
-        entries = sorted([*entries, *_aftermath(ledger, incident_id)], key=lambda entry: str(entry["at"]))
-    return {"subject": incident_id, "entries": entries}
-
-
-def _aftermath(ledger: Ledger, incident_id: str) -> list[Json]:
-    """Return what happened to the node after an incident of the mode `observe` had ended, as timeline entries."""
-    row = ledger.get(incident_rows.aftermath_key(incident_id))
-    events = rows.read(row, Aftermath).events if row else ()
-    entries = (
-        TimelineEntry(
-            at=event.at, kind=event.kind.lower(), text=f"{event.words}. {event.evidence}", writer="record_aftermath"
-        )
-        for event in events
-    )
-    return [entry.to_json() for entry in entries]
 
 
 def show_decision(ledger: Ledger, decision_id: str, reader: Reader) -> Json:

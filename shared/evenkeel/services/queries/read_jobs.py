@@ -144,18 +144,6 @@ def show_job(context: Context, job_id: str, reader: Reader) -> Json:
     }
 
 
-def job_timeline(ledger: Ledger, job_id: str, reader: Reader) -> Json:
-    """Return the timeline of a job, oldest first.
-
-    Raises:
-        NotFound: there is no such job.
-    """
-    entries = timeline(ledger, job_id)
-    if not reader.sees(load_job(ledger, job_id)):
-        entries = disclosure.job_timeline(entries)
-    return {"subject": job_id, "entries": entries}
-
-
 def job_logs(context: Context, job_id: str, reader: Reader, *, attempt: int | None, rank: int, tail: int) -> Json:
     """Return the last lines of a rank's log, of the latest attempt unless another is named.
 

@@ -1,0 +1,205 @@
+"""Draw receipts: of an incident, and of a job's life."""
+
+from typing import Any
+
+from evenkeel_cli.render import Column, Printer, duration
+from evenkeel_cli.state_labels import plain
+
+Json = dict[str, Any]
+
+UNKNOWN = "unknown"
+
+
+def usd(micros: int | None) -> str:
+    """Return micro-dollars as dollars and cents; `unknown` without a figure."""
+    if micros is None:
+        return UNKNOWN
+    sign = "-" if micros < 0 else ""
+    cents = (abs(micros) + 5_000) // 10_000
+    return f"{sign}${cents // 100:,}.{cents % 100:02}"
+
+
+def hours(value: float | None) -> str:
+    """Return GPU-hours; `unknown` without a figure."""
+    return UNKNOWN if value is None else f"{value:,.2f}"
+
+
+def seconds(value: float | None) -> str:
+    """Return a duration with its sign; `unknown` without a figure."""
+    if value is None:
+        return UNKNOWN
+    return f"-{duration(-value)}" if value < 0 else duration(value)
+
+
+def draw_incident_receipt(out: Printer, receipt: Json) -> None:
+    """Draw what an incident cost."""
+    state = "settled" if receipt["isOver"] else "still growing"
+    drill = ", a drill" if receipt["isDrill"] else ""
+    out.line(f"{out.bold(receipt['incidentId'])}  {state}{drill}")
+    least = "at least " if receipt["isLowerBound"] else ""
+    total = f"{least}{hours(receipt['totalGpuHours'])} GPU-hours, {usd(receipt['totalUsdMicros'])}"
+    out.pairs(
+        [
+            ("cost", total),
+            ("node", _node(receipt["node"])),
+            ("shared", ", ".join(_shared(each) for each in receipt["shared"])),
+            ("not hit", _running(receipt["running"])),
+            ("withheld", _withheld(receipt)),
+        ],
+        indent="  ",
+    )
+    for interruption in receipt["jobs"]:
+        out.line()
+        draw_interruption(out, interruption)
+    _draw_options(out, receipt["options"])
+    _draw_savings(out, receipt["savings"])
+    draw_notes(out, receipt["notes"])
+
+
+def draw_job_receipt(out: Printer, receipt: Json) -> None:
+    """Draw where the time of a job went, and what its interruptions cost."""
+    state = "ended" if receipt["isOver"] else "not ended"
+    out.line(f"{out.bold(receipt['jobId'])}  {state}, {duration(receipt['elapsedSeconds'])} since its submission")
+    out.line()
+    out.table(
+        [
+            Column("TIME", lambda bucket: plain(bucket["bucket"])),
+            Column("", lambda bucket: duration(bucket["seconds"]), is_right=True),
+            Column("SHARE", lambda bucket: _percent(bucket["share"]), is_right=True),
+            Column("GPU-HOURS", lambda bucket: hours(bucket["gpuHours"]), is_right=True),
+            Column("COST", lambda bucket: usd(bucket["usdMicros"]), is_right=True),
+        ],
+        receipt["buckets"],
+        indent="  ",
+    )
+    out.pairs([("withheld", _withheld(receipt))], indent="  ")
+    for interruption in receipt["interruptions"]:
+        out.line()
+        draw_interruption(out, interruption)
+    draw_notes(out, receipt["notes"])
+
+
+def draw_interruption(out: Printer, interruption: Json) -> None:
+    """Draw the stages of one interruption."""
+    resumed = interruption["resumedByAttempt"]
+    after = f"attempt {resumed}" if resumed else "no later attempt yet"
+    out.line(f"  {out.bold(interruption['jobId'])}  attempt {interruption['attempt']} → {after}")
+    price, step = interruption["price"], interruption["resumedStep"]
+    rate = f"{usd(price['usdMicrosPerGpuHour'])} a GPU-hour: {price['origin']}" if price else UNKNOWN
+    out.pairs(
+        [
+            ("cause", f"{plain(interruption['cause'])} {', '.join(interruption['incidentIds'])}".strip()),
+            ("price", rate),
+            ("resumed", "" if step is None else f"from step {step:,}"),
+        ],
+        indent="    ",
+    )
+    parts = [part for part in interruption["parts"] if part["seconds"] != 0 or part["alreadyCountedSeconds"]]
+    clocks = iter(out.clocks(part["startedAt"] for part in parts if part["startedAt"]))
+    rows = [(part, next(clocks) if part["startedAt"] else "–") for part in parts]
+    rows.append(({"stage": "sum", **interruption["total"]}, ""))
+    out.table(
+        [
+            Column("STAGE", lambda row: _stage(row[0])),
+            Column("FROM", 1),
+            Column("LOST", lambda row: seconds(row[0]["seconds"]), is_right=True),
+            Column("GPU-HOURS", lambda row: hours(row[0]["gpuHours"]), is_right=True),
+            Column("COST", lambda row: usd(row[0]["usdMicros"]), is_right=True),
+            Column("UNTIL", lambda row: row[0].get("toRecord") or row[0].get("whyUnknown") or "", may_shrink=True),
+        ],
+        rows,
+        indent="    ",
+    )
+
+
+def _stage(part: Json) -> str:
+    covered = "".join(f"{plain(stage)} + " for stage in part.get("covers", ()))
+    return f"{covered}{plain(part['stage'])}"
+
+
+def _node(node: Json) -> str:
+    if node["startedAt"] is None:
+        return "not cordoned"
+    if node["seconds"] is None:
+        return f"cordoned, back: {UNKNOWN}. {node['whyUnknown']}"
+    text = f"out for {duration(node['seconds'])}"
+    if node["countedWithJobsSeconds"]:
+        text += f", {duration(node['countedWithJobsSeconds'])} of it counted with its jobs"
+    return f"{text}; beside them {hours(node['gpuHours'])} GPU-hours, {usd(node['usdMicros'])}"
+
+
+def _shared(interruption: Json) -> str:
+    return f"{interruption['jobId']} attempt {interruption['attempt']} counts with {interruption['incidentIds'][0]}"
+
+
+def _running(jobs: list[str]) -> str:
+    return f"{', '.join(jobs)}: no end of an attempt is recorded" if jobs else ""
+
+
+def _withheld(receipt: Json) -> str:
+    if not receipt["isRedacted"]:
+        return ""
+    return "Only the team and operators see its checkpoints and prices. They are shown as unknown."
+
+
+def _draw_options(out: Printer, options: list[Json]) -> None:
+    if not options:
+        return
+    out.line()
+    out.table(
+        [
+            Column(
+                "OPTION", lambda option: out.with_glyph("ok" if option["isChosen"] else "idle", plain(option["option"]))
+            ),
+            Column("FORECAST", lambda option: seconds(option["expectedSeconds"]), is_right=True),
+            Column(
+                "ACTUAL", lambda option: seconds(option["actualSeconds"]) if option["isChosen"] else "–", is_right=True
+            ),
+            Column("JOB", "jobId", is_wide=len({option["jobId"] for option in options}) == 1),
+            Column("WHY NOT", lambda option: option["whyNot"] or "chosen", may_shrink=True),
+        ],
+        options,
+        indent="  ",
+    )
+
+
+def _draw_savings(out: Printer, savings: list[Json]) -> None:
+    if not savings:
+        return
+    out.line()
+    out.line(f"  {out.bold('Estimates')}, not measurements: the same interruption without Evenkeel")
+    rows = [saving for saving in savings if not saving["whyUnknown"]]
+    if rows:
+        out.table(
+            [
+                Column("INSTEAD OF", lambda saving: plain(saving["insteadOf"])),
+                Column("STANDSTILL", lambda saving: _range(saving, "StandstillSeconds", seconds), is_right=True),
+                Column("SAVED", lambda saving: _range(saving, "SavedSeconds", seconds), is_right=True),
+                Column("COST", lambda saving: _range(saving, "SavedUsdMicros", usd), is_right=True),
+            ],
+            rows,
+            indent="  ",
+        )
+    texts = [
+        text
+        for saving in savings
+        for text in ([saving["whyUnknown"]] if saving["whyUnknown"] else saving["assumptions"])
+    ]
+    for text in dict.fromkeys(texts):
+        out.paragraph(text, indent="  ")
+
+
+def _range(saving: Json, name: str, shown: Any) -> str:
+    low, high = saving[f"low{name}"], saving[f"high{name}"]
+    return str(shown(low)) if low == high else f"{shown(low)} to {shown(high)}"
+
+
+def draw_notes(out: Printer, notes: list[str]) -> None:
+    """Draw what the figures leave out."""
+    out.line()
+    for note in notes:
+        out.paragraph(out.dim(note), indent="  ")
+
+
+def _percent(share: float | None) -> str:
+    return UNKNOWN if share is None else f"{share:.1%}"

@@ -1,0 +1,224 @@
+"""The receipt of an incident: what its jobs lost, the time of its node, what was expected, and what was saved."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from evenkeel.domain.costs.interruptions import LostTime, Span, without
+from evenkeel.domain.costs.otherwise import EstimatedSaving, savings
+from evenkeel.domain.costs.receipt import (
+    MICROS_PER_HOUR,
+    GpuPrice,
+    InterruptionReceipt,
+    ReceiptTotal,
+    Stage,
+    cost_micros,
+    micros,
+    total_of,
+)
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.values import Instant, Value
+
+
+class NodeOutage(Value):
+    """The time in which the node of an incident took no work."""
+
+    started_at: Instant | None
+    """When Evenkeel cordoned it; null if it did not."""
+    ended_at: Instant | None
+    """When it, or its replacement, took work again; null if unknown. If it still lasts, the time of the receipt."""
+    is_over: bool
+    seconds: float | None
+    """Null: unknown, or there was none."""
+    counted_with_jobs_seconds: float
+    """Of these, the seconds that the interruptions of its jobs lost, too. They are in no sum here."""
+    gpus: int | None
+    """Null: the type of the node is unknown."""
+    gpu_hours: float | None
+    """Without those that count with the jobs."""
+    usd_micros: int | None
+    why_unknown: str = ""
+
+
+class WeighedOption(Value):
+    """An option of a decision about a job: the forecast, and what came of the chosen one."""
+
+    job_id: str
+    decision_id: str
+    option: str
+    is_chosen: bool
+    expected_seconds: float | None
+    actual_seconds: float | None
+    """Of the chosen option, from the decision until every pod ran, and the repeated work; null if not known."""
+    expected_gpu_hours: float | None
+    expected_usd: float | None
+    why_not: str
+
+
+class IncidentReceipt(Value):
+    """The cost of an incident, stage by stage. Estimates are apart, and marked."""
+
+    incident_id: str
+    as_of: Instant
+    is_over: bool
+    """False: a job or the node is still out, so the figures grow."""
+    is_drill: bool
+    mode: str
+    jobs: tuple[InterruptionReceipt, ...]
+    """Interruptions whose loss this incident owns."""
+    shared: tuple[InterruptionReceipt, ...]
+    """Interruptions that an earlier incident owns. They are in no sum here."""
+    running: tuple[str, ...]
+    """Jobs on the node that no end of an attempt interrupted so far."""
+    node: NodeOutage
+    lost: ReceiptTotal
+    """Of the owned interruptions."""
+    total_gpu_hours: float
+    """Lost by jobs, and of the node beside them. A lower bound if anything is unknown."""
+    total_usd_micros: int | None
+    """Null: no price is known."""
+    is_lower_bound: bool
+    options: tuple[WeighedOption, ...]
+    savings: tuple[EstimatedSaving, ...]
+    """Estimates for each owned interruption."""
+    notes: tuple[str, ...]
+
+
+def incident_receipt(
+    incident: Incident,
+    lost: Iterable[LostTime],
+    decisions: Iterable[Decision],
+    node_gpus: int | None,
+    node_price: GpuPrice | None,
+    restore_seconds: float,
+    now: datetime,
+) -> IncidentReceipt:
+    """Return the receipt of an incident so far. A late record changes it: nothing is stored.
+
+    Args:
+        incident: The incident.
+        lost: The interruptions of its jobs that name it, and others of these jobs.
+        decisions: The records about it.
+        node_gpus: GPUs of its node; None if unknown.
+        node_price: Price of a GPU-hour of its node; None if unknown.
+        restore_seconds: Expected time from running pods until a job trains.
+        now: The time of the receipt.
+    """
+    named = [each for each in lost if incident.incident_id in each.receipt.incident_ids]
+    own = [each for each in named if each.receipt.incident_id == incident.incident_id]
+    node = node_outage(incident, [span for each in own for _, span in each.spans], node_gpus, node_price, now)
+    total = total_of(part for each in own for part in each.receipt.parts)
+    hit = {each.receipt.job_id for each in named}
+    running = tuple(each.job_id for each in incident.affected_jobs if each.job_id not in hit)
+    prices = [each for each in (total.usd_micros, node.usd_micros) if each is not None]
+    return IncidentReceipt(
+        incident_id=incident.incident_id,
+        as_of=now,
+        is_over=incident.state.is_settled and node.is_over and all(each.receipt.is_over for each in own),
+        is_drill=incident.is_drill,
+        mode=incident.mode,
+        jobs=tuple(each.receipt for each in own),
+        shared=tuple(each.receipt for each in named if each not in own),
+        running=running,
+        node=node,
+        lost=total,
+        total_gpu_hours=total.gpu_hours + (node.gpu_hours or 0.0),
+        total_usd_micros=sum(prices) if prices else None,
+        is_lower_bound=total.is_lower_bound
+        or bool(node.why_unknown)
+        or (node.usd_micros is None and bool(node.seconds)),
+        options=tuple(_options(decisions, [each.receipt for each in named])),
+        savings=tuple(saving for each in own for saving in savings(each.receipt, incident, restore_seconds)),
+        notes=_NOTES,
+    )
+
+
+_NOTES = (
+    "While a job stands still, all its GPUs count as lost, also where other jobs use them.",
+    "Restoring the checkpoint is not recorded, so the time until the job trained again is in no sum.",
+)
+
+
+def node_outage(
+    incident: Incident, with_jobs: Sequence[Span], gpus: int | None, price: GpuPrice | None, now: datetime
+) -> NodeOutage:
+    """Return how long the node took no work, from its cordon until its return.
+
+    Args:
+        incident: The incident.
+        with_jobs: Spans that the interruptions of its jobs lost.
+        gpus: GPUs of the node; None if unknown.
+        price: Of a GPU-hour of the node; None if unknown.
+        now: The time.
+    """
+    stages = incident.stages
+    start = stages.cordoned_at
+    if start is None:
+        return _no_outage(None, is_over=incident.state.is_settled, gpus=gpus, why="")
+    back = stages.returned_at
+    is_over = back is not None or incident.state.is_settled
+    if back is None and incident.state.is_settled:
+        return _no_outage(start, is_over=True, gpus=gpus, why="No record says when the node took work again.")
+    end = max(start, back or now)
+    own = without(Span(start, end), with_jobs)
+    beside = sum(micros(each.end - each.start) for each in own)
+    whole = micros(end - start)
+    return NodeOutage(
+        started_at=start,
+        ended_at=end,
+        is_over=is_over,
+        seconds=whole / 1e6,
+        counted_with_jobs_seconds=(whole - beside) / 1e6,
+        gpus=gpus,
+        gpu_hours=None if gpus is None else gpus * beside / MICROS_PER_HOUR,
+        usd_micros=None if gpus is None else cost_micros(gpus * beside, price),
+        why_unknown="" if gpus is not None else "The type of the node is unknown.",
+    )
+
+
+def _no_outage(start: datetime | None, *, is_over: bool, gpus: int | None, why: str) -> NodeOutage:
+    return NodeOutage(
+        started_at=start,
+        ended_at=None,
+        is_over=is_over,
+        seconds=None,
+        counted_with_jobs_seconds=0,
+        gpus=gpus,
+        gpu_hours=None,
+        usd_micros=None,
+        why_unknown=why,
+    )
+
+
+def _options(decisions: Iterable[Decision], found: Sequence[InterruptionReceipt]) -> Iterable[WeighedOption]:
+    """Yield every option of each decision about a resume, the chosen one first."""
+    for decision in sorted(decisions, key=lambda each: (each.decided_at, each.decision_id)):
+        if decision.kind != "RESUME":
+            continue
+        job_id, attempt = str(decision.facts.get("jobId", "")), decision.facts.get("attempt")
+        receipt = next((each for each in found if (each.job_id, each.attempt) == (job_id, attempt)), None)
+        chosen = decision.chosen
+        for option in (*([chosen] if chosen else []), *decision.alternatives):
+            is_chosen = option is chosen
+            yield WeighedOption(
+                job_id=job_id,
+                decision_id=decision.decision_id,
+                option=option.option,
+                is_chosen=is_chosen,
+                expected_seconds=option.expected_seconds,
+                actual_seconds=_actual(receipt, decision.decided_at) if is_chosen else None,
+                expected_gpu_hours=option.gpu_hours_lost,
+                expected_usd=option.usd,
+                why_not=option.why_not,
+            )
+
+
+def _actual(receipt: InterruptionReceipt | None, decided_at: datetime) -> float | None:
+    """Return what the forecast of a decision was about: the time until every pod ran, and the repeated work."""
+    if receipt is None or receipt.resumed_by_attempt is None:
+        return None
+    repeated = receipt.seconds_of(Stage.REPEATED_WORK)
+    running_at = receipt.ended_at
+    if repeated is None or running_at is None:
+        return None
+    return max(0.0, micros(running_at - decided_at) / 1e6) + repeated

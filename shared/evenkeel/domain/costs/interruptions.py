@@ -1,0 +1,297 @@
+"""The receipt of an interrupted job: every second that it lost, in stages, each with its records and its cost.
+
+An attempt was interrupted if it ran and did not succeed. Its interruption lasts until the next attempt that runs:
+
+    checkpoint   first signal   opened    planned   approved   ended     admitted   launched   running   trains
+        │ REPEATED_WORK │ DETECTION │ DECISION │ APPROVAL │ DRAIN │ WAIT_FOR_NODES │ LAUNCH │ RESTART │ RESTORE │
+
+The work between the checkpoint and the first signal was done and thrown away. So the loss is the whole time line, and
+the repetition after the restart must not be added to it.
+
+* The stages follow each other without gaps. A time outside this order is moved to the nearest stage border.
+* After the interrupted attempt has ended, all time until an admission is WAIT_FOR_NODES. An attempt that ended before
+  it ran is a FAILED_START.
+* A second belongs to the first interruption that lost it. A later interruption that goes back behind
+  it does not count the second again.
+* An unknown border has no time: the next stage with a known border then covers both, and says so. An unknown stage at
+  either end has no seconds, and the sum is a lower bound.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from evenkeel.domain.costs.receipt import (
+    MICROS_PER_HOUR,
+    GpuPrice,
+    InterruptionCause,
+    InterruptionReceipt,
+    ReceiptPart,
+    Stage,
+    cost_micros,
+    micros,
+    total_of,
+)
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
+from evenkeel.domain.jobs.job import Job
+
+
+class Span(NamedTuple):
+    """A time span."""
+
+    start: datetime
+    end: datetime
+
+
+class _Mark(NamedTuple):
+    """The end of a stage: a time of a record."""
+
+    stage: Stage
+    at: datetime | None
+    record: str
+    attempt: Attempt
+    """The attempt whose GPUs the stage costs."""
+
+
+PriceOf = Mapping[int, GpuPrice | None]
+"""The price of each attempt of a job, by its number."""
+
+
+class LostTime(NamedTuple):
+    """An interruption and the disjoint spans that it lost."""
+
+    receipt: InterruptionReceipt
+    spans: tuple[tuple[Stage, Span], ...]
+
+
+def interruptions(
+    job: Job, attempts: Iterable[Attempt], incidents: Iterable[tuple[int, Incident]], price_of: PriceOf, now: datetime
+) -> list[LostTime]:
+    """Return each interruption of a job, oldest first. The arguments are those of `job_receipt`."""
+    ordered = sorted(attempts, key=lambda each: each.attempt)
+    until = end_of(job, ordered, now)
+    named: dict[int, dict[str, Incident]] = {}
+    for number, incident in incidents:
+        named.setdefault(number, {})[incident.incident_id] = incident
+    taken: list[Span] = []
+    found = []
+    for place, attempt in enumerate(ordered):
+        if not _was_interrupted(job, attempt, ordered[place + 1 :]):
+            continue
+        blamed = sorted(
+            named.get(attempt.attempt, {}).values(), key=lambda each: (each.first_signal_at, each.incident_id)
+        )
+        line = _time_line(job, ordered, place, blamed, until)
+        one = _priced(job, attempt, blamed, line, taken, price_of)
+        taken += [span for _, span in one.spans]
+        found.append(one)
+    return found
+
+
+def end_of(job: Job, attempts: Iterable[Attempt], now: datetime) -> datetime:
+    """Return the end of a job, or the present. A clock that is ahead cannot make a time negative."""
+    last = [
+        job.submitted_at,
+        *(at for each in attempts for at in (each.admitted_at, each.running_at, each.ended_at) if at),
+    ]
+    return max(job.ended_at or now, *last)
+
+
+def _was_interrupted(job: Job, attempt: Attempt, later: Sequence[Attempt]) -> bool:
+    """Whether an attempt ran, ended without success, and its job went on or waited to go on."""
+    if attempt.running_at is None or attempt.ended_at is None or attempt.state is AttemptState.SUCCEEDED:
+        return False
+    return bool(later) or job.ended_at is None or job.ended_at > attempt.ended_at
+
+
+# ---------------------------------------------------------------- the time line of one interruption
+
+
+class _TimeLine(NamedTuple):
+    start: datetime | None
+    """None: the resume point is unknown."""
+    start_record: str
+    marks: tuple[_Mark, ...]
+    resumed: Attempt | None
+    is_over: bool
+
+
+def _time_line(
+    job: Job, attempts: Sequence[Attempt], place: int, blamed: Sequence[Incident], until: datetime
+) -> _TimeLine:
+    attempt, following = attempts[place], attempts[place + 1 :]
+    resumed = next((each for each in following if each.running_at), None)
+    start, start_record = _kept_until(attempts, attempt, resumed)
+    marks = list(_before_the_end(attempt, blamed))
+    marks.append(_Mark(Stage.DRAIN, attempt.ended_at, f"attempt {attempt.attempt} ended", attempt))
+    for each in following[: following.index(resumed) + 1 if resumed else None]:
+        name = f"attempt {each.attempt}"
+        marks.append(_Mark(Stage.WAIT_FOR_NODES, each.admitted_at, f"{name} admitted", attempt))
+        if each is resumed:
+            marks.append(_Mark(Stage.LAUNCH, each.launched_at, f"{name} launched", each))
+            marks.append(_Mark(Stage.RESTART, each.running_at, f"every pod of {name} runs", each))
+        elif each.ended_at:
+            marks.append(_Mark(Stage.FAILED_START, each.ended_at, f"{name} ended without a run", each))
+        elif each.launched_at:
+            marks.append(_Mark(Stage.LAUNCH, each.launched_at, f"{name} launched", each))
+    if resumed is None:
+        last = following[-1] if following else None
+        starting = last if last and last.ended_at is None else None
+        stage = Stage.WAIT_FOR_NODES
+        if starting:
+            stage = Stage.RESTART if starting.launched_at else Stage.LAUNCH
+        record = "job ended" if job.ended_at else "now"
+        marks.append(_Mark(stage, until, record, starting or attempt))
+    return _TimeLine(start, start_record, tuple(marks), resumed, resumed is not None or job.ended_at is not None)
+
+
+def _before_the_end(attempt: Attempt, blamed: Sequence[Incident]) -> Iterator[_Mark]:
+    """Yield the ends of the stages before the drain."""
+    if not blamed:
+        asked = attempt.stop_asked_at
+        record = "stop requested" if asked else f"attempt {attempt.attempt} ended"
+        yield _Mark(Stage.REPEATED_WORK, asked or attempt.ended_at, record, attempt)
+        return
+    first = blamed[0]
+    approval = first.approval
+    yield _Mark(Stage.REPEATED_WORK, first.first_signal_at, "first signal", attempt)
+    yield _Mark(Stage.DETECTION, first.opened_at, "incident opened", attempt)
+    yield _Mark(Stage.DECISION, first.stages.planned_at, "recovery planned", attempt)
+    if approval is not None and approval.approves:
+        yield _Mark(Stage.APPROVAL, approval.at, f"approved by {approval.by}", attempt)
+
+
+def _kept_until(attempts: Sequence[Attempt], ended: Attempt, resumed: Attempt | None) -> tuple[datetime | None, str]:
+    """Return until when the work of a job was kept, and the record that says so. None: unknown."""
+    if resumed is None or not resumed.is_pinned:
+        return None, ""
+    began = min(each.running_at for each in attempts if each.running_at)
+    if resumed.resume_from is None:
+        return began, f"first run: attempt {resumed.attempt} resumed from no checkpoint"
+    if resumed.resumed_work_from is None or ended.ended_at is None:
+        return None, ""
+    kept = max(began, min(resumed.resumed_work_from, ended.ended_at))
+    return kept, f"checkpoint of step {resumed.resume_from.step} began"
+
+
+def _priced(
+    job: Job,
+    attempt: Attempt,
+    blamed: Sequence[Incident],
+    line: _TimeLine,
+    taken: Sequence[Span],
+    price_of: PriceOf,
+) -> LostTime:
+    parts, spans = [], []
+    for part, own in _parts(line, attempt, taken, price_of):
+        parts.append(part)
+        spans += [(part.stage, each) for each in own]
+    resumed = line.resumed
+    parts.append(_unknown(Stage.RESTORE, resumed or attempt, "not recorded"))
+    still = [round(part.seconds * 1e6) for part in parts if part.seconds and part.stage is not Stage.REPEATED_WORK]
+    point = resumed.resume_from if resumed and resumed.is_pinned else None
+    receipt = InterruptionReceipt(
+        job_id=job.job_id,
+        attempt=attempt.attempt,
+        resumed_by_attempt=resumed.attempt if resumed else None,
+        cause=_cause(attempt, blamed),
+        incident_ids=tuple(each.incident_id for each in blamed),
+        reason=attempt.reason,
+        is_over=line.is_over,
+        pool=attempt.pool,
+        instance_type=attempt.instance_type,
+        price=price_of.get(attempt.attempt),
+        resumed_step=point.step if point else None,
+        parts=tuple(parts),
+        total=total_of(parts),
+        standstill_seconds=sum(still) / 1e6,
+    )
+    return LostTime(receipt, tuple(spans))
+
+
+def _cause(attempt: Attempt, blamed: Sequence[Incident]) -> InterruptionCause:
+    if blamed:
+        return InterruptionCause.INCIDENT
+    if attempt.state is AttemptState.FAILED:
+        return InterruptionCause.APPLICATION
+    return InterruptionCause.REQUEST if attempt.state is AttemptState.STOPPED else InterruptionCause.INFRASTRUCTURE
+
+
+_WHILE_IT_RUNS = (Stage.REPEATED_WORK, Stage.DETECTION, Stage.DECISION, Stage.APPROVAL)
+"""Stages that the end of the interrupted attempt ends."""
+
+
+def _parts(
+    line: _TimeLine, attempt: Attempt, taken: Sequence[Span], price_of: PriceOf
+) -> Iterator[tuple[ReceiptPart, list[Span]]]:
+    """Yield the stages with their spans. Two stages never overlap, and together they leave no gap."""
+    last = max(mark.at for mark in line.marks if mark.at)
+    marks, at, record = line.marks, line.start, line.start_record
+    if at is None:
+        yield _unknown(Stage.REPEATED_WORK, attempt, "resume point not recorded"), []
+        first, marks = line.marks[0], line.marks[1:]
+        at, record = first.at, first.record
+        at = min(filter(None, (at, attempt.ended_at)))
+    missing: list[Stage] = []
+    for mark in marks:
+        if mark.at is None:
+            missing.append(mark.stage)
+            continue
+        limit = min(filter(None, (last, attempt.ended_at if mark.stage in _WHILE_IT_RUNS else None)))
+        span = Span(at, max(at, min(mark.at, limit)))
+        own = without(span, taken)
+        yield _part(mark, span, own, record, tuple(missing), price_of), own
+        at, record, missing = span.end, mark.record, []
+
+
+def _part(
+    mark: _Mark, span: Span, own: Sequence[Span], record: str, missing: tuple[Stage, ...], price_of: PriceOf
+) -> ReceiptPart:
+    lost = sum(micros(each.end - each.start) for each in own)
+    attempt = mark.attempt
+    return ReceiptPart(
+        stage=mark.stage,
+        seconds=lost / 1e6,
+        started_at=span.start,
+        ended_at=span.end,
+        from_record=record,
+        to_record=mark.record,
+        covers=missing,
+        already_counted_seconds=(micros(span.end - span.start) - lost) / 1e6,
+        gpus=attempt.accelerators,
+        nodes=attempt.ranks,
+        gpu_hours=attempt.accelerators * lost / MICROS_PER_HOUR,
+        node_hours=attempt.ranks * lost / MICROS_PER_HOUR,
+        usd_micros=cost_micros(attempt.accelerators * lost, price_of.get(attempt.attempt)),
+    )
+
+
+def _unknown(stage: Stage, attempt: Attempt, why: str) -> ReceiptPart:
+    return ReceiptPart(
+        stage=stage,
+        seconds=None,
+        started_at=None,
+        ended_at=None,
+        from_record="",
+        to_record="",
+        gpus=attempt.accelerators,
+        nodes=attempt.ranks,
+        gpu_hours=None,
+        node_hours=None,
+        usd_micros=None,
+        why_unknown=why,
+    )
+
+
+def without(span: Span, taken: Iterable[Span]) -> list[Span]:
+    """Return what is left of a span without the spans that are taken."""
+    left = [span]
+    for each in taken:
+        left = [
+            piece
+            for old in left
+            for piece in (Span(old.start, min(old.end, each.start)), Span(max(old.start, each.end), old.end))
+            if piece.start < piece.end
+        ]
+    return [each for each in left if each.start < each.end]

@@ -1,0 +1,151 @@
+"""The receipt of a job: where the time of its whole life went. The buckets sum to the time since its submission."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from enum import StrEnum
+
+from evenkeel.domain.costs.interruptions import LostTime, PriceOf, Span, end_of, interruptions, without
+from evenkeel.domain.costs.receipt import (
+    MICROS_PER_HOUR,
+    GpuPrice,
+    InterruptionReceipt,
+    ReceiptTotal,
+    cost_micros,
+    micros,
+    total_of,
+)
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.values import Instant, Value
+
+
+class JobTimeBucket(StrEnum):
+    """Where the time of a job went. Every second is in exactly one bucket."""
+
+    PRODUCTIVE = "PRODUCTIVE"
+    """Running, and the work was kept. Saving and restoring checkpoints is in it, because nothing records them."""
+    LOST = "LOST"
+    """Lost by failures."""
+    INTERRUPTED = "INTERRUPTED"
+    """Lost by requests: preempted, resized, moved, drained or suspended."""
+    STARTING = "STARTING"
+    """From an admission until every pod ran, before the first run."""
+    QUEUED = "QUEUED"
+    """Waiting for its first run. It holds no GPUs."""
+
+
+class BucketTime(Value):
+    """The time of one bucket."""
+
+    bucket: JobTimeBucket
+    seconds: float
+    share: float | None
+    """Of the elapsed time; null if no time has elapsed."""
+    gpu_hours: float
+    usd_micros: int | None
+
+
+class JobReceipt(Value):
+    """The time and cost of a job's whole life, and the losses by its interruptions."""
+
+    job_id: str
+    submitted_at: Instant
+    until: Instant
+    """End of the job, or the time of the receipt."""
+    is_over: bool
+    elapsed_seconds: float
+    """Since its submission. The buckets sum to it."""
+    buckets: tuple[BucketTime, ...]
+    interruptions: tuple[InterruptionReceipt, ...]
+    lost: ReceiptTotal
+    """Of all interruptions."""
+    notes: tuple[str, ...]
+
+
+def job_receipt(
+    job: Job, attempts: Iterable[Attempt], incidents: Iterable[tuple[int, Incident]], price_of: PriceOf, now: datetime
+) -> JobReceipt:
+    """Return the receipt of a job's whole life so far.
+
+    The same records give the same receipt, in any order. A late record changes it: nothing is stored.
+
+    Args:
+        job: The job.
+        attempts: All its attempts.
+        incidents: Incidents that name one of its attempts, with the number of that attempt.
+        price_of: By attempt, its price.
+        now: The time of the receipt.
+    """
+    ordered = sorted(attempts, key=lambda each: each.attempt)
+    found = interruptions(job, ordered, incidents, price_of, now)
+    until = end_of(job, ordered, now)
+    return JobReceipt(
+        job_id=job.job_id,
+        submitted_at=job.submitted_at,
+        until=until,
+        is_over=job.state.has_ended,
+        elapsed_seconds=micros(until - job.submitted_at) / 1e6,
+        buckets=_buckets(job, ordered, found, price_of, until),
+        interruptions=tuple(each.receipt for each in found),
+        lost=total_of(part for each in found if each.receipt.cause.is_failure for part in each.receipt.parts),
+        notes=NOTES,
+    )
+
+
+NOTES = (
+    "Restoring and saving checkpoints is not recorded. Its time is in PRODUCTIVE and in no loss.",
+    "While a job stands still, all its GPUs count as lost, also where other jobs use them.",
+)
+
+
+class _Sum:
+    """The time, GPU time and cost of one bucket."""
+
+    def __init__(self) -> None:
+        self.time = self.gpu = 0
+        self.usd: int | None = 0
+
+    def add(self, time: int, gpus: int, price: GpuPrice | None) -> None:
+        self.time += time
+        self.gpu += time * gpus
+        cost = cost_micros(time * gpus, price)
+        if time * gpus:
+            self.usd = None if cost is None or self.usd is None else self.usd + cost
+
+
+def _buckets(
+    job: Job, attempts: Sequence[Attempt], found: Sequence[LostTime], price_of: PriceOf, until: datetime
+) -> tuple[BucketTime, ...]:
+    sums = {bucket: _Sum() for bucket in JobTimeBucket}
+    taken = [span for each in found for _, span in each.spans]
+    for each in found:
+        bucket = JobTimeBucket.LOST if each.receipt.cause.is_failure else JobTimeBucket.INTERRUPTED
+        for part in each.receipt.parts:
+            if part.seconds is not None:
+                one = sums[bucket]
+                one.time += round(part.seconds * 1e6)
+                one.gpu += part.gpus * round(part.seconds * 1e6)
+                if part.seconds and part.gpus:
+                    one.usd = None if part.usd_micros is None or one.usd is None else one.usd + part.usd_micros
+    for attempt in attempts:
+        ended = attempt.ended_at or until
+        running = attempt.running_at or ended
+        spans = ((JobTimeBucket.STARTING, attempt.admitted_at, running), (JobTimeBucket.PRODUCTIVE, running, ended))
+        for bucket, start, end in spans:
+            own = without(Span(start, max(start, end)), taken)
+            taken += own
+            spent = sum(micros(span.end - span.start) for span in own)
+            sums[bucket].add(spent, attempt.accelerators, price_of.get(attempt.attempt))
+    elapsed = micros(until - job.submitted_at)
+    sums[JobTimeBucket.QUEUED].time = elapsed - sum(one.time for one in sums.values())
+    return tuple(
+        BucketTime(
+            bucket=bucket,
+            seconds=one.time / 1e6,
+            share=one.time / elapsed if elapsed else None,
+            gpu_hours=one.gpu / MICROS_PER_HOUR,
+            usd_micros=one.usd,
+        )
+        for bucket, one in sums.items()
+    )

@@ -1,0 +1,196 @@
+"""The cost of an interruption without Evenkeel: estimates from published times, never measurements.
+
+The work since the checkpoint is lost in every case, so only the standstill is compared:
+
+    saved = published standstill - (known standstill of the receipt + expected restore)
+
+HyperPod publishes P90s (docs/economics.md, Table 2). A sum of P90s is above the mean, so it is the high end. The low
+end is the mean of independent lognormal stages with these P90s and a sigma of 0.3: P90 x e^(0.3²/2 - 1.2816 x 0.3)
+each. It leaves out the detection, because the first signal may come from HyperPod's own detection.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from statistics import NormalDist
+
+from evenkeel.domain.costs.receipt import (
+    MICROS_PER_HOUR,
+    InterruptionCause,
+    InterruptionReceipt,
+    cost_micros,
+)
+from evenkeel.domain.economics.fleet_forecast import published_stages
+from evenkeel.domain.economics.published_tables import TABLE_3
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.recovery.approval import is_approved
+from evenkeel.domain.values import Value
+
+_SIGMA = 0.3
+_MEAN_PER_P90 = math.exp(_SIGMA**2 / 2 - NormalDist().inv_cdf(0.9) * _SIGMA)
+_HYPERPOD = "ml."
+
+
+class Otherwise(StrEnum):
+    """How the job would have recovered without Evenkeel."""
+
+    HYPERPOD_UNCHANGED = "HYPERPOD_UNCHANGED"
+    """HyperPod detects, replaces and resumes by itself, at its published times."""
+    MANUAL = "MANUAL"
+    """People find the cause, replace the node and restart the job, at the times of AWS's article."""
+
+
+class EstimatedSaving(Value):
+    """An estimate of what Evenkeel saved against one other way. Negative: the other way would have been faster."""
+
+    instead_of: Otherwise
+    is_estimate: bool = True
+    """Always true."""
+    low_standstill_seconds: float | None
+    """Of the other way; null if nothing is claimed."""
+    high_standstill_seconds: float | None
+    low_saved_seconds: float | None
+    high_saved_seconds: float | None
+    low_saved_gpu_hours: float | None
+    high_saved_gpu_hours: float | None
+    low_saved_usd_micros: int | None
+    """Null also without a price."""
+    high_saved_usd_micros: int | None
+    assumptions: tuple[str, ...]
+    why_unknown: str = ""
+    """Why nothing is claimed; empty if something is."""
+
+
+def has_acted(incident: Incident) -> bool:
+    """Whether Evenkeel carried out the plan of an incident, at once or after an approval."""
+    plan = incident.plan
+    return plan is not None and (plan.outcome == "ACT" or is_approved(incident))
+
+
+def savings(lost: InterruptionReceipt, owner: Incident | None, restore_seconds: float) -> tuple[EstimatedSaving, ...]:
+    """Return an estimate for each other way. Nothing is claimed where the standstill or its cause is not known.
+
+    Args:
+        lost: An interruption.
+        owner: The incident that owns its loss; None if there is none.
+        restore_seconds: Expected time from running pods until the job trains. The published times include it.
+    """
+    found = []
+    for way in Otherwise:
+        why = _why_unknown(way, lost, owner)
+        found.append(_nothing(way, why) if why else _saving(way, lost, restore_seconds))
+    return tuple(found)
+
+
+def _why_unknown(way: Otherwise, lost: InterruptionReceipt, owner: Incident | None) -> str:
+    if lost.cause is not InterruptionCause.INCIDENT or owner is None:
+        return "No incident interrupted the job, so nothing is claimed."
+    if owner.is_drill:
+        return "A drill saves nothing."
+    if not has_acted(owner):
+        return "Evenkeel did not act on this incident, so it saved nothing."
+    if not lost.is_over or lost.resumed_by_attempt is None:
+        return "The job does not run again yet, so its standstill is not known."
+    if way is Otherwise.HYPERPOD_UNCHANGED and not lost.instance_type.startswith(_HYPERPOD):
+        return "The node is no HyperPod node, so HyperPod would not have repaired it."
+    return ""
+
+
+def _saving(way: Otherwise, lost: InterruptionReceipt, restore_seconds: float) -> EstimatedSaving:
+    nodes = max((part.nodes for part in lost.parts), default=0)
+    low, high, resume, text = _published(way, max(1, nodes))
+    restore = min(restore_seconds, resume)
+    assumptions = (
+        "An estimate, not a measurement. The work since the last checkpoint would have been lost, too.",
+        f"No record says when this job trained again: {restore:g} s after the start of its pods is assumed.",
+        text,
+    )
+    gpus = next((part.gpus for part in lost.parts), 0)
+    saved = [round((each - lost.standstill_seconds - restore) * 1e6) for each in (low, high)]
+    usd = [cost_micros(gpus * each, lost.price) for each in saved]
+    return EstimatedSaving(
+        instead_of=way,
+        low_standstill_seconds=low,
+        high_standstill_seconds=high,
+        low_saved_seconds=saved[0] / 1e6,
+        high_saved_seconds=saved[1] / 1e6,
+        low_saved_gpu_hours=gpus * saved[0] / MICROS_PER_HOUR,
+        high_saved_gpu_hours=gpus * saved[1] / MICROS_PER_HOUR,
+        low_saved_usd_micros=usd[0],
+        high_saved_usd_micros=usd[1],
+        assumptions=assumptions,
+    )
+
+
+def _nothing(way: Otherwise, why: str) -> EstimatedSaving:
+    fields = [f"{end}_{name}" for end in ("low", "high") for name in _FIGURES]
+    return EstimatedSaving(instead_of=way, assumptions=(), why_unknown=why, **dict.fromkeys(fields))
+
+
+_FIGURES = ("standstill_seconds", "saved_seconds", "saved_gpu_hours", "saved_usd_micros")
+
+
+def _published(way: Otherwise, nodes: int) -> tuple[float, float, float, str]:
+    """Return the low and the high end of a standstill, its resume stage, and what they assume."""
+    if way is Otherwise.MANUAL:
+        cause, replace, resume = (60.0 * minutes for minutes in TABLE_3["without HyperPod"][:3])
+        text = "10 min to find the cause, 240 min to replace, 30 min to resume (AWS's article, Table 3). No interval."
+        return cause + replace + resume, cause + replace + resume, resume, text
+    detect, replace, resume = published_stages(nodes)
+    text = (
+        f"HyperPod's published P90s of the nearest size: {detect:g} s to detect, {replace:g} s to replace, {resume:g} s"
+        " to resume. High: their sum. Low: the mean of the last two, as independent lognormal stages with a sigma of"
+        " 0.3, because HyperPod itself may have sent the first signal."
+    )
+    return (replace + resume) * _MEAN_PER_P90, detect + replace + resume, resume, text
+
+
+class SavedSum(Value):
+    """The sum of the estimates of several interruptions against one other way."""
+
+    instead_of: Otherwise
+    is_estimate: bool = True
+    claimed: int
+    """Interruptions with an estimate."""
+    not_claimed: int
+    """Interruptions without one. They are in no sum."""
+    low_saved_gpu_hours: float | None
+    """Null: nothing is claimed."""
+    high_saved_gpu_hours: float | None
+    low_saved_usd_micros: int | None
+    """Null also if one of the claimed has no price."""
+    high_saved_usd_micros: int | None
+    assumptions: tuple[str, ...]
+    reasons: dict[str, int]
+    """Why nothing is claimed, with the number of interruptions."""
+
+
+def sum_of(found: Iterable[EstimatedSaving], way: Otherwise) -> SavedSum:
+    """Return the sum of the estimates against one other way. Without an estimate it is unknown, not zero."""
+    of_way = [each for each in found if each.instead_of is way]
+    claimed = [each for each in of_way if not each.why_unknown]
+    reasons: dict[str, int] = {}
+    for each in of_way:
+        if each.why_unknown:
+            reasons[each.why_unknown] = reasons.get(each.why_unknown, 0) + 1
+    return SavedSum(
+        instead_of=way,
+        claimed=len(claimed),
+        not_claimed=len(of_way) - len(claimed),
+        low_saved_gpu_hours=_sum([each.low_saved_gpu_hours for each in claimed]),
+        high_saved_gpu_hours=_sum([each.high_saved_gpu_hours for each in claimed]),
+        low_saved_usd_micros=_whole_sum([each.low_saved_usd_micros for each in claimed]),
+        high_saved_usd_micros=_whole_sum([each.high_saved_usd_micros for each in claimed]),
+        assumptions=tuple(dict.fromkeys(text for each in claimed for text in each.assumptions)),
+        reasons=reasons,
+    )
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [each for each in values if each is not None]
+    return math.fsum(known) if known and len(known) == len(values) else None
+
+
+def _whole_sum(values: Sequence[int | None]) -> int | None:
+    known = [each for each in values if each is not None]
+    return sum(known) if known and len(known) == len(values) else None

@@ -1,0 +1,60 @@
+"""The price of each attempt and node: what it was at its admission, with its origin. An unknown price is no zero."""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from evenkeel.domain.costs.receipt import GpuPrice
+from evenkeel.domain.economics import money
+from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.renting.rental import Rental
+
+
+def prices_of(
+    attempts: Iterable[Attempt], rentals: Iterable[Rental], economy: EconomyPolicy
+) -> dict[int, GpuPrice | None]:
+    """Return the price of each attempt of a job: its rent, the price that it kept, or the policy's price of that day.
+
+    Args:
+        attempts: Attempts of one job.
+        rentals: All rentals of the job.
+        economy: Prices.
+    """
+    rented = tuple(rentals)
+    return {each.attempt: _price_of(each, rented, economy) for each in attempts}
+
+
+def _price_of(attempt: Attempt, rentals: tuple[Rental, ...], economy: EconomyPolicy) -> GpuPrice | None:
+    if attempt.is_rented:
+        rental = next((each for each in reversed(rentals) if each.hosts(attempt)), None)
+        return None if rental is None else _rent(rental)
+    found = price_at(attempt.instance_type, attempt.admitted_at, attempt.pool, economy)
+    if attempt.usd_per_accelerator_hour is None:
+        return found
+    kept = _micros(attempt.usd_per_accelerator_hour)
+    if found is not None and found.usd_micros_per_gpu_hour == kept:
+        return found
+    return GpuPrice(usd_micros_per_gpu_hour=kept, origin=f"price at the admission on {attempt.admitted_at:%Y-%m-%d}")
+
+
+def _rent(rental: Rental) -> GpuPrice:
+    offer = rental.offer
+    gpus = max(1, offer.accelerators_per_node)
+    origin = f"rent of {offer.pool} ({offer.market}) from {offer.opened_at:%Y-%m-%d}"
+    return GpuPrice(usd_micros_per_gpu_hour=round(offer.micros_per_node_hour / gpus), origin=origin)
+
+
+def node_price(incident: Incident, economy: EconomyPolicy) -> GpuPrice | None:
+    """Return the policy's price of a GPU-hour of an incident's node; None if there is none."""
+    return price_at(incident.instance_type, incident.opened_at, incident.pool, economy)
+
+
+def price_at(instance_type: str, at: datetime, pool: str, economy: EconomyPolicy) -> GpuPrice | None:
+    """Return the policy's price of a GPU-hour on a day; None if there is none."""
+    found = economy.price_of(instance_type, at, pool)
+    return None if found is None else GpuPrice(usd_micros_per_gpu_hour=_micros(found.usd), origin=found.origin)
+
+
+def _micros(usd: float) -> int:
+    return round(usd * money.MICROS)

@@ -1,0 +1,192 @@
+"""The values of a receipt: stages, parts, prices and exact sums. Time is counted in whole microseconds."""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from evenkeel.domain.values import Instant, Sentence, Value
+
+_MICROSECOND = timedelta(microseconds=1)
+MICROS_PER_HOUR = 3_600_000_000
+
+
+class Stage(StrEnum):
+    """A stage of an interruption, in order."""
+
+    REPEATED_WORK = "REPEATED_WORK"
+    """From the write of the checkpoint that the job resumes from until the first signal. This work is done again."""
+    DETECTION = "DETECTION"
+    """From the first signal until Evenkeel opened the incident."""
+    DECISION = "DECISION"
+    """Until the recovery was planned."""
+    APPROVAL = "APPROVAL"
+    """Until a person approved the plan."""
+    DRAIN = "DRAIN"
+    """Until the interrupted attempt had ended."""
+    WAIT_FOR_NODES = "WAIT_FOR_NODES"
+    """Until an attempt was admitted."""
+    FAILED_START = "FAILED_START"
+    """Attempts in between that ended before they ran."""
+    LAUNCH = "LAUNCH"
+    """From the admission until its pods were created."""
+    RESTART = "RESTART"
+    """Until every pod ran."""
+    RESTORE = "RESTORE"
+    """Until the job trained again."""
+
+
+class InterruptionCause(StrEnum):
+    """Why an attempt was interrupted."""
+
+    INCIDENT = "INCIDENT"
+    """A node fault that Evenkeel opened an incident for."""
+    INFRASTRUCTURE = "INFRASTRUCTURE"
+    """The attempt was lost, and no incident names it."""
+    APPLICATION = "APPLICATION"
+    """The application failed."""
+    REQUEST = "REQUEST"
+    """It was stopped on request: preempted, resized, moved, drained or suspended."""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether something failed. A stop on request is no failure."""
+        return self is not InterruptionCause.REQUEST
+
+
+class GpuPrice(Value):
+    """The price of a GPU-hour, and where it comes from."""
+
+    usd_micros_per_gpu_hour: int
+    """Micro-dollars."""
+    origin: str
+    """The list, its region and its date; or the site's policy; or the rent."""
+
+
+class ReceiptPart(Value):
+    """A stage of an interruption, with its loss."""
+
+    stage: Stage
+    seconds: float | None
+    """Lost seconds; null if a border is unknown. Seconds of an earlier interruption do not count."""
+    started_at: Instant | None
+    ended_at: Instant | None
+    """Null: unknown. Of a stage that still lasts, the time of the receipt."""
+    from_record: str
+    """The record of the beginning."""
+    to_record: str
+    """The record of the end."""
+    covers: tuple[Stage, ...] = ()
+    """Earlier stages whose end is not recorded. Their seconds are in this part."""
+    already_counted_seconds: float = 0
+    """Seconds of this stage that an earlier interruption of the job has lost before."""
+    gpus: int
+    nodes: int
+    gpu_hours: float | None
+    node_hours: float | None
+    usd_micros: int | None
+    """Null: seconds or price are unknown."""
+    why_unknown: str = ""
+    """Why the seconds are unknown; empty if they are known."""
+
+
+class ReceiptTotal(Value):
+    """A sum of parts. Unknown parts are not in it, so it is a lower bound if there are any."""
+
+    seconds: float
+    gpu_hours: float
+    node_hours: float
+    usd_micros: int | None
+    """Of the priced parts; null if no part with GPU-hours has a price."""
+    unpriced_gpu_hours: float
+    """Known GPU-hours without a price. They are in no dollars."""
+    unknown_stages: tuple[Stage, ...]
+    """Stages whose seconds are unknown."""
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether something that is unknown is missing in the sum."""
+        return bool(self.unknown_stages) or self.unpriced_gpu_hours > 0
+
+
+class InterruptionReceipt(Value):
+    """The cost of one interruption of a job."""
+
+    job_id: str
+    attempt: int
+    """The interrupted attempt."""
+    resumed_by_attempt: int | None
+    """Null: no later attempt runs."""
+    cause: InterruptionCause
+    incident_ids: tuple[str, ...] = ()
+    """The incidents that name this attempt. The first one owns the loss; the others do not count it again."""
+    reason: Sentence = ""
+    is_over: bool
+    """False: no later attempt runs yet, so the loss grows."""
+    pool: str
+    instance_type: str
+    price: GpuPrice | None
+    """Of the interrupted attempt; null if unknown."""
+    resumed_step: int | None
+    """Step of the checkpoint that the job resumed from; null if there is none, or it is not known yet."""
+    parts: tuple[ReceiptPart, ...]
+    total: ReceiptTotal
+    standstill_seconds: float
+    """Known seconds without the repeated work."""
+
+    @property
+    def incident_id(self) -> str:
+        """The incident that owns the loss; empty if there is none."""
+        return self.incident_ids[0] if self.incident_ids else ""
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When every pod ran again, or the job ended; of an interruption that lasts, the time of the receipt."""
+        return max((part.ended_at for part in self.parts if part.ended_at), default=None)
+
+    def seconds_of(self, stage: Stage) -> float | None:
+        """Return the lost seconds of a stage; None if they are unknown, or recorded together with another stage."""
+        return next((part.seconds for part in self.parts if part.stage is stage), None)
+
+
+def micros(span: timedelta) -> int:
+    """Return a duration in whole microseconds."""
+    return span // _MICROSECOND
+
+
+def cost_micros(gpu_micros: int, price: GpuPrice | None) -> int | None:
+    """Return the cost of GPU time in whole micro-dollars; None without a price.
+
+    Args:
+        gpu_micros: GPUs times microseconds.
+        price: Of a GPU-hour.
+    """
+    if price is None:
+        return None
+    return (2 * gpu_micros * price.usd_micros_per_gpu_hour + MICROS_PER_HOUR) // (2 * MICROS_PER_HOUR)
+
+
+def total_of(parts: Iterable[ReceiptPart]) -> ReceiptTotal:
+    """Return the sum of parts. Whole microseconds and micro-dollars are added, so the sum is exact."""
+    seconds = gpu_micros = node_micros = usd = unpriced = 0
+    has_price, unknown = False, dict[Stage, None]()
+    for part in parts:
+        if part.seconds is None:
+            unknown[part.stage] = None
+            continue
+        lost = round(part.seconds * 1e6)
+        seconds += lost
+        gpu_micros += part.gpus * lost
+        node_micros += part.nodes * lost
+        if part.usd_micros is None:
+            unpriced += part.gpus * lost
+        else:
+            has_price = True
+            usd += part.usd_micros
+    return ReceiptTotal(
+        seconds=seconds / 1e6,
+        gpu_hours=gpu_micros / MICROS_PER_HOUR,
+        node_hours=node_micros / MICROS_PER_HOUR,
+        usd_micros=usd if has_price else None,
+        unpriced_gpu_hours=unpriced / MICROS_PER_HOUR,
+        unknown_stages=tuple(unknown),
+    )

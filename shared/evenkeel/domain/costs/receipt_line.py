@@ -1,0 +1,52 @@
+"""A receipt in one sentence, for a timeline. It names unknown stages, so that its sum is never read as the whole."""
+
+from evenkeel.domain.costs.incident_receipt import IncidentReceipt
+from evenkeel.domain.costs.receipt import InterruptionReceipt, ReceiptTotal, Stage
+from evenkeel.domain.economics import money
+
+_MIN_SHOWN_SECONDS = 1
+
+
+def incident_line(receipt: IncidentReceipt) -> str:
+    """Return what an incident cost."""
+    if not receipt.jobs:
+        shared = " Another incident counts the loss of its jobs." if receipt.shared else ""
+        return f"Receipt: no job lost time by this incident.{shared}"
+    jobs = ", ".join(dict.fromkeys(each.job_id for each in receipt.jobs))
+    return f"Receipt: {jobs} lost {_amounts(receipt.lost)}.{_unknown(receipt.lost)}"
+
+
+def interruption_line(receipt: InterruptionReceipt) -> str:
+    """Return what one interruption of a job cost, by stage."""
+    stages = ", ".join(
+        f"{plain(part.stage)} {_exact(part.seconds)}"
+        for part in receipt.parts
+        if part.seconds is not None and part.seconds >= _MIN_SHOWN_SECONDS
+    )
+    what = f": {stages}" if stages else ""
+    return f"Attempt {receipt.attempt} lost {_amounts(receipt.total)}{what}.{_unknown(receipt.total)}"
+
+
+def plain(stage: Stage) -> str:
+    """Return a stage in words."""
+    return stage.lower().replace("_", " ")
+
+
+def _amounts(total: ReceiptTotal) -> str:
+    cost = "" if total.usd_micros is None else f", {money.format_usd(total.usd_micros * (money.PARTS // money.MICROS))}"
+    unpriced = f" ({total.unpriced_gpu_hours:.2f} of them without a price)" if total.unpriced_gpu_hours else ""
+    return f"{_exact(total.seconds)}, {total.gpu_hours:.2f} GPU-hours{unpriced}{cost}"
+
+
+def _unknown(total: ReceiptTotal) -> str:
+    if not total.unknown_stages:
+        return ""
+    return f" Not in it, because it is not recorded: {', '.join(map(plain, total.unknown_stages))}."
+
+
+def _exact(seconds: float) -> str:
+    """Write a duration to the second: `2 h 4 min 9 s`."""
+    hours, rest = divmod(round(seconds), 3600)
+    minutes, left = divmod(rest, 60)
+    parts = [f"{count} {unit}" for count, unit in ((hours, "h"), (minutes, "min"), (left, "s")) if count]
+    return " ".join(parts) or "0 s"

@@ -1,0 +1,107 @@
+"""Receipts for the API: what an incident or a job cost. They are computed on each read, so late facts change them."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from evenkeel.domain.capacity import instance_types
+from evenkeel.domain.costs.incident_receipt import IncidentReceipt, incident_receipt
+from evenkeel.domain.costs.interruptions import LostTime, interruptions
+from evenkeel.domain.costs.job_receipt import JobReceipt, job_receipt
+from evenkeel.domain.costs.prices import node_price, prices_of
+from evenkeel.domain.costs.receipt import GpuPrice
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Job
+from evenkeel.ports import Ledger, Table, get_all
+from evenkeel.services.context import Context
+from evenkeel.services.queries import disclosure, read_incidents, read_jobs
+from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.storage import incident_rows, pagination, rows, subject_rows
+
+Json = dict[str, Any]
+
+_MAX_DECISIONS = 200
+"""Decisions about one incident that a receipt reads."""
+
+
+def show_job(context: Context, job_id: str, reader: Reader) -> Json:
+    """Return the receipt of a job's life. Outside its team, resume points and prices are withheld.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    job = read_jobs.load_job(context.ledger, job_id)
+    return of_job(context, job, reader).to_json() | {"isRedacted": not reader.sees(job)}
+
+
+def of_job(context: Context, job: Job, reader: Reader) -> JobReceipt:
+    """Return the receipt of a job as the caller may see it."""
+    attempts, prices = _public(job, read_jobs.load_attempts(context.ledger, job.job_id), context, reader)
+    return job_receipt(reader.view(job), attempts, _incidents_of(job, context.ledger), prices, context.now)
+
+
+def show_incident(context: Context, incident_id: str, reader: Reader) -> Json:
+    """Return the receipt of an incident. Of other teams' jobs, resume points and prices are withheld.
+
+    Raises:
+        NotFound: there is no such incident.
+    """
+    incident = read_incidents.load_incident(context.ledger, incident_id)
+    sees_all = reader.sees_all_of(incident, context.ledger)
+    found = of_incident(context, incident, reader, sees_all=sees_all)
+    return found.to_json() | {"isRedacted": not sees_all}
+
+
+def of_incident(context: Context, incident: Incident, reader: Reader, *, sees_all: bool) -> IncidentReceipt:
+    """Return the receipt of an incident as the caller may see it."""
+    lost: list[LostTime] = []
+    for job in read_incidents.load_affected_jobs(context.ledger, incident).values():
+        attempts, prices = _public(job, read_jobs.load_attempts(context.ledger, job.job_id), context, reader)
+        named = [*_incidents_of(job, context.ledger), *_named_by(incident, job.job_id)]
+        lost += interruptions(reader.view(job), attempts, named, prices, context.now)
+    kind = instance_types.shipped().of(incident.instance_type)
+    decisions = _decisions_about(incident.incident_id, context.ledger) if sees_all else ()
+    return incident_receipt(
+        incident,
+        lost,
+        decisions,
+        kind.accelerators if kind else None,
+        node_price(incident, context.policy.economy) if sees_all else None,
+        context.policy.jobs.expected_resume_seconds,
+        context.now,
+    )
+
+
+def _public(
+    job: Job, attempts: tuple[Attempt, ...], context: Context, reader: Reader
+) -> tuple[tuple[Attempt, ...], Mapping[int, GpuPrice | None]]:
+    """Return the attempts and prices that the caller may see."""
+    if not reader.sees(job):
+        return tuple(map(disclosure.public_attempt, attempts)), {}
+    rentals = read_jobs.load_rentals(context.ledger, job.job_id) if job.rentals else ()
+    return attempts, prices_of(attempts, rentals, context.policy.economy)
+
+
+def _named_by(incident: Incident, job_id: str) -> Iterable[tuple[int, Incident]]:
+    return ((each.attempt, incident) for each in incident.affected_jobs if each.job_id == job_id)
+
+
+def _incidents_of(job: Job, ledger: Ledger) -> list[tuple[int, Incident]]:
+    """Return the incidents after which recoveries planned how a job resumes, with the interrupted attempts."""
+    planned = (str(entry.get("decisionId", "")) for entry in read_jobs.timeline(ledger, job.job_id))
+    keys = [subject_rows.decision_key(each) for each in planned if each]
+    decisions = [rows.read(row, Decision) for row in get_all(ledger, keys).values()]
+    resumes = [each for each in decisions if each.kind == "RESUME" and each.facts.get("jobId") == job.job_id]
+    stored = get_all(ledger, [incident_rows.incident_key(each.subject) for each in resumes])
+    found = []
+    for each in resumes:
+        row, attempt = stored.get(incident_rows.incident_key(each.subject)), each.facts.get("attempt")
+        if row is not None and isinstance(attempt, int):
+            found.append((attempt, rows.read(row, Incident)))
+    return found
+
+
+def _decisions_about(incident_id: str, ledger: Ledger) -> Iterable[Decision]:
+    found, _ = pagination.everything(ledger, Table.INCIDENTS, f"DEC#{incident_id}", at_most=_MAX_DECISIONS)
+    return [rows.read(row, Decision) for row in found]

@@ -1,0 +1,75 @@
+"""Timelines for the API: the recorded entries, and those that follow from other records at each read."""
+
+from datetime import datetime
+from typing import Any
+
+from evenkeel.domain.costs.receipt_line import incident_line, interruption_line
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.shadow.cases import Aftermath
+from evenkeel.domain.timeline import TimelineEntry
+from evenkeel.ports import Ledger
+from evenkeel.services.context import Context
+from evenkeel.services.queries import disclosure, read_incidents, read_jobs, read_receipts
+from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.storage import incident_rows, rows
+
+Json = dict[str, Any]
+
+
+def show_job(context: Context, job_id: str, reader: Reader) -> Json:
+    """Return the timeline of a job with a line for the loss of each interruption that is over, oldest first.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    job = read_jobs.load_job(context.ledger, job_id)
+    entries = read_jobs.timeline(context.ledger, job_id)
+    if not reader.sees(job):
+        entries = disclosure.job_timeline(entries)
+    receipt = read_receipts.of_job(context, job, reader)
+    ends = [
+        _entry(ended_at, interruption_line(interruption))
+        for interruption in receipt.interruptions
+        if interruption.is_over and (ended_at := interruption.ended_at)
+    ]
+    return {"subject": job_id, "entries": _by_time([*entries, *ends])}
+
+
+def show_incident(context: Context, incident_id: str, reader: Reader) -> Json:
+    """Return the timeline of an incident, oldest first, with a line for its receipt once it is settled.
+
+    Raises:
+        NotFound: there is no such incident.
+    """
+    incident = read_incidents.load_incident(context.ledger, incident_id)
+    entries = read_jobs.timeline(context.ledger, incident_id)
+    sees_all = reader.sees_all_of(incident, context.ledger)
+    if not sees_all:
+        entries = disclosure.incident_timeline(entries)
+    if incident.mode == Mode.OBSERVE:
+        entries = [*entries, *_aftermath(context.ledger, incident_id)]
+    if incident.stages.settled_at and incident.affected_jobs:
+        text = incident_line(read_receipts.of_incident(context, incident, reader, sees_all=sees_all))
+        entries = [*entries, _entry(incident.stages.settled_at, text)]
+    return {"subject": incident_id, "entries": _by_time(entries)}
+
+
+def _entry(at: datetime, text: str) -> Json:
+    return TimelineEntry(at=at, kind="receipt", text=text, writer="read_receipts").to_json()
+
+
+def _by_time(entries: list[Json]) -> list[Json]:
+    return sorted(entries, key=lambda entry: str(entry["at"]))
+
+
+def _aftermath(ledger: Ledger, incident_id: str) -> list[Json]:
+    """Return what happened to the node after an incident of the mode `observe` had ended, as timeline entries."""
+    row = ledger.get(incident_rows.aftermath_key(incident_id))
+    events = rows.read(row, Aftermath).events if row else ()
+    entries = (
+        TimelineEntry(
+            at=event.at, kind=event.kind.lower(), text=f"{event.words}. {event.evidence}", writer="record_aftermath"
+        )
+        for event in events
+    )
+    return [entry.to_json() for entry in entries]

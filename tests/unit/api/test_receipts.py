@@ -1,0 +1,256 @@
+"""`GET /v1/incidents/{id}/receipt` and `GET /v1/jobs/{id}/receipt`."""
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.incidents import AffectedJob, Incident, IncidentState, StageTimes, StoredRecoveryPlan
+from evenkeel.domain.jobs.attempt import Attempt, ResumePoint
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.timeline import TimelineEntry
+from evenkeel.ports import Put
+from evenkeel.services.storage import subject_rows
+from tests.unit.api.gateway import Gateway
+from tests.unit.api.seeds import a_decision, a_job, ago, an_attempt, an_incident, stored
+
+ACTS = StoredRecoveryPlan(
+    run=1,
+    outcome="ACT",
+    repairs_node=True,
+    settle_seconds=0,
+    max_repairs=3,
+    decision_id="dec-0000000001",
+    reason="Replace.",
+)
+PART_SECONDS = {
+    "REPEATED_WORK": 600,
+    "DETECTION": 30,
+    "DECISION": 10,
+    "DRAIN": 80,
+    "WAIT_FOR_NODES": 240,
+    "LAUNCH": 20,
+    "RESTART": 100,
+}
+
+
+def a_lost_job(number: int = 1, **changes: Any) -> tuple[Job, Attempt, Attempt]:
+    """Two nodes of 8 GPUs each. Attempt 1 was lost 58 minutes ago, attempt 2 runs since 52 minutes."""
+    job = a_job(number, state="RUNNING", current_attempt=2, submitted_at=ago(hours=3), **changes)
+    lost = an_attempt(
+        job,
+        1,
+        state="LOST",
+        admitted_at=ago(hours=2),
+        launched_at=ago(hours=2),
+        running_at=ago(hours=2),
+        ended_at=ago(minutes=58),
+        instance_type="ml.p5.48xlarge",
+        usd_per_accelerator_hour=6.88,
+    )
+    again = an_attempt(
+        job,
+        2,
+        nodes=(2, 3),
+        admitted_at=ago(minutes=54),
+        launched_at=ago(minutes=53, seconds=40),
+        running_at=ago(minutes=52),
+        instance_type="ml.p5.48xlarge",
+        usd_per_accelerator_hour=6.88,
+        is_pinned=True,
+        resume_from=ResumePoint(attempt=1, step=41_200, manifest="a1/s41200"),
+        resumed_work_from=ago(minutes=70),
+    )
+    return job, lost, again
+
+
+def its_incident(job: Job, number: int = 1, **changes: Any) -> Incident:
+    stages = StageTimes(
+        planned_at=ago(minutes=59, seconds=20),
+        cordoned_at=ago(minutes=59, seconds=20),
+        returned_at=ago(minutes=40),
+        settled_at=ago(minutes=39),
+    )
+    facts: dict[str, Any] = {
+        "state": IncidentState.RECOVERED,
+        "first_signal_at": ago(minutes=60),
+        "opened_at": ago(minutes=59, seconds=30),
+        "stages": stages,
+        "plan": ACTS,
+        "affected_jobs": (AffectedJob(job_id=job.job_id, attempt=1),),
+    }
+    return an_incident(number, **{**facts, **changes})
+
+
+def planned_resume(gateway: Gateway, job: Job, incident: Incident, number: int = 7, at: datetime | None = None) -> None:
+    """Store the decision of a recovery about a job, and the job's timeline entry that names it."""
+    decision = a_decision(
+        number,
+        incident.incident_id,
+        kind="RESUME",
+        action="FREE_NODE",
+        facts={"jobId": job.job_id, "attempt": 1},
+        chosen={"option": "FREE_NODE", "whyNot": "", "expectedSeconds": 900},
+        alternatives=[{"option": "RENT", "whyNot": "costs more", "expectedSeconds": 1200, "usd": 12.5}],
+        decided_at=at or ago(minutes=59),
+    )
+    stored(gateway.fakes.ledger, decision)
+    entry = TimelineEntry(
+        at=decision.decided_at, kind="planned", text="Resumes.", decision_id=decision.decision_id, writer="plan_resume"
+    )
+    gateway.fakes.ledger.commit(Put(subject_rows.timeline_row(job.job_id, entry, "plan_resume")))
+
+
+def receipt(gateway: Gateway, path: str) -> Any:
+    answer = gateway.get(f"/v1/{path}/receipt")
+    assert answer.status == 200, answer.text
+    return answer.document
+
+
+def seconds_of(interruption: Any) -> dict[str, float]:
+    return {part["stage"]: part["seconds"] for part in interruption["parts"] if part["seconds"] is not None}
+
+
+def test_every_second_of_an_interruption_has_a_stage(gateway: Gateway) -> None:
+    job, lost, again = a_lost_job()
+    stored(gateway.fakes.ledger, job, lost, again, its_incident(job))
+
+    found = receipt(gateway, "incidents/inc-0000000001")
+
+    (interruption,) = found["jobs"]
+    assert seconds_of(interruption) == PART_SECONDS
+    assert interruption["total"]["seconds"] == sum(PART_SECONDS.values()) == 18 * 60
+    assert interruption["total"]["gpuHours"] == pytest.approx(16 * 0.3)
+    assert interruption["total"]["usdMicros"] == pytest.approx(16 * 0.3 * 6.88e6, abs=len(PART_SECONDS))
+    assert interruption["total"]["usdMicros"] == sum(part["usdMicros"] or 0 for part in interruption["parts"])
+    assert interruption["total"]["unknownStages"] == ["RESTORE"]
+    assert (interruption["resumedStep"], interruption["resumedByAttempt"]) == (41_200, 2)
+    assert interruption["price"]["origin"] == "EC2 list price of p5.48xlarge in us-east-1 from 2026-07-20"
+
+
+def test_node_time_beside_its_jobs_counts_once(gateway: Gateway) -> None:
+    job, lost, again = a_lost_job()
+    stored(gateway.fakes.ledger, job, lost, again, its_incident(job))
+
+    found = receipt(gateway, "incidents/inc-0000000001")
+
+    # The node was out from 59:20 to 40:00. Until 52:00 its job had lost these seconds already.
+    assert found["node"]["seconds"] == 19 * 60 + 20
+    assert found["node"]["countedWithJobsSeconds"] == 7 * 60 + 20
+    assert found["node"]["gpuHours"] == pytest.approx(8 * 0.2)
+    assert found["totalGpuHours"] == pytest.approx(16 * 0.3 + 8 * 0.2)
+    assert found["totalUsdMicros"] == found["lost"]["usdMicros"] + found["node"]["usdMicros"]
+    assert found["node"]["usdMicros"] == round(8 * 0.2 * 6.88e6)
+
+
+def test_estimates_are_marked_and_state_their_assumptions(gateway: Gateway) -> None:
+    job, lost, again = a_lost_job()
+    stored(gateway.fakes.ledger, job, lost, again, its_incident(job))
+
+    hyperpod, manual = receipt(gateway, "incidents/inc-0000000001")["savings"]
+
+    assert (hyperpod["insteadOf"], manual["insteadOf"]) == ("HYPERPOD_UNCHANGED", "MANUAL")
+    assert hyperpod["isEstimate"] is manual["isEstimate"] is True
+    assert len(hyperpod["assumptions"]) == 3
+    # 16 instances are the smallest published size: 83 + 912 + 1212 s. The standstill was 480 s. The policy expects a
+    # restore of 1,400 s, and at most the published 1,212 s count.
+    assert hyperpod["highSavedSeconds"] == pytest.approx(2207 - 480 - 1212)
+    assert hyperpod["lowSavedSeconds"] < hyperpod["highSavedSeconds"]
+    assert manual["lowSavedSeconds"] == 280 * 60 - 480 - 1400
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"plan": ACTS.but(outcome="OBSERVE")}, "Evenkeel did not act"),
+        ({"is_drill": True}, "A drill saves nothing."),
+    ],
+)
+def test_nothing_is_claimed_without_an_own_action(gateway: Gateway, changes: dict[str, Any], why: str) -> None:
+    job, lost, again = a_lost_job()
+    stored(gateway.fakes.ledger, job, lost, again, its_incident(job, **changes))
+
+    for saving in receipt(gateway, "incidents/inc-0000000001")["savings"]:
+        assert saving["highSavedSeconds"] is saving["lowSavedUsdMicros"] is None
+        assert saving["whyUnknown"].startswith(why)
+
+
+def test_forecast_stands_beside_the_actual_time(gateway: Gateway) -> None:
+    job, lost, again = a_lost_job()
+    incident = its_incident(job)
+    stored(gateway.fakes.ledger, job, lost, again, incident)
+    planned_resume(gateway, job, incident)
+
+    chosen, other = receipt(gateway, "incidents/inc-0000000001")["options"]
+
+    assert (chosen["option"], chosen["isChosen"], chosen["expectedSeconds"]) == ("FREE_NODE", True, 900)
+    assert chosen["actualSeconds"] == 7 * 60 + 600
+    assert (other["option"], other["isChosen"], other["actualSeconds"]) == ("RENT", False, None)
+
+
+def test_later_incident_of_the_same_attempt_counts_nothing_again(gateway: Gateway) -> None:
+    job, lost, again = a_lost_job()
+    first, second = its_incident(job, 1), its_incident(job, 2, first_signal_at=ago(minutes=59, seconds=50))
+    stored(gateway.fakes.ledger, job, lost, again, first, second)
+    planned_resume(gateway, job, first)
+
+    found = receipt(gateway, "incidents/inc-0000000002")
+
+    assert found["jobs"] == []
+    assert [each["incidentIds"] for each in found["shared"]] == [["inc-0000000001", "inc-0000000002"]]
+    assert found["lost"]["seconds"] == 0
+
+
+def test_unknown_resume_point_is_unknown_and_not_zero(gateway: Gateway) -> None:
+    job, lost, again = a_lost_job()
+    stored(gateway.fakes.ledger, job, lost, again.but(is_pinned=False), its_incident(job))
+
+    (interruption,) = receipt(gateway, "incidents/inc-0000000001")["jobs"]
+
+    assert seconds_of(interruption) == {stage: s for stage, s in PART_SECONDS.items() if stage != "REPEATED_WORK"}
+    assert interruption["total"]["unknownStages"] == ["REPEATED_WORK", "RESTORE"]
+
+
+def test_type_without_a_price_has_no_dollars(gateway: Gateway) -> None:
+    job, lost, again = a_lost_job()
+    changes: dict[str, Any] = {"instance_type": "ml.p5e.48xlarge", "usd_per_accelerator_hour": None}
+    incident = its_incident(job, instance_type="ml.p5e.48xlarge")
+    stored(gateway.fakes.ledger, job, lost.but(**changes), again.but(**changes), incident)
+
+    found = receipt(gateway, "incidents/inc-0000000001")
+
+    assert found["totalUsdMicros"] is found["lost"]["usdMicros"] is found["jobs"][0]["price"] is None
+    assert found["lost"]["unpricedGpuHours"] == pytest.approx(16 * 0.3)
+    assert found["isLowerBound"]
+
+
+def test_buckets_of_a_job_sum_to_its_life(gateway: Gateway) -> None:
+    job, lost, again = a_lost_job()
+    incident = its_incident(job)
+    stored(gateway.fakes.ledger, job, lost, again, incident)
+    planned_resume(gateway, job, incident)
+
+    found = receipt(gateway, f"jobs/{job.job_id}")
+
+    assert {each["bucket"]: each["seconds"] for each in found["buckets"]} == {
+        "PRODUCTIVE": (50 + 52) * 60,
+        "LOST": 18 * 60,
+        "INTERRUPTED": 0,
+        "STARTING": 0,
+        "QUEUED": 3600,
+    }
+    assert found["elapsedSeconds"] == 3 * 3600
+    assert found["interruptions"][0]["incidentIds"] == ["inc-0000000001"]
+
+
+def test_timelines_end_with_the_receipt(gateway: Gateway) -> None:
+    job, lost, again = a_lost_job()
+    stored(gateway.fakes.ledger, job, lost, again, its_incident(job))
+
+    of_incident = gateway.get("/v1/incidents/inc-0000000001/timeline").document["entries"][-1]
+    of_job = gateway.get(f"/v1/jobs/{job.job_id}/timeline").document["entries"][-1]
+
+    assert of_incident["kind"] == of_job["kind"] == "receipt"
+    assert of_incident["text"].startswith(f"Receipt: {job.job_id} lost 18 min, 4.80 GPU-hours, $33.02.")
+    assert "wait for nodes 4 min, launch 20 s, restart 1 min 40 s." in of_job["text"]
+    assert of_job["text"].endswith("Not in it, because it is not recorded: restore.")

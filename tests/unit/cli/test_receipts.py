@@ -1,0 +1,56 @@
+"""`evenkeel incidents receipt` and `evenkeel jobs receipt`: pages of 80 columns, and the API's object."""
+
+import json
+
+import pytest
+
+from tests.unit.api.seeds import stored
+from tests.unit.api.test_receipts import a_lost_job, its_incident, planned_resume
+from tests.unit.cli.conftest import CliFixture
+
+STAGES = """\
+    STAGE           FROM          LOST  GPU-HOURS     COST  UNTIL
+    repeated work   09:05:02Z   10m00s       2.67   $18.35  first signal
+    detection       09:15:02Z      30s       0.13    $0.92  incident opened
+    decision        09:15:32Z      10s       0.04    $0.31  recovery planned
+    drain           09:15:42Z    1m20s       0.36    $2.45  attempt 1 ended
+    wait for nodes  09:17:02Z    4m00s       1.07    $7.34  attempt 2 admitted
+    launch          09:21:02Z      20s       0.09    $0.61  attempt 2 launched
+    restart         09:21:22Z    1m40s       0.44    $3.06  every pod of attemp…
+    restore         –          unknown    unknown  unknown  not recorded
+    sum                         18m00s       4.80   $33.02
+"""
+
+
+@pytest.fixture
+def fleet(served: CliFixture) -> CliFixture:
+    job, lost, again = a_lost_job()
+    incident = its_incident(job)
+    stored(served.gateway.fakes.ledger, job, lost, again, incident)
+    planned_resume(served.gateway, job, incident)
+    return served
+
+
+@pytest.mark.parametrize("words", [("incidents", "receipt", "@latest"), ("jobs", "receipt", "llama-1")])
+def test_page_shows_each_stage_within_80_columns(fleet: CliFixture, words: tuple[str, ...]) -> None:
+    found = fleet.run(*words, terminal=True)
+
+    assert found.exit_code == 0, found.err
+    plain = found.out.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\x1b[2m", "")
+    assert STAGES in plain
+    assert max(map(len, plain.splitlines())) <= 80
+
+
+def test_estimates_stand_apart_from_measurements(fleet: CliFixture) -> None:
+    lines = fleet.run("incidents", "receipt", "@latest").out.splitlines()
+
+    assert "  cost  at least 6.40 GPU-hours, $44.03" in lines
+    at = lines.index("  Estimates, not measurements: the same interruption without Evenkeel")
+    assert lines[at + 1].split() == ["INSTEAD", "OF", "STANDSTILL", "SAVED", "COST"]
+    assert "  An estimate, not a measurement. The work since the last checkpoint would have been lost, too." in lines
+
+
+def test_json_is_the_object_of_the_api(fleet: CliFixture) -> None:
+    found = json.loads(fleet.run("incidents", "receipt", "inc-0000000001", "-o", "json").out)
+
+    assert found == fleet.gateway.get("/v1/incidents/inc-0000000001/receipt").document
