@@ -27,7 +27,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 export SAM_CLI_TELEMETRY := 0
 
-.PHONY: help setup demo dev test test-all fuzz mutants drill-mutants lint generate docs fmt build preflight package deploy bench soak drills scenarios storm clean lock lock-check
+.PHONY: help setup torch demo dev test test-all fuzz mutants drill-mutants lint generate docs fmt build preflight package deploy bench soak drills scenarios storm clean lock lock-check
 
 help: ## show this list
 	@$(SYSTEM_PYTHON) -c 'import re; [print(f"  make {name:13} {what}") for name, what in \
@@ -35,6 +35,9 @@ help: ## show this list
 
 setup: ## install everything into .venv and .tools (immediate if nothing changed)
 	@$(SYSTEM_PYTHON) tools/environments.py setup
+
+torch: setup ## install PyTorch (1 GB or more) into .tools/torch, for the tests of examples/pytorch
+	@$(BIN)/python tools/environments.py torch
 
 demo: setup ## run a training job, break its node, and watch the job resume
 	@$(BIN)/python -m evenkeel_local.demo $(if $(VERBOSE),--verbose)
@@ -45,7 +48,7 @@ dev: setup ## keep the local data centre up until Ctrl-C
 test: $(if $(TESTS),lint,setup) ## everything that CI runs: lint, types, the template and all levels of tests
 	@$(BIN)/python $(if $(TESTS),-m pytest $(TESTS),-m tools.test_lanes)
 
-test-all: setup ## every test, with the drills and the exhaustive tests, for a release
+test-all: setup torch ## every test, with the drills and the exhaustive tests, for a release
 	@$(BIN)/python -m tools.test_lanes --all
 
 lint: lock-check ## ruff, mypy strict, the prose, the template

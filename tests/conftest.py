@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from evenkeel_local.engine import Engine
 from evenkeel_local.identities import Credentials, bootstrap
+from tests import torch_gang
 
 # On busy cores a single example may be slow, which is no failure. `ci` uses the same examples each time.
 settings.register_profile("developer", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,6 +29,22 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Do not select the tests of the PyTorch example if no interpreter has PyTorch."""
+    with_torch = [item for item in items if item.get_closest_marker("pytorch")]
+    if with_torch and torch_gang.find() is None:
+        config.hook.pytest_deselected(items=with_torch)
+        items[:] = [item for item in items if item not in with_torch]
+        config.stash[_NOTES] = [f"{len(with_torch)} tests of the PyTorch example were not run: {torch_gang.MISSING}"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say which tests were not selected for lack of a program."""
+    for note in config.stash.get(_NOTES, []):
+        terminalreporter.write_line(note)
+
+
+_NOTES = pytest.StashKey[list[str]]()
 _AWS_VARIABLES = ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE")
 
 

@@ -1,6 +1,7 @@
 """Make the project's Python environments from their locks, and check the locks.
 
     python3 tools/environments.py setup        make missing environments, refresh stale ones
+    python3 tools/environments.py torch        make the optional environment of the PyTorch tests
     python3 tools/environments.py lock         resolve every lock again (needs the package index)
     python3 tools/environments.py lock-check   compare the locks with their inputs (offline)
 
@@ -18,6 +19,9 @@ On x86_64 Linux there are also two programs from a wheel:
     .tools/kubectl  kubectl and helm, which tests use on the local cluster
 
 With npm, there is also the browser of the console's tests (tools/browser.py).
+
+`make torch` makes one more environment, .tools/torch, for the tests of examples/pytorch. It needs 1 GB,
+or more where pip finds only a build for GPUs. pip makes it, with the indexes that the machine configures.
 
 This file uses only the standard library: it runs before any package is installed.
 """
@@ -105,14 +109,14 @@ KUBECTL_FILES = {"kubectl": "kubectl/kubectl", "helm": "helm/helm"}
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("command", choices=("setup", "lock", "lock-check"))
+    parser.add_argument("command", choices=("setup", "torch", "lock", "lock-check"))
     command = parser.parse_args().command
     if command == "lock-check":
         return lock_check()
     TOOLS.mkdir(exist_ok=True)
     with (TOOLS / "setup.lock").open("w") as lock_file:
         fcntl.flock(lock_file, fcntl.LOCK_EX)  # `make demo` and `make test` may start side by side
-        return setup() if command == "setup" else lock()
+        return {"setup": setup, "torch": ensure_torch, "lock": lock}[command]()
 
 
 def setup() -> int:
@@ -290,6 +294,18 @@ def ensure_kubectl(python: str, folder: Path) -> bool:
     shutil.rmtree(folder, ignore_errors=True)
     beside.rename(folder)  # atomic: a process that ends early leaves no partial folder
     return True
+
+
+def ensure_torch() -> int:
+    """Install PyTorch into an environment of its own."""
+    python, folder, requirements = find_python(), TOOLS / "torch", REQUIREMENTS / "torch.in"
+    digest = hashlib.sha256(requirements.read_bytes() + version_of(python).encode()).hexdigest()
+    if read_stamp(folder) != digest:
+        say("installing PyTorch")
+        run(python, "-m", "venv", "--clear", folder)
+        run(folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--requirement", requirements)
+        write_stamp(folder, digest)
+    return 0
 
 
 def ensure_browser() -> None:

@@ -33,7 +33,7 @@ _WITH_PORTS = (
 """Local tests that do not use the shared data centre: they run in other lanes, so that all lanes end together."""
 LANES = {
     "small": ["tests/unit", "tests/template", "--ignore=tests/template/test_lint.py", *_WITH_UNITS],
-    "ports": ["tests/contract", "tests/workflow", "tests/simulator", *_WITH_PORTS],
+    "ports": ["tests/contract", "tests/workflow", "tests/simulator", "tests/pytorch", *_WITH_PORTS],
     "whole": ["tests/local", *(f"--ignore={path}" for path in (*_WITH_UNITS, *_WITH_PORTS))],
 }
 """Three lanes for two processors: `whole` waits for much of its time. A fourth lane cost more processor time."""

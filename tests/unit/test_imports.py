@@ -116,6 +116,7 @@ LAYER_RULES = (
         ("evenkeel_local.gpu_cluster",),
         frozenset({"aiohttp", "botocore", "jsonpatch", "pydantic", "trustme", "yaml", "yarl"}),
     ),
+    LayerRule("pytorch example", ("examples/pytorch",), ("evenkeel.training",), frozenset({"torch"})),
     LayerRule("trainer", ("examples/trainer/evenkeel_trainer",), ("evenkeel_trainer", "evenkeel.training")),
 )
 

@@ -1,20 +1,24 @@
 """The interface of a training script: one rank of one attempt resumes, saves and stops."""
 
 import hashlib
+import itertools
 import json
 import math
 import os
+import re
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from evenkeel.training.layout import (
+    CONVENTION_NAME,
     Checkpoint,
     JsonObject,
     Manifest,
@@ -22,6 +26,7 @@ from evenkeel.training.layout import (
     Shard,
     UnreadableError,
     checkpoint_of_key,
+    is_file_name,
     job_of_manifest,
     parse_manifest,
     rank_and_world,
@@ -55,6 +60,9 @@ EXIT_STOPPED = 143
 
 PART_BYTES = 256 * 1024 * 1024
 """A larger shard is written in parts. S3 accepts at most 5 GiB per PUT, and has no comparable checksum for more."""
+
+_PART = re.compile(r"(.+)\.p[0-9]{5}")
+"""A part of a file that `save_files` wrote. Parts of a shard end with `.bin`."""
 
 LARGEST_MANIFEST_BYTES = 16 * 1024 * 1024
 """Evenkeel's functions do not read a larger manifest."""
@@ -91,6 +99,15 @@ class Saved:
     """Key of the manifest, relative to the checkpoint URI."""
     is_complete: bool
     """Whether this rank knows that the manifest is written: rank 0 wrote it, or this rank found it in the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Description:
+    """Metrics and other data that a script gives with a checkpoint."""
+
+    metrics: Mapping[str, float]
+    is_finite: bool | None
+    extra: Mapping[str, Any]
 
 
 class Resume:
@@ -152,6 +169,27 @@ class Resume:
         """Yield the bytes that each rank wrote, in rank order."""
         return (self.shard(rank) for rank in range(self.world_size))
 
+    def download(self, folder: str | os.PathLike[str]) -> None:
+        """Copy the files that `save_files` saved on all ranks to a folder, under the names that they had.
+
+        A library such as DCP then loads them from there. Call it once for each folder: ranks of one pod can share it.
+        Idempotent: yes, files of an earlier call are replaced.
+
+        Raises:
+            NotInCheckpointError: There is no manifest.
+            DamagedError: The bytes are missing or differ from the manifest.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        files: dict[str, list[Shard]] = {}
+        for shard in sorted(self._read().shards, key=lambda each: each.key):
+            name = shard.key.rpartition("/")[2]
+            part = _PART.fullmatch(name)
+            files.setdefault(part[1] if part else name, []).append(shard)
+        for name, parts in files.items():
+            with (folder / name).open("wb") as stream:
+                stream.writelines(self._part(part) for part in parts)
+
     def _part(self, part: Shard) -> bytes:
         content = self._storage.get(part.key)
         if content is None:
@@ -205,6 +243,8 @@ class Run:
         """The last save of this process; None before the first save."""
         self._unwritten: Manifest | None = None
         """On rank 0, the manifest of that step until it is in the store."""
+        self._convention: bytes | None = None
+        """On rank 0, DCP's `.metadata` of that step; None if it has none."""
         self._stop_requested = False
 
     @property
@@ -266,6 +306,52 @@ class Run:
             ValueError: The records of the ranks do not form one checkpoint, the manifest would be too large, or another
                 job has saved this step here. The checkpoint is not complete.
         """
+        description = _Description(metrics or {}, is_finite, extra or {})
+        return self._save(step, description, lambda checkpoint: self._shard_parts(checkpoint, shard), gather)
+
+    def save_files(
+        self,
+        step: int,
+        files: Iterable[str | os.PathLike[str]],
+        *,
+        metrics: Mapping[str, float] | None = None,
+        is_finite: bool | None = None,
+        extra: Mapping[str, Any] | None = None,
+        gather: Gather | None = None,
+    ) -> Saved:
+        """Save the files that a library such as PyTorch's DCP wrote on this rank for the state after `step`.
+
+        The files keep their names. The manifest lists the files of all ranks, so the checkpoint can be proved. The
+        library can also load it directly from `Resume.uri`, unless a file has more than 256 MiB: it is stored in parts.
+        The files may be deleted when the call returns. Idempotent: yes, by the manifest, as `save`.
+
+        Args:
+            step: Number of steps done so far. Save steps in rising order.
+            files: Files of this rank; none if the library wrote none on it. No two files of all ranks may have the same
+                name. Only rank 0 may have DCP's `.metadata`.
+            metrics: As for `save`.
+            is_finite: As for `save`.
+            extra: As for `save`.
+            gather: As for `save`.
+
+        Raises:
+            Fenced: A later attempt has taken over. The checkpoint is not complete; end the process.
+            TimeoutError: The receipt of a rank did not arrive in time.
+            ValueError: As for `save`, or a file has a name that cannot be saved, or no rank has a file.
+        """
+        paths = sorted(map(Path, files))
+        for path in paths:
+            self._require_savable(path.name)
+        description = _Description(metrics or {}, is_finite, extra or {})
+        return self._save(step, description, lambda checkpoint: self._file_parts(checkpoint, paths), gather)
+
+    def _save(
+        self,
+        step: int,
+        description: "_Description",
+        parts: Callable[[Checkpoint], Iterator[tuple[str, bytes | memoryview]]],
+        gather: Gather | None,
+    ) -> Saved:
         if step < self._last_step:
             raise ValueError(f"step {step} cannot be saved after step {self._last_step}")
         checkpoint = Checkpoint(step=step, attempt=self.attempt)
@@ -273,6 +359,7 @@ class Run:
             # A second call for the same step must not read the store: the answer could differ from rank to rank. Then
             # some ranks would return here, and the other ranks would wait for them in `gather`.
             return self._completed(checkpoint) if self._unwritten is not None else self._saved
+        self._convention = None
         started_at = datetime.now(UTC)
         manifest = Manifest(
             job_id=self.job_id,
@@ -281,9 +368,9 @@ class Run:
             created_at=started_at,
             world_size=self.world_size,
             shards=(),
-            metrics={name: value if math.isfinite(value) else str(value) for name, value in (metrics or {}).items()},
-            is_finite=is_finite,
-            extra=extra or {},
+            metrics={n: value if math.isfinite(value) else str(value) for n, value in description.metrics.items()},
+            is_finite=description.is_finite,
+            extra=description.extra,
         )
         _require_readable_size(manifest)
         self.check_fence()
@@ -291,7 +378,10 @@ class Run:
         if stored is not None:
             self._require_own(checkpoint, stored)
             return self._remember(checkpoint, is_complete=True)
-        record: JsonObject = {"startedAt": write_instant(started_at), "shards": self._put_parts(checkpoint, shard)}
+        record: JsonObject = {
+            "startedAt": write_instant(started_at),
+            "shards": self._put(checkpoint, parts(checkpoint)),
+        }
         records = self._receipts(checkpoint, record) if gather is None else gather(record)
         saved = self._remember(checkpoint, is_complete=False)
         if self.rank != 0:
@@ -393,17 +483,48 @@ class Run:
                 return ResumeChoice(fence.pin.resume_from, fence.grade, fence.reason, fence.rejected)
         raise AssertionError("unreachable: polling ends in TimeoutError")
 
-    def _put_parts(self, checkpoint: Checkpoint, shard: bytes | bytearray | memoryview) -> list[JsonObject]:
+    def _shard_parts(
+        self, checkpoint: Checkpoint, shard: bytes | bytearray | memoryview
+    ) -> Iterator[tuple[str, memoryview]]:
         view = memoryview(shard).cast("B")
         size = self._part_bytes
-        parts = [view[start : start + size] for start in range(0, len(view), size)] or [view]
+        if len(view) <= size:
+            yield checkpoint.shard_key(self.rank, self.world_size), view
+            return
+        for number, start in enumerate(range(0, len(view), size)):
+            yield checkpoint.shard_key(self.rank, self.world_size, f"p{number:05d}.bin"), view[start : start + size]
+
+    def _file_parts(self, checkpoint: Checkpoint, paths: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
+        for path in paths:
+            key = f"{checkpoint.folder}/{path.name}"
+            is_whole = path.stat().st_size <= self._part_bytes
+            with path.open("rb") as stream:
+                for number in itertools.count():
+                    content = stream.read(self._part_bytes)
+                    if number and not content:
+                        break
+                    yield (key if is_whole else f"{key}.p{number:05d}"), content
+
+    def _require_savable(self, name: str) -> None:
+        if not is_file_name(name) or rank_and_world(name) or _PART.fullmatch(name):
+            raise ValueError(
+                f"{name!r} cannot be saved: use letters, digits, '.', '_' and '-', and no name that this library gives "
+                "itself (manifest.json, shard-0-of-2.bin, NAME.p00000)"
+            )
+        if name == CONVENTION_NAME and self.rank != 0:
+            raise ValueError(f"rank {self.rank} has {name}, but only rank 0 may have it: make rank 0 the coordinator")
+
+    def _put(self, checkpoint: Checkpoint, parts: Iterator[tuple[str, bytes | memoryview]]) -> list[JsonObject]:
+        """Write the parts of this rank, and return their entries of the manifest."""
         written = []
-        for number, part in enumerate(parts):
-            extension = "bin" if len(parts) == 1 else f"p{number:05d}.bin"
-            key = checkpoint.shard_key(self.rank, self.world_size, extension)
-            sha256 = hashlib.sha256(part).hexdigest()
-            self._storage.put(key, part, sha256)
-            written.append(Shard(key, len(part), sha256).to_json())
+        for key, content in parts:
+            sha256 = hashlib.sha256(content).hexdigest()
+            if key == checkpoint.convention_key:
+                # With this file a checkpoint is complete by convention, so the files of all ranks come first.
+                self._convention = bytes(content)
+            else:
+                self._storage.put(key, content, sha256)
+            written.append(Shard(key, len(content), sha256).to_json())
         return written
 
     def _receipts(self, checkpoint: Checkpoint, record: JsonObject) -> Sequence[JsonObject] | None:
@@ -448,6 +569,9 @@ class Run:
         # Check the fence directly before the write. If it is raised in between, the manifest is too late and does not
         # count.
         self.check_fence()
+        if self._convention is not None:
+            sha256 = hashlib.sha256(self._convention).hexdigest()
+            self._storage.put(checkpoint.convention_key, self._convention, sha256)
         self._storage.put_new(checkpoint.manifest_key, self._unwritten.to_bytes())
         return self._remember(checkpoint, is_complete=True)
 
@@ -462,6 +586,8 @@ def _require_all_shards(manifest: Manifest) -> None:
     """Check that the records belong to one step, with a shard of each rank and no shard twice."""
     step, size = manifest.checkpoint.step, manifest.world_size
     advice = "check RANK and WORLD_SIZE of each process"
+    if not manifest.shards:
+        raise ValueError(f"no rank has a file to save for step {step}")
     counts = Counter(shard.key for shard in manifest.shards)
     for key, count in counts.items():
         if not key.startswith(f"{manifest.checkpoint.folder}/"):

@@ -1,5 +1,6 @@
 """The documented promises of the training contract."""
 
+import ast
 import os
 import re
 import runpy
@@ -18,6 +19,7 @@ from evenkeel.training.storage import open_storage
 
 PROJECT = Path(__file__).resolve().parents[3]
 PAGE = PROJECT / "docs" / "training-contract.md"
+EXAMPLE = PROJECT / "examples" / "pytorch"
 
 
 @pytest.fixture
@@ -72,20 +74,19 @@ SIGNAL_HANDLER = "signal.signal(signal.SIGTERM, lambda *_: end(143)); print('rea
         (SIGNAL_HANDLER, True, 143),
     ],
 )
-def test_documented_command_keeps_the_exit_code_behind_torchrun(
+def test_command_of_a_pod_keeps_the_exit_code_behind_torchrun(
     worker: str, is_stopped: bool, code: int, tmp_path: Path
 ) -> None:
     torchrun = tmp_path / "torchrun"
     torchrun.write_text(TORCHRUN)
     torchrun.chmod(0o755)
-    page = PAGE.read_text()
-    command = page.split("```sh\n")[1].split("```")[0]
-    end = page.split("```python\ndef end")[1].split("```")[0]
-    imports = "import contextlib, os, pathlib, signal, sys, time"
-    (tmp_path / "train.py").write_text(f"{imports}\ndef end{end}\n{worker}\n")
+    functions = ast.parse((EXAMPLE / "train.py").read_text()).body
+    end = next(ast.unparse(each) for each in functions if isinstance(each, ast.FunctionDef) and each.name == "end")
+    imports = "import contextlib, os, pathlib, signal, sys, time; from pathlib import Path"
+    (tmp_path / "train.py").write_text(f"{imports}\n{end}\n{worker}\n")
 
     pod = subprocess.Popen(
-        ["sh", "-c", command],
+        ["sh", EXAMPLE / "pod.sh", "train.py"],
         cwd=tmp_path,
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,

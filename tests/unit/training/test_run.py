@@ -495,6 +495,97 @@ def test_large_shard_is_written_in_parts_and_read_as_one(uri: str) -> None:
     assert len(names) == 12
 
 
+def written_by_dcp(folder: Path, rank: int, content: bytes) -> list[Path]:
+    """Return the files that PyTorch's DCP writes on a rank."""
+    files = {f"__{rank}_0.distcp": content} | ({".metadata": b"index"} if rank == 0 else {})
+    paths = [folder / str(rank) / name for name in files]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(files[path.name])
+    return paths
+
+
+def test_files_of_all_ranks_form_one_proved_checkpoint(uri: str, tmp_path: Path) -> None:
+    contents = [b"", bytes(range(256))]
+    ranks = [a_run(uri, rank=rank, world_size=2, part_bytes=100) for rank in range(2)]
+    together(ranks, lambda run: run.save_files(10, written_by_dcp(tmp_path, run.rank, contents[run.rank])))
+
+    resume = a_run(uri, 2).resume()
+    assert resume is not None
+    resume.download(tmp_path / "resumed")
+    resume.download(tmp_path / "resumed")
+
+    assert (resume.grade, resume.world_size) == ("PROVED", 2)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "resumed").iterdir()} == {
+        "__0_0.distcp": contents[0],
+        "__1_0.distcp": contents[1],
+        ".metadata": b"index",
+    }
+    assert "__1_0.distcp.p00002" in {each.rpartition("/")[2] for each in open_storage(uri).examine(Checkpoint(10, 1))}
+
+
+def test_files_are_not_complete_before_those_of_all_ranks(uri: str, tmp_path: Path) -> None:
+    run = a_run(uri, world_size=2, timeout_seconds=0)
+
+    with pytest.raises(TimeoutError, match="rank 1 to save step 10"):
+        run.save_files(10, written_by_dcp(tmp_path, 0, b"weights"))
+
+    assert a_run(uri, 2, accepts_convention=True).resume() is None
+    other = a_run(uri, 3, rank=0, world_size=1)
+    other.save(20, b"a step without files of DCP")
+    assert "attempt=3/step=000000020/.metadata" not in open_storage(uri).examine(Checkpoint(20, 3))
+
+
+def test_metadata_of_a_failed_save_is_not_part_of_the_next(uri: str, tmp_path: Path) -> None:
+    run = a_run(uri)
+
+    def broken(_: dict[str, Any]) -> list[dict[str, Any]]:
+        raise ConnectionError("a peer is gone")
+
+    with pytest.raises(ConnectionError):
+        run.save_files(10, written_by_dcp(tmp_path, 0, b"weights"), gather=broken)
+    run.save(20, b"weights")
+
+    assert [key.rpartition("/")[2] for key in open_storage(uri).examine(Checkpoint(20, 1))] == [
+        "manifest.json",
+        "shard-0-of-1.bin",
+    ]
+
+
+def test_downloaded_bytes_are_compared_with_the_manifest(uri: str, tmp_path: Path) -> None:
+    a_run(uri).save_files(10, written_by_dcp(tmp_path, 0, b"weights"))
+    resume = a_run(uri, 2).resume()
+    assert resume is not None
+    open_storage(uri).put("attempt=1/step=000000010/__0_0.distcp", b"weighty", _sha256(b"weighty"))
+
+    with pytest.raises(training.DamagedError, match=r"__0_0.distcp has 7 bytes, and their checksum differs"):
+        resume.download(tmp_path / "resumed")
+
+
+@pytest.mark.parametrize(
+    ("rank", "name", "message"),
+    [
+        (0, "manifest.json", "'manifest.json' cannot be saved"),
+        (0, "shard-0-of-2.bin", "'shard-0-of-2.bin' cannot be saved"),
+        (0, "weights.p00001", "'weights.p00001' cannot be saved"),
+        (0, "a b", "'a b' cannot be saved"),
+        (1, ".metadata", "rank 1 has .metadata, but only rank 0 may have it"),
+    ],
+)
+def test_file_with_an_unsuitable_name_is_refused(rank: int, name: str, message: str, uri: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"weights")
+
+    with pytest.raises(ValueError, match=message):
+        a_run(uri, rank=rank, world_size=2).save_files(10, [tmp_path / name])
+
+    assert open_storage(uri).checkpoints() == []
+
+
+def test_checkpoint_without_files_is_refused(uri: str) -> None:
+    with pytest.raises(ValueError, match="no rank has a file to save for step 10"):
+        a_run(uri).save_files(10, [])
+
+
 @pytest.mark.parametrize("content", [b"", bytearray(b"state"), memoryview(b"state")])
 def test_shard_may_hold_any_bytes(uri: str, content: bytes) -> None:
     a_run(uri).save(10, content)
