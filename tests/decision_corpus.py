@@ -254,7 +254,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "recovery.late_from": awaiting.overdue_at,
     "recovery.node_back": awaiting.node_back,
     "recovery.node_valid": awaiting.node_valid,
-    "recovery.way_clear": awaiting.node_free,
+    "recovery.way_clear": awaiting.repair_possible,
     "renting.asked_again": candidates.facts_for_next_offer,
     "renting.end_answer": rental_waits.evaluate_rental_over,
     "renting.loan_of": migration.temporary_capacity_of,

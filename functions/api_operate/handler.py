@@ -5,7 +5,7 @@ from typing import Any
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services.incidents import approve_recovery, report_faults
 from evenkeel.services.queries import read_incidents
-from evenkeel.services.recovery import hold_automation, request_replacement, set_person_cordon
+from evenkeel.services.recovery import hold_automation, request_replacement, set_manual_cordon
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 
@@ -65,7 +65,7 @@ def decline(incident_id: str) -> api.Reply:
 def cordon(node_id: str) -> api.Reply:
     request = _mark(node_id, app.body(api_types.CordonBody), app.request_id())
     context = wiring.context()
-    outcome = set_person_cordon.cordon(request, context)
+    outcome = set_manual_cordon.cordon(request, context)
     return app.done(outcome.to_json())
 
 
@@ -73,7 +73,7 @@ def cordon(node_id: str) -> api.Reply:
 def uncordon(node_id: str) -> api.Reply:
     request = _mark(node_id, app.body(api_types.CordonBody), app.request_id())
     context = wiring.context()
-    outcome = set_person_cordon.uncordon(request, context)
+    outcome = set_manual_cordon.uncordon(request, context)
     return app.done(outcome.to_json())
 
 
@@ -94,8 +94,8 @@ def replace(node_id: str) -> api.Reply:
     return app.accepted(answer, location)
 
 
-def _mark(node_id: str, body: api_types.CordonBody, request_id: str) -> set_person_cordon.Request:
-    return set_person_cordon.Request(
+def _mark(node_id: str, body: api_types.CordonBody, request_id: str) -> set_manual_cordon.Request:
+    return set_manual_cordon.Request(
         instance_id=node_id, by=app.caller().actor, reason=body.reason, request_id=request_id
     )
 

@@ -106,7 +106,7 @@ POLICY = Policy(
         return_margin_seconds=2,
         takeover_seconds=60,
         leave_seconds=20,
-        node_free_deadline_seconds=200,
+        repair_possible_deadline_seconds=200,
         approval_deadline_seconds=150,
     ),
     jobs=JobPolicy(

@@ -10,7 +10,7 @@ from evenkeel.adapters.node_objects import read_node
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.nodes import KARPENTER_LABEL
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.recovery.other_controllers import is_person_cordon
+from evenkeel.domain.recovery.other_controllers import is_manual_cordon
 from evenkeel.domain.shadow.node_index import KUBELET
 from evenkeel.domain.shadow.records import NodeSeen, Record
 from evenkeel.domain.values import rfc3339
@@ -175,7 +175,7 @@ def _node(document: Json, cluster: str, policy: Policy, *, is_deleted: bool) -> 
         not_ready_since=node.not_ready_since,
         is_cordoned=node.is_cordoned,
         cordoned_at=_cordoned_at(document),
-        is_person_cordon=is_person_cordon(node),
+        is_manual_cordon=is_manual_cordon(node),
         has_fault_marks=bool(kubernetes_node.fault_evidence(node, policy.watch, policy.catalogue, at)),
         is_deleted=is_deleted,
     )

@@ -36,7 +36,7 @@ class RungPreview(Value):
     """A rung of the ladder, reached because no earlier rung helped."""
 
     rung: str
-    """`reboot`, `replace`, …; `page_human` at the end."""
+    """`reboot`, `replace`, …; `ask_person` at the end."""
     after_seconds: int
     """Time since the first rung, if every earlier rung reaches its deadline."""
     deadline_seconds: int
@@ -142,7 +142,7 @@ def _plan(incident: Incident, policy: Policy) -> RecoveryPlan:
         is_node_gone=False,
         is_hyperpod=True,
         hyperpod_repairs=False,
-        is_person_cordon=False,
+        is_manual_cordon=False,
     )
     return plan_recovery(facts, policy.repair)
 
@@ -168,7 +168,7 @@ def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
             owner="EVENKEEL",
             has_recovered=False,
             not_allowed="",
-            is_person_cordon=False,
+            is_manual_cordon=False,
             lease_holder="",
             requests=requests,
             slot_state=SlotState(original=ObservedNode(record=record, node=node)),
@@ -183,7 +183,7 @@ def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
             if decided.action is Repair.ASK_PERSON:
                 steps.append(
                     RungPreview(
-                        rung="page_human", after_seconds=after_seconds, deadline_seconds=0, reason=decided.reason
+                        rung="ask_person", after_seconds=after_seconds, deadline_seconds=0, reason=decided.reason
                     )
                 )
             break

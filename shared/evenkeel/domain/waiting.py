@@ -28,7 +28,7 @@ class ConditionKind(StrEnum):
     """Each interrupted job runs as a later attempt, has ended, or waits in the queue."""
     NODE_VALID = "NODE_VALID"
     """The returned node passes validation."""
-    NODE_FREE = "NODE_FREE"
+    REPAIR_POSSIBLE = "REPAIR_POSSIBLE"
     """Neither jobs that may finish nor HyperPod's own change of the cluster delay the repair any more."""
     RELEASED = "RELEASED"
     """No hold is in force, and the guardrails allow the action now."""
@@ -94,7 +94,7 @@ WAIT_NAMES = {
     ConditionKind.NODE_BACK: "node-back",
     ConditionKind.NODE_VALID: "node-valid",
     ConditionKind.JOBS_RESUMED: "jobs-back",
-    ConditionKind.NODE_FREE: "way-clear",
+    ConditionKind.REPAIR_POSSIBLE: "repair-possible",
     ConditionKind.RELEASED: "released",
     ConditionKind.APPROVED: "approved",
 }

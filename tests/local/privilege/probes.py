@@ -837,7 +837,7 @@ def waits_for_kueue(stage: PermissionBench) -> Json:
 
 @probe("open_wait")
 def waits_until_it_is_not_blocked(stage: PermissionBench) -> Json:
-    return of_incident(planned(stage), kind="NODE_FREE", token="a-token-of-no-task")
+    return of_incident(planned(stage), kind="REPAIR_POSSIBLE", token="a-token-of-no-task")
 
 
 def barred(stage: PermissionBench) -> Incident:
@@ -1163,7 +1163,7 @@ def open_waits(stage: PermissionBench) -> None:
     facts = {"life": incident.life.key, "slot": incident.slot, "pool": incident.pool, "since": rfc3339(now())}
     back = a_wait(incident.incident_id, ConditionKind.NODE_BACK, "node-back", {**facts, "rung": "", "bootId": ""})
     jobs = a_wait(incident.incident_id, ConditionKind.JOBS_RESUMED, "jobs-back", {})
-    way = a_wait(incident.incident_id, ConditionKind.NODE_FREE, "way-clear", facts)
+    way = a_wait(incident.incident_id, ConditionKind.REPAIR_POSSIBLE, "repair-possible", facts)
     turn = a_wait(barred(stage).incident_id, ConditionKind.RELEASED, "released", {})
     stage.put(*(subject_rows.wait_row(wait, 0) for wait in (back, jobs, way, turn)))
     rental = a_rental_beside(stage)

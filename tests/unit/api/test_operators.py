@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.incidents import Block
-from evenkeel.domain.recovery.leases import MAX_PERSON_CORDONS, PersonCordon, PersonCordons
+from evenkeel.domain.recovery.leases import MAX_MANUAL_CORDONS, ManualCordon, ManualCordons
 from evenkeel.ports import Put, Row
-from evenkeel.services.recovery import person_cordons
+from evenkeel.services.recovery import manual_cordons
 from evenkeel.services.storage import fleet_rows
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.api.gateway import ACCOUNT, Gateway
@@ -167,19 +167,19 @@ def test_cordon_removed_elsewhere_is_dropped(gateway: Gateway) -> None:
     gateway.post(f"/v1/nodes/{instance_id(2)}/cordon", {}, key="k2")
     still = frozenset({a_life(2).key})
 
-    early = person_cordons.prune(fakes.context(), still)
-    late = person_cordons.prune(fakes.context(now=fakes.clock.now() + timedelta(minutes=3)), still)
+    early = manual_cordons.prune(fakes.context(), still)
+    late = manual_cordons.prune(fakes.context(now=fakes.clock.now() + timedelta(minutes=3)), still)
 
-    assert (early, late, list(person_cordons.load(fakes.ledger))) == (0, 1, [a_life(2).key])
+    assert (early, late, list(manual_cordons.load(fakes.ledger))) == (0, 1, [a_life(2).key])
 
 
 def test_number_of_recorded_cordons_fits_a_row(gateway: Gateway) -> None:
-    known = PersonCordons()
-    for number in range(MAX_PERSON_CORDONS + 5):
-        known = known.with_cordon(PersonCordon(life=f"l{number}", by="b" * 200, reason="\U0001f600" * 300, at=ago()))
+    known = ManualCordons()
+    for number in range(MAX_MANUAL_CORDONS + 5):
+        known = known.with_cordon(ManualCordon(life=f"l{number}", by="b" * 200, reason="\U0001f600" * 300, at=ago()))
 
-    assert len(known.cordons) == MAX_PERSON_CORDONS
-    assert known.cordons[-1].life == f"l{MAX_PERSON_CORDONS + 4}"
+    assert len(known.cordons) == MAX_MANUAL_CORDONS
+    assert known.cordons[-1].life == f"l{MAX_MANUAL_CORDONS + 4}"
     assert len(json.dumps(known.to_json(), ensure_ascii=False).encode()) < 400_000
 
 

@@ -38,7 +38,7 @@ EXPLAINED = f"""\
                                         or a DCGM probe hangs: a reboot did not
                                         help or would not last, so Evenkeel
                                         replaces the node.
-  page_human after 45m00s               The provider accepted the replace, but
+  ask_person after 45m00s               The provider accepted the replace, but
                                         the node did not come back. Evenkeel
                                         already requested its replacement, which
                                         it does only once per node.
@@ -71,7 +71,7 @@ def test_explain_json_has_plan_steps_and_references(served: CliFixture) -> None:
     found = json.loads(served.run("faults", "explain", "79", "-o", "json").out)
 
     assert found["fault"]["key"] == "xid:79"
-    assert [step["rung"] for step in found["steps"]] == ["reboot", "replace", "page_human"]
+    assert [step["rung"] for step in found["steps"]] == ["reboot", "replace", "ask_person"]
     assert [step["deadlineSeconds"] for step in found["steps"]] == [900, 1800, 0]
     assert found["catalogueHash"] == default_catalogue().hash
     assert "https://docs.nvidia.com/deploy/xid-errors/index.html" in [
@@ -85,7 +85,7 @@ def test_explain_uses_the_site_policy(served: CliFixture) -> None:
     found = json.loads(served.run("faults", "explain", "79", "--policy", file, "-o", "json").out)
     said = served.run("faults", "explain", "79", "--policy", file, terminal=True)
 
-    assert [(step["rung"], step["deadlineSeconds"]) for step in found["steps"]] == [("replace", 60), ("page_human", 0)]
+    assert [(step["rung"], step["deadlineSeconds"]) for step in found["steps"]] == [("replace", 60), ("ask_person", 0)]
     assert "hardware, critical, changed by this policy" in said.out
 
 

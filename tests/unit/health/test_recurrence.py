@@ -78,8 +78,8 @@ def test_second_fault_in_the_window_starts_on_the_next_rung() -> None:
 @pytest.mark.parametrize(
     ("key", "before", "rung"),
     [
-        ("xid:4711", (0, 4), Rung.PAGE_HUMAN),
-        ("node:oom_killer", (0,), Rung.PAGE_HUMAN),
+        ("xid:4711", (0, 4), Rung.ASK_PERSON),
+        ("node:oom_killer", (0,), Rung.ASK_PERSON),
         ("xid:79", (0, 4), Rung.REPLACE),
         ("xid:64", (0,), Rung.REPLACE),
     ],

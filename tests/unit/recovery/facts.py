@@ -38,7 +38,7 @@ def plan_facts(**changes: Any) -> PlanFacts:
         "hyperpod_repairs": False,
         "cluster_status": "InService",
         "node_status": "Running",
-        "is_person_cordon": False,
+        "is_manual_cordon": False,
     }
     return PlanFacts.model_validate({**facts, **changes})
 
@@ -77,7 +77,7 @@ def repair_facts(**changes: Any) -> RepairFacts:
         "boot_id_at_opening": "boot-1",
         "has_recovered": False,
         "not_allowed": "",
-        "is_person_cordon": False,
+        "is_manual_cordon": False,
         "lease_holder": "",
         "requests": (),
         "slot_state": a_slot_state(),

@@ -7,7 +7,7 @@ import pytest
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.recovery.awaiting import node_back
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
-from evenkeel.domain.recovery.other_controllers import ControllerMark, controller_mark, is_person_cordon
+from evenkeel.domain.recovery.other_controllers import ControllerMark, controller_mark, is_manual_cordon
 from evenkeel.domain.recovery.plan import Owner, plan_recovery
 from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.recovery.repair import Repair, RepairDecision, choose_repair
@@ -52,7 +52,7 @@ def test_mark_names_its_controller(label: str, taint: str, controller: str, has_
     assert found is not None
     assert (found.controller, found.has_given_up) == (controller, has_given_up)
     assert found.mark in (label, taint.partition("=")[0])
-    assert not is_person_cordon(node)
+    assert not is_manual_cordon(node)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_mark_names_its_controller(label: str, taint: str, controller: str, has_
 )
 def test_cordon_without_a_known_mark_is_a_persons(label: str, taint: str) -> None:
     assert controller_mark(a_marked_node(label, taint)) is None
-    assert is_person_cordon(a_marked_node(label, taint, is_cordoned=True))
-    assert not is_person_cordon(a_marked_node(label, taint, is_cordoned=True, incident_id="inc-1"))
-    assert not is_person_cordon(None)
+    assert is_manual_cordon(a_marked_node(label, taint, is_cordoned=True))
+    assert not is_manual_cordon(a_marked_node(label, taint, is_cordoned=True, incident_id="inc-1"))
+    assert not is_manual_cordon(None)
 
 
 @pytest.mark.parametrize(("mark", "word"), [(WORKS, "waits"), (FAILED, "gave up")])
@@ -99,7 +99,7 @@ WAITING = an_ask("controller", 10)
         ("it gave up", {"controller": FAILED}, Repair.ASK_PERSON),
         ("it has released the node before", {"owner": Owner.CONTROLLER}, Repair.AWAIT),
         ("its mark came after the plan", {"owner": Owner.HYPERPOD, "controller": WORKS}, Repair.AWAIT),
-        ("a person cordoned the node too", {"controller": WORKS, "is_person_cordon": True}, Repair.STAND_DOWN),
+        ("a person cordoned the node too", {"controller": WORKS, "is_manual_cordon": True}, Repair.STAND_DOWN),
         ("it waits", {"controller": WORKS, "requests": (WAITING,), "now": at(609)}, Repair.AWAIT),
         ("it takes too long", {"controller": WORKS, "requests": (WAITING,), "now": at(610)}, Repair.ASK_PERSON),
         ("it gave up later", {"controller": FAILED, "requests": (WAITING,)}, Repair.ASK_PERSON),

@@ -25,7 +25,7 @@ POLICY = RepairPolicy()
         ({"mode": Mode.RECOMMEND, "node_status": "SystemUpdating"}, "LATER", False, Owner.HYPERPOD),
         ({"is_drill": True}, "OBSERVE", True, Owner.EVENKEEL),
         ({"is_drill": True, "drills_may_act": True}, "ACT", True, Owner.EVENKEEL),
-        ({"is_person_cordon": True}, "ACT", True, Owner.PERSON),
+        ({"is_manual_cordon": True}, "ACT", True, Owner.PERSON),
         ({"hyperpod_repairs": True}, "ACT", True, Owner.HYPERPOD),
         ({"hyperpod_repairs": True, "fault_key": "node:not_ready"}, "ACT", True, Owner.EVENKEEL),
         ({"is_hyperpod": False}, "ACT", True, Owner.NODE_GROUP),

@@ -20,7 +20,7 @@ def test_preview_follows_the_row_of_each_fault(fault: Fault) -> None:
 
     assert found.opens_incident == (fault.ladder[0] not in (Rung.IGNORE, Rung.FOLLOW_PRIMARY))
     planned = found.with_second_source or found.plan
-    climbed = [step.rung for step in found.steps if step.rung != "page_human"]
+    climbed = [step.rung for step in found.steps if step.rung != "ask_person"]
     if planned and planned.repairs_node and fault.ladder[0] in (Rung.DIAGNOSE, Rung.REBOOT, Rung.REPLACE):
         assert climbed == [rung for rung in fault.ladder if rung in NODE_RUNGS]
     if not fault.acts_alone and found.plan:
@@ -35,7 +35,7 @@ def test_changed_fault_changes_the_preview_and_its_hashes() -> None:
 
     before, after = preview(default_catalogue()["xid:43"], POLICY), preview(site.catalogue["xid:43"], site)
 
-    assert ([step.rung for step in before.steps], [step.rung for step in after.steps]) == ([], ["reboot", "page_human"])
+    assert ([step.rung for step in before.steps], [step.rung for step in after.steps]) == ([], ["reboot", "ask_person"])
     assert (before.is_changed, after.is_changed) == (False, True)
     assert before.catalogue_hash != after.catalogue_hash
     assert before.policy_hash != after.policy_hash

@@ -17,7 +17,7 @@ def test_ladder_without_its_first_rung_starts_on_the_next() -> None:
         is_node_gone=False,
         is_hyperpod=True,
         hyperpod_repairs=False,
-        is_person_cordon=False,
+        is_manual_cordon=False,
     )
 
     plan = plan_recovery(facts, RepairPolicy())

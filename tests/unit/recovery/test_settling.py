@@ -44,7 +44,7 @@ def test_worst_branch_decides_the_end(
 
 
 def test_fault_that_needs_a_person_waits_for_one() -> None:
-    assert choose_incident_end(("page_human",), BranchEnd(outcome="NOTHING"), None, None, "").state in PAGED
+    assert choose_incident_end(("ask_person",), BranchEnd(outcome="NOTHING"), None, None, "").state in PAGED
     assert choose_incident_end("node:pressure", BranchEnd(outcome="NOTHING"), None, None, "").state not in PAGED
 
 

@@ -10,7 +10,7 @@ from evenkeel.domain.recovery.unhealthy import UnhealthyNode
 from evenkeel.ports import Delete, Row
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import read_queue
-from evenkeel.services.recovery import set_person_cordon
+from evenkeel.services.recovery import set_manual_cordon
 from evenkeel.services.storage import fleet_rows, incident_rows, rows
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_jobs.job_scenario import JobScenario, a_spec
@@ -41,10 +41,10 @@ def leave(scenario: JobScenario, number: int = 1) -> Row:
 
 
 def uncordon(scenario: JobScenario, number: int = 1) -> None:
-    request = set_person_cordon.Request(
+    request = set_manual_cordon.Request(
         instance_id=instance_id(number), by="role/Op (bo)", reason="mended", request_id="r-1"
     )
-    set_person_cordon.uncordon(request, scenario.world.context())
+    set_manual_cordon.uncordon(request, scenario.world.context())
 
 
 def planned(scenario: JobScenario, nodes: int) -> dict[str, Any]:

@@ -42,7 +42,7 @@ QUICK = Policy(
         takeover_seconds=50,
         owner_deadline_seconds=200,
         karpenter_deadline_seconds=100,
-        node_free_deadline_seconds=400,
+        repair_possible_deadline_seconds=400,
         reconcile_after_seconds=30,
         retry_seconds=5,
         settle_scale=0,
@@ -239,7 +239,7 @@ class RecoveryScenario:
         """Follow recover_node to its end, and return the outcome."""
         plan = self.state("PlanRecovery", plan_recovery)
         while plan.outcome == "LATER":
-            self.wait("AwaitProvider", ConditionKind.NODE_FREE)
+            self.wait("AwaitProvider", ConditionKind.REPAIR_POSSIBLE)
             plan = self.state("PlanRecovery", plan_recovery)
         node = jobs = None
         approved = ""
@@ -283,7 +283,7 @@ class RecoveryScenario:
                 case "RETRY":
                     self.world.clock.advance(repair.wait_seconds)
                 case "LATER":
-                    self.wait("AwaitFreeNode", ConditionKind.NODE_FREE)
+                    self.wait("AwaitRepairPossible", ConditionKind.REPAIR_POSSIBLE)
                 case "NOT_NEEDED":
                     returned = self.state("ReturnNode", return_node)
                     return {"outcome": returned.outcome, "reason": returned.reason}

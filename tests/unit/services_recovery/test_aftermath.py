@@ -7,11 +7,11 @@ import pytest
 
 from evenkeel.domain.health.incidents import FactKind, IncidentState
 from evenkeel.domain.policy_base import Mode
-from evenkeel.domain.recovery.leases import PersonCordon
+from evenkeel.domain.recovery.leases import ManualCordon
 from evenkeel.domain.shadow.cases import Actor, Aftermath, NodeEventKind
 from evenkeel.domain.values import rfc3339
 from evenkeel.services.queries import read_shadow_report
-from evenkeel.services.recovery import person_cordons
+from evenkeel.services.recovery import manual_cordons
 from evenkeel.services.storage import fleet_rows, incident_rows, pagination, rows
 from evenkeel.services.sweep import inventory, unhealthy
 from evenkeel.services.sweep.sweep_run import SweepRun
@@ -126,8 +126,8 @@ def test_first_cordon_of_a_person_is_recorded_by_the_sweep() -> None:
 
 def test_cordon_through_evenkeel_has_its_own_time() -> None:
     recovery = observed()
-    cordon = PersonCordon(life=recovery.incident.life.key, by="role/Op (bo)", reason="noise", at=recovery.now)
-    person_cordons.put(recovery.world.ledger, cordon)
+    cordon = ManualCordon(life=recovery.incident.life.key, by="role/Op (bo)", reason="noise", at=recovery.now)
+    manual_cordons.put(recovery.world.ledger, cordon)
     recovery.world.cluster.set_node(name_of(recovery), is_cordoned=True)
     recovery.world.clock.advance(60)
 

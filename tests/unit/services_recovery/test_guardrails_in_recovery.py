@@ -26,7 +26,7 @@ from evenkeel.services.recovery import (
     plan_recovery,
     repair_node,
     return_node,
-    set_person_cordon,
+    set_manual_cordon,
 )
 from evenkeel.services.storage import fleet_rows, guardrail_registers, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
@@ -344,7 +344,7 @@ def test_delayed_cordon_precedes_the_repair() -> None:
     repair(recovery, faulty)
     recovery.open(K.RELEASED)
     assert recovery.look() == []
-    set_person_cordon.uncordon(by_operator(5), recovery.context())
+    set_manual_cordon.uncordon(by_operator(5), recovery.context())
 
     assert recovery.look() == ["RELEASED"]
     first = repair(recovery, faulty)
@@ -358,8 +358,8 @@ def test_delayed_cordon_precedes_the_repair() -> None:
 # ---------------------------------------------------------------- never barred
 
 
-def by_operator(number: int) -> set_person_cordon.Request:
-    return set_person_cordon.Request(
+def by_operator(number: int) -> set_manual_cordon.Request:
+    return set_manual_cordon.Request(
         instance_id=instance_id(number), by="role/Op (ana)", reason="it is well", request_id="op-1"
     )
 
@@ -392,7 +392,7 @@ def test_operator_uncordons_under_any_hold_once(*, is_held: bool) -> None:
     if is_held:
         recovery.hold()
 
-    answers = [set_person_cordon.uncordon(by_operator(1), recovery.context()).outcome for _ in range(2)]
+    answers = [set_manual_cordon.uncordon(by_operator(1), recovery.context()).outcome for _ in range(2)]
 
     assert answers == ["RELEASED", "ALREADY_FREE"]
     assert lives(recovery, RegisterName.CORDONS) == []
@@ -406,8 +406,8 @@ def test_cordon_from_outside_evenkeel_is_kept() -> None:
     node = recovery.world.cluster.by_name[CLUSTER, f"hyperpod-{instance_id(1)}"]
     recovery.world.cluster.set_node(node.name, is_cordoned=True)
 
-    with pytest.raises(set_person_cordon.NotOurs):
-        set_person_cordon.uncordon(by_operator(1), recovery.context())
+    with pytest.raises(set_manual_cordon.NotOurs):
+        set_manual_cordon.uncordon(by_operator(1), recovery.context())
 
     assert recovery.world.cluster.by_name[CLUSTER, node.name].is_cordoned
 

@@ -481,11 +481,11 @@ def test_recovery_waits_while_hyperpod_updates_the_cluster() -> None:
     recovery.report_fault()
     first = recovery.state("PlanRecovery", plan_recovery)
     again = recovery.state("PlanRecovery", plan_recovery)
-    recovery.open(ConditionKind.NODE_FREE)
+    recovery.open(ConditionKind.REPAIR_POSSIBLE)
     during = recovery.look()
     recovery.world.provider.settings = updating.but(status="InService")
 
-    assert (first.outcome, again, during, recovery.look()) == ("LATER", first, [], ["NODE_FREE"])
+    assert (first.outcome, again, during, recovery.look()) == ("LATER", first, [], ["REPAIR_POSSIBLE"])
     assert effects(recovery) == []
     assert recovery.recover() == IncidentState.RECOVERED
 
@@ -509,13 +509,13 @@ def test_job_finishes_before_the_repair_of_a_minor_fault() -> None:
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("DrainNode", drain_node)):
         recovery.state(name, service)
     waits = recovery.state("RepairNode", repair_node)
-    recovery.open(ConditionKind.NODE_FREE)
+    recovery.open(ConditionKind.REPAIR_POSSIBLE)
     running = recovery.look()
     before = effects(recovery)
     recovery.world.cluster.finish_pods(recovery.job_id, 1)
 
     assert (waits.outcome, running, before) == ("LATER", [], ["cordon"])
-    assert recovery.look() == ["NODE_FREE"]
+    assert recovery.look() == ["REPAIR_POSSIBLE"]
     assert recovery.state("RepairNode", repair_node).outcome == "REQUESTED"
 
 
@@ -524,7 +524,7 @@ def test_job_past_its_finishing_time_is_stopped_before_the_repair() -> None:
     recovery.report_fault(fault_key="xid:63")
 
     assert recovery.recover() == IncidentState.RECOVERED
-    assert "AwaitFreeNode: NODE_FREE" in recovery.visited
+    assert "AwaitRepairPossible: REPAIR_POSSIBLE" in recovery.visited
     assert recovery.world.provider.accepted == [("reboot", instance_id(1))]
     assert effects(recovery)[:2] == ["cordon", "stop"]
     assert recovery.job.current_attempt == 2

@@ -12,7 +12,7 @@ from evenkeel.domain.recovery.opt_out import AUTOMATION_LABEL
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
 from evenkeel.ports import Refused
 from evenkeel.services.queries import read_fleet, read_incidents
-from evenkeel.services.recovery import plan_recovery, set_person_cordon
+from evenkeel.services.recovery import plan_recovery, set_manual_cordon
 from evenkeel.services.storage import incident_rows, rows
 from evenkeel.services.sweep import inventory, unhealthy
 from evenkeel.services.sweep.sweep_run import SweepRun
@@ -262,10 +262,10 @@ def test_node_that_a_person_cordoned_is_not_resumed(mode: Mode) -> None:
 
 
 def uncordon(recovery: RecoveryScenario) -> None:
-    request = set_person_cordon.Request(
+    request = set_manual_cordon.Request(
         instance_id=instance_id(1), by="role/Op (bo)", reason="mended", request_id="r-1"
     )
-    set_person_cordon.uncordon(request, recovery.world.context())
+    set_manual_cordon.uncordon(request, recovery.world.context())
 
 
 def test_recovery_signals_end_the_unhealthy_state() -> None:

@@ -142,12 +142,12 @@ def assess(signals: Sequence[Signal], recurrences: Sequence[Recurrence], catalog
     ]
     required += [
         (
-            _PERSON_STRENGTH if recurrence.rung is Rung.PAGE_HUMAN else recurrence.rung.strength,
+            _PERSON_STRENGTH if recurrence.rung is Rung.ASK_PERSON else recurrence.rung.strength,
             recurrence.rung,
             recurrence.reason,
         )
         for recurrence in recurrences
-        if recurrence.rung is not Rung.PAGE_HUMAN or recurrence.fault_key == fault.key
+        if recurrence.rung is not Rung.ASK_PERSON or recurrence.fault_key == fault.key
     ]
     strength, rung, reason = max(required, default=(0, fault.ladder[0], ""))
     is_stronger = strength > fault.ladder[0].strength
@@ -172,7 +172,7 @@ def _look_up_all(reports: Iterable[Signal | Recurrence], catalogue: FaultCatalog
 
 
 _PERSON_STRENGTH = max(rung.strength for rung in Rung) + 1
-"""Strength of `page_human`, above every other rung. Only a recurrence of the incident's own fault can require it."""
+"""Strength of `ask_person`, above every other rung. Only a recurrence of the incident's own fault can require it."""
 
 
 def _key_of(fault: Fault, faults: dict[str, Fault]) -> str:

@@ -52,7 +52,7 @@ def _rungs_from(min_rung: str, ladder: tuple[Rung, ...]) -> tuple[Rung, ...]:
     if not min_rung:
         return ladder
     first = Rung(min_rung)
-    if first is Rung.PAGE_HUMAN:
+    if first is Rung.ASK_PERSON:
         return (first,)
     stronger = tuple(rung for rung in ladder if rung.strength > first.strength)
     return ladder[ladder.index(first) :] if first in ladder else (first, *stronger)

@@ -107,7 +107,7 @@ class Rung(StrEnum):
     FOLLOW_PRIMARY = "follow_primary"
     FOLLOW_XID_154 = "follow_xid_154"
     STAND_DOWN = "stand_down"
-    PAGE_HUMAN = "page_human"
+    ASK_PERSON = "ask_person"
     RENT_CAPACITY = "rent_capacity"
     RESTART_JOB = "restart_job"
     ROLLBACK_JOB = "rollback_job"

@@ -320,7 +320,7 @@ class Incident(Value):
     """Independent sources of the fault. A fault that may not act alone needs two."""
     min_rung: str = ""
     """Gentlest allowed rung if another signal or a recurrence requires more than the fault's first rung;
-    else empty. `page_human` if only a person can act."""
+    else empty. `ask_person` if only a person can act."""
     min_rung_reason: Sentence = ""
     """Reason for `min_rung`, as one sentence."""
     deadline_at: Instant | None = None

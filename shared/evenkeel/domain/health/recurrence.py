@@ -157,7 +157,7 @@ def find_recurrence(
     elif fault.severity is Severity.INFO:
         return None
     else:
-        rung = Rung.PAGE_HUMAN
+        rung = Rung.ASK_PERSON
     window = f"{fault.recur_window_hours} h"
     where = _SCOPE_TEXT[fault.recur_key]
     reason = f"{fault.name} occurred {count} times within {window} {where}, so the repair begins with {rung}."

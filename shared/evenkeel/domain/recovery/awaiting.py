@@ -24,7 +24,7 @@ NODE_BACK, VALID, INVALID, JOBS_RESUMED, QUEUED, RELEASED = (
     "RELEASED",
 )
 
-REPAIR_FAILED, GONE, NODE_FREE, OPTED_OUT = "REPAIR_FAILED", "GONE", "NODE_FREE", "OPTED_OUT"
+REPAIR_FAILED, GONE, REPAIR_POSSIBLE, OPTED_OUT = "REPAIR_FAILED", "GONE", "REPAIR_POSSIBLE", "OPTED_OUT"
 
 NODE_LOST_OUTCOMES = ("WAITING_FOR_PERSON", "STOOD_DOWN", "NOT_NEEDED", "GONE")
 """Ends of the node branch that yield no usable node."""
@@ -206,13 +206,13 @@ def _is_queued(affected_job: AffectedJobState, incident: Incident, policy: Polic
     return now - since >= timedelta(seconds=policy.watch.execution_grace_seconds)
 
 
-def node_free(
+def repair_possible(
     provider_busy: str, *, has_work: bool, work_may_run_until: datetime | None, now: datetime
 ) -> WaitAnswer | None:
     """Answer when the provider's own change and the jobs on the node no longer delay its repair. None until then."""
     if provider_busy or (has_work and work_may_run_until is not None and now < work_may_run_until):
         return None
-    return WaitAnswer(outcome=NODE_FREE, reason="Nothing blocks the repair any more.")
+    return WaitAnswer(outcome=REPAIR_POSSIBLE, reason="Nothing blocks the repair any more.")
 
 
 def guardrails_cleared(*, may_go: bool) -> WaitAnswer | None:

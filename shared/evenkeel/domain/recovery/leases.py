@@ -87,7 +87,7 @@ def is_lemon(lease: RepairLease, life: NodeLife, policy: RepairPolicy, now: date
     return len(lease.returns_of(life, since)) >= policy.lemon_returns
 
 
-class PersonCordon(Value):
+class ManualCordon(Value):
     """A cordon that a person set through Evenkeel. The node object itself does not record the person."""
 
     life: str
@@ -97,27 +97,27 @@ class PersonCordon(Value):
     at: Instant
 
 
-class PersonCordons(Value):
+class ManualCordons(Value):
     """Every cordon that a person set through Evenkeel and that is still in place, in one row."""
 
-    cordons: tuple[PersonCordon, ...] = ()
+    cordons: tuple[ManualCordon, ...] = ()
 
     @property
-    def by_life(self) -> dict[str, PersonCordon]:
+    def by_life(self) -> dict[str, ManualCordon]:
         """The cordons, by the key of the node life."""
         return {cordon.life: cordon for cordon in self.cordons}
 
-    def with_cordon(self, cordon: PersonCordon) -> "PersonCordons":
-        """Return the cordons with a new one added. At most `MAX_PERSON_CORDONS` are kept; the oldest is dropped."""
-        others = tuple(person_cordon for person_cordon in self.cordons if person_cordon.life != cordon.life)
-        return PersonCordons(cordons=(*others, cordon)[-MAX_PERSON_CORDONS:])
+    def with_cordon(self, cordon: ManualCordon) -> "ManualCordons":
+        """Return the cordons with a new one added. At most `MAX_MANUAL_CORDONS` are kept; the oldest is dropped."""
+        others = tuple(manual_cordon for manual_cordon in self.cordons if manual_cordon.life != cordon.life)
+        return ManualCordons(cordons=(*others, cordon)[-MAX_MANUAL_CORDONS:])
 
-    def without(self, life: str) -> "PersonCordons":
+    def without(self, life: str) -> "ManualCordons":
         """Return the cordons without that of a node life."""
-        return PersonCordons(cordons=tuple(cordon for cordon in self.cordons if cordon.life != life))
+        return ManualCordons(cordons=tuple(cordon for cordon in self.cordons if cordon.life != life))
 
 
-MAX_PERSON_CORDONS = 200
+MAX_MANUAL_CORDONS = 200
 """Maximum number of cordons in the row. A row has at most 400 kB, and a reason up to 300 characters of four bytes."""
 
 

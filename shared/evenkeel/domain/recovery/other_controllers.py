@@ -68,6 +68,6 @@ def repaired_by(node: KubernetesNode | None) -> str:
     return f"{mark.controller}{', which gave up' if mark.has_given_up else ''} ({mark.mark})"
 
 
-def is_person_cordon(node: KubernetesNode | None) -> bool:
+def is_manual_cordon(node: KubernetesNode | None) -> bool:
     """Whether a person cordoned a node: the cordon has neither Evenkeel's mark nor that of another controller."""
     return node is not None and node.is_cordoned and node.incident_id is None and controller_mark(node) is None

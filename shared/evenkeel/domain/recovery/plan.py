@@ -92,7 +92,7 @@ class PlanFacts(Value):
     """NodeRecovery is Automatic."""
     cluster_status: str = ""
     node_status: str = ""
-    is_person_cordon: bool
+    is_manual_cordon: bool
     """Cordoned by a person, not by Evenkeel or another controller."""
     controller: ControllerMark | None = None
     """The mark of another controller that repairs nodes; None without one."""
@@ -291,7 +291,7 @@ def _repaired_by_controller(case: _Case) -> _Draft | None:
 
 
 def _cordoned_by_person(case: _Case) -> _Draft | None:
-    if not case.facts.is_person_cordon:
+    if not case.facts.is_manual_cordon:
         return None
     reason = "A person cordoned this node, so Evenkeel leaves it to that person and moves its jobs."
     rejected = ((case.repair or case.first, "a person has taken over the node"),)
@@ -347,7 +347,7 @@ def _first_rung(facts: PlanFacts) -> tuple[str, tuple[Alternative, ...]]:
     """Return the first available rung, and each skipped rung with its reason."""
     rungs = facts.rungs or facts.terms.ladder
     skipped = [Alternative(option=rung, why_not=_UNAVAILABLE_RUNGS[rung]) for rung in takewhile(_is_unavailable, rungs)]
-    return next(iter(rungs[len(skipped) :]), "page_human"), tuple(skipped)
+    return next(iter(rungs[len(skipped) :]), "ask_person"), tuple(skipped)
 
 
 def _is_unavailable(rung: str) -> bool:
@@ -381,7 +381,7 @@ _NO_ACTION_RUNGS = {
     "follow_primary": "it is a consequence of another fault",
     "follow_xid_154": "the driver reports the action it needs as a separate signal",
     "ignore": "no action needed",
-    "page_human": "only a person can repair this",
+    "ask_person": "only a person can repair this",
 }
 _JOB_RUNGS = {
     "restart_job": (JobAction.RESTART, "the application caused it, so Evenkeel restarts its jobs"),
@@ -404,4 +404,4 @@ RUNGS = frozenset({*NODE_RUNGS, *_NO_ACTION_RUNGS, *_JOB_RUNGS, *QUARANTINE_RUNG
 
 def calls_for_person(rungs: Sequence[str]) -> bool:
     """Whether the first available rung is to page a person."""
-    return next((rung for rung in rungs if rung not in _UNAVAILABLE_RUNGS), "page_human") == "page_human"
+    return next((rung for rung in rungs if rung not in _UNAVAILABLE_RUNGS), "ask_person") == "ask_person"

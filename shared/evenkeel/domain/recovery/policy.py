@@ -74,7 +74,7 @@ class RepairPolicy(Section):
     """Repair requests per node slot within a day, over all incidents and nodes of the slot."""
     leave_seconds: Seconds = 900
     """If jobs may finish on a node that AWS ends, they stop this long before its end."""
-    node_free_deadline_seconds: Deadline = 86_400
+    repair_possible_deadline_seconds: Deadline = 86_400
     """How long a repair waits for jobs or for the provider's own change before Evenkeel decides again."""
     flap_window_hours: int = Field(default=24, ge=1, le=8760)
     """Window over which returns to service are counted."""

@@ -97,7 +97,7 @@ class RepairFacts(Value):
     has_recovered: bool
     not_allowed: str
     """Why no action is allowed; empty if actions are allowed."""
-    is_person_cordon: bool
+    is_manual_cordon: bool
     controller: ControllerMark | None = None
     """The mark of another controller that repairs nodes; None without one."""
     has_karpenter: bool = False
@@ -196,7 +196,7 @@ def _stand_down(facts: RepairFacts) -> RepairDecision | None:
         return _decided(Repair.STAND_DOWN, f"{facts.lease_holder} already repairs this node slot.")
     if facts.opt_out_reason:
         return _decided(Repair.STAND_DOWN, facts.opt_out_reason)
-    if facts.is_person_cordon:
+    if facts.is_manual_cordon:
         return _decided(Repair.STAND_DOWN, "A person cordoned this node, so Evenkeel leaves it alone.").but(drains=True)
     return None
 

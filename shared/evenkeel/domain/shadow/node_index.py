@@ -59,7 +59,7 @@ class Machine:
             self.add(NodeEvent(at=at, kind=NodeEventKind.REMOVED, evidence=f"{text}: deleted"))
             return
         if observation.is_cordoned and not self._is_cordoned:
-            actor = Actor.PERSON if observation.is_person_cordon else Actor.CONTROLLER
+            actor = Actor.PERSON if observation.is_manual_cordon else Actor.CONTROLLER
             cordoned_at = observation.cordoned_at or at
             self.add(NodeEvent(at=cordoned_at, kind=NodeEventKind.CORDONED, actor=actor, evidence=f"{text}: cordoned"))
         if self._is_cordoned and not observation.is_cordoned:
@@ -88,7 +88,7 @@ class Machine:
         """Whether the instance was replaced or removed by a time."""
         return any(event.kind in _GONE and event.at <= at for event in self.events)
 
-    def has_person_cordon(self, at: datetime) -> bool:
+    def has_manual_cordon(self, at: datetime) -> bool:
         """Whether a person's cordon was in force at a time."""
         kinds = (NodeEventKind.CORDONED, NodeEventKind.UNCORDONED)
         cordons = [event for event in self.events if event.kind in kinds and event.at <= at]
@@ -274,7 +274,7 @@ class NodeIndex:
             is_hyperpod=machine.is_hyperpod,
             is_karpenter=machine.seen is not None and machine.seen.is_karpenter,
             is_gone=machine.is_gone(at),
-            is_person_cordon=machine.has_person_cordon(at),
+            is_manual_cordon=machine.has_manual_cordon(at),
             hyperpod_repairs=self._repairs(at),
         )
 

@@ -47,7 +47,7 @@ class NodeSeen(Value):
     is_cordoned: bool = False
     cordoned_at: Instant | None = None
     """Time of the cordon, if the object shows it."""
-    is_person_cordon: bool = False
+    is_manual_cordon: bool = False
     has_fault_marks: bool = False
     is_deleted: bool = False
     """The watch reported that the object is deleted."""

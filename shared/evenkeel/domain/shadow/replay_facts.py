@@ -31,7 +31,7 @@ class NodeThen(Value):
     is_hyperpod: bool
     is_karpenter: bool = False
     is_gone: bool = False
-    is_person_cordon: bool = False
+    is_manual_cordon: bool = False
     hyperpod_repairs: bool = False
     """NodeRecovery is Automatic."""
 
@@ -140,7 +140,7 @@ class FactReplay:
             is_hyperpod=then.is_hyperpod,
             is_karpenter=then.is_karpenter,
             hyperpod_repairs=then.hyperpod_repairs,
-            is_person_cordon=then.is_person_cordon,
+            is_manual_cordon=then.is_manual_cordon,
             opened_at=incident.opened_at,
             deadline_at=incident.deadline_at,
         )

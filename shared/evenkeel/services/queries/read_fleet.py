@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 from evenkeel.domain.health.incidents import LIST_ORDER, Incident
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.recovery.leases import PersonCordon
+from evenkeel.domain.recovery.leases import ManualCordon
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode, is_unhealthy
 from evenkeel.domain.resources import NONE, Resources
 from evenkeel.domain.sources import FACTS, Source, SourceAge, SourceKind, SourceState, complaints
@@ -18,7 +18,7 @@ from evenkeel.ports import Ledger, Row, Table
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.queries import read_incidents, read_jobs, read_queue, read_serving, read_sources, read_teams
-from evenkeel.services.recovery import hold_automation, person_cordons
+from evenkeel.services.recovery import hold_automation, manual_cordons
 from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, known_names, pagination, rows
 
 Json = dict[str, Any]
@@ -171,7 +171,7 @@ def list_nodes(ledger: Ledger, page: pagination.Request, *, with_gone: bool = Fa
     incidents = _by_node(listed_incidents)
     left = unhealthy_nodes.load(ledger)
     unhealthy = _untrusted(left)
-    cordons = person_cordons.load(ledger)
+    cordons = manual_cordons.load(ledger)
     items = [
         _node(
             node,
@@ -198,7 +198,7 @@ def show_node(context: Context, instance_id: str) -> Json:
             row = context.ledger.get(incident_rows.unhealthy_key(node.life))
             left = rows.read(row, UnhealthyNode) if row else None
             why = left if left and not left.trusted_by else None
-            person = person_cordons.load(context.ledger).get(node.life.key)
+            person = manual_cordons.load(context.ledger).get(node.life.key)
             faulty = is_unhealthy(node.marks, left)
             return _node(node, _incident_of(context.ledger, node), person, why, is_unhealthy=faulty)
     raise known_names.no_node(instance_id, context.ledger)
@@ -224,7 +224,7 @@ def node_state(node: FleetNode, open_incident: Incident | None, *, is_unhealthy:
 def _node(
     node: FleetNode,
     incident: Incident | None,
-    cordon: PersonCordon | None,
+    cordon: ManualCordon | None,
     unhealthy: UnhealthyNode | None,
     *,
     is_unhealthy: bool,
@@ -266,13 +266,13 @@ def _node(
     }
 
 
-def _cordon(cordon: PersonCordon) -> Json:
+def _cordon(cordon: ManualCordon) -> Json:
     return {"by": cordon.by, "reason": cordon.reason, "at": rfc3339(cordon.at)}
 
 
 def _cordons(ledger: Ledger, nodes: Iterable[FleetNode]) -> list[Json]:
     """Return the nodes that people cordoned through Evenkeel, the newest first."""
-    known = person_cordons.load(ledger)
+    known = manual_cordons.load(ledger)
     cordoned = [(known[node.life.key], node) for node in nodes if node.life.key in known] if known else []
     cordoned.sort(key=lambda pair: pair[0].at, reverse=True)
     return [

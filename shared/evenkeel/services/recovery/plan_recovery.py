@@ -13,7 +13,7 @@ from evenkeel.domain.recovery.approval import beyond_approval, is_approved, why_
 from evenkeel.domain.recovery.modes import mode_for
 from evenkeel.domain.recovery.node_slot import SlotState
 from evenkeel.domain.recovery.opt_out import opt_out_reason, opted_out_pools
-from evenkeel.domain.recovery.other_controllers import controller_mark, is_person_cordon
+from evenkeel.domain.recovery.other_controllers import controller_mark, is_manual_cordon
 from evenkeel.domain.recovery.plan import (
     CAN_WAIT_SECONDS,
     FaultTerms,
@@ -237,7 +237,7 @@ def _facts(
         hyperpod_repairs=settings.repairs_by_itself if settings else False,
         cluster_status=settings.status if settings else "",
         node_status=slot_state.original.record.status if slot_state.original.record else "",
-        is_person_cordon=is_person_cordon(node),
+        is_manual_cordon=is_manual_cordon(node),
         controller=controller_mark(node),
         opt_out_reason=opt_out_reason(incident, node, pools=observed.opted_out_pools),
         is_busy=is_busy,

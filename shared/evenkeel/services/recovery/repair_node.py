@@ -22,7 +22,7 @@ from evenkeel.domain.recovery.guardrails import GuardedAction, GuardFacts, check
 from evenkeel.domain.recovery.leases import RepairLease, RepairRequest
 from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.node_groups import GroupFacts, group_facts
-from evenkeel.domain.recovery.other_controllers import controller_mark, is_person_cordon
+from evenkeel.domain.recovery.other_controllers import controller_mark, is_manual_cordon
 from evenkeel.domain.recovery.plan import FaultTerms, Owner, provider_busy_reason, why_not_allowed
 from evenkeel.domain.recovery.repair import Repair, RepairDecision, RepairFacts, choose_repair
 from evenkeel.domain.recovery.repair_requests import ACCEPTED, FAILED, NOT_NOW, OWNERS, REPLACE, UNKNOWN, took_effect
@@ -230,7 +230,7 @@ def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> R
         boot_id_at_opening=incident.boot_id,
         has_recovered=incident.has_recovered,
         not_allowed=not_allowed,
-        is_person_cordon=is_person_cordon(own_node),
+        is_manual_cordon=is_manual_cordon(own_node),
         controller=controller_mark(own_node),
         has_karpenter=settings.has_karpenter if settings else False,
         lease_holder=_other_holder(lease, incident, context.ledger),
@@ -300,7 +300,7 @@ def _last_rung(lease: RepairLease | None, incident: Incident) -> str:
 
 def _needs_cordon(incident: Incident, facts: RepairFacts, decision: RepairDecision) -> bool:
     """Whether a guardrail blocked the cordon of this node, so that the cordon must come first now."""
-    if incident.block is None or incident.block.act != GuardedAction.CORDON or facts.is_person_cordon:
+    if incident.block is None or incident.block.act != GuardedAction.CORDON or facts.is_manual_cordon:
         return False
     is_untouched = facts.not_allowed or facts.lease_holder or facts.opt_out_reason
     return not is_untouched and decision.action not in (Repair.HEALTHY, Repair.NOT_NEEDED)

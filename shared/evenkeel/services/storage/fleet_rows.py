@@ -107,7 +107,7 @@ def hold_key() -> Key:
     return Key(Table.FLEET, "HOLD#fleet", "META")
 
 
-def person_cordons_key() -> Key:
+def manual_cordons_key() -> Key:
     """`HOLD#fleet / CORDONS`: cordons that people set through Evenkeel, with author and reason."""
     return Key(Table.FLEET, hold_key().pk, "CORDONS")
 

@@ -12,7 +12,7 @@ from evenkeel.domain.resources import NONE
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table
-from evenkeel.services.recovery import person_cordons, unmanaged_pods
+from evenkeel.services.recovery import manual_cordons, unmanaged_pods
 from evenkeel.services.storage import fleet_rows, rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
@@ -67,7 +67,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
         sweep.accelerators_in_use = sum(node.accelerators_in_use for node in stored_nodes.values())
         cordoned = frozenset(node.life.key for node in stored_nodes.values() if node.is_cordoned)
         with contextlib.suppress(Conflict):  # a person cordons or uncordons now; the next sweep prunes
-            person_cordons.prune(sweep.context, cordoned)
+            manual_cordons.prune(sweep.context, cordoned)
         _summarise(sweep, stored_nodes.values())
     return 0
 

@@ -6,7 +6,7 @@ from functools import partial
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.recovery.node_slot import SlotState, find_slot_state
-from evenkeel.domain.recovery.other_controllers import is_person_cordon
+from evenkeel.domain.recovery.other_controllers import is_manual_cordon
 from evenkeel.domain.recovery.plan import Owner
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode, resumed_incident, why_healthy, why_resume
 from evenkeel.domain.recovery.validation import expected_accelerators
@@ -14,7 +14,7 @@ from evenkeel.domain.shadow.cases import Actor, Aftermath, NodeEvent, NodeEventK
 from evenkeel.domain.values import milliseconds
 from evenkeel.ports import Conflict, Delete, Put, Row, Table
 from evenkeel.services.incidents import receive_event, record_aftermath
-from evenkeel.services.recovery import person_cordons, plan_recovery
+from evenkeel.services.recovery import manual_cordons, plan_recovery
 from evenkeel.services.storage import incident_record, incident_rows, rows
 from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
 
@@ -110,11 +110,11 @@ def _follow(sweep: SweepRun, incident: Incident, node: KubernetesNode | None) ->
 
 def _cordon(incident: Incident, node: KubernetesNode, sweep: SweepRun) -> NodeEvent:
     """Return the cordon of a node. Only a cordon through Evenkeel has a known author and time."""
-    person = person_cordons.load(sweep.context.ledger).get(incident.life.key)
+    person = manual_cordons.load(sweep.context.ledger).get(incident.life.key)
     if person is not None:
         text = f"{person.by}: {person.reason}"
         return NodeEvent(at=person.at, kind=NodeEventKind.CORDONED, actor=Actor.PERSON, evidence=text)
-    actor = Actor.PERSON if is_person_cordon(node) else Actor.CONTROLLER
+    actor = Actor.PERSON if is_manual_cordon(node) else Actor.CONTROLLER
     return NodeEvent(at=sweep.context.now, kind=NodeEventKind.CORDONED, actor=actor, evidence="The sweep saw it.")
 
 

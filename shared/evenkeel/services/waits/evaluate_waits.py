@@ -383,7 +383,7 @@ UNMET_TEXT = {
     ConditionKind.NODE_BACK: "The node slot has no Ready node.",
     ConditionKind.NODE_VALID: "The node does not pass validation.",
     ConditionKind.JOBS_RESUMED: "Not every interrupted job runs again.",
-    ConditionKind.NODE_FREE: "The node is still in use.",
+    ConditionKind.REPAIR_POSSIBLE: "The node is still in use.",
     ConditionKind.RELEASED: "A hold or a guardrail still blocks the action.",
     ConditionKind.RENTAL_READY: "Not all rented nodes joined.",
     ConditionKind.RENTAL_ENDED: "The rented nodes are still in use.",
@@ -425,8 +425,8 @@ def judge(wait: Wait, world: Observation) -> WaitAnswer | None:
     if not world.is_listed_since(wait.opened_at):
         return None
     slot_state = world.slot_state(incident, facts)
-    if kind is ConditionKind.NODE_FREE:
-        return _way_clear(incident, slot_state, world)
+    if kind is ConditionKind.REPAIR_POSSIBLE:
+        return _repair_possible(incident, slot_state, world)
     if kind is ConditionKind.NODE_BACK:
         return recovery.node_back(
             slot_state,
@@ -517,10 +517,10 @@ def _opted_out(incident: Incident, world: Observation) -> WaitAnswer | None:
     return WaitAnswer(outcome=recovery.OPTED_OUT, reason=reason) if reason else None
 
 
-def _way_clear(incident: Incident, slot_state: SlotState, world: Observation) -> WaitAnswer | None:
+def _repair_possible(incident: Incident, slot_state: SlotState, world: Observation) -> WaitAnswer | None:
     record, node = slot_state.original.record, slot_state.original.node
     until = incident.plan.work_may_run_until if incident.plan else None
-    return recovery.node_free(
+    return recovery.repair_possible(
         provider_busy_reason(world.settings.status if world.settings else "", record.status if record else ""),
         has_work=until is not None and node is not None and world.has_work(node),
         work_may_run_until=until,

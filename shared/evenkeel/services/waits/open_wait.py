@@ -122,8 +122,8 @@ def _condition(request: Request, context: Context) -> tuple[dict[str, Any], date
     incident, _ = incident_record.load(context.ledger, request.incident_id)
     if request.kind is ConditionKind.JOBS_RESUMED:
         return {}, incident.opened_at + timedelta(seconds=jobs.resume_deadline_seconds)
-    if request.kind is ConditionKind.NODE_FREE:
-        until = context.now + timedelta(seconds=context.policy.repair.node_free_deadline_seconds)
+    if request.kind is ConditionKind.REPAIR_POSSIBLE:
+        until = context.now + timedelta(seconds=context.policy.repair.repair_possible_deadline_seconds)
         work_until = incident.plan.work_may_run_until if incident.plan else None
         return _slot_facts(incident, None), min(until, work_until) if work_until and work_until > context.now else until
     ask = incident_record.last_ask(context.ledger, incident)

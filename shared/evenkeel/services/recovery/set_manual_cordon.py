@@ -4,13 +4,13 @@ import contextlib
 
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.recovery.leases import PersonCordon
+from evenkeel.domain.recovery.leases import ManualCordon
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, CordonResult, NotFound, Put, Refused, ReleaseResult, Write
 from evenkeel.services.context import Context
-from evenkeel.services.recovery import person_cordons
+from evenkeel.services.recovery import manual_cordons
 from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_record, incident_rows, known_names, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 
@@ -59,18 +59,18 @@ def cordon(request: Request, context: Context) -> Outcome:
     """
     node = _find(request.instance_id, context)
     life = node.life.key
-    is_known = life in person_cordons.load(context.ledger)
+    is_known = life in manual_cordons.load(context.ledger)
     if not is_known:
-        person_cordons.put(
-            context.ledger, PersonCordon(life=life, by=request.by, reason=request.reason, at=context.now)
+        manual_cordons.put(
+            context.ledger, ManualCordon(life=life, by=request.by, reason=request.reason, at=context.now)
         )
     result = context.cluster.cordon(node.life.cluster, node.node_name, None)
     if result is not CordonResult.CORDONED and (not is_known or result is not CordonResult.BY_PERSON):
-        person_cordons.forget(context.ledger, life)
+        manual_cordons.forget(context.ledger, life)
     elif result is CordonResult.CORDONED and is_known:
         # The recorded cordon was removed outside Evenkeel since, so this cordon has a new author.
-        person_cordons.put(
-            context.ledger, PersonCordon(life=life, by=request.by, reason=request.reason, at=context.now)
+        manual_cordons.put(
+            context.ledger, ManualCordon(life=life, by=request.by, reason=request.reason, at=context.now)
         )
     if result in (CordonResult.BY_OTHER_INCIDENT, CordonResult.ALREADY_OURS):
         kubernetes = context.cluster.node(node.life.cluster, node.node_name)
@@ -102,10 +102,10 @@ def uncordon(request: Request, context: Context) -> Outcome:
     result = context.cluster.release(node.life.cluster, node.node_name, incident_id or None)
     if result is ReleaseResult.GONE:
         raise NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
-    if result is ReleaseResult.NOT_OURS and node.life.key in person_cordons.load(context.ledger):
+    if result is ReleaseResult.NOT_OURS and node.life.key in manual_cordons.load(context.ledger):
         result = context.cluster.uncordon(node.life.cluster, node.node_name)
     if result in (ReleaseResult.RELEASED, ReleaseResult.ALREADY_FREE):
-        person_cordons.forget(context.ledger, node.life.key)
+        manual_cordons.forget(context.ledger, node.life.key)
     if result is ReleaseResult.NOT_OURS:
         raise NotOurs(
             f"{node.node_name} was cordoned by a person or another program, not through Evenkeel. "

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
-from evenkeel.domain.recovery.leases import PersonCordon, PersonCordons
+from evenkeel.domain.recovery.leases import ManualCordon, ManualCordons
 from evenkeel.ports import Ledger, Put, Row
 from evenkeel.services.context import Context
 from evenkeel.services.storage import fleet_rows, rows
@@ -13,13 +13,13 @@ _CORDON_DELAY = timedelta(minutes=2)
 """A cordon is recorded before it is set. A record this young may have no cordon on its node yet."""
 
 
-def load(ledger: Ledger) -> Mapping[str, PersonCordon]:
+def load(ledger: Ledger) -> Mapping[str, ManualCordon]:
     """Return the cordons by the key of their node life."""
-    row = ledger.get(fleet_rows.person_cordons_key())
-    return rows.read(row, PersonCordons).by_life if row else {}
+    row = ledger.get(fleet_rows.manual_cordons_key())
+    return rows.read(row, ManualCordons).by_life if row else {}
 
 
-def put(ledger: Ledger, cordon: PersonCordon) -> None:
+def put(ledger: Ledger, cordon: ManualCordon) -> None:
     """Record a cordon. Idempotent: yes, the last record of a node life counts.
 
     Raises:
@@ -50,17 +50,17 @@ def prune(context: Context, cordoned: frozenset[str]) -> int:
     }
     if gone:
         _change(
-            context.ledger, lambda known: PersonCordons(cordons=tuple(c for c in known.cordons if c.life not in gone))
+            context.ledger, lambda known: ManualCordons(cordons=tuple(c for c in known.cordons if c.life not in gone))
         )
     return len(gone)
 
 
-def _change(ledger: Ledger, change: Callable[[PersonCordons], PersonCordons]) -> None:
-    key = fleet_rows.person_cordons_key()
+def _change(ledger: Ledger, change: Callable[[ManualCordons], ManualCordons]) -> None:
+    key = fleet_rows.manual_cordons_key()
 
     def commit_once() -> None:
         row = ledger.get(key)
-        known = rows.read(row, PersonCordons) if row else PersonCordons()
+        known = rows.read(row, ManualCordons) if row else ManualCordons()
         wanted = change(known)
         if wanted != known:
             ledger.commit(Put(Row(key, wanted.to_json(), row.version if row else 0)))
