@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple, TextIO
 
 import typer
 
+from evenkeel_cli.aliases import expand
 from evenkeel_client.errors import CommandFailed, Exit
 
 
@@ -48,7 +49,7 @@ NOUNS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     _start_fast()
-    code = _run(list(sys.argv[1:] if arguments is None else arguments) or ["--help"])
+    code = _run(expand(sys.argv[1:] if arguments is None else arguments) or ["--help"])
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -347,15 +347,20 @@ def page() -> Printer:
     return Printer(sys.stdout, os.environ)
 
 
+def note_page() -> Printer:
+    """Return standard error as a page."""
+    return Printer(sys.stderr, os.environ)
+
+
 def note(text: str) -> None:
     """Print a note to standard error."""
-    page = Printer(sys.stderr, os.environ)
+    page = note_page()
     page.line(page.dim(text))
 
 
 def warn(text: str) -> None:
     """Print a warning to standard error."""
-    page = Printer(sys.stderr, os.environ)
+    page = note_page()
     page.line(page.with_glyph("warn", text))
 
 

@@ -1,18 +1,28 @@
-"""Waiting for a job, and following its log."""
+"""Waiting for a job, watching its progress, and following its logs."""
 
+import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.render import duration, note
+from evenkeel_cli.commands.job_pages import queue_position
+from evenkeel_cli.commands.output import REFRESH_SECONDS
+from evenkeel_cli.progress import MAX_LINES, Pace, Progress, read_progress, total_steps
+from evenkeel_cli.render import duration, note, note_page
 from evenkeel_cli.state_labels import plain
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
+Write = Callable[[str], None]
 
 _POLL_SECONDS = 1.0
+_NOTE_SECONDS = 15.0
+"""Time between two notes about the progress of a job, on a terminal."""
+_WATCHED_LINES = 5
+"""Lines of the log, and of the timeline, that a watch of a job shows."""
+_NOTE_SECONDS_IN_A_PIPE = 60.0
 _MAX_LOG_LINES = 5000
 """Maximum number of lines of a log that the API gives."""
 _POLL_NOTE = 200
@@ -43,9 +53,66 @@ class _RetryingClient:
             return None
 
 
+class Reading(NamedTuple):
+    """The progress of a job, as read at one time."""
+
+    progress: Progress = Progress()
+    seconds_left: float | None = None
+    log: str = ""
+    """The last lines of rank 0 of the present attempt."""
+
+    @property
+    def text(self) -> str:
+        """The progress in words. Values that the log lacks are unknown."""
+        step, steps, loss = self.progress
+        of = "" if steps is None else f" of {steps}"
+        left = "time left unknown" if self.seconds_left is None else f"about {duration(self.seconds_left)} left"
+        said = "step unknown" if step is None else f"step {step}{of}"
+        return f"{said}, {'loss unknown' if loss is None else f'loss {loss:g}'}, {left}"
+
+    def to_json(self) -> Json:
+        """Return the values by name; unknown values are null."""
+        left = self.seconds_left
+        return self.progress.to_json() | {"secondsLeft": None if left is None else round(left, 1)}
+
+
+class ProgressReader:
+    """Reads the progress of a running job from the log of its rank 0."""
+
+    def __init__(self, client: _RetryingClient) -> None:
+        """Prepare; nothing is read yet."""
+        self._client = client
+        self._pace = Pace()
+
+    def read(self, job: Json) -> Reading:
+        """Return what the log of the present attempt states; nothing if the log cannot be read."""
+        if job["state"] not in ("RUNNING", "STOPPING"):
+            return Reading()
+        try:
+            found = self._client.get(f"/jobs/{job['jobId']}/logs", rank=0, tail=MAX_LINES)
+        except CommandFailed as failed:
+            # The log may be gone, or private to another team.
+            if failed.exit_code not in (Exit.NOT_FOUND, Exit.NOT_ALLOWED, Exit.USAGE):
+                raise
+            return Reading()
+        text = found["text"] if found and found["attempt"] == job["currentAttempt"] else ""
+        progress = read_progress(text)
+        if progress.steps is None:
+            progress = progress._replace(steps=total_steps([*job.get("command", ()), *job.get("args", ())]))
+        left = self._pace.seconds_left(job["currentAttempt"], progress, time.monotonic())
+        return Reading(progress, left, _last_lines(text, _WATCHED_LINES))
+
+
 def wait_for_job(client: ApiClient, job_id: str, until: str, timeout: float | None) -> Json:
+    """Wait until a job has ended or runs. Notes report each change, and its progress from time to time.
+
+    Raises:
+        CommandFailed: the time is over, or the job cannot be read.
+    """
     deadline = None if timeout is None else time.monotonic() + timeout
     said, patience = "", _RetryingClient(client)
+    progress, noted_at = ProgressReader(patience), time.monotonic()
+    interval = _NOTE_SECONDS if sys.stderr.isatty() else _NOTE_SECONDS_IN_A_PIPE
     while True:
         job = patience.get(f"/jobs/{job_id}")
         if job is not None:
@@ -54,7 +121,10 @@ def wait_for_job(client: ApiClient, job_id: str, until: str, timeout: float | No
                 return job
             if line != said:
                 note(f"{job_id}  {line}  {job['reason']}".rstrip())
-                said = line
+                said, noted_at = line, time.monotonic()
+            elif time.monotonic() - noted_at >= interval:
+                note(f"{job_id}  {line}  {_interim_text(job, progress)}".rstrip())
+                noted_at = time.monotonic()
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             stands = f"is still {said}" if job is not None else f"cannot be read (last known state: {said or 'none'})"
@@ -67,47 +137,116 @@ def wait_for_job(client: ApiClient, job_id: str, until: str, timeout: float | No
         time.sleep(_POLL_SECONDS if left is None else min(_POLL_SECONDS, max(0.0, left)))
 
 
-def follow_log(
-    client: ApiClient, job_id: str, rank: int, attempt: int | None, tail: int, write: Callable[[str], None]
-) -> None:
-    """Print a log and its new lines, attempt after attempt, until the job or the requested attempt ends.
+def _interim_text(job: Json, progress: ProgressReader) -> str:
+    if job["state"] == "RUNNING":
+        return progress.read(job).text
+    return queue_position(note_page(), job.get("queue")) or str(job["reason"])
 
-    Between two attempts there is no log; that is not an error.
+
+def watch_job(client: ApiClient, job_id: str, draw: Callable[[Json, Reading, list[Json]], None]) -> Json:
+    """Draw a job, its progress and the end of its timeline every two seconds until it ends. Return it.
+
+    Raises:
+        CommandFailed: the job cannot be read.
     """
-    path, patience, lines = f"/jobs/{job_id}/logs", _RetryingClient(client), max(tail, _POLL_NOTE)
-    current, seen, is_awaited = 0, "", False
+    patience = _RetryingClient(client)
+    progress = ProgressReader(patience)
     while True:
         job = patience.get(f"/jobs/{job_id}")
-        is_over = job is not None and _is_log_complete(job, attempt)
+        timeline = patience.get(f"/jobs/{job_id}/timeline")
+        if job is not None and timeline is not None:
+            draw(job, progress.read(job), timeline["entries"][-_WATCHED_LINES:])
+            if job["state"] in lookup.ENDED:
+                return job
+        time.sleep(REFRESH_SECONDS)
+
+
+class _FollowedLog:
+    """The log of one rank, attempt after attempt."""
+
+    def __init__(
+        self, client: _RetryingClient, job_id: str, rank: int, attempt: int | None, tail: int, write: Write
+    ) -> None:
+        self._client, self._job_id, self._rank, self._attempt, self._tail = client, job_id, rank, attempt, tail
+        self._write = write
+        self._lines = max(tail, _POLL_NOTE)
+        self._current, self._seen, self._is_awaited = 0, "", False
+
+    def poll(self, job: Json | None) -> bool:
+        """Print the new lines. Return whether the log is complete.
+
+        Raises:
+            CommandFailed: the job has ended without a log of this rank.
+        """
+        is_over = job is not None and _is_log_complete(job, self._attempt)
         found = None
         try:
             if job is not None:
-                found = patience.get(path, rank=rank, attempt=attempt, tail=lines)
-            if found and found["attempt"] != current and (current or is_awaited):
-                found = patience.get(path, rank=rank, attempt=found["attempt"], tail=_MAX_LOG_LINES)
+                found = self._read(self._attempt, self._lines)
+            if found and found["attempt"] != self._current and (self._current or self._is_awaited):
+                found = self._read(found["attempt"], _MAX_LOG_LINES)
             is_over = is_over and found is not None
         except CommandFailed as failed:
-            if failed.exit_code is not Exit.NOT_FOUND or (is_over and not current):
+            if failed.exit_code is not Exit.NOT_FOUND or (is_over and not self._current):
                 raise
             found = None
-            if not current and not is_awaited:
-                note(f"{job_id} has no log yet. Waiting for its first line.")
-                is_awaited = True
+            if not self._current and not self._is_awaited:
+                note(f"{self._job_id} has no log yet. Waiting for its first line.")
+                self._is_awaited = True
         if found:
-            if current and found["attempt"] != current:
-                write(missing_newline(seen))
-                note(f"Attempt {found['attempt']} of {job_id}, from its beginning:")
-                seen = ""
-            is_first = not current and not is_awaited
-            # Kept lines of an attempt that was followed are a copy of what was printed.
-            is_copy = current == found["attempt"] and bool(found.get("keptAt"))
-            text = seen if is_copy else found["text"]
-            write(_last_lines(text, tail) if is_first else new_log_text(seen, text))
-            current, seen = found["attempt"], _last_lines(text, lines)
+            self._print(found)
         if is_over:
-            write(missing_newline(seen))
+            self._write(missing_newline(self._seen))
+        return is_over
+
+    def _read(self, attempt: int | None, tail: int) -> Json | None:
+        return self._client.get(f"/jobs/{self._job_id}/logs", rank=self._rank, attempt=attempt, tail=tail)
+
+    def _print(self, found: Json) -> None:
+        if self._current and found["attempt"] != self._current:
+            self._write(missing_newline(self._seen))
+            note(f"Attempt {found['attempt']} of {self._job_id}, from its beginning:")
+            self._seen = ""
+        is_first = not self._current and not self._is_awaited
+        # Kept lines of an attempt that was followed are a copy of what was printed.
+        is_copy = self._current == found["attempt"] and bool(found.get("keptAt"))
+        text = self._seen if is_copy else found["text"]
+        self._write(_last_lines(text, self._tail) if is_first else new_log_text(self._seen, text))
+        self._current, self._seen = found["attempt"], _last_lines(text, self._lines)
+
+
+def follow_logs(client: ApiClient, job_id: str, writers: Mapping[int, Write], attempt: int | None, tail: int) -> None:
+    """Print the logs of ranks and their new lines, attempt after attempt, until the job or the attempt ends.
+
+    Between two attempts there is no log; that is not an error.
+
+    Args:
+        client: To read with.
+        job_id: The job.
+        writers: By rank: prints its text.
+        attempt: The only attempt to follow; None = the latest and those after it.
+        tail: Lines to begin with.
+    """
+    patience = _RetryingClient(client)
+    logs = [_FollowedLog(patience, job_id, rank, attempt, tail, write) for rank, write in writers.items()]
+    while True:
+        job = patience.get(f"/jobs/{job_id}")
+        logs = [log for log in logs if not log.poll(job)]
+        if not logs:
             return
         time.sleep(_POLL_SECONDS)
+
+
+def with_prefix(prefix: str, write: Write) -> Write:
+    """Return a function that writes each complete line after a prefix, so that lines of several logs never mix."""
+    begun = ""
+
+    def write_lines(text: str) -> None:
+        nonlocal begun
+        whole, newline, begun = (begun + text).rpartition("\n")
+        write("".join(f"{prefix}{line}" for line in (whole + newline).splitlines(keepends=True)))
+
+    return write_lines
 
 
 def _is_log_complete(job: Json, attempt: int | None) -> bool:

@@ -70,7 +70,7 @@ def draw_job(out: Printer, job: Json) -> None:
             ("submitted", f"{out.when(job['submittedAt'])} by {job['submittedBy']}"),
             ("deadline", out.when(job["deadline"], ago=False) if job.get("deadline") else ""),
             ("ended", out.when(job["endedAt"]) if job["endedAt"] else ""),
-            ("queue", _queue_position(out, job["queue"])),
+            ("queue", queue_position(out, job["queue"])),
             ("stop requested", job["stopRequest"]["reason"] if job.get("stopRequest") else ""),
             ("withheld", withheld if is_redacted else ""),
         ],
@@ -86,6 +86,30 @@ def draw_job(out: Printer, job: Json) -> None:
     if not is_redacted:
         out.line()
         out.next(f"evenkeel why {job['jobId']}")
+
+
+def draw_progress(out: Printer, job: Json, progress: str) -> None:
+    """Draw the head of a job that a person watches: its state, its progress, and where it runs."""
+    state = plain(job["state"]) + out.last_seen(job)
+    attempt = f", attempt {job['currentAttempt']}" if job["currentAttempt"] else ""
+    out.line(f"{out.with_glyph(_sign(job), out.bold(job['jobId']))}  {job['name']}  {state}{attempt}")
+    if job["reason"]:
+        out.paragraph(job["reason"], indent="  ")
+    newest = job["attempts"][0] if job["attempts"] else None
+    point = newest.get("resumeFrom") if newest else None
+    nodes = ", ".join(node["instanceId"] for node in newest["nodes"]) if newest and not newest["endedAt"] else ""
+    out.line()
+    out.pairs(
+        [
+            ("progress", progress),
+            ("resumed from", f"step {point['step']} of attempt {point['attempt']}" if point else ""),
+            ("runs for", _run_duration(out, newest) if newest and newest["runningAt"] else ""),
+            ("nodes", nodes),
+            ("queue", queue_position(out, job["queue"])),
+            ("stop requested", job["stopRequest"]["reason"] if job.get("stopRequest") else ""),
+        ],
+        indent="  ",
+    )
 
 
 def draw_plan(out: Printer, found: Json, arguments: str) -> None:
@@ -208,7 +232,8 @@ def _checkpoints(checkpoint: Json) -> str:
     return f"{checkpoint['uri']} on {claim}" if claim else str(checkpoint["uri"])
 
 
-def _queue_position(out: Printer, queue: Json | None) -> str:
+def queue_position(out: Printer, queue: Json | None) -> str:
+    """Return the place of a job in its queue, and when it is expected to start; empty if it has no place."""
     if not queue or queue["position"] is None:
         return ""
     text, estimate = f"position {queue['position']} in its queue", queue["estimate"]

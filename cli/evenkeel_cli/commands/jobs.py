@@ -8,8 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.following import follow_log, missing_newline, wait_for_job
-from evenkeel_cli.commands.job_pages import draw_job, draw_plan, list_columns, node_count, unmanaged_columns
+from evenkeel_cli.commands.following import Reading, follow_logs, missing_newline, wait_for_job, watch_job, with_prefix
+from evenkeel_cli.commands.job_pages import (
+    draw_job,
+    draw_plan,
+    draw_progress,
+    list_columns,
+    node_count,
+    unmanaged_columns,
+)
 from evenkeel_cli.commands.output import answer, answer_change, answer_list, draw_timeline, show
 from evenkeel_cli.commands.submission import takes_a_job
 from evenkeel_cli.receipt_page import draw_job_receipt
@@ -150,27 +157,71 @@ def timeline(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE)
 def logs(
     job: JobArgument,
     rank: Annotated[int, typer.Option(min=0, help="Rank of the pod in the gang.")] = 0,
+    all_ranks: Annotated[
+        bool, typer.Option("--all-ranks", "-a", help="All ranks; each line begins with its rank.")
+    ] = False,
     attempt: Annotated[int | None, typer.Option(min=1, help="Attempt number; the latest if omitted.")] = None,
     tail: Annotated[int, typer.Option(min=1, max=5000, help="Number of lines from the end.")] = 200,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the log until the job ends.")] = False,
     is_raw: Annotated[bool, typer.Option("--raw", help="Print the bytes unchanged, with escapes.")] = False,
 ) -> None:
-    """Print one rank's log; `?` replaces control characters."""
+    """Print the log of one rank or of all; `?` replaces control characters."""
     out = page()
     write = out.raw if is_raw else out.text
     client = lookup.current_client()
     job_id = lookup.find_job(client, job)
+    ranks = range(_rank_count(client.get(f"/jobs/{job_id}"), attempt)) if all_ranks else [rank]
+    writers = {number: with_prefix(f"[{number}] ", write) if all_ranks else write for number in ranks}
     if follow:
         try:
-            follow_log(client, job_id, rank, attempt, tail, write)
+            follow_logs(client, job_id, writers, attempt, tail)
         except KeyboardInterrupt:
             raise CommandFailed(Exit.INTERRUPTED, "Stopped following the log. The job continues.") from None
         return
-    said = client.get(f"/jobs/{job_id}/logs", rank=rank, attempt=attempt, tail=tail)
-    write(said["text"] + missing_newline(said["text"]))
-    if said.get("note"):
-        sys.stdout.flush()
-        note(said["note"])
+    for number, write_rank in writers.items():
+        said = client.get(f"/jobs/{job_id}/logs", rank=number, attempt=attempt, tail=tail)
+        write_rank(said["text"] + missing_newline(said["text"]))
+        if said.get("note"):
+            sys.stdout.flush()
+            note(said["note"])
+
+
+def _rank_count(job: Json, attempt: int | None) -> int:
+    """Return the number of pods of an attempt, by default of the latest; at least one."""
+    nodes = (run["nodes"] for run in job["attempts"] if attempt in (None, run["attempt"]))
+    return max(1, len(next(nodes, ())))
+
+
+@app.command("watch")
+def watch(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+    """Show a job until it ends: state, step, loss, time left, timeline and log. Exit 0 if it succeeded, 3 if not."""
+    client = lookup.current_client()
+    job_id = lookup.find_job(client, job)
+    form = only(output, (OutputFormat.TABLE, OutputFormat.JSON))
+    out = page()
+
+    def draw(found: Json, reading: Reading, entries: list[Json]) -> None:
+        if form.is_document:
+            out.document({"job": found, "progress": reading.to_json()}, form, is_part=True)
+            return
+        out.clear()
+        draw_progress(out, found, reading.text if found["state"] == "RUNNING" else "")
+        if entries:
+            out.line()
+            draw_timeline(out, entries)
+        if reading.log:
+            out.line()
+            out.text(reading.log + missing_newline(reading.log))
+        out.stream.flush()
+
+    try:
+        found = watch_job(client, job_id, draw)
+    except KeyboardInterrupt:
+        raise CommandFailed(
+            Exit.INTERRUPTED, "Stopped watching. The job continues.", hint=f"evenkeel jobs watch {job_id}"
+        ) from None
+    if found["state"] != "SUCCEEDED":
+        raise typer.Exit(Exit.UNSUCCESSFUL_END)
 
 
 @app.command("wait")

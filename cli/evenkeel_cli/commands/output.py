@@ -17,7 +17,8 @@ from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 Found = TypeVar("Found")
-_REFRESH_SECONDS = 2.0
+REFRESH_SECONDS = 2.0
+"""Time between two reads of a watch."""
 
 
 def answer(found: Json, output: OutputFormat, draw: Callable[[Printer], None], *, has_wide: bool = False) -> None:
@@ -73,7 +74,7 @@ def show(fetch: Callable[[], Found], draw: Callable[[Found], None], form: Output
                     out.clear()
                 draw(found)
                 out.stream.flush()
-            time.sleep(_REFRESH_SECONDS)
+            time.sleep(REFRESH_SECONDS)
     except KeyboardInterrupt:
         raise CommandFailed(Exit.INTERRUPTED, "Stopped watching. Nothing was changed.") from None
 

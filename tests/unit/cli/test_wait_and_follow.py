@@ -1,5 +1,6 @@
 """Commands that go on for long: credentials that end, an API that is away for a while, jobs that move meanwhile."""
 
+import json
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -90,6 +91,21 @@ def test_wait_survives_an_unreachable_api(served: CliFixture, monkeypatch: pytes
     ]
 
 
+def test_wait_prints_the_progress_from_time_to_time(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 10_000, 20))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
+    there_is(served, "RUNNING", log="step 10/100 loss: 0.5")
+    still = [lambda step=step: there_is(served, "RUNNING", log=f"step {step}/100 loss: 0.5") for step in range(11, 16)]
+    meanwhile(monkeypatch, *still, lambda: there_is(served, "SUCCEEDED"))
+
+    said = served.run("jobs", "wait", "job-0000000001")
+
+    assert said.err.splitlines()[1:] == [
+        "job-0000000001  running, attempt 1  step 12 of 100, loss 0.5, time left unknown",
+        "job-0000000001  running, attempt 1  step 14 of 100, loss 0.5, about 1h40m left",
+    ]
+
+
 def test_wait_for_an_unreachable_api_ends_at_its_timeout(served: CliFixture) -> None:
     served.next_answers = [*NOT_NOW]
 
@@ -99,7 +115,59 @@ def test_wait_for_an_unreachable_api_ends_at_its_timeout(served: CliFixture) -> 
     assert "job-0000000001 cannot be read (last known state: none) after 0s. [TIMEOUT]" in said.err
 
 
+# ---------------------------------------------------------------- watching
+
+
+def test_watch_shows_progress_until_the_job_ends(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    there_is(served, "RUNNING", log="step 10/100 loss: 0.5")
+    meanwhile(monkeypatch, lambda: there_is(served, "RUNNING", log="no words"), lambda: there_is(served, "FAILED"))
+
+    said = served.run("jobs", "watch", "job-0000000001")
+
+    assert said.exit_code == 3
+    assert re.findall(r"progress .*", said.out) == [
+        "progress  step 10 of 100, loss 0.5, time left unknown",
+        "progress  step unknown, loss unknown, time left unknown",
+    ]
+    assert said.out.splitlines()[-1].startswith("  nodes")
+
+
+def test_watched_job_as_documents_has_null_for_unknown(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    there_is(served, "PENDING", 0)
+    meanwhile(monkeypatch, lambda: there_is(served, "SUCCEEDED"))
+
+    said = served.run("jobs", "watch", "job-0000000001", "-o", "json")
+
+    seen = [json.loads(line) for line in said.out.splitlines()]
+    assert [document["job"]["state"] for document in seen] == ["PENDING", "SUCCEEDED"]
+    assert seen[0]["progress"] == {"step": None, "steps": None, "loss": None, "secondsLeft": None}
+
+
+def test_stopped_watch_says_that_the_job_continues(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    there_is(served, "RUNNING")
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    meanwhile(monkeypatch, interrupt)
+
+    said = served.run("jobs", "watch", "job-0000000001")
+
+    assert said.exit_code == 130
+    assert said.err == "✖ Stopped watching. The job continues.\n  evenkeel jobs watch job-0000000001\n"
+
+
 # ---------------------------------------------------------------- logs
+
+
+@pytest.mark.parametrize("follow", [(), ("-f",)], ids=["once", "followed"])
+def test_lines_of_all_ranks_begin_with_their_rank(served: CliFixture, follow: tuple[str, ...]) -> None:
+    there_is(served, "SUCCEEDED", log="a\nb")
+    served.gateway.fakes.cluster.text["job-0000000001-a1-1"] = "c"
+
+    said = served.run("jobs", "logs", "job-0000000001", "--all-ranks", *follow)
+
+    assert (said.exit_code, said.err, said.out) == (0, "", "[0] a\n[0] b\n[1] c\n")
 
 
 def test_follow_continues_with_the_next_attempt(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:

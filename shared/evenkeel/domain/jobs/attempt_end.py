@@ -5,6 +5,7 @@ from datetime import datetime
 
 from evenkeel.domain.external.kueue_status import eviction_of
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedPod, ObservedWorkload, PodPhase
+from evenkeel.domain.jobs.exit_codes import meaning_of
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
 from evenkeel.domain.nodes import KubernetesNode, is_lost
 from evenkeel.domain.values import Instant, Value
@@ -215,8 +216,7 @@ def _blame(
         reason = f"The node did not run pod {refused.name} ({refused.reason or 'no reason given'})."
         return AttemptEnd(state=state, reason=reason, exit_codes=codes)
     cause = min(failed, key=_blame_order)
-    why = f", {cause.reason}" if cause.reason not in ("", "Error") else ""
-    reason = f"Pod {cause.name} failed (exit code {cause.exit_code}{why})."
+    reason = f"Pod {cause.name} failed ({_exit_text(cause)})."
     ending = AttemptEnd(
         state=A.FAILED,
         reason=reason,
@@ -225,6 +225,14 @@ def _blame(
         exit_code=None if cause.exit_code in (*_KILLED, PEER_LOST_EXIT) else cause.exit_code,
     )
     return without_blame(ending, attempt, faulty)
+
+
+def _exit_text(pod: ObservedPod) -> str:
+    """Return the exit code of a pod with the reason that Kubernetes states, or else with the code's meaning."""
+    meaning = meaning_of(pod.exit_code or 0)
+    if pod.reason not in ("", "Error"):
+        return f"exit code {pod.exit_code}, {pod.reason}"
+    return f"exit code {pod.exit_code}: {meaning}" if meaning else f"exit code {pod.exit_code}"
 
 
 def without_blame(ending: AttemptEnd, attempt: Attempt, faulty_nodes: frozenset[str]) -> AttemptEnd:

@@ -1,0 +1,40 @@
+"""Words of kubectl that people type by habit, and the command that each stands for."""
+
+from collections.abc import Sequence
+
+_GROUPS = {"job": "jobs", "node": "nodes", "incident": "incidents", "team": "teams", "fault": "faults"}
+_GROUPS |= {plural: plural for plural in _GROUPS.values()}
+_VERBS = {"get": "ls", "list": "ls", "describe": "show", "delete": "cancel", "rm": "cancel", "log": "logs"}
+"""The second word of a command, by what people type there."""
+_ROOT_VERBS = {"cordon": "nodes", "uncordon": "nodes"} | dict.fromkeys(("logs", "submit", "wait", "cancel"), "jobs")
+"""Verbs that name their group by themselves."""
+
+
+def expand(words: Sequence[str]) -> list[str]:
+    """Return the words of our own command: `get nodes` is `nodes ls`, `describe job x` is `jobs show x`.
+
+    Words that are a command already stay as they are.
+    """
+    first, *rest = words or [""]
+    if first in ("get", "describe", "delete", "rm") and rest:
+        kind, slash, name = rest[0].partition("/")
+        group = _GROUPS.get(kind)
+        if group is None or (first in ("delete", "rm") and group != "jobs"):
+            return list(words)
+        arguments = [*([name] if slash else []), *rest[1:]]
+        is_named = bool(arguments) and not arguments[0].startswith("-")
+        verb = "show" if first == "get" and is_named else _VERBS[first]
+        return [group, verb, *arguments]
+    if first in _ROOT_VERBS:
+        return [_ROOT_VERBS[first], first, *rest]
+    if first in _GROUPS and rest:
+        return [_GROUPS[first], _second(_GROUPS[first], rest), *rest[1:]]
+    return [_GROUPS.get(first, first), *rest] if words else []
+
+
+def _second(group: str, rest: Sequence[str]) -> str:
+    is_named = len(rest) > 1 and not rest[1].startswith("-")
+    if rest[0] == "get" and is_named:
+        return "show"
+    # Only a job is cancelled; of other things nothing is deleted.
+    return rest[0] if rest[0] in ("delete", "rm") and group != "jobs" else _VERBS.get(rest[0], rest[0])

@@ -1,0 +1,21 @@
+"""Meanings of exit codes of pods. A code names how a process ended; the cause is at most a possibility."""
+
+import signal
+
+_MEANINGS = {
+    126: "its command cannot be executed",
+    127: "its command was not found in the image",
+    128 + signal.SIGABRT: "killed by SIGABRT; possibly a failed check, or NCCL's watchdog after a timeout",
+    128 + signal.SIGBUS: "killed by SIGBUS; possibly /dev/shm is full",
+    128 + signal.SIGFPE: "killed by SIGFPE",
+    128 + signal.SIGINT: "killed by SIGINT",
+    128 + signal.SIGKILL: "killed by SIGKILL; possibly out of memory",
+    128 + signal.SIGSEGV: "killed by SIGSEGV; possibly a fault in native code or in a driver",
+    128 + signal.SIGTERM: "killed by SIGTERM: it was told to stop",
+}
+"""Source: https://tldp.org/LDP/abs/html/exitcodes.html, and 128 + n after signal n."""
+
+
+def meaning_of(exit_code: int) -> str:
+    """Return the meaning of an exit code; empty if only the application knows it."""
+    return _MEANINGS.get(exit_code, "")

@@ -1,0 +1,47 @@
+"""Words of kubectl stand for commands of ours."""
+
+import pytest
+
+from evenkeel_cli.aliases import expand
+from evenkeel_cli.main import NOUNS
+from tests.unit.cli.conftest import CliFixture
+from tests.unit.cli.recovery_fixture import recovery_at_work
+
+
+@pytest.mark.parametrize(
+    ("typed", "command"),
+    [
+        ("get jobs -w", "jobs ls -w"),
+        ("get job first", "jobs show first"),
+        ("get job/first -o yaml", "jobs show first -o yaml"),
+        ("describe node i-1", "nodes show i-1"),
+        ("get incidents", "incidents ls"),
+        ("delete job first", "jobs cancel first"),
+        ("rm job/first", "jobs cancel first"),
+        ("logs first -f", "jobs logs first -f"),
+        ("cordon i-1", "nodes cordon i-1"),
+        ("job ls", "jobs ls"),
+        ("jobs get first", "jobs show first"),
+        ("jobs list", "jobs ls"),
+        ("jobs rm first", "jobs cancel first"),
+        ("delete node i-1", "delete node i-1"),
+        ("nodes rm i-1", "nodes rm i-1"),
+        ("get secrets", "get secrets"),
+        ("jobs ls", "jobs ls"),
+        ("why get", "why get"),
+        ("--version", "--version"),
+        ("", ""),
+    ],
+)
+def test_words_of_kubectl_become_a_command(typed: str, command: str) -> None:
+    assert expand(typed.split()) == command.split()
+
+
+def test_no_command_of_ours_is_shadowed() -> None:
+    assert [noun for noun in NOUNS if expand([noun]) != [noun]] == []
+
+
+def test_an_alias_answers_like_its_command(served: CliFixture) -> None:
+    recovery_at_work(served.gateway)
+
+    assert served.run("get", "jobs").out == served.run("jobs", "ls").out != ""
