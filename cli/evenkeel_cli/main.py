@@ -27,6 +27,7 @@ NOUNS = {
     "jobs": CommandGroup("jobs", "Submit, list, show, follow, suspend and cancel training jobs."),
     "teams": CommandGroup("teams", "Show and change teams, their quotas, and what they borrow and lend."),
     "incidents": CommandGroup("incidents", "Show node incidents and their recovery; approve or decline plans."),
+    "postmortem": CommandGroup("postmortem", "Write a blameless postmortem of an incident as Markdown."),
     "nodes": CommandGroup("nodes", "List, show, cordon, uncordon and replace nodes."),
     "utilization": CommandGroup("utilization", "List how busy pools and nodes are, beside their allocation."),
     "faults": CommandGroup("faults", "List and explain known faults, and report a fault."),

@@ -1,0 +1,46 @@
+"""`evenkeel postmortem`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.incidents import IncidentArgument
+from evenkeel_cli.postmortem_page import Records, postmortem
+from evenkeel_cli.render import page
+from evenkeel_client.client import ApiClient
+from evenkeel_client.errors import CommandFailed, Exit
+
+Json = dict[str, Any]
+
+app = lookup.single("postmortem")
+
+
+@app.command("postmortem")
+def write_postmortem(
+    incident: IncidentArgument,
+    names: Annotated[bool, typer.Option("--names", help="Name the persons who acted.")] = False,
+) -> None:
+    """Write a blameless postmortem of an incident as Markdown: timeline, evidence, decisions, cost, what would help."""
+    client = lookup.current_client()
+    incident_id = lookup.find_incident(client, incident)
+    found = client.get(f"/incidents/{incident_id}")
+    decisions = sorted(found["decisions"], key=lambda decision: str(decision["decidedAt"]))
+    records = Records(
+        incident=found,
+        timeline=client.get(f"/incidents/{incident_id}/timeline")["entries"],
+        decisions=[client.get(f"/decisions/{decision['decisionId']}") for decision in decisions],
+        jobs=[job for affected in found["affectedJobs"] if (job := _optional(client, f"/jobs/{affected['jobId']}"))],
+        receipt=_optional(client, f"/incidents/{incident_id}/receipt"),
+    )
+    page().text(postmortem(records, has_names=names))
+
+
+def _optional(client: ApiClient, path: str) -> Json | None:
+    """Read a part of the page that an older stack, or an expired record, may lack."""
+    try:
+        return client.get(path)
+    except CommandFailed as failed:
+        if failed.exit_code is not Exit.NOT_FOUND:
+            raise
+        return None

@@ -1,0 +1,286 @@
+"""A postmortem of an incident as Markdown: what happened, on whose evidence, what it cost, and what would have helped.
+
+The page is blameless: it speaks of systems, and names no person unless asked. Every statement is from a record.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from evenkeel_cli.render import duration, escape_control_characters, whole_seconds
+from evenkeel_cli.state_labels import plain
+
+Json = dict[str, Any]
+
+_WAITING = frozenset({"blocked", "held", "asked"})
+"""Kinds of timeline entries after which a recovery waits."""
+_STAGE_ADVICE = {
+    "planned": "The plan waited for facts about the node. `evenkeel doctor` shows sources that answer late.",
+    "cordoned": "The cordon came late. If the plan asked for approval, the mode `act` would not have waited.",
+    "jobs stopped": "The jobs took this long to save and stop. Faster or more frequent checkpoints shorten it.",
+    "repair requested": "The repair waited for a guardrail, an approval or the jobs on the node.",
+    "node back": "The provider needed this long. A spare node keeps jobs from waiting for it.",
+    "validated": "The validation of the node took this long. `evenkeel policy show` lists its checks.",
+    "returned": "The return to service took this long.",
+    "jobs resumed": "The jobs waited for nodes or for their start. A spare node, or rented nodes, shorten this wait.",
+}
+
+
+class Records(NamedTuple):
+    """The records of an incident, as the API returns them."""
+
+    incident: Json
+    timeline: Sequence[Json]
+    decisions: Sequence[Json]
+    """Oldest first."""
+    jobs: Sequence[Json]
+    """The interrupted jobs that the caller may read."""
+    receipt: Json | None
+
+
+def postmortem(records: Records, *, has_names: bool = False) -> str:
+    """Return the page. Without `has_names`, each person is `a person`."""
+    text = "\n".join(_lines(records)) + "\n"
+    return escape_control_characters(text if has_names else _PRINCIPAL.sub("a person", text))
+
+
+_PRINCIPAL = re.compile(r"(?:\b\d{12}:)?\b(?:role|user|federated-user)/[\w+=,.@-]+(?: \([^()|]*\))?")
+"""A caller as records name it: `role/Operator (ana)`."""
+
+
+def _lines(records: Records) -> Iterator[str]:
+    incident = records.incident
+    node, fault = incident["node"], incident["fault"]
+    yield f"# Postmortem: {_cell(fault['name'])} on {node['instanceId']}"
+    yield ""
+    if incident["isDrill"]:
+        yield "**A drill.** The fault was injected."
+        yield ""
+    yield _summary(incident)
+    yield ""
+    yield from _table(("", ""), _facts(incident))
+    yield from _section("Impact", _impact(records))
+    yield from _section("Timeline", _timeline(records.timeline))
+    yield from _section("Where the time went", _stages(incident))
+    yield from _section("Evidence", _evidence(incident["evidence"]))
+    yield from _section("Decisions", _decisions(records.decisions))
+    yield from _section("What would have helped", _helpful(records))
+    yield from _section(
+        "For the people involved",
+        ["- What went well:", "- What was luck:", "- What was unclear at the time:", "- [ ] Action, owner, date:"],
+    )
+    yield from _section("Records", _commands(incident, records.decisions))
+
+
+def _summary(incident: Json) -> str:
+    settled = incident["settledAt"]
+    state = f"It is {plain(incident['state'])}." if settled else f"It is not settled yet: {plain(incident['state'])}."
+    return f"{_cell(incident['outcome']) or 'The recovery is still at work.'} {state}"
+
+
+def _facts(incident: Json) -> Iterator[tuple[str, str]]:
+    node = incident["node"]
+    yield "Incident", f"`{incident['incidentId']}`, {incident['severity']}, mode `{incident['mode'] or 'unknown'}`"
+    yield "Fault", f"{incident['fault']['name']} (`{incident['fault']['key']}`)"
+    yield "Node", f"`{node['instanceId']}`, {node['instanceType']}, pool {node['pool']}, cluster {node['cluster']}"
+    if incident["replacementInstanceId"]:
+        yield "Replaced by", f"`{incident['replacementInstanceId']}`"
+    yield "First signal", whole_seconds(incident["firstSignalAt"])
+    yield "Opened", whole_seconds(incident["openedAt"])
+    yield "Settled", whole_seconds(incident["settledAt"]) if incident["settledAt"] else "not yet"
+    if incident["repairs"]:
+        yield "Repairs", ", ".join(incident["repairs"])
+    if incident["resumes"]:
+        yield "Continues", f"`{incident['resumes']}`: the same fault was not cured then"
+
+
+def _impact(records: Records) -> Iterator[str]:
+    lanes = records.incident["jobLanes"]
+    if not lanes:
+        yield "No job of Evenkeel ran on the node."
+    for lane in lanes:
+        name = f" ({_cell(lane['name'])})" if lane["name"] else ""
+        yield f"- `{lane['jobId']}`{name}: attempt {lane['interruptedAttempt']} was interrupted; {lane['phase']}."
+    for workload in records.incident["unmanagedWorkloads"]:
+        yield f"- Unmanaged workload {_cell(workload)}."
+    yield ""
+    if records.receipt is None:
+        yield "No receipt is available: the cost is unknown."
+    else:
+        yield from _cost(records.receipt)
+
+
+def _cost(receipt: Json) -> Iterator[str]:
+    least = "at least " if receipt["isLowerBound"] else ""
+    over = "" if receipt["isOver"] else " so far"
+    yield f"Cost{over}: {least}{_number(receipt['totalGpuHours'])} GPU-hours, {_usd(receipt['totalUsdMicros'])}."
+    for interruption in receipt["jobs"]:
+        yield from ("", f"`{interruption['jobId']}`, attempt {interruption['attempt']}:", "")
+        rows = [part for part in interruption["parts"] if part["seconds"] != 0] + [
+            {"stage": "sum", **interruption["total"]}
+        ]
+        yield from _table(
+            ("Stage", "Lost", "GPU-hours", "Cost"),
+            (
+                (plain(part["stage"]), _duration(part["seconds"]), _number(part["gpuHours"]), _usd(part["usdMicros"]))
+                for part in rows
+            ),
+        )
+    for note in receipt["notes"]:
+        yield from ("", _cell(note))
+
+
+def _timeline(entries: Sequence[Json]) -> Iterator[str]:
+    yield from _table(
+        ("Time (UTC)", "What", "Details"),
+        ((whole_seconds(entry["at"]), entry["kind"], _with_decision(entry)) for entry in entries),
+    )
+
+
+def _with_decision(entry: Json) -> str:
+    return str(entry["text"]) + (f" [{entry['decisionId']}]" if entry["decisionId"] else "")
+
+
+def _stages(incident: Json) -> Iterator[str]:
+    steps = incident["took"]
+    if not steps:
+        yield "No stage was recorded."
+        return
+    rows = ((step["stage"], whole_seconds(step["at"]), _after(step, steps)) for step in steps)
+    yield from _table(("Reached", "At (UTC)", "After"), rows)
+
+
+def _after(step: Json, steps: Sequence[Json]) -> str:
+    return "" if step is steps[0] else f"+{duration(step['seconds'])}"
+
+
+def _evidence(evidence: Sequence[Json]) -> Iterator[str]:
+    yield from _table(
+        ("Seen (UTC)", "Source", "Fault", "Details"),
+        (
+            (whole_seconds(fact["observedAt"]), fact["source"], fact["faultKey"] or plain(fact["kind"]), fact["detail"])
+            for fact in evidence
+        ),
+    )
+
+
+def _decisions(decisions: Sequence[Json]) -> Iterator[str]:
+    if not decisions:
+        yield "No decision is recorded."
+    for number, decision in enumerate(decisions):
+        if number:
+            yield ""
+        when = whole_seconds(decision["decidedAt"])
+        yield f"### {when}: {plain(decision['kind'])}, {decision['action']} (`{decision['decisionId']}`)"
+        yield ""
+        yield _cell(decision["reason"]) or "The reason is private to the job's team."
+        others = decision.get("alternatives") or ()
+        if others:
+            yield ""
+            yield from _table(
+                ("Also considered", "Would take", "GPU-hours lost", "Why not"),
+                (
+                    (plain(other["option"]), _seconds(other), _number(other.get("gpuHoursLost")), other["whyNot"])
+                    for other in others
+                ),
+            )
+
+
+def _helpful(records: Records) -> Iterator[str]:
+    found = list(dict.fromkeys(_advice(records)))
+    if not found:
+        yield "The records show no step that a setting, a spare node or another checkpoint would have shortened."
+    for text in found:
+        yield f"- {text}"
+
+
+def _advice(records: Records) -> Iterator[str]:
+    """Yield what would have shortened the incident, each from a record."""
+    incident = records.incident
+    later = incident["took"][1:]
+    if later:
+        longest = max(later, key=lambda step: step["seconds"])
+        total = sum(step["seconds"] for step in later)
+        if total >= 1:
+            advice = _STAGE_ADVICE.get(longest["stage"], "")
+            share = f"{duration(longest['seconds'])} of {duration(total)}"
+            yield f"The longest step led to *{longest['stage']}*: {share}. {advice}".rstrip()
+    for decision in records.decisions:
+        yield from _faster_options(decision)
+    for entry in records.timeline:
+        if entry["kind"] in _WAITING and entry["text"]:
+            yield f"The recovery had to wait: {_cell(entry['text'])}"
+    if incident["mode"] in ("observe", "recommend"):
+        yield f"The mode was `{incident['mode']}`: Evenkeel did not act by itself. `evenkeel shadow` shows its record."
+    for job in records.jobs:
+        yield from _job_advice(job)
+
+
+def _faster_options(decision: Json) -> Iterator[str]:
+    taken = (decision.get("chosen") or {}).get("expectedSeconds")
+    for other in decision.get("alternatives") or ():
+        seconds = other.get("expectedSeconds")
+        if taken is not None and seconds is not None and seconds < taken and other["whyNot"]:
+            yield (
+                f"*{plain(other['option'])}* would have taken {_seconds(other)} instead of ~{duration(taken)}, "
+                f"but: {_cell(other['whyNot'])} (`{decision['decisionId']}`)"
+            )
+
+
+def _job_advice(job: Json) -> Iterator[str]:
+    checkpoint = job.get("checkpoint")
+    if checkpoint is not None and not checkpoint["uri"]:
+        yield f"`{job['jobId']}` has no checkpoint, so it started again from step 0. Set `checkpoint.uri`."
+    for attempt in job.get("attempts") or ():
+        rejected = attempt.get("rejectedCheckpoints") or ()
+        if rejected:
+            which = f"{len(rejected)} checkpoint{'s' if len(rejected) > 1 else ''}"
+            name = job["jobId"]
+            yield f"Attempt {attempt['attempt']} of `{name}` could not use {which}: `evenkeel why {name}`."
+
+
+def _commands(incident: Json, decisions: Sequence[Json]) -> Iterator[str]:
+    name = incident["incidentId"]
+    yield f"- `evenkeel incidents show {name}`, `evenkeel incidents timeline {name}`"
+    for decision in decisions:
+        yield f"- `evenkeel why {decision['decisionId']}`: its facts, which replay to the same decision"
+    if incident["execution"]:
+        yield f"- Step Functions execution `{incident['execution']}`"
+
+
+def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
+    yield from ("", f"## {title}", "", *lines)
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    yield f"| {' | '.join(titles)} |"
+    yield f"|{'---|' * len(titles)}"
+    for row in rows:
+        yield f"| {' | '.join(map(_cell, row))} |"
+
+
+def _cell(value: Any) -> str:
+    """Return a text as one line of Markdown that begins no element of its own."""
+    text = re.sub(r"\s+", " ", str(value)).strip()
+    return re.sub(r"([|<>*_\[\]\\])", r"\\\1", text) if _HAS_MARKS.search(text) else text
+
+
+_HAS_MARKS = re.compile(r"[|<>*\[\]\\]|(?<!\w)_|_(?!\w)")
+"""Characters that Markdown or HTML act on; an underscore inside a word is plain."""
+
+
+def _seconds(option: Mapping[str, Any]) -> str:
+    seconds = option.get("expectedSeconds")
+    return "unknown" if seconds is None else f"~{duration(seconds)}"
+
+
+def _duration(seconds: float | None) -> str:
+    return "unknown" if seconds is None else duration(seconds)
+
+
+def _usd(micros: int | None) -> str:
+    return "unknown" if micros is None else f"${micros / 1_000_000:,.2f}"
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.2f}"
