@@ -1,17 +1,15 @@
 """Meanings of exit codes of pods. A code names how a process ended; the cause is at most a possibility."""
 
-import signal
-
 _MEANINGS = {
     126: "its command cannot be executed",
     127: "its command was not found in the image",
-    128 + signal.SIGABRT: "killed by SIGABRT; possibly a failed check, or NCCL's watchdog after a timeout",
-    128 + signal.SIGBUS: "killed by SIGBUS; possibly /dev/shm is full",
-    128 + signal.SIGFPE: "killed by SIGFPE",
-    128 + signal.SIGINT: "killed by SIGINT",
-    128 + signal.SIGKILL: "killed by SIGKILL; possibly out of memory",
-    128 + signal.SIGSEGV: "killed by SIGSEGV; possibly a fault in native code or in a driver",
-    128 + signal.SIGTERM: "killed by SIGTERM: it was told to stop",
+    134: "killed by SIGABRT; possibly a failed check, or NCCL's watchdog after a timeout",
+    135: "killed by SIGBUS; possibly /dev/shm is full",
+    136: "killed by SIGFPE",
+    130: "killed by SIGINT",
+    137: "killed by SIGKILL; possibly out of memory",
+    139: "killed by SIGSEGV; possibly a fault in native code or in a driver",
+    143: "killed by SIGTERM: it was told to stop",
 }
 """Source: https://tldp.org/LDP/abs/html/exitcodes.html, and 128 + n after signal n."""
 
