@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from evenkeel.domain.capacity.utilization import Measure
+from evenkeel.domain.costs.fleet_report import FleetReport
 from evenkeel.domain.costs.incident_receipt import IncidentReceipt
 from evenkeel.domain.costs.job_receipt import JobReceipt
 from evenkeel.domain.shadow.cases import Actor
@@ -116,13 +117,16 @@ def document() -> Json:
     api_operations = list(operations())
     models: list[type[BaseModel]] = [operation.body for operation in api_operations if operation.body]
     names, definitions = models_json_schema(
-        [(model, "validation") for model in models] + [(model, "serialization") for model in _ANSWER_MODELS.values()],
+        [(model, "validation") for model in models]
+        + [(model, "serialization") for model, _ in _ANSWER_MODELS.values()],
         ref_template="#/components/schemas/{model}",
         schema_generator=DescribedSchema,
     )
     paths: dict[str, Json] = {}
     bodies = {str(model.__name__): schema for (model, _), schema in names.items()}
-    answers = _ANSWERS | {name: _answer_of(bodies[model.__name__]) for name, model in _ANSWER_MODELS.items()}
+    answers = _ANSWERS | {
+        name: _with_flags(bodies[model.__name__], flags) for name, (model, flags) in _ANSWER_MODELS.items()
+    }
     for operation in api_operations:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation, bodies, answers)
     return {
@@ -162,10 +166,10 @@ def document() -> Json:
     }
 
 
-def _answer_of(schema: Json) -> Json:
-    """Return the schema of an answer that may lack the private fields of other teams."""
-    redacted = {"type": "boolean", "description": "Whether something is withheld, because it is private to a team."}
-    return {"allOf": [schema, {"type": "object", "required": ["isRedacted"], "properties": {"isRedacted": redacted}}]}
+def _with_flags(schema: Json, flags: Json) -> Json:
+    """Return the schema of a domain value to which the service adds flags."""
+    properties = {name: {"type": "boolean", "description": text} for name, text in flags.items()}
+    return {"allOf": [schema, {"type": "object", "required": [*flags], "properties": properties}]}
 
 
 def _described(operation: ApiOperation, bodies: dict[str, Json], answers: dict[str, Json]) -> Json:
@@ -360,7 +364,18 @@ _SHADOW_CASE: Json = {
         **dict.fromkeys(("cordon", "repair"), _JUDGED),
     },
 }
-_ANSWER_MODELS: dict[str, type[Value]] = {"incident_receipt": IncidentReceipt, "job_receipt": JobReceipt}
+_REDACTED = {"isRedacted": "Whether something is withheld, because it is private to a team."}
+_ANSWER_MODELS: dict[str, tuple[type[Value], Json]] = {
+    "incident_receipt": (IncidentReceipt, _REDACTED),
+    "job_receipt": (JobReceipt, _REDACTED),
+    "show_cost_report": (
+        FleetReport,
+        {
+            "isComplete": "False: the notes say what was left out.",
+            "isNodeTimeComplete": "False: records of some nodes of the window are gone.",
+        },
+    ),
+}
 """Answers that are domain values: their schemas follow from the types."""
 _RATE_NAMES = ("falseCordons", "falseReboots", "falseReplacements")
 _ANSWERS: dict[str, Json] = {

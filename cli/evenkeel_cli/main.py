@@ -29,6 +29,7 @@ NOUNS = {
     "incidents": CommandGroup("incidents", "Show node incidents and their recovery; approve or decline plans."),
     "postmortem": CommandGroup("postmortem", "Write a blameless postmortem of an incident as Markdown."),
     "nodes": CommandGroup("nodes", "List, show, cordon, uncordon and replace nodes."),
+    "report": CommandGroup("report", "Show what failures, idle nodes and rent cost, and what to change first."),
     "utilization": CommandGroup("utilization", "List how busy pools and nodes are, beside their allocation."),
     "faults": CommandGroup("faults", "List and explain known faults, and report a fault."),
     "automation": CommandGroup("automation", "Hold or release repairs and job stops."),

@@ -5,6 +5,7 @@ from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import (
     disclosure,
     explain,
+    read_cost_report,
     read_fleet,
     read_incidents,
     read_jobs,
@@ -178,6 +179,13 @@ def show_shadow_report() -> api.Reply:
     page = pagination.Request(query.page_size, query.next_page_token)
     asked = read_shadow_report.Filter(since=query.since, pool=query.pool, window_hours=query.window_hours)
     return app.answer(_seen(read_shadow_report.show(wiring.context(), asked, page)))
+
+
+@app.get("/v1/cost-report")
+def show_cost_report() -> api.Reply:
+    query = app.query(api_types.CostReportQuery)
+    asked = read_cost_report.Filter(since=query.since, until=query.until)
+    return app.answer(read_cost_report.show(wiring.context(), asked), undated=("until",))
 
 
 @app.get("/v1/utilization")

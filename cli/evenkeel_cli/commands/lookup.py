@@ -2,6 +2,7 @@
 
 import os
 import re
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,6 +34,7 @@ LimitOption = Annotated[
 ]
 
 _FULL_ID = re.compile(r"(job|inc|dec|op)-[0-9a-z]{10}", re.ASCII)
+_LENGTH = re.compile(r"(?P<count>[0-9]{1,4})(?P<unit>[hd])", re.ASCII)
 _MAX_LOOKUP = 600
 """Number of newest items in which a prefix or a name is looked up."""
 _TIME_FIELDS = {"/jobs": "submittedAt", "/incidents": "openedAt", "/nodes": "launchedAt"}
@@ -197,3 +199,18 @@ def _newest(found: list[Json], path: str) -> Json:
 
 def _join_names(found: list[Json], key: str) -> str:
     return ", ".join(str(item[key]) for item in found[:_MAX_NAMED]) + (", …" if len(found) > _MAX_NAMED else "")
+
+
+def instant(option: str, text: str, now: datetime) -> str:
+    """Return the instant that a length of time before now, or an instant, means.
+
+    Raises:
+        CommandFailed: it is neither.
+    """
+    length = _LENGTH.fullmatch(text)
+    if length:
+        unit = timedelta(days=1) if length["unit"] == "d" else timedelta(hours=1)
+        return f"{now - int(length['count']) * unit:%Y-%m-%dT%H:%M:%SZ}"
+    if "T" not in text:
+        raise CommandFailed(Exit.USAGE, f"{option} is 30d, 12h or 2026-11-03T10:15:00Z, not {text!r}.", code="USAGE")
+    return text

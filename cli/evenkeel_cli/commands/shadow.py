@@ -1,7 +1,5 @@
 """`evenkeel shadow`."""
 
-import re
-from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import typer
@@ -11,13 +9,10 @@ from evenkeel_cli.commands.backtest import WindowOption
 from evenkeel_cli.commands.output import answer
 from evenkeel_cli.render import OutputFormat, note, page
 from evenkeel_cli.shadow_page import draw_cases, draw_faults, draw_summary
-from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 
 app = lookup.group("Compare the decisions of the mode `observe` with what happened.")
-
-_LENGTH = re.compile(r"(?P<count>[0-9]{1,4})(?P<unit>[hd])", re.ASCII)
 
 
 @app.command("report")
@@ -30,7 +25,7 @@ def report(
 ) -> None:
     """Compare what Evenkeel would have done with what HyperPod, Karpenter, Auto Scaling or people did."""
     client = lookup.current_client()
-    begins = _instant(since, page().now())
+    begins = lookup.instant("--since", since, page().now())
     found: Json = {}
     items: list[Json] = []
     token: str | None = None
@@ -54,18 +49,3 @@ def report(
         note(f"Too many incidents: the report begins at {found['since'][:19]}Z.")
     if token:
         note(f"Listed the newest {len(items)} cases. The counts include all cases.")
-
-
-def _instant(text: str, now: datetime) -> str:
-    """Return the instant that a length of time or an instant means.
-
-    Raises:
-        CommandFailed: it is neither.
-    """
-    length = _LENGTH.fullmatch(text)
-    if length:
-        unit = timedelta(days=1) if length["unit"] == "d" else timedelta(hours=1)
-        return f"{now - int(length['count']) * unit:%Y-%m-%dT%H:%M:%SZ}"
-    if "T" not in text:
-        raise CommandFailed(Exit.USAGE, f"--since is 30d, 12h or 2026-11-03T10:15:00Z, not {text!r}.", code="USAGE")
-    return text

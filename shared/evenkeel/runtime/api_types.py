@@ -305,6 +305,15 @@ class ShadowReportQuery(PageQuery):
     """The observation window: how long an action of an owner counts, and how long a healthy node must work."""
 
 
+class CostReportQuery(Body):
+    """`GET /v1/cost-report`."""
+
+    since: Timestamp | None = None
+    """Begin of the window; without it, 30 days before its end."""
+    until: Timestamp | None = None
+    """End of the window; without it, now."""
+
+
 class LogsQuery(Body):
     """`GET /v1/jobs/{id}/logs`."""
 

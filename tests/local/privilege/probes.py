@@ -1397,6 +1397,7 @@ for _path in (
     "/v1/nodes",
     "/v1/nodes/{node}",
     "/v1/utilization",
+    "/v1/cost-report",
     f"/v1/clusters/{FLEET}/automation",
     f"/v1/clusters/{FLEET}/quotas",
     "/v1/teams",

@@ -7,7 +7,7 @@ import pytest
 from evenkeel.domain.health.incidents import StageTimes
 from evenkeel.domain.shadow.cases import NodeEventKind
 from evenkeel.domain.values import rfc3339
-from evenkeel.services.queries import read_shadow_report
+from evenkeel.services.queries import read_incidents
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import a_fleet_node, ago, an_incident, heartbeats, stored
 from tests.unit.api.shadow_seeds import an_observed, happened
@@ -105,8 +105,8 @@ def test_window_is_an_option(gateway: Gateway) -> None:
 
 
 def test_too_many_incidents_are_said_to_be_left_out(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_shadow_report, "_PAGE", 2)
-    monkeypatch.setattr(read_shadow_report, "MAX_INCIDENTS", 4)
+    monkeypatch.setattr(read_incidents, "_PAGE", 2)
+    monkeypatch.setattr(read_incidents, "MAX_READ", 4)
     stored(gateway.fakes.ledger, *(an_observed(number, hours=number) for number in range(1, 8)))
 
     found = report(gateway)

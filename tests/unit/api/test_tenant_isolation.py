@@ -97,6 +97,7 @@ ROWS: Mapping[str, AccessCase] = {
     "/v1/decisions/{decisionId}": AccessCase("/v1/decisions/dec-0000000003", shows=("ADMIT", '"isRedacted": true')),
     "/v1/nodes": AccessCase("/v1/nodes", shows=("p5-workers",), is_private=False),
     "/v1/nodes/{nodeId}": AccessCase("/v1/nodes/i-00000000000000001", shows=("p5-workers",), is_private=False),
+    "/v1/cost-report": AccessCase("/v1/cost-report", shows=("improvements", "byCause"), is_private=False),
     "/v1/shadow-report": AccessCase("/v1/shadow-report", shows=("falseCordons",), is_private=False),
     "/v1/utilization": AccessCase("/v1/utilization", shows=("p5-workers",), is_private=False),
     "/v1/clusters/{cluster}/automation": AccessCase(f"/v1/clusters/{FLEET}/automation", is_private=False),

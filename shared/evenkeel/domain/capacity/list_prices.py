@@ -62,6 +62,12 @@ class ListPrices(Value):
         price = in_force(self.ec2.get(plain, ()), at.date())
         return self._with_origin("EC2", plain, price) if price else None
 
+    @property
+    def days(self) -> set[date]:
+        """The first day of each price."""
+        columns = (*self.ec2.values(), *self.hyperpod.values())
+        return {price.starts_on for prices in columns for price in prices}
+
     def has(self, instance_type: str) -> bool:
         """Whether an instance type has a list price on any day."""
         plain = instance_type.removeprefix(HYPERPOD_PREFIX)

@@ -114,6 +114,8 @@ class _TimeLine(NamedTuple):
     start_record: str
     marks: tuple[_Mark, ...]
     resumed: Attempt | None
+    until: datetime
+    """End of the job, or the time of the receipt."""
     is_over: bool
 
 
@@ -143,7 +145,7 @@ def _time_line(
             stage = Stage.RESTART if starting.launched_at else Stage.LAUNCH
         record = "job ended" if job.ended_at else "now"
         marks.append(_Mark(stage, until, record, starting or attempt))
-    return _TimeLine(start, start_record, tuple(marks), resumed, resumed is not None or job.ended_at is not None)
+    return _TimeLine(start, start_record, tuple(marks), resumed, until, resumed is not None or job.ended_at is not None)
 
 
 def _before_the_end(attempt: Attempt, blamed: Sequence[Incident]) -> Iterator[_Mark]:
@@ -198,6 +200,7 @@ def _priced(
         cause=_cause(attempt, blamed),
         incident_ids=tuple(each.incident_id for each in blamed),
         reason=attempt.reason,
+        interrupted_at=attempt.ended_at or line.until,
         is_over=line.is_over,
         pool=attempt.pool,
         instance_type=attempt.instance_type,

@@ -1,8 +1,9 @@
 """The price of each attempt and node: what it was at its admission, with its origin. An unknown price is no zero."""
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
+from evenkeel.domain.capacity.list_prices import shipped_prices
 from evenkeel.domain.costs.receipt import GpuPrice
 from evenkeel.domain.economics import money
 from evenkeel.domain.economics.policy import EconomyPolicy
@@ -54,6 +55,15 @@ def price_at(instance_type: str, at: datetime, pool: str, economy: EconomyPolicy
     """Return the policy's price of a GPU-hour on a day; None if there is none."""
     found = economy.price_of(instance_type, at, pool)
     return None if found is None else GpuPrice(usd_micros_per_gpu_hour=_micros(found.usd), origin=found.origin)
+
+
+def price_changes(economy: EconomyPolicy, start: datetime, end: datetime) -> tuple[datetime, ...]:
+    """Return the times within a span at which a price may change: the first day of each, and the day after its last."""
+    days = {price.starts_on for price in economy.prices}
+    days |= {price.ends_on + timedelta(days=1) for price in economy.prices if price.ends_on}
+    days |= shipped_prices().days
+    midnights = (datetime(day.year, day.month, day.day, tzinfo=UTC) for day in days)
+    return tuple(sorted(midnight for midnight in midnights if start < midnight < end))
 
 
 def _micros(usd: float) -> int:

@@ -120,6 +120,8 @@ class InterruptionReceipt(Value):
     incident_ids: tuple[str, ...] = ()
     """The incidents that name this attempt. The first one owns the loss; the others do not count it again."""
     reason: Sentence = ""
+    interrupted_at: Instant
+    """When the attempt had ended."""
     is_over: bool
     """False: no later attempt runs yet, so the loss grows."""
     pool: str

@@ -34,6 +34,9 @@ Json = dict[str, Any]
 _ATTRIBUTION_WINDOW = timedelta(minutes=10)
 """The fault may have caused the end of an attempt this long before the first signal."""
 _MAX_ATTEMPTS = 1000
+MAX_READ = 2_000
+"""Incidents that one report reads, newest first. It leaves out older ones, and says so."""
+_PAGE = 200
 NEEDS_PERSON_STATES = (IncidentState.WAITING_FOR_PERSON, IncidentState.JOB_NOT_RESUMED, IncidentState.FAILED)
 FRESH_FOR = timedelta(days=1)
 """How long a failed outcome asks for a person if no fact shows whether it was handled."""
@@ -109,6 +112,22 @@ def load_incident(ledger: Ledger, incident_id: str) -> Incident:
         NotFound: there is no such incident.
     """
     return rows.load(ledger, incident_rows.incident_key(incident_id), Incident, f"incident {incident_id}")
+
+
+def incidents_since(ledger: Ledger, start: datetime) -> tuple[list[Incident], bool]:
+    """Return the incidents that opened since a time, oldest first, and whether these are all: at most `MAX_READ`."""
+    partitions = [f"INC#{state}" for state in LIST_ORDER]
+    found: list[Incident] = []
+    request = pagination.Request(_PAGE)
+    while True:
+        answer = pagination.newest_first(ledger, Table.INCIDENTS, partitions, request)
+        listed = [rows.read(row, Incident) for row in answer.rows]
+        recent = [incident for incident in listed if incident.opened_at >= start]
+        found += recent
+        is_complete = len(recent) < len(listed) or not answer.next_token
+        if is_complete or len(found) >= MAX_READ:
+            return sorted(found, key=lambda incident: (incident.opened_at, incident.incident_id)), is_complete
+        request = pagination.Request(_PAGE, answer.next_token)
 
 
 def load_affected_jobs(ledger: Ledger, incident: Incident) -> dict[str, Job]:

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from evenkeel.domain.health.assessment import signals_of
-from evenkeel.domain.health.incidents import LIST_ORDER, Incident
+from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.plan import Owner
@@ -30,16 +30,14 @@ from evenkeel.domain.shadow.report import summary_of
 from evenkeel.domain.shadow.verdicts import JudgedCase, ShadowTerms, judge
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Key, Row, Table, get_all
+from evenkeel.ports import Key, Row, get_all
 from evenkeel.services.context import Context
+from evenkeel.services.queries import read_incidents
 from evenkeel.services.storage import fleet_rows, heartbeats, incident_rows, pagination, rows
 
 Json = dict[str, Any]
 
 DEFAULT_SINCE = timedelta(days=30)
-MAX_INCIDENTS = 2000
-"""Incidents that one report reads, newest first. An older part of the time is then left out, and the answer says so."""
-_PAGE = 200
 
 
 class Filter(NamedTuple):
@@ -56,13 +54,6 @@ class Filter(NamedTuple):
         return ShadowTerms(window_hours=self.window_hours)
 
 
-class _Read(NamedTuple):
-    """Incidents, oldest first, and whether they are all of them."""
-
-    incidents: tuple[Incident, ...]
-    is_complete: bool
-
-
 def show(context: Context, asked: Filter, page: pagination.Request) -> Json:
     """Return the sum of all cases, and one page of the cases, newest first.
 
@@ -70,34 +61,19 @@ def show(context: Context, asked: Filter, page: pagination.Request) -> Json:
         BadPageToken: this report did not issue the token.
     """
     since = asked.since or context.now - DEFAULT_SINCE
-    read = _read_incidents(context, since)
-    judged = _judged(context, read.incidents, asked)
+    incidents, is_complete = read_incidents.incidents_since(context.ledger, since)
+    judged = _judged(context, incidents, asked)
     items, token = _page_of(judged, page)
-    oldest = min((incident.opened_at for incident in read.incidents), default=None)
+    oldest = min((incident.opened_at for incident in incidents), default=None)
     return {
-        "since": rfc3339(since if read.is_complete or oldest is None else oldest),
+        "since": rfc3339(since if is_complete or oldest is None else oldest),
         "until": rfc3339(context.now),
         "pool": asked.pool or None,
-        "isComplete": read.is_complete,
+        "isComplete": is_complete,
         "summary": summary_of(judged, asked.terms).to_json(),
         "items": [item.to_json() for item in items],
         "nextPageToken": token or None,
     }
-
-
-def _read_incidents(context: Context, since: datetime) -> _Read:
-    partitions = [f"INC#{state}" for state in LIST_ORDER]
-    incidents: list[Incident] = []
-    request = pagination.Request(_PAGE)
-    while True:
-        answer = pagination.newest_first(context.ledger, Table.INCIDENTS, partitions, request)
-        listed = [rows.read(row, Incident) for row in answer.rows]
-        recent = [incident for incident in listed if incident.opened_at >= since]
-        incidents += recent
-        is_complete = len(recent) < len(listed) or not answer.next_token
-        if is_complete or len(incidents) >= MAX_INCIDENTS:
-            return _Read(tuple(sorted(incidents, key=lambda incident: incident.opened_at)), is_complete)
-        request = pagination.Request(_PAGE, answer.next_token)
 
 
 def _judged(context: Context, incidents: Sequence[Incident], asked: Filter) -> list[JudgedCase]:

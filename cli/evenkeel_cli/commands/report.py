@@ -1,0 +1,36 @@
+"""`evenkeel report`."""
+
+from typing import Annotated
+
+import typer
+
+from evenkeel_cli import report_page
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.output import write_csv
+from evenkeel_cli.figures import FigureFormat, FigureOption
+from evenkeel_cli.render import note, page
+
+app = lookup.single("report")
+
+SinceOption = Annotated[str, typer.Option(metavar="WHEN", help="A time such as 30d or 12h, or an instant.")]
+UntilOption = Annotated[str, typer.Option(metavar="WHEN", help="End of the window; if omitted, now.")]
+
+
+@app.command("report")
+def report(since: SinceOption = "30d", until: UntilOption = "", output: FigureOption = FigureFormat.TABLE) -> None:
+    """Show what failures, idle nodes and rent cost, and what to change first."""
+    out = page()
+    end = lookup.instant("--until", until, out.now()) if until else None
+    begin = lookup.instant("--since", since, out.now())
+    found = lookup.current_client().get("/cost-report", since=begin, until=end)
+    match output:
+        case FigureFormat.JSON:
+            out.json(found)
+        case FigureFormat.CSV:
+            write_csv(out, report_page.figures(found), ("section", "item", "figure", "value"))
+        case FigureFormat.MD:
+            out.text(report_page.markdown(found))
+        case FigureFormat.TABLE:
+            report_page.draw(out, found, is_wide=not out.is_terminal)
+    if not found["isComplete"]:
+        note("The report is not complete: its notes say what was left out.")

@@ -1,0 +1,294 @@
+"""The cost report as sections: the same figures for a terminal, Markdown and CSV."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from evenkeel_cli.receipt_page import UNKNOWN, seconds, usd
+from evenkeel_cli.render import Column, Printer
+from evenkeel_cli.state_labels import counted, plain
+
+Json = dict[str, Any]
+
+_PER_THOUSAND_NODE_DAYS = "failuresPerThousandNodeDays"
+_USES = ("PRODUCTIVE", "LOST", "INTERRUPTED", "STARTING", "IN_REPAIR", "NO_JOB")
+_USE_TITLES = ("USED", "LOST", "STOPPED", "START", "REPAIR", "NO JOB")
+
+
+class Section(NamedTuple):
+    """A table of the report."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    left: int = 1
+    """Columns with text; the others hold figures."""
+    wraps: bool = False
+    """Whether the first column wraps instead of being cut."""
+
+
+def gpu_hours(value: float | None) -> str:
+    """Return GPU-hours with as many digits as a reader needs."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.1f}"
+
+
+def dollars(micros: int | None) -> str:
+    """Return an amount; without cents from $1,000."""
+    if micros is None or abs(micros) < 1_000_000_000:
+        return usd(micros)
+    return usd(round(micros / 1e6) * 1_000_000).removesuffix(".00")
+
+
+def amounts(hours: float | None, micros: int | None) -> str:
+    """Return GPU-hours with their cost."""
+    return f"{gpu_hours(hours)} GPU-hours, {dollars(micros)}"
+
+
+def summary(report: Json) -> list[tuple[str, str]]:
+    """Return the figures of a month on one screen."""
+    failures, recovery, rent = report["failures"], report["recovery"], report["rent"]
+    nodes, lost, effective = report["allNodes"], report["lost"], report["effective"]
+    saved = next(each for each in report["saved"] if each["insteadOf"] == "HYPERPOD_UNCHANGED")
+    shares = {use["use"]: use["share"] for use in nodes["uses"]}
+    return [
+        ("window", f"{report['since'][:16]}Z to {report['until'][:16]}Z"),
+        ("GPU time", f"{gpu_hours(nodes['gpuHours'])} GPU-hours of {counted(nodes['nodes'], 'node')}"),
+        ("", ", ".join(f"{plain(use)} {percent(shares[use])}" for use in _USES if shares[use])),
+        ("failures", f"{failures['count']}; {rate(failures['rate'])} per 1,000 node-days"),
+        ("recovery", duration_text(recovery)),
+        ("lost", f"at least {amounts(lost['gpuHours'], lost['usdMicros'])}, by failures"),
+        ("ETTR", _ettr(effective["ratio"])),
+        (
+            "idle",
+            f"at most {amounts(report['idleCommittedGpuHours'], report['idleCommittedUsdMicros'])}, on committed nodes",
+        ),
+        ("rented", _rent(rent)),
+        ("saved", _saved(saved)),
+    ]
+
+
+def sections(report: Json) -> Iterator[Section]:
+    """Yield the tables of the report; empty ones are left out."""
+    yield Section(
+        "What to change first",
+        ("CHANGE", "GPU-HOURS", "WORTH AT MOST"),
+        [
+            (f"{place}. {each['change']}", gpu_hours(each["worthGpuHours"]), dollars(each["worthUsdMicros"]))
+            for place, each in enumerate(report["improvements"], 1)
+        ],
+        wraps=True,
+    )
+    yield Section(
+        "Downtime by stage",
+        ("STAGE", "P50", "P99", "MAX", "KNOWN", "UNKNOWN", "GPU-HOURS", "COST"),
+        [
+            (
+                plain(each["stage"]),
+                *(seconds(each["time"][f"{figure}Seconds"]) for figure in ("p50", "p99", "max")),
+                str(each["time"]["count"]),
+                str(each["time"]["unknown"]),
+                gpu_hours(each["gpuHours"]) if each["time"]["count"] else UNKNOWN,
+                dollars(each["usdMicros"]),
+            )
+            for each in report["stages"]
+            if each["time"]["count"] or each["time"]["unknown"]
+        ],
+    )
+    for title, name in (
+        ("Lost by cause", "byCause"),
+        ("Lost by pool", "byPool"),
+        ("Lost by instance type", "byInstanceType"),
+    ):
+        yield Section(
+            title,
+            ("GROUP", "TIMES", "OPEN", "GPU-HOURS", "COST", "UNKNOWN WORK"),
+            [_loss(each) for each in report[name]],
+        )
+    if report["requested"]["interruptions"]:
+        yield Section(
+            "Stopped on request (no failures)",
+            ("GROUP", "TIMES", "OPEN", "GPU-HOURS", "COST", "UNKNOWN WORK"),
+            [_loss(report["requested"])],
+        )
+    for title, name in (
+        ("Failures by class", "byClass"),
+        ("Failures by pool", "byPool"),
+        ("Failures by instance type", "byInstanceType"),
+    ):
+        rows = [(each["group"], str(each["failures"]), *_rate_cells(each["rate"])) for each in report["failures"][name]]
+        yield Section(title, ("GROUP", "FAILURES", "PER 1000 NODE-DAYS", "95% INTERVAL", "MTBF"), rows)
+    yield Section(
+        "Nodes with the largest losses",
+        ("NODE", "POOL", "FAILURES", "ABOVE FLEET", "GPU-HOURS", "COST"),
+        [
+            (
+                each["node"],
+                each["pool"],
+                str(each["failures"]),
+                "yes" if each["isAboveFleet"] else "no" if each["rate"] else UNKNOWN,
+                gpu_hours(each["gpuHours"]),
+                dollars(each["usdMicros"]),
+            )
+            for each in report["failures"]["nodes"]
+        ],
+        left=2,
+    )
+    yield Section(
+        "GPU time by pool",
+        ("POOL", "GPU-HOURS", *_USE_TITLES, "IDLE COST"),
+        [_pool(each) for each in report["pools"]],
+    )
+    rented = [
+        (each["name"], str(each["rentals"]), gpu_hours(each["nodeHours"]), dollars(each["usdMicros"]))
+        for each in report["rent"]["pools"]
+    ]
+    yield Section("Rented by pool", ("POOL", "RENTALS", "NODE-HOURS", "COST"), rented)
+
+
+def draw(out: Printer, report: Json, *, is_wide: bool) -> None:
+    """Draw the report on a page."""
+    out.pairs(summary(report))
+    for section in sections(report):
+        if not section.rows:
+            continue
+        out.line()
+        out.line(out.bold(section.title))
+        columns = [
+            Column(
+                title,
+                place,
+                is_right=place >= section.left,
+                wraps=section.wraps and not place,
+                may_shrink=not section.wraps and not place,
+            )
+            for place, title in enumerate(section.columns)
+        ]
+        out.table(columns, section.rows, indent="  ", is_wide=is_wide)
+    out.line()
+    for text in texts(report):
+        out.paragraph(out.dim(text))
+
+
+def texts(report: Json) -> list[str]:
+    """Return what the figures assume and leave out."""
+    reasons = [f"{count} not claimed: {why}" for each in report["saved"][:1] for why, count in each["reasons"].items()]
+    return [*report["notes"], *(text for each in report["saved"][:1] for text in each["assumptions"]), *reasons]
+
+
+def markdown(report: Json) -> str:
+    """Return the report as Markdown."""
+    lines = ["# Costs of the fleet", ""]
+    lines += [f"* **{name}**: {text}" if name else f"  {text}" for name, text in summary(report)]
+    for section in sections(report):
+        if section.rows:
+            lines += ["", f"## {section.title}", "", f"| {' | '.join(plain(title) for title in section.columns)} |"]
+            lines.append("|" + "---|" * section.left + "---:|" * (len(section.columns) - section.left))
+            lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in section.rows]
+    return "\n".join([*lines, "", *(f"* {text}" for text in texts(report))]) + "\n"
+
+
+def figures(report: Json) -> list[Json]:
+    """Return every figure of the report on a line of its own, for CSV: exact, and empty if unknown."""
+    rows: list[Json] = []
+    _collect(report, "", "", rows)
+    return rows
+
+
+_NAMES = ("node", "group", "stage", "pool", "use", "insteadOf", "name", "change")
+
+
+def _collect(value: Any, section: str, item: str, rows: list[Json]) -> None:
+    match value:
+        case dict():
+            own = next((str(value[name]) for name in _NAMES if isinstance(value.get(name), str) and value[name]), "")
+            inner = " / ".join(filter(None, (item, own if section else "")))
+            for name, each in value.items():
+                if isinstance(each, dict | list):
+                    _collect(each, f"{section}.{name}" if section else name, inner, rows)
+                elif not isinstance(each, str) or not section:
+                    rows.append({"section": section or "report", "item": inner, "figure": name, "value": each})
+        case list():
+            for each in value:
+                if isinstance(each, dict):
+                    _collect(each, section, item, rows)
+
+
+def percent(share: float | None) -> str:
+    """Return a share in percent."""
+    return UNKNOWN if share is None else f"{share:.1%}"
+
+
+def rate(found: Json | None) -> str:
+    """Return failures per 1,000 node-days with their interval."""
+    if found is None:
+        return UNKNOWN
+    low, high = (
+        found[f"low{_PER_THOUSAND_NODE_DAYS[0].upper()}{_PER_THOUSAND_NODE_DAYS[1:]}"],
+        found["highFailuresPerThousandNodeDays"],
+    )
+    return f"{found[_PER_THOUSAND_NODE_DAYS]:.2f} ({low:.2f} to {high:.2f})"
+
+
+def duration_text(found: Json) -> str:
+    """Return the percentiles of a duration, and how many cases they rest on."""
+    if not found["count"]:
+        return f"{UNKNOWN}: no interruption with a known end"
+    known = f"{found['count']} known" + (f", {found['unknown']} unknown" if found["unknown"] else "")
+    p50, p99, longest = (seconds(found[f"{name}Seconds"]) for name in ("p50", "p99", "max"))
+    return f"p50 {p50}, p99 {p99}, longest {longest} ({known})"
+
+
+def _rate_cells(found: Json | None) -> tuple[str, str, str]:
+    if found is None:
+        return UNKNOWN, UNKNOWN, UNKNOWN
+    per_hour = found["failuresPerNodeHour"]
+    low, high = found["lowFailuresPerThousandNodeDays"], found["highFailuresPerThousandNodeDays"]
+    mtbf = seconds(3600 / per_hour) if per_hour else UNKNOWN
+    return f"{found[_PER_THOUSAND_NODE_DAYS]:.2f}", f"{low:.2f} to {high:.2f}", mtbf
+
+
+def _loss(each: Json) -> tuple[str, ...]:
+    cost = dollars(each["usdMicros"])
+    if each["unpricedGpuHours"] and each["usdMicros"] is not None:
+        cost = f"> {cost}"
+    return (
+        each["group"],
+        str(each["interruptions"]),
+        str(each["stillInterrupted"]),
+        gpu_hours(each["gpuHours"]),
+        cost,
+        str(each["unknownRepeatedWork"]),
+    )
+
+
+def _pool(each: Json) -> tuple[str, ...]:
+    shares = {use["use"]: use for use in each["uses"]}
+    idle = "rented" if each["isRented"] else dollars(shares["NO_JOB"]["usdMicros"])
+    return (
+        each["pool"] or UNKNOWN,
+        gpu_hours(each["gpuHours"]),
+        *(percent(shares[use]["share"]) for use in _USES),
+        idle,
+    )
+
+
+def _ettr(ratio: float | None) -> str:
+    return f"{UNKNOWN}: no job ran" if ratio is None else f"at most {percent(ratio)} of job time was productive"
+
+
+def _rent(rent: Json) -> str:
+    if not rent["usdMicros"] and not rent["capUsdMicrosPerHour"]:
+        return "nothing; the policy rents nothing"
+    cap = f"cap {dollars(rent['capUsdMicrosPerHour'])}" if rent["capUsdMicrosPerHour"] else "no cap"
+    near = f", {rent['hoursNearCap']:.1f} h near it" if rent["hoursNearCap"] else ""
+    return f"{dollars(rent['usdMicros'])}; peak {dollars(rent['peakUsdMicrosPerHour'])} an hour, {cap}{near}"
+
+
+def _saved(saved: Json) -> str:
+    if not saved["claimed"]:
+        return f"{UNKNOWN}: no interruption allows an estimate"
+    low, high = gpu_hours(saved["lowSavedGpuHours"]), gpu_hours(saved["highSavedGpuHours"])
+    cost = f"{dollars(saved['lowSavedUsdMicros'])} to {dollars(saved['highSavedUsdMicros'])}"
+    count = f"{counted(saved['claimed'], 'interruption')}; {saved['notClaimed']} not claimed"
+    return f"estimate against HyperPod unchanged: {low} to {high} GPU-hours, {cost} ({count})"

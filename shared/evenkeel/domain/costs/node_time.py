@@ -1,0 +1,202 @@
+"""Where the GPU time of the nodes went. Every GPU-second of a node is in exactly one use.
+
+The time of a node is cut at every border of an attempt, a repair or a price. In each piece, attempts take the GPUs that
+they hold. The rest of the node is in repair, or has no job of Evenkeel.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from itertools import pairwise
+from typing import NamedTuple
+
+from evenkeel.domain.costs.interruptions import Span
+from evenkeel.domain.costs.receipt import MICROS_PER_HOUR, GpuPrice, cost_micros, micros
+from evenkeel.domain.values import Value
+
+
+class NodeUse(StrEnum):
+    """The use of a GPU of a node."""
+
+    PRODUCTIVE = "PRODUCTIVE"
+    """A job ran, and its work was kept."""
+    LOST = "LOST"
+    """A job ran, and a failure made it lose this work; or it drained or started after a failure."""
+    INTERRUPTED = "INTERRUPTED"
+    """The same after a request: preempted, resized, moved, drained or suspended."""
+    STARTING = "STARTING"
+    """An attempt was admitted and its pods did not all run yet."""
+    IN_REPAIR = "IN_REPAIR"
+    """Evenkeel had cordoned the node for an incident."""
+    NO_JOB = "NO_JOB"
+    """No job of Evenkeel held it. Use by other workloads is not recorded, so it is idle at most."""
+
+
+class NodeSpan(NamedTuple):
+    """A node, and the part of the window in which it existed."""
+
+    node: str
+    """`NodeLife.key`."""
+    pool: str
+    instance_type: str
+    gpus: int
+    is_rented: bool
+    span: Span
+
+
+class HeldGpus(NamedTuple):
+    """GPUs of one node that an attempt held for a time."""
+
+    node: str
+    use: NodeUse
+    gpus: int
+    span: Span
+
+
+class Repair(NamedTuple):
+    """A time in which a node was out for an incident."""
+
+    node: str
+    span: Span
+
+
+PriceAt = Callable[[str, datetime, str], GpuPrice | None]
+"""Returns the price of a GPU-hour of an instance type at a time in a pool; None if it has none."""
+
+
+class UseTime(Value):
+    """The GPU time of one use."""
+
+    use: NodeUse
+    gpu_hours: float
+    share: float | None
+    """Of all GPU time; null if there is none."""
+    usd_micros: int | None
+    """Null: part of it has no price. Of rented nodes null: the rental has their cost."""
+
+
+class PoolTime(Value):
+    """The GPU time of the nodes of a pool, or of all. The uses sum to it."""
+
+    pool: str
+    instance_types: tuple[str, ...]
+    is_rented: bool
+    nodes: int
+    """Nodes that existed in the window, replaced ones included."""
+    node_hours: float
+    gpu_hours: float
+    uses: tuple[UseTime, ...]
+
+    def of(self, use: NodeUse) -> UseTime:
+        """Return the time of one use."""
+        return next(time for time in self.uses if time.use is use)
+
+
+class _Sum:
+    def __init__(self) -> None:
+        self.gpu: dict[NodeUse, int] = dict.fromkeys(NodeUse, 0)
+        self.usd: dict[NodeUse, int | None] = dict.fromkeys(NodeUse, 0)
+        self.node_micros = 0
+        self.nodes: set[str] = set()
+        self.types: set[str] = set()
+
+    def add(self, use: NodeUse, gpu_micros: int, price: GpuPrice | None) -> None:
+        if not gpu_micros:
+            return
+        self.gpu[use] += gpu_micros
+        cost, before = cost_micros(gpu_micros, price), self.usd[use]
+        self.usd[use] = None if cost is None or before is None else before + cost
+
+    def result(self, pool: str, *, is_rented: bool) -> PoolTime:
+        total = sum(self.gpu.values())
+        return PoolTime(
+            pool=pool,
+            instance_types=tuple(sorted(self.types)),
+            is_rented=is_rented,
+            nodes=len(self.nodes),
+            node_hours=self.node_micros / MICROS_PER_HOUR,
+            gpu_hours=total / MICROS_PER_HOUR,
+            uses=tuple(
+                UseTime(
+                    use=use,
+                    gpu_hours=amount / MICROS_PER_HOUR,
+                    share=amount / total if total else None,
+                    usd_micros=self.usd[use],
+                )
+                for use, amount in self.gpu.items()
+            ),
+        )
+
+
+def node_time(
+    nodes: Iterable[NodeSpan],
+    held: Iterable[HeldGpus],
+    repairs: Iterable[Repair],
+    price_at: PriceAt,
+    price_changes: Sequence[datetime] = (),
+) -> tuple[tuple[PoolTime, ...], PoolTime]:
+    """Return the GPU time of each pool and of all nodes.
+
+    Args:
+        nodes: Nodes with the part of the window in which they existed. Parts of one node must not overlap.
+        held: GPUs that attempts held. Times outside the node's part do not count.
+        repairs: Times in which nodes were out.
+        price_at: Prices of GPUs that are not rented.
+        price_changes: Times at which a price may change.
+    """
+    held_of: dict[str, list[HeldGpus]] = defaultdict(list)
+    for holding in held:
+        held_of[holding.node].append(holding)
+    out_of: dict[str, list[Span]] = defaultdict(list)
+    for repair in repairs:
+        out_of[repair.node].append(repair.span)
+    pools: dict[tuple[str, bool], _Sum] = defaultdict(_Sum)
+    total = _Sum()
+    for node in nodes:
+        sums = (pools[node.pool, node.is_rented], total)
+        for each in sums:
+            each.node_micros += micros(node.span.end - node.span.start)
+            each.nodes.add(node.node)
+            each.types.add(node.instance_type)
+        _add_node(sums, node, held_of[node.node], out_of[node.node], price_at, price_changes)
+    by_pool = tuple(pools[key].result(key[0], is_rented=key[1]) for key in sorted(pools))
+    return by_pool, total.result("", is_rented=False)
+
+
+def _add_node(
+    sums: Sequence[_Sum],
+    node: NodeSpan,
+    held: Sequence[HeldGpus],
+    repairs: Sequence[Span],
+    price_at: PriceAt,
+    price_changes: Iterable[datetime],
+) -> None:
+    start, end = node.span
+    borders = {start, end, *price_changes}
+    for span in (*(holding.span for holding in held), *repairs):
+        borders |= {span.start, span.end}
+    cuts = sorted(border for border in borders if start <= border <= end)
+    waiting = deque(sorted(held, key=lambda holding: (holding.span.start, holding.use, holding.gpus)))
+    present: list[HeldGpus] = []
+    for begin, until in pairwise(cuts):
+        while waiting and waiting[0].span.start <= begin:
+            present.append(waiting.popleft())
+        present = [holding for holding in present if holding.span.end > begin]
+        length = micros(until - begin)
+        price = None if node.is_rented else price_at(node.instance_type, begin, node.pool)
+        is_out = any(span.start <= begin < span.end for span in repairs)
+        for use, gpus in _uses(node.gpus, present, is_out=is_out).items():
+            for each in sums:
+                each.add(use, gpus * length, price)
+
+
+def _uses(gpus: int, present: Iterable[HeldGpus], *, is_out: bool) -> Mapping[NodeUse, int]:
+    """Return the use of each GPU of a node. No more GPUs are in use than the node has."""
+    left, uses = gpus, dict.fromkeys(NodeUse, 0)
+    for holding in present:
+        taken = min(left, holding.gpus)
+        uses[holding.use] += taken
+        left -= taken
+    uses[NodeUse.IN_REPAIR if is_out else NodeUse.NO_JOB] += left
+    return uses

@@ -1,0 +1,122 @@
+"""Rented nodes in a window: their cost, and their hourly cost against the cap of the policy."""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import NamedTuple
+
+from evenkeel.domain.costs.interruptions import Span
+from evenkeel.domain.costs.receipt import MICROS_PER_HOUR, micros
+from evenkeel.domain.economics import money
+from evenkeel.domain.renting.rental import Rental
+from evenkeel.domain.values import Instant, Value
+
+_PARTS_PER_MICRO = money.PARTS // money.MICROS
+_NEAR = 0.8
+"""Share of the cap from which an hour counts as near it."""
+
+
+class RentedSum(Value):
+    """The rent of one pool or one team."""
+
+    name: str
+    rentals: int
+    node_hours: float
+    usd_micros: int
+
+
+class RentReport(Value):
+    """The rent in a window."""
+
+    usd_micros: int
+    node_hours: float
+    pools: tuple[RentedSum, ...]
+    teams: tuple[RentedSum, ...]
+    cap_usd_micros_per_hour: int
+    """Present cap of the fleet; 0: nothing may be rented."""
+    peak_usd_micros_per_hour: int
+    peak_at: Instant | None
+    """Begin of the dearest time; null if nothing was rented."""
+    hours_near_cap: float | None
+    """Hours at 80 % of the cap or more; null without a cap."""
+
+
+class _Hired(NamedTuple):
+    """The nodes of one offer in the window."""
+
+    rental: Rental
+    pool: str
+    span: Span
+    nodes: int
+    micros_per_hour: int
+    usd_micros: int
+
+
+def rent_report(rentals: Iterable[Rental], window: Span, cap_micros_per_hour: int) -> RentReport:
+    """Return the rent of a window. A bill that crosses a border is split there, and its parts add up to the bill."""
+    hired = [offer for rental in rentals for offer in _offers(rental, window)]
+    peak, peak_at, near = _peak(hired, cap_micros_per_hour)
+    return RentReport(
+        usd_micros=sum(offer.usd_micros for offer in hired),
+        node_hours=_node_hours(hired),
+        pools=_sums(hired, "pool"),
+        teams=_sums(hired, "team"),
+        cap_usd_micros_per_hour=cap_micros_per_hour,
+        peak_usd_micros_per_hour=peak,
+        peak_at=peak_at,
+        hours_near_cap=near / MICROS_PER_HOUR if cap_micros_per_hour else None,
+    )
+
+
+def _offers(rental: Rental, window: Span) -> Iterable[_Hired]:
+    for bill in rental.bills():
+        start, end = bill.started_at, bill.ended_at or window.end
+        own = Span(max(start, window.start), min(end, window.end))
+        if own.start >= own.end:
+            continue
+        # A started second is billed. A second across the border belongs to the earlier window.
+        total = bill.parts(window.end)
+        until = (
+            total if end <= window.end else min(total, bill.but(ended_at=own.end, min_billed_seconds=0).parts(own.end))
+        )
+        before = 0
+        if start < window.start:
+            before = min(until, bill.but(ended_at=own.start, min_billed_seconds=0).parts(own.start))
+        yield _Hired(
+            rental, bill.pool, own, bill.nodes, bill.micros_per_hour, round((until - before) / _PARTS_PER_MICRO)
+        )
+
+
+def _sums(hired: Iterable[_Hired], by: str) -> tuple[RentedSum, ...]:
+    groups: dict[str, list[_Hired]] = {}
+    for offer in hired:
+        groups.setdefault(offer.pool if by == "pool" else offer.rental.team, []).append(offer)
+    return tuple(
+        RentedSum(
+            name=name,
+            rentals=len({offer.rental.name for offer in offers}),
+            node_hours=_node_hours(offers),
+            usd_micros=sum(offer.usd_micros for offer in offers),
+        )
+        for name, offers in sorted(groups.items())
+    )
+
+
+def _node_hours(hired: Iterable[_Hired]) -> float:
+    return sum(offer.nodes * micros(offer.span.end - offer.span.start) for offer in hired) / MICROS_PER_HOUR
+
+
+def _peak(hired: list[_Hired], cap: int) -> tuple[int, datetime | None, int]:
+    """Return the highest hourly cost, when it began, and the microseconds near the cap."""
+    changes: dict[datetime, int] = {}
+    for offer in hired:
+        changes[offer.span.start] = changes.get(offer.span.start, 0) + offer.micros_per_hour
+        changes[offer.span.end] = changes.get(offer.span.end, 0) - offer.micros_per_hour
+    times = sorted(changes)
+    rate, peak, peak_at, near = 0, 0, None, 0
+    for place, at in enumerate(times):
+        rate += changes[at]
+        if rate > peak:
+            peak, peak_at = rate, at
+        if cap and rate >= _NEAR * cap and place + 1 < len(times):
+            near += micros(times[place + 1] - at)
+    return peak, peak_at, near

@@ -1,0 +1,85 @@
+"""The records of a window that the cost report and showback rest on: attempts, jobs, incidents, rentals."""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from evenkeel.domain.costs.interruptions import Span
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.renting.rental import Rental
+from evenkeel.ports import Invalid, Key, Ledger, Row, Table, get_all
+from evenkeel.services.context import Context
+from evenkeel.services.storage import job_rows, pagination, rows
+
+DEFAULT_WINDOW = timedelta(days=30)
+MAX_ATTEMPTS = 10_000
+"""Ended attempts that one answer reads, newest first. Then the window begins later, and the answer says so."""
+
+
+class Window(NamedTuple):
+    """The window of an answer, and whether all of its records were read."""
+
+    span: Span
+    is_complete: bool = True
+
+
+def window_of(since: datetime | None, until: datetime | None, now: datetime) -> Span:
+    """Return the requested window. It ends now at the latest.
+
+    Raises:
+        Invalid: it is empty.
+    """
+    end = min(until or now, now)
+    start = since or end - DEFAULT_WINDOW
+    if start >= end:
+        wrong = ("since", f"must be before {'until' if until else 'now'}")
+        raise Invalid("The window is empty.", (wrong,))
+    return Span(start, end)
+
+
+def attempts_in(ledger: Ledger, span: Span) -> tuple[list[Attempt], Window]:
+    """Return the attempts that overlap a window, and the part of the window that they cover completely."""
+    found, oldest = _ended_since(ledger, span.start)
+    window = Window(span) if oldest is None else Window(Span(min(max(span.start, oldest), span.end), span.end), False)
+    live, is_cut = pagination.everything(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=MAX_ATTEMPTS)
+    found += [rows.read(row, Attempt) for row in live]
+    if is_cut:
+        window = window._replace(is_complete=False)
+    # An attempt that ended between the two reads is found twice.
+    own = {(attempt.job_id, attempt.attempt): attempt for attempt in reversed(found)}
+    return [each for each in own.values() if each.admitted_at < window.span.end], window
+
+
+def _ended_since(ledger: Ledger, start: datetime) -> tuple[list[Attempt], datetime | None]:
+    """Return attempts that ended since a time; if there are too many, also the end of the oldest one read."""
+    found: list[Attempt] = []
+    cursor: str | None = None
+    while True:
+        page = ledger.by_state(Table.JOBS, "ATTEMPT#ENDED", limit=1000, cursor=cursor, newest_first=True)
+        listed = [rows.read(row, Attempt) for row in page.rows]
+        recent = [attempt for attempt in listed if attempt.ended_at and attempt.ended_at >= start]
+        found += recent
+        if page.cursor is None or len(recent) < len(listed):
+            return found, None
+        if len(found) >= MAX_ATTEMPTS:
+            return found, found[-1].ended_at
+        cursor = page.cursor
+
+
+def jobs_of(ledger: Ledger, job_ids: Iterable[str]) -> dict[str, Job]:
+    """Return the jobs that exist, by id."""
+    found: dict[Key, Row] = get_all(ledger, [job_rows.job_key(job_id) for job_id in job_ids])
+    jobs = (rows.read(row, Job) for row in found.values())
+    return {job.job_id: job for job in jobs}
+
+
+def rentals_in(context: Context, jobs: Iterable[Job]) -> tuple[Rental, ...]:
+    """Return the rentals of jobs, and every rental that has not ended.
+
+    An ended rental of a Deployment, or of a job that had no attempt in the window, is not found.
+    """
+    keys = [job_rows.rental_key(job.job_id, number) for job in jobs for number in range(1, job.rentals + 1)]
+    stored, _ = pagination.everything(context.ledger, Table.JOBS, "RENTAL#OPEN", at_most=MAX_ATTEMPTS)
+    found = {row.key: rows.read(row, Rental) for row in (*get_all(context.ledger, keys).values(), *stored)}
+    return tuple(found.values())

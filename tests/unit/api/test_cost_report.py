@@ -1,0 +1,169 @@
+"""`GET /v1/cost-report`: the costs of a window, from the records of attempts, incidents, nodes and rentals."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.values import rfc3339
+from evenkeel.services.queries import cost_records, read_cost_report
+from tests.unit.api.gateway import Gateway
+from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_attempt, an_incident, stored
+from tests.unit.api.test_receipts import a_lost_job, its_incident
+
+
+def report(gateway: Gateway, query: str = "") -> Any:
+    answer = gateway.get(f"/v1/cost-report{query}")
+    assert answer.status == 200, answer.text
+    return answer.document
+
+
+def a_fleet(gateway: Gateway, **changes: Any) -> None:
+    job, lost, again = a_lost_job()
+    stored(gateway.fakes.ledger, job, lost, again, its_incident(job, **changes))
+    stored(gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, 6)))
+
+
+def uses(report: Any) -> dict[str, float]:
+    return {use["use"]: round(use["gpuHours"], 6) for use in report["allNodes"]["uses"] if use["gpuHours"]}
+
+
+def test_node_time_of_the_window_is_whole(gateway: Gateway) -> None:
+    a_fleet(gateway)
+
+    found = report(gateway, f"?since={rfc3339(ago(hours=3))}")
+
+    # Attempt 1 lost 12 of 62 minutes; attempt 2 started for two minutes and runs since 52 minutes.
+    assert uses(found) == {
+        "PRODUCTIVE": round(16 * (50 + 52) / 60, 6),
+        "LOST": round(16 * (12 + 2) / 60, 6),
+        "IN_REPAIR": round(8 * (18 / 60), 6),
+        "NO_JOB": round(5 * 8 * 3 - 16 * 116 / 60 - 8 * 18 / 60, 6),
+    }
+    assert found["allNodes"]["gpuHours"] == 5 * 8 * 3
+    assert found["idleCommittedGpuHours"] == pytest.approx(uses(found)["NO_JOB"])
+    assert found["idleCommittedUsdMicros"] == pytest.approx(uses(found)["NO_JOB"] * 6.88e6, abs=100)
+    assert (found["isComplete"], found["isNodeTimeComplete"]) == (True, True)
+
+
+def test_failures_have_intervals_and_losses_their_cause(gateway: Gateway) -> None:
+    a_fleet(gateway)
+
+    found = report(gateway)
+
+    rate = found["failures"]["rate"]
+    assert (found["failures"]["count"], rate["nodeHours"]) == (1, 5 * 72)
+    assert rate["lowFailuresPerNodeHour"] < rate["failuresPerNodeHour"] < rate["highFailuresPerNodeHour"]
+    assert [(row["group"], row["interruptions"]) for row in found["byCause"]] == [("hardware", 1)]
+    assert found["lost"]["gpuHours"] == pytest.approx(4.8)
+    assert found["recovery"] == {"count": 1, "unknown": 0, "p50Seconds": 480, "p99Seconds": 480, "maxSeconds": 480}
+    stages = {row["stage"]: row for row in found["stages"]}
+    assert stages["WAIT_FOR_NODES"]["time"]["maxSeconds"] == 240
+    assert (stages["RESTORE"]["time"]["unknown"], stages["RESTORE"]["time"]["p50Seconds"]) == (1, None)
+
+
+def test_changes_are_ranked_by_their_worth(gateway: Gateway) -> None:
+    a_fleet(gateway)
+
+    worths = [each["worthUsdMicros"] for each in report(gateway)["improvements"]]
+
+    assert worths == sorted(worths, reverse=True)
+    assert len(worths) == 6
+
+
+def test_unknown_price_is_unknown_and_ranks_by_gpu_hours(gateway: Gateway) -> None:
+    a_fleet(gateway)
+    stored(gateway.fakes.ledger, a_fleet_node(9, instance_type="ml.p5e.48xlarge"))
+
+    found = report(gateway)
+
+    assert found["idleCommittedUsdMicros"] is None
+    hours = [each["worthGpuHours"] for each in found["improvements"]]
+    assert hours == sorted(hours, reverse=True)
+
+
+def test_drills_are_no_failures_and_save_nothing(gateway: Gateway) -> None:
+    a_fleet(gateway, is_drill=True)
+
+    found = report(gateway)
+
+    assert (found["failures"]["count"], found["lost"]["interruptions"]) == (0, 0)
+    assert [(each["claimed"], each["highSavedGpuHours"]) for each in found["saved"]] == [(0, None), (0, None)]
+
+
+def test_interruption_belongs_to_the_window_in_which_its_attempt_ended(gateway: Gateway) -> None:
+    a_fleet(gateway)
+    border = rfc3339(ago(minutes=57))
+
+    before = report(gateway, f"?since={rfc3339(ago(hours=9))}&until={border}")
+    after = report(gateway, f"?since={border}")
+
+    assert (before["lost"]["interruptions"], after["lost"]["interruptions"]) == (1, 0)
+    assert before["lost"]["gpuHours"] == pytest.approx(4.8)
+
+
+def test_preemption_is_no_failure(gateway: Gateway) -> None:
+    job, lost, again = a_lost_job()
+    stored(gateway.fakes.ledger, job, lost.but(state="STOPPED"), again)
+
+    found = report(gateway)
+
+    assert (found["lost"]["interruptions"], found["requested"]["interruptions"]) == (0, 1)
+    assert (found["lost"]["usdMicros"], found["recovery"]["p50Seconds"]) == (0, None)
+
+
+def test_empty_fleet_has_unknown_ratios_and_no_zero_rates(gateway: Gateway) -> None:
+    found = report(gateway)
+
+    assert found["failures"]["rate"] is found["effective"]["ratio"] is None
+    assert {use["share"] for use in found["allNodes"]["uses"]} == {None}
+
+
+def test_window_beyond_kept_nodes_says_so(gateway: Gateway) -> None:
+    a_fleet(gateway)
+
+    found = report(gateway, f"?since={rfc3339(ago(days=60))}")
+
+    assert not found["isNodeTimeComplete"]
+    assert any("30 days" in note for note in found["notes"])
+
+
+def test_too_many_records_are_said_to_be_left_out(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_records, "MAX_ATTEMPTS", 2)
+    monkeypatch.setattr(read_cost_report, "MAX_JOBS", 1)
+    for number in range(1, 5):
+        job = a_job(number, state="PENDING")
+        ended = an_attempt(job, state="LOST", running_at=ago(hours=2), ended_at=ago(minutes=10 * number))
+        stored(gateway.fakes.ledger, job, ended)
+    monkeypatch.setattr(gateway.fakes.ledger, "by_state", _two_at_a_time(gateway.fakes.ledger.by_state))
+
+    found = report(gateway)
+
+    assert not found["isComplete"]
+    assert found["since"] == rfc3339(ago(minutes=20))
+    assert found["lost"]["interruptions"] == 1
+
+
+def _two_at_a_time(read: Any) -> Any:
+    return lambda *args, **options: read(*args, **{**options, "limit": min(2, options.get("limit", 100))})
+
+
+def test_node_with_many_failures_is_above_the_fleet(gateway: Gateway) -> None:
+    stored(gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, 60)))
+    stored(gateway.fakes.ledger, *(an_incident(9, **{**_settled(1), "incident_id": f"inc-{n:010d}"}) for n in range(4)))
+    stored(gateway.fakes.ledger, an_incident(8, **_settled(2)))
+
+    found = {row["node"]: row["isAboveFleet"] for row in report(gateway)["failures"]["nodes"]}
+
+    assert found == {"i-00000000000000001": True, "i-00000000000000002": False}
+
+
+def _settled(number: int) -> dict[str, Any]:
+    return {"life": a_fleet_node(number).life, "state": "RECOVERED"}
+
+
+@pytest.mark.parametrize("query", ["since=2027-01-01T00:00:00Z", "since=yesterday", "until=2026-01-01", "pageSize=3"])
+def test_wrong_window_is_refused(query: str, gateway: Gateway) -> None:
+    answer = gateway.get(f"/v1/cost-report?{query}")
+
+    assert answer.status == 400
+    assert answer.document["errors"], answer.text

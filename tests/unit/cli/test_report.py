@@ -1,0 +1,82 @@
+"""`evenkeel report`: one screen, Markdown and CSV of the same figures."""
+
+import csv
+import json
+from io import StringIO
+
+import pytest
+
+from tests.unit.api.seeds import a_fleet_node, stored
+from tests.unit.api.test_receipts import a_lost_job, its_incident
+from tests.unit.cli.conftest import CliFixture
+
+
+@pytest.fixture
+def fleet(served: CliFixture) -> CliFixture:
+    job, lost, again = a_lost_job()
+    stored(served.gateway.fakes.ledger, job, lost, again, its_incident(job))
+    stored(served.gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, 6)))
+    return served
+
+
+def test_first_screen_has_the_figures_of_the_month(fleet: CliFixture) -> None:
+    lines = fleet.run("report").out.splitlines()
+
+    assert lines[:9] == [
+        "window    2026-10-04T10:15Z to 2026-11-03T10:15Z",
+        "GPU time  2,880 GPU-hours of 5 nodes",
+        "          productive 0.9%, lost 0.1%, in repair 0.1%, no job 98.8%",
+        "failures  1; 66.67 (1.69 to 371.44) per 1,000 node-days",
+        "recovery  p50 8m00s, p99 8m00s, longest 8m00s (1 known)",
+        "lost      at least 4.8 GPU-hours, $33.02, by failures",
+        "ETTR      at most 85.0% of job time was productive",
+        "idle      at most 2,847 GPU-hours, $19,585, on committed nodes",
+        "rented    nothing; the policy rents nothing",
+    ]
+    assert lines[9].startswith("saved     estimate against HyperPod unchanged: -0.8 to 2.3 GPU-hours")
+
+
+def test_terminal_of_80_columns_shows_every_group(fleet: CliFixture) -> None:
+    found = fleet.run("report", terminal=True)
+
+    plain = found.out.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\x1b[2m", "")
+    assert max(map(len, plain.splitlines())) <= 80
+    assert plain.count("p5-work") == 4  # lost, failures, nodes, GPU time
+    assert "  1. Fill or return idle committed nodes" in plain
+
+
+def test_empty_fleet_shows_unknown(served: CliFixture) -> None:
+    out = served.run("report").out
+
+    assert "failures  0; unknown per 1,000 node-days" in out
+    assert "recovery  unknown: no interruption with a known end" in out
+    assert "ETTR      at most unknown of job time" not in out
+    assert "saved     unknown: no interruption allows an estimate" in out
+
+
+def test_csv_has_each_figure_on_a_line(fleet: CliFixture) -> None:
+    rows = list(csv.DictReader(StringIO(fleet.run("report", "-o", "csv").out)))
+    found = {(row["section"], row["item"], row["figure"]): row["value"] for row in rows}
+
+    assert found["stages.time", "DRAIN", "p50Seconds"] == "80.0"
+    assert found["stages.time", "RESTORE", "p50Seconds"] == ""
+    assert found["failures.nodes", "i-00000000000000001", "failures"] == "1"
+    assert found["pools.uses", "p5-workers / NO_JOB", "gpuHours"].startswith("2846.6")
+    assert len(found) == len(rows)
+
+
+def test_markdown_has_every_table(fleet: CliFixture) -> None:
+    text = fleet.run("report", "-o", "md").out
+
+    assert text.startswith("# Costs of the fleet\n")
+    assert "## Downtime by stage" in text
+    assert "| restore | unknown | unknown | unknown | 0 | 1 | unknown | unknown |" in text
+
+
+def test_window_is_sent_and_json_is_the_answer(fleet: CliFixture) -> None:
+    found = json.loads(fleet.run("report", "--since", "12h", "--until", "1h", "-o", "json").out)
+
+    assert (found["since"][:19], found["until"][:19]) == ("2026-11-02T22:15:02", "2026-11-03T09:15:02")
+    wrong = fleet.run("report", "--until", "yesterday")
+    assert wrong.exit_code == 2
+    assert "--until is 30d, 12h or" in wrong.err

@@ -1,0 +1,75 @@
+"""Rent in a window: bills are cut at its borders, and compared with the cap."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.costs.interruptions import Span
+from evenkeel.domain.costs.rent import rent_report
+from evenkeel.domain.renting.rental import Rental
+
+BEGIN = datetime(2026, 11, 3, tzinfo=UTC)
+CAP = 60_000_000
+
+
+def at(seconds: float) -> datetime:
+    return BEGIN + timedelta(seconds=seconds)
+
+
+def a_rental(number: int, opened: float, closed: float | None, *, nodes: int = 2, team: str = "nlp") -> Rental:
+    offer: dict[str, Any] = {
+        "pool": "burst-p5",
+        "cluster": "c",
+        "market": "on-demand",
+        "instance_type": "p5.48xlarge",
+        "zone": "z",
+        "accelerators_per_node": 8,
+        "micros_per_node_hour": 25_000_000,
+        "min_billed_seconds": 60,
+        "opened_at": at(opened),
+        "closed_at": None if closed is None else at(closed),
+        "joined_node_names": tuple(f"n{each}" for each in range(nodes)),
+    }
+    return Rental(
+        job_id=f"job-{number}",
+        number=1,
+        team=team,
+        namespace="n",
+        state="READY" if closed is None else "ENDED",
+        reason="",
+        nodes=nodes,
+        offers=(offer,),
+        begun_at=at(opened),
+        ready_by=at(opened + 900),
+        decision_id="dec-1",
+    )
+
+
+def test_rent_is_the_bill_by_pool_and_team() -> None:
+    rentals = [a_rental(1, 0, 3600), a_rental(2, 1800, None, nodes=1, team="vision")]
+
+    found = rent_report(rentals, Span(at(0), at(7200)), CAP)
+
+    assert found.usd_micros == 50_000_000 + 37_500_000
+    assert [(row.name, row.usd_micros) for row in found.teams] == [("nlp", 50_000_000), ("vision", 37_500_000)]
+    assert [(row.name, row.rentals, row.node_hours) for row in found.pools] == [("burst-p5", 2, 3.5)]
+    assert (found.peak_usd_micros_per_hour, found.peak_at) == (75_000_000, at(1800))
+    assert found.hours_near_cap == 1.0
+
+
+def test_nothing_rented_has_no_peak() -> None:
+    found = rent_report([a_rental(1, 0, 3600, nodes=0)], Span(at(0), at(7200)), 0)
+
+    assert (found.usd_micros, found.peak_at, found.hours_near_cap) == (0, None, None)
+
+
+@given(st.integers(0, 9_000), st.integers(0, 9_000), st.integers(1, 8_999))
+def test_bill_across_a_border_adds_up(opened: int, length: int, border: int) -> None:
+    rental = a_rental(1, opened, opened + length)
+    first = rent_report([rental], Span(at(0), at(border)), CAP)
+    second = rent_report([rental], Span(at(border), at(100_000)), CAP)
+    whole = rent_report([rental], Span(at(0), at(100_000)), CAP)
+
+    assert abs(first.usd_micros + second.usd_micros - whole.usd_micros) <= 1
