@@ -341,9 +341,9 @@ class WatchedLedger(InMemoryLedger):
         """Read a row's document as a domain value, as `rows.read` does."""
         values = self._values.get(id(row))
         if values is None:
-            return kind.model_validate(row.doc)
+            return rows.parse(row.key, kind, row.doc)
         if kind not in values:
-            values[kind] = kind.model_validate(row.doc)
+            values[kind] = rows.parse(row.key, kind, row.doc)
         return values[kind]
 
     def of(self, kind: str, pk: str = "") -> list[Row]:

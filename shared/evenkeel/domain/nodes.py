@@ -336,7 +336,7 @@ class FleetNode(Value):
         )
 
     def after(self, stored: "FleetNode | None") -> "FleetNode":
-        """Return this row with the workloads that have left the node since its earlier row."""
+        """Return this row with what only its earlier row has: workloads that have left the node, and unknown fields."""
         if stored is None:
             return self
         left = dict.fromkeys(stored.unmanaged_workloads, self.changed_at) | stored.left_workloads
@@ -345,7 +345,7 @@ class FleetNode(Value):
             for label, at in sorted(left.items())
             if label not in self.unmanaged_workloads and at > self.changed_at - LEFT_WORKLOADS_KEPT
         }
-        return self.but(left_workloads=kept)
+        return self.but(left_workloads=kept).keeping_unknown(stored)
 
     @property
     def record(self) -> ProviderNode | None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from evenkeel.domain.values import Value, Word
+from evenkeel.domain.values import StrictValue, Word
 
 LONGEST_SECONDS = 31_536_000
 """A year, the longest duration in the policy. A workflow cannot run longer."""
@@ -49,14 +49,14 @@ PriorityClass = Annotated[
 ]
 
 
-class Section(Value):
+class Section(StrictValue):
     """A part of the policy. It rejects unknown fields, because a misspelled limit would not be a limit.
 
     Every number has a lower and an upper limit. A value beyond them is a mistake that could stop scheduling or overflow
     a date.
     """
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
 class Mode(StrEnum):

@@ -5,6 +5,7 @@ answer differs from the recorded one, the record does not hold all facts of the 
 """
 
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -31,6 +32,8 @@ from evenkeel.domain.renting.migration import (
 )
 from evenkeel.domain.renting.placement import PlacementFacts, choose_pool
 from evenkeel.domain.values import Sentence, Value
+
+F = TypeVar("F", bound=Value)
 
 
 class CannotReplayError(ValueError):
@@ -94,13 +97,18 @@ def under(record: Decision, policy: Policy) -> Replayed:
         raise CannotReplayError(f"{record.decision_id} has facts that do not fit its kind {record.kind}") from error
 
 
+def _facts(kind: type[F], record: Decision) -> F:
+    """Read the facts of a record. A newer release may have recorded more of them."""
+    return kind.model_validate(record.facts, extra="allow")
+
+
 def in_mode(record: Decision, mode: Mode) -> Decision:
     """Return a record as if its incident had another mode. A kind that does not depend on the mode stays unchanged."""
     if record.kind == "RECOVERY":
-        facts: Value = PlanFacts.model_validate(record.facts).but(mode=mode)
+        facts: Value = _facts(PlanFacts, record).but(mode=mode)
     elif record.kind == "REPAIR":
         # Keep the reason if it does not come from the mode, for example that drills may not act.
-        recorded = RepairFacts.model_validate(record.facts)
+        recorded = _facts(RepairFacts, record)
         by_mode = why_not_allowed(mode, is_drill=False, drills_may_act=True)
         facts = recorded.but(not_allowed=by_mode if recorded.not_allowed in _BY_MODE else recorded.not_allowed)
     else:
@@ -112,82 +120,84 @@ def effect_of(record: Decision, intent: str) -> str:
     """Return the outcome of an answer in the mode of its record. For a plan: whether Evenkeel carries it out."""
     if record.kind != "RECOVERY":
         return intent
-    return outcome_of(PlanOutcome(intent), PlanFacts.model_validate(record.facts))
+    return outcome_of(PlanOutcome(intent), _facts(PlanFacts, record))
 
 
 def _recovery(record: Decision, policy: Policy) -> Replayed:
-    plan = plan_recovery(PlanFacts.model_validate(record.facts), policy.repair)
+    plan = plan_recovery(_facts(PlanFacts, record), policy.repair)
     return Replayed(action=plan.intent, reason=plan.reason, alternatives=plan.alternatives)
 
 
 def _repair(record: Decision, policy: Policy) -> Replayed:
-    decided = choose_repair(RepairFacts.model_validate(record.facts), policy.repair)
+    decided = choose_repair(_facts(RepairFacts, record), policy.repair)
     return Replayed(action=decided.action, reason=decided.reason, alternatives=decided.alternatives)
 
 
 def _check(record: Decision, policy: Policy) -> Replayed:
-    decided = choose_check(CheckFacts.model_validate(record.facts), policy.repair)
+    decided = choose_check(_facts(CheckFacts, record), policy.repair)
     return Replayed(action=decided.kind, reason=decided.reason, alternatives=decided.alternatives)
 
 
 def _resume(record: Decision, policy: Policy) -> Replayed:
-    decided = plan_resume(ResumeFacts.model_validate(record.facts), policy.jobs)
+    decided = plan_resume(_facts(ResumeFacts, record), policy.jobs)
     return Replayed(action=decided.option, reason=decided.reason, alternatives=decided.alternatives)
 
 
 def _rollback(record: Decision, policy: Policy) -> Replayed:
-    decided = roll_back(RollbackFacts.model_validate(record.facts), policy.jobs)
+    decided = roll_back(_facts(RollbackFacts, record), policy.jobs)
     return Replayed(action=decided.action, reason=decided.reason, alternatives=decided.alternatives)
 
 
 def _drain(record: Decision, policy: Policy) -> Replayed:
-    decided = plan_drain(DrainFacts.model_validate(record.facts), policy)
+    decided = plan_drain(_facts(DrainFacts, record), policy)
     return Replayed(action=decided.action, reason=decided.reason, alternatives=decided.alternatives)
 
 
 def _restart(record: Decision, _policy: Policy) -> Replayed:
-    decided = decide_restart(RestartFacts.model_validate(record.facts))
+    decided = decide_restart(_facts(RestartFacts, record))
     return Replayed(action=decided.action, reason=decided.reason, alternatives=decided.alternatives)
 
 
 def _attribution(record: Decision, _policy: Policy) -> Replayed:
-    attribution = attribute_fault(AttributionFacts.model_validate(record.facts))
+    attribution = attribute_fault(_facts(AttributionFacts, record))
     if attribution is None:
         return Replayed(action="", reason="The attempt has no such rank.")
     return Replayed(action=attribution.instance_id, reason=attribution.reason, alternatives=attribution.alternatives)
 
 
 def _admission(record: Decision, policy: Policy) -> Replayed:
-    decided = decide(with_spares(AdmissionFacts.model_validate(record.facts), policy.scheduling))
+    decided = decide(with_spares(_facts(AdmissionFacts, record), policy.scheduling))
     return Replayed(
         action=decided.action, reason=recorded_reason(decided, Mode(record.mode)), alternatives=decided.alternatives
     )
 
 
 def _resize(record: Decision, _policy: Policy) -> Replayed:
-    answer = resize_answer(ResizeFacts.model_validate(record.facts))
+    answer = resize_answer(_facts(ResizeFacts, record))
     return Replayed(action=answer.action, reason=answer.reason, alternatives=answer.alternatives)
 
 
 def _placement(record: Decision, _policy: Policy) -> Replayed:
-    placed = choose_pool(PlacementFacts.model_validate(record.facts))
+    placed = choose_pool(_facts(PlacementFacts, record))
     return Replayed(
         action=placed.action, reason=placed.recorded_reason(Mode(record.mode)), alternatives=placed.alternatives
     )
 
 
 def _decide_migration(record: Decision, _policy: Policy) -> Replayed:
-    judged = decide_migration(MigrationFacts.model_validate(record.facts))
+    judged = decide_migration(_facts(MigrationFacts, record))
     return Replayed(action=judged.action, reason=judged.reason, alternatives=judged.alternatives)
 
 
 def _temporary_capacity(record: Decision, _policy: Policy) -> Replayed:
-    judged = decide_temporary_capacity(TemporaryCapacityFacts.model_validate(record.facts))
+    judged = decide_temporary_capacity(_facts(TemporaryCapacityFacts, record))
     return Replayed(action=judged.state, reason=judged.reason)
 
 
 def _validation(record: Decision, _policy: Policy) -> Replayed:
-    verdict = judge_node(ObservedNode.model_validate(record.facts["observed"]), expected=int(record.facts["expected"]))
+    verdict = judge_node(
+        ObservedNode.model_validate(record.facts["observed"], extra="allow"), expected=int(record.facts["expected"])
+    )
     return Replayed(action="RELEASE" if verdict.is_valid else "KEEP", reason=verdict.reason)
 
 

@@ -6,7 +6,15 @@ from datetime import UTC, datetime
 from types import UnionType
 from typing import Annotated, Any, Self, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+)
 from pydantic.alias_generators import to_camel
 
 
@@ -60,13 +68,17 @@ ProgramText = Annotated[
 
 
 class Value(BaseModel):
-    """A frozen value. Its JSON form has camelCase keys. Reading ignores unknown keys."""
+    """A frozen value. Its JSON form has camelCase keys.
+
+    It keeps unknown keys and writes them again. So a row that a newer release wrote loses nothing if this release
+    changes it (docs/release.md).
+    """
 
     model_config = ConfigDict(
         frozen=True,
         alias_generator=to_camel,
         populate_by_name=True,
-        extra="ignore",
+        extra="allow",
         ser_json_inf_nan="null",
     )
 
@@ -79,15 +91,44 @@ class Value(BaseModel):
         return self
 
     def but(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed, validated again.
+        """Return a copy with some fields changed, validated again. It keeps the unknown keys of this value.
 
         Raises:
-            TypeError: A name is not a field. Reading ignores unknown names, but code must not pass one.
+            TypeError: A name is not a field. Reading keeps unknown names, but code must not pass one.
         """
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         if unknown := changes.keys() - fields.keys():
             raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
-        return type(self).model_validate({**fields, **changes})
+        return type(self).model_validate({**(self.__pydantic_extra__ or {}), **fields, **changes}, extra="allow")
+
+    def keeping_unknown(self, earlier: Self) -> Self:
+        """Return this value with the unknown keys of its earlier version, also in fields that are values themselves."""
+        inner = {
+            name: mine.keeping_unknown(theirs)
+            for name in type(self).model_fields
+            if isinstance(mine := getattr(self, name), Value) and type(mine) is type(theirs := getattr(earlier, name))
+        }
+        known = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self).model_validate({**(earlier.__pydantic_extra__ or {}), **known, **inner}, extra="allow")
+
+
+class StrictValue(Value):
+    """A value that refuses unknown keys of a request or a policy, because a misspelled name would have no effect.
+
+    A stored row is read with `extra="allow"`. Then its unknown keys are kept, as in every `Value`.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    def model_post_init(self, _context: Any, /) -> None:
+        """Drop the empty mapping of unknown keys that `extra="allow"` leaves, so that equal values are equal."""
+        if not self.__pydantic_extra__:
+            object.__setattr__(self, "__pydantic_extra__", None)
+
+    @model_serializer(mode="wrap")
+    def _with_unknown_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = serialize(self)
+        return {**document, **self.__pydantic_extra__} if self.__pydantic_extra__ else document
 
 
 Place = tuple[str | int, ...]

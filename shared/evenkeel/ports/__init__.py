@@ -30,6 +30,7 @@ from evenkeel.ports.errors import (
     TooLarge,
     TransientError,
     Unreachable,
+    Unreadable,
 )
 from evenkeel.ports.ledger import (
     LARGEST_COMMIT,
@@ -122,6 +123,7 @@ __all__ = [
     "TooLarge",
     "TransientError",
     "Unreachable",
+    "Unreadable",
     "UtilizationMetrics",
     "WaitAnswers",
     "WorkflowName",

@@ -11,6 +11,7 @@ The tree:
     └── PermanentError            the same call will not succeed
         ├── NotFound              the resource does not exist
         ├── NotAllowed            401, 403, AccessDenied
+        ├── Unreadable            a stored row has a value that this release does not know
         └── Refused               the request itself is wrong
             ├── TooLarge          an object is larger than the limit for its kind
             ├── Invalid           names each wrong field
@@ -57,6 +58,10 @@ class NotFound(PermanentError):
 
 class NotAllowed(PermanentError):
     """The caller may not do this."""
+
+
+class Unreadable(PermanentError):
+    """A stored row has a value that this release does not know, so a newer release wrote it."""
 
 
 class Refused(PermanentError):

@@ -30,6 +30,7 @@ from evenkeel.ports import (
     Telemetry,
     Throttled,
     TransientError,
+    Unreadable,
 )
 
 Json = dict[str, Any]
@@ -376,6 +377,10 @@ def as_problem(error: Exception) -> ApiProblem:
             return error
         case NotFound():
             return ApiProblem("NOT_FOUND", str(error))
+        case Unreadable():
+            return ApiProblem(
+                "UNAVAILABLE", "A newer release of Evenkeel wrote this record. This release cannot read it."
+            )
         case NotAllowed():
             return ApiProblem("UNAVAILABLE", "A dependency denied access to Evenkeel.")
         case Invalid():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity import compatibility, efa, instance_types
-from evenkeel.domain.capacity.compatibility import EnvironmentNeeds, Requirements, differences
+from evenkeel.domain.capacity.compatibility import Requirements, differences
 from evenkeel.domain.capacity.node_capacity import TAINTED, NodeCapacity
 from evenkeel.domain.capacity.pool_choices import all_tolerated, preference_rank
 from evenkeel.domain.nodes import NodeLife
@@ -190,7 +190,8 @@ def _preference_rank(request: AdmissionRequest, capacity: NodeCapacity) -> int |
 def _meets_requirements(requires: Requirements, instance_type: str) -> bool:
     """Whether an instance type meets the requirements of a job."""
     return not differences(
-        EnvironmentNeeds(**dict(requires)), compatibility.environment_on(instance_type, instance_types.shipped())
+        compatibility.needs_of(requires, "", "", {}),
+        compatibility.environment_on(instance_type, instance_types.shipped()),
     )
 
 

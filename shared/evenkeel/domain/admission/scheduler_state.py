@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from evenkeel.domain.decisions import packed, unpacked
+from evenkeel.domain.decisions import OMITTED, packed, unpacked
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.values import Instant, Value
@@ -62,7 +62,8 @@ class SchedulerState(Value):
     @model_validator(mode="before")
     @classmethod
     def _unpacked(cls, kept: Any) -> Any:
-        return unpacked(kept)
+        state = unpacked(kept)
+        return {} if isinstance(state, dict) and OMITTED in state else state
 
     def to_row(self) -> dict[str, Any] | None:
         """Return the JSON form for the row of the quota tree, packed if it is long; None if there is no state.

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from evenkeel.domain.capacity.instance_types import InstanceTypes
 from evenkeel.domain.submitted import Submitted
-from evenkeel.domain.values import Line, Value, Word
+from evenkeel.domain.values import Line, StrictValue, Value, Word
 
 ARCHITECTURES = ("amd64", "arm64")
 """CPU architectures, as container images name them."""
@@ -31,10 +31,8 @@ class PoolEnvironment(Value):
     """
 
 
-class Requirements(Value):
+class Requirements(StrictValue):
     """Properties that every node of a job must have."""
-
-    model_config = ConfigDict(extra="forbid")
 
     architectures: Annotated[
         tuple[str, ...],
@@ -91,7 +89,7 @@ def needs_of(requires: Requirements, claim: str, cluster: str, storage: Storage)
         storage: The site's storage behind claims. A claim that is not listed differs from every other claim.
     """
     behind = {claim: storage.get(cluster, {}).get(claim) or f"a volume of {cluster} alone"} if claim else {}
-    return EnvironmentNeeds(**dict(requires), storage=behind)
+    return EnvironmentNeeds(**{name: getattr(requires, name) for name in Requirements.model_fields}, storage=behind)
 
 
 def differences(needs: EnvironmentNeeds, place: PoolEnvironment) -> tuple[str, ...]:

@@ -3,16 +3,12 @@
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from pydantic import ConfigDict
-
 from evenkeel.domain.capacity.pools import Market, Pool
-from evenkeel.domain.values import Value, Word
+from evenkeel.domain.values import StrictValue, Word
 
 
-class PoolChoice(Value):
+class PoolChoice(StrictValue):
     """A pool that a job may run on: the pool with this name, or the nodes with all of these labels."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: Word
     labels: dict[Word, Word] = {}
@@ -54,10 +50,8 @@ class Effect(StrEnum):
     PREFER_NO_SCHEDULE = "PreferNoSchedule"
 
 
-class Toleration(Value):
+class Toleration(StrictValue):
     """A toleration of a job's pods, as in Kubernetes."""
-
-    model_config = ConfigDict(extra="forbid")
 
     key: Word
     """Empty with `Exists` tolerates every taint."""

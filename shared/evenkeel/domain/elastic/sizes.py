@@ -2,10 +2,10 @@
 
 from typing import Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from evenkeel.domain.elastic.throughput import Throughput
-from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.values import Instant, StrictValue, Value
 
 
 class Sizes(Value):
@@ -78,10 +78,8 @@ class ElasticJob(Value):
         return lost * self.nodes * self.accelerators_per_node
 
 
-class ElasticTerms(Value):
+class ElasticTerms(StrictValue):
     """Limits on resizing. A part of the policy, so unknown fields are refused."""
-
-    model_config = ConfigDict(extra="forbid")
 
     resize_seconds: float = Field(default=150, gt=0)
     """Time during which all accelerators of a job are idle: save, stop, launch and restore."""

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Self
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
-from evenkeel.domain.values import Value
+from evenkeel.domain.values import StrictValue, Value
 
 
 class CheckpointTrust(StrEnum):
@@ -232,10 +232,8 @@ class Fault(Value):
         return next(name for name, longest in _DRAIN_CLASSES.items() if self.drain_seconds <= longest)
 
 
-class FaultOverride(Value):
+class FaultOverride(StrictValue):
     """A site's changes to one fault. Public facts cannot be changed."""
-
-    model_config = ConfigDict(extra="forbid")
 
     severity: Severity | None = None
     fault_class: FaultClass | None = None

@@ -103,7 +103,7 @@ def with_occurrence(history: FaultHistory, fact: NodeFact, affected: AffectedNod
             fault_occurrence.link,
         ),
     )
-    return FaultHistory(occurrences=tuple(newest[-_MAX_OCCURRENCES:]))
+    return history.but(occurrences=tuple(newest[-_MAX_OCCURRENCES:]))
 
 
 def _is_same(one: FaultOccurrence, other: FaultOccurrence) -> bool:

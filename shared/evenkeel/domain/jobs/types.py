@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.capacity.pools import Market
@@ -13,16 +13,14 @@ from evenkeel.domain.jobs.validation import SpecError, mount_errors
 from evenkeel.domain.jobs.volumes import MAX_SCRATCH_FOLDERS, MAX_VOLUMES, ScratchFolder, Volume
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.names import unknown_name
-from evenkeel.domain.values import Image, ProgramText, Value, Word
+from evenkeel.domain.values import Image, ProgramText, StrictValue, Word
 
 _MAX_ENTRIES = 20
 """Most pools and tolerations of a type. Each job of the type stores all of them."""
 
 
-class JobType(Value):
+class JobType(StrictValue):
     """The template of a job type. A field that it omits has the default of a submission without a type."""
-
-    model_config = ConfigDict(extra="forbid")
 
     kind: WorkloadKind = WorkloadKind.JOB
     priority_class: Word = ""
@@ -56,10 +54,8 @@ class JobType(Value):
     """Tolerations of the site's taints. A submission cannot name any."""
 
 
-class PoolAlias(Value):
+class PoolAlias(StrictValue):
     """The nodes that a pool name stands for, besides the instance group or NodePool with this name."""
-
-    model_config = ConfigDict(extra="forbid")
 
     labels: dict[Word, Word] = {}
     """All nodes with these labels."""
@@ -67,10 +63,8 @@ class PoolAlias(Value):
     """The market of the pool. It selects rented pools that have no nodes yet."""
 
 
-class JobTypes(Value):
+class JobTypes(StrictValue):
     """The job types of a site; by default none."""
-
-    model_config = ConfigDict(extra="forbid")
 
     default: Word = ""
     """The type of a job that names none; empty gives it no type."""

@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from evenkeel.domain.jobs.allowance import MAX_SCRATCH_GIB
 from evenkeel.domain.submitted import Submitted
-from evenkeel.domain.values import Value
+from evenkeel.domain.values import StrictValue
 
 MAX_VOLUMES = 16
 MAX_SCRATCH_FOLDERS = 8
@@ -25,10 +25,8 @@ _SUB_PATH = re.compile(r"[A-Za-z0-9._=+@-]{1,255}(/[A-Za-z0-9._=+@-]{1,255}){0,1
 _PATH_ADVICE = "Use an absolute path of letters, digits and . _ = + @ -, without . or .. and without / at the end."
 
 
-class Volume(Value):
+class Volume(StrictValue):
     """A PersistentVolumeClaim of the job's namespace, mounted into each pod."""
-
-    model_config = ConfigDict(extra="forbid")
 
     claim: Annotated[str, Field(max_length=253), Submitted(max_length=253)]
     """Name of the PersistentVolumeClaim."""
@@ -40,10 +38,8 @@ class Volume(Value):
     """Whether the pods can only read it."""
 
 
-class ScratchFolder(Value):
+class ScratchFolder(StrictValue):
     """An empty, writable folder on the disk of the pod's node. It is deleted with the pod."""
-
-    model_config = ConfigDict(extra="forbid")
 
     mount_path: Annotated[str, Field(max_length=MAX_PATH), Submitted(max_length=MAX_PATH)]
     """Path in the pods."""

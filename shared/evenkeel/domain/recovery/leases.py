@@ -110,11 +110,11 @@ class ManualCordons(Value):
     def with_cordon(self, cordon: ManualCordon) -> "ManualCordons":
         """Return the cordons with a new one added. At most `MAX_MANUAL_CORDONS` are kept; the oldest is dropped."""
         others = tuple(manual_cordon for manual_cordon in self.cordons if manual_cordon.life != cordon.life)
-        return ManualCordons(cordons=(*others, cordon)[-MAX_MANUAL_CORDONS:])
+        return self.but(cordons=(*others, cordon)[-MAX_MANUAL_CORDONS:])
 
     def without(self, life: str) -> "ManualCordons":
         """Return the cordons without that of a node life."""
-        return ManualCordons(cordons=tuple(cordon for cordon in self.cordons if cordon.life != life))
+        return self.but(cordons=tuple(cordon for cordon in self.cordons if cordon.life != life))
 
 
 MAX_MANUAL_CORDONS = 200

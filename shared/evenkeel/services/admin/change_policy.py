@@ -46,7 +46,7 @@ def run(request: Request, *, ledger: Ledger, base: Policy, now: datetime) -> Pol
         if given is not None:
             if given.doc["fingerprint"] != request.fingerprint:
                 raise KeyReused("This idempotency key was used for a different request. Use a new key.")
-            return PolicyChange.model_validate(given.doc["change"])
+            return rows.parse(given.key, PolicyChange, given.doc["change"])
         row = ledger.get(site_policy_key(Table.INCIDENTS))
         before = rows.read(row, PolicyChange) if row else None
         current, _ = in_force(base, before)

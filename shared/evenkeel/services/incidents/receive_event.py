@@ -489,7 +489,7 @@ def _store_early_notice(fact: NodeFact, context: Context) -> None:
 
 def early_facts(row: Row) -> tuple[NodeFact, ...]:
     """Return the kept notices about an instance that was unknown."""
-    return tuple(NodeFact.model_validate(fact) for fact in row.doc["facts"])
+    return tuple(rows.parse(row.key, NodeFact, fact) for fact in row.doc["facts"])
 
 
 def retry_unresolved(context: Context) -> tuple[Outcome, ...]:
@@ -505,8 +505,7 @@ def retry_unresolved(context: Context) -> tuple[Outcome, ...]:
     """
     outcomes: list[Outcome] = []
     failures: list[EvenkeelError] = []
-    for row in _next_unresolved(context):
-        fact = rows.read(row, NodeFact)
+    for row, fact in rows.readable(_next_unresolved(context), NodeFact, failures.append):
         try:
             affected = resolve(fact.instance_id, context, provider=context.provider)
             if affected is not None:

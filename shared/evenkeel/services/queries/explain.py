@@ -276,7 +276,7 @@ def _first(ledger: Ledger, decision_id: str, others: list[Decision]) -> list[Dec
 def _changes(ledger: Ledger, decision: Decision) -> list[Json]:
     """Return the smallest changes that would flip the result; of a blocked job, those of the job that blocks it."""
     for _ in range(_MAX_BEFORE):
-        facts = AdmissionFacts.model_validate(decision.facts) if decision.kind == "ADMISSION" else None
+        facts = AdmissionFacts.model_validate(decision.facts, extra="allow") if decision.kind == "ADMISSION" else None
         if facts is None or decision.action not in (Action.NO_QUOTA, Action.SAME_SHAPE, Action.BLOCKED):
             break
         if facts.quota is not None:

@@ -166,7 +166,7 @@ def status(context: Context, sources: Sequence[SourceAge]) -> Json:
 def list_nodes(ledger: Ledger, page: pagination.Request, *, with_gone: bool = False) -> Json:
     """Return one page of nodes, by pool. Nodes that are gone are kept for a while and listed only on request."""
     answer = pagination.newest_first(ledger, Table.FLEET, ["NODE"], page, None if with_gone else read_queue.is_present)
-    nodes = [rows.read(row, FleetNode) for row in answer.rows]
+    nodes = [node for _, node in rows.readable(answer.rows, FleetNode)]
     listed_incidents, is_cut = _open_incidents(ledger)
     incidents = _by_node(listed_incidents)
     left = unhealthy_nodes.load(ledger)
@@ -284,7 +284,7 @@ def _cordons(ledger: Ledger, nodes: Iterable[FleetNode]) -> list[Json]:
 def present_nodes(ledger: Ledger) -> tuple[tuple[FleetNode, ...], bool]:
     """Return the nodes that are not gone, and whether there are more than one answer counts."""
     nodes, more = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MAX_NODES, keep=read_queue.is_present)
-    return tuple(rows.read(row, FleetNode) for row in nodes), more
+    return tuple(node for _, node in rows.readable(nodes, FleetNode)), more
 
 
 def states_of(ledger: Ledger, nodes: Iterable[FleetNode]) -> tuple[dict[str, NodeState], bool]:
@@ -313,7 +313,7 @@ def _open_incidents(ledger: Ledger) -> tuple[list[Incident], bool]:
         opened, more = pagination.everything(
             ledger, Table.INCIDENTS, f"INC#{state}", at_most=_MAX_OPEN, newest_first=True
         )
-        incidents |= {incident.incident_id: incident for incident in (rows.read(row, Incident) for row in opened)}
+        incidents |= {incident.incident_id: incident for _, incident in rows.readable(opened, Incident)}
         is_lower_bound |= more
     return list(incidents.values()), is_lower_bound
 
@@ -369,7 +369,7 @@ class _JobCache:
     def of(self, incident: Incident) -> list[Job]:
         """Return the jobs that an incident interrupted."""
         jobs = (self._row(affected.job_id) for affected in incident.affected_jobs)
-        return [rows.read(row, Job) for row in jobs if row is not None]
+        return [job for _, job in rows.readable((row for row in jobs if row is not None), Job)]
 
     def _row(self, job_id: str) -> Row | None:
         if job_id not in self._known and not self._is_whole:
@@ -396,11 +396,11 @@ def _unresolved(
         listed, more = pagination.everything(
             context.ledger, Table.INCIDENTS, partition, at_most=_MAX_UNRESOLVED, newest_first=True
         )
-        newest = [rows.read(row, Incident) for row in listed]
+        newest = [incident for _, incident in rows.readable(listed, Incident)]
         incidents += newest
         has_older |= more
         # The newest are a sample of a day, so some of the rest may still need a person.
-        is_lower_bound |= more and context.now - newest[-1].opened_at < read_incidents.FRESH_FOR
+        is_lower_bound |= more and bool(newest) and context.now - newest[-1].opened_at < read_incidents.FRESH_FOR
     if not has_older:
         return incidents, is_lower_bound
     docs = (row.doc for lookup in work.values() for row in lookup["rows"])
@@ -408,7 +408,7 @@ def _unresolved(
     known = {incident.incident_id for incident in (*incidents, *others)}
     older = sorted({name for name in named if name} - known, reverse=True)
     left = map(context.ledger.get, map(incident_rows.incident_key, older[:_MAX_LEFT]))
-    incidents += [rows.read(row, Incident) for row in left if row is not None]
+    incidents += [incident for _, incident in rows.readable((row for row in left if row is not None), Incident)]
     return incidents, is_lower_bound or len(older) > _MAX_LEFT
 
 

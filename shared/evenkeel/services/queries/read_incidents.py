@@ -46,7 +46,7 @@ def list_incidents(context: Context, states: Sequence[IncidentState], page: pagi
     """Return one page of incidents, newest first; no states = all."""
     partitions = [f"INC#{state}" for state in LIST_ORDER if not states or state in states]
     answer = pagination.newest_first(context.ledger, Table.INCIDENTS, partitions, page)
-    items = [summary(rows.read(row, Incident), context.now) for row in answer.rows]
+    items = [summary(incident, context.now) for _, incident in rows.readable(answer.rows, Incident)]
     return {"items": items, "nextPageToken": answer.next_token or None}
 
 
@@ -133,7 +133,8 @@ def incidents_since(ledger: Ledger, start: datetime) -> tuple[list[Incident], bo
 def load_affected_jobs(ledger: Ledger, incident: Incident) -> dict[str, Job]:
     """Read the existing jobs that an incident interrupted."""
     stored = {affected.job_id: ledger.get(job_rows.job_key(affected.job_id)) for affected in incident.affected_jobs}
-    return {job_id: rows.read(row, Job) for job_id, row in stored.items() if row is not None}
+    readable = rows.readable((row for row in stored.values() if row is not None), Job)
+    return {job.job_id: job for _, job in readable}
 
 
 def decisions_about(ledger: Ledger, subject: str, sees_all: bool, *, at_most: int = 20) -> list[Json]:
@@ -289,7 +290,7 @@ def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
     since = min(incident.first_signal_at for incident in blind) - _ATTRIBUTION_WINDOW
     incident_rows_, _ = pagination.everything(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=_MAX_ATTEMPTS)
     ended, _ = pagination.everything(ledger, Table.JOBS, "ATTEMPT#ENDED", at_most=_MAX_ATTEMPTS, newest_first=True)
-    attempts = [rows.read(row, Attempt) for row in (*incident_rows_, *ended)]
+    attempts = [attempt for _, attempt in rows.readable((*incident_rows_, *ended), Attempt)]
     there: dict[str, dict[str, AffectedJob]] = defaultdict(dict)
     for attempt in sorted(attempts, key=lambda each: each.attempt):
         was_interrupted = (

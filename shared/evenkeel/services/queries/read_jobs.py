@@ -59,7 +59,7 @@ def list_jobs(context: Context, asked: Filter, page: pagination.Request, reader:
         answer = pagination.newest_first(context.ledger, Table.JOBS, partitions, page, keep)
     if not answer.rows and not page.token:
         _check_names(asked, reader, context.policy.priority_classes)
-    items = [summary(reader.view(rows.read(row, Job))) for row in answer.rows]
+    items = [summary(reader.view(job)) for _, job in rows.readable(answer.rows, Job)]
     return {"items": items, "nextPageToken": answer.next_token or None}
 
 

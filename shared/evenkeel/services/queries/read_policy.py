@@ -4,7 +4,7 @@ from typing import Any
 
 from evenkeel.domain.policy import Policy, PolicyChange, resolve_policy
 from evenkeel.ports import Ledger, Table
-from evenkeel.services.storage import incident_rows, pagination
+from evenkeel.services.storage import incident_rows, pagination, rows
 
 Json = dict[str, Any]
 
@@ -29,7 +29,7 @@ def show(
         "refused": resolved.refused or None,
         "inForce": resolved.number,
         "history": {
-            "items": [PolicyChange.model_validate(row.doc["change"]).to_json() for row in changes.rows],
+            "items": [rows.parse(row.key, PolicyChange, row.doc["change"]).to_json() for row in changes.rows],
             "nextPageToken": changes.next_token or None,
         },
     }

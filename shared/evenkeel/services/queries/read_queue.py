@@ -233,13 +233,13 @@ def _heads(ledger: Ledger, setup: TeamSetup, heads: int) -> list[Job]:
     prefixes = [job_rows.queue_prefix(team) for team in setup.by_name] or [""]
     state = f"JOB#{JobState.PENDING}"
     pages = (ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads) for prefix in prefixes)
-    return [rows.read(row, Job) for page in pages for row in page.rows]
+    return [job for page in pages for _, job in rows.readable(page.rows, Job)]
 
 
 def _node_capacity(ledger: Ledger, charges: Iterable[Charge]) -> tuple[NodeCapacity, ...]:
     """Return the capacity of the nodes as the last sweep stored them. Charges count before their pods exist."""
     node_rows, _ = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MAX_NODES, keep=is_present)
-    nodes = [rows.read(row, FleetNode) for row in node_rows]
+    nodes = [node for _, node in rows.readable(node_rows, FleetNode)]
     left = unhealthy_nodes.load(ledger)
     unhealthy = {(node.life.cluster, node.node_name) for node in nodes if unhealthy_nodes.is_unhealthy_node(node, left)}
     return stored_capacity(nodes, charged_resources(charges), unhealthy)

@@ -15,7 +15,7 @@ from evenkeel.services.storage import rows
 def blocked(ledger: Ledger) -> dict[str, Incident]:
     """Return every incident that a guardrail blocks, by id, as the index lists them."""
     listed = every(lambda cursor: ledger.by_state(Table.INCIDENTS, f"INC#{IncidentState.BLOCKED}", cursor=cursor))
-    return {incident.incident_id: incident for incident in (rows.read(row, Incident) for row in listed)}
+    return {incident.incident_id: incident for _, incident in rows.readable(listed, Incident)}
 
 
 def released_incidents(

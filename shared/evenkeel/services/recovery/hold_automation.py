@@ -158,7 +158,8 @@ def _end_cause(request: ReleaseRequest, context: Context) -> Json:
         # Drop the oldest: their nodes were repaired or replaced long ago.
         kept = dict(sorted(known.items(), key=lambda item: str(item[1]["at"]))[-MAX_ENDED_CAUSES:])
         ended = {
-            "causes": kept | {request.cause: {"at": rfc3339(context.now), "by": request.by, "reason": request.reason}}
+            **(row.doc if row else {}),
+            "causes": kept | {request.cause: {"at": rfc3339(context.now), "by": request.by, "reason": request.reason}},
         }
         text = f"Shared cause {request.cause} ended by {request.by}: {request.reason}"
         entry = TimelineEntry(at=context.now, kind="cause-ended", text=text, writer=request.by)
@@ -185,7 +186,8 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
         if given is not None:
             return given
         row = ledger.get(fleet_rows.hold_key())
-        in_force = rows.read(row, Holds).at(now) if row else ()
+        stored = rows.read(row, Holds) if row else Holds()
+        in_force = stored.at(now)
         others = tuple(hold for hold in in_force if hold.scope != (request.pool, request.instance_id))
         if wanted and len(others) >= MAX_HOLDS:
             fault = f"there are {len(others)} holds in force: release some, or hold a pool or the fleet"
@@ -201,7 +203,7 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
         ]
         left = (*others, wanted) if wanted else others
         if left:
-            held = Row(fleet_rows.hold_key(), Holds(holds=left).to_json(), row.version if row else 0)
+            held = Row(fleet_rows.hold_key(), stored.but(holds=left).to_json(), row.version if row else 0)
             writes.append(Put(held, first_version=milliseconds(now)))
         elif row is not None:
             writes.append(Delete(fleet_rows.hold_key(), row.version))

@@ -99,7 +99,8 @@ def page_shared_cause(verdict: GuardrailVerdict, context: Context, *, is_drill: 
     is_same_wave = wave_claimed_at is not None and (verdict.since or context.now) <= wave_claimed_at
     claimed_at = wave_claimed_at if is_same_wave else None
     is_paged = is_same_wave and was["isPaged"]
-    doc = {"claimedAt": rfc3339(claimed_at or context.now), "until": rfc3339(until), "isPaged": bool(is_paged)}
+    kept = was if is_same_wave else {}
+    doc = {**kept, "claimedAt": rfc3339(claimed_at or context.now), "until": rfc3339(until), "isPaged": bool(is_paged)}
     expires_at = until + rows.KEPT
     if claimed_at is not None and (is_paged or context.now - claimed_at < _PAGE_CLAIM_TIMEOUT):
         if is_paged and until - datetime.fromisoformat(str(was["until"])) > window:

@@ -11,7 +11,7 @@ from evenkeel.domain.external.unmanaged_workloads import ManagedKind, OwnershipC
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.renting.rental import Rental
-from evenkeel.ports import Key, Row, Table, get_all
+from evenkeel.ports import Key, Row, Table, Unreadable, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.storage import incident_rows, job_rows, rows
 
@@ -35,7 +35,10 @@ def pods(context: Context, name: str, on: str | None = None) -> tuple[UnmanagedP
     def is_managed(pod: UnmanagedPod) -> bool:
         key = keys.get(pod.uid)
         row = (stored.get(key) or tests.get(key)) if key else None
-        return row is not None and _is_proved(name, pod, row)
+        try:
+            return row is not None and _is_proved(name, pod, row)
+        except Unreadable:
+            return True  # a newer release wrote the row, so nothing happens to its pods; the sweep reports the row
 
     return tuple(pod for pod in unmanaged if not is_managed(pod))
 

@@ -311,7 +311,7 @@ def _next_offer(case: _StepCase) -> Outcome:
     if began is None:
         return Outcome(outcome=RentOutcome.NONE, reason=rental.reason)
     facts = facts_for_next_offer(
-        PlacementFacts.model_validate(rows.read(began, Decision).facts),
+        PlacementFacts.model_validate(rows.read(began, Decision).facts, extra="allow"),
         rental,
         rentals.load(context.ledger).allocations,
         rentals.read_shortages(context.ledger)[0],

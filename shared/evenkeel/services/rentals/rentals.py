@@ -100,7 +100,7 @@ def spent_by_period(setup: TeamSetup, context: Context, rented: Iterable[Rental]
     """
     periods = [(team.name, budget.period.key_at(context.now)) for team in setup.teams for budget in team.budgets]
     spent = [context.ledger.get(quota_rows.spent_key(team, period)) for team, period in periods]
-    settled = {place: Spent.model_validate(row.doc) for place, row in zip(periods, spent, strict=True) if row}
+    settled = {place: rows.read(row, Spent) for place, row in zip(periods, spent, strict=True) if row}
     return add_rent(settled, setup, rented, context.now)
 
 

@@ -83,8 +83,10 @@ def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Cont
 def note_cursors(cursors: QueueCursors, row: Row, context: Context) -> None:
     """Store where the next cycle reads on. Idempotent: yes; if another cycle was first, its cursors stay."""
     barriers = {"barriers": [list(barrier) for barrier in cursors.barriers]} if cursors.barriers else {}
-    doc = {"cursors": dict(cursors.next_page), **barriers}
-    if (row.doc or {"cursors": {}}) != doc:
+    before = row.doc or {"cursors": {}}
+    kept = {name: value for name, value in before.items() if name != "barriers"}
+    doc = {**kept, "cursors": dict(cursors.next_page), **barriers}
+    if before != doc:
         with contextlib.suppress(Conflict):
             context.ledger.commit(Put(Row(row.key, doc, row.version)))
 

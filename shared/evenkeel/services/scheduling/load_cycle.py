@@ -299,8 +299,7 @@ def _work_at_risk(charges: Iterable[Charge], holders: Mapping[str, Job], context
 
 def _read_jobs(ledger: Ledger, keys: Iterable[Key]) -> dict[str, tuple[Job, int]]:
     stored = get_all(ledger, keys).values()
-    jobs = ((rows.read(row, Job), row.version) for row in stored)
-    return {job.job_id: (job, version) for job, version in jobs}
+    return {job.job_id: (job, row.version) for row, job in rows.readable(stored, Job)}
 
 
 def _jobs_of(stored: StoredJobs) -> dict[str, Job]:

@@ -77,7 +77,8 @@ def run(context: Context, *, requested_at: datetime | None = None) -> Outcome:
 
 def _record_finished(started_at: datetime, before: Row | None, context: Context) -> None:
     """Record that a cycle finished. Idempotent: yes; if another cycle was first, its time stays."""
-    row = Row(quota_rows.finished_cycle_key(), {"startedAt": rfc3339(started_at)}, before.version if before else 0)
+    doc = {**(before.doc if before else {}), "startedAt": rfc3339(started_at)}
+    row = Row(quota_rows.finished_cycle_key(), doc, before.version if before else 0)
     with contextlib.suppress(Conflict):
         context.ledger.commit(Put(row))
 

@@ -53,7 +53,7 @@ def owned(ledger: Ledger, listed: Iterable[tuple[str, ObservedWorkload]]) -> lis
         (job_rows.attempt_key(workload.job_id, workload.attempt), cluster, workload) for cluster, workload in listed
     ]
     stored = get_all(ledger, (key for key, _, _ in keys))
-    attempts = {key: rows.read(row, Attempt) for key, row in stored.items()}
+    attempts = {row.key: attempt for row, attempt in rows.readable(stored.values(), Attempt)}
     pairs = ((attempts[key], cluster, workload) for key, cluster, workload in keys if key in attempts)
     return [
         (attempt, workload)

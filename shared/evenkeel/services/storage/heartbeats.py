@@ -53,7 +53,8 @@ def record_heartbeat(
         return
     at = read_at or context.now
     reports = before | {name: SourceReport.after(before.get(name), error, at) for name, error in errors.items()}
-    doc = {"at": rfc3339(context.now), "sources": {name: report.to_json() for name, report in sorted(reports.items())}}
+    sources = {name: report.to_json() for name, report in sorted(reports.items())}
+    doc = {**(row.doc if row else {}), "at": rfc3339(context.now), "sources": sources}
     try:
         context.ledger.commit(Put(Row(key, doc, row.version if row else 0)))
     except Conflict:
@@ -72,7 +73,7 @@ def load(ledger: Ledger) -> dict[str, SourceReport]:
 
 def _reports(row: Row | None) -> dict[str, SourceReport]:
     documents = row.doc.get("sources") or {} if row else {}
-    return {name: SourceReport.model_validate(document) for name, document in documents.items()}
+    return {name: SourceReport.model_validate(document, extra="allow") for name, document in documents.items()}
 
 
 def _should_write(row: Row, before: Mapping[str, SourceReport], errors: Mapping[str, str], now: datetime) -> bool:

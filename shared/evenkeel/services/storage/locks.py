@@ -58,7 +58,8 @@ def release(ledger: Ledger, lock: Lock, *, now: datetime, notes: dict[str, Any] 
 
 
 def _write(ledger: Ledger, row: Row, owner: str, seconds: float, now: datetime, notes: dict[str, Any]) -> Lock | None:
-    document = {"owner": owner, "expiresAt": rfc3339(now + timedelta(seconds=seconds)), "notes": notes}
+    expires_at = rfc3339(now + timedelta(seconds=seconds))
+    document = {**row.doc, "owner": owner, "expiresAt": expires_at, "notes": notes}
     try:
         ledger.commit(Put(Row(row.key, document, row.version)))
     except Conflict:

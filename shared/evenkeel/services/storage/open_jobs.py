@@ -44,7 +44,7 @@ def _one_more(name: str, whose: str, most: int, limit: str, ledger: Ledger) -> P
             f"{whose} has {count} open jobs, and the policy allows {most} (scheduling.maxOpenJobs{limit}). "
             "Cancel jobs that are not needed, or submit again when some have ended."
         )
-    return Put(Row(key, {"jobs": count + 1}, row.version))
+    return Put(Row(key, {**row.doc, "jobs": count + 1}, row.version))
 
 
 def ended(job: Job) -> tuple[Add, ...]:

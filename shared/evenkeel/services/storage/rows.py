@@ -4,12 +4,14 @@ The modules beside it know the keys and index entries: one for each table, and `
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
 from evenkeel.domain.values import Value
-from evenkeel.ports import Key, Ledger, NotFound, Row
+from evenkeel.ports import Key, Ledger, NotFound, Row, Unreadable
 
 T = TypeVar("T", bound=Value)
 
@@ -33,8 +35,50 @@ def load(ledger: Ledger, key: Key, kind: type[T], what: str) -> T:
 
 
 def read(row: Row, kind: type[T]) -> T:
-    """Read a row's document as a domain value."""
-    return kind.model_validate(row.doc)
+    """Read a row's document as a domain value. It keeps the fields of a newer release (docs/release.md).
+
+    Raises:
+        Unreadable: a field has a value that this release does not know.
+    """
+    return parse(row.key, kind, row.doc)
+
+
+def parse(key: Key, kind: type[T], document: Any) -> T:
+    """Read a document, or a part of one, as `read` does. A document in a text may be given as the text."""
+    try:
+        if isinstance(document, str):
+            return kind.model_validate_json(document, extra="allow")
+        return kind.model_validate(document, extra="allow")
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(map(str, fault["loc"]))
+        shown = f"{fault['input']!r:.60}"
+        raise Unreadable(
+            f"{key.table} {key.pk} {key.sk}: this release cannot read {field}={shown}. "
+            "A newer release may have written it. The row stays as it is."
+        ) from error
+
+
+def readable(
+    found: Iterable[Row], kind: type[T], report: Callable[[Unreadable], None] | None = None
+) -> Iterator[tuple[Row, T]]:
+    """Yield each row with its value, without rows that this release cannot read.
+
+    Only for lists whose other rows do not depend on the missing ones. A sum of quota or of repairs must fail instead.
+
+    Args:
+        found: The rows.
+        kind: Class of their values.
+        report: Called for each missing row. The sweep reports every row, so other readers need not.
+    """
+    for row in found:
+        try:
+            value = read(row, kind)
+        except Unreadable as error:
+            if report is not None:
+                report(error)
+            continue
+        yield row, value
 
 
 _DRILL = "DRILL-"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from evenkeel.domain.names import unknown_name
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
 from evenkeel.ports import Ledger, NotFound
-from evenkeel.services.storage import quota_rows
+from evenkeel.services.storage import quota_rows, rows
 
 FLEET = ""
 """Stands in for the name of a team: the fleet's own part."""
@@ -36,14 +36,14 @@ def read_team(ledger: Ledger, team: str) -> dict[str, Any]:
     row = ledger.get(quota_rows.team_key(team))
     if row is None:
         raise NotFound(unknown_name("team", team, load(ledger).setup.by_name))
-    return to_document(Team.model_validate_json(row.doc["document"]), row.version)
+    return to_document(rows.parse(row.key, Team, row.doc["document"]), row.version)
 
 
 def read_fleet(ledger: Ledger) -> dict[str, Any]:
     """Return the quota settings that belong to no team; version 0 if they were never set up."""
     row = ledger.get(quota_rows.fleet_quotas_key())
     return to_document(
-        FleetQuotas.model_validate_json(row.doc["document"]) if row else FleetQuotas(), row.version if row else 0
+        rows.parse(row.key, FleetQuotas, row.doc["document"]) if row else FleetQuotas(), row.version if row else 0
     )
 
 
@@ -77,7 +77,6 @@ def load(ledger: Ledger) -> StoredSetup:
 @functools.lru_cache(maxsize=4)
 def _read(fleet: str, teams: tuple[str, ...]) -> TeamSetup:
     """Parse the stored setup. It changes rarely and every cycle reads it, so the last result is cached."""
-    sorted_teams = sorted(map(Team.model_validate_json, teams), key=lambda team: team.name)
-    return TeamSetup(
-        fleet=FleetQuotas.model_validate_json(fleet) if fleet else FleetQuotas(), teams=tuple(sorted_teams)
-    )
+    key = quota_rows.setup_key()
+    sorted_teams = sorted((rows.parse(key, Team, team) for team in teams), key=lambda team: team.name)
+    return TeamSetup(fleet=rows.parse(key, FleetQuotas, fleet) if fleet else FleetQuotas(), teams=tuple(sorted_teams))

@@ -15,7 +15,7 @@ from evenkeel.services.sweep.sweep_run import SweepRun
 def resume_attempts(sweep: SweepRun) -> int:
     """Start, stop or settle attempts whose workflow does not run."""
     stored = sweep.as_stored(sweep.listed(Table.JOBS, "ATTEMPT#LIVE"))
-    live = [attempt for attempt in (rows.read(row, Attempt) for row in stored) if not attempt.state.has_ended]
+    live = [attempt for _, attempt in sweep.readable(stored, Attempt) if not attempt.state.has_ended]
     for attempt in live:
         if sweep.has_listed_cluster(attempt.cluster):
             with sweep.item(attempt.workload_name):

@@ -94,8 +94,8 @@ def delete_stale_pointers(sweep: SweepRun) -> int:
     incidents = get_all(ledger, (incident_rows.incident_key(pointer.doc["incidentId"]) for pointer in pointers))
     for pointer in pointers:
         incident = incidents.get(incident_rows.incident_key(pointer.doc["incidentId"]))
-        if incident is None or rows.read(incident, Incident).state.is_settled:
-            with contextlib.suppress(Conflict):
+        with sweep.item(pointer.key.pk), contextlib.suppress(Conflict):
+            if incident is None or rows.read(incident, Incident).state.is_settled:
                 ledger.commit(Delete(pointer.key, pointer.version))
                 closed += 1
     return closed
@@ -109,7 +109,8 @@ def reconcile_registers(sweep: SweepRun) -> int:
 
     def is_settled(entry: RegisterEntry) -> bool:
         row = sweep.context.ledger.get(incident_rows.incident_key(entry.incident_id))
-        return row is None or rows.read(row, Incident).state.is_settled
+        found = [incident for _, incident in sweep.readable([row] if row else [], Incident)]
+        return found[0].state.is_settled if found else row is None
 
     def is_free(entry: RegisterEntry) -> bool:
         life = NodeLife.from_key(entry.life)

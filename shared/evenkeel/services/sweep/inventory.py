@@ -47,8 +47,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
         if node.life.cluster in read
     }
     known: set[tuple[str, str]] = set()
-    for row in sweep.listed(Table.FLEET, "NODE"):
-        stored = rows.read(row, FleetNode)
+    for row, stored in sweep.readable(sweep.listed(Table.FLEET, "NODE"), FleetNode):
         place = (stored.life.cluster, stored.life.instance_id)
         known.add(place)
         if place in stored_nodes:
@@ -60,9 +59,10 @@ def refresh_fleet(sweep: SweepRun) -> int:
             _store_node(sweep, gone, stored, row.version, expires_at=sweep.context.now + _GONE_KEPT)
     for place, node in stored_nodes.items():
         if place not in known:
-            row_now = ledger.get(fleet_rows.node_key(*place))
-            stored_now = rows.read(row_now, FleetNode) if row_now else None
-            _store_node(sweep, node, stored_now, row_now.version if row_now else 0)
+            with sweep.item("/".join(place)):
+                row_now = ledger.get(fleet_rows.node_key(*place))
+                stored_now = rows.read(row_now, FleetNode) if row_now else None
+                _store_node(sweep, node, stored_now, row_now.version if row_now else 0)
     if read == set(sweep.context.site.clusters):
         sweep.accelerators_in_use = sum(node.accelerators_in_use for node in stored_nodes.values())
         cordoned = frozenset(node.life.key for node in stored_nodes.values() if node.is_cordoned)
@@ -103,9 +103,10 @@ def refresh_kueue(sweep: SweepRun) -> int:
         sweep.results.answered(source)
         # Namespaces that do not fit are still held back by the scheduling cycle.
         kept = rows.fit_into_row({namespace: by} for namespace, by in sorted(namespaces.items()))
-        doc = {"cluster": cluster, "namespaces": {name: by for namespaces in kept for name, by in namespaces.items()}}
         row = sweep.context.ledger.get(fleet_rows.kueue_key(cluster))
-        if (row.doc if row else {"cluster": cluster, "namespaces": {}}) != doc:
+        before = row.doc if row else {"cluster": cluster, "namespaces": {}}
+        doc = {**before, "namespaces": {name: by for namespaces in kept for name, by in namespaces.items()}}
+        if before != doc:
             with contextlib.suppress(Conflict):  # another sweep was first
                 sweep.context.ledger.commit(Put(fleet_rows.kueue_row(cluster, doc, row.version if row else 0)))
     return 0
@@ -114,11 +115,12 @@ def refresh_kueue(sweep: SweepRun) -> int:
 def _summarise(sweep: SweepRun, nodes: Iterable[FleetNode]) -> None:
     """Store the facts about the whole fleet that recoveries need."""
     boot_seconds = sweep.context.policy.watch.first_boot_grace_seconds
-    summary = FleetSummary.of(nodes, sweep.context.now, boot_seconds=boot_seconds).to_json()
+    summary = FleetSummary.of(nodes, sweep.context.now, boot_seconds=boot_seconds)
     stored = sweep.context.ledger.get(fleet_rows.summary_key())
-    if stored is None or stored.doc != summary:
+    doc = (summary.keeping_unknown(rows.read(stored, FleetSummary)) if stored else summary).to_json()
+    if stored is None or stored.doc != doc:
         with contextlib.suppress(Conflict):  # another sweep was first
-            sweep.context.ledger.commit(Put(Row(fleet_rows.summary_key(), summary, stored.version if stored else 0)))
+            sweep.context.ledger.commit(Put(Row(fleet_rows.summary_key(), doc, stored.version if stored else 0)))
 
 
 def _jobs_on_nodes(sweep: SweepRun) -> dict[tuple[str, str], tuple[str, ...]]:
@@ -144,8 +146,10 @@ def _record_unmanaged_workloads(sweep: SweepRun) -> dict[tuple[str, str], tuple[
             for name in workload.node_names:
                 clusters.setdefault((cluster, name), set()).add(workload.label)
         row = sweep.context.ledger.get(fleet_rows.unmanaged_workloads_key(cluster))
-        doc = {"workloads": rows.fit_into_row(workload.to_json() for workload in listed[:_MAX_UNMANAGED_LISTED])}
-        if (row.doc if row else {"workloads": []}) != doc:
+        before = row.doc if row else {"workloads": []}
+        fitting = rows.fit_into_row(workload.to_json() for workload in listed[:_MAX_UNMANAGED_LISTED])
+        doc = {**before, "workloads": fitting}
+        if before != doc:
             with contextlib.suppress(Conflict):  # another sweep was first
                 sweep.context.ledger.commit(
                     Put(Row(fleet_rows.unmanaged_workloads_key(cluster), doc, row.version if row else 0))

@@ -3,7 +3,7 @@
 from evenkeel.domain.renting.rental import Rental, RentalState, restarted
 from evenkeel.ports import ExecutionState, Put, Table, WorkflowName
 from evenkeel.services.rentals import rentals
-from evenkeel.services.storage import job_rows, rows
+from evenkeel.services.storage import job_rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
 _RUNBOOK = "rental-stuck"
@@ -15,8 +15,8 @@ def resume_rentals(sweep: SweepRun) -> int:
     Idempotent: yes, an execution is named after the rental and its run, and the run is raised before it is started.
     """
     repaired = 0
-    for row in sweep.as_stored(sweep.listed(Table.JOBS, "RENTAL#OPEN")):
-        rental = rows.read(row, Rental)
+    for row, stored in sweep.readable(sweep.as_stored(sweep.listed(Table.JOBS, "RENTAL#OPEN")), Rental):
+        rental = stored
         if rental.state is RentalState.ENDED or sweep.is_fresh(rental.begun_at):
             continue
         state = sweep.execution(WorkflowName.BURST_CAPACITY, rental.execution_name)

@@ -4,7 +4,7 @@ from evenkeel.domain.health.incidents import JobAction
 from evenkeel.domain.recovery.restarts import Restart
 from evenkeel.ports import Table
 from evenkeel.services.recovery import restart_unmanaged
-from evenkeel.services.storage import restart_rows, rows
+from evenkeel.services.storage import restart_rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
 
@@ -14,8 +14,7 @@ def continue_restarts(sweep: SweepRun) -> int:
     Idempotent: yes, each step is decided from the object in the cluster.
     """
     advanced = 0
-    for row in sweep.as_stored(sweep.listed(Table.INCIDENTS, restart_rows.LIVE)):
-        restart = rows.read(row, Restart)
+    for _, restart in sweep.readable(sweep.as_stored(sweep.listed(Table.INCIDENTS, restart_rows.LIVE)), Restart):
         with sweep.item(f"restart of {restart.label}"):
             advanced += restart_unmanaged.advance(restart, sweep.context).stage is not restart.stage
     for incident in sweep.open_incidents:

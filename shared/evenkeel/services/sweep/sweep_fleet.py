@@ -179,7 +179,7 @@ def measure(sweep: SweepRun) -> int:
         nodes, is_complete = _read_state(sweep, Table.JOBS, f"JOB#{state}")
         context.telemetry.count(f"Jobs{state.capitalize()}", len(nodes))
         if state is JobState.PENDING and is_complete and sweep.accelerators_in_use is not None:
-            waiting = (rows.read(row, Job).spec for row in nodes)
+            waiting = (job.spec for _, job in rows.readable(nodes, Job))
             asked = sum(spec.nodes * spec.accelerators_per_node for spec in waiting)
             context.telemetry.count("AcceleratorsInDemand", sweep.accelerators_in_use + asked)
     context.telemetry.count("IncidentsOpen", len(sweep.open_incidents))

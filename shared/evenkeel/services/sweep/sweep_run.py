@@ -11,7 +11,7 @@ from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife, ProviderCluster, ProviderNode, join_nodes
 from evenkeel.domain.recovery.leases import RepairLease, is_lemon
 from evenkeel.domain.sources import Source
-from evenkeel.domain.values import rfc3339
+from evenkeel.domain.values import Value, rfc3339
 from evenkeel.ports import (
     Conflict,
     EvenkeelError,
@@ -20,6 +20,7 @@ from evenkeel.ports import (
     Row,
     Table,
     Unreachable,
+    Unreadable,
     WorkflowName,
     get_all,
 )
@@ -29,6 +30,7 @@ from evenkeel.services.storage import attempt_record, fleet_rows, rows
 from evenkeel.services.storage.heartbeats import SourceResults
 
 T = TypeVar("T")
+V = TypeVar("V", bound=Value)
 WRITER = "sweep_fleet"
 _MIN_INTERVAL_SECONDS = {"kueue": 50, "ghosts": 50, "gauges": 50, "sources": 50, "kept": 600}
 """Seconds between two runs of a step that not every sweep needs, if sweeps come more often than each minute."""
@@ -52,6 +54,8 @@ class SweepRun:
         """Why HyperPod's list could not be read; empty if it was read."""
         self.failures: list[str] = []
         """Failed items of the current step. The other items went on."""
+        self.hides_incidents = False
+        """Whether `open_incidents` lacks incidents that this release cannot read."""
         self._no_answer: set[str] = set()
         """Clusters that are not called again in this run."""
         self._running: dict[WorkflowName, frozenset[str]] = {}
@@ -98,6 +102,15 @@ class SweepRun:
             yield
         except EvenkeelError as error:
             self.failures.append(f"{name}: {type(error).__name__}: {error}")
+
+    def readable(self, found: Iterable[Row], kind: type[V]) -> Iterator[tuple[Row, V]]:
+        """Yield each row with its value. Report rows that this release cannot read, and go on without them."""
+        return rows.readable(found, kind, self._note_unreadable_row)
+
+    def _note_unreadable_row(self, error: Unreadable) -> None:
+        self.failures.append(str(error))
+        self.context.telemetry.count("RowsUnreadable")
+        self.context.telemetry.error("RowUnreadable", detail=str(error), runbook="row-unreadable")
 
     @cached_property
     def nodes_of(self) -> dict[str, tuple[KubernetesNode, ...]]:
@@ -179,7 +192,9 @@ class SweepRun:
     def open_incidents(self) -> tuple[Incident, ...]:
         """Every open incident, read from its own row, because the index may lag behind."""
         listed = (row for state in OPEN_STATES for row in self.listed(Table.INCIDENTS, f"INC#{state}"))
-        incidents = (rows.read(row, Incident) for row in self.as_stored(listed))
+        stored = self.as_stored(listed)
+        incidents = [incident for _, incident in self.readable(stored, Incident)]
+        self.hides_incidents = len(incidents) < len(stored)
         return tuple(incident for incident in incidents if not incident.state.is_settled)
 
     @cached_property

@@ -24,7 +24,11 @@ def resume_work(sweep: SweepRun) -> int:
 
     Idempotent: yes, by the row, which is deleted in the commit that opens the next incident.
     """
-    return sum(_check(sweep, row) for row in sweep.as_stored(sweep.listed(Table.INCIDENTS, "UNHEALTHY")))
+    begun = 0
+    for row in sweep.as_stored(sweep.listed(Table.INCIDENTS, "UNHEALTHY")):
+        with sweep.item(row.key.pk):
+            begun += _check(sweep, row)
+    return begun
 
 
 def _check(sweep: SweepRun, row: Row) -> bool:

@@ -123,7 +123,8 @@ class Observation:
             )
             keys += [
                 key
-                for affected in (rows.read(row, Incident).affected_jobs if row else ())
+                for _, incident in rows.readable([row] if row else [], Incident)
+                for affected in incident.affected_jobs
                 for key in _rows_of(affected)
             ]
         self._found |= get_all(self.context.ledger, (key for key in keys if key not in self._found))
@@ -311,11 +312,12 @@ def run(
     """
     wait_rows = _rows(context.ledger, subject, repeat_answered=repeat_answered)
     world = Observation(context, reads_all=len(wait_rows) > 1, reads=reads)
-    waits = [rows.read(row, Wait) for row in wait_rows]
+    answered: list[str] = []
+    failed: list[str] = []
+    waits = list(rows.readable(wait_rows, Wait, lambda error: failed.append(str(error))))
     if len(waits) > 1:
-        world.read_ahead(wait for wait in waits if wait.state is WaitState.OPEN)
-    answered, failed = [], []
-    for wait, row in zip(waits, wait_rows, strict=True):
+        world.read_ahead(wait for _, wait in waits if wait.state is WaitState.OPEN)
+    for row, wait in waits:
         try:
             outcome = _ask(wait, row, world, context.wait_answers)
         except EvenkeelError as error:

@@ -1,0 +1,156 @@
+"""A row with a value of a newer release: the row stays, it is reported, and all other work goes on."""
+
+import json
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from evenkeel.domain.values import StrictValue, Value
+from evenkeel.domain.waiting import ConditionKind
+from evenkeel.ports import Key, Put, Row, Table, Unreadable
+from evenkeel.services.queries import read_fleet, read_incidents, read_jobs, read_sources
+from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.scheduling import schedule_jobs
+from evenkeel.services.storage import pagination, rows
+from evenkeel.services.sweep import sweep_fleet, watch_cluster
+from evenkeel.services.waits import evaluate_waits
+from tests.stored_rows import type_of
+from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
+
+NEW_VALUE = "VALUE_OF_A_NEWER_RELEASE"
+FAILS_AS_A_WHOLE = {"Charge", "RentalAllocation"}
+"""Types of rows that a scheduling cycle adds up. It admits nothing if it cannot read one of them."""
+
+
+def a_fleet_in_mid_flight() -> RecoveryScenario:
+    """Return a fleet with a running job, a waiting job, two open incidents and an open wait."""
+    scenario = RecoveryScenario(size=5)
+    scenario.report_fault(1)
+    scenario.open(ConditionKind.REPAIR_POSSIBLE)
+    scenario.report_fault(3)
+    scenario.scenario.submit("waits", nodes=5)
+    scenario.world.clock.advance(300)
+    scenario.world.workflows.executions.clear()
+    return scenario
+
+
+def enum_places(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path of each value of an enumeration in a document."""
+    if isinstance(value, BaseModel):
+        for name, field in type(value).model_fields.items():
+            yield from enum_places(getattr(value, name), (*place, field.alias or name))
+    elif isinstance(value, Enum):
+        yield place
+
+
+def poisonable() -> list[tuple[str, Key, tuple[str, ...]]]:
+    found: dict[str, tuple[str, Key, tuple[str, ...]]] = {}
+    for key, row in a_fleet_in_mid_flight().world.ledger.rows.items():
+        row_type = type_of(key)
+        value = None if row_type.text else row_type.kind.model_validate(row.doc)
+        for place in enum_places(value):
+            name = f"{row_type.kind.__name__}.{'.'.join(place)}"
+            found.setdefault(name, (name, key, place))
+    return list(found.values())
+
+
+def poison(scenario: RecoveryScenario, key: Key, place: tuple[str, ...]) -> str:
+    """Write a value of a newer release into a row, and return the stored document."""
+    ledger = scenario.world.ledger
+    row = ledger.get(key)
+    assert row is not None
+    document = row.doc
+    *outer, last = place
+    for name in outer:
+        document = document[name]
+    document[last] = NEW_VALUE
+    ledger.commit(Put(row))
+    return json.dumps(row.doc, sort_keys=True)
+
+
+CASES = poisonable()
+
+
+def test_a_fleet_in_mid_flight_has_enumerations_in_its_main_rows() -> None:
+    assert {"Job.state", "Attempt.state", "Incident.state", "Wait.state"} <= {name for name, _, _ in CASES}
+
+
+@pytest.mark.parametrize(("name", "key", "place"), CASES, ids=[name for name, _, _ in CASES])
+def test_unknown_value_stops_no_other_work(name: str, key: Key, place: tuple[str, ...]) -> None:
+    scenario = a_fleet_in_mid_flight()
+    before = poison(scenario, key, place)
+    calls: list[Callable[[], Any]] = [
+        lambda: sweep_fleet.run(scenario.context()),
+        lambda: watch_cluster.run(scenario.context()),
+        lambda: evaluate_waits.run(scenario.context(), repeat_answered=True),
+        lambda: read_jobs.list_jobs(scenario.context(), read_jobs.Filter(), pagination.Request(), Reader()),
+        lambda: read_incidents.list_incidents(scenario.context(), (), pagination.Request()),
+        lambda: read_fleet.status(scenario.context(), read_sources.run(scenario.context())),
+    ]
+    for call in calls:
+        call()
+    assert all(NEW_VALUE in failure for failure in sweep_fleet.run(scenario.context()).failed)
+    assert not any("kubernetes-list" in failure for failure in sweep_fleet.run(scenario.context()).failed)
+    if name.partition(".")[0] not in FAILS_AS_A_WHOLE:
+        schedule_jobs.run(scenario.context())
+
+    row = scenario.world.ledger.get(key)
+    assert row is not None
+    assert json.dumps(row.doc, sort_keys=True) == before
+    assert not [call for call in scenario.world.cluster.calls if call[0] in ("stop", "evict", "force_delete_pods")]
+
+
+def test_sweep_reports_the_row_and_starts_the_other_recovery() -> None:
+    scenario = a_fleet_in_mid_flight()
+    first, second = (incident.incident_id for incident in scenario.incidents())
+    poison(scenario, Key(Table.INCIDENTS, f"INC#{first}", "META"), ("state",))
+
+    swept = sweep_fleet.run(scenario.context())
+
+    assert [name.partition("-r")[0] for name in scenario.executions()] == [second]
+    assert any(first in failure and NEW_VALUE in failure for failure in swept.failed)
+    assert scenario.world.telemetry.totals["RowsUnreadable"] >= 1
+
+
+class Inner(StrictValue):
+    """A part of a request."""
+
+    size: int = 1
+
+
+class Outer(Value):
+    """A row."""
+
+    inner: Inner = Inner()
+    name: str = ""
+
+
+A_KEY = Key(Table.JOBS, "JOB#job-1", "META")
+
+
+def test_stored_value_keeps_unknown_fields_at_every_depth() -> None:
+    document = {"inner": {"size": 2, "shape": "round"}, "name": "a", "colour": "red"}
+
+    read = rows.read(Row(A_KEY, document), Outer)
+
+    assert read.but(name="b").to_json() == {**document, "name": "b"}
+    assert read.but(inner=read.inner.but(size=3)).to_json()["inner"] == {"size": 3, "shape": "round"}
+    rebuilt = Outer(name="c", inner=Inner(size=4)).keeping_unknown(read)
+    assert rebuilt.to_json() == {"inner": {"size": 4, "shape": "round"}, "name": "c", "colour": "red"}
+
+
+def test_request_refuses_what_a_stored_row_keeps() -> None:
+    with pytest.raises(ValueError, match="Extra inputs are not permitted"):
+        Outer.model_validate({"inner": {"shape": "round"}})
+
+
+def test_stored_value_equals_the_same_new_value() -> None:
+    assert rows.read(Row(A_KEY, {"inner": {"size": 2}}), Outer) == Outer(inner=Inner(size=2))
+
+
+def test_unreadable_row_names_its_key_and_field() -> None:
+    with pytest.raises(Unreadable, match=r"JOBS JOB#job-1 META: this release cannot read inner.size='big'"):
+        rows.read(Row(A_KEY, {"inner": {"size": "big"}}), Outer)
