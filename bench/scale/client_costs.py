@@ -29,6 +29,7 @@ from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.adapters.kubernetes import KubernetesApi
 from evenkeel.adapters.messages import SqsInbox
 from evenkeel.ports import Key, Put, Row, Table
+from evenkeel.runtime import wiring
 from tests.fakes.metered import ObjectSizes
 
 _OBJECTS: Final = 500
@@ -83,6 +84,7 @@ class MeasuredClients:
 
 def measure() -> MeasuredClients:
     """Measure every client once, scaled to the reference processor."""
+    wiring.collect_less_garbage()
     scale = processor_scale()
     costs: dict[str, ClientCost] = {}
     memory: dict[str, ListMemory] = {}

@@ -6,7 +6,7 @@ import functools
 import json
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -123,17 +123,30 @@ def cold_start(function: str) -> ColdStart:
     return ColdStart(spent * scale, memory)
 
 
+class _PolicyPerFunction:
+    """The site's policy: each function reads it for itself, as each environment does."""
+
+    def __init__(self, fleet: FakeWorld, world: wiring.World, model: Model) -> None:
+        self._of = defaultdict[str, SitePolicy](lambda: SitePolicy(fleet.policy, Table.INCIDENTS, world))
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        invocation = self._model.time.context
+        return getattr(self._of[invocation.function if isinstance(invocation, Invocation) else ""], name)
+
+
 class Deployment:
     """The functions on one fleet in modelled time."""
 
     def __init__(self, fleet: FakeWorld, model: Model, sizes: ObjectSizes) -> None:
         self.fleet, self.model = fleet, model
+        wiring.collect_less_garbage()  # as a function does; the objects of the fakes do not count
         clock = ModelClock(model.time)
         fleet.clock = fleet.cluster.clock = fleet.provider.clock = clock
         ports = {name: port for name, port in vars(fleet).items() if name not in ("size", "runs_at_once", "policy")}
         ports |= metered_ports(fleet, model, sizes)
         self.world = wiring.World(Settings.from_environment(_ENVIRONMENT), policy=fleet.policy, **ports)
-        self.world.__dict__["policies"] = SitePolicy(fleet.policy, Table.INCIDENTS, self.world)
+        self.world.__dict__["policies"] = _PolicyPerFunction(fleet, self.world, model)
         self.invocations: list[Invocation] = []
         self._environments = {
             name: Slots(model.time, each.concurrency) for name, each in limits().items() if name in MEASURED
@@ -199,7 +212,9 @@ class Deployment:
 def _modules() -> list[ModuleType]:
     """Return the loaded modules of the service."""
     return [
-        module for name, module in sys.modules.items() if name.startswith(("evenkeel.services", "evenkeel.runtime"))
+        module
+        for name, module in sys.modules.items()
+        if name.startswith(("evenkeel.services", "evenkeel.runtime", "evenkeel.ports"))
     ]
 
 

@@ -88,6 +88,8 @@ class Step:
     call: ApiCall | None = None
     branches: list[list[Step]] = field(default_factory=list)
     """Traces of the work that ran in parallel to this trace from here on."""
+    joined: list[Step] | None = None
+    """Trace of parallel work whose end this trace waited for."""
 
     @property
     def processor(self) -> float:
@@ -137,6 +139,11 @@ class Invocation:
         branch = Invocation(self.function, self.share, processor=self.processor, model=self.model)
         self.trace.append(Step(0.0, 0.0, branches=[branch.trace]))
         return branch
+
+    def join(self, branch: Invocation) -> None:
+        """Record that the code waits for the end of a branch."""
+        self.settle()
+        self.trace.append(Step(0.0, 0.0, joined=branch.trace))
 
     def settle(self) -> None:
         """Record the processor time after the last call."""
@@ -277,19 +284,20 @@ def seconds_of(
         until: The trace ends with the answer of this call.
     """
     total = 0.0
-    ends: list[float] = []
-    own_of_branches = 0.0
+    open_branches: dict[int, tuple[float, float, float]] = {}
+    own_since: defaultdict[float, float] = defaultdict(float)
     for step in trace:
         for branch in step.branches:
-            ends.append(total + seconds_of(branch, latencies, dice, share))
-            own_of_branches += sum(each.processor for each in flat(branch)) / share
-        if not step.branches and ends and (step.call is not None or step.processor):
-            # The branches ended before the code went on. They share one processor.
-            total = max(total, *ends, total + own_of_branches)
-            ends, own_of_branches = [], 0.0
+            own = sum(each.processor for each in flat(branch)) / share
+            open_branches[id(branch)] = (total, total + seconds_of(branch, latencies, dice, share), own)
+        if step.joined is not None and id(step.joined) in open_branches:
+            began, end, own = open_branches.pop(id(step.joined))
+            # Branches that began together share one processor.
+            own_since[began] += own
+            total = max(total, end, began + own_since[began])
         total += step.processor / share
         if step.call is not None:
             total += latencies.of(step.call.api).sample(dice, step.call.received)
             if step.call is until:
                 return total
-    return max([total, *ends])
+    return max([total, *(end for _, end, _ in open_branches.values())])

@@ -16,7 +16,7 @@ from bench.scale.client_costs import MeasuredClients, processor_scale
 from bench.scale.fleet import FleetSize, build, events_of
 from bench.scale.functions import ColdStart, Deployment, limits
 from bench.scale.memory import peak_bytes
-from bench.scale.model import Invocation, Latencies, Model, flat, seconds_of
+from bench.scale.model import Invocation, Latencies, Model, Step, flat, seconds_of
 from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.ports import WorkflowName
 from tests.fakes.cluster import CLUSTER
@@ -110,6 +110,12 @@ class Bench:
         cordon = _cordon_call(deployment.invocations)
         found.notes["isCordoned"] = cordon is not None
         found.notes["callsBeforeCordon"] = _calls_until(deployment.invocations, cordon)
+        ends = _ends_on_path(deployment.invocations, cordon)
+        found.notes["callsInARow"] = [
+            f"{each.function} {api}"
+            for each in deployment.invocations
+            for api in _longest_chain(each.trace, ends.get(each.function))
+        ]
         for name, is_cold in (("warm", False), ("cold", True)):
             times = [self._path_seconds(deployment.invocations, cordon, dice, is_cold) for dice in self._dice()]
             found.notes[name] = {"p50": statistics.median(times), "p99": quantile(times, 0.99)}
@@ -122,8 +128,9 @@ class Bench:
         latencies = Latencies(self.setup)
         platform = ["eventbridge delivery", "sqs to lambda", *(["states transition", "states to lambda"] * 2)]
         total = sum(latencies.of(name).sample(dice) for name in platform)
+        ends = _ends_on_path(invocations, cordon)
         for each in invocations:
-            total += seconds_of(each.trace, latencies, dice, min(1.0, each.share), cordon)
+            total += seconds_of(each.trace, latencies, dice, min(1.0, each.share), ends.get(each.function))
             if is_cold:
                 start = self.cold_starts[each.function]
                 total += latencies.of("lambda cold start").sample(dice)
@@ -377,6 +384,35 @@ def _calls_until(invocations: Sequence[Invocation], cordon: ApiCall | None) -> d
             if step.call is not None:
                 found[step.call.api] += 1
     return dict(found)
+
+
+def _ends_on_path(invocations: Sequence[Invocation], cordon: ApiCall | None) -> dict[str, ApiCall | None]:
+    """Return the last call of a function on the way to the cordon, where the function goes on after it.
+
+    The workflow starts with the answer to StartExecution.
+    """
+    return {"receive_event": _call_of(invocations, "states:StartExecution"), "cordon_node": cordon}
+
+
+def _call_of(invocations: Sequence[Invocation], api: str) -> ApiCall | None:
+    calls = (step.call for each in invocations for step in flat(each.trace) if step.call is not None)
+    return next((call for call in calls if call.api == api), None)
+
+
+def _longest_chain(trace: Sequence[Step], until: ApiCall | None) -> list[str]:
+    """Return the calls of a trace of which each waits for the one before. Of parallel chains, the longest counts."""
+    chain: list[str] = []
+    branches: dict[int, list[str]] = {}
+    for step in trace:
+        for branch in step.branches:
+            branches[id(branch)] = [*chain, *_longest_chain(branch, until)]
+        if step.joined is not None:
+            chain = max((chain, branches.pop(id(step.joined), [])), key=len)
+        if step.call is not None:
+            chain.append(step.call.api)
+        if step.call is not None and step.call is until:
+            return chain
+    return max((chain, *branches.values()), key=len)
 
 
 def _quantiles(samples: Sequence[float]) -> tuple[float, float]:

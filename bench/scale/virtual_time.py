@@ -195,8 +195,8 @@ class _Branch(Future[Any]):
     def __init__(self, time: VirtualTime, slots: Slots, work: Callable[[], Any]) -> None:
         super().__init__()
         self._time, self._wakers = time, list[Callable[[], None]]()
-        parent = time.context
-        context = parent.fork() if parent is not None else None
+        self._parent = parent = time.context
+        self._context = context = parent.fork() if parent is not None else None
 
         def run() -> None:
             slots.take()
@@ -215,6 +215,8 @@ class _Branch(Future[Any]):
         time.spawn(run, context=context)
 
     def join(self) -> None:
+        if self._context is not None and self._time.context is self._parent:
+            self._parent.join(self._context)
         if not self.done():
             self._wakers.append(self._time.park())
             self._time.pause()

@@ -20,6 +20,7 @@ from evenkeel.ports import (
     LaunchResult,
     LaunchSpec,
     NotFound,
+    PodGroup,
     Refused,
     ReleaseResult,
     RepairAnswer,
@@ -103,6 +104,17 @@ def test_cordon_of_a_person_is_kept(bench: ClusterUnderTest) -> None:
     node = bench.cluster.node(CLUSTER, name)
     assert node is not None
     assert node.is_cordoned
+
+
+def test_cordon_at_a_seen_version_finds_a_later_cordon_of_a_person(bench: ClusterUnderTest) -> None:
+    first, second = free_nodes(bench, 2)
+    bench.cordon_as_a_person(first.name)
+
+    kept = bench.cluster.cordon(CLUSTER, first.name, "inc-1", first.resource_version)
+    done = bench.cluster.cordon(CLUSTER, second.name, "inc-1", second.resource_version)
+    again = bench.cluster.cordon(CLUSTER, second.name, "inc-1", second.resource_version)
+
+    assert (kept, done, again) == (CordonResult.BY_PERSON, CordonResult.CORDONED, CordonResult.ALREADY_OURS)
 
 
 def test_release_removes_our_cordon_and_only_our_taint(bench: ClusterUnderTest) -> None:
@@ -599,7 +611,9 @@ def test_unmanaged_pods_show_owner_and_recreation(bench: ClusterUnderTest) -> No
         ("hyperpod-0", "HyperPodPyTorchJob", "llama", PodRecreation.BY_HYPERPOD, Consent.ALLOWED, False),
     }
     assert {(pod.namespace, pod.node_name, pod.accelerators) for pod in found} == {("default", node.name, 2)}
-    assert bench.cluster.resources_in_use(CLUSTER)[node.name].accelerators == 6
+    in_use = {group: bench.cluster.resources_in_use(CLUSTER, group) for group in PodGroup}
+    assert in_use[PodGroup.ALL][node.name].accelerators == 6
+    assert (in_use[PodGroup.MOVABLE], in_use[PodGroup.BOUND]) == (in_use[PodGroup.ALL], {})
 
 
 def test_unmanaged_pods_are_listed_by_node(bench: ClusterUnderTest) -> None:

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import trustme
@@ -42,6 +43,7 @@ from evenkeel.ports import (
     EvictionStatus,
     NotAllowed,
     NotFound,
+    PodGroup,
     Refused,
     ReleaseResult,
     Throttled,
@@ -374,6 +376,21 @@ def a_pod_object(name: str, gpus: str, node_name: str = "", kind: str = "Replica
     }
 
 
+def test_pods_of_daemonsets_are_selected_by_their_label(script: Script, api: KubernetesApi) -> None:
+    script.on("GET", "/api/v1/pods", (200, {"metadata": {}, "items": [a_pod_object("one", "8", "n1")]}))
+    cluster = KubernetesCluster(OneApi(api), fleet="f")
+
+    for group in PodGroup:
+        cluster.resources_in_use("c", group)
+
+    queries = [parse_qs(urlsplit(path).query) for _, path, *_ in script.asked]
+    assert [query.get("labelSelector") for query in queries] == [
+        None,
+        ["pod-template-generation"],
+        ["!pod-template-generation"],
+    ]
+
+
 def test_quantities_are_read_as_api_servers_write_them(script: Script, api: KubernetesApi) -> None:
     pods = [a_pod_object("typo", "1k"), a_pod_object("one", "8", "n1"), a_pod_object("odd", "many", "n1")]
     script.on(
@@ -490,6 +507,28 @@ def test_cordon_retries_after_a_concurrent_change(script: Script, api: Kubernete
 
     patches = [body["metadata"]["resourceVersion"] for method, _, body, _ in script.asked if method == "PATCH"]
     assert patches == ["1", "2"]
+
+
+def test_cordon_of_an_unchanged_node_needs_no_read(script: Script, api: KubernetesApi) -> None:
+    script.on("PATCH", f"{NODES}/n1", (200, {}))
+
+    assert KubernetesCluster(OneApi(api), fleet="f").cordon("c", "n1", "inc-1", "7") is CordonResult.CORDONED
+
+    ((method, _, body, _),) = script.asked
+    assert (method, body["metadata"]["resourceVersion"]) == ("PATCH", "7")
+
+
+@pytest.mark.parametrize(("unschedulable", "result"), [(False, CordonResult.CORDONED), (True, CordonResult.BY_PERSON)])
+def test_cordon_reads_a_node_that_changed_since_it_was_seen(
+    script: Script, api: KubernetesApi, unschedulable: bool, result: CordonResult
+) -> None:
+    script.on("PATCH", f"{NODES}/n1", (409, status(409, "Conflict")), (200, {}))
+    script.on("GET", f"{NODES}/n1", (200, a_node_object("8", unschedulable=unschedulable)))
+
+    assert KubernetesCluster(OneApi(api), fleet="f").cordon("c", "n1", "inc-1", "7") is result
+
+    patches = [body["metadata"]["resourceVersion"] for method, _, body, _ in script.asked if method == "PATCH"]
+    assert patches == (["7"] if unschedulable else ["7", "8"])
 
 
 def test_cordon_yields_to_a_concurrent_cordon_of_a_person(script: Script, api: KubernetesApi) -> None:

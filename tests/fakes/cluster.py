@@ -22,6 +22,7 @@ from evenkeel.ports import (
     LaunchSpec,
     LogTail,
     NotFound,
+    PodGroup,
     Refused,
     ReleaseResult,
     RepairAnswer,
@@ -96,6 +97,8 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
         self.text: dict[str, str] = {}
         """Log of each pod by name."""
         self.foreign_accelerators: dict[str, int] = {}
+        self.bound_requests: dict[str, Resources] = {}
+        """Node name → requests of the pods of DaemonSets."""
         """Accelerators in use by pods that are not ours, by node name."""
         self.unmanaged: list[UnmanagedPod] = []
         """Pods that are not ours."""
@@ -150,7 +153,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
     def node(self, cluster: str, name: str) -> KubernetesNode | None:
         return self.by_name.get((cluster, name))
 
-    def cordon(self, cluster: str, name: str, incident_id: str | None) -> CordonResult:
+    def cordon(self, cluster: str, name: str, incident_id: str | None, seen_version: str = "") -> CordonResult:
         node = self.node(cluster, name)
         if node is None:
             return CordonResult.GONE
@@ -249,9 +252,11 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
         own = (_seen(found) for _, found in sorted(self.jobs.get(cluster, {}).items()))
         return (*self.forged, *own)
 
-    def resources_in_use(self, cluster: str) -> Mapping[str, Resources]:
+    def resources_in_use(self, cluster: str, pods: PodGroup = PodGroup.ALL) -> Mapping[str, Resources]:
         self._answer(cluster, "resources_in_use")
-        return self.requested(cluster)
+        bound = self.bound_requests if pods is not PodGroup.MOVABLE else {}
+        movable = self.requested(cluster) if pods is not PodGroup.BOUND else {}
+        return sum_by_place(itertools.chain(bound.items(), movable.items()))
 
     def requested(self, cluster: str) -> dict[str, Resources]:
         """Return the requests of live pods, by node name."""

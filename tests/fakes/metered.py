@@ -20,6 +20,7 @@ from evenkeel.ports import (
     Key,
     Ledger,
     Page,
+    PodGroup,
     Put,
     Row,
     Table,
@@ -190,11 +191,12 @@ class MeteredCluster:
 
         return metered
 
-    def cordon(self, cluster: str, name: str, incident_id: str | None) -> CordonResult:
-        """Read the node, and cordon it when the second call arrives."""
-        self._meter.call(self._get("nodes", self._sizes.node))
+    def cordon(self, cluster: str, name: str, incident_id: str | None, seen_version: str = "") -> CordonResult:
+        """Read the node unless it has the seen version, and cordon it when the second call arrives."""
         with self._meter.outside():
             node = self._inner.node(cluster, name)
+        if node is None or node.is_cordoned or node.resource_version != seen_version:
+            self._meter.call(self._get("nodes", self._sizes.node))
         if node is not None and not node.is_cordoned:
             self._meter.call(self._change("PATCH", "nodes", self._sizes.node))
         with self._meter.outside():
@@ -221,7 +223,7 @@ class MeteredCluster:
             case "workload":
                 yield from self._objects_of(len(found.pods))
             case "resources_in_use":
-                yield from self._lists("all pods", self._all_pods(given[0]), sizes.pod)
+                yield from self._resources_in_use(*given)
             case "pods":
                 yield from self._pods(given[0], given[1] if len(given) > 1 else None, found)
             case "launch":
@@ -240,6 +242,11 @@ class MeteredCluster:
             case _:
                 kinds = {"node": "nodes", "check_result": "jobs"}
                 yield self._get(kinds.get(name, "apis"), sizes.node)
+
+    def _resources_in_use(self, cluster: str, pods: PodGroup = PodGroup.ALL) -> Iterator[ApiCall]:
+        bound = sum(where == cluster for where, _ in self._inner.by_name) * self._sizes.system_pods_per_node
+        count = {PodGroup.BOUND: bound, PodGroup.MOVABLE: self._all_pods(cluster) - bound}
+        yield from self._lists("all pods", count.get(pods, self._all_pods(cluster)), self._sizes.pod)
 
     def _pods(self, cluster: str, on: str | None, found: Any) -> Iterator[ApiCall]:
         count = self._all_pods(cluster) if on is None else self._sizes.system_pods_per_node + len(found)

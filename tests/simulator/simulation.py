@@ -45,7 +45,8 @@ from evenkeel.ports import (
     WorkflowName,
     Write,
 )
-from evenkeel.runtime import wiring
+from evenkeel.ports import ledger as ledger_port
+from evenkeel.runtime import entry, wiring
 from evenkeel.runtime.settings import Settings
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import approve_recovery
@@ -192,7 +193,7 @@ class SequentialExecutor:
 @functools.cache
 def _with_threads() -> tuple[Any, ...]:
     found = pkgutil.walk_packages(evenkeel.services.__path__, "evenkeel.services.")
-    modules = [importlib.import_module(each.name) for each in found]
+    modules = [entry, ledger_port, *(importlib.import_module(each.name) for each in found)]
     return tuple(module for module in modules if hasattr(module, "ThreadPoolExecutor"))
 
 
@@ -1157,9 +1158,9 @@ class WatchedCluster:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.simulation.cluster, name)
 
-    def cordon(self, cluster: str, name: str, incident_id: str) -> Any:
+    def cordon(self, cluster: str, name: str, incident_id: str, seen_version: str = "") -> Any:
         self.simulation.checks.cordon(self.simulation, name)
-        result = self.simulation.cluster.cordon(cluster, name, incident_id)
+        result = self.simulation.cluster.cordon(cluster, name, incident_id, seen_version)
         self.simulation.tell(f"cordon {name} for {incident_id}: {result}")
         return result
 

@@ -70,7 +70,7 @@ LAYER_RULES = (
         "adapters",
         ("shared/evenkeel/adapters",),
         ("evenkeel.adapters", "evenkeel.domain", "evenkeel.ports"),
-        AWS | {"pydantic", "urllib3"},
+        AWS | {"pydantic", "pydantic_core", "urllib3"},
     ),
     LayerRule(
         "runtime",

@@ -50,6 +50,7 @@ from evenkeel.ports import (
     LogTail,
     NotFound,
     PermanentError,
+    PodGroup,
     Refused,
     ReleaseResult,
     RepairAnswer,
@@ -120,7 +121,18 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         item = self._api(cluster).get(f"{_NODES}/{name}")
         return None if item is None else node_objects.read_node(cluster, item)
 
-    def cordon(self, cluster: str, name: str, incident_id: str | None) -> CordonResult:
+    def cordon(self, cluster: str, name: str, incident_id: str | None, seen_version: str = "") -> CordonResult:
+        def patch(version: str) -> CordonResult:
+            # The patch requires the version that was read. If a person cordons the node in between, it fails with 409.
+            metadata: Json = {"resourceVersion": version}
+            if incident_id is not None:
+                metadata["annotations"] = {INCIDENT_ANNOTATION: incident_id}
+            try:
+                self._api(cluster).patch(f"{_NODES}/{name}", {"metadata": metadata, "spec": {"unschedulable": True}})
+            except NotFound:
+                return CordonResult.GONE
+            return CordonResult.CORDONED
+
         def once() -> CordonResult:
             node = self.node(cluster, name)
             if node is None:
@@ -130,16 +142,11 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
                     return CordonResult.BY_PERSON
                 ours = node.incident_id == incident_id
                 return CordonResult.ALREADY_OURS if ours else CordonResult.BY_OTHER_INCIDENT
-            # The patch requires the version that was read. If a person cordons the node in between, it fails with 409.
-            metadata: Json = {"resourceVersion": node.resource_version}
-            if incident_id is not None:
-                metadata["annotations"] = {INCIDENT_ANNOTATION: incident_id}
-            try:
-                self._api(cluster).patch(f"{_NODES}/{name}", {"metadata": metadata, "spec": {"unschedulable": True}})
-            except NotFound:
-                return CordonResult.GONE
-            return CordonResult.CORDONED
+            return patch(node.resource_version)
 
+        if seen_version:
+            with contextlib.suppress(Conflict):  # the node has changed since
+                return patch(seen_version)
         return retry_on_conflict(once)
 
     def release(self, cluster: str, name: str, incident_id: str | None) -> ReleaseResult:
@@ -181,11 +188,10 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
 
         return retry_on_conflict(once)
 
-    def resources_in_use(self, cluster: str) -> Mapping[str, Resources]:
-        pods = self._list_trimmed(
-            cluster, _PODS, unmanaged_pods.trim_placed_pod, {"fieldSelector": _LIVE_PODS_SELECTOR}
-        )
-        return sum_by_place((pod["spec"]["nodeName"], unmanaged_pods.resources_requested(pod)) for pod in pods)
+    def resources_in_use(self, cluster: str, pods: PodGroup = PodGroup.ALL) -> Mapping[str, Resources]:
+        query = {"fieldSelector": _LIVE_PODS_SELECTOR, **({"labelSelector": str(pods)} if pods else {})}
+        found = filter(None, self._listed(cluster, _PODS, unmanaged_pods.read_placed_pod, query))
+        return sum_by_place(found)
 
     def delete_node(self, cluster: str, name: str, instance_id: str) -> RepairAnswer:
         api = self._api(cluster)

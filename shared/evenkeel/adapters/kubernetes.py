@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
 import urllib3
+from pydantic_core import from_json
 
 from evenkeel.adapters.connection_errors import describe_connection_error
 from evenkeel.ports import (
@@ -180,7 +181,7 @@ class KubernetesApi:
     ) -> Json:
         content = self._request(method, path, query, body, content_type) or b"{}"
         try:
-            answer = json.loads(content)
+            answer = from_json(content)  # faster than `json`, and pages of nodes have 9 MB
         except ValueError:
             answer = None
         if not isinstance(answer, dict):

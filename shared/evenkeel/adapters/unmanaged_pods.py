@@ -73,13 +73,10 @@ def trim_unmanaged_pod(pod: Json) -> Json | None:
     }
 
 
-def trim_placed_pod(pod: Json) -> Json | None:
-    """Reduce a pod to its node and its resources; None if it is on no node."""
-    spec = pod.get("spec") or {}
-    if not spec.get("nodeName"):
-        return None
-    metadata = {name: pod["metadata"][name] for name in ("namespace", "name")}
-    return {"metadata": metadata, "spec": {"nodeName": spec["nodeName"], **_pod_requests(spec)}}
+def read_placed_pod(pod: Json) -> tuple[str, Resources] | None:
+    """Return the name of a pod's node and what the pod requests; None if it is on no node."""
+    node_name = (pod.get("spec") or {}).get("nodeName")
+    return (node_name, resources_requested(pod)) if node_name else None
 
 
 def _pod_requests(spec: Mapping[str, Any]) -> Json:

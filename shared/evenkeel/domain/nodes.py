@@ -272,6 +272,8 @@ class FleetNode(Value):
     """Requested by live pods, pods of DaemonSets included."""
     memory_mib_in_use: int = 0
     """Requested by live pods, pods of DaemonSets included."""
+    bound_in_use: Resources | None = None
+    """Requested by pods of DaemonSets; included in the amounts above. None in rows of older releases."""
     marks: tuple[str, ...] = ()
     """Marks of a fault: labels and taints of the provider, and conditions of agents."""
     unmanaged_workloads: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ from evenkeel.ports.cluster import (
     LaunchResult,
     LaunchSpec,
     LogTail,
+    PodGroup,
     ProofTerms,
     ReleaseResult,
 )
@@ -105,6 +106,7 @@ __all__ = [
     "Page",
     "Pager",
     "PermanentError",
+    "PodGroup",
     "ProofTerms",
     "Provider",
     "Put",

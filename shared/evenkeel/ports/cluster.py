@@ -20,6 +20,18 @@ from evenkeel.ports.rented_capacity import RentedCapacity
 from evenkeel.ports.unmanaged_jobs import UnmanagedJobs
 
 
+class PodGroup(StrEnum):
+    """Which live pods count. The groups `BOUND` and `MOVABLE` have no pod in common, and every pod is in one of them.
+
+    Source of the label: the DaemonSet controller, `CreatePodTemplate` in pkg/controller/daemon/util of Kubernetes.
+    """
+
+    ALL = ""
+    BOUND = "pod-template-generation"
+    """Pods with the label of DaemonSets' pods: most pods of a large cluster. They change only with a DaemonSet."""
+    MOVABLE = "!pod-template-generation"
+
+
 class CordonResult(StrEnum):
     """Result of a cordon."""
 
@@ -146,10 +158,17 @@ class Cluster(RentedCapacity, UnmanagedJobs, Protocol):
         """Return one node; None if it does not exist."""
         ...
 
-    def cordon(self, cluster: str, name: str, incident_id: str | None) -> CordonResult:
+    def cordon(self, cluster: str, name: str, incident_id: str | None, seen_version: str = "") -> CordonResult:
         """Mark a node unschedulable. With an incident, also set Evenkeel's mark; with None, cordon as a person does.
 
-        Idempotent: yes, because it reads the node first and patches that version.
+        Idempotent: yes, because it patches the version of the node that it read, or that the caller saw.
+
+        Args:
+            cluster: Kubernetes cluster.
+            name: Name of the node.
+            incident_id: The incident; None for a person's cordon.
+            seen_version: Version of the node object in which the caller saw it without a cordon. If the node has
+                changed since, it is read again. Empty = read it first.
         """
         ...
 
@@ -208,8 +227,8 @@ class Cluster(RentedCapacity, UnmanagedJobs, Protocol):
         """
         ...
 
-    def resources_in_use(self, cluster: str) -> Mapping[str, Resources]:
-        """Return what live pods request, by node name. Pods outside Evenkeel and pods of DaemonSets count too."""
+    def resources_in_use(self, cluster: str, pods: PodGroup = PodGroup.ALL) -> Mapping[str, Resources]:
+        """Return what live pods request, by node name. Pods outside Evenkeel count too."""
         ...
 
     def pods(self, cluster: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:

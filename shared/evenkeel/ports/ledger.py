@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -216,13 +217,18 @@ def every(pages: Callable[[str | None], Page]) -> Iterator[Row]:
 
 
 _READ_AT_ONCE = 100
+_READERS = 8
 
 
 def get_all(ledger: Ledger, keys: Iterable[Key]) -> dict[Key, Row]:
-    """Return the existing rows of any number of keys, in one round trip per hundred keys. This is not a snapshot."""
+    """Return the existing rows of any number of keys, by hundreds in parallel. This is not a snapshot."""
     distinct = tuple(dict.fromkeys(keys))
-    rows: dict[Key, Row] = {}
-    for start in range(0, len(distinct), _READ_AT_ONCE):
-        batch = distinct[start : start + _READ_AT_ONCE]
-        rows |= {key: row for key, row in zip(batch, ledger.batch_get(*batch), strict=True) if row is not None}
-    return rows
+    batches = [distinct[start : start + _READ_AT_ONCE] for start in range(0, len(distinct), _READ_AT_ONCE)]
+    if len(batches) == 1:
+        found = [ledger.batch_get(*batches[0])]
+    else:
+        with ThreadPoolExecutor(max_workers=_READERS) as readers:
+            reads = [readers.submit(ledger.batch_get, *batch) for batch in batches]
+        found = [read.result() for read in reads]
+    pairs = (pair for batch, rows in zip(batches, found, strict=True) for pair in zip(batch, rows, strict=True))
+    return {key: row for key, row in pairs if row is not None}

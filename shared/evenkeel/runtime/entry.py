@@ -15,6 +15,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeAlias
@@ -130,9 +131,10 @@ def event(
 ) -> Callable[[Callable[[Any, Any], Json]], Handler]:
     """Wrap the function behind a queue of events. The handler gets one parsed event at a time, urgent ones first.
 
-    Each record is archived unchanged before it is parsed. A malformed event goes to the dead-letter queue with its code
-    and counts as done, so it costs one invocation. A record goes back to the queue, by itself, if it may succeed later
-    or if a bug stopped it. So does a record for which the invocation has too little time left.
+    Each record is archived unchanged while its event is ingested, and counts as done only after both. A malformed event
+    goes to the dead-letter queue with its code and counts as done, so it costs one invocation. A record goes back to
+    the queue, by itself, if it may succeed later or if a bug stopped it. So does a record for which the invocation has
+    too little time left.
 
     Args:
         parse: Reads the envelope; pure.
@@ -151,14 +153,20 @@ def event(
     def decorate(handler: Callable[[Any, Any], Json]) -> Handler:
         def one(body: bytes, envelope_id: str, context: Any) -> Json:
             world = wiring.world()
-            world.raw_events.keep(envelope_id, body)
-            parsed = parse(body)
-            if isinstance(parsed, malformed):
-                return _send_to_dead_letters(body, parsed, world)
-            if isinstance(parsed, passed_over):
-                return _count_ignored(parsed, world)
-            world.telemetry.count("EventsReceived")
-            return handler(parsed, context)
+            with ThreadPoolExecutor(max_workers=1) as archive:
+                # In parallel: until the cordon, new pods can start on a faulty node.
+                kept = archive.submit(world.raw_events.keep, envelope_id, body)
+                parsed = parse(body)
+                if isinstance(parsed, (malformed, *passed_over)):
+                    kept.result()  # nothing else keeps such an event
+                if isinstance(parsed, malformed):
+                    return _send_to_dead_letters(body, parsed, world)
+                if isinstance(parsed, passed_over):
+                    return _count_ignored(parsed, world)
+                world.telemetry.count("EventsReceived")
+                answer = handler(parsed, context)
+                kept.result()
+                return answer
 
         @functools.wraps(handler)
         def wrapped(batch: Json, context: Any) -> Json:

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from evenkeel.domain.policy import Policy, PolicyChange, in_force
-from evenkeel.ports import Clock, Ledger, Table, Telemetry, TransientError, site_policy_key
+from evenkeel.ports import Clock, Key, Ledger, Row, Table, Telemetry, TransientError, site_policy_key
 
 FRESH = timedelta(seconds=30)
 """How long a container uses the policy that it read. After this time, a change is in force everywhere."""
@@ -42,21 +42,38 @@ class SitePolicy:
         Raises:
             TransientError: The table does not answer, and the policy was never read.
         """
-        if self._table is None:
-            return self.base
-        now = self._world.clock.now()
-        if self._known is not None and self._fresh_until is not None and now < self._fresh_until:
+        key = self.due_key()
+        if key is None:
+            assert self._known is not None
             return self._known
+        now = self._world.clock.now()
         try:
-            row = self._world.ledger.get(site_policy_key(self._table))
+            row = self._world.ledger.get(key)
         except TransientError as error:
             if self._known is None:
                 raise
             self._world.telemetry.warning("SitePolicyNotRead", error=str(error))
             return self._known
+        return self.accept(row, now)
+
+    def due_key(self) -> Key | None:
+        """Return the key of the row that must be read before the next decision; None if the known policy is fresh."""
+        if self._table is None:
+            return None
+        if self._fresh_until is not None and self._world.clock.now() < self._fresh_until:
+            return None
+        return site_policy_key(self._table)
+
+    def accept(self, row: Row | None, read_at: datetime) -> Policy:
+        """Put the policy of a row in force, and return it.
+
+        Args:
+            row: The row of `due_key`; None if the site changes nothing.
+            read_at: Time before the row was read.
+        """
         self.change = PolicyChange.model_validate(row.doc) if row else None
         self._known, problem = in_force(self.base, self.change)
-        self._fresh_until = now + FRESH
+        self._fresh_until = read_at + FRESH
         if problem:
             self._world.telemetry.count("PolicyInvalid")
             self._world.telemetry.error("SitePolicyInvalid", reason=problem, runbook="policy-refused")

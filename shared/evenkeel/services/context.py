@@ -14,11 +14,13 @@ from evenkeel.ports import (
     CycleRequests,
     Ids,
     Inbox,
+    Key,
     Ledger,
     NodeGroups,
     Pager,
     PermanentError,
     Provider,
+    Row,
     Telemetry,
     Tokens,
     UtilizationMetrics,
@@ -110,6 +112,18 @@ class Context:
                 raise AttributeError(f"a context has no {name}")
             value = self.__dict__[name] = getattr(self._ports, name)
             return value
+
+    def read_rows(self, *keys: Key) -> tuple[Row | None, ...]:
+        """Return the rows of some keys, and read the site's policy in the same round trip if it is due."""
+        if "policy" in self.__dict__:
+            return self.ledger.batch_get(*keys)
+        due = self._ports.policies.due_key()
+        if due is None:
+            return self.ledger.batch_get(*keys)
+        read_at = self.clock.now()
+        *found, policy = self.ledger.batch_get(*keys, due)
+        self._ports.policies.accept(policy, read_at)
+        return tuple(found)
 
     def but(self, **changes: Any) -> Self:
         """Return a copy with these attributes replaced. Ports that are not built yet stay so."""

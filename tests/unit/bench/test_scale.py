@@ -128,10 +128,14 @@ def test_missing_latency_is_an_error() -> None:
 def test_branches_of_a_trace_take_the_time_of_the_longest() -> None:
     latencies, dice = Latencies(load_setup()), random.Random(1)
     calls = [ApiCall("kubernetes:LIST nodes", received=size) for size in (50_000_000, 250_000_000)]
-    trace = [*(Step(0, 0, branches=[[Step(0, 0, call)]]) for call in calls), Step(0.5, 0.0)]
+    branches = [[Step(0, 0, call)] for call in calls]
+    forks = [Step(0, 0, branches=[branch]) for branch in branches]
+    joins = [Step(0, 0, joined=branch) for branch in branches]
+    joined, not_joined = [*forks, *joins, Step(0.5, 0.0)], [*forks, Step(0.5, 0.0)]
 
-    assert 5.5 < seconds_of(trace, latencies, dice, share=1.0) < 6.5
-    assert 6.0 < seconds_of(trace, latencies, dice, share=0.5) < 7.0
+    assert 5.5 < seconds_of(joined, latencies, dice, share=1.0) < 6.5
+    assert 6.0 < seconds_of(joined, latencies, dice, share=0.5) < 7.0
+    assert 5.0 < seconds_of(not_joined, latencies, dice, share=1.0) < 5.5
 
 
 def test_processes_wait_for_places_in_order() -> None:

@@ -259,7 +259,8 @@ def test_failed_delay_request_leaves_the_queue_timeout(world: FakeWorld) -> None
     assert "EventDeliveredLate" in [line.message for line in world.telemetry.lines]
 
 
-def test_event_without_archive_copy_returns_unparsed(world: FakeWorld) -> None:
+@pytest.mark.parametrize(("kind", "ingested"), [("bad", 0), ("other", 0), ("xid", 1)])
+def test_event_without_archive_copy_is_delivered_again(world: FakeWorld, kind: str, ingested: int) -> None:
     class FullArchive:
         def keep(self, envelope_id: str, body: bytes) -> None:
             raise Throttled("archive")
@@ -267,10 +268,10 @@ def test_event_without_archive_copy_returns_unparsed(world: FakeWorld) -> None:
     world.raw_events = FullArchive()  # type: ignore[assignment]  # the port is all that matters
     handler, facts = on_events()
     with wiring.use_world(world.as_world()):
-        answer = handler(a_batch({"id": "e-1", "kind": "bad"}), CONTEXT)
+        answer = handler(a_batch({"id": "e-1", "kind": kind}), CONTEXT)
 
     assert answer == {"batchItemFailures": [{"itemIdentifier": "m-0"}]}
-    assert (facts, world.dead_letters.letters) == ([], [])
+    assert (len(facts), world.dead_letters.letters) == (ingested, [])
 
 
 @pytest.mark.parametrize(

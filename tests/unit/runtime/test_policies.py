@@ -44,6 +44,27 @@ def test_policy_change_applies_after_the_cache_expires() -> None:
     assert later.hash != BASE.hash
 
 
+def test_policy_is_read_with_the_first_rows_and_then_not_at_all() -> None:
+    fake = FakeWorld()
+    give(fake, a_change(faults={"xid:94": {"ladder": ["replace"]}}))
+    asked: list[tuple[Key, ...]] = []
+
+    class Counted:
+        def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
+            asked.append(keys)
+            return fake.ledger.batch_get(*keys)
+
+    ports = fake.as_world()
+    ports.__dict__ |= {"ledger": Counted(), "policies": site(fake)}
+    key = Key(Table.INCIDENTS, "INC#inc-1", "META")
+
+    first, second = (ports.context().read_rows(key) for _ in range(2))
+
+    assert (first, second) == ((None,), (None,))
+    assert asked == [(key, site_policy_key(Table.INCIDENTS)), (key,)]
+    assert ports.context().policy.catalogue["xid:94"].ladder == ("replace",)
+
+
 def test_unusable_policy_change_falls_back_and_alerts() -> None:
     world = FakeWorld()
     give(world, a_change(repair={"noLonger": 1}).but(before={"repair": {"maxAttempts": 2}}))

@@ -6,7 +6,7 @@ import pytest
 
 from evenkeel.domain.admission.decide import Action
 from evenkeel.domain.admission.fifo import admit
-from evenkeel.domain.admission.offers import pool_fits
+from evenkeel.domain.admission.offers import SharedFits, pool_fits
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity.compatibility import Requirements
@@ -128,6 +128,16 @@ ROOMS = (
 
 def decided(request: AdmissionRequest, *capacities: Any) -> Any:
     return admit(QueueSnapshot(capacities=capacities or ROOMS, pending=(request,)), Policy().scheduling, NOW)[0]
+
+
+def test_jobs_of_equal_shape_share_the_fits_of_pools_with_labels() -> None:
+    fits = SharedFits(ROOMS, Policy().scheduling)
+
+    first, second = (fits.of(a_request(job_id=name, pools=(DEMAND, HYPERPOD)), ROOMS) for name in ("job-1", "job-2"))
+    other = fits.of(a_request(pools=(HYPERPOD,)), ROOMS)
+
+    assert first is second
+    assert first != other
 
 
 def test_preferred_pool_is_used_despite_a_tighter_one() -> None:

@@ -1,6 +1,12 @@
-"""A scheduling cycle asks HyperPod only about nodes that no sweep has seen."""
+"""A scheduling cycle asks HyperPod, and lists the pods of DaemonSets, only for nodes that no sweep has seen."""
+
+from collections.abc import Mapping
+
+import pytest
 
 from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.resources import Resources
+from evenkeel.ports import PodGroup
 from tests.fakes import a_node, a_provider_node
 from tests.fakes.counting import CountedCalls
 from tests.unit.services_jobs.job_scenario import JobScenario
@@ -37,6 +43,51 @@ def test_cycle_uses_a_node_that_joined_after_the_sweep() -> None:
 
     assert scenario.job(job.job_id).state is JobState.STARTING
     assert calls.calls["provider.nodes"] == 1
+
+
+def used_lists(scenario: JobScenario) -> list[PodGroup]:
+    """Record which lists of pods a cycle reads."""
+    asked: list[PodGroup] = []
+    real = scenario.world.cluster.resources_in_use
+
+    def recorded(cluster: str, pods: PodGroup = PodGroup.ALL) -> Mapping[str, Resources]:
+        asked.append(pods)
+        return real(cluster, pods)
+
+    vars(scenario.world.cluster)["resources_in_use"] = recorded
+    return asked
+
+
+@pytest.mark.parametrize("is_swept", [True, False])
+def test_pods_of_daemonsets_take_resources_of_a_node(is_swept: bool) -> None:
+    scenario = JobScenario(size=1)
+    scenario.world.cluster.bound_requests[a_node(1).name] = Resources(accelerators=1)
+    if is_swept:
+        scenario.sweep()
+    asked = used_lists(scenario)
+    whole, part = (scenario.submit(key, nodes=1, accelerators_per_node=count) for key, count in (("a", 8), ("b", 7)))
+
+    scenario.run_scheduling_cycle()
+
+    # A job in front of another one blocks it, so the larger one leaves first.
+    scenario.cancel(whole.job_id)
+    scenario.run_scheduling_cycle()
+    assert scenario.job(whole.job_id).state is JobState.CANCELLED
+    assert scenario.job(part.job_id).state is JobState.STARTING
+    assert (PodGroup.BOUND in asked, PodGroup.ALL in asked) == (not is_swept, False)
+
+
+def test_pods_of_daemonsets_of_a_new_node_are_listed() -> None:
+    scenario = JobScenario(size=1)
+    job = scenario.submit(nodes=2, accelerators_per_node=8)
+    scenario.sweep()
+    scenario.world.cluster.add_node(a_node(2))
+    scenario.world.provider.by_id[a_provider_node(2).instance_id] = a_provider_node(2)
+    scenario.world.cluster.bound_requests[a_node(2).name] = Resources(accelerators=1)
+
+    scenario.run_scheduling_cycle()
+
+    assert scenario.job(job.job_id).state is JobState.PENDING
 
 
 def test_lives_and_slots_of_a_cycle_are_those_of_hyperpod() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision, AdmissionFacts, decide
-from evenkeel.domain.admission.offers import PoolFit, pool_fits, pool_kinds, subtract_assigned
+from evenkeel.domain.admission.offers import PoolFit, SharedFits, pool_kinds, subtract_assigned
 from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 
@@ -12,10 +12,11 @@ from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 def admit(snapshot: QueueSnapshot, policy: SchedulingPolicy, now: datetime) -> tuple[AdmissionDecision, ...]:
     """Decide about every pending job, in queue order. Never puts more on a node than is free there."""
     capacities = snapshot.capacities
+    fits = SharedFits(capacities, policy)
     decisions: list[AdmissionDecision] = []
     barrier = FifoBarrier()
     for request in sorted(snapshot.pending, key=lambda request: request.queue_order_key):
-        offers = pool_fits(request, capacities, policy)
+        offers = fits.of(request, capacities)
         facts = AdmissionFacts(request=request, offers=offers, blocked_by=barrier.blocker_of(offers), now=now)
         decision = decide(facts)
         if decision.action is Action.WAIT:

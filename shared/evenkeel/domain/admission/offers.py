@@ -150,6 +150,28 @@ def pool_fits(
     )
 
 
+class SharedFits:
+    """The fits of requests on the nodes that are left. Requests of equal shape share one result."""
+
+    def __init__(self, capacities: Iterable[NodeCapacity], policy: SchedulingPolicy) -> None:
+        """Take the nodes before the first admission: they name every job with reserved nodes."""
+        self._reservation_holders = frozenset(capacity.reserved_for for capacity in capacities)
+        self._policy = policy
+        self._capacities: tuple[NodeCapacity, ...] = ()
+        self._found: dict[str, tuple[PoolFit, ...]] = {}
+
+    def of(self, request: AdmissionRequest, capacities: tuple[NodeCapacity, ...]) -> tuple[PoolFit, ...]:
+        """Return the fits of a request. Other nodes than in the last call begin anew."""
+        if self._capacities is not capacities:
+            self._capacities, self._found = capacities, {}
+        is_own = request.job_id in self._reservation_holders
+        # A request with labels of pools has no hash.
+        shape = request.model_dump_json(exclude=None if is_own else _NEUTRAL_FIELDS)
+        if shape not in self._found:
+            self._found[shape] = pool_fits(request, capacities, self._policy)
+        return self._found[shape]
+
+
 def _reserved_or_shared(request: AdmissionRequest, capacities: Iterable[NodeCapacity]) -> Iterable[NodeCapacity]:
     """Return the nodes that a job may take: those rented for it, if they are enough; else the unreserved nodes."""
     everything = tuple(capacities)
@@ -170,6 +192,8 @@ def _reserved_or_shared(request: AdmissionRequest, capacities: Iterable[NodeCapa
 
 
 _NOTHING = Requirements()
+_NEUTRAL_FIELDS = {"job_id", "owner", "submitted_at", "queued_at"}
+"""Fields in which two requests may differ and still fit on the same nodes."""
 
 
 def _preference_rank(request: AdmissionRequest, capacity: NodeCapacity) -> int | None:

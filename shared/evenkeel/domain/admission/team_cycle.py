@@ -12,7 +12,7 @@ only the jobs of its queue that could take the same nodes.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from evenkeel.domain.admission.decide import (
     Action,
@@ -27,6 +27,7 @@ from evenkeel.domain.admission.offers import (
     JobToPreempt,
     PoolFit,
     PreemptionPlan,
+    SharedFits,
     best_fit,
     missing_efa,
     pool_fits,
@@ -55,8 +56,6 @@ from evenkeel.domain.quotas.quota_holders import QuotaHolder, holder_document
 from evenkeel.domain.quotas.spending import UsageLimit, usage_limits
 
 _MAX_CYCLES = 2000
-_NEUTRAL_FIELDS: Mapping[str, Any] = {"job_id": "", "owner": "", "submitted_at": None, "queued_at": None}
-"""Fields in which two requests may differ and still fit on the same nodes."""
 
 
 class _QueueDecision(NamedTuple):
@@ -111,13 +110,7 @@ class _TeamCycle:
         """The same requests as Kueue reads them."""
         self.documents = DocumentCache()
         self.nodes_by_flavors: dict[frozenset[str], Callable[[NodeCapacity], bool] | None] = {}
-        self.reservation_holders = frozenset(capacity.reserved_for for capacity in self.capacities)
-        """Jobs for which nodes are rented."""
-        self.offered: tuple[tuple[NodeCapacity, ...], dict[AdmissionRequest, tuple[PoolFit, ...]]] = (
-            self.capacities,
-            {},
-        )
-        """The nodes, and the fits of each request on them."""
+        self.shared_fits = SharedFits(self.capacities, policy)
         self.latest: dict[str, _QueueDecision] = {}
         """Job → its latest decision by quota."""
         self.offers: dict[str, tuple[PoolFit, ...]] = {}
@@ -300,14 +293,8 @@ class _TeamCycle:
         return shortage
 
     def _offers(self, request: AdmissionRequest) -> tuple[PoolFit, ...]:
-        """Return the fits of a request on the nodes that are left. Equal requests share one result."""
-        if self.offered[0] is not self.capacities:
-            self.offered = (self.capacities, {})
-        offers = self.offered[1]
-        alike = request if request.job_id in self.reservation_holders else request.model_copy(update=_NEUTRAL_FIELDS)
-        if alike not in offers:
-            offers[alike] = pool_fits(request, self.capacities, self.policy)
-        return offers[alike]
+        """Return the fits of a request on the nodes that are left."""
+        return self.shared_fits.of(request, self.capacities)
 
     def _nodes_of_flavors(self, given: frozenset[str]) -> Callable[[NodeCapacity], bool] | None:
         """Return the test whether a node belongs to all of these flavors; None if every node does."""

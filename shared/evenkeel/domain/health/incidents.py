@@ -239,6 +239,9 @@ class StoredRecoveryPlan(Value):
     """Fault that the plan is for. A worse fault makes a plan that waits for approval obsolete."""
     boot_id: str = ""
     """Boot id of the node when the plan was made."""
+    node_version: str = ""
+    """Version of the node object when the plan was made, if the node was not cordoned. The cordon then needs no read
+    of its own. Empty in records of older releases."""
     rungs: tuple[str, ...] = ()
     """Rungs of the plan, in order. Empty in records of older releases."""
     independent_source_count: int = 0

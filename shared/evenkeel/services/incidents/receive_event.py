@@ -215,8 +215,8 @@ def _node_in_repair(fact: NodeFact, context: Context) -> AffectedNode | None:
 
 def resolve(instance_id: str, context: Context, *, provider: Provider | None) -> AffectedNode | None:
     """Find the node life of an instance id, in the fleet table or at the provider; None if it is unknown."""
-    for cluster in context.site.clusters:
-        row = context.ledger.get(fleet_rows.node_key(cluster, instance_id))
+    keys = [fleet_rows.node_key(cluster, instance_id) for cluster in context.site.clusters]
+    for row in context.read_rows(*keys) if keys else ():
         if row is not None:
             node = rows.read(row, FleetNode)
             return AffectedNode(

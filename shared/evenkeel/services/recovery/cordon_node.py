@@ -6,12 +6,13 @@ The order of the writes, and the effect of a crash:
                │ crash here: the node counts, and the next try continues  │ crash here: the node has the mark
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.recovery.guardrails import GuardedAction, GuardrailVerdict, check_guardrails
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, CordonResult, Write
+from evenkeel.ports import Conflict, CordonResult, Key, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.recovery import guardrails, record_block
 from evenkeel.services.storage import guardrail_registers, incident_record
@@ -58,30 +59,40 @@ def run(request: Request, context: Context) -> Outcome:
 
     Idempotent: yes, by the mark. A person's cordon stays unchanged.
     """
-    incident, _ = incident_record.load(context.ledger, request.incident_id)
+    keys = guardrails.cordon_keys()
+    incident, version, found = incident_record.load_with(context, request.incident_id, *keys)
     barred = incident_record.why_may_not_act(incident, context)
     if barred or incident.state.is_settled:
         return Outcome(outcome=CordonOutcome.NOT_ALLOWED, reason=barred or "The incident is settled.")
     if incident.plan is not None and not incident.plan.repairs_node:
         return Outcome(outcome=CordonOutcome.NOT_NEEDED, reason="The node needs no action.")
-    return cordon(incident, context)
+    return cordon(incident, context, version=version, known=dict(zip(keys, found, strict=True)))
 
 
-def cordon(incident: Incident, context: Context) -> Outcome:
+def cordon(
+    incident: Incident, context: Context, *, version: int = 0, known: Mapping[Key, Row | None] | None = None
+) -> Outcome:
     """Check the guardrails and cordon. Right before a repair this runs again, if a guardrail blocked the first try.
 
     A hold on automation does not block a cordon, because a cordoned node can wait safely.
+
+    Args:
+        incident: The incident of the node.
+        context: The ports and the policy.
+        version: Version of the incident's row, if the caller has just read it. 0 = read it again.
+        known: Rows of `guardrails.cordon_keys` that the caller has just read. If one is stale, the commit fails.
 
     Idempotent: yes, as `run`.
     """
     if not incident.node_name:
         return Outcome(outcome=CordonOutcome.GONE, reason="The node never joined its cluster.")
-    verdict = _register_cordon(incident, context)
+    verdict = _register_cordon(incident, context, known)
     # A node that is gone needs no entry. To wait for one would keep its slot locked for its replacement.
     if not verdict.allowed and context.cluster.node(incident.life.cluster, incident.node_name) is not None:
         record_block.block(incident, GuardedAction.CORDON, verdict, context, writer=WRITER)
         return Outcome(outcome=CordonOutcome.BLOCKED, reason=verdict.reason)
-    result = context.cluster.cordon(incident.life.cluster, incident.node_name, incident.incident_id)
+    seen_version = incident.plan.node_version if incident.plan else ""
+    result = context.cluster.cordon(incident.life.cluster, incident.node_name, incident.incident_id, seen_version)
     outcome, reason = _OUTCOME_TEXT[result]
     is_marked = result in (CordonResult.CORDONED, CordonResult.ALREADY_OURS)
     carries_ours = is_marked or result is CordonResult.BY_OTHER_INCIDENT
@@ -105,16 +116,18 @@ def cordon(incident: Incident, context: Context) -> Outcome:
             )
         return (after, writes) if after is not current or writes else None
 
-    incident_record.update(context.ledger, incident.incident_id, change)
+    read_before = (incident, version) if version else None
+    incident_record.update(context.ledger, incident.incident_id, change, known=read_before)
     if result is CordonResult.CORDONED:
         context.telemetry.seconds("DetectedToCordoned", (context.now - incident.opened_at).total_seconds())
     return Outcome(outcome=outcome, reason=reason)
 
 
-def _register_cordon(incident: Incident, context: Context) -> GuardrailVerdict:
+def _register_cordon(incident: Incident, context: Context, known: Mapping[Key, Row | None] | None) -> GuardrailVerdict:
     """Check the guardrails and enter the node if they allow it. If another node was entered first, check again."""
     for _ in range(incident_record.MAX_TRIES):
-        guarded = guardrails.GuardrailInputs(context).guard_context(GuardedAction.CORDON, incident)
+        guarded = guardrails.GuardrailInputs(context, known).guard_context(GuardedAction.CORDON, incident)
+        known = None
         verdict = check_guardrails(GuardedAction.CORDON, guarded.facts, context.policy.repair.guardrails)
         entry = guarded.entry(incident, context.now)
         # An entry of an earlier incident is about to be removed, so it does not belong to this incident.

@@ -1,6 +1,6 @@
 """Read the facts of the guardrails, and check an action against them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import NamedTuple
@@ -8,6 +8,7 @@ from typing import NamedTuple
 from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.nodes import FleetNode, is_lost
+from evenkeel.domain.recovery.fleet_summary import FleetSummary
 from evenkeel.domain.recovery.guardrails import (
     REPAIRS,
     GuardedAction,
@@ -20,10 +21,9 @@ from evenkeel.domain.recovery.guardrails import (
     shared_causes,
 )
 from evenkeel.domain.recovery.leases import Hold, Holds
-from evenkeel.ports import Table, every
+from evenkeel.ports import Key, Row, Table, every
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import note_group_fact
-from evenkeel.services.recovery import read_slot
 from evenkeel.services.storage import fleet_rows, guardrail_registers, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 
@@ -55,8 +55,10 @@ class GuardContext(NamedTuple):
 class GuardrailInputs:
     """The facts of the fleet that guardrails need. Each property reads the ledger once, on first use."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, known: Mapping[Key, Row | None] | None = None) -> None:
+        """Take the context, and rows that the caller has just read. `cordon_keys` names the rows of a cordon."""
         self.context = context
+        self._rows = dict(known or {})
 
     @cached_property
     def nodes(self) -> tuple[FleetNode, ...]:
@@ -80,22 +82,14 @@ class GuardrailInputs:
         row = self.context.ledger.get(fleet_rows.hold_key())
         return rows.read(row, Holds) if row else Holds()
 
-    @cached_property
-    def registers(self) -> dict[tuple[RegisterName, bool], tuple[Register, int]]:
-        """Both registers: of real recoveries and of drills."""
-        return {
-            (which, is_drill): guardrail_registers.load(self.context, which, is_drill=is_drill)
-            for which in RegisterName
-            for is_drill in (False, True)
-        }
-
     def hold_on(self, incident: Incident) -> Hold | None:
         """Return the hold in force on an incident's node."""
         return self.holds.on(incident.pool, incident.life.instance_id, self.context.now)
 
     def pool_nodes(self, pool: str) -> int:
         """Return how many nodes of a pool can be acted on, as the sweep counted them; 0 if it did not count them."""
-        return read_slot.fleet_summary(self.context.ledger).nodes.get(pool, 0)
+        row = self._row(fleet_rows.summary_key())
+        return rows.read(row, FleetSummary).nodes.get(pool, 0) if row else 0
 
     def is_old(self, incident: Incident) -> bool:
         """Whether an incident's evidence is so old that its node must be examined again."""
@@ -109,8 +103,8 @@ class GuardrailInputs:
         blocks only drills, because any principal that may send events can forge a drill.
         """
         which = _register_of(act)
-        register, version = self.registers[which, incident.is_drill]
-        real, _ = self.registers[which, False]
+        register, version = self._register(which, is_drill=incident.is_drill)
+        real, _ = self._register(which, is_drill=False)
         under_way = real.merged_with(register) if incident.is_drill else real
         life, pool = incident.life.key, incident.pool
         facts = GuardFacts(
@@ -148,6 +142,15 @@ class GuardrailInputs:
             )
         return GuardContext(facts, register, version)
 
+    def _register(self, which: RegisterName, *, is_drill: bool) -> tuple[Register, int]:
+        """Return a register of real recoveries or of drills, and the version of its row."""
+        return guardrail_registers.read(self._row(fleet_rows.register_key(which, is_drill=is_drill)), self.context.now)
+
+    def _row(self, key: Key) -> Row | None:
+        if key not in self._rows:
+            self._rows[key] = self.context.ledger.get(key)
+        return self._rows[key]
+
     @property
     def _window(self) -> timedelta:
         return timedelta(seconds=self.context.policy.repair.guardrails.shared_cause_window_seconds)
@@ -179,6 +182,12 @@ class GuardrailInputs:
             if state.is_settled and self.context.now - incident.opened_at >= self._window:
                 return
             yield incident
+
+
+def cordon_keys() -> tuple[Key, ...]:
+    """Return the rows that a verdict about a cordon may need."""
+    cordons = (fleet_rows.register_key(RegisterName.CORDONS, is_drill=is_drill) for is_drill in (False, True))
+    return (*cordons, fleet_rows.summary_key())
 
 
 def check_stop_allowed(incident: Incident, context: Context) -> GuardrailVerdict:

@@ -51,7 +51,7 @@ def run(request: Request, context: Context) -> Outcome:
 
     Idempotent: yes. The plan of a run is stored with its incident, and returned again.
     """
-    incident, version = incident_record.load(context.ledger, request.incident_id)
+    incident, version, _ = incident_record.load_with(context, request.incident_id)
     stored = _outcome_in_force(incident, request)
     if stored and stored.outcome is not PlanOutcome.ASK:
         return stored
@@ -100,7 +100,7 @@ def _observe(incident: Incident, context: Context) -> _Observed:
     slot = SlotReader(incident, context)
     # Read in parallel: until the cordon, new pods can start on the faulty node.
     with ThreadPoolExecutor(max_workers=2) as readers:
-        slot_state = readers.submit(slot.state, incident.opened_at)
+        slot_state = readers.submit(slot.state_of_original, incident.opened_at)
         described = readers.submit(settings_of, context.provider)
     return _Observed(slot_state.result(), slot.opted_out_pools, described.result())
 
@@ -275,6 +275,7 @@ def _planned(
         reason=plan.reason,
         fault_key=incident.fault_key,
         boot_id=node.boot_id if node else "",
+        node_version=node.resource_version if node and not node.is_cordoned else "",
         rungs=facts.rungs,
         independent_source_count=len(facts.sources),
         had_recovered=facts.has_recovered,

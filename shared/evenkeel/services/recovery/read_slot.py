@@ -6,6 +6,7 @@ show that a node is healthy. A stale summary can delay a return to service, or m
 after its node was gone.
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import cached_property
@@ -54,10 +55,17 @@ class SlotReader:
 
     def state(self, since: datetime) -> SlotState:
         """Return the own node and its replacement. A node that was launched after `since` may be the replacement."""
+        return self._state(since, self._records)
+
+    def state_of_original(self, since: datetime) -> SlotState:
+        """Return the own node, and its replacement only if HyperPod does not list the own node any more."""
+        return self._state(since, self._records_of_original)
+
+    def _state(self, since: datetime, read_records: Callable[[datetime], tuple[ProviderNode, ...]]) -> SlotState:
         incident = self.incident
         # Read in parallel: until the cordon, new pods can start on the faulty node.
         with ThreadPoolExecutor(max_workers=2) as readers:
-            records = readers.submit(self._records, since)
+            records = readers.submit(read_records, since)
             readers.submit(lambda: self.node)
         own_node = (self.node,) if self.node else ()
         slot_state = find_slot_state(
@@ -91,7 +99,7 @@ class SlotReader:
     def _records(self, since: datetime) -> tuple[ProviderNode, ...]:
         """Return HyperPod's records of the own node and of nodes that may replace it."""
         life, slot, provider = self.incident.life, self.incident.slot, self.context.provider
-        if self.context.site.clusters[:1] != (life.cluster,):
+        if not self._is_on_hyperpod:
             return ()
         own = provider.node(life.instance_id)
         if slot != life.key:
@@ -100,6 +108,14 @@ class SlotReader:
             return tuple(record for record in (own, in_slot if is_other else None) if record is not None)
         # Without a logical id, only the launch time shows a replacement, and it counts once the own node is gone.
         return (own,) if own is not None else provider.nodes_launched_after(since)
+
+    def _records_of_original(self, since: datetime) -> tuple[ProviderNode, ...]:
+        own = self.context.provider.node(self.incident.life.instance_id) if self._is_on_hyperpod else None
+        return (own,) if own is not None else self._records(since)
+
+    @property
+    def _is_on_hyperpod(self) -> bool:
+        return self.context.site.clusters[:1] == (self.incident.life.cluster,)
 
     def _node_object(self, instance_id: str, name: str) -> KubernetesNode | None:
         """Return the node object of an instance. Another instance can have its name by now."""

@@ -1,12 +1,15 @@
 """Load step of a scheduling cycle: read the quota tree, queues, charges, jobs and clusters into one snapshot.
 
-    tree ─ set-up ─ queues ─ rentals ─ charges ─ jobs ─ clusters ─ spending        (the order matters)
+    tree ─ set-up ─ queues ─ rentals ─ charges ─ jobs ─┬─ attempts ─ pods ─┬─ spending        (the order matters)
+                                                       ├─ nodes ───────────┤
+                                                       └─ rows of nodes ───┘   of each cluster, in parallel
 
 A rental or a pod that changes between two reads counts twice at worst, and never not at all. Jobs are read after the
 charges, so freed quota is seen only together with the job that released it (docs/decisions/0023).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from evenkeel.domain.admission.authority import AdmissionAuthority
@@ -28,7 +31,7 @@ from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.recovery.resume import lost_seconds
 from evenkeel.domain.renting.book import RentalBook
 from evenkeel.domain.resources import Resources
-from evenkeel.ports import EvenkeelError, Key, Ledger, Row, Table, get_all
+from evenkeel.ports import EvenkeelError, Key, Ledger, PodGroup, Row, Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.rentals import rentals
@@ -40,6 +43,7 @@ from evenkeel.services.storage import (
     quota_rows,
     read_charges,
     rows,
+    stored_nodes,
     team_setup,
 )
 from evenkeel.services.storage.quota_tree import stored_state
@@ -48,6 +52,7 @@ _MAX_PAGES = 4
 """Pages that a cycle reads at once behind the head of a parked queue."""
 _PAGES_PER_CYCLE = 1
 """Pages of each long queue that a cycle reads from where the last cycle stopped."""
+_READS_AT_ONCE = 8
 _PENDING = f"JOB#{JobState.PENDING}"
 
 StoredJobs = Mapping[str, tuple[Job, int]]
@@ -367,17 +372,34 @@ def _read_clusters(
     facts: dict[str, _ClusterFacts] = {}
     errors: dict[str, EvenkeelError] = {}
     cluster, names = context.cluster, context.site.clusters
-    for name in names:
+    with ThreadPoolExecutor(max_workers=_READS_AT_ONCE) as readers:
+        fleet = readers.submit(stored_nodes.load, context)
+        reads = {
+            name: (
+                readers.submit(_read_pods, name, context),
+                readers.submit(cluster.nodes, name),
+                readers.submit(cluster.kueue_namespaces, name),
+                readers.submit(cluster.pods, name) if name in serves else None,
+            )
+            for name in names
+        }
+    for name, (pods, listed, namespaces, serving) in reads.items():
         try:
-            workloads, in_use, nodes = cluster.workloads(name), cluster.resources_in_use(name), cluster.nodes(name)
+            (workloads, movable), nodes, stored = pods.result(), listed.result(), fleet.result()
             facts[name] = _ClusterFacts(
                 workloads,
-                in_use,
+                stored_nodes.with_bound_pods(name, movable, nodes, stored, context),
                 nodes,
-                cluster.kueue_namespaces(name),
-                provider_records.load(nodes, context) if name == names[0] else (),
-                cluster.pods(name) if name in serves else (),
+                namespaces.result(),
+                provider_records.load(nodes, stored, context) if name == names[0] else (),
+                serving.result() if serving else (),
             )
         except EvenkeelError as error:
             errors[name] = error
     return facts, errors
+
+
+def _read_pods(name: str, context: Context) -> tuple[tuple[ObservedWorkload, ...], Mapping[str, Resources]]:
+    """Read the attempts, and after them what pods request: a pod that starts between counts twice, and never not."""
+    cluster = context.cluster
+    return cluster.workloads(name), cluster.resources_in_use(name, PodGroup.MOVABLE)

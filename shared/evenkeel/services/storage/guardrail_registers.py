@@ -8,6 +8,7 @@ or settles it. The sweep removes leftovers of a crash.
 
 import contextlib
 from collections.abc import Callable
+from datetime import datetime
 from enum import StrEnum
 
 from evenkeel.domain.recovery.guardrails import Register, RegisterEntry
@@ -25,8 +26,12 @@ class RegisterName(StrEnum):
 
 def load(context: Context, which: RegisterName, *, is_drill: bool = False) -> tuple[Register, int]:
     """Return the present entries, and the version of the row."""
-    row = context.ledger.get(_key(which, is_drill=is_drill))
-    return (rows.read(row, Register).at(context.now), row.version) if row else (Register(), 0)
+    return read(context.ledger.get(_key(which, is_drill=is_drill)), context.now)
+
+
+def read(row: Row | None, now: datetime) -> tuple[Register, int]:
+    """Return the present entries of a register's row, and its version."""
+    return (rows.read(row, Register).at(now), row.version) if row else (Register(), 0)
 
 
 def entering(

@@ -10,7 +10,7 @@ from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import why_not_allowed
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
-from evenkeel.ports import Ledger, NotFound, Put, Row, Write
+from evenkeel.ports import Key, Ledger, NotFound, Put, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.storage import fleet_rows, incident_rows, rows, subject_rows
 from evenkeel.services.storage.retries import until_committed
@@ -36,7 +36,20 @@ def load(ledger: Ledger, incident_id: str) -> tuple[Incident, int]:
     Raises:
         NotFound: there is no such incident.
     """
-    row = ledger.get(incident_rows.incident_key(incident_id))
+    return _incident_of(ledger.get(incident_rows.incident_key(incident_id)), incident_id)
+
+
+def load_with(context: Context, incident_id: str, *keys: Key) -> tuple[Incident, int, tuple[Row | None, ...]]:
+    """Return an incident, its version, and the rows of further keys, all read in one round trip.
+
+    Raises:
+        NotFound: there is no such incident.
+    """
+    row, *others = context.read_rows(incident_rows.incident_key(incident_id), *keys)
+    return *_incident_of(row, incident_id), tuple(others)
+
+
+def _incident_of(row: Row | None, incident_id: str) -> tuple[Incident, int]:
     if row is None:
         raise NotFound(f"there is no incident {incident_id}")
     return rows.read(row, Incident), row.version

@@ -7,23 +7,21 @@ the health of a node from its node object.
 from collections.abc import Iterable
 
 from evenkeel.domain.nodes import FleetNode, KubernetesNode, ProviderNode
-from evenkeel.ports import Table, every
 from evenkeel.services.context import Context
 from evenkeel.services.storage import fleet_rows, rows
 
 
-def load(nodes: Iterable[KubernetesNode], context: Context) -> tuple[ProviderNode, ...]:
+def load(nodes: Iterable[KubernetesNode], stored: Iterable[FleetNode], context: Context) -> tuple[ProviderNode, ...]:
     """Return the records of all nodes. HyperPod lists its nodes only if one of `nodes` has no row yet.
 
     Args:
         nodes: The node objects of HyperPod's cluster.
+        stored: The nodes of the last sweep.
         context: The ports.
     """
     if not context.site.has_hyperpod:
         return ()
-    node_rows = every(lambda cursor: context.ledger.by_state(Table.FLEET, "NODE", limit=1000, cursor=cursor))
-    stored = (rows.read(row, FleetNode) for row in node_rows)
-    records = tuple(record for node in stored if not node.is_gone and (record := node.record) is not None)
+    records = tuple(record for node in stored if (record := node.record) is not None)
     known = {record.instance_id for record in records}
     is_complete = all(node.instance_id in known for node in nodes if node.hyperpod_cluster_id)
     return records if is_complete else context.provider.nodes()

@@ -1,6 +1,7 @@
 """Store the state of the fleet, for callers that must not list the control planes each time."""
 
 import contextlib
+import itertools
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
@@ -8,10 +9,10 @@ from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod, unmanaged
 from evenkeel.domain.nodes import FleetNode, Node
 from evenkeel.domain.recovery.fleet_summary import FleetSummary
 from evenkeel.domain.recovery.other_controllers import repaired_by
-from evenkeel.domain.resources import NONE
+from evenkeel.domain.resources import NONE, Resources, sum_by_place
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.events import kubernetes_node
-from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table
+from evenkeel.ports import Conflict, EvenkeelError, PodGroup, Put, Row, Table
 from evenkeel.services.recovery import manual_cordons, unmanaged_pods
 from evenkeel.services.storage import fleet_rows, rows
 from evenkeel.services.sweep.sweep_run import SweepRun
@@ -27,8 +28,8 @@ def refresh_fleet(sweep: SweepRun) -> int:
     The rows of a cluster that could not be read completely stay as they are: its nodes were not seen, and are not gone.
     """
     ledger = sweep.context.ledger
-    in_use_of = sweep.read_each_cluster("pods", sweep.context.cluster.resources_in_use)
-    in_use = {(cluster, name): amounts for cluster, nodes in in_use_of.items() for name, amounts in nodes.items()}
+    movable, bound = _pod_requests(sweep, PodGroup.MOVABLE), _pod_requests(sweep, PodGroup.BOUND)
+    in_use = sum_by_place(itertools.chain(movable.items(), bound.items()))
     unmanaged_by_node, jobs = _record_unmanaged_workloads(sweep), _jobs_on_nodes(sweep)
     read = _complete_clusters(sweep)
     stored_nodes = {
@@ -42,7 +43,10 @@ def refresh_fleet(sweep: SweepRun) -> int:
             if node.kubernetes
             else (),
             job_ids=jobs.get((node.life.cluster, node.kubernetes.name), ()) if node.kubernetes else (),
-        ).but(repaired_by=repaired_by(node.kubernetes))
+        ).but(
+            repaired_by=repaired_by(node.kubernetes),
+            bound_in_use=bound.get((node.life.cluster, node.kubernetes.name), NONE) if node.kubernetes else None,
+        )
         for node in sweep.nodes
         if node.life.cluster in read
     }
@@ -70,6 +74,12 @@ def refresh_fleet(sweep: SweepRun) -> int:
             manual_cordons.prune(sweep.context, cordoned)
         _summarise(sweep, stored_nodes.values())
     return 0
+
+
+def _pod_requests(sweep: SweepRun, pods: PodGroup) -> dict[tuple[str, str], Resources]:
+    """Return what live pods request, by cluster and node name."""
+    found = sweep.read_each_cluster("pods", lambda name: sweep.context.cluster.resources_in_use(name, pods))
+    return {(cluster, name): amounts for cluster, nodes in found.items() for name, amounts in nodes.items()}
 
 
 def _complete_clusters(sweep: SweepRun) -> set[str]:

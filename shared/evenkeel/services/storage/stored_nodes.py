@@ -1,0 +1,47 @@
+"""The nodes as the last sweep stored them, and what a node's own pods request.
+
+Pods of DaemonSets are most pods of a large fleet, and they change only with a DaemonSet or with their node. So the
+sweep stores what they request, and a scheduling cycle lists only the other pods. A changed DaemonSet is seen after the
+next sweep.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from evenkeel.domain.nodes import FleetNode, KubernetesNode
+from evenkeel.domain.resources import NONE, Resources
+from evenkeel.ports import PodGroup, Table, every
+from evenkeel.services.context import Context
+from evenkeel.services.storage import rows
+
+
+def load(context: Context) -> tuple[FleetNode, ...]:
+    """Return all nodes that the last sweep saw."""
+    found = every(lambda cursor: context.ledger.by_state(Table.FLEET, "NODE", limit=1000, cursor=cursor))
+    return tuple(node for row in found if not (node := rows.read(row, FleetNode)).is_gone)
+
+
+def with_bound_pods(
+    cluster: str,
+    movable: Mapping[str, Resources],
+    nodes: Iterable[KubernetesNode],
+    stored: Iterable[FleetNode],
+    context: Context,
+) -> dict[str, Resources]:
+    """Return what all live pods request, by node name.
+
+    The pods of DaemonSets are listed only if a node has no row yet that says what they request.
+
+    Args:
+        cluster: Kubernetes cluster.
+        movable: Requests of the pods that belong to no DaemonSet.
+        nodes: The node objects of the cluster.
+        stored: The nodes of the last sweep.
+        context: The ports.
+    """
+    by_instance = {node.life.instance_id: node.bound_in_use for node in stored if node.life.cluster == cluster}
+    bound = {node.name: by_instance.get(node.instance_id or "") for node in nodes}
+    if None in bound.values():
+        listed = context.cluster.resources_in_use(cluster, PodGroup.BOUND)
+        bound = {**bound, **{name: listed.get(name, NONE) for name, amounts in bound.items() if amounts is None}}
+    names = {*movable, *bound}
+    return {name: movable.get(name, NONE) + (bound.get(name) or NONE) for name in names}
