@@ -19,6 +19,7 @@ from evenkeel.domain.capacity.utilization import Measure
 from evenkeel.domain.costs.fleet_report import FleetReport
 from evenkeel.domain.costs.incident_receipt import IncidentReceipt
 from evenkeel.domain.costs.job_receipt import JobReceipt
+from evenkeel.domain.outbound.events import OutboundKind
 from evenkeel.domain.shadow.cases import Actor
 from evenkeel.domain.shadow.verdicts import Cause, Verdict
 from evenkeel.domain.sources import SourceKind, SourceState
@@ -379,6 +380,27 @@ _ANSWER_MODELS: dict[str, tuple[type[Value], Json]] = {
 """Answers that are domain values: their schemas follow from the types."""
 _RATE_NAMES = ("falseCordons", "falseReboots", "falseReplacements")
 _ANSWERS: dict[str, Json] = {
+    "list_events": {
+        "type": "object",
+        "required": ["asOf", "keptDays", "items", "nextPageToken"],
+        "properties": {
+            "keptDays": {"type": "integer"},
+            "items": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["id", "kind", "occurredAt", "recordedAt", "subject", "team", "by", "text", "data"],
+                    "properties": {
+                        "kind": {"enum": [*map(str, OutboundKind)]},
+                        "occurredAt": {"type": "string", "format": "date-time"},
+                        "recordedAt": {"type": "string", "format": "date-time"},
+                        "data": {"type": "object", "description": "docs/schemas/outbound-events.schema.json"},
+                    },
+                },
+            },
+            "nextPageToken": {"type": ["string", "null"]},
+        },
+    },
     "show_shadow_report": {
         "type": "object",
         "required": ["since", "until", "pool", "isComplete", "summary", "items", "nextPageToken", "stale"],

@@ -17,6 +17,7 @@ from evenkeel.domain.kueue import (
     why,
     workload_manifests,
 )
+from evenkeel.domain.outbound import events as outbound
 from tools.field_docs import DescribedSchema
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,6 +71,47 @@ def _schema(name: str, kinds: tuple[type[BaseModel], ...]) -> Json:
     return {**head, "anyOf": found, "$defs": dict(sorted(shared.items()))}
 
 
+def outbound_events() -> Json:
+    """Return the schema of the events that Evenkeel publishes, as EventBridge delivers them: one of each kind."""
+    shared: Json = {}
+
+    def part(kind: type[BaseModel]) -> Json:
+        found = kind.model_json_schema(by_alias=True, mode="serialization", schema_generator=DescribedSchema)
+        shared.update(found.pop("$defs", {}))
+        return found
+
+    common, metadata = part(outbound.Common), part(outbound.Metadata)
+    kinds = []
+    for kind, data_type in outbound.DATA_OF.items():
+        own = part(data_type)
+        data = {
+            **own,
+            "title": f"{kind} data",
+            "properties": {**common["properties"], **own["properties"]},
+            "required": [*common["required"], *own.get("required", ())],
+        }
+        detail = {
+            "type": "object",
+            "properties": {"metadata": metadata, "data": data},
+            "required": ["metadata", "data"],
+        }
+        kinds.append(
+            {
+                "title": str(kind),
+                "type": "object",
+                "properties": {
+                    "source": {"const": outbound.SOURCE},
+                    "detail-type": {"const": str(kind)},
+                    "detail": detail,
+                },
+                "required": ["source", "detail-type", "detail"],
+            }
+        )
+    head = {"$schema": DIALECT, "title": f"Events of Evenkeel, version {outbound.SCHEMA_VERSION}"}
+    return {**head, "oneOf": kinds, "$defs": dict(sorted(shared.items()))}
+
+
 def files() -> dict[Path, str]:
     """Return each file with its content."""
-    return {TARGET / f"{name}.schema.json": json.dumps(each, indent=1) + "\n" for name, each in schemas().items()}
+    found = {**schemas(), "outbound-events": outbound_events()}
+    return {TARGET / f"{name}.schema.json": json.dumps(each, indent=1) + "\n" for name, each in found.items()}

@@ -28,6 +28,7 @@ NOUNS = {
     "teams": CommandGroup("teams", "Show and change teams, their quotas, and what they borrow and lend."),
     "incidents": CommandGroup("incidents", "Show node incidents and their recovery; approve or decline plans."),
     "postmortem": CommandGroup("postmortem", "Write a blameless postmortem of an incident as Markdown."),
+    "events": CommandGroup("events", "List what changed: incidents, jobs, nodes, and what people did."),
     "nodes": CommandGroup("nodes", "List, show, cordon, uncordon and replace nodes."),
     "report": CommandGroup("report", "Show what failures, idle nodes and rent cost, and what to change first."),
     "utilization": CommandGroup("utilization", "List how busy pools and nodes are, beside their allocation."),

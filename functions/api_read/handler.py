@@ -6,6 +6,7 @@ from evenkeel.services.queries import (
     disclosure,
     explain,
     read_cost_report,
+    read_events,
     read_fleet,
     read_incidents,
     read_jobs,
@@ -171,6 +172,14 @@ def list_nodes() -> api.Reply:
     query = app.query(api_types.NodesQuery)
     page = pagination.Request(query.page_size, query.next_page_token)
     return app.answer(_seen(read_fleet.list_nodes(wiring.context().ledger, page, with_gone=bool(query.gone))))
+
+
+@app.get("/v1/events")
+def list_events() -> api.Reply:
+    query = app.query(api_types.EventsQuery)
+    page = pagination.Request(query.page_size, query.next_page_token)
+    asked = read_events.Filter(kinds=query.kind, subject=query.subject, team=query.team, since=query.since)
+    return app.answer(read_events.list_events(wiring.context(), asked, page))
 
 
 @app.get("/v1/shadow-report")

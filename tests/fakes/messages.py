@@ -1,8 +1,10 @@
 """Queues, topics and archives that remember."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from evenkeel.ports import BusEvent
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,22 @@ class RecordingPager:
 
     def page(self, subject: str, message: str, *, key: str) -> None:
         self.pages.append(PageSent(subject, message, key))
+
+
+@dataclass
+class RecordingBus:
+    events: list[BusEvent] = field(default_factory=list)
+
+    def publish(self, events: Sequence[BusEvent]) -> None:
+        self.events += events
+
+
+@dataclass
+class RecordingChat:
+    messages: list[dict[str, Any]] = field(default_factory=list)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self.messages.append(dict(message))
 
 
 @dataclass

@@ -16,6 +16,8 @@ from tests.fakes.messages import (
     InMemoryDeadLetters,
     InMemoryInbox,
     InMemoryRawEvents,
+    RecordingBus,
+    RecordingChat,
     RecordingCycleRequests,
     RecordingPager,
     RecordingWaitAnswers,
@@ -75,6 +77,8 @@ class FakeWorld:
         self.wait_answers = RecordingWaitAnswers()
         self.cycle_requests = RecordingCycleRequests()
         self.pager = RecordingPager()
+        self.event_bus = RecordingBus()
+        self.chat = RecordingChat()
         self.raw_events = InMemoryRawEvents()
         self.dead_letters = InMemoryDeadLetters()
         self.inbox = InMemoryInbox()

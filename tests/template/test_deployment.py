@@ -357,9 +357,9 @@ def test_archive_is_private_encrypted_and_expires() -> None:
 
 def test_queues_and_topic_are_encrypted() -> None:
     assert all(queue["SqsManagedSseEnabled"] is True for queue in QUEUES.values())
-    (topic,) = resources("AWS::SNS::Topic").values()
-    # Under AWS's own key for SNS, CloudWatch may not publish.
-    assert topic["KmsMasterKeyId"] == {"Ref": "PageKey"}
+    for topic in resources("AWS::SNS::Topic").values():
+        # Under AWS's own key for SNS, CloudWatch may not publish.
+        assert topic["KmsMasterKeyId"] == {"Ref": "PageKey"}
     key = resources("AWS::KMS::Key")["PageKey"]
     assert key["EnableKeyRotation"] is True
     principals = [statement["Principal"] for statement in key["KeyPolicy"]["Statement"]]
@@ -367,14 +367,35 @@ def test_queues_and_topic_are_encrypted() -> None:
 
 
 def test_only_alarms_and_declared_roles_publish_pages() -> None:
-    (policy,) = resources("AWS::SNS::TopicPolicy").values()
+    policy = resources("AWS::SNS::TopicPolicy")["PageTopicPolicy"]
     assert policy["Topics"] == [{"Ref": "PageTopic"}]
     statement = policy["PolicyDocument"]["Statement"][0]
     assert statement["Principal"] == {"Service": "cloudwatch.amazonaws.com"}
     assert statement["Condition"] == {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}
-    publishers = {s.owner for s in statements.of_roles() if "sns:Publish" in s.actions}
+    to_pages = [s for s in statements.of_roles() if {"Ref": "PageTopic"} in s.resources]
+    publishers = {s.owner for s in to_pages if "sns:Publish" in s.actions}
     assert publishers == {"SettleIncidentRole", "RepairNodeRole"}
     assert publishers == {s.owner for s in statements.of_roles() if s.sid == "EncryptPages"}
+
+
+def test_streams_keep_each_change_until_it_is_published() -> None:
+    sources = FUNCTIONS["PublishEvents"]["Events"].values()
+    streams = {
+        source["Properties"]["Stream"]["Fn::GetAtt"].split(".")[0]
+        if isinstance(source["Properties"]["Stream"]["Fn::GetAtt"], str)
+        else source["Properties"]["Stream"]["Fn::GetAtt"][0]
+        for source in sources
+    }
+    assert streams == set(resources("AWS::DynamoDB::Table"))
+    for source in sources:
+        # Without a limit, Lambda repeats a failed batch as long as the stream keeps it.
+        assert not {"MaximumRetryAttempts", "MaximumRecordAgeInSeconds"} & source["Properties"].keys()
+        for each in source["Properties"]["FilterCriteria"]["Filters"]:
+            pattern = json.loads(each["Pattern"])
+            assert "REMOVE" not in pattern["eventName"]
+            # The list of published events is in a streamed table, too. It must not publish itself.
+            assert "EVT#" not in each["Pattern"]
+            assert pattern["dynamodb"]["Keys"]["pk"]
 
 
 def test_every_log_source_has_a_group_with_retention() -> None:

@@ -20,6 +20,8 @@ LONGEST_NAMES = {
     ("AWS::StepFunctions::StateMachine", "StateMachineName"): 80,
     # https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_CreateLogGroup.html
     ("AWS::Logs::LogGroup", "LogGroupName"): 512,
+    # https://docs.aws.amazon.com/eventbridge/latest/APIReference/API_CreateEventBus.html
+    ("AWS::Events::EventBus", "Name"): 256,
     # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutDashboard.html; a region has 14 characters
     ("AWS::CloudWatch::Dashboard", "DashboardName"): 255,
     # API Gateway documents no limit; CloudWatch limits the dimension ApiName:

@@ -40,6 +40,7 @@ OF_AWS = {
     # https://docs.aws.amazon.com/lambda/latest/dg/monitoring-metrics-types.html
     ("AWS/Lambda", "Errors"): {"FunctionName"},
     ("AWS/Lambda", "Throttles"): {"FunctionName"},
+    ("AWS/Lambda", "IteratorAge"): {"FunctionName"},
     # One for the whole account: https://docs.aws.amazon.com/lambda/latest/dg/monitoring-concurrency.html
     ("AWS/Lambda", "ClaimedAccountConcurrency"): set(),
     # https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/metrics-dimensions.html
@@ -59,7 +60,7 @@ OF_AWS = {
     ("AWS/Events", "InvocationsFailedToBeSentToDlq"): {"RuleName"},
 }
 """Metrics of AWS services that an alarm may watch, with their dimensions."""
-GAUGES = {"IncidentsBlocked": "Minimum", "SourcesStale": "Maximum"}
+GAUGES = {"IteratorAge": "Maximum", "IncidentsBlocked": "Minimum", "SourcesStale": "Maximum"}
 """Metrics whose data points are levels: their sum is meaningless."""
 
 

@@ -38,6 +38,9 @@ WAIVERS: Final = {
 _DEAD_LETTERS = [name for name, queue in resources("AWS::SQS::Queue").items() if "RedrivePolicy" not in queue]
 _BY_ITS_OWN_NAME = "It takes only Lambda's default name for a function's log group. Ours are set by LoggingConfig."
 _NOT_FOR_QUEUES = "AWS takes an on-failure destination for streams only; the queue has its redrive policy."
+_REPEATED_UNTIL_IT_SUCCEEDS = (
+    "Without a limit of retries, no batch fails for good; alarms watch its age and its errors."
+)
 _NOT_READ_THROUGH_IF = "The access log stands behind a condition, which the rule does not read."
 _IS_THE_LAST_STOP = "It is a dead-letter queue itself; an alarm watches it."
 
@@ -45,6 +48,10 @@ _IS_THE_LAST_STOP = "It is a dead-letter queue itself; an alarm watches it."
 LINT_WAIVERS: Final = (
     {("WS1004", function): _BY_ITS_OWN_NAME for function in resources("AWS::Serverless::Function")}
     | {("ES1001", mapping): _NOT_FOR_QUEUES for mapping in ("ReceiveEventEvents", "ScheduleJobsCycles")}
+    | {
+        ("ES1001", f"PublishEvents{table}"): _REPEATED_UNTIL_IT_SUCCEEDS
+        for table in ("Jobs", "Incidents", "Fleet", "Quotas")
+    }
     | {("ES2000", "ApiapiStage"): _NOT_READ_THROUGH_IF}
     | {("ES6000", queue): _IS_THE_LAST_STOP for queue in _DEAD_LETTERS}
 )

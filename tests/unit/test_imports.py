@@ -306,11 +306,22 @@ DOMAIN_PACKAGES = (
     *("policy_base", "health.policy", "sources", "health", "capacity", "capacity.policy", "kueue"),
     *("external.policy", "external", "elastic", "admission.policy", "jobs.allowance", "jobs.policy", "jobs"),
     *("economics.policy", "economics", "recovery.policy", "renting.policy", "policy"),
-    *("renting", "quotas", "admission", "checkpoints", "recovery", "shadow", "costs", "fault_preview", "replay"),
+    *(
+        "renting",
+        "quotas",
+        "admission",
+        "checkpoints",
+        "recovery",
+        "outbound",
+        "shadow",
+        "costs",
+        "fault_preview",
+        "replay",
+    ),
 )
 SERVICE_PACKAGES = (
     *("context", "storage", "incidents", "rentals", "attempts", "scheduling", "jobs"),
-    *("recovery", "resume", "waits", "queries", "admin", "sweep"),
+    *("recovery", "resume", "waits", "queries", "publishing", "admin", "sweep"),
 )
 ORDERS = {"domain": DOMAIN_PACKAGES, "services": SERVICE_PACKAGES}
 

@@ -34,7 +34,7 @@ LimitOption = Annotated[
 ]
 
 _FULL_ID = re.compile(r"(job|inc|dec|op)-[0-9a-z]{10}", re.ASCII)
-_LENGTH = re.compile(r"(?P<count>[0-9]{1,4})(?P<unit>[hd])", re.ASCII)
+_LENGTH = re.compile(r"(?P<count>[0-9]{1,4})(?P<unit>[mhd])", re.ASCII)
 _MAX_LOOKUP = 600
 """Number of newest items in which a prefix or a name is looked up."""
 _TIME_FIELDS = {"/jobs": "submittedAt", "/incidents": "openedAt", "/nodes": "launchedAt"}
@@ -209,8 +209,9 @@ def instant(option: str, text: str, now: datetime) -> str:
     """
     length = _LENGTH.fullmatch(text)
     if length:
-        unit = timedelta(days=1) if length["unit"] == "d" else timedelta(hours=1)
+        unit = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}[length["unit"]]
         return f"{now - int(length['count']) * unit:%Y-%m-%dT%H:%M:%SZ}"
     if "T" not in text:
-        raise CommandFailed(Exit.USAGE, f"{option} is 30d, 12h or 2026-11-03T10:15:00Z, not {text!r}.", code="USAGE")
+        message = f"{option} is 30d, 12h, 10m or 2026-11-03T10:15:00Z, not {text!r}."
+        raise CommandFailed(Exit.USAGE, message, code="USAGE")
     return text

@@ -43,6 +43,7 @@ from evenkeel.ports import (
     Put,
     Refused,
     Row,
+    RowChange,
     Table,
     Throttled,
     Unreachable,
@@ -331,6 +332,27 @@ def _row(table: Table, item: Mapping[str, Any]) -> Row:
         version=int(item["version"]["N"]),
         state=(item["stateKey"]["S"], item["stateSort"]["S"]) if "stateKey" in item else None,
         expires_at=datetime.fromtimestamp(int(item["ttl"]["N"]), UTC) if "ttl" in item else None,
+    )
+
+
+def stream_change(record: Mapping[str, Any], tables: Mapping[str, Table]) -> RowChange | None:
+    """Return the change that a record of a table's stream reports; None if the row was deleted.
+
+    Source: https://docs.aws.amazon.com/amazondynamodb/latest/APIReference/API_streams_Record.html
+
+    Args:
+        record: The record, as Lambda delivers it.
+        tables: The tables by name.
+    """
+    change = record["dynamodb"]
+    if record["eventName"] == "REMOVE":
+        return None
+    table = tables[record["eventSourceARN"].split(":table/")[1].split("/")[0]]
+    before = change.get("OldImage")
+    return RowChange(
+        before=_row(table, before) if before else None,
+        after=_row(table, change["NewImage"]),
+        at=datetime.fromtimestamp(int(change["ApproximateCreationDateTime"]), UTC),
     )
 
 

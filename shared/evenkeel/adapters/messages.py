@@ -4,11 +4,11 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from evenkeel.adapters import aws
-from evenkeel.ports import EvenkeelError, NotFound, Refused
+from evenkeel.ports import BusEvent, EvenkeelError, NotFound, Refused, Throttled, Unreachable
 
 _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "AWS.SimpleQueueService.NonExistentQueue": NotFound,
@@ -31,6 +31,15 @@ _LARGEST_PAGE = 200_000
 """Maximum bytes of a page. SNS accepts 256 KiB with attributes."""
 _MAX_MESSAGE_BYTES = 260_000
 """Maximum bytes of a message. SQS accepts 256 KiB with attributes."""
+
+_MAX_BUS_ENTRIES = 10
+"""Maximum events of one PutEvents request."""
+_ENTRY_ERRORS: Mapping[str, type[EvenkeelError]] = {
+    "ThrottlingException": Throttled,
+    "MalformedDetail": Refused,
+    "InvalidArgument": Refused,
+    "NotAuthorizedForSourceException": Refused,
+}
 
 _INVALID_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """SQS accepts only the characters of XML 1.0, and rejects a message with any other character."""
@@ -130,6 +139,49 @@ class SnsPager:
                     "key": {"DataType": "String", "StringValue": escape_invalid_characters(key) or "none"}
                 },
             )
+
+
+class SnsChat:
+    """Sends messages to an SNS topic to which Amazon Q Developer or another chat tool subscribes."""
+
+    def __init__(self, topic_arn: str, client: Any = None) -> None:
+        self._topic_arn = topic_arn
+        self._client = client or aws.client("sns")
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        with aws.translate_errors(f"send message {message.get('id')}", _ERRORS_BY_CODE):
+            self._client.publish(TopicArn=self._topic_arn, Message=json.dumps(message))
+
+
+class EventBridgeBus:
+    """Publishes on an event bus, in requests of at most ten events."""
+
+    def __init__(self, bus_name: str, client: Any = None) -> None:
+        self._bus_name = bus_name
+        self._client = client or aws.client("events")
+
+    def publish(self, events: Sequence[BusEvent]) -> None:
+        for start in range(0, len(events), _MAX_BUS_ENTRIES):
+            self._put(events[start : start + _MAX_BUS_ENTRIES])
+
+    def _put(self, events: Sequence[BusEvent]) -> None:
+        entries = [
+            {
+                "EventBusName": self._bus_name,
+                "Source": event.source,
+                "DetailType": event.detail_type,
+                "Detail": json.dumps(event.detail),
+            }
+            for event in events
+        ]
+        attempt = f"publish {len(events)} events"
+        with aws.translate_errors(attempt, _ERRORS_BY_CODE):
+            answer = self._client.put_events(Entries=entries)
+        if answer.get("FailedEntryCount"):
+            # The request itself succeeded. Each refused event has its own code.
+            codes = sorted({entry["ErrorCode"] for entry in answer["Entries"] if entry.get("ErrorCode")})
+            kind = next((_ENTRY_ERRORS[code] for code in codes if code in _ENTRY_ERRORS), Unreachable)
+            raise kind(f"{attempt}: {answer['FailedEntryCount']} refused: {', '.join(codes)}")
 
 
 class S3RawEvents:

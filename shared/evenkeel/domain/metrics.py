@@ -58,6 +58,8 @@ METRICS = {
         Metric("EventsFailed", _COUNT, ("code",), "An event of a known kind was malformed."),
         Metric("EventsIgnored", _COUNT, (), "An event that needs no action."),
         Metric("EventsUnknown", _COUNT, (), "An event of an unknown kind."),
+        Metric("EventsPublished", _COUNT, (), "An event of Evenkeel was published."),
+        Metric("ChangesNotPublished", _COUNT, (), "A stored change that could not be published, and was passed over."),
         Metric("FactsOpen", _COUNT, ("source",), "A fact opened an incident."),
         Metric("FactsJoin", _COUNT, ("source",), "A fact joined an open incident."),
         Metric("FactsDuplicate", _COUNT, ("source",), "A fact that is already recorded."),

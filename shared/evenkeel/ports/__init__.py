@@ -47,6 +47,7 @@ from evenkeel.ports.ledger import (
     Page,
     Put,
     Row,
+    RowChange,
     Table,
     Write,
     document_text,
@@ -56,7 +57,7 @@ from evenkeel.ports.ledger import (
     site_policy_key,
     utf8_bytes,
 )
-from evenkeel.ports.messages import DeadLetters, Inbox, Pager, RawEvents
+from evenkeel.ports.messages import BusEvent, Chat, DeadLetters, EventBus, Inbox, Pager, RawEvents
 from evenkeel.ports.node_groups import NodeGroups
 from evenkeel.ports.permissions import KubernetesPermission
 from evenkeel.ports.provider import Provider, RepairAnswer
@@ -72,7 +73,9 @@ __all__ = [
     "LONGEST_SK",
     "MAX_WRITES",
     "Add",
+    "BusEvent",
     "CapacitySpec",
+    "Chat",
     "CheckSpec",
     "CheckpointStore",
     "Clock",
@@ -84,6 +87,7 @@ __all__ = [
     "DeadLetters",
     "Delete",
     "EvenkeelError",
+    "EventBus",
     "EvictionAnswer",
     "EvictionStatus",
     "ExecutionState",
@@ -116,6 +120,7 @@ __all__ = [
     "RentedCapacity",
     "RepairAnswer",
     "Row",
+    "RowChange",
     "StaleVersion",
     "StoredShard",
     "Table",

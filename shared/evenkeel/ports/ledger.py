@@ -54,6 +54,17 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class RowChange:
+    """A stored change of one row, as the table's stream reports it: at least once, in order for each row."""
+
+    before: Row | None
+    """The row before; None if the change created it."""
+    after: Row
+    at: datetime
+    """When the ledger stored the change, in whole seconds by its own clock."""
+
+
+@dataclass(frozen=True, slots=True)
 class Put:
     """Store a row if it still has the version `row.version` (0: if it does not exist).
 

@@ -1,7 +1,7 @@
 """Messages to people, the event queue, and the stores of raw and malformed events."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 
 class Pager(Protocol):
@@ -41,4 +41,32 @@ class DeadLetters(Protocol):
 
     def put(self, body: str, code: str, reason: str) -> None:
         """Store the whole event with its error code. Raises on failure, so that the event is delivered again."""
+        ...
+
+
+class BusEvent(NamedTuple):
+    """An event for the bus."""
+
+    source: str
+    detail_type: str
+    detail: Mapping[str, Any]
+
+
+class EventBus(Protocol):
+    """The event bus on which Evenkeel publishes."""
+
+    def publish(self, events: Sequence[BusEvent]) -> None:
+        """Publish events. Idempotent: no, because a repeat is a second event; guarded by the id in each event.
+
+        Raises:
+            TransientError: The bus did not accept all events. Some may have been published.
+        """
+        ...
+
+
+class Chat(Protocol):
+    """The topic for chat channels and ticket tools."""
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one message. Idempotent: no, because a repeat is a second message; guarded by the id in it."""
         ...

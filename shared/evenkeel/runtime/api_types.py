@@ -11,6 +11,7 @@ from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.health.reports import FaultReport
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.jobs.spec import JobSpec
+from evenkeel.domain.outbound.events import OutboundKind
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.domain.submitted import from_request
 from evenkeel.runtime.api import Body
@@ -293,6 +294,17 @@ class IncidentsQuery(PageQuery):
     """`GET /v1/incidents`."""
 
     state: Annotated[tuple[IncidentState, ...], BeforeValidator(_split)] = ()
+
+
+class EventsQuery(PageQuery):
+    """`GET /v1/events`."""
+
+    kind: Annotated[tuple[OutboundKind, ...], BeforeValidator(_split)] = ()
+    subject: Annotated[str, StringConstraints(max_length=253), AfterValidator(printable)] = ""
+    """Id of an incident, job or node, or the name of a team or of the fleet."""
+    team: Annotated[str, StringConstraints(max_length=63)] = ""
+    since: Timestamp | None = None
+    """Events that were recorded since; without it, the last 90 days."""
 
 
 class ShadowReportQuery(PageQuery):

@@ -3,6 +3,7 @@
 * `task`: a state of a workflow. It takes and returns JSON.
 * `event`: an SQS batch of EventBridge envelopes.
 * `scheduled`: a run by the clock, or a request for a scheduling cycle.
+* `stream`: a batch of changes from the streams of the tables.
 * `api`: a request through API Gateway.
 
 This is the only module that catches `Exception`.
@@ -20,10 +21,11 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeAlias
 
-from evenkeel.ports import EvenkeelError, PermanentError, TransientError
+from evenkeel.ports import EvenkeelError, PermanentError, Refused, RowChange, TransientError, Unreadable
 from evenkeel.runtime import wiring
 
 Json: TypeAlias = dict[str, Any]
+StoredChange: TypeAlias = RowChange
 
 ARCHIVE_NAME = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
 _SHOWN_BYTES = 200
@@ -256,6 +258,39 @@ def scheduled(handler: Handler) -> Handler:
             if not records:
                 raise
             return {"batchItemFailures": []}
+
+    return _with_self_test(wrapped)
+
+
+def stream(handler: Callable[[StoredChange], Json]) -> Handler:
+    """Wrap the function behind the streams of the tables. The handler gets one change at a time, in order.
+
+    A failure of the world is raised, a denied call too: Lambda delivers the batch again from its start, for as long as
+    the stream keeps it (a day). A change that cannot be read or is refused is logged and counted, and the next change
+    follows. Otherwise it would block all later ones of its shard.
+    """
+
+    @functools.wraps(handler)
+    def wrapped(batch: Json, context: Any) -> Json:
+        from evenkeel.adapters.dynamo_ledger import stream_change
+
+        records = batch.get("Records", ())
+        world = wiring.world()
+        handled = 0
+        with _log_call("ChangesDone", context, {"changes": len(records)}) as line:
+            for record in records:
+                try:
+                    change = stream_change(record, world.table_names)
+                    if change is not None:
+                        handled += handler(change).get("events", 0)
+                except Exception as error:
+                    if isinstance(error, EvenkeelError) and not isinstance(error, (Refused, Unreadable)):
+                        raise
+                    keys = (record.get("dynamodb") or {}).get("Keys")
+                    world.telemetry.exception("ChangeNotPublished", error, row=keys, runbook="events-unpublished")
+                    world.telemetry.count("ChangesNotPublished")
+            line["events"] = handled
+        return {}
 
     return _with_self_test(wrapped)
 

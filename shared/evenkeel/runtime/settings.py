@@ -45,6 +45,8 @@ class Settings(BaseModel):
     burst_capacity_arn: str = Field("", alias="BURST_CAPACITY_ARN")
     resolve_wait_function: str = Field("", alias="RESOLVE_WAIT_FUNCTION")
     page_topic_arn: str = Field("", alias="PAGE_TOPIC_ARN")
+    chat_topic_arn: str = Field("", alias="CHAT_TOPIC_ARN")
+    event_bus_name: str = Field("", alias="EVENT_BUS_NAME")
     job_namespace: str = Field("evenkeel-jobs", alias="JOB_NAMESPACE")
     job_service_account: str = Field("trainer", alias="JOB_SERVICE_ACCOUNT")
     operators: tuple[str, ...] = Field((), alias="OPERATOR_PRINCIPALS")

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from evenkeel.domain.policy import Policy
 from evenkeel.ports import (
+    Chat,
     CheckpointStore,
     Clock,
     Cluster,
     CycleRequests,
     DeadLetters,
+    EventBus,
     Ids,
     Inbox,
     Ledger,
@@ -93,13 +95,18 @@ class World:
     def ledger(self) -> Ledger:
         from evenkeel.adapters.dynamo_ledger import DynamoLedger
 
+        return DynamoLedger({table: name for name, table in self.table_names.items()})
+
+    @property
+    def table_names(self) -> dict[str, Table]:
+        """The tables of this function, by name."""
         names = {
             Table.JOBS: self.settings.jobs_table,
             Table.INCIDENTS: self.settings.incidents_table,
             Table.FLEET: self.settings.fleet_table,
             Table.QUOTAS: self.settings.quotas_table,
         }
-        return DynamoLedger({table: name for table, name in names.items() if name})
+        return {name: table for table, name in names.items() if name}
 
     @cached_property
     def cluster(self) -> Cluster:
@@ -170,6 +177,18 @@ class World:
         from evenkeel.adapters.messages import SnsPager
 
         return SnsPager(self.settings.need("page_topic_arn"), self.settings.fleet)
+
+    @cached_property
+    def event_bus(self) -> EventBus:
+        from evenkeel.adapters.messages import EventBridgeBus
+
+        return EventBridgeBus(self.settings.need("event_bus_name"))
+
+    @cached_property
+    def chat(self) -> Chat:
+        from evenkeel.adapters.messages import SnsChat
+
+        return SnsChat(self.settings.need("chat_topic_arn"))
 
     @cached_property
     def raw_events(self) -> RawEvents:

@@ -8,10 +8,12 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
+    Chat,
     CheckpointStore,
     Clock,
     Cluster,
     CycleRequests,
+    EventBus,
     Ids,
     Inbox,
     Key,
@@ -87,6 +89,8 @@ class Context:
     wait_answers: WaitAnswers
     cycle_requests: CycleRequests
     pager: Pager
+    event_bus: EventBus
+    chat: Chat
     inbox: Inbox
     clock: Clock
     ids: Ids

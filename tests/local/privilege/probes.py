@@ -816,6 +816,27 @@ def settles_and_pages(stage: PermissionBench) -> Json:
     return of_incident(incident, plan=plan, node=node, jobs={"outcome": "NO_JOBS", "reason": "None."})
 
 
+# ---------------------------------------------------------------- published events
+
+
+@probe("publish_events")
+def publishes_a_question_and_tells_the_chat(stage: PermissionBench) -> Json:
+    row = incident_rows.incident_row(an_incident(stage, IncidentState.WAITING_FOR_PERSON, 0), 1)
+    table = stage.centre.deployer.client("dynamodb").describe_table(
+        TableName=stage.centre.outputs["IncidentsTableName"]
+    )["Table"]
+    image = {
+        "pk": {"S": row.key.pk},
+        "sk": {"S": row.key.sk},
+        "version": {"N": "1"},
+        "doc": {"S": json.dumps(row.doc)},
+    }
+    change = {"ApproximateCreationDateTime": now().timestamp(), "Keys": {}, "NewImage": image}
+    return {
+        "Records": [{"eventName": "INSERT", "eventSourceARN": f"{table['TableArn']}/stream/probe", "dynamodb": change}]
+    }
+
+
 # ---------------------------------------------------------------- waits
 
 

@@ -14,8 +14,11 @@ from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.attempt import Attempt, ResumePoint
 from evenkeel.domain.jobs.job import Job, StopRequest
 from evenkeel.domain.jobs.spec import SecretKey
-from evenkeel.ports import LaunchSpec
+from evenkeel.ports import LaunchSpec, RowChange
+from evenkeel.services.publishing import publish_events
 from evenkeel.services.queries import disclosure
+from evenkeel.services.storage import job_rows
+from tests.fakes.world import a_context
 from tests.unit.api.gateway import ACCOUNT, FLEET, ApiResponse, Gateway, template_routes
 from tests.unit.api.seeds import (
     a_decision,
@@ -98,6 +101,7 @@ ROWS: Mapping[str, AccessCase] = {
     "/v1/nodes": AccessCase("/v1/nodes", shows=("p5-workers",), is_private=False),
     "/v1/nodes/{nodeId}": AccessCase("/v1/nodes/i-00000000000000001", shows=("p5-workers",), is_private=False),
     "/v1/cost-report": AccessCase("/v1/cost-report", shows=("improvements", "byCause"), is_private=False),
+    "/v1/events": AccessCase("/v1/events", shows=("Job Ended", "llama-1", "nlp"), is_private=False),
     "/v1/shadow-report": AccessCase("/v1/shadow-report", shows=("falseCordons",), is_private=False),
     "/v1/utilization": AccessCase("/v1/utilization", shows=("p5-workers",), is_private=False),
     "/v1/clusters/{cluster}/automation": AccessCase(f"/v1/clusters/{FLEET}/automation", is_private=False),
@@ -204,6 +208,10 @@ def seeded(gateway: Gateway) -> None:
         incident.incident_id,
         (ago(minutes=12), "fault", "Fell off the bus."),
         (ago(minutes=11), "job", f"{SECRET} comes back."),
+    )
+    publish_events.run(
+        RowChange(job_rows.job_row(job.but(state="RUNNING"), 1), job_rows.job_row(job, 2), ago(minutes=20)),
+        a_context(gateway.fakes),
     )
     heartbeats(ledger)
     gateway.fakes.cluster.launch(LaunchSpec(job.spec, secret_attempt(job), "", "trainer"))

@@ -33,6 +33,8 @@ ALL = {
     "RUN_JOB_ARN": "arn:run",
     "RESOLVE_WAIT_FUNCTION": "resolve-wait",
     "PAGE_TOPIC_ARN": "arn:topic",
+    "CHAT_TOPIC_ARN": "arn:chat",
+    "EVENT_BUS_NAME": "evenkeel",
 }
 PORTS = [name for name, member in vars(World).items() if isinstance(member, cached_property)]
 
@@ -42,7 +44,7 @@ def test_a_world_builds_every_port_once() -> None:
 
     first = [getattr(world, name) for name in PORTS]
 
-    assert len(first) == 18
+    assert len(first) == 20
     assert [getattr(world, name) for name in PORTS] == first
     assert isinstance(world.ledger, DynamoLedger)
     assert isinstance(world.cluster, KubernetesCluster)

@@ -18,6 +18,14 @@ def is_approved(incident: Incident) -> bool:
     return bool(plan and approval and approval.approves and approval.decision_id == plan.decision_id)
 
 
+def pending_approval(incident: Incident) -> bool:
+    """Whether the plan of an open incident awaits a person's approval."""
+    plan, approval = incident.plan, incident.approval
+    if plan is None or plan.outcome != ASK or incident.state.is_settled:
+        return False
+    return approval is None or approval.decision_id != plan.decision_id
+
+
 def beyond_approval(incident: Incident, rungs: Iterable[str]) -> str:
     """Return which rungs the fault now needs beyond the approved plan, as one sentence; empty if none.
 

@@ -9,9 +9,9 @@ The two results:
 from typing import Any
 
 from evenkeel.domain.health.classification import IncidentFault
-from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.health.intake import LastIncident
+from evenkeel.domain.outbound import notices
 from evenkeel.domain.recovery.leases import RepairLease, released_lease
 from evenkeel.domain.recovery.settling import (
     PAGED,
@@ -197,19 +197,10 @@ def _page(incident: Incident, context: Context) -> None:
     """Page a person. A crash between the page and its record pages again, with the same key."""
     if incident.state not in PAGED or incident.paged_at is not None:
         return
-    fault = default_catalogue().look_up(incident.fault_key)
     where = incident.node_name or incident.life.instance_id
     drill = "[drill] " if incident.is_drill else ""
     subject = f"{drill}{incident.incident_id}: {_STATE_TEXT[incident.state].rstrip('.').lower()}, {where}"
-    jobs = ", ".join(affected.job_id for affected in incident.affected_jobs) or "none"
-    message = "\n".join(
-        [
-            f"{_STATE_TEXT[incident.state]} {incident.outcome}",
-            f"Node: {where} ({incident.pool}, {incident.instance_type}). Fault: {fault.name} ({incident.fault_key}).",
-            f"Repairs tried: {', '.join(incident.repairs) or 'none'}. Jobs interrupted: {jobs}.",
-            f"Next: evenkeel incidents show {incident.incident_id}",
-        ]
-    )
+    message = notices.page_text(notices.about_incident(incident))
     context.pager.page(subject, message, key=f"{incident.incident_id}-{incident.state}")
     context.telemetry.error("IncidentNeedsPerson", outcome=incident.state, reason=incident.outcome, runbook=_RUNBOOK)
 

@@ -10,6 +10,7 @@ from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
 from evenkeel.domain.quotas.quota_facts import smallest_changes
+from evenkeel.domain.recovery.approval import pending_approval
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Wait
 from evenkeel.ports import Ledger, Table
@@ -232,7 +233,7 @@ def _job_next(job: Job) -> str | None:
 
 
 def _incident_next(incident: Incident, *, needs: bool) -> str | None:
-    if read_incidents.pending_approval(incident):
+    if pending_approval(incident):
         return f"evenkeel incidents approve {incident.incident_id}"
     if not incident.state.is_settled or needs:
         return f"evenkeel incidents timeline {incident.incident_id}"

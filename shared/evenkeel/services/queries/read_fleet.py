@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 from evenkeel.domain.health.incidents import LIST_ORDER, Incident
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.recovery.approval import pending_approval
 from evenkeel.domain.recovery.leases import ManualCordon
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode, is_unhealthy
 from evenkeel.domain.resources import NONE, Resources
@@ -341,8 +342,8 @@ def _incident_of(ledger: Ledger, node: FleetNode) -> Incident | None:
 
 def _incidents(context: Context, nodes: Iterable[FleetNode], work: Mapping[JobState, _JobCounts]) -> _Incidents:
     incidents, is_cut = _open_incidents(context.ledger)
-    asking = [incident for incident in incidents if read_incidents.pending_approval(incident)]
-    working = [incident for incident in incidents if not read_incidents.pending_approval(incident)]
+    asking = [incident for incident in incidents if pending_approval(incident)]
+    working = [incident for incident in incidents if not pending_approval(incident)]
     ended, may_be_more = _unresolved(context, nodes, work, incidents)
     alive = _JobCache(context.ledger, work)
     holders = {node.slot: node for node in nodes}

@@ -20,7 +20,7 @@ from evenkeel.domain.health.incidents import (
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.recovery.approval import ASK, is_approved
+from evenkeel.domain.recovery.approval import ASK, is_approved, pending_approval
 from evenkeel.domain.recovery.plan import PlanOutcome
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
@@ -192,14 +192,6 @@ def summary(incident: Incident, now: datetime) -> Json:
         "run": incident.run,
         "resumes": incident.resumes or None,
     }
-
-
-def pending_approval(incident: Incident) -> bool:
-    """Whether the plan of an open incident awaits a person's approval."""
-    plan, approval = incident.plan, incident.approval
-    if plan is None or plan.outcome != ASK or incident.state.is_settled:
-        return False
-    return approval is None or approval.decision_id != plan.decision_id
 
 
 def waits(incident: Incident) -> bool:

@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Block, Incident, IncidentState
+from evenkeel.domain.outbound import notices
 from evenkeel.domain.recovery.guardrails import (
     GuardedAction,
     GuardrailName,
@@ -110,12 +111,17 @@ def page_shared_cause(verdict: GuardrailVerdict, context: Context, *, is_drill: 
     if not _try_put(context.ledger, claim):
         return  # another run recorded it first, and pages
     kind, _, name = verdict.cause.partition("/")
-    message = (
-        f"{verdict.reason}\nRepairs of these nodes wait until it is over. Next: evenkeel incidents ls --state BLOCKED"
+    notice = notices.Notice(
+        what=verdict.reason,
+        affects="the jobs on these nodes.",
+        doing=f"repairs of these nodes wait. Look at the {kind}.",
+        until=f"{verdict.clears_at:%H:%M}Z at the earliest." if verdict.clears_at else "the cause is over.",
+        command="evenkeel incidents ls --state BLOCKED",
+        runbook="shared-cause",
     )
     drill, of_drills = ("[drill] ", "drill-") if is_drill else ("", "")
     subject = f"{drill}Several nodes of {kind} {name} failed at once"
-    context.pager.page(subject, message, key=f"{of_drills}shared-cause-{verdict.cause}")
+    context.pager.page(subject, notices.page_text(notice), key=f"{of_drills}shared-cause-{verdict.cause}")
     context.telemetry.error("SharedCause", cause=verdict.cause, reason=verdict.reason, runbook="shared-cause")
     paged = Row(key, claim.doc | {"isPaged": True}, claim.version + 1, None, claim.expires_at)
     _try_put(context.ledger, paged)

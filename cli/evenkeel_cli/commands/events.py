@@ -1,0 +1,61 @@
+"""`evenkeel events`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.output import answer_list, show
+from evenkeel_cli.render import Column, OutputFormat, page
+
+Json = dict[str, Any]
+
+_FIELDS = ("id", "kind", "occurredAt", "recordedAt", "subject", "team", "by", "text", "isDrill")
+
+app = lookup.group("List what changed: incidents, jobs, nodes, and what people did.")
+
+
+@app.command("ls")
+def list_events(
+    kind: Annotated[
+        str | None,
+        typer.Option("--kind", help="Only these kinds, comma-separated: incident-opened, job-ended.", metavar="KIND,…"),
+    ] = None,
+    subject: Annotated[
+        str | None, typer.Option("--subject", help="Only this incident, job, node or team.", metavar="ID")
+    ] = None,
+    team: Annotated[str | None, typer.Option("--team", help="Only jobs and budgets of this team.")] = None,
+    since: Annotated[str, typer.Option(metavar="WHEN", help="A time such as 30d, 12h or 10m, or an instant.")] = "1d",
+    limit: lookup.LimitOption = 50,
+    watch: lookup.WatchOption = False,
+    output: lookup.OutputOption = OutputFormat.TABLE,
+) -> None:
+    """List events, newest first. Events are kept for 90 days."""
+    client = lookup.current_client()
+    kinds = ",".join(_kind(each) for each in kind.split(",") if each) if kind else None
+    begins = lookup.instant("--since", since, page().now())
+
+    def fetch() -> tuple[list[Json], str | None]:
+        return lookup.listed(client, "/events", limit, kind=kinds, subject=subject, team=team, since=begins)
+
+    def draw(listed: tuple[list[Json], str | None]) -> None:
+        events, token = listed
+        nothing = f"Nothing changed since {begins}." if not (kind or subject or team) else "No event matches."
+        answer_list(events, output, _columns, fields=_FIELDS, nothing=nothing, page_token=token, ends_after=limit)
+
+    show(fetch, draw, output, watch=watch)
+
+
+def _kind(typed: str) -> str:
+    """Return a kind as the API spells it: `job-ended` and `Job Ended` are the same."""
+    return " ".join(word.capitalize() for word in typed.replace("-", " ").split())
+
+
+def _columns(_out: Any) -> list[Column]:
+    return [
+        Column("TIME", lambda event: f"{event['occurredAt'][:19]}Z"),
+        Column("KIND", lambda event: f"{event['kind']}{' (drill)' if event['isDrill'] else ''}"),
+        Column("SUBJECT", "subject"),
+        Column("BY", lambda event: event["by"] or "–"),
+        Column("WHAT", "text", wraps=True),
+    ]

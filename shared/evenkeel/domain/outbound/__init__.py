@@ -1,0 +1,1 @@
+"""Outbound texts: events on the bus, messages for chat, and pages."""

@@ -1,0 +1,371 @@
+"""Events that Evenkeel publishes. Each follows from a change of one stored row, so it exists once that is stored.
+
+A function receives the row before and after the change. It returns an event only for a transition on which a person or
+a program acts. The same change always gives the same events, with the same ids.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from evenkeel.domain.health.faults import default_catalogue
+from evenkeel.domain.health.incidents import Incident, StageTimes
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.nodes import FleetNode, NodeLife
+from evenkeel.domain.policy import PolicyChange
+from evenkeel.domain.recovery.approval import pending_approval
+from evenkeel.domain.recovery.leases import ManualCordons
+from evenkeel.domain.recovery.settling import PAGED
+from evenkeel.domain.timeline import TimelineEntry
+from evenkeel.domain.values import Instant, Sentence, Value
+
+SOURCE = "evenkeel"
+"""EventBridge's `source` of every event."""
+SCHEMA_VERSION = "1.0"
+"""Version of every event's data. A new field raises the minor version; a breaking change is a new kind."""
+_MAX_JOBS = 100
+"""Jobs that an event about an incident names. EventBridge accepts 256 KB for an event."""
+
+
+class OutboundKind(StrEnum):
+    """The kinds of events, as EventBridge's `detail-type`."""
+
+    INCIDENT_OPENED = "Incident Opened"
+    INCIDENT_NEEDS_PERSON = "Incident Needs Person"
+    """A plan awaits approval, or the incident ended and Evenkeel cannot do the rest."""
+    INCIDENT_SETTLED = "Incident Settled"
+    JOB_SUBMITTED = "Job Submitted"
+    JOB_STARTED = "Job Started"
+    """It runs for the first time."""
+    JOB_INTERRUPTED = "Job Interrupted"
+    """Its attempt ended, and it waits to run again."""
+    JOB_MOVED = "Job Moved"
+    """It runs again, in a later attempt."""
+    JOB_SUSPENDED = "Job Suspended"
+    JOB_ENDED = "Job Ended"
+    BUDGET_NEAR_END = "Budget Near End"
+    """A team used 80 % of a budget, or all of it."""
+    AUTOMATION_CHANGED = "Automation Changed"
+    """A person held or released automation, or ended a shared cause."""
+    NODE_JOINED = "Node Joined"
+    NODE_LEFT = "Node Left"
+    NODE_CORDONED = "Node Cordoned"
+    """A person cordoned it through Evenkeel."""
+    POLICY_CHANGED = "Policy Changed"
+    QUOTA_CHANGED = "Quota Changed"
+
+
+class Metadata(Value):
+    """The part of `detail` that is the same for all kinds. It maps one to one to CloudEvents 1.0."""
+
+    id: str
+    """Identity of the fact. A repeated delivery has the same id: drop what you have seen."""
+    schema_version: str
+    occurred_at: Instant
+    """When the ledger stored the change, in whole seconds. Order of delivery is not promised; this is the order."""
+    producer: str
+    """The function that published it."""
+    correlation_id: str
+    """Id of the incident, job or node; name of the team or fleet."""
+    cluster: str
+    """Name of the fleet."""
+    simulated: bool
+    """Whether it follows from a drill."""
+
+
+class Common(Value):
+    """The first fields of `data`, the same for all kinds."""
+
+    text: Sentence
+    """The event as one or two sentences for a person."""
+    team: str | None
+    """Team of the job or budget."""
+    by: str | None
+    """The person who acted; null if Evenkeel did."""
+
+
+class IncidentData(Value):
+    """Data of `Incident Opened`, `Incident Needs Person` and `Incident Settled`."""
+
+    incident_id: str
+    state: str
+    severity: str
+    fault: str
+    """Key of the fault in the catalogue."""
+    fault_name: str
+    cluster: str
+    instance_id: str
+    node_name: str | None
+    pool: str
+    instance_type: str
+    job_ids: tuple[str, ...]
+    """Jobs that it interrupted, at most 100."""
+    mode: str | None
+    execution: str
+    """Name of the execution of `recover_node`."""
+    repairs: tuple[str, ...]
+    """Repair steps so far: `reboot`, `replace`."""
+    replacement_instance_id: str | None
+    decision_id: str | None
+    answer_by: Instant | None
+    """Deadline of the approval that it awaits."""
+    outcome: str | None
+    stages: StageTimes
+
+
+class JobData(Value):
+    """Data of the kinds about jobs. It has public fields only."""
+
+    job_id: str
+    name: str | None
+    priority_class: str | None
+    state: str
+    attempt: int
+    nodes: int
+    cluster: str | None
+    is_preempted: bool
+    submitted_at: Instant
+    started_at: Instant | None
+    ended_at: Instant | None
+
+
+class BudgetData(Value):
+    """Data of `Budget Near End`."""
+
+    period: str
+    """The day, week or month of the budget, as `evenkeel teams show` writes it."""
+    quantity: str
+    """`gpuHours` or `usd`."""
+    used: float
+    limit: float
+    threshold_percent: int
+    """80 or 100."""
+
+
+class NodeData(Value):
+    """Data of the kinds about nodes."""
+
+    instance_id: str
+    node_name: str | None = None
+    cluster: str | None = None
+    pool: str | None = None
+    instance_type: str | None = None
+    gpus: int | None = None
+
+
+class ChangeData(Value):
+    """Data of `Automation Changed`, `Policy Changed` and `Quota Changed`."""
+
+    change: str
+    """`held`, `released`, `cause-ended`, `policy`, `setup` or `removed`."""
+    number: int | None = None
+    """Number of the policy change."""
+
+
+_DATA: Mapping[str, type[Value]] = {"Incident": IncidentData, "Job": JobData, "Budget": BudgetData, "Node": NodeData}
+DATA_OF: Mapping[OutboundKind, type[Value]] = {kind: _DATA.get(kind.split()[0], ChangeData) for kind in OutboundKind}
+"""The data of each kind."""
+
+
+class OutboundEvent(Value):
+    """An event: what happened to which incident, job, node, team or fleet."""
+
+    event_id: str
+    """Identity of the fact. A repeated delivery has the same id."""
+    kind: OutboundKind
+    occurred_at: Instant
+    """When the ledger stored the change, in whole seconds by the ledger's clock."""
+    subject: str
+    """Id of the incident, job or node; name of the team or fleet."""
+    team: str = ""
+    by: str = ""
+    """The person who acted; empty if Evenkeel did."""
+    text: Sentence
+    is_drill: bool = False
+    data: dict[str, Any] = {}
+    """The JSON form of the type in `DATA_OF`."""
+
+    def detail(self, fleet: str) -> dict[str, Any]:
+        """Return EventBridge's `detail`: metadata that is the same for all kinds, and the data of this kind."""
+        metadata = Metadata(
+            id=self.event_id,
+            schema_version=SCHEMA_VERSION,
+            occurred_at=self.occurred_at,
+            producer="publish_events",
+            correlation_id=self.subject,
+            cluster=fleet,
+            simulated=self.is_drill,
+        )
+        common = Common(text=self.text, team=self.team or None, by=self.by or None)
+        return {"metadata": metadata.to_json(), "data": {**common.to_json(), **self.data}}
+
+
+class Change(NamedTuple):
+    """A stored change of one row."""
+
+    row: str
+    """Identity of the row: table, partition and sort key."""
+    version: int
+    at: datetime
+    """When the ledger stored it."""
+
+    def event(self, kind: OutboundKind, subject: str, text: str, data: Value, **more: Any) -> OutboundEvent:
+        """Return the event of this kind that follows from the change."""
+        digest = hashlib.sha256(f"{self.row}|{self.version}|{kind}|{subject}".encode()).hexdigest()
+        return OutboundEvent(
+            event_id=f"evt-{digest[:24]}",
+            kind=kind,
+            occurred_at=self.at,
+            subject=subject,
+            text=text,
+            data=data.to_json(),
+            **more,
+        )
+
+
+def of_incident(change: Change, before: Incident | None, after: Incident) -> tuple[OutboundEvent, ...]:
+    """Return the events of a change of an incident: opened, needs a person, settled."""
+    kinds = []
+    if before is None:
+        kinds.append(OutboundKind.INCIDENT_OPENED)
+    if need_of(after) and (before is None or need_of(before) != need_of(after)):
+        kinds.append(OutboundKind.INCIDENT_NEEDS_PERSON)
+    if after.state.is_settled and (before is None or not before.state.is_settled):
+        kinds.append(OutboundKind.INCIDENT_SETTLED)
+    return tuple(_incident_event(change, kind, after) for kind in kinds)
+
+
+def need_of(incident: Incident) -> str:
+    """Return why an incident needs a person, as a word that changes with the question; empty if it does not."""
+    if pending_approval(incident) and incident.plan:
+        return incident.plan.decision_id
+    return incident.state if incident.state in PAGED else ""
+
+
+def _incident_event(change: Change, kind: OutboundKind, incident: Incident) -> OutboundEvent:
+    fault = default_catalogue().look_up(incident.fault_key)
+    where = incident.node_name or incident.life.instance_id
+    plan = incident.plan
+    asked = plan if plan and pending_approval(incident) else None
+    text = f"{where}: {fault.name}."
+    if kind is OutboundKind.INCIDENT_NEEDS_PERSON and asked:
+        text = f"{text} The plan awaits approval: {asked.reason}"
+    elif kind is not OutboundKind.INCIDENT_OPENED:
+        text = f"{text} {incident.outcome}".rstrip()
+    data = IncidentData(
+        incident_id=incident.incident_id,
+        state=incident.state,
+        severity=incident.severity,
+        fault=incident.fault_key,
+        fault_name=fault.name,
+        cluster=incident.life.cluster,
+        instance_id=incident.life.instance_id,
+        node_name=incident.node_name or None,
+        pool=incident.pool,
+        instance_type=incident.instance_type,
+        job_ids=tuple(affected.job_id for affected in incident.affected_jobs[:_MAX_JOBS]),
+        mode=incident.mode or None,
+        execution=incident.execution_name,
+        repairs=incident.repairs,
+        replacement_instance_id=incident.replacement_instance_id or None,
+        decision_id=plan.decision_id if plan else None,
+        answer_by=asked.answer_by if asked else None,
+        outcome=incident.outcome or None,
+        stages=incident.stages,
+    )
+    return change.event(kind, incident.incident_id, text, data, is_drill=incident.is_drill)
+
+
+def of_job(change: Change, before: Job | None, after: Job) -> tuple[OutboundEvent, ...]:
+    """Return the event of a change of a job's state. Both values must hold public fields only."""
+    kind = _job_kind(before, after)
+    if kind is None:
+        return ()
+    name = after.spec.name or after.job_id
+    texts = {
+        OutboundKind.JOB_SUBMITTED: f"{name} was submitted.",
+        OutboundKind.JOB_STARTED: f"{name} runs: attempt {after.current_attempt}.",
+        OutboundKind.JOB_MOVED: f"{name} runs again: attempt {after.current_attempt}.",
+        OutboundKind.JOB_INTERRUPTED: f"{name} was {'preempted' if after.is_preempted else 'interrupted'}. "
+        f"{after.reason}".rstrip(),
+        OutboundKind.JOB_SUSPENDED: f"{name} is suspended.",
+        OutboundKind.JOB_ENDED: f"{name} has ended: {after.state.lower()}.",
+    }
+    data = JobData(
+        job_id=after.job_id,
+        name=after.spec.name or None,
+        priority_class=after.spec.priority_class or None,
+        state=after.state,
+        attempt=after.current_attempt,
+        nodes=after.size or after.spec.nodes,
+        cluster=after.cluster or None,
+        is_preempted=after.is_preempted,
+        submitted_at=after.submitted_at,
+        started_at=after.started_at,
+        ended_at=after.ended_at,
+    )
+    by = after.submitted_by if kind is OutboundKind.JOB_SUBMITTED else ""
+    return (change.event(kind, after.job_id, texts[kind], data, team=after.spec.team, by=by),)
+
+
+def _job_kind(before: Job | None, after: Job) -> OutboundKind | None:
+    if before is None:
+        return OutboundKind.JOB_SUBMITTED
+    if before.state is after.state:
+        return None
+    if after.state.has_ended:
+        return OutboundKind.JOB_ENDED
+    if after.state is JobState.SUSPENDED:
+        return OutboundKind.JOB_SUSPENDED
+    if after.state is JobState.RUNNING:
+        return OutboundKind.JOB_STARTED if after.current_attempt <= 1 else OutboundKind.JOB_MOVED
+    if after.state is JobState.PENDING and before.state.has_live_attempt:
+        return OutboundKind.JOB_INTERRUPTED
+    return None
+
+
+def of_node(change: Change, before: FleetNode | None, after: FleetNode) -> tuple[OutboundEvent, ...]:
+    """Return the event of a node that joined or left the fleet."""
+    if before is None and not after.is_gone:
+        kind, verb = OutboundKind.NODE_JOINED, "joined"
+    elif after.is_gone and before is not None and not before.is_gone:
+        kind, verb = OutboundKind.NODE_LEFT, "left"
+    else:
+        return ()
+    where = after.node_name or after.life.instance_id
+    data = NodeData(
+        instance_id=after.life.instance_id,
+        node_name=after.node_name or None,
+        cluster=after.life.cluster,
+        pool=after.pool or None,
+        instance_type=after.instance_type or None,
+        gpus=after.accelerators,
+    )
+    return (change.event(kind, after.life.instance_id, f"{where} {verb} the pool {after.pool or 'unknown'}.", data),)
+
+
+def of_cordons(change: Change, before: ManualCordons, after: ManualCordons) -> tuple[OutboundEvent, ...]:
+    """Return an event for each cordon that a person added. Removals are not recorded with a person."""
+    events = []
+    for life, cordon in after.by_life.items():
+        if before.by_life.get(life) == cordon:
+            continue
+        node = NodeLife.from_key(life)
+        text = f"Cordoned by {cordon.by}{': ' if cordon.reason else '.'}{cordon.reason}"
+        data = NodeData(instance_id=node.instance_id, cluster=node.cluster)
+        events.append(change.event(OutboundKind.NODE_CORDONED, node.instance_id, text, data, by=cordon.by))
+    return tuple(events)
+
+
+def of_entry(change: Change, kind: OutboundKind, subject: str, entry: TimelineEntry, by: str) -> OutboundEvent:
+    """Return the event of a person's recorded change: a hold, a release, or a change of quotas."""
+    return change.event(kind, subject, entry.text, ChangeData(change=entry.kind), by=by)
+
+
+def of_policy(change: Change, fleet: str, after: PolicyChange) -> OutboundEvent:
+    """Return the event of a change of the site policy. Only administrators read its reason and its values."""
+    data = ChangeData(change="policy", number=after.number)
+    text = f"Policy change {after.number} by {after.by}."
+    return change.event(OutboundKind.POLICY_CHANGED, fleet, text, data, by=after.by)

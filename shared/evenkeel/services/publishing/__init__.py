@@ -1,0 +1,1 @@
+"""Publish events on the bus, and messages for chat."""

@@ -1,0 +1,87 @@
+"""Publish the events that follow from a stored change: list them for the API, put them on the bus, tell the chat.
+
+The change is stored first, and the table's stream delivers it until this service succeeds:
+
+    a commit ─▶ stream ─▶ record the event ─▶ bus ─▶ chat
+                   ▲                              │
+                   └── delivered again after a failure or a crash
+
+So no event is lost while the stream keeps the change (a day), and each may be published more than once, with one id.
+"""
+
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.outbound import events, notices
+from evenkeel.domain.outbound.events import Change, OutboundEvent, OutboundKind
+from evenkeel.domain.policy import PolicyChange
+from evenkeel.domain.recovery.leases import ManualCordons
+from evenkeel.domain.timeline import TimelineEntry
+from evenkeel.domain.values import Value
+from evenkeel.ports import BusEvent, Conflict, Put, RowChange, Table
+from evenkeel.services.context import Context
+from evenkeel.services.queries import disclosure
+from evenkeel.services.storage import outbound_rows, rows
+
+
+class Outcome(Value):
+    """The number of published events."""
+
+    events: int
+
+
+def run(change: RowChange, context: Context) -> Outcome:
+    """Publish the events of one change.
+
+    Idempotent: no, because the bus and the chat cannot recognise a repeat; guarded by the id in each event. Every
+    repeat has the same id, and the list for the API has each event once.
+
+    Raises:
+        TransientError: an event was not recorded or not published. The whole change may be repeated.
+    """
+    found = derive(change, context.site.fleet)
+    for event in found:
+        try:
+            context.ledger.commit(Put(outbound_rows.event_row(event, context.clock.now())))
+        except Conflict:
+            continue  # recorded by an earlier delivery, which may have failed after that
+    context.event_bus.publish(
+        [BusEvent(events.SOURCE, event.kind, event.detail(context.site.fleet)) for event in found]
+    )
+    if found:
+        context.telemetry.count("EventsPublished", len(found))
+    for event in found:
+        if event.kind in notices.CHAT_KINDS:
+            notice = None
+            if event.kind is OutboundKind.INCIDENT_NEEDS_PERSON:
+                notice = notices.about_incident(rows.read(change.after, Incident))
+            context.chat.send(notices.chat_message(event, context.site.fleet, notice))
+    return Outcome(events=len(found))
+
+
+def derive(change: RowChange, fleet: str) -> tuple[OutboundEvent, ...]:
+    """Return the events that follow from a change. They have public fields only, because every reader gets the same."""
+    key, before, after = change.after.key, change.before, change.after
+    source = Change("|".join(key), after.version, change.at)
+    match key.table, key.pk.split("#")[0], key.sk.split("#")[0]:
+        case Table.JOBS, "JOB", "META":
+            job_before = disclosure.public_job(rows.read(before, Job)) if before else None
+            return events.of_job(source, job_before, disclosure.public_job(rows.read(after, Job)))
+        case Table.INCIDENTS, "INC", "META":
+            return events.of_incident(
+                source, rows.read(before, Incident) if before else None, rows.read(after, Incident)
+            )
+        case Table.INCIDENTS, "POLICY", "REQUEST" if before is None:
+            return (events.of_policy(source, fleet, PolicyChange.model_validate(after.doc["change"])),)
+        case Table.FLEET, "NODE", "META":
+            return events.of_node(source, rows.read(before, FleetNode) if before else None, rows.read(after, FleetNode))
+        case Table.FLEET, "HOLD", "CORDONS":
+            known = rows.read(before, ManualCordons) if before else ManualCordons()
+            return events.of_cordons(source, known, rows.read(after, ManualCordons))
+        case Table.FLEET, "HOLD", "EVENT" if before is None:
+            entry = rows.read(after, TimelineEntry)
+            return (events.of_entry(source, OutboundKind.AUTOMATION_CHANGED, fleet, entry, entry.writer),)
+        case Table.QUOTAS, "SETUP-EVENTS", "EVENT" if before is None:
+            entry = rows.read(after, TimelineEntry)
+            return (events.of_entry(source, OutboundKind.QUOTA_CHANGED, fleet, entry, ""),)
+    return ()

@@ -1,0 +1,80 @@
+"""The published events for the API, newest first."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from evenkeel.domain.outbound.events import OutboundEvent, OutboundKind
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Row, Table
+from evenkeel.services.context import Context
+from evenkeel.services.storage import outbound_rows, pagination
+
+Json = dict[str, Any]
+
+
+class Filter(NamedTuple):
+    """The filter of a list of events."""
+
+    kinds: Sequence[OutboundKind] = ()
+    """None = all."""
+    subject: str = ""
+    """Id of an incident, job or node, or the name of a team or fleet; empty = any."""
+    team: str = ""
+    since: datetime | None = None
+    """Events that were recorded since; None = as long as events are kept."""
+
+    def keeps(self, row: Row) -> bool:
+        """Whether an event's row matches, apart from its time."""
+        event = row.doc["event"]
+        return (
+            (not self.kinds or event["kind"] in self.kinds)
+            and self.subject in ("", event["subject"])
+            and self.team in ("", event["team"])
+        )
+
+
+def list_events(context: Context, asked: Filter, page: pagination.Request) -> Json:
+    """Return one page of events, by the time of their record, newest first.
+
+    That time only grows, however late a change was published. So a caller that asks again since its newest record
+    misses none, and the token of a page stays valid while new events arrive.
+
+    Raises:
+        BadPageToken: this list did not issue the token.
+    """
+    kept_since = context.now - outbound_rows.EVENTS_KEPT
+    oldest = max(asked.since or kept_since, kept_since)
+    place = rfc3339(oldest)
+    answer = pagination.newest_first(
+        context.ledger,
+        Table.INCIDENTS,
+        tuple(reversed(tuple(outbound_rows.months_between(oldest, context.now)))),
+        page,
+        # An older row passes the filter, so that it ends the list and not the rows after it.
+        lambda row: row.doc["recordedAt"] < place or asked.keeps(row),
+    )
+    listed = [row for row in answer.rows if row.doc["recordedAt"] >= place]
+    has_ended = len(listed) < len(answer.rows)
+    return {
+        "asOf": rfc3339(context.now),
+        "keptDays": outbound_rows.EVENTS_KEPT.days,
+        "items": [_item(row) for row in listed],
+        "nextPageToken": None if has_ended else answer.next_token or None,
+    }
+
+
+def _item(row: Row) -> Json:
+    event = OutboundEvent.model_validate(row.doc["event"])
+    return {
+        "id": event.event_id,
+        "kind": event.kind,
+        "occurredAt": rfc3339(event.occurred_at),
+        "recordedAt": row.doc["recordedAt"],
+        "subject": event.subject,
+        "team": event.team or None,
+        "by": event.by or None,
+        "text": event.text,
+        "isDrill": event.is_drill,
+        "data": event.data,
+    }

@@ -1,0 +1,386 @@
+"""Published events: which changes make one, their ids, their schema, and what a crash or a repeat does."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from evenkeel.domain.health.incidents import AffectedJob, Approval, Incident, StoredRecoveryPlan
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.outbound.events import DATA_OF, OutboundKind
+from evenkeel.domain.recovery.leases import ManualCordon, ManualCordons
+from evenkeel.domain.timeline import TimelineEntry
+from evenkeel.domain.values import Value
+from evenkeel.ports import Key, NotAllowed, Row, RowChange, Table, Throttled
+from evenkeel.runtime import entry, wiring
+from evenkeel.runtime.settings import Settings
+from evenkeel.services.publishing import publish_events
+from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, quota_rows
+from tests.fakes import FakeWorld
+from tests.fakes.world import a_context
+from tests.unit.api.seeds import a_fleet_node, a_job, an_incident
+from tests.unit.runtime.test_entry import CONTEXT
+
+SCHEMA = json.loads((Path(__file__).parents[3] / "docs/schemas/outbound-events.schema.json").read_text())
+AT = datetime(2026, 11, 3, 10, 15, 2, tzinfo=UTC)
+SECRET = "s3cret"
+A_LIFE = an_incident().life
+
+
+@pytest.fixture
+def world() -> FakeWorld:
+    return FakeWorld()
+
+
+def context_of(world: FakeWorld) -> Any:
+    return a_context(world)
+
+
+def changed(key: Key, before: Value | None, after: Value | dict[str, Any], version: int = 2) -> RowChange:
+    doc = after.to_json() if isinstance(after, Value) else after
+    old = Row(key, before.to_json(), version - 1) if before else None
+    return RowChange(old, Row(key, doc, version), AT)
+
+
+def of_job(before: Job | None, after: Job) -> RowChange:
+    return changed(job_rows.job_key(after.job_id), before, after)
+
+
+def of_incident(before: Incident | None, after: Incident) -> RowChange:
+    return changed(incident_rows.incident_key(after.incident_id), before, after)
+
+
+def kinds(change: RowChange) -> list[str]:
+    return [event.kind for event in publish_events.derive(change, "research")]
+
+
+def asking(number: int = 1) -> StoredRecoveryPlan:
+    return StoredRecoveryPlan(
+        run=1,
+        outcome="ASK",
+        repairs_node=True,
+        settle_seconds=60,
+        max_repairs=2,
+        decision_id=f"dec-{number}",
+        reason="Replace the node: no reboot clears Xid 79.",
+        answer_by=AT + timedelta(minutes=30),
+    )
+
+
+STATES_OF_A_JOB = [
+    (None, "PENDING", 0, "Job Submitted"),
+    ("PENDING", "STARTING", 1, None),
+    ("STARTING", "RUNNING", 1, "Job Started"),
+    ("STARTING", "RUNNING", 2, "Job Moved"),
+    ("RUNNING", "RUNNING", 1, None),
+    ("RUNNING", "STOPPING", 1, None),
+    ("RUNNING", "PENDING", 1, "Job Interrupted"),
+    ("STARTING", "PENDING", 1, "Job Interrupted"),
+    ("SUSPENDED", "PENDING", 1, None),
+    ("STOPPING", "SUSPENDED", 1, "Job Suspended"),
+    ("RUNNING", "SUCCEEDED", 1, "Job Ended"),
+    ("RUNNING", "FAILED", 3, "Job Ended"),
+    ("PENDING", "CANCELLED", 0, "Job Ended"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "attempt", "kind"), STATES_OF_A_JOB)
+def test_job_transition_has_its_event(before: str | None, after: str, attempt: int, kind: str | None) -> None:
+    old = a_job(state=before) if before else None
+
+    assert kinds(of_job(old, a_job(state=after, current_attempt=attempt))) == ([kind] if kind else [])
+
+
+def test_incident_opens_asks_and_settles_once_each() -> None:
+    opened = an_incident()
+    asks = opened.but(plan=asking())
+    asks_again = opened.but(plan=asking(2))
+    approved = asks.but(approval=Approval(decision_id="dec-1", approves=True, by="ana", reason="", at=AT))
+    failed = approved.but(state="WAITING_FOR_PERSON", outcome="Every repair was used.")
+    recovered = approved.but(state="RECOVERED", outcome="The node is back.")
+
+    assert kinds(of_incident(None, opened)) == ["Incident Opened"]
+    assert kinds(of_incident(opened, asks)) == ["Incident Needs Person"]
+    assert kinds(of_incident(asks, asks.but(evidence_count=2))) == []
+    assert kinds(of_incident(asks, asks_again)) == ["Incident Needs Person"], "another plan is another question"
+    assert kinds(of_incident(asks, approved)) == []
+    assert kinds(of_incident(approved, failed)) == ["Incident Needs Person", "Incident Settled"]
+    assert kinds(of_incident(approved, recovered)) == ["Incident Settled"]
+    assert kinds(of_incident(failed, failed.but(paged_at=AT))) == []
+
+
+def test_node_joins_and_leaves() -> None:
+    node = a_fleet_node(1)
+    key = fleet_rows.node_key(node.life.cluster, node.life.instance_id)
+
+    assert kinds(changed(key, None, node)) == ["Node Joined"]
+    assert kinds(changed(key, node, node.but(accelerators_in_use=8))) == []
+    assert kinds(changed(key, node, node.but(is_gone=True))) == ["Node Left"]
+    assert kinds(changed(key, node.but(is_gone=True), node.but(is_gone=True, zone="b"))) == []
+
+
+def test_changes_by_people_name_the_person() -> None:
+    entry_row = fleet_rows.automation_event_row(
+        TimelineEntry(at=AT, kind="held", text="Held by ana until noon: storm", writer="ana"), "r-1"
+    )
+    cordon = ManualCordon(life=A_LIFE.key, by="ben", reason="swap the NIC", at=AT)
+    cordons = changed(fleet_rows.manual_cordons_key(), ManualCordons(), ManualCordons(cordons=(cordon,)))
+    setup = quota_rows.setup_event_row(TimelineEntry(at=AT, kind="setup", text="Team nlp set by cleo: more"), 3)
+    policy = {
+        "fingerprint": "f",
+        "change": {
+            "number": 4,
+            "changes": {"guardrails": {}},
+            "by": "dan",
+            "reason": SECRET,
+            "at": "2026-11-03T10:15:02Z",
+        },
+    }
+    of_policy = changed(Key(Table.INCIDENTS, "POLICY#site", "REQUEST#r-1"), None, policy, 1)
+
+    found = [
+        event
+        for change in (RowChange(None, entry_row, AT), cordons, RowChange(None, setup, AT), of_policy)
+        for event in publish_events.derive(change, "research")
+    ]
+
+    assert [(event.kind, event.by) for event in found] == [
+        ("Automation Changed", "ana"),
+        ("Node Cordoned", "ben"),
+        ("Quota Changed", ""),
+        ("Policy Changed", "dan"),
+    ]
+    assert found[1].subject == A_LIFE.instance_id
+    assert SECRET not in found[3].model_dump_json(), "only administrators read the policy and its reasons"
+
+
+def test_other_rows_publish_nothing() -> None:
+    for key in (
+        Key(Table.JOBS, "JOB#job-1", "ATTEMPT#00001"),
+        Key(Table.JOBS, "JOB#srv-1", "SERVING"),
+        Key(Table.INCIDENTS, "EVT#evt-1", "META"),
+        Key(Table.FLEET, "HOLD#fleet", "META"),
+        Key(Table.QUOTAS, "TREE#fleet", "META"),
+    ):
+        assert kinds(changed(key, None, {"a": 1})) == []
+
+
+EVERY_KIND = [
+    of_incident(None, an_incident()),
+    of_incident(an_incident(), an_incident(plan=asking())),
+    of_incident(an_incident(), an_incident(state="RECOVERED", outcome="The node is back.")),
+    *(
+        of_job(a_job(state=before) if before else None, a_job(state=after, current_attempt=attempt))
+        for before, after, attempt, kind in STATES_OF_A_JOB
+        if kind
+    ),
+    changed(fleet_rows.node_key("c", "i-1"), None, a_fleet_node(1)),
+    changed(fleet_rows.node_key("c", "i-1"), a_fleet_node(1), a_fleet_node(1).but(is_gone=True)),
+    RowChange(None, fleet_rows.automation_event_row(TimelineEntry(at=AT, kind="held", text="Held."), "r"), AT),
+    RowChange(None, quota_rows.setup_event_row(TimelineEntry(at=AT, kind="setup", text="Set."), 3), AT),
+    changed(
+        fleet_rows.manual_cordons_key(),
+        None,
+        ManualCordons(cordons=(ManualCordon(life=A_LIFE.key, by="ben", reason="", at=AT),)),
+    ),
+    changed(
+        Key(Table.INCIDENTS, "POLICY#site", "REQUEST#r"),
+        None,
+        {"change": {"number": 1, "changes": {}, "by": "dan", "reason": "r", "at": "2026-11-03T10:15:02Z"}},
+        1,
+    ),
+]
+
+
+def test_every_kind_follows_the_schema(world: FakeWorld) -> None:
+    for change in EVERY_KIND:
+        publish_events.run(change, context_of(world))
+
+    published = world.event_bus.events
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    for event in published:
+        validator.validate({"source": event.source, "detail-type": event.detail_type, "detail": event.detail})
+    assert {event.detail_type for event in published} == set(OutboundKind) - {OutboundKind.BUDGET_NEAR_END}
+    assert set(DATA_OF) == set(OutboundKind)
+
+
+def test_schema_refuses_an_event_without_its_id(world: FakeWorld) -> None:
+    publish_events.run(of_incident(None, an_incident()), context_of(world))
+    (event,) = world.event_bus.events
+    detail = json.loads(json.dumps(event.detail))
+    del detail["metadata"]["id"]
+
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"source": event.source, "detail-type": event.detail_type, "detail": detail}, SCHEMA)
+
+
+def test_repeated_change_has_one_listing_and_one_id(world: FakeWorld) -> None:
+    change = of_job(a_job(state="STARTING"), a_job(state="RUNNING", current_attempt=1))
+
+    publish_events.run(change, context_of(world))
+    publish_events.run(change, context_of(world).but(now=AT + timedelta(hours=1)))
+
+    first, second = world.event_bus.events
+    assert first.detail["metadata"]["id"] == second.detail["metadata"]["id"]
+    assert first == second, "a repeat is the same event, byte for byte"
+    assert len(world.ledger.by_state(Table.INCIDENTS, "EVT#2026-11").rows) == 1
+
+
+def test_two_changes_have_two_ids() -> None:
+    job = a_job(state="RUNNING", current_attempt=1)
+    once = changed(job_rows.job_key(job.job_id), job, job.but(state="PENDING"), 7)
+    later = changed(job_rows.job_key(job.job_id), job, job.but(state="PENDING"), 12)
+
+    ids = {event.event_id for change in (once, later) for event in publish_events.derive(change, "research")}
+
+    assert len(ids) == 2
+
+
+def test_crash_before_the_bus_is_repaired_by_the_next_delivery(world: FakeWorld) -> None:
+    change = of_incident(None, an_incident())
+    context = context_of(world)
+
+    with pytest.raises(Throttled):
+        publish_events.run(change, context.but(event_bus=BusyBus()))
+    assert len(world.ledger.by_state(Table.INCIDENTS, "EVT#2026-11").rows) == 1
+    publish_events.run(change, context)
+
+    assert [event.detail_type for event in world.event_bus.events] == ["Incident Opened"]
+    assert len(world.chat.messages) == 1
+
+
+def test_private_fields_of_a_job_are_never_published(world: FakeWorld) -> None:
+    job = a_job(state="RUNNING", current_attempt=1, reason=f"{SECRET} exit message. Restart 1 of 3 follows.")
+    spec = job.spec.but(
+        image=f"registry/{SECRET}:1",
+        command=("python", f"--token={SECRET}"),
+        env={f"{SECRET}_NAME": SECRET},
+        checkpoint_uri=f"s3://{SECRET}/llama",
+    )
+    secret = job.but(spec=spec)
+    for after in ("PENDING", "FAILED", "SUSPENDED"):
+        publish_events.run(of_job(secret, secret.but(state=after)), context_of(world))
+
+    assert len(world.event_bus.events) == 3
+    assert SECRET not in json.dumps([event.detail for event in world.event_bus.events])
+    listed = world.ledger.by_state(Table.INCIDENTS, "EVT#2026-11").rows
+    assert SECRET not in json.dumps([row.doc for row in listed])
+
+
+def test_event_about_many_jobs_stays_small() -> None:
+    jobs = tuple(AffectedJob(job_id=f"job-{number:04d}", attempt=1) for number in range(2000))
+
+    (event,) = publish_events.derive(of_incident(None, an_incident(affected_jobs=jobs)), "research")
+
+    assert len(json.dumps(event.detail("research"))) < 64_000
+
+
+# ---------------------------------------------------------------- the stream
+
+
+def record(change: RowChange, name: str = "MODIFY") -> dict[str, Any]:
+    def image(row: Row) -> dict[str, Any]:
+        return {
+            "pk": {"S": row.key.pk},
+            "sk": {"S": row.key.sk},
+            "version": {"N": str(row.version)},
+            "doc": {"S": json.dumps(row.doc)},
+        }
+
+    stream = f"arn:aws:dynamodb:us-west-2:111122223333:table/{change.after.key.table}-t/stream/2026-11-03T10:00:00.000"
+    return {
+        "eventName": name,
+        "eventSourceARN": stream,
+        "dynamodb": {
+            "ApproximateCreationDateTime": AT.timestamp(),
+            "Keys": {},
+            "NewImage": image(change.after),
+            **({"OldImage": image(change.before)} if change.before else {}),
+        },
+    }
+
+
+@pytest.fixture
+def streamed(world: FakeWorld) -> Iterator[FakeWorld]:
+    settings = Settings.model_validate(
+        {
+            "JOBS_TABLE": "JOBS-t",
+            "INCIDENTS_TABLE": "INCIDENTS-t",
+            "FLEET_TABLE": "FLEET-t",
+            "EVENKEEL_FLEET": "research",
+        }
+    )
+    ports = {name: getattr(world, name) for name in ("ledger", "event_bus", "chat", "telemetry", "clock")}
+    with wiring.use_world(wiring.World(settings, **ports)):
+        yield world
+
+
+def published(batch: list[dict[str, Any]]) -> None:
+    @entry.stream
+    def handler(change: entry.StoredChange) -> entry.Json:
+        return publish_events.run(change, wiring.context()).to_json()
+
+    handler({"Records": batch}, CONTEXT)
+
+
+def test_batch_of_the_stream_is_published_in_order(streamed: FakeWorld) -> None:
+    job = a_job(state="STARTING", current_attempt=1)
+    batch = [
+        record(of_job(job, job.but(state="RUNNING"))),
+        record(of_job(job.but(state="RUNNING"), job.but(state="SUCCEEDED"))),
+        {**record(of_job(job, job)), "eventName": "REMOVE"},
+    ]
+
+    published(batch)
+
+    assert [event.detail_type for event in streamed.event_bus.events] == ["Job Started", "Job Ended"]
+    assert streamed.event_bus.events[0].detail["metadata"]["occurredAt"] == "2026-11-03T10:15:02.000000Z"
+
+
+def test_unreadable_change_does_not_stop_the_others(streamed: FakeWorld) -> None:
+    job = a_job(state="STARTING", current_attempt=1)
+    bad = record(of_job(job, job.but(state="RUNNING")))
+    bad["dynamodb"]["NewImage"]["doc"] = {"S": '{"state": "NONSENSE"}'}
+
+    published([bad, record(of_job(job, job.but(state="RUNNING")))])
+
+    assert [event.detail_type for event in streamed.event_bus.events] == ["Job Started"]
+    assert [line.message for line in streamed.telemetry.lines if line.level == "ERROR"] == ["ChangeNotPublished"]
+
+
+class BusyBus:
+    """A bus that accepts nothing."""
+
+    def publish(self, events: Any) -> None:
+        raise Throttled("the bus is busy")
+
+
+def test_transient_failure_returns_the_batch_to_the_stream(streamed: FakeWorld) -> None:
+    job = a_job(state="STARTING", current_attempt=1)
+    ports = {name: getattr(streamed, name) for name in ("ledger", "chat", "telemetry", "clock")}
+
+    with (
+        wiring.use_world(wiring.World(wiring.world().settings, **ports, event_bus=BusyBus())),
+        pytest.raises(Throttled),
+    ):
+        published([record(of_job(job, job.but(state="RUNNING")))])
+
+
+def test_denied_publication_is_tried_again(streamed: FakeWorld) -> None:
+    """A role without its permission is a fault of the deployment, so the events wait in the stream."""
+    job = a_job(state="STARTING", current_attempt=1)
+    ports = {name: getattr(streamed, name) for name in ("ledger", "chat", "telemetry", "clock")}
+
+    class Denied(BusyBus):
+        def publish(self, events: Any) -> None:
+            raise NotAllowed("no policy allows events:PutEvents")
+
+    with (
+        wiring.use_world(wiring.World(wiring.world().settings, **ports, event_bus=Denied())),
+        pytest.raises(NotAllowed),
+    ):
+        published([record(of_job(job, job.but(state="RUNNING")))])
