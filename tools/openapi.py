@@ -19,6 +19,7 @@ from evenkeel.domain.capacity.utilization import Measure
 from evenkeel.domain.costs.fleet_report import FleetReport
 from evenkeel.domain.costs.incident_receipt import IncidentReceipt
 from evenkeel.domain.costs.job_receipt import JobReceipt
+from evenkeel.domain.costs.showback import BudgetForecast, ShowbackRow, ShowbackTotal
 from evenkeel.domain.outbound.events import OutboundKind
 from evenkeel.domain.shadow.cases import Actor
 from evenkeel.domain.shadow.verdicts import Cause, Verdict
@@ -118,8 +119,7 @@ def document() -> Json:
     api_operations = list(operations())
     models: list[type[BaseModel]] = [operation.body for operation in api_operations if operation.body]
     names, definitions = models_json_schema(
-        [(model, "validation") for model in models]
-        + [(model, "serialization") for model, _ in _ANSWER_MODELS.values()],
+        [(model, "validation") for model in models] + [(model, "serialization") for model in _ANSWER_PARTS],
         ref_template="#/components/schemas/{model}",
         schema_generator=DescribedSchema,
     )
@@ -378,6 +378,12 @@ _ANSWER_MODELS: dict[str, tuple[type[Value], Json]] = {
     ),
 }
 """Answers that are domain values: their schemas follow from the types."""
+_ANSWER_PARTS: list[type[Value]] = [
+    *(model for model, _ in _ANSWER_MODELS.values()),
+    ShowbackRow,
+    ShowbackTotal,
+    BudgetForecast,
+]
 _RATE_NAMES = ("falseCordons", "falseReboots", "falseReplacements")
 _ANSWERS: dict[str, Json] = {
     "list_events": {
@@ -398,6 +404,17 @@ _ANSWERS: dict[str, Json] = {
                     },
                 },
             },
+            "nextPageToken": {"type": ["string", "null"]},
+        },
+    },
+    "show_showback": {
+        "type": "object",
+        "required": ["since", "until", "label", "isComplete", "total", "budgets", "items", "notes", "nextPageToken"],
+        "properties": {
+            "isComplete": {"type": "boolean", "description": "False: the window begins later than asked."},
+            "total": {"$ref": "#/components/schemas/ShowbackTotal"},
+            "budgets": {"type": "array", "items": {"$ref": "#/components/schemas/BudgetForecast"}},
+            "items": {"type": "array", "items": {"$ref": "#/components/schemas/ShowbackRow"}},
             "nextPageToken": {"type": ["string", "null"]},
         },
     },

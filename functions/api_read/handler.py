@@ -12,6 +12,7 @@ from evenkeel.services.queries import (
     read_jobs,
     read_receipts,
     read_shadow_report,
+    read_showback,
     read_sources,
     read_teams,
     read_timelines,
@@ -195,6 +196,14 @@ def show_cost_report() -> api.Reply:
     query = app.query(api_types.CostReportQuery)
     asked = read_cost_report.Filter(since=query.since, until=query.until)
     return app.answer(read_cost_report.show(wiring.context(), asked), undated=("until",))
+
+
+@app.get("/v1/showback")
+def show_showback() -> api.Reply:
+    query = app.query(api_types.ShowbackQuery)
+    asked = read_showback.Filter(since=query.since, until=query.until, team=query.team, label=query.label)
+    page = pagination.Request(query.page_size, query.next_page_token)
+    return app.answer(read_showback.show(wiring.context(), asked, page, _reader()))
 
 
 @app.get("/v1/utilization")

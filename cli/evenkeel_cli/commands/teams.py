@@ -7,9 +7,11 @@ from urllib.parse import quote
 
 import typer
 
+from evenkeel_cli import spend_page
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer, answer_change, answer_list
-from evenkeel_cli.render import Column, OutputFormat, Printer, note
+from evenkeel_cli.commands.output import answer, answer_change, answer_list, write_csv
+from evenkeel_cli.render import Column, OutputFormat, Printer, note, page
+from evenkeel_cli.spend_page import GroupBy
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
 
@@ -48,6 +50,35 @@ def quota(team: TeamArgument, output: lookup.OutputOption = OutputFormat.TABLE) 
         raise CommandFailed(Exit.NOT_FOUND, f"There is no team {team!r}.", code="NOT_FOUND", hint="evenkeel teams ls")
     line = found
     answer(line, output, lambda out: _resources(out, line))
+
+
+@app.command("spend")
+def spend(
+    since: Annotated[str, typer.Option(metavar="WHEN", help="A time such as 30d or 12h, or an instant.")] = "30d",
+    until: Annotated[str, typer.Option(metavar="WHEN", help="End of the window; if omitted, now.")] = "",
+    team: Annotated[str, typer.Option("--team", metavar="TEAM", help="Only this team.")] = "",
+    by: Annotated[GroupBy, typer.Option("--by", help="The group of a line.")] = GroupBy.TEAM,
+    label: Annotated[str, typer.Option(metavar="LABEL", help="Label of jobs that names their project.")] = "project",
+    output: lookup.OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show what teams, users and projects used and what it cost, and how far their budgets reach.
+
+    `-o csv` writes a line for each team, user, project, pool and instance type, in the columns of FOCUS.
+    """
+    now = page().now()
+    found = spend_page.read(
+        lookup.current_client(),
+        since=lookup.instant("--since", since, now),
+        until=lookup.instant("--until", until, now) if until else None,
+        team=team or None,
+        label=label,
+    )
+    if output is OutputFormat.CSV:
+        write_csv(page(), spend_page.focus_rows(found), spend_page.FOCUS_COLUMNS)
+    else:
+        answer(found, output, lambda out: spend_page.draw(out, found, by), has_wide=True)
+    if not found["isComplete"]:
+        note("There are too many attempts: the window begins later than asked.")
 
 
 @app.command("apply")

@@ -326,6 +326,19 @@ class CostReportQuery(Body):
     """End of the window; without it, now."""
 
 
+class ShowbackQuery(PageQuery):
+    """`GET /v1/showback`."""
+
+    since: Timestamp | None = None
+    """Begin of the window; without it, 30 days before its end."""
+    until: Timestamp | None = None
+    """End of the window; without it, now."""
+    team: Annotated[str, StringConstraints(max_length=63)] = ""
+    """Only jobs of this team."""
+    label: Annotated[str, StringConstraints(max_length=63), AfterValidator(printable)] = "project"
+    """The label of jobs whose value is their project."""
+
+
 class LogsQuery(Body):
     """`GET /v1/jobs/{id}/logs`."""
 

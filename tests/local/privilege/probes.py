@@ -1419,6 +1419,7 @@ for _path in (
     "/v1/nodes/{node}",
     "/v1/utilization",
     "/v1/cost-report",
+    "/v1/showback",
     f"/v1/clusters/{FLEET}/automation",
     f"/v1/clusters/{FLEET}/quotas",
     "/v1/teams",

@@ -102,6 +102,7 @@ ROWS: Mapping[str, AccessCase] = {
     "/v1/nodes/{nodeId}": AccessCase("/v1/nodes/i-00000000000000001", shows=("p5-workers",), is_private=False),
     "/v1/cost-report": AccessCase("/v1/cost-report", shows=("improvements", "byCause"), is_private=False),
     "/v1/events": AccessCase("/v1/events", shows=("Job Ended", "llama-1", "nlp"), is_private=False),
+    "/v1/showback": AccessCase("/v1/showback?label=experiment", shows=("nlp", '"user": null', '"usdMicros": null')),
     "/v1/shadow-report": AccessCase("/v1/shadow-report", shows=("falseCordons",), is_private=False),
     "/v1/utilization": AccessCase("/v1/utilization", shows=("p5-workers",), is_private=False),
     "/v1/clusters/{cluster}/automation": AccessCase(f"/v1/clusters/{FLEET}/automation", is_private=False),
@@ -151,6 +152,7 @@ def secret_attempt(job: Job) -> Attempt:
     return an_attempt(
         job,
         state="FAILED",
+        team="nlp",
         running_at=ago(minutes=19),
         ended_at=ago(minutes=11),
         reason=f"{SECRET} failed (exit code 1).",

@@ -12,13 +12,14 @@ from tests import browser
 from tests.fakes.cluster import instance_id
 from tests.unit.api.gateway import ApiResponse
 from tests.unit.api.seeds import ASKS, a_fleet_node, a_job, an_incident, stored
+from tests.unit.api.test_receipts import a_lost_job, its_incident
 from tests.unit.cli.busy_fleet import busy_fleet
 from tests.unit.cli.conftest import CliFixture
 from tests.unit.cli.recovery_fixture import recovery_at_work
 
 PAGES = (
     *("", "incidents", "incidents/inc-0000000001", "nodes", f"nodes/{instance_id(1)}"),
-    *("jobs", "jobs/job-0000000001", "queue", "teams", "teams/default", "policy", "nowhere"),
+    *("jobs", "jobs/job-0000000001", "queue", "teams", "teams/default", "costs", "policy", "nowhere"),
 )
 
 
@@ -109,6 +110,36 @@ def test_refused_change_shows_the_reason(served: CliFixture, page: Page) -> None
     dialog.get_by_role("button", name="Change").click()
 
     expect(dialog.get_by_role("alert")).to_contain_text("unknown-class")
+
+
+def test_receipt_stands_on_the_pages_of_its_incident_and_job(served: CliFixture, page: Page) -> None:
+    job, lost, again = a_lost_job()
+    stored(served.gateway.fakes.ledger, job, lost, again, its_incident(job))
+
+    show(page, "incidents/inc-0000000001")
+    cost = page.get_by_role("region", name="Cost", exact=True)
+    expect(cost).to_contain_text("6.4 GPU-hours, $44.03")
+    stages = cost.get_by_role("region", name=f"Stages of {job.job_id}")
+    expect(stages.get_by_role("row", name="wait for nodes")).to_contain_text("$7.34")
+    expect(stages.get_by_role("row", name="restore")).to_contain_text("unknown")
+    expect(cost).to_contain_text("Estimates, not measurements")
+
+    show(page, f"jobs/{job.job_id}")
+    time = page.get_by_role("region", name="Time of the job")
+    expect(time.get_by_role("row", name="lost")).to_contain_text("10.0 %")
+
+
+def test_costs_page_ranks_changes_and_shows_the_window(served: CliFixture, page: Page) -> None:
+    job, lost, again = a_lost_job()
+    nodes = [a_fleet_node(number) for number in range(1, 6)]
+    stored(served.gateway.fakes.ledger, job, lost, again, its_incident(job), *nodes)
+
+    show(page, "costs")
+    changes = page.get_by_role("region", name="Changes")
+    expect(changes.get_by_role("row").nth(1)).to_contain_text("Fill or return idle committed nodes")
+    expect(page.get_by_role("region", name="Use and cost", exact=True)).to_contain_text("p5-workers")
+    page.get_by_label("Days").select_option("7")
+    expect(page.get_by_role("region", name="Costs")).to_contain_text("2026-10-27T11:00")
 
 
 def test_silent_api_turns_panels_grey_with_the_time(

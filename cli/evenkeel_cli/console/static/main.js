@@ -9,6 +9,7 @@ import { Job, Jobs, Queue } from "./pages/jobs.js";
 import { Node, Nodes } from "./pages/nodes.js";
 import { Team, Teams } from "./pages/teams.js";
 import { Policy } from "./pages/policy.js";
+import { Costs } from "./pages/costs.js";
 
 const PAGES = [
   ["", "Overview", "o", Overview],
@@ -17,6 +18,7 @@ const PAGES = [
   ["jobs", "Jobs", "j", Jobs, Job],
   ["queue", "Queue", "q", Queue],
   ["teams", "Teams", "t", Teams, Team],
+  ["costs", "Costs", "c", Costs],
   ["policy", "Policy", "p", Policy],
 ];
 
@@ -129,7 +131,7 @@ function move(by) {
 }
 
 function Help({ onClose }) {
-  const keys = [["g and o i n j q t p", "overview, incidents, nodes, jobs, queue, teams, policy"], ["j, k, Enter", "next row, previous row, open it"], ["/", "filter"], ["?", "this list"], ["Esc", "close"]];
+  const keys = [["g and o i n j q t c p", "overview, incidents, nodes, jobs, queue, teams, costs, policy"], ["j, k, Enter", "next row, previous row, open it"], ["/", "filter"], ["?", "this list"], ["Esc", "close"]];
   return html`<dialog ref=${(dialog) => dialog && !dialog.open && dialog.showModal()} onClose=${onClose} aria-label="Keys"><h2>Keys</h2>
     <dl class="facts">${keys.map(([key, text]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${text}</dd></div>`)}</dl>
     <form method="dialog"><button>Close</button></form></dialog>`;

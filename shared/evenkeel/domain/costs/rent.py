@@ -1,6 +1,6 @@
 """Rented nodes in a window: their cost, and their hourly cost against the cap of the policy."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import NamedTuple
 
@@ -40,11 +40,12 @@ class RentReport(Value):
     """Hours at 80 % of the cap or more; null without a cap."""
 
 
-class _Hired(NamedTuple):
-    """The nodes of one offer in the window."""
+class RentedTime(NamedTuple):
+    """The nodes of one offer of a rental, in a window."""
 
     rental: Rental
     pool: str
+    instance_type: str
     span: Span
     nodes: int
     micros_per_hour: int
@@ -53,7 +54,7 @@ class _Hired(NamedTuple):
 
 def rent_report(rentals: Iterable[Rental], window: Span, cap_micros_per_hour: int) -> RentReport:
     """Return the rent of a window. A bill that crosses a border is split there, and its parts add up to the bill."""
-    hired = [offer for rental in rentals for offer in _offers(rental, window)]
+    hired = [offer for rental in rentals for offer in rented_times(rental, window)]
     peak, peak_at, near = _peak(hired, cap_micros_per_hour)
     return RentReport(
         usd_micros=sum(offer.usd_micros for offer in hired),
@@ -67,7 +68,9 @@ def rent_report(rentals: Iterable[Rental], window: Span, cap_micros_per_hour: in
     )
 
 
-def _offers(rental: Rental, window: Span) -> Iterable[_Hired]:
+def rented_times(rental: Rental, window: Span) -> Iterator[RentedTime]:
+    """Yield the nodes of each offer of a rental in a window, with their part of the bill."""
+    types = {offer.pool: offer.instance_type for offer in rental.offers}
     for bill in rental.bills():
         start, end = bill.started_at, bill.ended_at or window.end
         own = Span(max(start, window.start), min(end, window.end))
@@ -75,19 +78,25 @@ def _offers(rental: Rental, window: Span) -> Iterable[_Hired]:
             continue
         # A started second is billed. A second across the border belongs to the earlier window.
         total = bill.parts(window.end)
-        until = (
-            total if end <= window.end else min(total, bill.but(ended_at=own.end, min_billed_seconds=0).parts(own.end))
-        )
-        before = 0
-        if start < window.start:
-            before = min(until, bill.but(ended_at=own.start, min_billed_seconds=0).parts(own.start))
-        yield _Hired(
-            rental, bill.pool, own, bill.nodes, bill.micros_per_hour, round((until - before) / _PARTS_PER_MICRO)
+        until = total if end <= window.end else min(total, _parts_until(bill, own.end))
+        before = min(until, _parts_until(bill, own.start)) if start < window.start else 0
+        yield RentedTime(
+            rental=rental,
+            pool=bill.pool,
+            instance_type=types[bill.pool],
+            span=own,
+            nodes=bill.nodes,
+            micros_per_hour=bill.micros_per_hour,
+            usd_micros=round((until - before) / _PARTS_PER_MICRO),
         )
 
 
-def _sums(hired: Iterable[_Hired], by: str) -> tuple[RentedSum, ...]:
-    groups: dict[str, list[_Hired]] = {}
+def _parts_until(bill: money.BillableRental, at: datetime) -> int:
+    return bill.but(ended_at=at, min_billed_seconds=0).parts(at)
+
+
+def _sums(hired: Iterable[RentedTime], by: str) -> tuple[RentedSum, ...]:
+    groups: dict[str, list[RentedTime]] = {}
     for offer in hired:
         groups.setdefault(offer.pool if by == "pool" else offer.rental.team, []).append(offer)
     return tuple(
@@ -101,11 +110,11 @@ def _sums(hired: Iterable[_Hired], by: str) -> tuple[RentedSum, ...]:
     )
 
 
-def _node_hours(hired: Iterable[_Hired]) -> float:
+def _node_hours(hired: Iterable[RentedTime]) -> float:
     return sum(offer.nodes * micros(offer.span.end - offer.span.start) for offer in hired) / MICROS_PER_HOUR
 
 
-def _peak(hired: list[_Hired], cap: int) -> tuple[int, datetime | None, int]:
+def _peak(hired: list[RentedTime], cap: int) -> tuple[int, datetime | None, int]:
     """Return the highest hourly cost, when it began, and the microseconds near the cap."""
     changes: dict[datetime, int] = {}
     for offer in hired:

@@ -76,7 +76,7 @@ def weeks_until(now: datetime) -> tuple[datetime, ...]:
 
 def week_of(instant: datetime) -> datetime:
     """Return the start of an instant's week, in UTC."""
-    return _begin_of(Period.WEEK, instant)
+    return begin_of(Period.WEEK, instant)
 
 
 def _growth_factor(begin: datetime, instant: datetime) -> float:
@@ -235,7 +235,7 @@ def split_by_period(period: Period, start: datetime, end: datetime) -> list[tupl
     pieces: list[tuple[str, datetime, datetime]] = []
     until = max(start, end)
     while len(pieces) < _MAX_PERIODS:
-        since = max(start, _begin_of(period, until if not pieces else until - timedelta(microseconds=1)))
+        since = max(start, begin_of(period, until if not pieces else until - timedelta(microseconds=1)))
         pieces.append((period.key_at(since), since, until))
         if since <= start:
             break
@@ -243,7 +243,8 @@ def split_by_period(period: Period, start: datetime, end: datetime) -> list[tupl
     return pieces[::-1]
 
 
-def _begin_of(period: Period, instant: datetime) -> datetime:
+def begin_of(period: Period, instant: datetime) -> datetime:
+    """Return the start of the period of an instant, in UTC."""
     day = instant.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     match period:
         case Period.DAY:

@@ -16,7 +16,7 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.quotas.permissions import may_read
-from evenkeel.domain.quotas.teams import TeamSetup, identity_of
+from evenkeel.domain.quotas.teams import Team, TeamSetup, identity_of
 from evenkeel.domain.submitted import submitted_fields
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
@@ -73,6 +73,10 @@ class Reader(Value):
     def sees(self, job: Job) -> bool:
         """Whether the caller may read everything about a job."""
         return self.sees_every_team or may_read(self.setup, job, self.requester.identity, self.requester.principal)
+
+    def sees_team(self, team: Team) -> bool:
+        """Whether the caller may read everything about the jobs of a team."""
+        return self.sees_every_team or self.setup.role_in(team.name, self.requester.identity) is not None
 
     def sees_job(self, job_id: str, ledger: Ledger) -> bool:
         """Whether the caller may read everything about a job, by its id. A job that is gone has no team."""

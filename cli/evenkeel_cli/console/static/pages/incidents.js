@@ -4,6 +4,7 @@ import { change, now, useLive } from "../api.js";
 import { duration, href, id, plain, shortNode } from "../format.js";
 import { Acts, Facts, Lane, Lanes, Link, Panel, State, Table, Time, Timeline, Why } from "../widgets.js";
 import { Filter, Pages, listPath } from "./lists.js";
+import { IncidentReceipt } from "./receipts.js";
 
 export const INCIDENT_STATES = ["OPEN", "RECOVERING", "BLOCKED", "WAITING_FOR_PERSON", "JOB_NOT_RESUMED", "FAILED", "RECOVERED", "OBSERVED", "STOOD_DOWN"];
 
@@ -54,6 +55,7 @@ export function Incident({ words, shell }) {
       { title: "Reached", cell: (each) => each.stage },
       { title: "After", right: true, cell: (each) => `+${duration(each.seconds)}` },
     ]} />` : null}<//>
+    <${IncidentReceipt} path=${path} />
     <${Panel} title="Timeline" live=${timeline}>${timeline.data ? html`<${Timeline} entries=${timeline.data.entries} />` : null}<//>
     <${Panel} title="Evidence" live=${live}>${found ? html`<${Table} label="Evidence" rows=${found.evidence} empty="No signal is kept." columns=${[
       { title: "Signal", cell: (each) => each.faultKey || plain(each.kind) },

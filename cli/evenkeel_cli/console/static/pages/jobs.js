@@ -4,6 +4,7 @@ import { change, useLive } from "../api.js";
 import { ENDED_JOBS, amount, href, id, secondsSince, duration, shortNode } from "../format.js";
 import { Acts, Facts, Link, Panel, State, Table, Time, Timeline, Why } from "../widgets.js";
 import { Filter, Pages, listPath } from "./lists.js";
+import { JobReceipt } from "./receipts.js";
 
 export const JOB_STATES = ["PENDING", "STARTING", "RUNNING", "STOPPING", "SUSPENDED", "SUCCEEDED", "FAILED", "CANCELLED"];
 const FILTERS = ["state", "team", "class"];
@@ -74,6 +75,7 @@ export function Job({ words, shell }) {
       { title: "From step", right: true, cell: (each) => each.resumeFrom?.step ?? "start" },
       { title: "Reason", grow: true, cell: (each) => each.reason },
     ]} />` : null}<//>
+    <${JobReceipt} path=${path} />
     <${Panel} title="Timeline" live=${timeline} wide=${true}>${timeline.data ? html`<${Timeline} entries=${timeline.data.entries} />` : null}<//>
   </div>`;
 }

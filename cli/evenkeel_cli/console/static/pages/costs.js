@@ -1,0 +1,119 @@
+// What failures, idle nodes and rent cost in a window, what to change first, and who used what.
+import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
+import { now, useLive } from "../api.js";
+import { counted, href, plain } from "../format.js";
+import { Facts, Link, Panel, Table } from "../widgets.js";
+import { Notes, hours, range, share, time, usd } from "./receipts.js";
+
+const DAYS = ["1", "7", "30", "90"];
+const SECONDS = 120;
+
+// The begin of the window stays the same for an hour, so that the address of the read stays the same.
+function since(days) {
+  const hour = 3600000;
+  return new Date(Math.ceil(now() / hour) * hour - days * 24 * hour).toISOString();
+}
+
+export function Costs({ filters }) {
+  const days = DAYS.includes(filters.days) ? filters.days : "30";
+  const begin = encodeURIComponent(since(Number(days)));
+  const live = useLive(`/cost-report?since=${begin}`, SECONDS);
+  const spent = useLive(`/showback?since=${begin}&pageSize=200`, SECONDS);
+  const found = live.data;
+  const more = html`<label class="filter">Days <select value=${days} onChange=${(event) => { location.hash = href(["costs"], { days: event.target.value }); }}>
+    ${DAYS.map((each) => html`<option value=${each}>${each}</option>`)}</select></label>`;
+  return html`<div class="grid">
+    <${Panel} title="Costs" live=${live} wide=${true} more=${more}>${found ? html`<${Summary} report=${found} />` : null}<//>
+    <${Panel} title="What to change first" live=${live} wide=${true}>${found ? html`<${Table} label="Changes" rows=${found.improvements} empty="Nothing was lost, and no committed node was idle." columns=${[
+      { title: "Change", grow: true, cell: (each) => html`${each.change}<br /><span class="dim">${each.method}</span>` },
+      { title: "GPU-hours, at most", right: true, cell: (each) => hours(each.worthGpuHours) },
+      { title: "Worth, at most", right: true, cell: (each) => usd(each.worthUsdMicros) },
+    ]} />` : null}<//>
+    <${Panel} title="Downtime by stage" live=${live}>${found ? html`<${Table} label="Stages" rows=${found.stages.filter((each) => each.time.count || each.time.unknown)} empty="No job was interrupted." columns=${[
+      { title: "Stage", cell: (each) => plain(each.stage) },
+      { title: "p50", right: true, cell: (each) => time(each.time.p50Seconds) },
+      { title: "p99", right: true, cell: (each) => time(each.time.p99Seconds) },
+      { title: "Longest", right: true, cell: (each) => time(each.time.maxSeconds) },
+      { title: "Unknown", right: true, cell: (each) => each.time.unknown },
+      { title: "Cost", right: true, cell: (each) => usd(each.time.count ? each.usdMicros : null) },
+    ]} />` : null}<//>
+    <${Panel} title="Lost by cause" live=${live}>${found ? html`<${Losses} rows=${found.byCause} />` : null}<//>
+    <${Panel} title="GPU time by pool" live=${live} wide=${true}>${found ? html`<${Table} label="Pools" rows=${found.pools} empty="No node with GPUs is known." columns=${[
+      { title: "Pool", cell: (each) => html`<${Link} to=${["nodes"]} filters=${{ pool: each.pool }}>${each.pool || "unknown"}<//>` },
+      { title: "GPU-hours", right: true, cell: (each) => hours(each.gpuHours) },
+      ...(found.allNodes.uses.map((use) => ({ title: plain(use.use), right: true, cell: (each) => share(each.uses.find((own) => own.use === use.use).share) }))),
+      { title: "No job cost", right: true, cell: (each) => (each.isRented ? "rented" : usd(each.uses.find((own) => own.use === "NO_JOB").usdMicros)) },
+    ]} />` : null}<//>
+    <${Panel} title="Nodes with the largest losses" live=${live}>${found ? html`<${Table} label="Nodes" rows=${found.failures.nodes} empty="No node failed." columns=${[
+      { title: "Node", cell: (each) => html`<${Link} to=${["nodes", each.node]}>${each.node}<//>` },
+      { title: "Failures", right: true, cell: (each) => each.failures },
+      { title: "Above the fleet", cell: (each) => (each.isAboveFleet ? html`<b>▲ yes</b>` : each.rate ? "no" : "unknown") },
+      { title: "GPU-hours", right: true, cell: (each) => hours(each.gpuHours) },
+      { title: "Cost", right: true, cell: (each) => usd(each.usdMicros) },
+    ]} />` : null}<//>
+    <${Panel} title="Failures by class" live=${live}>${found ? html`<${Table} label="Failures" rows=${found.failures.byClass} empty="No node failed." columns=${[
+      { title: "Class", cell: (each) => each.group },
+      { title: "Failures", right: true, cell: (each) => each.failures },
+      { title: "Per 1,000 node-days", right: true, cell: (each) => rate(each.rate) },
+    ]} />` : null}<//>
+    <${Panel} title="Use and cost by team" live=${spent} wide=${true}>${spent.data ? html`<${Showback} spent=${spent.data} />` : null}<//>
+    <${Panel} title="What the figures leave out" live=${live} wide=${true}>${found ? html`<${Notes} notes=${[...found.notes, ...found.saved[0].assumptions]} />` : null}<//>
+  </div>`;
+}
+
+function rate(found) {
+  if (!found) return "unknown";
+  const text = (value) => value.toFixed(2);
+  return `${text(found.failuresPerThousandNodeDays)} (${text(found.lowFailuresPerThousandNodeDays)} to ${text(found.highFailuresPerThousandNodeDays)})`;
+}
+
+function Summary({ report }) {
+  const { recovery, rent, effective, lost } = report;
+  const saved = report.saved.find((each) => each.insteadOf === "HYPERPOD_UNCHANGED");
+  return html`${report.isComplete ? null : html`<p class="problem">Not complete: the last panel says what was left out.</p>`}
+    <${Facts} rows=${[
+      ["Window", `${report.since.slice(0, 16)}Z to ${report.until.slice(0, 16)}Z`],
+      ["GPU time", `${hours(report.allNodes.gpuHours)} GPU-hours of ${counted(report.allNodes.nodes, "node")}`],
+      ["Failures", `${report.failures.count}; ${rate(report.failures.rate)} per 1,000 node-days`],
+      ["Recovery", recovery.count ? `p50 ${time(recovery.p50Seconds)}, p99 ${time(recovery.p99Seconds)}, longest ${time(recovery.maxSeconds)}` : "unknown"],
+      ["Lost at least", `${hours(lost.gpuHours)} GPU-hours, ${usd(lost.usdMicros)}`],
+      ["ETTR at most", share(effective.ratio)],
+      ["Idle at most", `${hours(report.idleCommittedGpuHours)} GPU-hours, ${usd(report.idleCommittedUsdMicros)}`],
+      ["Rented", `${usd(rent.usdMicros)}; peak ${usd(rent.peakUsdMicrosPerHour)} an hour, cap ${rent.capUsdMicrosPerHour ? usd(rent.capUsdMicrosPerHour) : "none"}`],
+      ["Saved, an estimate", saved.claimed ? `${range(saved.lowSavedGpuHours, saved.highSavedGpuHours, hours)} GPU-hours, ${range(saved.lowSavedUsdMicros, saved.highSavedUsdMicros, usd)} against HyperPod unchanged (${counted(saved.claimed, "interruption")}; ${saved.notClaimed} not claimed)` : "unknown: no interruption allows an estimate"],
+    ]} />`;
+}
+
+function Losses({ rows }) {
+  return html`<${Table} label="Losses" rows=${rows} empty="No failure interrupted a job." columns=${[
+    { title: "Cause", cell: (each) => each.group },
+    { title: "Times", right: true, cell: (each) => each.interruptions },
+    { title: "Still open", right: true, cell: (each) => each.stillInterrupted },
+    { title: "GPU-hours", right: true, cell: (each) => hours(each.gpuHours) },
+    { title: "Cost", right: true, cell: (each) => usd(each.usdMicros) },
+  ]} />`;
+}
+
+function Showback({ spent }) {
+  return html`${spent.budgets.length ? html`<${Table} label="Budgets" rows=${spent.budgets} empty="" columns=${[
+      { title: "Budget", cell: (each) => html`${each.team}, ${each.key}` },
+      { title: "Used", right: true, cell: (each) => `${amount(each, each.used)} of ${amount(each, each.limit)}` },
+      { title: "Expected at its end", right: true, cell: (each) => (each.expectedAtEnd === null ? "unknown" : amount(each, each.expectedAtEnd)) },
+      { title: "Reached", cell: (each) => (each.reachedAt ? html`<b>▲ ${each.reachedAt.slice(0, 16)}Z</b>` : "not in this period") },
+    ]} />` : null}
+    <${Table} label="Use and cost" rows=${spent.items} empty="No job of Evenkeel held a GPU." columns=${[
+      { title: "Team", cell: (each) => each.team },
+      { title: "User", cell: (each) => each.user ?? html`<i class="dim">withheld</i>` },
+      { title: "Project", cell: (each) => each.project ?? html`<i class="dim">withheld</i>` },
+      { title: "Pool", cell: (each) => (each.kind === "RENT" ? `${each.pool} (rent)` : each.pool) },
+      { title: "Jobs", right: true, cell: (each) => each.jobs },
+      { title: "GPU-hours", right: true, cell: (each) => hours(each.gpuHours) },
+      { title: "Cost", right: true, cell: (each) => usd(each.usdMicros) },
+    ]} />
+    ${spent.nextPageToken ? html`<p class="dim">The first 200 rows. All: <code>evenkeel teams spend -o csv</code></p>` : null}
+    <p>In all <b>${hours(spent.total.gpuHours)} GPU-hours, ${usd(spent.total.usdMicros)}</b>${spent.total.unpricedGpuHours ? `; ${hours(spent.total.unpricedGpuHours)} GPU-hours have no known price` : ""}</p>`;
+}
+
+function amount(budget, value) {
+  return budget.quantity === "usd" ? usd(Math.round(value * 1e6)) : `${hours(value)} GPU-hours`;
+}

@@ -1,0 +1,150 @@
+"""Use and cost by team, user and project: read, drawn, and in the columns of FOCUS."""
+
+import json
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any
+
+from evenkeel_cli.receipt_page import UNKNOWN
+from evenkeel_cli.render import Column, Printer
+from evenkeel_cli.report_page import dollars, gpu_hours
+from evenkeel_client.client import ApiClient
+
+Json = dict[str, Any]
+
+_PAGE = 200
+_WITHHELD = "(withheld)"
+_NONE = "(none)"
+FOCUS_COLUMNS = (
+    *("BilledCost", "EffectiveCost", "BillingCurrency", "ChargeCategory", "ChargeDescription"),
+    *("ChargePeriodStart", "ChargePeriodEnd", "ConsumedQuantity", "ConsumedUnit", "ProviderName"),
+    *("ServiceCategory", "ServiceName", "SubAccountId", "SubAccountName", "ResourceType", "Tags"),
+    *("x_User", "x_Project", "x_Pool", "x_Kind", "x_Jobs", "x_UnpricedGpuHours"),
+)
+"""Columns of the FinOps Open Cost and Usage Specification (https://focus.finops.org); own ones begin with `x_`."""
+
+
+class GroupBy(StrEnum):
+    """The group of a line of the page."""
+
+    TEAM = "team"
+    USER = "user"
+    PROJECT = "project"
+    POOL = "pool"
+
+
+def read(client: ApiClient, **query: str | None) -> Json:
+    """Read all rows."""
+    found: Json = {}
+    rows: list[Json] = []
+    token: str | None = None
+    while not found or token:
+        found = client.get("/showback", pageSize=_PAGE, nextPageToken=token, **query)
+        rows += found["items"]
+        token = found["nextPageToken"]
+    return found | {"items": rows}
+
+
+def draw(out: Printer, found: Json, by: GroupBy) -> None:
+    """Draw the sums of each group, and the budgets."""
+    out.line(f"{found['since'][:16]}Z to {found['until'][:16]}Z")
+    out.line()
+    rows = [*_groups(found["items"], by), ("all", "", found["total"])]
+    columns = [
+        Column("TEAM", 0),
+        *([] if by is GroupBy.TEAM else [Column(by.upper(), 1, may_shrink=True)]),
+        Column("JOBS", lambda row: row[2]["jobs"], is_right=True),
+        Column("GPU-HOURS", lambda row: gpu_hours(row[2]["gpuHours"]), is_right=True),
+        Column("COST", lambda row: dollars(row[2]["usdMicros"]), is_right=True),
+        Column("RENT", lambda row: dollars(row[2]["rent"]) if "rent" in row[2] else "", is_right=True),
+        Column("WITHOUT PRICE", lambda row: gpu_hours(row[2]["unpricedGpuHours"]), is_right=True),
+    ]
+    out.table(columns, rows)
+    if found["budgets"]:
+        out.line()
+        out.table(
+            [
+                Column("BUDGET", lambda budget: f"{budget['team']} {budget['key']}"),
+                Column("USED", lambda budget: _of(budget, budget["used"]), is_right=True),
+                Column("LIMIT", lambda budget: _of(budget, budget["limit"]), is_right=True),
+                Column("AT ITS END", lambda budget: _of(budget, budget["expectedAtEnd"]), is_right=True),
+                Column("REACHED", lambda budget: _reached(out, budget)),
+            ],
+            found["budgets"],
+        )
+    out.line()
+    for text in found["notes"]:
+        out.paragraph(out.dim(text))
+
+
+def _groups(items: Iterable[Json], by: GroupBy) -> list[tuple[str, str, Json]]:
+    """Return the sums of the groups, the dearest first. Jobs with use in several rows count in each."""
+    sums: dict[tuple[str, str], Json] = {}
+    for item in items:
+        name = "" if by is GroupBy.TEAM else _named(item, by)
+        group = sums.setdefault(
+            (item["team"], name), {"jobs": 0, "gpuHours": 0.0, "usdMicros": None, "rent": 0, "unpricedGpuHours": 0.0}
+        )
+        if item["kind"] == "USE":
+            group["jobs"] += item["jobs"]
+        elif item["usdMicros"] is None or group["rent"] is None:
+            group["rent"] = None
+        else:
+            group["rent"] += item["usdMicros"]
+        group["gpuHours"] += item["gpuHours"]
+        group["unpricedGpuHours"] += item["unpricedGpuHours"]
+        if item["usdMicros"] is not None:
+            group["usdMicros"] = (group["usdMicros"] or 0) + item["usdMicros"]
+    rows = [(team, name, group) for (team, name), group in sums.items()]
+    return sorted(rows, key=lambda row: (row[0], -(row[2]["usdMicros"] or 0), -row[2]["gpuHours"], row[1]))
+
+
+def _named(item: Json, by: GroupBy) -> str:
+    value = item[by]
+    return _WITHHELD if value is None else value or _NONE
+
+
+def _of(budget: Json, value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    return dollars(round(value * 1e6)) if budget["quantity"] == "usd" else f"{gpu_hours(value)} GPU-h"
+
+
+def _reached(out: Printer, budget: Json) -> str:
+    if budget["reachedAt"]:
+        return out.with_glyph("warn", f"{budget['reachedAt'][:16]}Z")
+    return "not in this period" if budget["expectedAtEnd"] is not None else UNKNOWN
+
+
+def focus_rows(found: Json) -> list[Json]:
+    """Return the rows in the columns of FOCUS. An unknown cost is an empty cell."""
+    return [
+        {
+            **dict.fromkeys(("BilledCost", "EffectiveCost"), _usd(item["usdMicros"])),
+            "BillingCurrency": "USD",
+            "ChargeCategory": "Usage",
+            "ChargeDescription": f"{item['kind']} of {item['instanceType'] or 'nodes'} in {item['pool']}",
+            "ChargePeriodStart": found["since"],
+            "ChargePeriodEnd": found["until"],
+            "ConsumedQuantity": item["gpuHours"],
+            "ConsumedUnit": "GPU-Hours",
+            "ProviderName": "AWS",
+            "ServiceCategory": "AI and Machine Learning",
+            "ServiceName": "Evenkeel",
+            "SubAccountId": item["team"],
+            "SubAccountName": item["team"],
+            "ResourceType": item["instanceType"],
+            "Tags": json.dumps({"user": item["user"], found["label"]: item["project"], "pool": item["pool"]}),
+            "x_User": item["user"],
+            "x_Project": item["project"],
+            "x_Pool": item["pool"],
+            "x_Kind": item["kind"],
+            "x_Jobs": item["jobs"],
+            "x_UnpricedGpuHours": item["unpricedGpuHours"],
+        }
+        for item in found["items"]
+    ]
+
+
+def _usd(micros: int | None) -> float | None:
+    return None if micros is None else micros / 1e6

@@ -1,0 +1,195 @@
+"""Showback: the use of each team, user and project in a window, and its cost.
+
+GPU time counts while an attempt holds it, at the price of its admission. On rented nodes an attempt adds GPU-hours
+only, and the bill of the rental adds the dollars. So the rows sum to the use and to the cost of the window.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+from evenkeel.domain.costs.receipt import MICROS_PER_HOUR
+from evenkeel.domain.quotas.spending import Spent, begin_of, split_by_period
+from evenkeel.domain.quotas.teams import Budget
+from evenkeel.domain.values import Instant, Value
+
+
+class ChargeKind(StrEnum):
+    """The kind of a row."""
+
+    USE = "USE"
+    """GPU time that attempts held. Of rented nodes it costs nothing here."""
+    RENT = "RENT"
+    """Bills of rentals. Their GPU time is in the rows of USE."""
+
+
+class ShowbackKey(NamedTuple):
+    """The group of a row."""
+
+    team: str
+    user: str | None
+    """Null: withheld."""
+    project: str | None
+    """Empty: the job has no such label. Null: withheld."""
+    pool: str
+    instance_type: str
+    kind: ChargeKind
+
+
+class ChargedTime(NamedTuple):
+    """The GPU time of one attempt, or the bill of one rental, in the window."""
+
+    key: ShowbackKey
+    job_id: str
+    gpu_micros: int
+    """GPUs times microseconds."""
+    usd_micros: int | None
+    """Null: it has no price, or the price is withheld."""
+
+
+class ShowbackRow(Value):
+    """The use and cost of one group."""
+
+    kind: ChargeKind
+    team: str
+    user: str | None
+    project: str | None
+    pool: str
+    instance_type: str
+    jobs: int
+    gpu_hours: float
+    usd_micros: int | None
+    """Of the priced part; null if no part has a price, or if it is withheld."""
+    unpriced_gpu_hours: float
+    """GPU-hours without a known price. They are in no dollars."""
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """The place in the list: each row has another one."""
+        return (self.team, self.user or "", self.project or "", self.pool, self.instance_type, self.kind)
+
+
+class ShowbackTotal(Value):
+    """The sum of all rows."""
+
+    jobs: int
+    gpu_hours: float
+    usd_micros: int | None
+    unpriced_gpu_hours: float
+
+
+class BudgetForecast(Value):
+    """The use of a budget in its present period, and where it ends if the use goes on as in this period."""
+
+    team: str
+    period: str
+    """`day`, `week` or `month`."""
+    key: str
+    """`2026-11`."""
+    quantity: str
+    """`usd` or `gpuHours`."""
+    limit: float
+    used: float
+    """A lower bound if a part has no price."""
+    is_lower_bound: bool
+    expected_at_end: float | None
+    """Null: too little of the period has passed."""
+    reached_at: Instant | None
+    """When the limit is reached at this pace; null if it is not reached in this period, or not known."""
+    ends_at: Instant
+
+
+_MIN_SHARE = 0.02
+"""Share of a period that must have passed before its pace says something."""
+
+
+def showback_rows(charged: Iterable[ChargedTime]) -> tuple[tuple[ShowbackRow, ...], ShowbackTotal]:
+    """Return a row for each group, by team, and the sum. The rows add up to it."""
+    groups: dict[ShowbackKey, list[ChargedTime]] = defaultdict(list)
+    everything = []
+    for item in charged:
+        groups[item.key].append(item)
+        everything.append(item)
+    rows = [
+        ShowbackRow(
+            kind=key.kind,
+            team=key.team,
+            user=key.user,
+            project=key.project,
+            pool=key.pool,
+            instance_type=key.instance_type,
+            **_sums(items),
+        )
+        for key, items in groups.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: row.place)), ShowbackTotal(**_sums(everything))
+
+
+def _sums(items: Iterable[ChargedTime]) -> dict[str, int | float | None]:
+    listed = list(items)
+    priced = [item.usd_micros for item in listed if item.usd_micros is not None]
+    return {
+        "jobs": len({item.job_id for item in listed}),
+        "gpu_hours": sum(item.gpu_micros for item in listed) / MICROS_PER_HOUR,
+        "usd_micros": sum(priced) if priced or not listed else None,
+        "unpriced_gpu_hours": sum(item.gpu_micros for item in listed if item.usd_micros is None) / MICROS_PER_HOUR,
+    }
+
+
+def budget_forecasts(team: str, budget: Budget, used: Spent, now: datetime) -> tuple[BudgetForecast, ...]:
+    """Return the forecast of each limit of a budget.
+
+    Args:
+        team: The team.
+        budget: Its budget.
+        used: The use that counts against it in the present period.
+        now: The time.
+    """
+    start = begin_of(budget.period, now)
+    end = _end_of(budget, now)
+    limits = (
+        ("gpuHours", budget.gpu_hours, used.accelerator_seconds / 3600, False),
+        ("usd", budget.usd, used.usd_micros / 1e6, used.unpriced_seconds > 0),
+    )
+    return tuple(
+        _forecast(team, budget, quantity, limit, amount, (start, end, now), is_lower_bound=is_lower_bound)
+        for quantity, limit, amount, is_lower_bound in limits
+        if limit is not None
+    )
+
+
+def _end_of(budget: Budget, now: datetime) -> datetime:
+    pieces = split_by_period(budget.period, now, now.replace(year=now.year + 1, day=1))
+    return pieces[0][2]
+
+
+def _forecast(
+    team: str,
+    budget: Budget,
+    quantity: str,
+    limit: float,
+    used: float,
+    times: tuple[datetime, datetime, datetime],
+    *,
+    is_lower_bound: bool,
+) -> BudgetForecast:
+    start, end, now = times
+    passed = (now - start) / (end - start)
+    expected = used / passed if passed >= _MIN_SHARE else None
+    reached_at = now if used >= limit else None
+    if reached_at is None and expected is not None and expected > limit:
+        reached_at = start + (now - start) * (limit / used)
+    return BudgetForecast(
+        team=team,
+        period=budget.period,
+        key=budget.period.key_at(now),
+        quantity=quantity,
+        limit=limit,
+        used=used,
+        is_lower_bound=is_lower_bound,
+        expected_at_end=expected,
+        reached_at=reached_at,
+        ends_at=end,
+    )

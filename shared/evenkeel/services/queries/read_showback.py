@@ -1,0 +1,164 @@
+"""Showback for the API: use and cost by team, user, project, pool and type in a window, and the teams' budgets."""
+
+import base64
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from evenkeel.domain.costs.interruptions import Span
+from evenkeel.domain.costs.prices import prices_of
+from evenkeel.domain.costs.receipt import cost_micros, micros
+from evenkeel.domain.costs.rent import rented_times
+from evenkeel.domain.costs.showback import (
+    BudgetForecast,
+    ChargedTime,
+    ChargeKind,
+    ShowbackKey,
+    ShowbackRow,
+    budget_forecasts,
+    showback_rows,
+)
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.quotas.spending import Spent, budget_used
+from evenkeel.domain.renting.rental import Rental
+from evenkeel.domain.values import rfc3339
+from evenkeel.services.context import Context
+from evenkeel.services.queries import cost_records
+from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.rentals import rentals as rental_records
+from evenkeel.services.storage import pagination, read_charges
+
+Json = dict[str, Any]
+
+_NOTES = (
+    "GPU time counts from the admission of an attempt, at the price of that day. Rented nodes cost their bills.",
+    "Jobs that Evenkeel did not start are in no row.",
+)
+
+
+class Filter(NamedTuple):
+    """The requested window and jobs."""
+
+    since: datetime | None = None
+    until: datetime | None = None
+    team: str = ""
+    label: str = "project"
+
+
+def show(context: Context, asked: Filter, page: pagination.Request, reader: Reader) -> Json:
+    """Return one page of rows, the sum of all rows, and the budgets of the teams that the caller sees.
+
+    Of other teams' jobs, user, project and cost are withheld.
+
+    Raises:
+        Invalid: the window is empty.
+        BadPageToken: this list did not issue the token.
+    """
+    span = cost_records.window_of(asked.since, asked.until, context.now)
+    attempts, window = cost_records.attempts_in(context.ledger, span)
+    wanted = [attempt for attempt in attempts if asked.team in ("", attempt.team)]
+    jobs = cost_records.jobs_of(context.ledger, dict.fromkeys(attempt.job_id for attempt in wanted))
+    rentals = [rental for rental in cost_records.rentals_in(context, jobs.values()) if asked.team in ("", rental.team)]
+    jobs |= cost_records.jobs_of(context.ledger, {rental.job_id for rental in rentals} - jobs.keys())
+    charges = _Charges(context, jobs, reader, asked.label, window.span)
+    rows, total = showback_rows([*charges.of_attempts(wanted), *charges.of_rentals(rentals)])
+    shown, token = _page_of(rows, page)
+    return {
+        "since": rfc3339(window.span.start),
+        "until": rfc3339(window.span.end),
+        "label": asked.label,
+        "isComplete": window.is_complete,
+        "total": total.to_json(),
+        "budgets": [forecast.to_json() for forecast in _budgets(context, reader, asked.team)],
+        "items": [row.to_json() for row in shown],
+        "notes": [*_NOTES, *([] if window.is_complete else ["Too many attempts: the window begins later than asked."])],
+        "nextPageToken": token or None,
+    }
+
+
+class _Charges:
+    """The charged time of a window, as the caller may see it."""
+
+    def __init__(self, context: Context, jobs: Mapping[str, Job], reader: Reader, label: str, span: Span) -> None:
+        self._context, self._jobs, self._reader = context, jobs, reader
+        self._label, self._span = label, span
+
+    def of_attempts(self, attempts: Iterable[Attempt]) -> Iterator[ChargedTime]:
+        for attempt in attempts:
+            start, end = attempt.charged_since, attempt.ended_at or self._span.end
+            if start is None:
+                continue
+            own = Span(max(start, self._span.start), min(end, self._span.end))
+            if own.start >= own.end:
+                continue
+            place = (attempt.pool, attempt.instance_type)
+            key, is_seen = self._key(attempt.job_id, attempt.team, place, ChargeKind.USE)
+            gpu_micros = attempt.accelerators * micros(own.end - own.start)
+            yield ChargedTime(key, attempt.job_id, gpu_micros, self._cost(attempt, gpu_micros) if is_seen else None)
+
+    def _cost(self, attempt: Attempt, gpu_micros: int) -> int | None:
+        if attempt.is_rented:
+            return 0
+        return cost_micros(gpu_micros, prices_of([attempt], (), self._context.policy.economy)[attempt.attempt])
+
+    def of_rentals(self, rentals: Iterable[Rental]) -> Iterator[ChargedTime]:
+        for rental in rentals:
+            for hired in rented_times(rental, self._span):
+                place = (hired.pool, hired.instance_type)
+                key, is_seen = self._key(rental.job_id, rental.team, place, ChargeKind.RENT)
+                yield ChargedTime(key, rental.job_id, 0, hired.usd_micros if is_seen else None)
+
+    def _key(self, job_id: str, team: str, place: tuple[str, str], kind: ChargeKind) -> tuple[ShowbackKey, bool]:
+        job = self._jobs.get(job_id)
+        pool, instance_type = place
+        is_seen = self._reader.sees(job) if job else self._reader.sees_every_team
+        if not is_seen:
+            return ShowbackKey(team, None, None, pool, instance_type, kind), False
+        user = (job.owner or job.submitted_by) if job else ""
+        project = job.spec.labels.get(self._label, "") if job else ""
+        return ShowbackKey(team, user, project, pool, instance_type, kind), True
+
+
+def _budgets(context: Context, reader: Reader, team: str) -> Iterator[BudgetForecast]:
+    """Yield the budgets of the teams that the caller sees."""
+    setup = reader.setup
+    wanted = [each for each in setup.teams if each.budgets and team in ("", each.name) and reader.sees_team(each)]
+    if not wanted:
+        return
+    only = setup.but(teams=tuple(wanted))
+    held = read_charges.held(context.ledger)
+    spent = rental_records.spent_by_period(only, context, rental_records.load(context.ledger).rentals)
+    for each in wanted:
+        charges = [charge for charge in held if charge.team == each.name]
+        periods: dict[str, Spent] = {key: amount for (name, key), amount in spent.items() if name == each.name}
+        for budget in each.budgets:
+            used = budget_used(budget, charges, periods, context.policy.economy, context.now)
+            yield from budget_forecasts(each.name, budget, used, context.now)
+
+
+# ---------------------------------------------------------------- pages of rows
+
+
+def _page_of(rows: Iterable[ShowbackRow], page: pagination.Request) -> tuple[list[ShowbackRow], str]:
+    after = _read_token(page.token)
+    rest = [row for row in rows if after is None or row.place > after]
+    shown = rest[: page.size]
+    return shown, _write_token(shown[-1].place) if len(rest) > len(shown) else ""
+
+
+def _write_token(place: tuple[str, ...]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode()
+
+
+def _read_token(token: str) -> tuple[str, ...] | None:
+    if not token:
+        return None
+    try:
+        place = json.loads(base64.urlsafe_b64decode(token))
+    except (ValueError, RecursionError) as error:
+        raise pagination.BadPageToken("The page token cannot be read.") from error
+    if isinstance(place, list) and len(place) == 6 and all(isinstance(part, str) for part in place):
+        return tuple(place)
+    raise pagination.BadPageToken("The page token belongs to another list.")

@@ -1,0 +1,146 @@
+"""`GET /v1/showback`: use and cost by team, user and project, and budgets with their forecast."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Add, Put
+from evenkeel.services.storage import job_rows, quota_rows
+from tests.unit.api.gateway import ACCOUNT, Gateway
+from tests.unit.api.seeds import a_job, ago, an_attempt, stored
+from tests.unit.api.test_receipts import a_lost_job
+from tests.unit.costs.test_rent import a_rental
+
+HERE = f"?since={rfc3339(ago(hours=4))}"
+
+
+def showback(gateway: Gateway, query: str = HERE, caller: str = "") -> Any:
+    answer = gateway.get(f"/v1/showback{query}", **({"caller": caller} if caller else {}))
+    assert answer.status == 200, answer.text
+    return answer.document
+
+
+def a_labelled(job: Job, project: str, team: str = "nlp", owner: str = "role/Nlp") -> Job:
+    return job.but(spec=job.spec.but(team=team, labels={"project": project}), owner=owner)
+
+
+def two_jobs(gateway: Gateway) -> None:
+    """Job 1 held 16 GPUs for 62 and 54 minutes, job 2 holds 8 GPUs since 20 minutes."""
+    job, lost, again = a_lost_job()
+    other = a_labelled(a_job(2, state="RUNNING"), "vit", "vision", "role/Vision")
+    held = an_attempt(other, nodes=(5,), running_at=ago(minutes=20), team="vision", instance_type="ml.p5e.48xlarge")
+    stored(
+        gateway.fakes.ledger,
+        a_labelled(job, "llama"),
+        lost.but(team="nlp"),
+        again.but(team="nlp"),
+        other,
+        held,
+    )
+
+
+def test_rows_sum_to_the_use_and_cost_of_the_window(gateway: Gateway) -> None:
+    two_jobs(gateway)
+
+    found = showback(gateway)
+
+    nlp, vision = found["items"]
+    assert (nlp["team"], nlp["user"], nlp["project"], nlp["jobs"]) == ("nlp", "role/Nlp", "llama", 1)
+    assert nlp["gpuHours"] == pytest.approx(16 * (62 + 54) / 60)
+    assert nlp["usdMicros"] == pytest.approx(16 * (62 + 54) / 60 * 6.88e6, abs=2)
+    assert (vision["project"], vision["usdMicros"]) == ("vit", None)
+    assert vision["unpricedGpuHours"] == pytest.approx(8 / 3)
+    assert found["total"]["gpuHours"] == pytest.approx(nlp["gpuHours"] + vision["gpuHours"])
+    assert found["total"]["usdMicros"] == nlp["usdMicros"]
+    assert found["total"]["unpricedGpuHours"] == pytest.approx(8 / 3)
+
+
+def test_use_is_cut_at_the_window(gateway: Gateway) -> None:
+    two_jobs(gateway)
+
+    query = f"?since={rfc3339(ago(minutes=60))}&until={rfc3339(ago(minutes=53))}&team=nlp"
+    (row,) = showback(gateway, query)["items"]
+
+    # Until its end at 58 minutes, and again from the admission at 54 minutes.
+    assert row["gpuHours"] == pytest.approx(16 * (2 + 1) / 60)
+
+
+def test_rented_nodes_cost_their_bill(gateway: Gateway) -> None:
+    job = a_labelled(a_job(1, state="RUNNING", rentals=1), "llama")
+    attempt = an_attempt(job, team="nlp", is_rented=True, running_at=ago(minutes=20), instance_type="p5.48xlarge")
+    rental = a_rental(1, 0, None).but(job_id=job.job_id, begun_at=ago(minutes=30))
+    rental = rental.with_offer(opened_at=ago(minutes=30))
+    stored(gateway.fakes.ledger, job, attempt)
+    gateway.fakes.ledger.commit(Put(job_rows.rental_row(rental, 0)))
+
+    found = {row["kind"]: row for row in showback(gateway)["items"]}
+
+    assert (found["USE"]["gpuHours"], found["USE"]["usdMicros"]) == (pytest.approx(16 / 3), 0)
+    assert (found["RENT"]["gpuHours"], found["RENT"]["usdMicros"]) == (0, 25_000_000)
+    assert found["RENT"]["instanceType"] == "p5.48xlarge"
+
+
+def test_pages_hold_every_row_once(gateway: Gateway) -> None:
+    for number in range(1, 6):
+        job = a_labelled(a_job(number, state="RUNNING"), f"p{number}")
+        stored(gateway.fakes.ledger, job, an_attempt(job, running_at=ago(minutes=5)))
+    found: list[str] = []
+    query = f"{HERE}&pageSize=2"
+    for _ in range(3):
+        answer = showback(gateway, query)
+        found += [row["project"] for row in answer["items"]]
+        query = f"{HERE}&pageSize=2&nextPageToken={answer['nextPageToken']}"
+
+    assert found == ["p1", "p2", "p3", "p4", "p5"]
+    assert answer["nextPageToken"] is None
+
+
+def with_teams(gateway: Gateway) -> None:
+    for name in ("nlp", "vision"):
+        role = f"arn:aws:iam::{ACCOUNT}:role/{name}"
+        team = {
+            "name": name,
+            "namespace": name,
+            "queue": {"groups": [{"ml.p5.48xlarge": {"nvidia.com/gpu": 16}}]},
+            "members": [{"principal": role, "role": "viewer"}],
+            "budgets": [{"period": "month", "usd": 1000}],
+        }
+        body = {"team": team, "reason": "x"}
+        assert gateway.call("PUT", f"/v1/teams/{name}/quota", body, headers={"If-None-Match": "*"}).status == 200
+
+
+def test_other_teams_show_only_gpu_hours(gateway: Gateway) -> None:
+    with_teams(gateway)
+    two_jobs(gateway)
+
+    found = showback(gateway, caller=f"arn:aws:sts::{ACCOUNT}:assumed-role/vision/ana")
+
+    nlp, vision = found["items"]
+    assert (nlp["user"], nlp["project"], nlp["usdMicros"]) == (None, None, None)
+    assert nlp["gpuHours"] > 0
+    assert (vision["user"], vision["project"]) == ("role/Vision", "vit")
+    assert {budget["team"] for budget in found["budgets"]} == {"vision"}
+
+
+def test_budget_forecast_follows_the_pace_of_the_period(gateway: Gateway) -> None:
+    with_teams(gateway)
+    key = quota_rows.spent_key("nlp", "2026-11")
+    gateway.fakes.ledger.commit(Add(key, {"usdMicros": 121_250_000, "acceleratorSeconds": 0, "unpricedSeconds": 0}))
+
+    caller = f"arn:aws:sts::{ACCOUNT}:assumed-role/nlp/ana"
+    (budget,) = showback(gateway, caller=caller)["budgets"]
+
+    # 58 h 15 min of 720 h have passed: 121.25 / 58.25 x 720.
+    assert budget["used"] == 121.25
+    assert budget["expectedAtEnd"] == pytest.approx(1498.7, abs=0.1)
+    assert budget["reachedAt"].startswith("2026-11-21T00:")
+    assert budget["endsAt"] == "2026-12-01T00:00:00.000000Z"
+
+
+@pytest.mark.parametrize(
+    "query", ["?since=2027-01-01T00:00:00Z", "?nextPageToken=x", "?nextPageToken=e30=", "?label=%00"]
+)
+def test_wrong_query_is_refused(query: str, gateway: Gateway) -> None:
+    assert gateway.get(f"/v1/showback{query}").status == 400

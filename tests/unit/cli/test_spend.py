@@ -1,0 +1,48 @@
+"""`evenkeel teams spend`: groups on a page, and FOCUS columns in CSV."""
+
+import csv
+from io import StringIO
+
+import pytest
+
+from tests.unit.api.test_showback import two_jobs
+from tests.unit.cli.conftest import CliFixture
+
+
+@pytest.fixture
+def fleet(served: CliFixture) -> CliFixture:
+    two_jobs(served.gateway)
+    return served
+
+
+def test_page_shows_teams_and_what_has_no_price(fleet: CliFixture) -> None:
+    assert fleet.run("teams", "spend", "--since", "4h").out.splitlines()[:5] == [
+        "2026-11-03T06:15Z to 2026-11-03T10:15Z",
+        "",
+        "TEAM    JOBS  GPU-HOURS     COST   RENT  WITHOUT PRICE",
+        "nlp        1       30.9  $212.82  $0.00            0.0",
+        "vision     1        2.7  unknown  $0.00            2.7",
+    ]
+
+
+@pytest.mark.parametrize(("by", "names"), [("user", ["role/Nlp", "role/Vision"]), ("project", ["llama", "vit"])])
+def test_lines_stand_for_users_or_projects(fleet: CliFixture, by: str, names: list[str]) -> None:
+    lines = fleet.run("teams", "spend", "--since", "4h", "--by", by, terminal=True).out.splitlines()
+
+    assert [line.split()[1] for line in lines[3:5]] == names
+    assert max(map(len, lines)) <= 80
+
+
+def test_csv_has_the_columns_of_focus(fleet: CliFixture) -> None:
+    nlp, vision = csv.DictReader(StringIO(fleet.run("teams", "spend", "--since", "4h", "-o", "csv").out))
+
+    assert (nlp["SubAccountName"], nlp["ConsumedUnit"], nlp["BillingCurrency"]) == ("nlp", "GPU-Hours", "USD")
+    assert float(nlp["EffectiveCost"]) == pytest.approx(212.82, abs=0.01)
+    assert (vision["EffectiveCost"], vision["x_Project"]) == ("", "vit")
+    assert nlp["ChargePeriodEnd"] == "2026-11-03T10:15:02.000000Z"
+
+
+def test_every_page_is_read(fleet: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evenkeel_cli.spend_page._PAGE", 1)
+
+    assert fleet.run("teams", "spend", "--since", "4h", "-o", "csv").out.count("GPU-Hours") == 2
