@@ -1,6 +1,6 @@
 """The shapes of AWS: whether a request or an answer fits botocore's service models, enumerations included."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from botocore.model import ListShape, OperationModel, Shape, StringShape, StructureShape
@@ -14,6 +14,24 @@ def operation(service: str, name: str) -> OperationModel:
     """Return the model of an operation by its name in Python: `describe_cluster`."""
     spelled = "".join(word.capitalize() for word in name.split("_"))
     return get_session().get_service_model(service).operation_model(spelled)
+
+
+def check_exchange(
+    service: str, name: str, request: Mapping[str, Any], answer: Mapping[str, Any], newer: str = ""
+) -> None:
+    """Check that a request, and the answer of a fake, fit the model. A fake answers only what its caller reads.
+
+    Args:
+        service: The service, as botocore names it.
+        name: The operation, in Python's spelling.
+        request: Its parameters.
+        answer: Its answer.
+        newer: A value in the answer that only a newer API than the model has; empty for none.
+    """
+    model = operation(service, name)
+    assert problems(request, model.input_shape) == []
+    found = problems(answer, model.output_shape, is_partial=True)
+    assert [each for each in found if not newer or f"is {newer!r}, not one of" not in each] == []
 
 
 def problems(value: Any, shape: Shape | None, *, is_partial: bool = False) -> list[str]:

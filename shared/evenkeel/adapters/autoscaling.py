@@ -29,7 +29,8 @@ class AutoScalingNodeGroups:
         with aws.translate_errors(f"describe Auto Scaling instance {instance_id}", _NOT_NOW):
             answer = self._reader.describe_auto_scaling_instances(InstanceIds=[instance_id])
         listed = next(
-            (instance for instance in answer["AutoScalingInstances"] if instance["InstanceId"] == instance_id), None
+            (instance for instance in answer.get("AutoScalingInstances", ()) if instance["InstanceId"] == instance_id),
+            None,
         )
         group = self.group(listed["AutoScalingGroupName"]) if listed else None
         if listed is None or group is None:
@@ -45,7 +46,7 @@ class AutoScalingNodeGroups:
         with aws.translate_errors(f"describe Auto Scaling group {name}", _NOT_NOW):
             answer = self._reader.describe_auto_scaling_groups(AutoScalingGroupNames=[name])
         described = next(
-            (group for group in answer["AutoScalingGroups"] if group["AutoScalingGroupName"] == name), None
+            (group for group in answer.get("AutoScalingGroups", ()) if group["AutoScalingGroupName"] == name), None
         )
         if described is None:
             return None

@@ -29,6 +29,7 @@ ONE_ATTEMPT = Config(connect_timeout=5, read_timeout=60, retries={"total_max_att
 _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "Throttling": Throttled,
     "ThrottlingException": Throttled,
+    "Throttled": Throttled,
     "ThrottledException": Throttled,
     "RequestThrottled": Throttled,
     "RequestThrottledException": Throttled,
@@ -41,6 +42,7 @@ _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "AccessDeniedException": NotAllowed,
     "AuthorizationError": NotAllowed,
     "AuthorizationErrorException": NotAllowed,
+    "InvalidSecurity": NotAllowed,
     "UnrecognizedClientException": NotAllowed,
     "InvalidClientTokenId": NotAllowed,
     "SignatureDoesNotMatch": NotAllowed,
@@ -49,6 +51,7 @@ _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "403": NotAllowed,
     "ResourceNotFound": NotFound,
     "ResourceNotFoundException": NotFound,
+    "NotFound": NotFound,
     "NotFoundException": NotFound,
     "NoSuchBucket": NotFound,
     "NoSuchKey": NotFound,
@@ -57,13 +60,21 @@ _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "ValidationException": Refused,
     "InvalidParameterException": Refused,
     "InvalidParameterValueException": Refused,
+    "InvalidRequest": Refused,
+    "InvalidObjectState": Refused,  # the object is in an archive class of S3, from which nothing can be read
+    "InvalidNextToken": Refused,
+    "ClientException": Refused,
     "InternalError": Unreachable,
+    "InternalException": Unreachable,
     "InternalFailure": Unreachable,
     "InternalServerError": Unreachable,
     "ServiceUnavailable": Unreachable,
     "ServiceUnavailableException": Unreachable,
     "ServiceException": Unreachable,
 }
+"""Meanings of codes that several services send. `tests/contract/test_aws_calls.py` tries each code of the models."""
+_KMS_PREFIX = "kms"
+"""First letters of the codes with which a service reports that a key could not be used, in any case."""
 _NETWORK_ERRORS = (NoConnection, HTTPClientError, IncompleteReadError)
 
 
@@ -103,7 +114,7 @@ def translate_errors(attempt: str, also: Mapping[str, type[EvenkeelError]] | Non
         yield
     except ClientError as error:
         code = code_of(error)
-        meaning = (also or {}).get(code) or _ERRORS_BY_CODE.get(code)
+        meaning = (also or {}).get(code) or _ERRORS_BY_CODE.get(code) or _meaning_of_key_error(code)
         if meaning is None and status_of(error) >= 500:
             meaning = Unreachable
         if meaning is None:
@@ -113,6 +124,14 @@ def translate_errors(attempt: str, also: Mapping[str, type[EvenkeelError]] | Non
         raise Unreachable(f"{attempt}: no answer: {describe_connection_error(error)}") from error
     except ParamValidationError as error:
         raise Refused(f"{attempt}: {error}") from error
+
+
+def _meaning_of_key_error(code: str) -> type[EvenkeelError] | None:
+    """Return the meaning of a code such as `KMSAccessDenied`, `KmsThrottled` or `KMS.DisabledException`."""
+    lower = code.lower()
+    if not lower.startswith(_KMS_PREFIX):
+        return None
+    return Throttled if "throttl" in lower else NotAllowed
 
 
 def escape_surrogates(text: str) -> str:

@@ -19,7 +19,22 @@ _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "InvalidMessageContents": Refused,
     "InvalidParameter": Refused,
     "InvalidParameterException": Refused,
+    "ParameterValueInvalid": Refused,
+    "InvalidAddress": Refused,
+    "InvalidAttributeName": Refused,
+    "UnsupportedOperation": Refused,
+}
+_LAMBDA_ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
+    "ResourceConflictException": Throttled,
+    "ServiceQuotaExceededException": Throttled,
+    "SnapStartException": Unreachable,
+    "SnapStartNotReadyException": Throttled,
+    "SnapStartRegenerationFailureException": Unreachable,
+    "SnapStartTimeoutException": Unreachable,
     "RequestTooLargeException": Refused,
+    "SerializedRequestEntityTooLargeException": Refused,
+    "InvalidRequestContentException": Refused,
+    "RecursiveInvocationException": Refused,
 }
 _MESSAGE_GROUP = "cycles"
 """Message group of all cycle requests, so that the queue delivers them one after the other."""
@@ -217,7 +232,7 @@ class LambdaWaitAnswers:
         if (subject, name, generation) in self._requested:
             return
         payload = {"subject": subject, "name": name, "generation": generation, "answer": dict(answer)}
-        with aws.translate_errors(f"request the answer to wait {name} of {subject}", _ERRORS_BY_CODE):
+        with aws.translate_errors(f"request the answer to wait {name} of {subject}", _LAMBDA_ERRORS_BY_CODE):
             self._client.invoke(
                 FunctionName=self._function, InvocationType="Event", Payload=json.dumps(payload).encode()
             )

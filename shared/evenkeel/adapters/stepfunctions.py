@@ -7,11 +7,14 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from evenkeel.adapters import aws
-from evenkeel.ports import EvenkeelError, ExecutionState, NotFound, Refused, WorkflowName
+from evenkeel.ports import EvenkeelError, ExecutionState, NotFound, Refused, Throttled, WorkflowName
 
 _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "StateMachineDoesNotExist": NotFound,
+    "StateMachineDeleting": NotFound,
+    "ExecutionLimitExceeded": Throttled,
     "InvalidName": Refused,
+    "InvalidToken": Refused,
     "InvalidArn": Refused,
     "InvalidExecutionInput": Refused,
     "InvalidOutput": Refused,

@@ -29,6 +29,7 @@ from evenkeel_cli.offline import access
 from evenkeel_cli.render import Printer
 from evenkeel_client.context import ApiContext
 from evenkeel_client.errors import CommandFailed, Exit
+from tests import aws_shapes
 from tests.fakes.system import A_MOMENT
 from tests.template.statements import of_on_call
 
@@ -77,16 +78,22 @@ class FakeAws:
     def call(self, service: str, operation: str, **parameters: Any) -> Json:
         name = f"{service}:{operation}"
         self.calls.append((name, parameters))
+        answer = self._answer_or_fault(name, parameters)
+        seen = {} if isinstance(answer, Exception) else answer
+        aws_shapes.check_exchange(service, operation, parameters, seen, newer="Sometimes")
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _answer_or_fault(self, name: str, parameters: Json) -> Json | Exception:
         places = [f"{name}:{value}" for value in parameters.values() if isinstance(value, str)]
         for place in (*places, name):
             if place in self.planted:
                 planted = self.planted[place]
-                if isinstance(planted, Exception):
-                    raise planted
-                return dict(planted)
+                return planted if isinstance(planted, Exception) else dict(planted)
         return self._answer(name, parameters)
 
-    def _answer(self, name: str, parameters: Json) -> Json:
+    def _answer(self, name: str, parameters: Json) -> Json | Exception:
         if name == "lambda:invoke":
             return self._self_test(str(parameters["FunctionName"]).removeprefix("evenkeel-"))
         if name == "cloudwatch:get_metric_statistics":
@@ -96,11 +103,9 @@ class FakeAws:
         assert name in answers, name
         return answers[name]
 
-    def _self_test(self, function: str) -> Json:
+    def _self_test(self, function: str) -> Json | Exception:
         answer = self.tests.get(function, self_test(function))
-        if isinstance(answer, Exception):
-            raise answer
-        return {"Payload": json.dumps(answer).encode()}
+        return answer if isinstance(answer, Exception) else {"Payload": json.dumps(answer).encode()}
 
 
 def _healthy_answers() -> dict[str, Json]:
@@ -289,7 +294,7 @@ FAULTS = [
     ),
     DoctorCase(
         "credentials",
-        plant("sts:get_caller_identity", {"Arn": "arn:aws:iam::1:root"}),
+        plant("sts:get_caller_identity", {"Arn": "arn:aws:iam::111122223333:root"}),
         "warning",
         "root user",
         "Use a role",

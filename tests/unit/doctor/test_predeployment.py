@@ -117,17 +117,10 @@ class FakeAws:
     def call(self, service: str, operation: str, **parameters: Any) -> Json:
         name = f"{service}:{operation}"
         answer = self.planted.get(name, healthy_answers()[name])
-        conforms(service, operation, parameters, {} if isinstance(answer, Exception) else answer)
+        aws_shapes.check_exchange(service, operation, parameters, {} if isinstance(answer, Exception) else answer)
         if isinstance(answer, Exception):
             raise answer
         return dict(answer)
-
-
-def conforms(service: str, operation: str, request: Json, answer: Json) -> None:
-    model = aws_shapes.operation(service, operation)
-    assert aws_shapes.problems(request, model.input_shape) == []
-    # An answer of the fake holds only what a check reads.
-    assert aws_shapes.problems(answer, model.output_shape, is_partial=True) == []
 
 
 @dataclass
