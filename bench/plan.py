@@ -1,4 +1,4 @@
-"""The time of `evenkeel plan`: 2,000 jobs in 50 queues, and the start of the command.
+"""The time of `evenkeel plan`: 2,000 jobs in 50 queues; and of the command's start, up to its first byte to the API.
 
     python -m bench.plan [--rounds 5]
 
@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import random
+import socket
 import statistics
 import subprocess
 import sys
@@ -31,7 +32,8 @@ def main() -> int:
         seconds: dict[str, list[float]] = {name: [] for name in lanes}
         for _ in range(rounds):
             for name, command in lanes.items():
-                seconds[name].append(_processor_seconds(command))
+                measure = _seconds_to_first_byte if name.endswith("first byte") else _processor_seconds
+                seconds[name].append(measure(command))
     empty = statistics.median(seconds["imports alone"])
     for name, found in seconds.items():
         middle = statistics.median(found)
@@ -47,10 +49,31 @@ def _lanes(folder: Path) -> dict[str, list[str]]:
     command = [sys.executable, "-m", "evenkeel_cli.main", "plan", "-q", str(quota), "-o", "json", "-j"]
     return {
         "imports alone": [sys.executable, "-c", _EMPTY],
+        "--help": [*command[:3], "--help"],
         "plan --help": [*command[:4], "--help"],
+        "status, to its first byte": [*command[:3], "status"],
+        "jobs ls, to its first byte": [*command[:3], "jobs", "ls"],
         "2 jobs": [*command, str(few)],
         **{f"{JOBS} jobs, {name}": [*command, str(jobs), "--profile", name] for name in ("kueue", "evenkeel")},
     }
+
+
+def _seconds_to_first_byte(command: list[str]) -> float:
+    """Return the processor seconds that a command uses before an API on loopback receives its first byte."""
+    with socket.create_server(("127.0.0.1", 0)) as api:
+        url = f"http://127.0.0.1:{api.getsockname()[1]}/v1"
+        settings = {"EVENKEEL_URL": url, "EVENKEEL_FLEET": "bench", "AWS_REGION": "us-west-2"}
+        keys = {"AWS_ACCESS_KEY_ID": "AKIABENCH", "AWS_SECRET_ACCESS_KEY": "none", "NO_PROXY": "127.0.0.1"}
+        process = subprocess.Popen(
+            command, env=os.environ | settings | keys, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        connection, _ = api.accept()
+        with connection:
+            connection.recv(1)
+            process.kill()
+            _, _, used = os.wait4(process.pid, 0)
+            process.returncode = 0
+    return used.ru_utime + used.ru_stime
 
 
 def _processor_seconds(command: list[str]) -> float:

@@ -34,6 +34,7 @@ NOUNS = {
     "utilization": CommandGroup("utilization", "List how busy pools and nodes are, beside their allocation."),
     "faults": CommandGroup("faults", "List and explain known faults, and report a fault."),
     "automation": CommandGroup("automation", "Hold or release repairs and job stops."),
+    "audit": CommandGroup("audit", "List who held, cordoned and changed something on the fleet."),
     "policy": CommandGroup("policy", "Show, check and change the policy: limits, deadlines and faults."),
     "plan": CommandGroup("plan", "Run the scheduler on files: admissions, preemptions and their reasons."),
     "shadow": CommandGroup("shadow", "Compare the decisions of the mode `observe` with what happened."),

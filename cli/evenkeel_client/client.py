@@ -1,6 +1,7 @@
 """Clients of the API, with AWS signatures, and of the local GPU cluster's control address."""
 
 import json
+import os
 import secrets
 import sys
 import time
@@ -14,6 +15,7 @@ from evenkeel_client.errors import ApiRequestFailed, CommandFailed, Exit, exit_f
 
 if TYPE_CHECKING:
     from botocore.credentials import Credentials, ReadOnlyCredentials
+    from botocore.exceptions import BotoCoreError
     from botocore.httpsession import URLLib3Session
 
 Json = dict[str, Any]
@@ -21,6 +23,10 @@ _MAX_TRIES = 3
 _PAUSE_SECONDS = 0.4
 _TIMEOUT_SECONDS = 35
 """The gateway ends a request after 29."""
+_MAX_CLOCK_SECONDS = 240
+"""AWS refuses a signature whose time differs by more than five minutes from its own."""
+_PROXY_HINT = "A proxy may be in between: look at HTTPS_PROXY and NO_PROXY, then repeat the command."
+_MAYBE_DONE = "An earlier try was cut off and may have made the change: read it again before you repeat it."
 
 
 def warn_on_stderr(text: str) -> None:
@@ -135,18 +141,43 @@ class ApiClient:
         return self._send(method, path, json.dumps(body).encode(), headers)
 
     def _send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Json:
+        is_uncertain = False
         for remaining in reversed(range(_MAX_TRIES)):
             try:
                 return self._send_once(method, path, body, headers)
             except CommandFailed as failed:
+                if failed.exit_code is Exit.CONFLICT and is_uncertain:
+                    failed.hint = f"{_MAYBE_DONE}\n  {failed.hint}".rstrip()
                 if failed.exit_code is not Exit.TRY_AGAIN or not remaining:
                     raise
+                is_uncertain = True
                 self._pause(_PAUSE_SECONDS * (_MAX_TRIES - remaining))
         raise AssertionError("the last try returns or raises")
 
     def _send_once(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Json:
         answer = self.forward(method, path, body, headers)
-        return parse_response(answer.status, answer.content)
+        try:
+            return parse_response(answer.status, answer.content)
+        except ApiRequestFailed as failed:
+            raise self._with_cause(failed, answer) from None
+
+    def _with_cause(self, failed: ApiRequestFailed, answer: RawAnswer) -> ApiRequestFailed:
+        """Return an error with the cause that this machine can see: its clock, its credentials, or a proxy."""
+        if failed.code in ("BAD_SIGNATURE", "HTTP_403"):
+            late = _seconds_behind(answer.headers)
+            if late is not None and abs(late) > _MAX_CLOCK_SECONDS:
+                side = "behind" if late > 0 else "ahead of"
+                minutes = f"{abs(late) / 60:.0f} minutes {side}"
+                failed.text = f"This machine's clock is {minutes} the API's, so AWS refuses its signatures."
+                failed.code, failed.hint = "CLOCK_SKEW", "Set the clock, for example: sudo timedatectl set-ntp true"
+        elif failed.code == "EXPIRED_CREDENTIALS":
+            profile = f" --profile {self.context.profile}" if self.context.profile else ""
+            failed.text = "The AWS credentials have expired. Nothing was changed."
+            failed.hint = f"Sign in again, then repeat the command: aws sso login{profile}"
+        elif failed.code == f"HTTP_{answer.status}" and answer.status in (407, 502, 503, 504):
+            failed.text = f"{failed.text}: the answer is not from Evenkeel, but from a gateway or proxy before it."
+            failed.hint = failed.hint or _PROXY_HINT
+        return failed
 
     def forward(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> RawAnswer:
         """Sign a request, send it once, and return the answer as it is, an error included.
@@ -165,21 +196,45 @@ class ApiClient:
         try:
             answer = self._session.send(request.prepare())
         except BotoCoreError as error:
-            raise CommandFailed(
-                Exit.TRY_AGAIN,
-                f"{self.context.url} does not answer.",
-                code="UNREACHABLE",
-                hint="Check that the API is up and that the URL is right: "
-                + ("evenkeel dev status" if self.context.control_url else f"The URL comes from {self.context.source}."),
-            ) from error
+            raise self._unreachable(error) from error
+        # botocore does not compare the length: a connection that was cut gives a part of the answer.
+        expected = answer.headers.get("Content-Length", "")
+        if expected.isdecimal() and len(answer.content) < int(expected):
+            raise self._cut_off()
         return RawAnswer(answer.status_code, answer.headers, answer.content)
+
+    def _unreachable(self, error: "BotoCoreError") -> CommandFailed:
+        """Return the failure of a request that got no whole answer."""
+        from botocore import exceptions
+
+        where = "evenkeel dev status" if self.context.control_url else f"The URL comes from {self.context.source}."
+        hint = f"Check that the API is up and that the URL is right: {where}"
+        match error:
+            case exceptions.ProxyConnectionError():
+                text, hint = "The proxy does not answer, or refuses the connection.", _PROXY_HINT
+            case exceptions.SSLError():
+                text = f"The TLS connection to {self.context.url} failed: {error}"
+                hint = "If a proxy inspects TLS, name its certificate in AWS_CA_BUNDLE."
+            case exceptions.ReadTimeoutError():
+                text = f"{self.context.url} did not answer within {_TIMEOUT_SECONDS} seconds."
+            case exceptions.HTTPClientError():
+                return self._cut_off()
+            case _:
+                text = f"{self.context.url} does not answer."
+        return CommandFailed(Exit.TRY_AGAIN, text, code="UNREACHABLE", hint=hint)
+
+    def _cut_off(self) -> CommandFailed:
+        text = f"The connection to {self.context.url} was cut before the whole answer came."
+        return CommandFailed(Exit.TRY_AGAIN, text, code="UNREACHABLE", hint=_PROXY_HINT)
 
     @cached_property
     def _session(self) -> "URLLib3Session":
         from botocore.httpsession import URLLib3Session
         from botocore.utils import get_environ_proxies
 
-        return URLLib3Session(proxies=get_environ_proxies(self.context.url), timeout=_TIMEOUT_SECONDS)
+        certificates = os.environ.get("AWS_CA_BUNDLE") or True
+        proxies = get_environ_proxies(self.context.url)
+        return URLLib3Session(verify=certificates, proxies=proxies, timeout=_TIMEOUT_SECONDS)  # type: ignore[arg-type]  # a path, too
 
     @cached_property
     def _credentials(self) -> "Credentials":
@@ -204,6 +259,16 @@ class ApiClient:
                 code="BAD_CREDENTIALS",
                 hint="If you use IAM Identity Center: aws sso login",
             ) from error
+
+
+def _seconds_behind(headers: Mapping[str, str]) -> float | None:
+    """Return how many seconds this machine's clock is behind the sender's; None if the answer has no date."""
+    from email.utils import parsedate_to_datetime
+
+    try:
+        return parsedate_to_datetime(headers.get("Date", "")).timestamp() - time.time()
+    except (TypeError, ValueError):
+        return None
 
 
 def _load_credentials(profile: str | None) -> "Credentials":

@@ -1,9 +1,9 @@
-"""Routes of operators: hold and release automation, answer recovery plans, cordon and replace nodes."""
+"""Routes of operators: hold and release automation, take incidents, answer plans, cordon and replace nodes."""
 
 from typing import Any
 
 from evenkeel.runtime import api, api_types, entry, wiring
-from evenkeel.services.incidents import approve_recovery, report_faults
+from evenkeel.services.incidents import acknowledge_incident, approve_recovery, report_faults
 from evenkeel.services.queries import read_incidents
 from evenkeel.services.recovery import hold_automation, request_replacement, set_manual_cordon
 
@@ -23,6 +23,7 @@ def hold(cluster: str) -> api.Reply:
         pool=body.pool,
         instance_id=body.instance_id,
         allows_unknown=body.allow_unknown,
+        stops_scheduling=body.stops_scheduling,
         request_id=app.request_id(),
         fingerprint=app.fingerprint(),
     )
@@ -61,9 +62,22 @@ def decline(incident_id: str) -> api.Reply:
     )
 
 
+@app.post("/v1/incidents/<incident_id>/acknowledge")
+def acknowledge(incident_id: str) -> api.Reply:
+    context = wiring.context()
+    request = acknowledge_incident.Request(
+        incident_id=incident_id,
+        by=app.caller().actor,
+        reason=app.body(api_types.RemarkBody).reason,
+        request_id=app.request_id(),
+    )
+    return app.done(read_incidents.summary(acknowledge_incident.run(request, context), context.now))
+
+
 @app.post("/v1/nodes/<node_id>/cordon")
 def cordon(node_id: str) -> api.Reply:
-    request = _mark(node_id, app.body(api_types.CordonBody), app.request_id())
+    body, key = app.body(api_types.RemarkBody), app.request_id()
+    request = _mark(node_id, body, key, fingerprint=app.fingerprint())
     context = wiring.context()
     outcome = set_manual_cordon.cordon(request, context)
     return app.done(outcome.to_json())
@@ -71,7 +85,8 @@ def cordon(node_id: str) -> api.Reply:
 
 @app.post("/v1/nodes/<node_id>/uncordon")
 def uncordon(node_id: str) -> api.Reply:
-    request = _mark(node_id, app.body(api_types.CordonBody), app.request_id())
+    body, key = app.body(api_types.RemarkBody), app.request_id()
+    request = _mark(node_id, body, key, fingerprint=app.fingerprint())
     context = wiring.context()
     outcome = set_manual_cordon.uncordon(request, context)
     return app.done(outcome.to_json())
@@ -94,9 +109,13 @@ def replace(node_id: str) -> api.Reply:
     return app.accepted(answer, location)
 
 
-def _mark(node_id: str, body: api_types.CordonBody, request_id: str) -> set_manual_cordon.Request:
+def _mark(node_id: str, body: api_types.RemarkBody, request_id: str, *, fingerprint: str) -> set_manual_cordon.Request:
     return set_manual_cordon.Request(
-        instance_id=node_id, by=app.caller().actor, reason=body.reason, request_id=request_id
+        instance_id=node_id,
+        by=app.caller().actor,
+        reason=body.reason,
+        request_id=request_id,
+        fingerprint=fingerprint,
     )
 
 

@@ -5,6 +5,7 @@ from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import (
     disclosure,
     explain,
+    read_audit,
     read_cost_report,
     read_events,
     read_fleet,
@@ -204,6 +205,13 @@ def show_showback() -> api.Reply:
     asked = read_showback.Filter(since=query.since, until=query.until, team=query.team, label=query.label)
     page = pagination.Request(query.page_size, query.next_page_token)
     return app.answer(read_showback.show(wiring.context(), asked, page, _reader()))
+
+
+@app.get("/v1/audit")
+def list_acts() -> api.Reply:
+    query = app.query(api_types.AuditQuery)
+    page = pagination.Request(query.page_size, query.next_page_token)
+    return app.answer(read_audit.run(wiring.context(), read_audit.Asked(query.since, query.by), page))
 
 
 @app.get("/v1/utilization")

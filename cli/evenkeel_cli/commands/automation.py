@@ -8,7 +8,7 @@ import typer
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer, answer_change
 from evenkeel_cli.render import OutputFormat, Printer
-from evenkeel_cli.state_labels import mode_of
+from evenkeel_cli.state_labels import counted, mode_of
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
 
@@ -43,7 +43,7 @@ def hold(
     key: lookup.KeyOption = None,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Hold repairs and job stops for a time. Steps that have started are finished."""
+    """Hold repairs and job stops for a time. Steps that have started are finished. `stop` holds everything."""
     client = lookup.current_client()
     body = {"reason": reason, "forSeconds": seconds_of(length), **_scope(client, pool, node)}
     body |= {"allowUnknown": True} if allow_unknown else {}
@@ -51,6 +51,53 @@ def hold(
 
     text = f"held{_where(response)}, until {response['until'][:19]}Z: {response['reason']}"
     answer_change(response, output, text, status="warn", then=f"automation release{scope_options(response)}")
+
+
+@app.command("stop")
+def stop(
+    reason: Annotated[str, typer.Option(help="Reason; recorded and shown.")],
+    length: Annotated[str, typer.Option("--for", help="Duration: 30m, 2h or 1d.", metavar="TIME")] = "1h",
+    key: lookup.KeyOption = None,
+    output: lookup.OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Hold everything for a time: repairs, job stops, admissions, preemptions, resizes and rentals.
+
+    Prints what still runs. `automation release` ends it.
+    """
+    client = lookup.current_client()
+    body = {"reason": reason, "forSeconds": seconds_of(length), "stopsScheduling": True}
+    found = client.post(f"/clusters/{client.fleet}/automation/hold", body, key=key)
+    answer(found, output, lambda out: _draw_stop(out, found, client))
+
+
+def _draw_stop(out: Printer, held: Json, client: ApiClient) -> None:
+    out.line(out.with_glyph("warn", f"everything is held until {held['until'][:19]}Z: {held['reason']}"))
+    out.paragraph("No repair, job stop, admission, preemption, resize or rental begins now.", indent="  ")
+    out.line()
+    out.line(out.bold("STILL RUNS"))
+    out.pairs(still_running(client), indent="  ")
+    out.next("evenkeel automation release")
+
+
+def still_running(client: ApiClient) -> list[tuple[str, str]]:
+    """Return what a hold on everything leaves running, as names and texts."""
+    status = client.get("/status")
+    moving = lookup.items(client, "/jobs", 1000, state="STARTING,STOPPING")
+    begun = [f"{incident['incidentId']}: {incident['nodeLane']['phase']}" for incident in status["incidents"]["items"]]
+    running = sum(entry["running"] for entry in status["jobs"]["classes"])
+    serving = sum(rental["nodes"] for each in status["serving"] for rental in each["rentals"] if not rental["endedAt"])
+    return [
+        ("jobs", f"{counted(running, 'job')} run on; they are not stopped"),
+        ("changing", ", ".join(f"{job['jobId']} {job['state'].lower()}" for job in moving) or "no job starts or stops"),
+        ("recoveries", "; ".join(begun) or "none; a step that has begun is finished"),
+        (
+            "rented nodes",
+            f"{serving} for Deployments, and those of running jobs: AWS bills them until they are given back",
+        ),
+        ("scheduling", "a cycle that is under way commits its plan; the next one starts nothing"),
+        ("not held", "cordons of faulty nodes, uncordons, and all records"),
+        ("others", "HyperPod, EC2, Karpenter and Kueue act on their own; an AWS notice still ends a node"),
+    ]
 
 
 @app.command("release")
@@ -82,6 +129,8 @@ def _scope(client: ApiClient, pool: str | None, node: str | None) -> Json:
 
 
 def _where(hold: Json) -> str:
+    if hold.get("stopsScheduling"):
+        return ", with all scheduling,"
     name = hold["instanceId"] or hold["pool"]
     return f" on {name}" if name else ""
 

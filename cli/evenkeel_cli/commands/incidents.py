@@ -27,6 +27,9 @@ _FIELDS = (
     *("openedAt", "settledAt", "isDrill", "mode", "run", "isStale"),
 )
 
+_NEEDS_PERSON = ("WAITING_FOR_PERSON", "JOB_NOT_RESUMED", "FAILED")
+RUNBOOK = "docs/runbooks/incident-needs-person.md"
+
 app = lookup.group("Show node incidents and their recovery; approve or decline plans.")
 
 IncidentArgument = Annotated[str, typer.Argument(metavar="INCIDENT", help="Id, unique prefix of an id, or @latest.")]
@@ -81,6 +84,23 @@ def receipt(incident: IncidentArgument, output: lookup.OutputOption = OutputForm
     client = lookup.current_client()
     found = client.get(f"/incidents/{lookup.find_incident(client, incident)}/receipt")
     answer(found, output, lambda out: draw_incident_receipt(out, found), has_wide=True)
+
+
+@app.command("ack")
+def acknowledge(
+    incident: IncidentArgument,
+    reason: lookup.ReasonOption = "",
+    key: lookup.KeyOption = None,
+    output: lookup.OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Acknowledge an incident: others see that you work on it. The recovery goes on as before."""
+    client = lookup.current_client()
+    incident_id = lookup.find_incident(client, incident)
+    body = {"reason": reason} if reason else {}
+    found = client.post(f"/incidents/{incident_id}/acknowledge", body, key=key)
+    answer_change(
+        found, output, f"{incident_id}  acknowledged by {found['acknowledgement']['by']}", then=f"why {incident_id}"
+    )
 
 
 @app.command("approve")
@@ -154,6 +174,12 @@ def print_recovery_branches(out: Printer, incident: Json, *, indent: str = "") -
         out.line(f"{indent}job   {text}")
 
 
+def acknowledged_by(out: Printer, incident: Json) -> str:
+    """Return who works on an incident and since when; empty without an acknowledgement."""
+    taken = incident.get("acknowledgement")
+    return f"{taken['by']}, {out.when(taken['at'])}" if taken else ""
+
+
 def _columns(out: Printer, *, is_wide: bool) -> list[Column]:
     def node(incident: Json) -> str:
         return str(incident["node"]["instanceId"]) if is_wide else short_node(incident["node"]["instanceId"])
@@ -175,8 +201,14 @@ def _columns(out: Printer, *, is_wide: bool) -> list[Column]:
         Column("POOL", lambda incident: incident["node"]["pool"], is_wide=True),
         Column("REPAIRS", lambda incident: ",".join(incident["repairs"]) or "–", is_wide=True),
         Column("JOBS", jobs, is_wide=True),
-        Column("OUTCOME", "outcome", goes_below=True),
+        Column("ACKNOWLEDGED", lambda incident: acknowledged_by(out, incident) or "–", is_wide=True),
+        Column("OUTCOME", _outcome, goes_below=True),
     ]
+
+
+def _outcome(incident: Json) -> str:
+    taken = incident.get("acknowledgement")
+    return " ".join(filter(None, (incident["outcome"], f"Acknowledged by {taken['by']}." if taken else "")))
 
 
 def short_node(instance_id: str) -> str:
@@ -193,12 +225,15 @@ def _print_incident(out: Printer, incident: Json) -> None:
     out.line()
     node = incident["node"]
     replaced = incident["replacementInstanceId"]
+    needs_person = state in _NEEDS_PERSON
     out.pairs(
         [
             ("fault", f"{incident['fault']['name']} ({incident['fault']['key']}), {incident['severity']}"),
             ("node", f"{node['instanceId']}, {node['instanceType']}, pool {node['pool']}"),
             ("replaced by", replaced or ""),
             ("opened", out.when(incident["openedAt"])),
+            ("acknowledged", acknowledged_by(out, incident) or ("not yet" if needs_person else "")),
+            ("runbook", RUNBOOK if needs_person else ""),
             ("mode", incident["mode"]),
             ("waits", f"{incident['block']['guardrail']}: {incident['block']['reason']}" if incident["block"] else ""),
             (

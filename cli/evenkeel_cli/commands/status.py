@@ -9,7 +9,7 @@ import typer
 
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.automation import scope_options
-from evenkeel_cli.commands.incidents import print_recovery_branches
+from evenkeel_cli.commands.incidents import RUNBOOK, acknowledged_by, print_recovery_branches
 from evenkeel_cli.commands.output import show
 from evenkeel_cli.render import Column, OutputFormat, Printer, age, duration, only, page, visible
 from evenkeel_cli.state_labels import HEALTH, NODE, SOURCE, counted, mode_of, plain
@@ -82,14 +82,7 @@ def draw_status(out: Printer, found: Json, *, is_wide: bool = False) -> None:
     for incident in incidents["items"]:
         if incident["incidentId"] in in_outage and not incident["needsYou"]:
             continue
-        word = "NEEDS YOU" if incident["needsYou"] else "WORKING"
-        name = f"{incident['incidentId']}  {incident['node']['instanceId']}  {incident['fault']['name']}"
-        out.table([Column("", 0, may_shrink=True)], [[f"{out.bold(word)} {name}"]])
-        print_recovery_branches(out, incident, indent="        ")
-        if incident["needsYou"] and incident["outcome"]:
-            out.paragraph(incident["outcome"], indent="        ")
-        if incident["pendingApproval"]:
-            out.paragraph(incident["pendingApproval"]["ifUnanswered"], indent="        ")
+        _print_incident(out, incident)
     for node in found.get("unhealthy", []):
         since = f" since {node['since'][11:16]}Z" if node["since"] else ""
         out.line(f"{out.bold('UNHEALTHY')} {node['instanceId']}  {node['incidentId'] or ''}{since}")
@@ -98,12 +91,27 @@ def draw_status(out: Printer, found: Json, *, is_wide: bool = False) -> None:
             out.paragraph(f"marks: {', '.join(node['marks'])}", indent="        ")
     for hold in automation["holds"]:
         where = hold["instanceId"] or hold["pool"]
-        what = f"{where} by" if where else "by"
+        what = f"{where} by" if where else "everything, by" if hold.get("stopsScheduling") else "by"
         out.line(f"{out.bold('HELD')}    {what} {hold['by']}, until {hold['until'][:19]}Z: {hold['reason']}")
     for cordon in found.get("cordons", []):
         why = f": {cordon['reason']}" if cordon["reason"] else ""
         out.line(f"{out.bold('CORDONED')} {cordon['instanceId']} by {cordon['by']}, {out.when(cordon['at'])}{why}")
     _print_next_steps(out, found)
+
+
+def _print_incident(out: Printer, incident: Json) -> None:
+    word = "NEEDS YOU" if incident["needsYou"] else "WORKING"
+    name = f"{incident['incidentId']}  {incident['node']['instanceId']}  {incident['fault']['name']}"
+    out.table([Column("", 0, may_shrink=True)], [[f"{out.bold(word)} {name}"]])
+    print_recovery_branches(out, incident, indent="        ")
+    if taken := acknowledged_by(out, incident):
+        out.paragraph(f"acknowledged by {taken}", indent="        ")
+    if incident["needsYou"] and incident["outcome"]:
+        out.paragraph(incident["outcome"], indent="        ")
+    if incident["needsYou"] and not incident["pendingApproval"]:
+        out.paragraph(f"runbook: {RUNBOOK}", indent="        ")
+    if incident["pendingApproval"]:
+        out.paragraph(incident["pendingApproval"]["ifUnanswered"], indent="        ")
 
 
 def _attention_text(number: int, more: str = "") -> str:

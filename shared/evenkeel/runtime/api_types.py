@@ -105,6 +105,8 @@ class HoldBody(Body):
     instance_id: InstanceId = ""
     allow_unknown: bool = False
     """Allow a pool or node that the fleet does not know yet."""
+    stops_scheduling: bool = False
+    """Also hold admissions, preemptions, resizes, migrations and rentals, on the whole fleet."""
 
     @model_validator(mode="after")
     def _check_end(self) -> Self:
@@ -146,8 +148,8 @@ class ReleaseBody(Body):
     """A shared cause that is over, instead of a hold: `zone/use1-az1`. It needs a reason."""
 
 
-class CordonBody(Body):
-    """`POST /v1/nodes/{id}/cordon` and `…/uncordon`."""
+class RemarkBody(Body):
+    """`POST /v1/nodes/{id}/cordon` and `…/uncordon`, and `POST /v1/incidents/{id}/acknowledge`."""
 
     reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_one_line)] = ""
 
@@ -337,6 +339,15 @@ class ShowbackQuery(PageQuery):
     """Only jobs of this team."""
     label: Annotated[str, StringConstraints(max_length=63), AfterValidator(printable)] = "project"
     """The label of jobs whose value is their project."""
+
+
+class AuditQuery(PageQuery):
+    """`GET /v1/audit`."""
+
+    since: Timestamp | None = None
+    """Acts since; without it, of the last 30 days."""
+    by: Annotated[str, StringConstraints(max_length=200)] = ""
+    """Only acts of persons whose name contains this text."""
 
 
 class LogsQuery(Body):

@@ -1437,6 +1437,11 @@ def reports_an_observed_decision(stage: PermissionBench) -> Json:
     return a_request("GET", "/v1/shadow-report")
 
 
+@probe("api_read", succeeds=answered)
+def lists_the_acts_of_people(_stage: PermissionBench) -> Json:
+    return a_request("GET", "/v1/audit")
+
+
 @probe("api_submit", succeeds=answered)
 def submits(_stage: PermissionBench) -> Json:
     body = {"name": "probe", "image": "registry/trainer:1", "command": ["python", "train.py"]}
@@ -1483,6 +1488,12 @@ def approves_a_plan(stage: PermissionBench) -> Json:
     stage.put(incident_rows.incident_row(incident.but(plan=incident.plan.but(outcome="ASK")), 0))
     body = {"decisionId": incident.plan.decision_id, "reason": "A probe."}
     return a_request("POST", f"/v1/incidents/{incident.incident_id}/approve", body)
+
+
+@probe("api_operate", succeeds=answered)
+def acknowledges_an_incident(stage: PermissionBench) -> Json:
+    incident = planned(stage)
+    return a_request("POST", f"/v1/incidents/{incident.incident_id}/acknowledge", {"reason": "A probe."})
 
 
 @probe("api_operate", succeeds=answered)

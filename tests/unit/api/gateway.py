@@ -100,21 +100,25 @@ class Gateway:
                 **self.environment,
             }
         )
-        fakes = self.fakes
-        self.world = wiring.World(
-            self.settings,
-            ledger=fakes.ledger,
-            cluster=fakes.cluster,
-            provider=fakes.provider,
-            utilization_metrics=fakes.utilization_metrics,
-            cycle_requests=fakes.cycle_requests,
-            inbox=fakes.inbox,
-            clock=fakes.clock,
-            ids=fakes.ids,
-            telemetry=fakes.telemetry,
-            policy=fakes.policy,
-        )
         self.routes = template_routes()
+        self.use_ports()
+
+    def use_ports(self, **others: Any) -> None:
+        """Let the functions use the ports of the fakes, apart from others that are given."""
+        fakes = self.fakes
+        ports = {
+            "ledger": fakes.ledger,
+            "cluster": fakes.cluster,
+            "provider": fakes.provider,
+            "utilization_metrics": fakes.utilization_metrics,
+            "cycle_requests": fakes.cycle_requests,
+            "inbox": fakes.inbox,
+            "clock": fakes.clock,
+            "ids": fakes.ids,
+            "telemetry": fakes.telemetry,
+            "policy": fakes.policy,
+        }
+        self.world = wiring.World(self.settings, **{**ports, **others})
 
     def call(
         self,

@@ -65,6 +65,7 @@ CHANGES: Mapping[tuple[str, str], Change | None] = {
     ("POST", "/v1/clusters/{cluster}/automation/hold"): post(f"/v1/clusters/{FLEET}/automation/hold", HOLD),
     ("POST", "/v1/clusters/{cluster}/automation/release"): post(f"/v1/clusters/{FLEET}/automation/release", {}),
     ("POST", "/v1/incidents/{incidentId}/approve"): post("/v1/incidents/inc-0000000001/approve", PLAN),
+    ("POST", "/v1/incidents/{incidentId}/acknowledge"): post("/v1/incidents/inc-0000000001/acknowledge", {}),
     ("POST", "/v1/incidents/{incidentId}/decline"): post("/v1/incidents/inc-0000000001/decline", PLAN),
     ("POST", "/v1/nodes/{nodeId}/cordon"): post(f"/v1/nodes/{NODE}/cordon", {}),
     ("POST", "/v1/nodes/{nodeId}/uncordon"): after_our_cordon,
@@ -85,6 +86,10 @@ CHANGES: Mapping[tuple[str, str], Change | None] = {
 
 @pytest.fixture
 def site() -> Gateway:
+    return a_site()
+
+
+def a_site() -> Gateway:
     gateway = Gateway(FakeWorld(policy=Policy(jobs=JobPolicy(priority_classes=("high",)))))
     ledger = gateway.fakes.ledger
     stored(ledger, an_incident(1, plan=ASKS, mode="recommend"), a_fleet_node(1, node_name=f"hyperpod-{NODE}"))
@@ -107,6 +112,70 @@ def test_change_records_role_and_session(site: Gateway, route: tuple[str, str], 
     assert answer.status in (200, 202), answer.text
     records = [row.doc for row in site.fakes.ledger.rows.values()] + site.fakes.inbox.queued
     assert any(CALLERS[caller] in written for written in texts(records))
+
+
+ON_THE_FLEET = [
+    route
+    for route, change in CHANGES.items()
+    if change and not route[1].startswith("/v1/jobs") and route != ("POST", "/v1/nodes/{nodeId}/replace")
+]
+"""Acts on a job are in its timeline; the replacement of a node is an incident."""
+
+
+@pytest.mark.parametrize("route", [route for route in ON_THE_FLEET if "release" not in route[1]], ids=" ".join)
+def test_act_on_the_fleet_is_in_the_audit(site: Gateway, route: tuple[str, str]) -> None:
+    change = CHANGES[route]
+    assert change
+    change(site, f"arn:aws:iam::{ACCOUNT}:user/division/ana")
+
+    items = site.get("/v1/audit?by=user/ana").document["items"]
+
+    assert [item["by"] for item in items] == ["user/ana"]
+    assert "user/ana" in items[0]["text"]
+
+
+def test_audit_is_newest_first_in_pages_over_months(site: Gateway) -> None:
+    for number in range(1, 6):
+        site.post(f"/v1/clusters/{FLEET}/automation/hold", HOLD | {"reason": f"r{number}"}, key=f"k{number}")
+        site.call("PUT", "/v1/teams/nlp/quota", TEAM, headers=NEW if number == 1 else {"If-Match": f'"{number - 1}"'})
+        site.fakes.clock.advance(20 * 86_400)
+    listed: list[dict[str, Any]] = []
+    token = ""
+
+    while True:
+        page = site.get(f"/v1/audit?since=2026-01-01T00:00:00Z&pageSize=3&nextPageToken={token}").document
+        listed += page["items"]
+        token = page["nextPageToken"]
+        if not token:
+            break
+
+    assert [item["at"] for item in listed] == sorted((item["at"] for item in listed), reverse=True)
+    assert [item["kind"] for item in listed] == ["setup", "held"] * 5
+    recent = site.get("/v1/audit").document["items"]
+    assert [item["kind"] for item in recent] == ["setup", "held"]
+
+
+def test_audit_refuses_a_foreign_page_token(site: Gateway) -> None:
+    answer = site.get("/v1/audit?nextPageToken=bm90aGluZw")
+
+    assert (answer.status, answer.document["code"]) == (400, "BAD_PAGE_TOKEN")
+
+
+def test_acknowledged_incident_shows_who_works_on_it(site: Gateway) -> None:
+    path = "/v1/incidents/inc-0000000001/acknowledge"
+    first = site.post(path, {"reason": "on it"}, caller=f"arn:aws:iam::{ACCOUNT}:user/ana").document
+    again = site.post(path, {}, caller=f"arn:aws:iam::{ACCOUNT}:user/ana", key="k2").document
+    after = site.post(path, {}, caller=f"arn:aws:iam::{ACCOUNT}:user/bo", key="k3").document
+
+    assert first["acknowledgement"] == {"by": "user/ana", "reason": "on it", "at": "2026-11-03T10:15:02.000000Z"}
+    assert again["acknowledgement"] == first["acknowledgement"]
+    assert after["acknowledgement"]["by"] == "user/bo"
+    timeline = site.get("/v1/incidents/inc-0000000001/timeline").document["entries"]
+    assert [entry["text"] for entry in timeline if entry["kind"] == "acknowledged"] == [
+        "user/ana acknowledged inc-0000000001: on it",
+        "user/bo acknowledged inc-0000000001, taken over from user/ana.",
+    ]
+    assert site.post("/v1/incidents/inc-0000000404/acknowledge", {}).status == 404
 
 
 def texts(value: Any) -> list[str]:

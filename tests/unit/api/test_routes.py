@@ -81,6 +81,8 @@ def test_only_idempotent_routes_document_a_key_conflict() -> None:
     assert remember == {
         "/v1/jobs",
         "/v1/faults",
+        "/v1/nodes/{nodeId}/cordon",
+        "/v1/nodes/{nodeId}/uncordon",
         "/v1/nodes/{nodeId}/replace",
         "/automation/hold",
         "/automation/release",

@@ -104,6 +104,7 @@ ROWS: Mapping[str, AccessCase] = {
     "/v1/events": AccessCase("/v1/events", shows=("Job Ended", "llama-1", "nlp"), is_private=False),
     "/v1/showback": AccessCase("/v1/showback?label=experiment", shows=("nlp", '"user": null', '"usdMicros": null')),
     "/v1/shadow-report": AccessCase("/v1/shadow-report", shows=("falseCordons",), is_private=False),
+    "/v1/audit": AccessCase("/v1/audit", shows=("setup", "vision"), is_private=False),
     "/v1/utilization": AccessCase("/v1/utilization", shows=("p5-workers",), is_private=False),
     "/v1/clusters/{cluster}/automation": AccessCase(f"/v1/clusters/{FLEET}/automation", is_private=False),
     "/v1/teams": AccessCase("/v1/teams", shows=("nlp",), is_private=False),

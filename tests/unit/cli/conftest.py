@@ -54,6 +54,8 @@ class CliFixture:
         """Of the same requests."""
         self.next_answers: list[ApiResponse] = []
         """Given instead of the API's own, in order."""
+        self.cut_after: list[int] = []
+        """Of the next answers: the bytes of the body after which the connection is cut; -1: before the status line."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
@@ -121,12 +123,16 @@ class CliFixture:
                 served.bodies.append(body)
                 answer = served.answer(method, self.path, body, headers)
                 content = answer.text.encode()
-                self.send_response(answer.status)
+                cut = served.cut_after.pop(0) if served.cut_after else None
+                self.close_connection = cut is not None
+                if cut == -1:
+                    return
+                self.send_response_only(answer.status)
                 for name, value in answer.headers.items():
                     self.send_header(name, value)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
-                self.wfile.write(content)
+                self.wfile.write(content[:cut])
 
             def log_message(self, *_arguments: object) -> None:
                 pass

@@ -360,7 +360,11 @@ def test_delayed_cordon_precedes_the_repair() -> None:
 
 def by_operator(number: int) -> set_manual_cordon.Request:
     return set_manual_cordon.Request(
-        instance_id=instance_id(number), by="role/Op (ana)", reason="it is well", request_id="op-1"
+        instance_id=instance_id(number),
+        by="role/Op (ana)",
+        reason="it is well",
+        request_id=f"op-{number}",
+        fingerprint=str(number),
     )
 
 

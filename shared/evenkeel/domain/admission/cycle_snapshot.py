@@ -32,6 +32,8 @@ class CycleSnapshot(NamedTuple):
     setup: TeamSetup = TeamSetup()
     memory: SchedulerState = SchedulerState()
     """The state that earlier cycles left."""
+    hold_reason: str = ""
+    """Why a person holds all scheduling; empty if no person does."""
 
     pending: Mapping[str, Job] = {}
     """Pending jobs by id."""

@@ -218,6 +218,11 @@ def hold_on_unreadable_cluster(request: AdmissionRequest, now: datetime) -> Admi
     return decide(AdmissionFacts(request=request, offers=(), hold_reason=hold_reason, now=now))
 
 
+def hold_by_person(request: AdmissionRequest, hold_reason: str, now: datetime) -> AdmissionDecision:
+    """Hold a job back while a person holds all admissions."""
+    return decide(AdmissionFacts(request=request, offers=(), hold_reason=hold_reason, now=now))
+
+
 def hold_in_other_teams_namespace(
     request: AdmissionRequest, namespace: str, owner: str, now: datetime
 ) -> AdmissionDecision:

@@ -28,6 +28,7 @@ from evenkeel.domain.admission.decide import (
     Action,
     AdmissionDecision,
     delegate_to_kueue,
+    hold_by_person,
     hold_in_kueue_namespace,
     hold_in_other_teams_namespace,
     hold_on_unreadable_cluster,
@@ -37,6 +38,7 @@ from evenkeel.domain.admission.queue_cursors import ALL_JOBS
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.request_facts import with_open_amounts
+from evenkeel.domain.admission.resize_facts import ResizePlan
 from evenkeel.domain.admission.resize_plan import plan_resizes
 from evenkeel.domain.admission.serving_demand import (
     ServingDemand,
@@ -79,6 +81,8 @@ def decide_cycle(
         draft: The plan that named missing facts, which the snapshot holds by now. The decisions of its queue are kept,
             unless more pending jobs were read.
     """
+    if snapshot.hold_reason:
+        return _plan_while_held(snapshot, now)
     if draft is None or draft.missing.queues:
         queue_plan, further = _plan_queue(snapshot, policy, now, may_read_further=draft is None)
         missing = MissingFacts(queues=further) if further else _missing_facts(snapshot, queue_plan, policy, mode, now)
@@ -101,6 +105,20 @@ def decide_cycle(
         serving_rentals=serving_rentals,
     )
     return _with_stops(plan, snapshot, policy, now) if mode is Mode.ACT else plan
+
+
+def _plan_while_held(snapshot: CycleSnapshot, now: datetime) -> CyclePlan:
+    """Start, stop, resize and rent nothing: each pending job waits, with the hold as its reason."""
+    held = (hold_by_person(AdmissionRequest.of(job), snapshot.hold_reason, now) for job in snapshot.eligible_jobs())
+    queue_plan = QueuePlan(
+        queue=QueueSnapshot(setup=snapshot.setup, charges=snapshot.held, memory=snapshot.memory),
+        pending=snapshot.pending,
+        decisions=(*_held_in_other_teams_namespaces(snapshot, now), *held),
+        resizes=ResizePlan(memory=snapshot.memory.elastic),
+        cursors=snapshot.queue_cursors,
+    )
+    steps = tuple(_steps(snapshot, queue_plan, {}, Mode.ACT))
+    return CyclePlan(queue_plan=queue_plan, memory=snapshot.memory, steps=steps)
 
 
 # ---------------------------------------------------------------- the queue

@@ -174,6 +174,14 @@ class Approval(Value):
     at: Instant
 
 
+class Acknowledgement(Value):
+    """A person works on the incident."""
+
+    by: str
+    reason: str
+    at: Instant
+
+
 class StageTimes(Value):
     """Time at which the recovery reached each stage; None if not reached."""
 
@@ -334,6 +342,8 @@ class Incident(Value):
     """Guardrail that blocks the next action; None if none does."""
     approval: Approval | None = None
     """Answer to the plan, if it needed approval."""
+    acknowledgement: Acknowledgement | None = None
+    """Person who works on it, as the last acknowledgement says; None without one."""
     recovered_at: Instant | None = None
     """Time at which the last of its faults was reported as gone; None before that."""
     affected_jobs: tuple[AffectedJob, ...] = ()

@@ -132,11 +132,18 @@ class Hold(Value):
     """Only nodes of this pool; empty for all pools."""
     instance_id: str = ""
     """Only this node; empty for all nodes."""
+    stops_scheduling: bool = False
+    """Whether it also holds admissions, preemptions, resizes, migrations and rentals; only for the whole fleet."""
 
     @property
     def where(self) -> str:
         """The scope as the end of a sentence; empty for the whole fleet."""
         return f" on {self.instance_id or self.pool}" if self.instance_id or self.pool else ""
+
+    @property
+    def words(self) -> str:
+        """The reason of a job that waits for its end, as a sentence."""
+        return f"{self.by} holds admissions until {self.until:%Y-%m-%d %H:%M}Z: {self.reason}"
 
     @property
     def scope(self) -> tuple[str, str]:
@@ -162,6 +169,10 @@ class Holds(Value):
     def at(self, now: datetime) -> tuple[Hold, ...]:
         """Return the holds in force, widest scope first."""
         return tuple(sorted((hold for hold in self.holds if hold.until > now), key=lambda hold: hold.scope))
+
+    def on_scheduling(self, now: datetime) -> Hold | None:
+        """Return the hold in force that stops scheduling; None if none does."""
+        return next((hold for hold in self.at(now) if hold.stops_scheduling), None)
 
     def on(self, pool: str, instance_id: str, now: datetime) -> Hold | None:
         """Return the widest hold in force that covers a node; None if none does."""

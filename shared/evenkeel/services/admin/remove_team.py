@@ -74,7 +74,7 @@ def _remove(request: Request, context: Context) -> bool:
     if why:
         raise TeamInUse(f"Team {name} cannot be removed: {why}.")
     text = f"Team {name} removed by {request.by}: {request.reason}"
-    entry = TimelineEntry(at=context.now, kind="setup", text=text, writer=WRITER)
+    entry = TimelineEntry(at=context.now, kind="setup", text=text, writer=request.by)
     raised = {**tree.doc, "setUps": int(tree.doc.get("setUps", 0)) + 1}
     context.ledger.commit(
         Delete(quota_rows.team_key(name), request.expected),

@@ -79,7 +79,7 @@ def _set(request: Request, context: Context) -> None:
     _refuse(check_change(stored.setup, _with(stored.setup, part), name), field)
     _refuse_while_in_use(part, stored.setup, context.ledger)
     text = f"{_part_text(name)} set by {request.by}: {request.reason}"
-    entry = TimelineEntry(at=context.now, kind="setup", text=text, writer=WRITER)
+    entry = TimelineEntry(at=context.now, kind="setup", text=text, writer=request.by)
     context.ledger.commit(
         Put(quota_rows.setup_row(_key(name), part, version)),
         Put(Row(quota_rows.setup_key(), {}, stored.version)),

@@ -3,8 +3,9 @@
 from evenkeel.domain.health.incidents import Approval, Incident
 from evenkeel.domain.nodes import FleetNode, KubernetesNode
 from evenkeel.domain.recovery.approval import ASK, describe_approval, why_superseded
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
-from evenkeel.ports import Ledger, Refused, Write
+from evenkeel.ports import Ledger, Put, Refused, Write
 from evenkeel.services.context import Context
 from evenkeel.services.storage import fleet_rows, incident_record, incident_rows, rows
 
@@ -72,7 +73,15 @@ def run(request: Request, context: Context) -> Incident:
             writer=request.by,
             decision_id=request.decision_id,
         )
-        return current.but(approval=answer), [line]
+        entry = TimelineEntry(
+            at=context.now,
+            kind="approved" if request.approves else "declined",
+            text=f"{current.incident_id}: {describe_approval(answer)}",
+            decision_id=request.decision_id,
+            writer=request.by,
+        )
+        audited = Put(fleet_rows.automation_event_row(entry, f"{request.by}#{request.decision_id}"))
+        return current.but(approval=answer), [line, audited]
 
     after = incident_record.update(context.ledger, request.incident_id, change)
     context.telemetry.count("PlansAnswered", answer="approved" if request.approves else "declined")

@@ -78,10 +78,14 @@ def derive(change: RowChange, fleet: str) -> tuple[OutboundEvent, ...]:
         case Table.FLEET, "HOLD", "CORDONS":
             known = rows.read(before, ManualCordons) if before else ManualCordons()
             return events.of_cordons(source, known, rows.read(after, ManualCordons))
-        case Table.FLEET, "HOLD", "EVENT" if before is None:
+        case Table.FLEET, "HOLD", "EVENT" if before is None and after.doc["kind"] not in _ON_INCIDENTS:
             entry = rows.read(after, TimelineEntry)
             return (events.of_entry(source, OutboundKind.AUTOMATION_CHANGED, fleet, entry, entry.writer),)
         case Table.QUOTAS, "SETUP-EVENTS", "EVENT" if before is None:
             entry = rows.read(after, TimelineEntry)
-            return (events.of_entry(source, OutboundKind.QUOTA_CHANGED, fleet, entry, ""),)
+            return (events.of_entry(source, OutboundKind.QUOTA_CHANGED, fleet, entry, entry.writer),)
     return ()
+
+
+_ON_INCIDENTS = frozenset({"acknowledged", "approved", "declined"})
+"""Kinds of acts on an incident. They do not change the automation."""

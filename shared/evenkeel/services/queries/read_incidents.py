@@ -178,6 +178,7 @@ def summary(incident: Incident, now: datetime) -> Json:
         "pendingApproval": _question(incident, now) if pending_approval(incident) else None,
         "lateApproval": _late_approval(incident),
         "approval": incident.approval.to_json() if incident.approval else None,
+        "acknowledgement": incident.acknowledgement.to_json() if incident.acknowledgement else None,
         "replacementInstanceId": incident.replacement_instance_id or None,
         "repairs": list(incident.repairs),
         "affectedJobs": [affected.to_json() for affected in incident.affected_jobs],

@@ -31,6 +31,8 @@ class HoldRequest(Value):
     """Hold only nodes of this pool; empty for all pools."""
     instance_id: str = ""
     """Hold only this node; empty for all nodes."""
+    stops_scheduling: bool = False
+    """Hold admissions, preemptions, resizes, migrations and rentals, too; only for the whole fleet."""
     allows_unknown: bool = False
     """Whether to accept a pool or node that the fleet does not know yet."""
     request_id: str
@@ -84,6 +86,10 @@ def hold(request: HoldRequest, context: Context) -> Hold:
         if not context.now < request.until <= context.now + LONGEST_HOLD:
             fault = f"must be in the future, at most {LONGEST_HOLD.days} days from now"
             raise Invalid(f"a hold until {request.until.isoformat()}", (("until", fault),))
+        if request.stops_scheduling and (request.pool or request.instance_id):
+            raise Invalid(
+                "a hold on scheduling has no scope", (("stopsScheduling", "give it without pool and instanceId"),)
+            )
         if not request.allows_unknown:
             _check_scope(request, context)
     wanted = Hold(
@@ -93,8 +99,10 @@ def hold(request: HoldRequest, context: Context) -> Hold:
         until=request.until,
         pool=request.pool,
         instance_id=request.instance_id,
+        stops_scheduling=request.stops_scheduling,
     )
-    text = f"Held{wanted.where} by {request.by} until {rfc3339(request.until)}: {request.reason}"
+    what = ", with all scheduling," if wanted.stops_scheduling else ""
+    text = f"Held{wanted.where}{what} by {request.by} until {rfc3339(request.until)}: {request.reason}"
     return Hold.model_validate(
         _once(context.ledger, request, TimelineEntry(at=context.now, kind="held", text=text, writer=request.by), wanted)
     )

@@ -1,18 +1,26 @@
-"""A person cordons or uncordons a node. No hold, guardrail or mode blocks an uncordon."""
+"""A person cordons or uncordons a node. No hold, guardrail or mode blocks an uncordon.
+
+The request is recorded before the node changes. So a repeat after a crash knows that the change of the node is its own,
+and completes the records.
+"""
 
 import contextlib
+from dataclasses import replace
+from datetime import datetime
+from typing import NamedTuple
 
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.leases import ManualCordon
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
 from evenkeel.domain.timeline import TimelineEntry
-from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, CordonResult, NotFound, Put, Refused, ReleaseResult, Write
+from evenkeel.domain.values import Value, rfc3339
+from evenkeel.ports import Conflict, CordonResult, KeyReused, NotFound, Put, Refused, ReleaseResult, Write
 from evenkeel.services.context import Context
 from evenkeel.services.recovery import manual_cordons
 from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_record, incident_rows, known_names, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
+from evenkeel.services.storage.retries import until_committed
 
 
 class Request(Value):
@@ -22,6 +30,20 @@ class Request(Value):
     by: str
     reason: str
     request_id: str
+    fingerprint: str
+    """Digest of the whole request. The same id with another digest is refused."""
+
+
+class Begun(NamedTuple):
+    """A request whose effect may have happened in an earlier try."""
+
+    at: datetime
+    """When the first try began. It is the time of its records, so that a repeat writes the same rows."""
+    is_repeat: bool
+    was_cordoned: bool
+    """Whether the node was cordoned when the first try began."""
+    incident_id: str
+    """Incident whose cordon that was; empty if none."""
 
 
 class Outcome(Value):
@@ -56,22 +78,20 @@ def cordon(request: Request, context: Context) -> Outcome:
     Raises:
         NotFound: the fleet does not know the node, or the node has not joined its cluster.
         CordonedByRecovery: a recovery cordoned the node, and would remove the cordon.
+        KeyReused: the request id was used for another request.
     """
     node = _find(request.instance_id, context)
+    begun = _begin(request, node, context)
     life = node.life.key
     is_known = life in manual_cordons.load(context.ledger)
     if not is_known:
-        manual_cordons.put(
-            context.ledger, ManualCordon(life=life, by=request.by, reason=request.reason, at=context.now)
-        )
+        manual_cordons.put(context.ledger, ManualCordon(life=life, by=request.by, reason=request.reason, at=begun.at))
     result = context.cluster.cordon(node.life.cluster, node.node_name, None)
     if result is not CordonResult.CORDONED and (not is_known or result is not CordonResult.BY_PERSON):
         manual_cordons.forget(context.ledger, life)
     elif result is CordonResult.CORDONED and is_known:
         # The recorded cordon was removed outside Evenkeel since, so this cordon has a new author.
-        manual_cordons.put(
-            context.ledger, ManualCordon(life=life, by=request.by, reason=request.reason, at=context.now)
-        )
+        manual_cordons.put(context.ledger, ManualCordon(life=life, by=request.by, reason=request.reason, at=begun.at))
     if result in (CordonResult.BY_OTHER_INCIDENT, CordonResult.ALREADY_OURS):
         kubernetes = context.cluster.node(node.life.cluster, node.node_name)
         whose = (kubernetes.incident_id if kubernetes else None) or "a recovery"
@@ -82,8 +102,8 @@ def cordon(request: Request, context: Context) -> Outcome:
         )
     if result is CordonResult.GONE:
         raise NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
-    if result is CordonResult.CORDONED:
-        _record(request, f"{request.by} cordoned {node.node_name}", "cordoned", context)
+    if result is CordonResult.CORDONED or (begun.is_repeat and not begun.was_cordoned):
+        _record(request, f"{request.by} cordoned {node.node_name}", "cordoned", begun.at, context)
     return Outcome(outcome="CORDONED", instance_id=request.instance_id, node_name=node.node_name)
 
 
@@ -95,10 +115,11 @@ def uncordon(request: Request, context: Context) -> Outcome:
     Raises:
         NotFound: the fleet does not know the node, or the node has not joined its cluster.
         NotOurs: a person cordoned the node outside Evenkeel.
+        KeyReused: the request id was used for another request.
     """
     node = _find(request.instance_id, context)
-    kubernetes = context.cluster.node(node.life.cluster, node.node_name)
-    incident_id = (kubernetes.incident_id or "") if kubernetes else ""
+    begun = _begin(request, node, context)
+    incident_id = begun.incident_id
     result = context.cluster.release(node.life.cluster, node.node_name, incident_id or None)
     if result is ReleaseResult.GONE:
         raise NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
@@ -111,9 +132,9 @@ def uncordon(request: Request, context: Context) -> Outcome:
             f"{node.node_name} was cordoned by a person or another program, not through Evenkeel. "
             f"To remove that cordon: kubectl uncordon {node.node_name}."
         )
-    if result is ReleaseResult.RELEASED:
-        _record(request, f"{request.by} uncordoned {node.node_name}", "uncordoned", context)
-    _record_on_incident(request, node, incident_id, context)
+    if result is ReleaseResult.RELEASED or (begun.is_repeat and begun.was_cordoned):
+        _record(request, f"{request.by} uncordoned {node.node_name}", "uncordoned", begun.at, context)
+    _record_on_incident(request, node, incident_id, begun.at, context)
     _mark_trusted(node, request.by, incident_id, context)
     return Outcome(outcome=result, instance_id=request.instance_id, node_name=node.node_name, incident_id=incident_id)
 
@@ -143,13 +164,46 @@ def _find(instance_id: str, context: Context) -> FleetNode:
     raise known_names.no_node(instance_id, context.ledger)
 
 
-def _record(request: Request, text: str, kind: str, context: Context) -> None:
+def _begin(request: Request, node: FleetNode, context: Context) -> Begun:
+    """Record a request, and the cordon of the node before it, unless an earlier try did.
+
+    Raises:
+        KeyReused: the request id was used for another request.
+    """
+    key = fleet_rows.automation_request_key(request.request_id)
+
+    def begin() -> Begun:
+        earlier = context.ledger.get(key)
+        if earlier is not None and (earlier.expires_at is None or earlier.expires_at > context.now):
+            if earlier.doc["fingerprint"] != request.fingerprint:
+                raise KeyReused("This idempotency key was used for a different request. Use a new key.")
+            known = earlier.doc
+            return Begun(datetime.fromisoformat(known["begunAt"]), True, known["wasCordoned"], known["incidentId"])
+        kubernetes = context.cluster.node(node.life.cluster, node.node_name)
+        was_cordoned = kubernetes is not None and kubernetes.is_cordoned
+        incident_id = (kubernetes.incident_id or "") if kubernetes else ""
+        document = {
+            "fingerprint": request.fingerprint,
+            "begunAt": rfc3339(context.now),
+            "wasCordoned": was_cordoned,
+            "incidentId": incident_id,
+        }
+        fresh = fleet_rows.automation_request_row(request.request_id, document, context.now)
+        context.ledger.commit(Put(replace(fresh, version=earlier.version if earlier else 0)))
+        return Begun(context.now, False, was_cordoned, incident_id)
+
+    return until_committed(begin, f"request {request.request_id} changed on every try")
+
+
+def _record(request: Request, text: str, kind: str, at: datetime, context: Context) -> None:
+    """Record the act. Idempotent: yes, a repeat has the same key."""
     reason = f": {request.reason}" if request.reason else "."
-    entry = TimelineEntry(at=context.now, kind=kind, text=f"{text}{reason}", writer=request.by)
-    context.ledger.commit(Put(fleet_rows.automation_event_row(entry, request.request_id)))
+    entry = TimelineEntry(at=at, kind=kind, text=f"{text}{reason}", writer=request.by)
+    with contextlib.suppress(Conflict):
+        context.ledger.commit(Put(fleet_rows.automation_event_row(entry, request.request_id)))
 
 
-def _record_on_incident(request: Request, node: FleetNode, incident_id: str, context: Context) -> None:
+def _record_on_incident(request: Request, node: FleetNode, incident_id: str, at: datetime, context: Context) -> None:
     """Remove the node from the register of cordons, and write the incident's timeline, in one commit.
 
     If this is lost, the sweep removes the node from the register.
@@ -159,7 +213,7 @@ def _record_on_incident(request: Request, node: FleetNode, incident_id: str, con
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         text = f"{request.by} uncordoned {node.node_name}" + (f": {request.reason}" if request.reason else ".")
-        line = incident_record.timeline_put(current.incident_id, "uncordoned", text, at=context.now, writer=request.by)
+        line = incident_record.timeline_put(current.incident_id, "uncordoned", text, at=at, writer=request.by)
         leaves = guardrail_registers.leaving(context, RegisterName.CORDONS, node.life.key, is_drill=current.is_drill)
         return current, [*leaves, line]
 

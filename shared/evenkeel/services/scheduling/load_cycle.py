@@ -28,6 +28,7 @@ from evenkeel.domain.nodes import KubernetesNode, ProviderNode, join_nodes
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.recovery.leases import Holds
 from evenkeel.domain.recovery.resume import lost_seconds
 from evenkeel.domain.renting.book import RentalBook
 from evenkeel.domain.resources import Resources
@@ -38,6 +39,7 @@ from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import (
     attempt_record,
+    fleet_rows,
     job_rows,
     provider_records,
     quota_rows,
@@ -92,6 +94,7 @@ def run(context: Context) -> LoadedCycle:
         authority=context.site.admission,
         setup=team_setup.load(context.ledger).setup,
         memory=stored_state(tree),
+        hold_reason=_hold_reason(context),
     )
     queues = _read_queues(snapshot, context)
     if snapshot.authority is AdmissionAuthority.KUEUE:
@@ -133,6 +136,12 @@ class _Queues(NamedTuple):
     """Team whose queue is longer than a page → the cursor behind that page."""
     cursors: QueueCursors | None
     cursors_row: Row | None
+
+
+def _hold_reason(context: Context) -> str:
+    row = context.ledger.get(fleet_rows.hold_key())
+    hold = rows.read(row, Holds).on_scheduling(context.now) if row else None
+    return hold.words if hold else ""
 
 
 def _read_queues(snapshot: CycleSnapshot, context: Context) -> _Queues:

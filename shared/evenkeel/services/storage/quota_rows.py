@@ -17,6 +17,8 @@ from evenkeel.ports import Key, Row, Table
 from evenkeel.services.storage import rows
 
 _SETUP = "SETUP"
+SETUP_EVENTS = "SETUP-EVENTS"
+"""Partition of the changes of the setup."""
 ROOT_TREE = "fleet"
 """The only cohort tree."""
 
@@ -83,7 +85,7 @@ def setup_row(key: Key, part: Team | FleetQuotas, version: int) -> Row:
 
 def setup_event_row(entry: TimelineEntry, version: int) -> Row:
     """`SETUP-EVENTS / EVENT#time#version`: changes of the setup, with person and reason. No cycle reads them."""
-    key = Key(Table.QUOTAS, "SETUP-EVENTS", f"EVENT#{rfc3339(entry.at)}#{version:08d}")
+    key = Key(Table.QUOTAS, SETUP_EVENTS, f"EVENT#{rfc3339(entry.at)}#{version:08d}")
     return Row(key, entry.to_json(), 0, None, entry.at + rows.KEPT)
 
 

@@ -1,0 +1,54 @@
+"""`evenkeel audit`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.output import answer_list, show
+from evenkeel_cli.render import Column, OutputFormat, Printer, page
+
+Json = dict[str, Any]
+
+_FIELDS = ("at", "by", "kind", "text")
+
+app = lookup.group("List who held, cordoned, acknowledged, approved and changed something on the fleet.")
+
+
+@app.command("ls")
+def list_acts(
+    by: Annotated[str, typer.Option(help="Only acts of persons whose name contains this text.")] = "",
+    since: Annotated[str, typer.Option(metavar="WHEN", help="A time such as 30d, 12h or 10m, or an instant.")] = "30d",
+    limit: lookup.LimitOption = 200,
+    watch: lookup.WatchOption = False,
+    output: lookup.OutputOption = OutputFormat.TABLE,
+) -> None:
+    """List acts of people on the fleet, newest first. Acts on a job are in its timeline."""
+    client = lookup.current_client()
+    begins = lookup.instant("--since", since, page().now())
+
+    def draw(listed: tuple[list[Json], str | None]) -> None:
+        acts, token = listed
+        answer_list(
+            acts,
+            output,
+            _columns,
+            fields=_FIELDS,
+            nothing=f"No person changed the fleet since {begins}.",
+            page_token=token,
+            ends_after=limit,
+        )
+
+    def fetch() -> tuple[list[Json], str | None]:
+        return lookup.listed(client, "/audit", limit, since=begins, by=by)
+
+    show(fetch, draw, output, watch=watch)
+
+
+def _columns(out: Printer) -> list[Column]:
+    return [
+        Column(out.age_title("AT"), lambda act: out.when(act["at"], ago=False), is_right=True),
+        Column("BY", "by"),
+        Column("ACT", "kind"),
+        Column("TEXT", "text", goes_below=True),
+    ]

@@ -1,0 +1,44 @@
+"""A person takes an incident: others see who works on it, and since when. Nothing else changes."""
+
+from evenkeel.domain.health.incidents import Acknowledgement, Incident
+from evenkeel.domain.timeline import TimelineEntry
+from evenkeel.domain.values import Value
+from evenkeel.ports import Put, Write
+from evenkeel.services.context import Context
+from evenkeel.services.storage import fleet_rows, incident_record
+
+
+class Request(Value):
+    """The incident, the person and a remark."""
+
+    incident_id: str
+    by: str
+    reason: str
+    request_id: str
+
+
+def run(request: Request, context: Context) -> Incident:
+    """Record who works on an incident, in its timeline and in the audit. Another person may take it over.
+
+    Idempotent: yes, a person who has the incident already changes nothing.
+
+    Raises:
+        NotFound: there is no such incident.
+    """
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        before = current.acknowledgement
+        if before is not None and before.by == request.by:
+            return None
+        taken = f"{request.by} acknowledged {current.incident_id}"
+        text = taken + (f", taken over from {before.by}" if before else "")
+        text += f": {request.reason}" if request.reason else "."
+        entry = TimelineEntry(at=context.now, kind="acknowledged", text=text, writer=request.by)
+        line = incident_record.timeline_put(
+            current.incident_id, "acknowledged", text, at=context.now, writer=request.by
+        )
+        acknowledgement = Acknowledgement(by=request.by, reason=request.reason, at=context.now)
+        audited = Put(fleet_rows.automation_event_row(entry, request.request_id))
+        return current.but(acknowledgement=acknowledgement), [line, audited]
+
+    return incident_record.update(context.ledger, request.incident_id, change)

@@ -1,0 +1,110 @@
+"""The acts of people on the fleet, newest first: holds, cordons, answers to plans, and changes of policy and quotas.
+
+Acts on a job are in the timeline of that job, which belongs to its team.
+"""
+
+import base64
+import heapq
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from evenkeel.domain.policy import PolicyChange
+from evenkeel.domain.timeline import TimelineEntry
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Ledger, Table
+from evenkeel.services.context import Context
+from evenkeel.services.storage import fleet_rows, incident_rows, pagination, quota_rows, rows
+
+Json = dict[str, Any]
+
+_PERIOD = timedelta(days=30)
+"""Without a start time, acts of this period are listed."""
+
+
+class Asked(NamedTuple):
+    """The requested part of the audit."""
+
+    since: datetime | None = None
+    by: str = ""
+    """Only acts whose person has this text in its name; empty for all."""
+
+
+class _Act(NamedTuple):
+    at: str
+    kind: str
+    by: str
+    text: str
+
+
+def run(context: Context, asked: Asked, page: pagination.Request) -> Json:
+    """Return one page of the acts of people, newest first.
+
+    It reads month by month, so that a page reads few rows however long the fleet exists.
+
+    Raises:
+        BadPageToken: this list did not issue the token.
+    """
+    since = max(asked.since or context.now - _PERIOD, context.now - rows.KEPT)
+    before = _read_token(page.token)
+    items: list[Json] = []
+    last: _Act | None = None
+    for act in _acts(context.ledger, since, context.now):
+        if act.at < rfc3339(since):
+            break
+        if (before is not None and act >= before) or asked.by not in act.by:
+            continue
+        if len(items) == page.size and last is not None:
+            return {"since": rfc3339(since), "items": items, "nextPageToken": _write_token(last)}
+        items.append(act._asdict())
+        last = act
+    return {"since": rfc3339(since), "items": items, "nextPageToken": None}
+
+
+def _acts(ledger: Ledger, since: datetime, until: datetime) -> Iterator[_Act]:
+    """Yield the acts of all sources, newest first."""
+    holds = _by_month(ledger, Table.FLEET, fleet_rows.hold_key().pk, since, until)
+    setups = _by_month(ledger, Table.QUOTAS, quota_rows.SETUP_EVENTS, since, until)
+    return heapq.merge(holds, setups, _policy_changes(ledger), reverse=True)
+
+
+def _by_month(ledger: Ledger, table: Table, partition: str, since: datetime, until: datetime) -> Iterator[_Act]:
+    month = f"{until:%Y-%m}"
+    while month >= f"{since:%Y-%m}":
+        stored = ledger.partition(table, partition, f"EVENT#{month}")
+        yield from sorted((_of_entry(rows.read(row, TimelineEntry)) for row in stored), reverse=True)
+        first = datetime.fromisoformat(f"{month}-01")
+        month = f"{first - timedelta(days=1):%Y-%m}"
+
+
+def _of_entry(entry: TimelineEntry) -> _Act:
+    return _Act(at=rfc3339(entry.at), kind=entry.kind, by=entry.writer, text=entry.text)
+
+
+def _policy_changes(ledger: Ledger) -> Iterator[_Act]:
+    cursor = None
+    while True:
+        page = ledger.by_state(
+            Table.INCIDENTS, incident_rows.POLICY_CHANGES, limit=50, cursor=cursor, newest_first=True
+        )
+        for row in page.rows:
+            change = PolicyChange.model_validate(row.doc["change"])
+            text = f"Policy change {change.number} by {change.by}: {change.reason}"
+            yield _Act(at=rfc3339(change.at), kind="policy", by=change.by, text=text)
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+def _write_token(act: _Act) -> str:
+    return base64.urlsafe_b64encode("\n".join(act).encode()).decode().rstrip("=")
+
+
+def _read_token(token: str) -> _Act | None:
+    if not token:
+        return None
+    try:
+        parts = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode().split("\n", 3)
+        return _Act(*parts)
+    except (ValueError, TypeError) as error:
+        raise pagination.BadPageToken("The page token cannot be read.") from error

@@ -1,0 +1,31 @@
+"""Acts of people that are in the audit: the published ones, and the name in them."""
+
+import pytest
+
+from evenkeel.domain.timeline import TimelineEntry
+from evenkeel.ports import RowChange
+from evenkeel.services.publishing.publish_events import derive
+from evenkeel.services.storage import fleet_rows, quota_rows
+from tests.fakes.system import A_MOMENT
+
+
+def an_act(kind: str) -> TimelineEntry:
+    return TimelineEntry(at=A_MOMENT, kind=kind, text="role/Op (ana) did it.", writer="role/Op (ana)")
+
+
+@pytest.mark.parametrize(
+    ("kind", "published"),
+    [("held", 1), ("released", 1), ("acknowledged", 0), ("approved", 0), ("declined", 0)],
+)
+def test_act_on_an_incident_is_no_change_of_the_automation(kind: str, published: int) -> None:
+    change = RowChange(None, fleet_rows.automation_event_row(an_act(kind), "request"), A_MOMENT)
+
+    assert len(derive(change, "laptop")) == published
+
+
+def test_change_of_quotas_names_the_person() -> None:
+    change = RowChange(None, quota_rows.setup_event_row(an_act("setup"), 1), A_MOMENT)
+
+    (event,) = derive(change, "laptop")
+
+    assert event.by == "role/Op (ana)"
