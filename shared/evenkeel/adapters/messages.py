@@ -23,8 +23,6 @@ _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "InvalidAddress": Refused,
     "InvalidAttributeName": Refused,
     "UnsupportedOperation": Refused,
-}
-_LAMBDA_ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "ResourceConflictException": Throttled,
     "ServiceQuotaExceededException": Throttled,
     "SnapStartException": Unreachable,
@@ -232,7 +230,7 @@ class LambdaWaitAnswers:
         if (subject, name, generation) in self._requested:
             return
         payload = {"subject": subject, "name": name, "generation": generation, "answer": dict(answer)}
-        with aws.translate_errors(f"request the answer to wait {name} of {subject}", _LAMBDA_ERRORS_BY_CODE):
+        with aws.translate_errors(f"request the answer to wait {name} of {subject}", _ERRORS_BY_CODE):
             self._client.invoke(
                 FunctionName=self._function, InvocationType="Event", Payload=json.dumps(payload).encode()
             )
