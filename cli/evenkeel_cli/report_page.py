@@ -1,6 +1,7 @@
 """The cost report as sections: the same figures for a terminal, Markdown and CSV."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
 from typing import Any, NamedTuple
 
 from evenkeel_cli.receipt_page import UNKNOWN, seconds, usd
@@ -186,6 +187,83 @@ def markdown(report: Json) -> str:
             lines.append("|" + "---|" * section.left + "---:|" * (len(section.columns) - section.left))
             lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in section.rows]
     return "\n".join([*lines, "", *(f"* {text}" for text in texts(report))]) + "\n"
+
+
+def web_page(report: Json) -> str:
+    """Return the report as one HTML page with charts. It loads nothing, and every text in it is escaped."""
+    facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in summary(report))
+    body = [f"<h1>Costs of the fleet</h1><dl>{facts}</dl>", _time_chart(report["allNodes"]["uses"])]
+    body += [_html_section(section, report) for section in sections(report) if section.rows]
+    notes = "".join(f"<li>{escape(text)}</li>" for text in texts(report))
+    head = f'<meta charset="utf-8"><title>Costs of the fleet</title><style>{_STYLE}</style>'
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(body)}<ul>{notes}</ul></body></html>\n'
+
+
+_STYLE = (
+    "body{font:14px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#16191d}"
+    "table{border-collapse:collapse;margin:.5rem 0}td,th{padding:.2rem .8rem .2rem 0;border-bottom:1px solid #d5d9de;"
+    "text-align:right;vertical-align:top}.text{text-align:left}dt{float:left;clear:left;width:7rem;color:#56606b}"
+    "dd{margin-left:7.5rem;min-height:1.5em}svg{display:block;max-width:100%}ul{color:#56606b}"
+)
+_COLOURS = ("#17693a", "#b3201f", "#8a5300", "#0a5c78", "#6b4fa0", "#c6ccd3")
+
+
+def _html_section(section: Section, report: Json) -> str:
+    chart = _CHARTS.get(section.title, _no_chart)(report)
+    return f"<h2>{escape(section.title)}</h2>{chart}{_html_table(section)}"
+
+
+def _html_table(section: Section) -> str:
+    def cells(tag: str, row: Sequence[str]) -> str:
+        kinds = [' class="text"' if place < section.left else "" for place in range(len(row))]
+        return "".join(f"<{tag}{kind}>{escape(text)}</{tag}>" for kind, text in zip(kinds, row, strict=True))
+
+    rows = "".join(f"<tr>{cells('td', row)}</tr>" for row in section.rows)
+    return f"<table><tr>{cells('th', [plain(title) for title in section.columns])}</tr>{rows}</table>"
+
+
+def _time_chart(uses: Sequence[Json]) -> str:
+    """Draw where the GPU time went: one bar, with its legend below."""
+    parts, legend, left = [], [], 0.0
+    for colour, use in zip(_COLOURS, uses, strict=True):
+        width = 800 * (use["share"] or 0)
+        parts.append(f'<rect x="{left:.2f}" y="0" width="{width:.2f}" height="24" fill="{colour}"/>')
+        text = escape(f"{plain(use['use'])} {percent(use['share'])}")
+        legend.append(f'<tspan fill="{colour}">■</tspan> {text} &#160; ')
+        left += width
+    return (
+        f'<svg viewBox="0 0 800 48" role="img" aria-label="GPU time by use">{"".join(parts)}'
+        f'<text x="0" y="42" font-size="12">{"".join(legend)}</text></svg>'
+    )
+
+
+def _bars(rows: Sequence[tuple[str, float]], label: str) -> str:
+    """Draw horizontal bars of GPU-hours."""
+    longest = max((value for _, value in rows), default=0.0)
+    if not longest:
+        return ""
+    bars = [
+        f'<text x="150" y="{22 * place + 14}" font-size="12" text-anchor="end">{escape(name)}</text>'
+        f'<rect x="158" y="{22 * place + 2}" width="{500 * value / longest:.2f}" height="16" fill="#b3201f"/>'
+        f'<text x="{164 + 500 * value / longest:.2f}" y="{22 * place + 14}" font-size="12">{gpu_hours(value)}</text>'
+        for place, (name, value) in enumerate(rows)
+    ]
+    return f'<svg viewBox="0 0 800 {22 * len(rows)}" role="img" aria-label="{escape(label)}">{"".join(bars)}</svg>'
+
+
+def _no_chart(_report: Json) -> str:
+    return ""
+
+
+_CHARTS: dict[str, Callable[[Json], str]] = {
+    "Downtime by stage": lambda report: _bars(
+        [(plain(stage["stage"]), stage["gpuHours"]) for stage in report["stages"] if stage["time"]["count"]],
+        "GPU-hours lost by stage",
+    ),
+    "Lost by cause": lambda report: _bars(
+        [(group["group"], group["gpuHours"]) for group in report["byCause"]], "GPU-hours lost by cause"
+    ),
+}
 
 
 def figures(report: Json) -> list[Json]:

@@ -1,5 +1,6 @@
 """`evenkeel report`."""
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -7,30 +8,43 @@ import typer
 from evenkeel_cli import report_page
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import write_csv
-from evenkeel_cli.figures import FigureFormat, FigureOption
 from evenkeel_cli.render import note, page
 
 app = lookup.single("report")
 
+
+class ReportFormat(StrEnum):
+    """Forms of the report."""
+
+    TABLE = "table"
+    MD = "md"
+    HTML = "html"
+    CSV = "csv"
+    JSON = "json"
+
+
 SinceOption = Annotated[str, typer.Option(metavar="WHEN", help="A time such as 30d or 12h, or an instant.")]
 UntilOption = Annotated[str, typer.Option(metavar="WHEN", help="End of the window; if omitted, now.")]
+OutputOption = Annotated[ReportFormat, typer.Option("-o", "--output", help="Output format.")]
 
 
 @app.command("report")
-def report(since: SinceOption = "30d", until: UntilOption = "", output: FigureOption = FigureFormat.TABLE) -> None:
+def report(since: SinceOption = "30d", until: UntilOption = "", output: OutputOption = ReportFormat.TABLE) -> None:
     """Show what failures, idle nodes and rent cost, and what to change first."""
     out = page()
     end = lookup.instant("--until", until, out.now()) if until else None
     begin = lookup.instant("--since", since, out.now())
     found = lookup.current_client().get("/cost-report", since=begin, until=end)
     match output:
-        case FigureFormat.JSON:
+        case ReportFormat.JSON:
             out.json(found)
-        case FigureFormat.CSV:
+        case ReportFormat.CSV:
             write_csv(out, report_page.figures(found), ("section", "item", "figure", "value"))
-        case FigureFormat.MD:
+        case ReportFormat.MD:
             out.text(report_page.markdown(found))
-        case FigureFormat.TABLE:
+        case ReportFormat.HTML:
+            out.text(report_page.web_page(found))
+        case ReportFormat.TABLE:
             report_page.draw(out, found, is_wide=not out.is_terminal)
     if not found["isComplete"]:
         note("The report is not complete: its notes say what was left out.")

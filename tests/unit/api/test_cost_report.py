@@ -101,6 +101,23 @@ def test_interruption_belongs_to_the_window_in_which_its_attempt_ended(gateway: 
     assert before["lost"]["gpuHours"] == pytest.approx(4.8)
 
 
+def test_losses_of_a_job_that_is_older_than_the_window_are_whole(gateway: Gateway) -> None:
+    job, first, second = a_lost_job()
+    earlier = first.but(running_at=ago(days=9), admitted_at=ago(days=9), ended_at=ago(days=8))
+    ended = second.but(
+        state="LOST", admitted_at=ago(days=7), launched_at=None, running_at=ago(days=7), ended_at=ago(hours=1)
+    )
+    # The third attempt resumes from a checkpoint of the first one, before the window.
+    third = second.but(attempt=3, resumed_work_from=ago(days=8, hours=1))
+    stored(gateway.fakes.ledger, job.but(current_attempt=3), earlier, ended, third)
+
+    found = report(gateway, f"?since={rfc3339(ago(hours=2))}")
+
+    # Until it ran again: 8 days and an hour, without the 52 minutes since, and without the day of the first loss.
+    assert found["lost"]["interruptions"] == 1
+    assert found["lost"]["gpuHours"] == pytest.approx(16 * ((8 * 24 + 1 - 52 / 60) - 24), rel=1e-3)
+
+
 def test_preemption_is_no_failure(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
     stored(gateway.fakes.ledger, job, lost.but(state="STOPPED"), again)

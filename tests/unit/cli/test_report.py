@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from io import StringIO
 
 import pytest
@@ -73,10 +74,23 @@ def test_markdown_has_every_table(fleet: CliFixture) -> None:
     assert "| restore | unknown | unknown | unknown | 0 | 1 | unknown | unknown |" in text
 
 
+def test_web_page_has_charts_loads_nothing_and_escapes_names(fleet: CliFixture) -> None:
+    stored(fleet.gateway.fakes.ledger, a_fleet_node(9, pool="<script>alert(1)</script>"))
+
+    text = fleet.run("report", "-o", "html").out
+
+    assert text.startswith("<!doctype html>")
+    assert 'aria-label="GPU time by use"' in text
+    assert 'aria-label="GPU-hours lost by stage"' in text
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert not re.search(r"(?:src|href)=|url\(|@import", text)
+
+
 def test_window_is_sent_and_json_is_the_answer(fleet: CliFixture) -> None:
     found = json.loads(fleet.run("report", "--since", "12h", "--until", "1h", "-o", "json").out)
 
     assert (found["since"][:19], found["until"][:19]) == ("2026-11-02T22:15:02", "2026-11-03T09:15:02")
     wrong = fleet.run("report", "--until", "yesterday")
     assert wrong.exit_code == 2
-    assert "--until is 30d, 12h or" in wrong.err
+    assert "--until is 30d, 12h" in wrong.err

@@ -310,3 +310,11 @@ def test_last_save_during_the_drain_loses_no_work() -> None:
 )
 def test_end_of_a_job_or_of_an_attempt_that_never_ran_is_no_interruption(attempt: Attempt, job: Job) -> None:
     assert interruptions(job, [attempt], [], {}, at(2_000)) == []
+
+
+def test_launch_recorded_after_the_run_does_not_extend_the_loss() -> None:
+    attempts = [ran(1, 0, 10, 1_000), ran(2, 1_100, 1_200, None, launched_at=at(5_000), **resumed(900))]
+
+    (lost,) = interruptions(a_job(), attempts, [], {}, at(9_000))
+
+    assert lost.receipt.total.seconds == 300

@@ -229,7 +229,8 @@ def _parts(
     line: _TimeLine, attempt: Attempt, taken: Sequence[Span], price_of: PriceOf
 ) -> Iterator[tuple[ReceiptPart, list[Span]]]:
     """Yield the stages with their spans. Two stages never overlap, and together they leave no gap."""
-    last = max(mark.at for mark in line.marks if mark.at)
+    # The last border is known: every pod runs, the job ended, or the receipt is written.
+    last = line.marks[-1].at
     marks, at, record = line.marks, line.start, line.start_record
     if at is None:
         yield _unknown(Stage.REPEATED_WORK, attempt, "resume point not recorded"), []
@@ -241,7 +242,7 @@ def _parts(
         if mark.at is None:
             missing.append(mark.stage)
             continue
-        limit = min(filter(None, (last, attempt.ended_at if mark.stage in _WHILE_IT_RUNS else None)))
+        limit = min(filter(None, (last or mark.at, attempt.ended_at if mark.stage in _WHILE_IT_RUNS else None)))
         span = Span(at, max(at, min(mark.at, limit)))
         own = without(span, taken)
         yield _part(mark, span, own, record, tuple(missing), price_of), own

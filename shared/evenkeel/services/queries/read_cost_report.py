@@ -64,7 +64,7 @@ def show(context: Context, asked: Filter) -> Json:
     rented = {attempt.job_id for attempt in attempts if attempt.is_rented}
     jobs = cost_records.jobs_of(context.ledger, dict.fromkeys([*chosen, *sorted(rented)]))
     rentals = cost_records.rentals_in(context, jobs.values())
-    lost = _lost_time(context, [jobs[name] for name in chosen if name in jobs], incidents, rentals)
+    lost = _lost_time(context, [jobs[name] for name in chosen if name in jobs], attempts, incidents, rentals)
     nodes, node_note = _nodes(context, span)
     notes += [node_note] if node_note else []
     economy = context.policy.economy
@@ -108,8 +108,16 @@ def _interrupted(attempts: Iterable[Attempt], span: Span) -> list[str]:
 
 
 def _lost_time(
-    context: Context, jobs: Iterable[Job], incidents: Iterable[Incident], rentals: Iterable[Rental]
+    context: Context,
+    jobs: Iterable[Job],
+    known: Iterable[Attempt],
+    incidents: Iterable[Incident],
+    rentals: Iterable[Rental],
 ) -> list[LostTime]:
+    """Return the interruptions of jobs. A job whose attempts are all known costs no further read."""
+    attempts_of: dict[str, list[Attempt]] = defaultdict(list)
+    for attempt in known:
+        attempts_of[attempt.job_id].append(attempt)
     named: dict[str, list[tuple[int, Incident]]] = defaultdict(list)
     for incident in incidents:
         for affected in incident.affected_jobs:
@@ -119,7 +127,9 @@ def _lost_time(
         rented[rental.job_id].append(rental)
     found: list[LostTime] = []
     for job in jobs:
-        attempts = read_jobs.load_attempts(context.ledger, job.job_id)
+        attempts: Sequence[Attempt] = attempts_of[job.job_id]
+        if len(attempts) < job.current_attempt:
+            attempts = read_jobs.load_attempts(context.ledger, job.job_id)
         prices: Mapping[int, GpuPrice | None] = prices_of(attempts, rented[job.job_id], context.policy.economy)
         found += interruptions(job, attempts, named[job.job_id], prices, context.now)
     return found
