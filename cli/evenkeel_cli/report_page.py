@@ -12,6 +12,8 @@ Json = dict[str, Any]
 
 _PER_THOUSAND_NODE_DAYS = "failuresPerThousandNodeDays"
 _USES = ("PRODUCTIVE", "LOST", "INTERRUPTED", "STARTING", "IN_REPAIR", "NO_JOB")
+_SHOWN_SHARE = 0.0005
+"""A smaller share would be shown as 0.0 %."""
 _USE_TITLES = ("USED", "LOST", "STOPPED", "START", "REPAIR", "NO JOB")
 
 
@@ -55,7 +57,7 @@ def summary(report: Json) -> list[tuple[str, str]]:
     return [
         ("window", f"{report['since'][:16]}Z to {report['until'][:16]}Z"),
         ("GPU time", f"{gpu_hours(nodes['gpuHours'])} GPU-hours of {counted(nodes['nodes'], 'node')}"),
-        ("", ", ".join(f"{plain(use)} {percent(shares[use])}" for use in _USES if shares[use])),
+        ("", ", ".join(f"{plain(use)} {percent(shares[use])}" for use in _USES if (shares[use] or 0) >= _SHOWN_SHARE)),
         ("failures", f"{failures['count']}; {rate(failures['rate'])} per 1,000 node-days"),
         ("recovery", duration_text(recovery)),
         ("lost", f"at least {amounts(lost['gpuHours'], lost['usdMicros'])}, by failures"),
@@ -118,7 +120,7 @@ def sections(report: Json) -> Iterator[Section]:
         ("Failures by instance type", "byInstanceType"),
     ):
         rows = [(each["group"], str(each["failures"]), *_rate_cells(each["rate"])) for each in report["failures"][name]]
-        yield Section(title, ("GROUP", "FAILURES", "PER 1000 NODE-DAYS", "95% INTERVAL", "MTBF"), rows)
+        yield Section(title, ("GROUP", "FAILURES", "PER 1000 NODE-DAYS", "95% INTERVAL", "NODE MTBF"), rows)
     yield Section(
         "Nodes with the largest losses",
         ("NODE", "POOL", "FAILURES", "ABOVE FLEET", "GPU-HOURS", "COST"),

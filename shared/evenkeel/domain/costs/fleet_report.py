@@ -13,6 +13,7 @@ from evenkeel.domain.costs.node_time import NodeUse, PoolTime
 from evenkeel.domain.costs.otherwise import Otherwise, SavedSum, savings, sum_of
 from evenkeel.domain.costs.receipt import InterruptionCause, InterruptionReceipt, ReceiptPart, Stage, total_of
 from evenkeel.domain.costs.rent import RentReport
+from evenkeel.domain.economics import poisson
 from evenkeel.domain.economics.failure_rates import (
     FailureRate,
     GroupedBy,
@@ -29,6 +30,7 @@ from evenkeel.domain.values import Instant, Value
 
 _NOT_COUNTED = (FaultClass.APPLICATION, FaultClass.INFO)
 """Faults of these classes are no failures of a node."""
+_SIGNIFICANCE = 0.05
 _MAX_NODES = 20
 """Nodes that the report names."""
 
@@ -79,7 +81,7 @@ class NodeFailures(Value):
     """Null: the record of the node is gone."""
     rate: FailureRate | None
     is_above_fleet: bool
-    """Whether the low end of its rate is above the rate of the fleet: it fails more often than by chance."""
+    """Whether fewer than one fleet in 20 of this size would show such a node by chance, at the rate of the fleet."""
     gpu_hours: float
     """Lost by the incidents that it owns."""
     usd_micros: int | None
@@ -276,7 +278,6 @@ def _nodes(
         hours = facts.node_hours.get(node, ("", "", 0.0))[2] or None
         rate = failure_rate(len(own), hours) if hours else None
         total = total_of(parts[node])
-        low = rate.low_failures_per_node_hour if rate else None
         found.append(
             NodeFailures(
                 node=node,
@@ -284,12 +285,23 @@ def _nodes(
                 failures=len(own),
                 node_hours=hours,
                 rate=rate,
-                is_above_fleet=bool(fleet and low and low > fleet.failures_per_node_hour),
+                is_above_fleet=_is_unlikely(len(own), hours, fleet, len(facts.node_hours)),
                 gpu_hours=total.gpu_hours,
                 usd_micros=total.usd_micros,
             )
         )
     return sorted(found, key=lambda row: (-row.gpu_hours, -row.failures, row.node))[:_MAX_NODES]
+
+
+def _is_unlikely(failures: int, hours: float | None, fleet: FailureRate | None, nodes: int) -> bool:
+    """Whether so many failures of one node are unlikely in a fleet whose nodes all have the same rate.
+
+    With many nodes, some have several failures by chance. So the chance of one node counts for each node (Bonferroni).
+    """
+    if fleet is None or hours is None:
+        return False
+    by_chance = poisson.at_least_probability(failures, fleet.failures_per_node_hour * hours)
+    return by_chance * nodes < _SIGNIFICANCE
 
 
 # ---------------------------------------------------------------- losses
@@ -444,7 +456,7 @@ def improvements(
                 change=f"Replace the nodes that fail more often than the fleet: {names}.",
                 worth_gpu_hours=sum(node.gpu_hours for node in lemons),
                 worth_usd_micros=None if None in prices else sum(each or 0 for each in prices),
-                method="The loss by these nodes. The low end of the rate of each is above the rate of the fleet.",
+                method="The loss by these nodes. Fewer than one fleet in 20 would show such a node by chance.",
             )
         )
     found.append(
