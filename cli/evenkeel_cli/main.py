@@ -46,6 +46,7 @@ NOUNS = {
     "doctor": CommandGroup("doctor", "Check everything that Evenkeel needs, and print how to fix problems."),
     "drill": CommandGroup("drill", "Inject faults into the local data centre."),
     "dev": CommandGroup("dev", "Start, stop and inspect the local data centre."),
+    "completion": CommandGroup("completion", "Print the completion script of a shell."),
     "version": CommandGroup("version", "Print the version."),
 }
 
@@ -53,7 +54,11 @@ NOUNS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     _start_fast()
-    code = _run(expand(sys.argv[1:] if arguments is None else arguments) or ["--help"])
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    if typed and typed[0].startswith("__"):
+        importlib.import_module("evenkeel_cli.completion").run(typed)
+        return Exit.DONE
+    code = _run(expand(typed) or ["--help"])
     try:
         sys.stdout.flush()
     except BrokenPipeError:

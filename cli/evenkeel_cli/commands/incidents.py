@@ -162,6 +162,9 @@ def print_recovery_branches(out: Printer, incident: Json, *, indent: str = "") -
     is_working = node["status"] == "working" and out.is_terminal
     since = f" for {duration(out.seconds_since(node['since']))}" if is_working else ""
     out.line(f"{indent}node  {out.with_glyph(node['status'], node['phase'])}{since}")
+    if node.get("next"):
+        latest = f"; at the latest by {out.clocks([node['latestAt']])[0]}" if node.get("latestAt") else ""
+        out.line(f"{indent}next  {out.dim(node['next'] + latest)}")
     for job in incident["jobLanes"]:
         name = f" ({job['name']})" if job["name"] else ""
         attempt = f", attempt {job['attempt']}" if job.get("attempt") else ""

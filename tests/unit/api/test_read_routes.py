@@ -917,3 +917,26 @@ def test_status_shows_the_mode_that_the_policy_sets() -> None:
     assert (automation["mode"], automation["modeInForce"]) == ("act", "recommend")
     assert [(rule["pool"], rule["mode"]) for rule in automation["modeRules"]] == [("p5-workers", "observe")]
     assert gateway.get(f"/v1/clusters/{FLEET}/automation").document["modeInForce"] == "recommend"
+
+
+@pytest.mark.parametrize(
+    ("changes", "following", "latest"),
+    [
+        ({"repairs": ("replace",)}, "validate the replacement", 1800),
+        ({"repairs": ("reboot",)}, "validate the node", 900),
+        ({"repairs": ("replace",), "plan": ASKS}, "a person approves or declines the plan", None),
+        ({"state": "RECOVERED", "outcome": "Done."}, None, None),
+    ],
+    ids=["replacing", "rebooting", "awaits approval", "settled"],
+)
+def test_recovery_at_work_says_its_next_step_and_its_latest_end(
+    gateway: Gateway, changes: dict[str, Any], following: str | None, latest: int | None
+) -> None:
+    stages = StageTimes(planned_at=ago(minutes=3), cordoned_at=ago(minutes=3), repair_requested_at=ago(minutes=2))
+    stored(gateway.fakes.ledger, an_incident(1, **{"stages": stages, **changes}))
+
+    lane = gateway.get("/v1/incidents/inc-0000000001").document["nodeLane"]
+
+    assert lane["next"] == following
+    if latest:
+        assert lane["latestAt"] == rfc3339(ago(minutes=2) + timedelta(seconds=latest))

@@ -19,6 +19,7 @@ JOBS    class    run  pend  preempted  avg run  max run  avg wait  max wait
         (unset)    1     1          0      25m      25m       28m       28m
 WORKING inc-0000000001  i-00000000000000001  GPU has fallen off the bus
         node  ◐ replacing for 11m48s
+        next  validate the replacement; at the latest by 10:33:14Z
         job   ● job-0000000001 (llama-1) running again, attempt 2
 NEXT    evenkeel incidents show inc-0000000001
 """
@@ -59,6 +60,7 @@ INCIDENT = """\
   execution  inc-0000000001-r1
 
   node  ◐ replacing for 11m48s
+  next  validate the replacement; at the latest by 10:33:14Z
   job   ● job-0000000001 (llama-1) running again, attempt 2
 
   REACHED           AT         AFTER

@@ -462,7 +462,7 @@ def _shown(context: Context, incidents: _Incidents) -> list[Json]:
 def _incident(context: Context, incident: Incident, *, needs_you: bool) -> Json:
     return read_incidents.summary(incident, context.now) | {
         "needsYou": needs_you,
-        "nodeLane": read_incidents.node_lane(incident),
+        "nodeLane": read_incidents.node_progress(incident, context.policy.repair),
         "jobLanes": read_incidents.job_lanes(incident, read_incidents.load_affected_jobs(context.ledger, incident)),
     }
 

@@ -21,7 +21,8 @@ from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.approval import ASK, is_approved, pending_approval
-from evenkeel.domain.recovery.plan import PlanOutcome
+from evenkeel.domain.recovery.plan import Owner, PlanOutcome
+from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
@@ -65,7 +66,7 @@ def show_incident(context: Context, incident_id: str, reader: Reader) -> Json:
     ]
     evidence = [_visible(rows.read(row, Evidence), reader, context.ledger) for row in stored]
     return summary(incident, context.now) | {
-        "nodeLane": node_lane(incident),
+        "nodeLane": node_progress(incident, context.policy.repair),
         "jobLanes": job_lanes(
             there := with_jobs(context.ledger, [incident])[0], load_affected_jobs(context.ledger, there)
         ),
@@ -269,6 +270,51 @@ def node_lane(incident: Incident) -> Json:
     if incident.state.is_settled and not stages.returned_at:
         status = "failed" if incident.state in NEEDS_PERSON_STATES else "idle"
     return {"phase": reached[1], "status": status, "since": _instant(reached[0]), "rung": rung or None}
+
+
+_NEXT_STEPS = {
+    "detected": "the plan",
+    "planned": "cordon the node",
+    "cordoned": "stop its jobs, then repair it",
+    "rebooting": "validate the node",
+    "replacing": "validate the replacement",
+    "repairing": "validate the node",
+    "validating": "return the node to service",
+    "returning to service": "settle the incident",
+    "waits for approval": "a person approves or declines the plan",
+    "waits for HyperPod": "plan again",
+}
+"""Phase of the node branch → its next step."""
+
+
+def node_progress(incident: Incident, policy: RepairPolicy) -> Json:
+    """Return the node branch with its next step, and when the present phase ends at the latest; null if unknown."""
+    lane = node_lane(incident)
+    if incident.state.is_settled:
+        return lane | {"next": None, "latestAt": None}
+    if incident.block is not None and lane["phase"].startswith("waits: "):
+        act = incident.block.act or "the next step"
+        return lane | {
+            "next": f"{act}, as soon as the guardrail allows it",
+            "latestAt": _instant(incident.block.clears_at),
+        }
+    return lane | {"next": _NEXT_STEPS.get(lane["phase"]), "latestAt": _instant(_latest_end(incident, lane, policy))}
+
+
+def _latest_end(incident: Incident, lane: Json, policy: RepairPolicy) -> datetime | None:
+    """Return when Evenkeel's wait in this phase ends, by the policy; then it tries the next rung or asks a person."""
+    stages, plan = incident.stages, incident.plan
+    is_ours = plan is None or plan.owner in ("", Owner.EVENKEEL)
+    match lane["phase"]:
+        case "waits for approval":
+            return plan.answer_by if plan else None
+        case "rebooting" if is_ours and stages.repair_requested_at:
+            return stages.repair_requested_at + timedelta(seconds=policy.reboot_deadline_seconds)
+        case "replacing" if is_ours and stages.repair_requested_at:
+            return stages.repair_requested_at + timedelta(seconds=policy.replace_deadline_seconds)
+        case "validating" if stages.node_back_at:
+            return stages.node_back_at + timedelta(seconds=policy.validation_deadline_seconds)
+    return None
 
 
 def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:

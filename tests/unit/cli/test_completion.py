@@ -1,0 +1,98 @@
+"""Completion: commands, options, values and live ids; never an error, never a word that a shell would act on."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from evenkeel_cli import completion
+from tests.unit.api.gateway import ROOT
+from tests.unit.api.seeds import a_job, stored
+from tests.unit.cli.conftest import CliFixture
+
+IDS = {
+    "job": ["job-0000000001", "llama", "$(reboot)", "a b"],
+    "incident": ["inc-0000000001"],
+    "node": ["i-00000000000000001"],
+    "team": ["nlp"],
+}
+
+
+def completed(*words: str) -> list[str]:
+    return completion.complete(words, lambda kind: IDS[kind])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["inc"], ["incidents"]),
+        (["jobs", "su"], ["submit", "suspend"]),
+        (["jobs", "show", "job-"], ["job-0000000001"]),
+        (["jobs", "show", ""], ["@latest", "job-0000000001", "llama"]),
+        (["get", "no"], ["nodes"]),
+        (["logs", "ll"], ["llama"]),
+        (["describe", "job", "ll"], ["llama"]),
+        (["incidents", "approve", ""], ["@latest", "inc-0000000001"]),
+        (["nodes", "cordon", "--reason", "x", "i-"], ["i-00000000000000001"]),
+        (["why", "i"], ["inc-0000000001", "i-00000000000000001"]),
+        (["jobs", "ls", "--st"], ["--state"]),
+        (["jobs", "ls", "-o", "j"], ["json"]),
+        (["jobs", "ls", "--team", ""], ["nlp"]),
+        (["jobs", "wait", "llama", ""], []),
+        (["jobs", "nothing", ""], []),
+        (["nothing", ""], []),
+        ([], None),
+    ],
+)
+def test_candidates_for_the_typed_word(words: list[str], expected: list[str] | None) -> None:
+    found = completed(*words)
+
+    assert found == expected if expected is not None else "jobs" in found
+
+
+def test_refreshed_ids_are_read_from_the_file_of_their_context(served: CliFixture) -> None:
+    stored(served.gateway.fakes.ledger, a_job(1), a_job(2))
+
+    completion.refresh("job")
+
+    names = completion.cached_names("job")
+    assert {"job-0000000001", "llama-1", "job-0000000002", "llama-2"} == set(names)
+    (file,) = Path(served.folder, ".cache", "evenkeel", "completion").iterdir()
+    assert file.stat().st_mode & 0o077 == 0
+    served.write_context({**served.context, "url": f"{served.url.removesuffix('/v1')}/other/v1"})
+    assert completion._cache_file("job") != file
+
+
+def test_api_that_does_not_answer_gives_no_candidates(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[object] = []
+    monkeypatch.setattr("subprocess.Popen", lambda *words, **_options: begun.append(words))
+
+    said = served.run(completion.COMPLETE, "jobs", "show", "job-")
+
+    assert (said.exit_code, said.out, said.err) == (0, "", "")
+    assert len(begun) == 1
+
+
+def test_completion_without_a_context_is_silent(served: CliFixture) -> None:
+    (served.folder / ".evenkeel" / "context.json").unlink()
+
+    said = served.run(completion.COMPLETE, "jobs", "show", "")
+
+    assert (said.exit_code, said.out, said.err) == (0, "", "")
+
+
+def test_bash_completes_with_the_printed_script(served: CliFixture, tmp_path: Path) -> None:
+    script = served.run("completion", "bash").out
+    (tmp_path / "script").write_text(script, encoding="utf-8")
+    asked = (
+        f"source {tmp_path}/script; COMP_WORDS=(evenkeel jobs sus); COMP_CWORD=2; _evenkeel; "
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+
+    found = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True, cwd=ROOT)
+
+    assert (found.stdout, found.stderr) == ("suspend\n", "")
+
+
+def test_unknown_shell_is_a_usage_error(served: CliFixture) -> None:
+    assert served.run("completion", "tcsh").exit_code == 2
