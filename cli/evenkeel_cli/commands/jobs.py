@@ -1,7 +1,6 @@
 """`evenkeel jobs`."""
 
 import sys
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,7 @@ from evenkeel_cli.commands.job_pages import (
     node_count,
     unmanaged_columns,
 )
-from evenkeel_cli.commands.output import answer, answer_change, answer_list, draw_timeline, show
+from evenkeel_cli.commands.output import answer, answer_change, answer_list, draw_timeline, show, write_template
 from evenkeel_cli.commands.submission import takes_a_job
 from evenkeel_cli.receipt_page import draw_job_receipt
 from evenkeel_cli.render import OutputFormat, note, only, page
@@ -47,19 +46,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a job file to begin with. Nothing is submitted."""
-    template = resources.files("evenkeel_cli.commands").joinpath("job_template.yaml").read_text(encoding="utf-8")
-    try:
-        with file.open("w" if force else "x", encoding="utf-8") as target:
-            target.write(template)
-    except FileExistsError as error:
-        raise CommandFailed(
-            Exit.USAGE, f"{file} exists.", code="FILE_EXISTS", hint="Choose another name, or overwrite it with --force."
-        ) from error
-    except OSError as error:
-        raise CommandFailed(Exit.USAGE, f"{file}: {error.strerror}.", code="NO_FILE") from error
-    out = page()
-    out.line(f"{out.with_glyph('ok', str(file))}  written")
-    out.next(f"evenkeel jobs plan {file}")
+    write_template("job_template.yaml", file, then=f"evenkeel jobs plan {file}", force=force)
 
 
 @app.command("submit")

@@ -6,7 +6,9 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib import resources
 from io import StringIO
+from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
@@ -29,6 +31,33 @@ def answer(found: Json, output: OutputFormat, draw: Callable[[Printer], None], *
         out.document(found, output)
     else:
         draw(out)
+
+
+def write_template(name: str, file: Path, *, then: str, force: bool) -> None:
+    """Write a file to begin with.
+
+    Args:
+        name: The template beside this module.
+        file: The file to write.
+        then: The command that helps next.
+        force: Whether to overwrite an existing file.
+
+    Raises:
+        CommandFailed: the file exists, or cannot be written.
+    """
+    template = resources.files("evenkeel_cli.commands").joinpath(name).read_text(encoding="utf-8")
+    try:
+        with file.open("w" if force else "x", encoding="utf-8") as target:
+            target.write(template)
+    except FileExistsError as error:
+        raise CommandFailed(
+            Exit.USAGE, f"{file} exists.", code="FILE_EXISTS", hint="Choose another name, or overwrite it with --force."
+        ) from error
+    except OSError as error:
+        raise CommandFailed(Exit.USAGE, f"{file}: {error.strerror}.", code="NO_FILE") from error
+    out = page()
+    out.line(f"{out.with_glyph('ok', str(file))}  written")
+    out.next(then)
 
 
 def answer_change(found: Json, output: OutputFormat, text: str, *, status: str = "ok", then: str = "") -> None:

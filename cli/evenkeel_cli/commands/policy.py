@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer, answer_change, answer_list
+from evenkeel_cli.commands.output import answer, answer_change, answer_list, write_template
 from evenkeel_cli.render import Column, OutputFormat, Printer, note, page
 from evenkeel_client.errors import Exit
 
@@ -17,9 +17,18 @@ Json = dict[str, Any]
 app = lookup.group("Show, check and change the policy: limits, deadlines and faults.")
 
 FileArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="JSON file with the site's changes to the shipped policy.")
+    Path, typer.Argument(metavar="FILE", help="YAML or JSON file with the site's changes to the shipped policy.")
 ]
 BaseOption = Annotated[str, typer.Option("--base", metavar="NAME", help="Base policy.")]
+
+
+@app.command("init")
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = Path("policy.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write a site policy to begin with, with the shipped values. Nothing is applied."""
+    write_template("policy_template.yaml", file, then=f"evenkeel policy check {file}", force=force)
 
 
 @app.command("check")

@@ -9,7 +9,7 @@ import typer
 
 from evenkeel_cli import spend_page
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer, answer_change, answer_list, write_csv
+from evenkeel_cli.commands.output import answer, answer_change, answer_list, write_csv, write_template
 from evenkeel_cli.render import Column, OutputFormat, Printer, note, page
 from evenkeel_cli.spend_page import GroupBy
 from evenkeel_client.client import ApiClient
@@ -25,6 +25,16 @@ _FIELDS = (
 app = lookup.group("Show and change teams, their quotas, and what they borrow and lend.")
 
 TeamArgument = Annotated[str, typer.Argument(metavar="TEAM", help="The team's name.")]
+
+
+@app.command("init")
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = Path("teams.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write a file of teams and quotas to begin with. Nothing is applied."""
+    then = f'evenkeel teams apply -f {file} --reason "first teams" --dry-run'
+    write_template("teams_template.yaml", file, then=then, force=force)
 
 
 @app.command("ls")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from evenkeel.domain.policy import Policy, PolicyError, changed
+from evenkeel_cli.yaml_files import load_all
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
@@ -33,17 +34,12 @@ def document(file: Path) -> Json:
     """Read a site's policy file.
 
     Raises:
-        CommandFailed: it cannot be read, or is not one JSON object.
+        CommandFailed: it cannot be read, or is not one object in YAML or JSON.
     """
-    try:
-        found = json.loads(file.read_bytes())
-    except OSError as error:
-        raise CommandFailed(Exit.USAGE, f"{file}: {error.strerror}", code="USAGE") from error
-    except ValueError as error:
-        raise CommandFailed(Exit.USAGE, f"{file} is not JSON: {error}", code="NOT_JSON") from error
-    if not isinstance(found, dict):
-        raise CommandFailed(Exit.USAGE, f"{file} is not a JSON object.", code="NOT_JSON")
-    return found
+    found = load_all(file)
+    if len(found) != 1 or not isinstance(found[0], dict):
+        raise CommandFailed(Exit.USAGE, f"{file} must hold one object: the changes of the policy.", code="NOT_A_POLICY")
+    return dict(found[0])
 
 
 def differences(policy: Policy, base: str = "production") -> list[tuple[str, str, str]]:
