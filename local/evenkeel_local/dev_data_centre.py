@@ -101,7 +101,10 @@ def run_supervised(root: Path) -> int:
     with interruptible():
         try:
             kept.start()
-            say("ready. Try: evenkeel status · evenkeel drill faults. Stop with Ctrl-C or evenkeel dev down")
+            command = (
+                "evenkeel" if shutil.which("evenkeel") else os.path.relpath(Path(sys.executable).with_name("evenkeel"))
+            )
+            say(f"ready. Try: {command} status · {command} drill faults. Stop with Ctrl-C or {command} dev down")
             Supervisor(kept.parts, say=say, restarted=kept.publish).run(threading.Event())
         except KeyboardInterrupt:
             say("stopping all processes")

@@ -61,7 +61,11 @@ def test_stop_holds_everything_and_says_what_still_runs(served: CliFixture) -> N
     lines = said.out.splitlines()
     assert lines[0] == "▲ everything is held until 2026-11-03T12:15:02Z: network work"
     shown = " ".join(said.out.split())
-    for part in ("1 job run on", "inc-0000000001: replacing", "HyperPod, EC2, Karpenter and Kueue act on their own"):
+    for part in (
+        "1 job running; a hold stops none",
+        "inc-0000000001: replacing",
+        "HyperPod, EC2, Karpenter and Kueue act on their own",
+    ):
         assert part in shown
     assert lines[-1] == "next  evenkeel automation release"
     assert max(map(len, lines)) <= 80
