@@ -43,8 +43,7 @@ from evenkeel.domain.health.classification import ClassifiedFact, IncidentFault
 from evenkeel.domain.health.faults import Fault, FaultCatalogue, default_catalogue
 from evenkeel.domain.health.incidents import AffectedNode, Incident, NodeFact, Signal
 from evenkeel.domain.health.recurrence import FaultHistory, slot_history_key
-from evenkeel.domain.jobs import attempt_end, lifecycle, settlement
-from evenkeel.domain.jobs import awaiting as attempt_waits
+from evenkeel.domain.jobs import attempt_end, attempt_waits, lifecycle, settlement
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Section
@@ -52,7 +51,6 @@ from evenkeel.domain.quotas import spending
 from evenkeel.domain.recovery import (
     approval,
     attribution,
-    awaiting,
     draining,
     guardrails,
     leases,
@@ -60,6 +58,7 @@ from evenkeel.domain.recovery import (
     node_slot,
     opt_out,
     plan,
+    recovery_waits,
     repair,
     repair_requests,
     restarts,
@@ -70,8 +69,7 @@ from evenkeel.domain.recovery import (
     validation,
 )
 from evenkeel.domain.recovery.node_slot import ObservedNode
-from evenkeel.domain.renting import awaiting as rental_waits
-from evenkeel.domain.renting import candidates, cost, migration, placement
+from evenkeel.domain.renting import candidates, cost, migration, placement, rental_waits
 from evenkeel.domain.resources import Resources
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.events import envelope, kubernetes_node
@@ -250,11 +248,11 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "placement.weigh": cost.cost_of_pool,
     "plan.plan_recovery": plan.plan_recovery,
     "portability.differences": compatibility.differences,
-    "recovery.jobs_back": awaiting.jobs_resumed,
-    "recovery.late_from": awaiting.overdue_at,
-    "recovery.node_back": awaiting.node_back,
-    "recovery.node_valid": awaiting.node_valid,
-    "recovery.way_clear": awaiting.repair_possible,
+    "recovery.jobs_back": recovery_waits.jobs_resumed,
+    "recovery.late_from": recovery_waits.overdue_at,
+    "recovery.node_back": recovery_waits.node_back,
+    "recovery.node_valid": recovery_waits.node_valid,
+    "recovery.way_clear": recovery_waits.repair_possible,
     "renting.asked_again": candidates.facts_for_next_offer,
     "renting.end_answer": rental_waits.evaluate_rental_over,
     "renting.loan_of": migration.temporary_capacity_of,
@@ -265,7 +263,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "repair.took_effect": repair_requests.took_effect,
     "resizing.answer_for": resize_facts.resize_answer,
     "resume.demand_after": resume.requirement_after,
-    "resume.lost_work": resume.lost_work,
+    "resume.lost_work": resume.lost_work_seconds,
     "resume.plan_resume": resume.plan_resume,
     "rollback.roll_back": rollback.roll_back,
     "seats.look": node_slot.find_slot_state,

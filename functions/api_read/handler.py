@@ -66,9 +66,9 @@ def list_jobs() -> api.Reply:
         context = wiring.context()
         return app.answer(_seen(read_jobs.list_unmanaged(context)))
     page = pagination.Request(query.page_size, query.next_page_token)
-    asked = read_jobs.Filter(states=query.state, team=query.team, priority_class=query.priority_class)
+    filters = read_jobs.Filter(states=query.state, team=query.team, priority_class=query.priority_class)
     context = wiring.context()
-    return app.answer(_seen(read_jobs.list_jobs(context, asked, page, _reader())))
+    return app.answer(_seen(read_jobs.list_jobs(context, filters, page, _reader())))
 
 
 @app.get("/v1/jobs/<job_id>")
@@ -188,8 +188,8 @@ def list_events() -> api.Reply:
 def show_shadow_report() -> api.Reply:
     query = app.query(api_types.ShadowReportQuery)
     page = pagination.Request(query.page_size, query.next_page_token)
-    asked = read_shadow_report.Filter(since=query.since, pool=query.pool, window_hours=query.window_hours)
-    return app.answer(_seen(read_shadow_report.show(wiring.context(), asked, page)))
+    filters = read_shadow_report.Filter(since=query.since, pool=query.pool, window_hours=query.window_hours)
+    return app.answer(_seen(read_shadow_report.show(wiring.context(), filters, page)))
 
 
 @app.get("/v1/cost-report")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evenkeel_cli.commands import economics_fleet, lookup
-from evenkeel_cli.figures import FigureFormat, FigureOption, print_figures
+from evenkeel_cli.figure_output import FigureFormat, FigureOption, print_figures
 from evenkeel_client.errors import CommandFailed, Exit
 
 if TYPE_CHECKING:

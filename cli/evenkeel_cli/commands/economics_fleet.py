@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.figures import FigureFormat, FigureOption, print_figures
+from evenkeel_cli.figure_output import FigureFormat, FigureOption, print_figures
 from evenkeel_cli.render import note, page
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
@@ -102,7 +102,7 @@ def losses(
     usd_per_gpu_hour: Annotated[str, typer.Option(metavar="USD", help="Price; without it, dollars are unknown.")] = "",
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
-    """Show what failures cost the fleet: standstill and repeated work of the jobs that they interrupted."""
+    """Show what failures cost the fleet: standstill and lost work of the jobs that they interrupted."""
     from evenkeel_cli.offline import fleet_losses
     from evenkeel_cli.offline.quantities import number
 

@@ -16,7 +16,7 @@ from evenkeel.domain.economics import (
     published_tables,
     spares,
 )
-from evenkeel.domain.economics.figures import FigureDocument, WrongFigure
+from evenkeel.domain.economics.figure_checks import FigureDocument, WrongFigure
 from evenkeel_cli import yaml_files
 from evenkeel_cli.offline.quantities import number, share, wrong
 from evenkeel_cli.state_labels import counted

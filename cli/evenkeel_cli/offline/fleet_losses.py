@@ -15,7 +15,7 @@ _INTERRUPTED = ("LOST", "STOPPED", "FAILED")
 """States of an attempt that ended with its incident. An attempt that succeeded was not interrupted."""
 _GROUPS = {"fault-class": "fault_class", "pool": "pool"}
 NOTES = [
-    "Only jobs that Evenkeel runs are counted. Their standstill and repeated work count on all their GPUs.",
+    "Only jobs that Evenkeel runs are counted. Their standstill and lost work count on all their GPUs.",
     "Unknown times are not in the sums, so the sums are lower bounds. A standstill that still lasts counts until now.",
 ]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evenkeel.domain.economics import commitment
-from evenkeel.domain.economics.figures import WrongFigure
+from evenkeel.domain.economics.figure_checks import WrongFigure
 from evenkeel.domain.economics.fleet_forecast import forecast_fleet
 from evenkeel.domain.economics.fleet_request import FleetRequest
 from evenkeel_cli import yaml_files

@@ -199,7 +199,7 @@ def no_capacity_burst(drill: DrillRun) -> None:
         drill.check("the recovery chose to rent nodes", planned.get("action") == "RENT", planned)
         drill.settled(node, "WAITING_FOR_PERSON")
         drill.finish()
-        rental = wait_for("the rented nodes to be given back", JOB_SECONDS, lambda: _ended_rental(drill))
+        rental = wait_for("the rented nodes to be released", JOB_SECONDS, lambda: _ended_rental(drill))
         cost = float(rental["costUsd"])
         drill.check("the job shows the cost of the rental", cost > 0, rental)
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 NAMESPACE = "Evenkeel"
-FLEET_DIMENSION = "Cluster"
+FLEET_DIMENSION = "Fleet"
 """Dimension of every metric: the name of the fleet."""
 
 

@@ -99,8 +99,8 @@ def _texts(value: object) -> list[str]:
 
 def _hyperpod(record: _Record) -> Iterable[tuple[str, str]]:
     """Return the instance ids and logical ids that HyperPod accepted; those of the request if no answer is recorded."""
-    asked, answer = record.request_parameters or {}, record.response_elements or {}
-    source, names = (answer, _ACCEPTED) if any(name in answer for name in _ACCEPTED) else (asked, _REQUESTED)
+    request, answer = record.request_parameters or {}, record.response_elements or {}
+    source, names = (answer, _ACCEPTED) if any(name in answer for name in _ACCEPTED) else (request, _REQUESTED)
     instances, logical = (_texts(source.get(name)) for name in names)
     return [*((logical_id, "") for logical_id in instances), *(("", logical_id) for logical_id in logical)]
 

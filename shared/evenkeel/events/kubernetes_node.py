@@ -116,7 +116,11 @@ def fault_evidence(
     keys = (*FAULT_TYPES, HEALTH_STATUS, DEEP_CHECK_STATUS)
     labels = [f"{key}={node.labels[key]}" for key in keys if node.labels.get(key)]
     taints = [taint for taint in node.taints if taint.startswith(f"{HEALTH_STATUS}=")]
-    conditions = [f"{one.type}={one.status} ({one.reason})" for one in node.conditions if _reports_fault(one)]
+    conditions = [
+        f"{condition.type}={condition.status} ({condition.reason})"
+        for condition in node.conditions
+        if _reports_fault(condition)
+    ]
     return (*labels, *taints, *conditions)
 
 
@@ -125,7 +129,11 @@ def stale_conditions(node: KubernetesNode, policy: WatchPolicy, now: datetime) -
 
     Source: aws/eks-node-monitoring-agent#275: the heartbeat continues after the agent has stopped checking.
     """
-    return tuple(one.type for one in node.conditions if _reports_fault(one) and _is_stale(one, policy, now))
+    return tuple(
+        condition.type
+        for condition in node.conditions
+        if _reports_fault(condition) and _is_stale(condition, policy, now)
+    )
 
 
 def _from_kubelet(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> tuple[NodeFact, ...]:
@@ -159,7 +167,7 @@ def _from_hyperpod(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> 
     for fact in _from_labels(node, now):
         seen_keys.add(fact.fault_key)
         yield fact
-    conditions = [one for one in node.conditions if f"hp:{one.type}" in default_catalogue()]
+    conditions = [condition for condition in node.conditions if f"hp:{condition.type}" in default_catalogue()]
     for condition in conditions:
         # The condition repeats the label, seconds apart: report one fault once.
         if (
@@ -173,7 +181,7 @@ def _from_hyperpod(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> 
 
 
 def _from_eks(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> Iterator[NodeFact]:
-    conditions = [one for one in node.conditions if one.type in eks_conditions.TYPES]
+    conditions = [condition for condition in node.conditions if condition.type in eks_conditions.TYPES]
     for condition in conditions:
         reading = eks_conditions.reading(condition.reason, condition.message)
         if _reports_fault(condition) and reading and not _is_stale(condition, policy, now):
@@ -182,7 +190,7 @@ def _from_eks(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> Itera
 
 
 def _from_nvsentinel(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> Iterator[NodeFact]:
-    conditions = [one for one in node.conditions if one.type in nvsentinel_conditions.TYPES]
+    conditions = [condition for condition in node.conditions if condition.type in nvsentinel_conditions.TYPES]
     for condition in conditions:
         if _reports_fault(condition) and not _is_stale(condition, policy, now):
             for reading in nvsentinel_conditions.readings(condition.type, condition.message):
@@ -219,8 +227,8 @@ def _recovery_facts(
 ) -> Iterator[NodeFact]:
     """Yield a recovery when all conditions of an agent are healthy, and only while that is recent."""
     conditions = tuple(conditions)
-    changes = [one.changed_at for one in conditions if one.changed_at]
-    if not changes or not all(_reports_healthy(one) for one in conditions):
+    changes = [condition.changed_at for condition in conditions if condition.changed_at]
+    if not changes or not all(_reports_healthy(condition) for condition in conditions):
         return
     since = max(changes)
     if (now - since).total_seconds() > policy.recovery_signal_max_age_seconds:

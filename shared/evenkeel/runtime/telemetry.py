@@ -33,7 +33,7 @@ _RESERVED = frozenset(vars(logging.makeLogRecord({}))) | {
 class LambdaTelemetry:
     """The port Telemetry on Powertools' logger and EMF. Every line has the keys of the last `bind`.
 
-    Each data point has the dimension `Cluster` (the fleet's name) and exactly the dimensions that its metric declares:
+    Each data point has the dimension `Fleet` (the fleet's name) and exactly the dimensions that its metric declares:
     `count("Heartbeat", function="sweep_fleet")` has `Cluster` and `Function`.
     """
 

@@ -70,7 +70,7 @@ def test_a_report_opens_an_incident(fleet: Gateway) -> None:
     report(fleet, a_fault())
     fakes = fleet.fakes
 
-    outcomes = receive_event.run(
+    outcomes = receive_event.ingest_facts(
         reported(fleet),
         fakes.context(),
     )

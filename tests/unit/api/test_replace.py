@@ -70,7 +70,7 @@ def test_replacement_request_follows_the_fault_path(fleet: Gateway) -> None:
     assert isinstance(heard, ParsedEvent)
     fakes = fleet.fakes
 
-    outcomes = receive_event.run(
+    outcomes = receive_event.ingest_facts(
         heard.facts,
         fakes.context(),
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel_cli.figures import words
+from evenkeel_cli.figure_output import words
 from evenkeel_cli.main import main
 
 Json = dict[str, Any]

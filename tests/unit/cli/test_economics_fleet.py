@@ -308,7 +308,7 @@ def test_losses_add_standstill_and_repeated_work(with_interruptions: CliFixture)
     found = fleet_answer(with_interruptions, "losses", "--days", "2", "--usd-per-gpu-hour", "5")
     total = found["groups"][-1]
 
-    # 16 GPUs each: 15 minutes and one hour of standstill, and 30 minutes of repeated work.
+    # 16 GPUs each: 15 minutes and one hour of standstill, and 30 minutes of lost work.
     assert (total["group"], total["interruptions"]) == ("total", 3)
     assert (total["standstillGpuHours"], total["lostWorkGpuHours"]) == (16 * 1.25, 16 * 0.5)
     assert (total["unknownStandstills"], total["unknownLostWork"], total["stillInterrupted"]) == (1, 2, 1)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel.domain.economics import checkpoint_interval as ci
-from evenkeel.domain.economics.figures import WrongFigure
+from evenkeel.domain.economics.figure_checks import WrongFigure
 
 W, R, M = 60.0, 2390.0, 28_125.0
 
@@ -99,7 +99,7 @@ def test_lost_work_is_the_mean_of_the_simulation() -> None:
 
 
 def test_rework_and_downtime_multiply_to_the_exact_form() -> None:
-    product = ci.rework_factor(1797, W, M) * (1 + R / M)
+    product = ci.lost_work_factor(1797, W, M) * (1 + R / M)
 
     assert 1 / product == pytest.approx(ci.exact_ettr(1797, W, R, M), rel=1e-12)
 

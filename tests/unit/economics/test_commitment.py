@@ -14,7 +14,7 @@ from evenkeel.domain.economics.commitment import (
     commitment_cost,
     hourly,
 )
-from evenkeel.domain.economics.figures import WrongFigure
+from evenkeel.domain.economics.figure_checks import WrongFigure
 
 START = datetime(2026, 11, 2, tzinfo=UTC)
 TERMS = CommitmentTerms(reserved_usd_per_hour=3, on_demand_usd_per_hour=5)

@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 
 from evenkeel.domain.economics import copies
-from evenkeel.domain.economics.figures import WrongFigure
+from evenkeel.domain.economics.figure_checks import WrongFigure
 
 CASES = [(n, m, k) for n in range(1, 11) for m in range(1, n + 1) if n % m == 0 for k in range(n + 1)]
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from evenkeel.domain.economics.downtime import DowntimeModel, ettr, run_time, shrink_downtime_seconds, time_factor
-from evenkeel.domain.economics.figures import WrongFigure
+from evenkeel.domain.economics.figure_checks import WrongFigure
 from evenkeel.domain.economics.simulation import simulated_time_factor
 
 MANUAL, HYPERPOD = 280 * 60, 40 * 60

@@ -15,7 +15,7 @@ from evenkeel.domain.economics.failure_rates import (
     rates_by,
     smallest_endless_nodes,
 )
-from evenkeel.domain.economics.figures import WrongFigure
+from evenkeel.domain.economics.figure_checks import WrongFigure
 
 
 def percent(rate: failure_rates.FailureRate) -> tuple[float | None, float, float | None]:

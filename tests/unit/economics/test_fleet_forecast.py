@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.economics.failure_rates import failure_rate
-from evenkeel.domain.economics.figures import WrongFigure
+from evenkeel.domain.economics.figure_checks import WrongFigure
 from evenkeel.domain.economics.fleet_forecast import FleetForecast, GroupForecast, forecast_fleet
 from evenkeel.domain.economics.fleet_request import FleetRequest
 
@@ -80,9 +80,9 @@ def test_lost_hours_are_downtime_and_rework() -> None:
     found = row(forecast(a_group(), checkpoint=SAVES), "hyperpod-unchanged")
 
     assert found.downtime_hours_per_month is not None
-    assert found.rework_hours_per_month is not None
+    assert found.lost_work_hours_per_month is not None
     assert found.lost_gpu_hours_per_month == pytest.approx(
-        2048 * (found.downtime_hours_per_month + found.rework_hours_per_month)
+        2048 * (found.downtime_hours_per_month + found.lost_work_hours_per_month)
     )
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.economics.figures import WrongFigure
+from evenkeel.domain.economics.figure_checks import WrongFigure
 from evenkeel.domain.economics.goodput import Bucket, TimeSpent, goodput, ideal_step_seconds
 
 TIMES = st.floats(0, 1e6)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.economics.figures import WrongFigure
+from evenkeel.domain.economics.figure_checks import WrongFigure
 from evenkeel.domain.economics.losses import Interruption, losses_by
 
 

@@ -25,7 +25,7 @@ from evenkeel.domain.recovery.resume import (
     ResumeDelays,
     ResumeFacts,
     ResumeOffer,
-    lost_work,
+    lost_work_seconds,
     plan_resume,
 )
 from evenkeel.domain.renting.cost import CandidatePool, JobDemand, SpendLimits, cheapest_rented
@@ -202,7 +202,7 @@ def test_lost_work_is_bounded_by_the_work_done(changes: dict[str, Any], seconds:
         "expected_checkpoint_seconds": 900,
     }
 
-    assert seconds == lost_work(**{**facts, **changes})
+    assert seconds == lost_work_seconds(**{**facts, **changes})
 
 
 # ---------------------------------------------------------------- the worked example
@@ -212,7 +212,9 @@ _ROW = re.compile(r"\| `(\w+)` \| (\d+) \| (\d+) \| ([\d.]+) \| \$([\d.]+) \|")
 
 def test_first_documented_example_matches_the_decision() -> None:
     text = (Path(__file__).parents[3] / "docs" / "operate" / "resume.md").read_text(encoding="utf-8")
-    half = lost_work(ran_seconds=86_400, keeps_checkpoints=True, distrusted_seconds=0, expected_checkpoint_seconds=900)
+    half = lost_work_seconds(
+        ran_seconds=86_400, keeps_checkpoints=True, distrusted_seconds=0, expected_checkpoint_seconds=900
+    )
 
     decision = resume(
         16,

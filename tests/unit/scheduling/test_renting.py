@@ -17,7 +17,12 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import KubernetesNode, NodeLife
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.awaiting import (
+from evenkeel.domain.renting.book import RentalAllocation, RentalBook, reserve_rented_nodes
+from evenkeel.domain.renting.candidates import PlacementContext, placement_facts
+from evenkeel.domain.renting.placement import PlacementAction, choose_pool
+from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
+from evenkeel.domain.renting.rental import UNASSIGNED, Rental, RentalOffer, RentalState, ended
+from evenkeel.domain.renting.rental_waits import (
     NODES_READY,
     NOT_WANTED,
     OVER,
@@ -25,11 +30,6 @@ from evenkeel.domain.renting.awaiting import (
     evaluate_rental_over,
     evaluate_rental_ready,
 )
-from evenkeel.domain.renting.book import RentalAllocation, RentalBook, reserve_rented_nodes
-from evenkeel.domain.renting.candidates import PlacementContext, placement_facts
-from evenkeel.domain.renting.placement import PlacementAction, choose_pool
-from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
-from evenkeel.domain.renting.rental import UNASSIGNED, Rental, RentalOffer, RentalState, ended
 from evenkeel.domain.resources import Resources
 from tests.fakes import a_node
 

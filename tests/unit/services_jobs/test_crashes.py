@@ -13,7 +13,7 @@ import pytest
 
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.attempt_end import lost_nodes
-from evenkeel.domain.jobs.awaiting import evaluate_attempt_wait
+from evenkeel.domain.jobs.attempt_waits import evaluate_attempt_wait
 from evenkeel.domain.jobs.job import JobState, ResumeOption, ResumePlan, StopRequest
 from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.policy import Policy

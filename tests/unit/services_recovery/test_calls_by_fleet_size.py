@@ -16,7 +16,7 @@ from evenkeel.services.recovery import (
     return_node,
 )
 from evenkeel.services.waits import evaluate_waits
-from evenkeel.services.waits.shared_reads import SharedReads
+from evenkeel.services.waits.read_cache import ReadCache
 from tests.fakes.cluster import instance_id
 from tests.fakes.counting import CountedCalls
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
@@ -108,7 +108,7 @@ def test_watch_lists_hyperpod_once_for_many_rounds() -> None:
         recovery.report_fault(number)
         recovery.open(ConditionKind.NODE_BACK)
     counted = CountedCalls(recovery.world)
-    reads = SharedReads(recovery.now)
+    reads = ReadCache(recovery.now)
     ticks = recovery.policy.watch.tick_seconds
 
     for _ in range(evaluate_waits.RECORDS_MAX_TICKS):
@@ -127,7 +127,7 @@ def test_list_older_than_a_wait_does_not_answer_it() -> None:
     recovery.report_fault(1)
     recovery.open(ConditionKind.NODE_BACK)
     recovery.open(ConditionKind.NODE_VALID)
-    reads = SharedReads(recovery.now)
+    reads = ReadCache(recovery.now)
     evaluate_waits.run(recovery.context(), reads=reads)
     recovery.report_fault(2, fault_key="hp:NvidiaErrorTerminate")
     recovery.world.clock.advance(1)

@@ -21,7 +21,7 @@ Fact = NodeFact | GroupFact
 
 
 def ingest(world: FakeWorld, *facts: Fact, cluster_arn: str = CLUSTER_ARN, **ports: Any) -> list[str]:
-    outcomes = receive_event.run(
+    outcomes = receive_event.ingest_facts(
         facts,
         world.context(hyperpod_cluster_arn=cluster_arn, **ports),
     )

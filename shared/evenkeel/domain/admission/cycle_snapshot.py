@@ -166,5 +166,5 @@ class CycleSnapshot(NamedTuple):
         """Return the jobs that hold a charge although they were asked to stop."""
         if not self.setup.has_teams:
             return frozenset()
-        asked = {name for name, job in self.holders.items() if job.stop_of(job.current_attempt)}
-        return frozenset((asked | self.memory.stopping.keys()) & {charge.job_id for charge in self.held})
+        stopping = {name for name, job in self.holders.items() if job.stop_of(job.current_attempt)}
+        return frozenset((stopping | self.memory.stopping.keys()) & {charge.job_id for charge in self.held})

@@ -112,23 +112,23 @@ class AdmissionDecision(Value):
             job: The job, as it waits.
             decision_id: Id of the record of this decision.
         """
-        asked = self.facts.request
+        request = self.facts.request
         return Attempt(
             job_id=job.job_id,
             attempt=job.current_attempt + 1,
             kind=job.spec.kind,
             state=AttemptState.STARTING,
-            cluster=asked.cluster,
+            cluster=request.cluster,
             namespace=job.namespace,
             local_queue=self.facts.local_queue,
             pool=self.pool,
             instance_type=self.instance_type,
             nodes=self.nodes,
             node_names=self.node_names,
-            size=asked.nodes,
-            accelerators=asked.nodes * job.spec.accelerators_per_node,
-            cpu_millis=asked.nodes * asked.cpu_millis_per_node,
-            memory_mib=asked.nodes * asked.memory_mib_per_node,
+            size=request.nodes,
+            accelerators=request.nodes * job.spec.accelerators_per_node,
+            cpu_millis=request.nodes * request.cpu_millis_per_node,
+            memory_mib=request.nodes * request.memory_mib_per_node,
             team=job.spec.team,
             admitted_at=self.facts.now,
             decision_id=decision_id,
@@ -136,23 +136,23 @@ class AdmissionDecision(Value):
 
     def to_charge(self) -> Charge:
         """Return the charge that an admitted job holds from now on."""
-        asked = self.facts.request
+        request = self.facts.request
         return Charge(
             job_id=self.job_id,
-            attempt=asked.attempts + 1,
-            team=asked.team,
-            cluster=asked.cluster,
+            attempt=request.attempts + 1,
+            team=request.team,
+            cluster=request.cluster,
             node_names=self.node_names,
-            accelerators=asked.nodes * asked.accelerators_per_node,
-            cpu_millis=asked.nodes * asked.cpu_millis_per_node,
-            memory_mib=asked.nodes * asked.memory_mib_per_node,
+            accelerators=request.nodes * request.accelerators_per_node,
+            cpu_millis=request.nodes * request.cpu_millis_per_node,
+            memory_mib=request.nodes * request.memory_mib_per_node,
             instance_type=self.instance_type,
             pool=self.pool,
             admitted_at=self.facts.now,
-            owner=asked.owner,
-            queue=asked.team if self.use else "",
-            priority=asked.priority,
-            queued_at=asked.queued_at or asked.submitted_at,
+            owner=request.owner,
+            queue=request.team if self.use else "",
+            priority=request.priority,
+            queued_at=request.queued_at or request.submitted_at,
             use=self.use,
         )
 
@@ -182,8 +182,8 @@ def decide(facts: AdmissionFacts) -> AdmissionDecision:
         return with_preemption(decision)
     if all(offer.total_nodes < request.nodes for offer in offers) and request.attempts == 0:
         largest = max((offer.total_nodes for offer in offers), default=0)
-        asked = describe_request(request)
-        reason = f"The job can never start here: it asks for {asked}, and the largest matching pool has {largest}."
+        requested = describe_request(request)
+        reason = f"The job can never start here: it asks for {requested}, and the largest matching pool has {largest}."
         return _decided(facts, Action.NEVER_FITS, reason)
     if facts.blocked_by:
         return _decided(

@@ -166,8 +166,8 @@ def _plan_queue(
 def _hand_over_to_kueue(snapshot: CycleSnapshot, now: datetime) -> QueuePlan:
     """Hand each job over to the LocalQueue of its team, where Kueue alone admits jobs."""
     shares = NodeShares(())
-    asked = (with_open_amounts(AdmissionRequest.of(job), shares) for job in snapshot.eligible_jobs())
-    requests = sorted(asked, key=lambda request: request.queue_order_key)
+    admission_requests = (with_open_amounts(AdmissionRequest.of(job), shares) for job in snapshot.eligible_jobs())
+    requests = sorted(admission_requests, key=lambda request: request.queue_order_key)
     delegated = (delegate_to_kueue(request, snapshot.setup.local_queue_of(request.team), now) for request in requests)
     return QueuePlan(
         queue=QueueSnapshot(setup=snapshot.setup, charges=snapshot.held, memory=snapshot.memory),
@@ -307,7 +307,7 @@ def _steps(
         if decided.action is Action.ADMIT and may_act:
             yield Admission(decided)
         elif decided.action is Action.PREEMPT and may_act and decided.job_id not in shrinks:
-            victims = _victims_to_ask(snapshot, queue_plan.queue, decided)
+            victims = _new_victims(snapshot, queue_plan.queue, decided)
             yield Preemption(decided, victims) if victims else Wait(decided, allowed)
         elif decided.job_id in serving and decided.action is not Action.ADMIT:
             continue  # the job's reason names its rental already
@@ -321,7 +321,7 @@ def _is_rent(placement: Placement | None) -> TypeGuard[PlacementDecision]:
     return isinstance(placement, PlacementDecision) and placement.action is PlacementAction.RENT
 
 
-def _victims_to_ask(snapshot: CycleSnapshot, queue: QueueSnapshot, decided: AdmissionDecision) -> dict[str, str]:
+def _new_victims(snapshot: CycleSnapshot, queue: QueueSnapshot, decided: AdmissionDecision) -> dict[str, str]:
     """Return the victims that were not asked to stop yet, each with Kueue's reason."""
     attempts = {charge.job_id: charge.attempt for charge in queue.charges}
     return {
@@ -336,21 +336,21 @@ def _victims_to_ask(snapshot: CycleSnapshot, queue: QueueSnapshot, decided: Admi
 def _with_stops(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: datetime) -> CyclePlan:
     """Return the plan with the jobs that leave their nodes for another reason than a preemption or a resize."""
     queue, decisions = plan.queue_plan.queue, plan.decisions
-    asked = {name for step in plan.steps if isinstance(step, Preemption) for name in step.victims}
-    asked |= {resize.job_id for resize in plan.resizes.planned}
-    departure = rent_plan.next_departure(snapshot, queue, decisions, asked, policy, now)
-    asked |= {departure.job_id} if departure else set()
-    reservation_stops = rent_plan.reservation_stops(snapshot, queue, asked, policy, now)
-    asked |= {stop.facts.candidate.job_id for stop in reservation_stops}
-    queue_stops = tuple(_queue_stops(snapshot, queue, {*asked, *plan.memory.stopping}))
+    stopping = {name for step in plan.steps if isinstance(step, Preemption) for name in step.victims}
+    stopping |= {resize.job_id for resize in plan.resizes.planned}
+    departure = rent_plan.next_departure(snapshot, queue, decisions, stopping, policy, now)
+    stopping |= {departure.job_id} if departure else set()
+    reservation_stops = rent_plan.reservation_stops(snapshot, queue, stopping, policy, now)
+    stopping |= {stop.facts.candidate.job_id for stop in reservation_stops}
+    queue_stops = tuple(_queue_stops(snapshot, queue, {*stopping, *plan.memory.stopping}))
     return plan._replace(departure=departure, reservation_stops=reservation_stops, queue_stops=queue_stops)
 
 
-def _queue_stops(snapshot: CycleSnapshot, queue: QueueSnapshot, asked: Container[str]) -> Iterator[str]:
+def _queue_stops(snapshot: CycleSnapshot, queue: QueueSnapshot, stopping: Container[str]) -> Iterator[str]:
     """Yield the jobs that must stop since the queue of their team is drained, and that were not asked yet."""
     teams = draining_teams(snapshot.setup)
     for charge in queue.charges:
-        if charge.team not in teams or charge.job_id in asked:
+        if charge.team not in teams or charge.job_id in stopping:
             continue
         job = snapshot.known_job(charge.job_id)
         if job is not None and job.current_attempt == charge.attempt and job.is_stoppable:

@@ -236,8 +236,8 @@ def missing_efa(request: AdmissionRequest, capacity: NodeCapacity, policy: Sched
     if capacity.efa is None or request.nodes < 2 or request.is_serving:
         return ""
     node = efa.EfaNode(capacity.pool, capacity.instance_type, capacity.accelerators, capacity.efa)
-    asked = efa.interfaces_per_pod(node, request.nodes, request.accelerators_per_node, policy.efa_interfaces)
-    return f"offering {capacity.efa} of {asked} EFA interfaces" if capacity.efa < asked else ""
+    required = efa.interfaces_per_pod(node, request.nodes, request.accelerators_per_node, policy.efa_interfaces)
+    return f"offering {capacity.efa} of {required} EFA interfaces" if capacity.efa < required else ""
 
 
 def _pool_fit(

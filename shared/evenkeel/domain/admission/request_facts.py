@@ -44,15 +44,15 @@ def admission_request(job: Job, shares: NodeShares, policy: Policy, now: datetim
     These are the CPU and memory that the job leaves open, and whether nodes are reserved for the job. If reservations
     end, they include how long a node must stay to be of use. The estimate is the one of `renting/placement.py`.
     """
-    asked = with_open_amounts(AdmissionRequest.of(job), shares)
+    request = with_open_amounts(AdmissionRequest.of(job), shares)
     if job.lost_at is not None and not job.is_preempted:
         replaced_by = job.lost_at + timedelta(seconds=policy.repair.replace_deadline_seconds)
-        asked = asked.model_copy(update={"is_interrupted": now < replaced_by})
+        request = request.model_copy(update={"is_interrupted": now < replaced_by})
     if not policy.scheduling.reservations:
-        return asked
+        return request
     run = policy.burst.run_seconds_of(job.spec.priority_class)
     keeps = bool(job.spec.checkpoint_uri)
     works = min(run, policy.economy.expected_checkpoint_seconds) if keeps else 2 * run
     starts = policy.economy.expected_launch_seconds + policy.jobs.expected_resume_seconds
     seconds = starts + works + job.spec.grace_seconds + RiskLimits().grace_seconds
-    return asked.model_copy(update={"needs_node_until": now + timedelta(seconds=seconds)})
+    return request.model_copy(update={"needs_node_until": now + timedelta(seconds=seconds)})

@@ -229,11 +229,11 @@ class _Planner:
         ]
         tried = [group for index, group in enumerate(groups) if group and group not in groups[:index]]
         for size in _acceptable_sizes(request):
-            asked = request.with_nodes(size)
-            if self._would_start(asked, {}):
+            resized = request.with_nodes(size)
+            if self._would_start(resized, {}):
                 return ()  # the nodes that are already being freed are enough
             for group in tried:
-                planned = self._fewest_nodes(asked, group, functools.partial(self._would_start, asked))
+                planned = self._fewest_nodes(resized, group, functools.partial(self._would_start, resized))
                 if planned:
                     return planned
         return ()
@@ -307,7 +307,7 @@ class _Planner:
         """Return the jobs that may free nodes for a request, each with the sizes that it may take.
 
         A victim of the queue rules may shrink to its smallest size, or stop. A job of lower priority in the same queue
-        may shrink to its smallest size, but not stop. Every other job may give back only nodes beyond the number that
+        may shrink to its smallest size, but not stop. Every other job may release only nodes beyond the number that
         it asked for: those were idle when it took them.
 
         Args:
@@ -358,9 +358,9 @@ class _Planner:
             left: Job → the number of nodes that it keeps.
         """
         fleet = self._fleet_after(left)
-        asked = tuple(request if other.job_id == request.job_id else other for other in fleet.pending)
+        pending = tuple(request if other.job_id == request.job_id else other for other in fleet.pending)
         capacities = reserve_for_replicas(self.demands, fleet.capacities, self.scheduling)
-        decisions = self._decide(fleet._replace(capacities=capacities, pending=asked))
+        decisions = self._decide(fleet._replace(capacities=capacities, pending=pending))
         return any(decision.job_id == request.job_id and decision.action is Action.ADMIT for decision in decisions)
 
     def _decide(self, queue: QueueSnapshot) -> tuple[AdmissionDecision, ...]:
@@ -453,10 +453,10 @@ class _Planner:
     def _would_start_at(self, job: Job, nodes: int) -> bool:
         """Whether the rules would start a running job at another size if it waited instead."""
         fleet = self._fleet_after({job.job_id: 0})
-        asked = admission_request(job, self.shares, self.policy, self.now).model_copy(
+        request = admission_request(job, self.shares, self.policy, self.now).model_copy(
             update={"nodes": nodes, "wanted": 0, "sizes": (), "is_resize": True, "queued_at": job.queued_at}
         )
-        decisions = self._decide(fleet._replace(pending=(asked,)))
+        decisions = self._decide(fleet._replace(pending=(request,)))
         return any(decision.action is Action.ADMIT for decision in decisions)
 
     def _has_waiting_jobs(self, kind: NodeKind) -> bool:

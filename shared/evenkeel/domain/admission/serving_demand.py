@@ -67,7 +67,7 @@ def replica_requests(
                 pools=(PoolChoice(name="", labels=selector),) if selector else (),
             )
         )
-    return tuple(sorted(requests, key=lambda one: (-one.priority, one.job_id)))
+    return tuple(sorted(requests, key=lambda request: (-request.priority, request.job_id)))
 
 
 def reserve_for_replicas(

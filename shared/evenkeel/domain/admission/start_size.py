@@ -106,11 +106,11 @@ class _SizeSearch(NamedTuple):
 
     def decide_at(self, sizes: Mapping[str, int]) -> dict[str, AdmissionDecision]:
         """Return the decision about each pending job if these jobs ask for these sizes."""
-        asked = tuple(
+        pending = tuple(
             request.with_nodes(sizes[request.job_id]) if request.job_id in sizes else request
             for request in self.snapshot.pending
         )
-        decisions = decide_queue(self.snapshot._replace(pending=asked), self.policy, self.now)
+        decisions = decide_queue(self.snapshot._replace(pending=pending), self.policy, self.now)
         return {decided.job_id: decided for decided in decisions}
 
     def enlarge(

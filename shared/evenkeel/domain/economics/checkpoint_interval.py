@@ -24,7 +24,7 @@ The best interval of the exact form solves (1 - x tau) e^(x tau) = e^(-x w). R d
 import math
 from collections.abc import Callable
 
-from evenkeel.domain.economics.figures import at_least, more_than
+from evenkeel.domain.economics.figure_checks import at_least, more_than
 from evenkeel.domain.values import Value
 
 
@@ -97,7 +97,7 @@ def first_order_ettr(
     return share / (1 + at_least("write_seconds", write_seconds) / interval_seconds) if share > 0 else None
 
 
-def rework_factor(interval_seconds: float, write_seconds: float, mtbf_seconds: float) -> float:
+def lost_work_factor(interval_seconds: float, write_seconds: float, mtbf_seconds: float) -> float:
     """Return the running time over the productive time: saves and repeated steps, without restarts."""
     return 1 / exact_ettr(interval_seconds, write_seconds, 0.0, mtbf_seconds)
 

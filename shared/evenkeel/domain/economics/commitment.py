@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import Field
 
-from evenkeel.domain.economics.figures import FigureDocument, WrongFigure, at_least, more_than, whole
+from evenkeel.domain.economics.figure_checks import FigureDocument, WrongFigure, at_least, more_than, whole
 from evenkeel.domain.values import Instant, Value
 
 _MAX_HOURS = 200_000

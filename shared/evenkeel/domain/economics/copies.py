@@ -12,7 +12,7 @@ together: place copies in different ones.
 from fractions import Fraction
 from math import comb
 
-from evenkeel.domain.economics.figures import WrongFigure, whole
+from evenkeel.domain.economics.figure_checks import WrongFigure, whole
 from evenkeel.domain.values import Value
 
 _MAX_MACHINES = 10_240

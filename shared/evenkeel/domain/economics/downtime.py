@@ -16,7 +16,7 @@ import math
 from enum import StrEnum
 from typing import assert_never
 
-from evenkeel.domain.economics.figures import at_least, more_than, whole
+from evenkeel.domain.economics.figure_checks import at_least, more_than, whole
 from evenkeel.domain.values import Value
 
 

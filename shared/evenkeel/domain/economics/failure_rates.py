@@ -12,7 +12,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from evenkeel.domain.economics import poisson
-from evenkeel.domain.economics.figures import FigureDocument, Name, WrongFigure, at_least, more_than, whole
+from evenkeel.domain.economics.figure_checks import FigureDocument, Name, WrongFigure, at_least, more_than, whole
 from evenkeel.domain.values import Value
 
 

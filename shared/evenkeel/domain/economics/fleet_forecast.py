@@ -2,7 +2,7 @@
 
 For a job of N nodes: x = N r failures per hour, d the downtime of one failure, tau and w as in `checkpoint_interval`.
 
-    ETTR = 1 / (rework factor x downtime factor)
+    ETTR = 1 / (lost-work factor x downtime factor)
     d    = detect + resume + P(no spare) replace
     cost = price x (GPU-hours without progress + GPU-hours of spares)
 
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from evenkeel.domain.economics import checkpoint_interval, spares
 from evenkeel.domain.economics.downtime import DowntimeModel, time_factor
 from evenkeel.domain.economics.failure_rates import FailureRate
-from evenkeel.domain.economics.figures import WrongFigure
+from evenkeel.domain.economics.figure_checks import WrongFigure
 from evenkeel.domain.economics.fleet_request import CapacityMarket, FleetRequest, NodeGroup, RecoveryTimes
 from evenkeel.domain.economics.published_tables import TABLE_2, TABLE_3
 from evenkeel.domain.values import Value
@@ -54,7 +54,7 @@ class GroupForecast(Value):
     ettr: float | None
     downtime_hours_per_month: float | None
     """Of each job: from failures until training goes on."""
-    rework_hours_per_month: float | None
+    lost_work_hours_per_month: float | None
     """Of each job: repeated steps and saves. Null without a checkpoint interval."""
     lost_gpu_hours_per_month: float | None
     spare_gpu_hours_per_month: float
@@ -236,9 +236,9 @@ def month(request: FleetRequest, group: NodeGroup, way: Way, end: str, rate: flo
     missing = spares.no_spare_probability(way.spares, group.nodes * rate, way.lead_seconds / 3600)
     down = way.detect_seconds + way.resume_seconds + missing * way.replace_seconds
     stopped = time_factor(per_hour, down / 3600, request.downtime_model)
-    rework = _rework(request, way, per_hour)
+    lost_work = _lost_work_factor(request, way, per_hour)
     running = 1 / stopped
-    ettr = running / (rework or 1.0)
+    ettr = running / (lost_work or 1.0)
     lost = gpus * hours * (1 - ettr)
     exposed = running if request.downtime_model is DowntimeModel.RENEWAL else 1.0
     return GroupForecast(
@@ -251,14 +251,14 @@ def month(request: FleetRequest, group: NodeGroup, way: Way, end: str, rate: flo
         ends=ettr > 0,
         ettr=ettr,
         downtime_hours_per_month=hours * (1 - running),
-        rework_hours_per_month=None if rework is None else hours * running * (1 - 1 / rework),
+        lost_work_hours_per_month=None if lost_work is None else hours * running * (1 - 1 / lost_work),
         lost_gpu_hours_per_month=lost,
         spare_gpu_hours_per_month=spare_hours,
         usd_per_month=None if group.usd_per_gpu_hour is None else group.usd_per_gpu_hour * (lost + spare_hours),
     )
 
 
-def _rework(request: FleetRequest, way: Way, per_hour: float) -> float | None:
+def _lost_work_factor(request: FleetRequest, way: Way, per_hour: float) -> float | None:
     """Return the running time over the productive time; None without a checkpoint interval."""
     if request.checkpoint is None or way.interval_seconds is None:
         return None
@@ -279,7 +279,7 @@ def _unknown(way: Way, group: NodeGroup, end: str, spare_hours: float) -> GroupF
         ends=None,
         ettr=None,
         downtime_hours_per_month=None,
-        rework_hours_per_month=None,
+        lost_work_hours_per_month=None,
         lost_gpu_hours_per_month=None,
         spare_gpu_hours_per_month=spare_hours,
         usd_per_month=None,

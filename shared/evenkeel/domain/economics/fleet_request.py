@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from evenkeel.domain.economics.downtime import DowntimeModel
 from evenkeel.domain.economics.failure_rates import FailureRate, failure_rate, stated_rate
-from evenkeel.domain.economics.figures import FigureDocument, Name
+from evenkeel.domain.economics.figure_checks import FigureDocument, Name
 
 
 class CapacityMarket(StrEnum):

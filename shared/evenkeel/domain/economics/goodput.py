@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from statistics import median
 
-from evenkeel.domain.economics.figures import FigureDocument, WrongFigure, at_least, more_than
+from evenkeel.domain.economics.figure_checks import FigureDocument, WrongFigure, at_least, more_than
 from evenkeel.domain.values import Value
 
 _TOLERANCE_SECONDS = 1e-6

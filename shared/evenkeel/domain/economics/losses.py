@@ -1,4 +1,4 @@
-"""The cost of past failures: the GPU-hours in which interrupted jobs stood still or repeated work.
+"""The cost of past failures: the GPU-hours in which interrupted jobs stood still, and their lost work.
 
 An interruption loses two times on all GPUs of the job:
 
@@ -11,7 +11,7 @@ Unknown times are counted apart, so the sums are lower bounds. They never count 
 import math
 from collections.abc import Iterable, Sequence
 
-from evenkeel.domain.economics.figures import at_least
+from evenkeel.domain.economics.figure_checks import at_least
 from evenkeel.domain.values import Value
 
 

@@ -7,7 +7,7 @@ series gives it below `shape + 1`, and a continued fraction above (https://dlmf.
 import math
 from collections.abc import Callable
 
-from evenkeel.domain.economics.figures import at_least, more_than, share, whole
+from evenkeel.domain.economics.figure_checks import at_least, more_than, share, whole
 
 _PRECISION = 1e-16
 _MAX_TERMS = 100_000

@@ -11,7 +11,7 @@ Machines with a limited number of repairers: a birth-death process in the number
 import math
 
 from evenkeel.domain.economics import poisson
-from evenkeel.domain.economics.figures import WrongFigure, at_least, more_than, whole
+from evenkeel.domain.economics.figure_checks import WrongFigure, at_least, more_than, whole
 from evenkeel.domain.values import Value
 
 _MAX_SPARES = 10_000

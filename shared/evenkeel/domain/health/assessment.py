@@ -68,12 +68,12 @@ def signals_of(incident: Incident) -> tuple[Signal, ...]:
     )
 
 
-def _is_same(one: Signal, other: Signal) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in ("fault_key", "source", "gpu", "link"))
+def _is_same(first: Signal, other: Signal) -> bool:
+    return all(getattr(first, name) == getattr(other, name) for name in ("fault_key", "source", "gpu", "link"))
 
 
-def _is_same_series(one: Signal, other: Signal) -> bool:
-    return one.first_at - SERIES_GAP <= other.last_at and other.first_at <= one.last_at + SERIES_GAP
+def _is_same_series(first: Signal, other: Signal) -> bool:
+    return first.first_at - SERIES_GAP <= other.last_at and other.first_at <= first.last_at + SERIES_GAP
 
 
 def _sort_key(signal: Signal) -> tuple[datetime, str, str, str, str]:

@@ -106,8 +106,8 @@ def with_occurrence(history: FaultHistory, fact: NodeFact, affected: AffectedNod
     return history.but(occurrences=tuple(newest[-_MAX_OCCURRENCES:]))
 
 
-def _is_same(one: FaultOccurrence, other: FaultOccurrence) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in ("fault_key", "incident_id", "gpu", "link"))
+def _is_same(first: FaultOccurrence, other: FaultOccurrence) -> bool:
+    return all(getattr(first, name) == getattr(other, name) for name in ("fault_key", "incident_id", "gpu", "link"))
 
 
 def find_recurrence(

@@ -446,7 +446,7 @@ def shared_causes(
     known = {node.life.key: node for node in fleet}
     failed_at: dict[str, datetime] = {}
     open_at: dict[str, datetime] = {}
-    for failure in sorted(faulty, key=lambda one: one.at, reverse=True):
+    for failure in sorted(faulty, key=lambda node_failure: node_failure.at, reverse=True):
         node = known.get(failure.life)
         keys = (f"{kind}/{name}" for kind, name in _shared_with(node, node.pool if node else failure.pool))
         if any(key in ended and failure.at <= ended[key] for key in keys):

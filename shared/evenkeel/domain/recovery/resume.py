@@ -104,7 +104,7 @@ class ResumeFacts(Value):
     """Nodes that an elastic job lost and still has; None if the job has a fixed size."""
     delays: ResumeDelays
     lost_work_seconds: float
-    """Work since the last usable checkpoint, as `lost_work` estimates it."""
+    """Work since the last usable checkpoint, as `lost_work_seconds` estimates it."""
     usd_per_accelerator_hour: float | None
     """Price of the nodes' accelerators; None if they have no price. Then the option that loses least GPU-hours wins,
     after its other costs."""
@@ -385,7 +385,7 @@ def _rejected(rejected: _Option, best: _Option, *, is_priced: bool) -> Alternati
     )
 
 
-def lost_work(
+def lost_work_seconds(
     *,
     ran_seconds: float,
     keeps_checkpoints: bool,
@@ -408,7 +408,7 @@ def lost_work(
     return max(0.0, min(ran_seconds, distrusted_seconds + expected_checkpoint_seconds / 2))
 
 
-def lost_seconds(charge: Charge, job: Job | None, expected_checkpoint_seconds: float, now: datetime) -> float:
+def charge_lost_work(charge: Charge, job: Job | None, expected_checkpoint_seconds: float, now: datetime) -> float:
     """Estimate the seconds of work that a job would lose if its attempt stopped now.
 
     Args:
@@ -417,7 +417,7 @@ def lost_seconds(charge: Charge, job: Job | None, expected_checkpoint_seconds: f
         expected_checkpoint_seconds: Usual time between two checkpoints.
         now: Time of the estimate.
     """
-    return lost_work(
+    return lost_work_seconds(
         ran_seconds=(now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0,
         keeps_checkpoints=bool(job and job.spec.checkpoint_uri),
         distrusted_seconds=0.0,

@@ -246,13 +246,13 @@ def committed_pools(capacities: Iterable[NodeCapacity], policy: Policy) -> tuple
 def _committed_candidate(job: Job, pool: Pool, context: PlacementContext, policy: Policy) -> CandidatePool:
     """Return a committed pool. The cycle could not start the job there, so no free node counts as free for it."""
     ahead = [other for other in context.queue if not why_not_portable(other, pool, policy.storage)]
-    asked = [
+    waiting = [
         WaitingUse(
             other.spec.nodes * other.spec.accelerators_per_node, policy.burst.run_seconds_of(other.spec.priority_class)
         )
         for other in ahead
     ]
-    starts = forecast_starts(pool, asked, context, policy)
+    starts = forecast_starts(pool, waiting, context, policy)
     forecast = next((at for other, at in zip(ahead, starts, strict=True) if other.job_id == job.job_id), _LONGEST_WAIT)
     waited = (context.now - (job.queued_at or job.submitted_at)).total_seconds()
     others = sum(policy.burst.delay_of(other.spec.priority_class) for other in ahead if other.job_id != job.job_id)

@@ -204,8 +204,8 @@ def cost_of_pool(
     if pool.market.is_rented:
         held = max(pool.min_billed_seconds, math.ceil(launch + job.restart_seconds + run))
         rent = pool.micros_per_node_hour * job.nodes * held
-    asked = _PoolQuestion(job, candidate, spending, terms, now, start, end, rent, changeover_seconds)
-    why_not = next(_rejections(asked), "")
+    question = _PoolQuestion(job, candidate, spending, terms, now, start, end, rent, changeover_seconds)
+    why_not = next(_rejections(question), "")
     return PoolCost(
         pool=pool.name,
         market=pool.market,
@@ -246,8 +246,8 @@ class _PoolQuestion(NamedTuple):
     changeover_seconds: float
 
 
-def _rejections(asked: _PoolQuestion) -> Iterator[str]:
-    job, candidate = asked.job, asked.candidate
+def _rejections(question: _PoolQuestion) -> Iterator[str]:
+    job, candidate = question.job, question.candidate
     pool = candidate.pool
     if job.accelerators_per_node > pool.accelerators_per_node:
         yield f"Each node has {pool.accelerators_per_node} accelerators, the job asks for {job.accelerators_per_node}."
@@ -255,53 +255,53 @@ def _rejections(asked: _PoolQuestion) -> Iterator[str]:
         yield f"The pool has at most {_count(pool.max_nodes, 'node')}."
     if candidate.differences:
         yield candidate.differences[0]
-    yield from _past_reservation(asked)
+    yield from _past_reservation(question)
     if not pool.market.is_rented:
         return
-    yield from _without_price_of_delay(asked)
+    yield from _without_price_of_delay(question)
     if job.accelerators_in(pool) > candidate.accelerators_left:
         left = _count(candidate.accelerators_left // pool.accelerators_per_node, "node")
         yield f"The pool's limit leaves capacity for {left}."
-    if candidate.barred_until and candidate.barred_until > asked.now:
+    if candidate.barred_until and candidate.barred_until > question.now:
         until = f"{candidate.barred_until:%H:%M:%S} UTC"
         yield f"The provider refused capacity there. Evenkeel does not ask again before {until}."
     if pool.market is Market.SPOT:
-        yield from _too_risky(asked)
-    yield from _above_limits(asked)
+        yield from _too_risky(question)
+    yield from _above_limits(question)
 
 
-def _without_price_of_delay(asked: _PoolQuestion) -> Iterator[str]:
-    job = asked.job
+def _without_price_of_delay(question: _PoolQuestion) -> Iterator[str]:
+    job = question.job
     if job.micros_per_hour_of_delay:
         return
     if job.deadline_at is None:
         yield "The policy sets no price on the delay of the job's class, so Evenkeel rents nothing for it."
         return
-    late = asked.end_seconds - (job.deadline_at - asked.now).total_seconds()
+    late = question.end_seconds - (job.deadline_at - question.now).total_seconds()
     if late > 0:
         after = duration_text(late)
         yield f"The job would end {after} after its deadline, and the policy sets no price on the delay of its class."
 
 
-def _above_limits(asked: _PoolQuestion) -> Iterator[str]:
-    spending = asked.spending
-    rate = asked.candidate.pool.micros_per_node_hour * asked.job.nodes
-    for scope, spent, cap in spending.exceeded_caps(asked.job.team, rate):
+def _above_limits(question: _PoolQuestion) -> Iterator[str]:
+    spending = question.spending
+    rate = question.candidate.pool.micros_per_node_hour * question.job.nodes
+    for scope, spent, cap in spending.exceeded_caps(question.job.team, rate):
         hour, now_spent, most = (money.format_usd(each * 3600) for each in (rate, spent, cap))
         over = f"{scope} spends {now_spent} of {most} an hour"
         yield f"Renting costs {hour} an hour, which exceeds the limit: {over}."
     left = spending.team_budget_left_parts
-    if left is not None and asked.rent_parts > left:
-        price = money.format_usd(asked.rent_parts)
-        yield f"Renting costs {price}, but the budget of team {asked.job.team} has {money.format_usd(left)} left."
+    if left is not None and question.rent_parts > left:
+        price = money.format_usd(question.rent_parts)
+        yield f"Renting costs {price}, but the budget of team {question.job.team} has {money.format_usd(left)} left."
 
 
-def _past_reservation(asked: _PoolQuestion) -> Iterator[str]:
-    job, reservation = asked.job, asked.candidate.pool.reservation
+def _past_reservation(question: _PoolQuestion) -> Iterator[str]:
+    job, reservation = question.job, question.candidate.pool.reservation
     if reservation is None:
         return
-    until = asked.terms.last_save_at(reservation, job.save_seconds)
-    left = (until - asked.now).total_seconds() - asked.start_seconds
+    until = question.terms.last_save_at(reservation, job.save_seconds)
+    left = (until - question.now).total_seconds() - question.start_seconds
     when = f"{reservation.usable_until:%d %b %H:%M} UTC"
     if job.checkpoint_seconds is None and job.p90_run_seconds > left:
         yield f"The reservation is usable until {when}. The job keeps no checkpoints and may not finish by then."
@@ -309,18 +309,18 @@ def _past_reservation(asked: _PoolQuestion) -> Iterator[str]:
         yield f"The reservation is usable until {when}, before the job's first checkpoint."
 
 
-def _too_risky(asked: _PoolQuestion) -> Iterator[str]:
-    job = asked.job
+def _too_risky(question: _PoolQuestion) -> Iterator[str]:
+    job = question.job
     if job.checkpoint_seconds is None:
         yield "The provider may reclaim its nodes, and the job keeps no checkpoints."
         return
-    per_hour = asked.candidate.pool.interruptions_per_node_hour * job.nodes
-    if per_hour and job.checkpoint_seconds > asked.terms.spot_checkpoint_share * 3600 / per_hour:
+    per_hour = question.candidate.pool.interruptions_per_node_hour * job.nodes
+    if per_hour and job.checkpoint_seconds > question.terms.spot_checkpoint_share * 3600 / per_hour:
         yield (
             f"The job would be interrupted every {3600 / per_hour / 60:.0f} min on this many nodes. A checkpoint every "
             f"{job.checkpoint_seconds / 60:.0f} min is too infrequent."
         )
-    why = why_not_spot(job, asked.changeover_seconds, asked.now)
+    why = why_not_spot(job, question.changeover_seconds, question.now)
     if why:
         yield why
 

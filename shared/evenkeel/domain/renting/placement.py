@@ -126,19 +126,19 @@ def cheapest_rental_in_time(placed: PlacementDecision) -> PoolCost | None:
     return cheapest_rented(_meeting_deadline(placed.facts, [row for row in placed.table if not row.why_not]))
 
 
-def place_in_queue_order(asks: Sequence[PlacementFacts]) -> tuple[PlacementDecision, ...]:
+def place_in_queue_order(queue: Sequence[PlacementFacts]) -> tuple[PlacementDecision, ...]:
     """Place jobs one after another, each with the capacity, caps and budgets that the jobs before it leave.
 
     Args:
-        asks: In queue order, each with pools and spending as they stand before the cycle.
+        queue: In queue order, each with pools and spending as they stand before the cycle.
     """
     taken: dict[str, int] = {}
     fleet = 0
     teams: dict[str, int] = {}
     budgets: dict[str, int] = {}
     decisions = []
-    for ask in asks:
-        job, before = ask.job, ask.spending
+    for facts in queue:
+        job, before = facts.job, facts.spending
         spending = before
         if fleet:
             left = before.team_budget_left_parts
@@ -151,9 +151,9 @@ def place_in_queue_order(asks: Sequence[PlacementFacts]) -> tuple[PlacementDecis
             candidate.but(accelerators_left=candidate.accelerators_left - taken[candidate.pool.name])
             if candidate.pool.name in taken
             else candidate
-            for candidate in ask.candidates
+            for candidate in facts.candidates
         )
-        decision = choose_pool(ask.but(candidates=candidates, spending=spending))
+        decision = choose_pool(facts.but(candidates=candidates, spending=spending))
         decisions.append(decision)
         if decision.row and decision.action in (PlacementAction.START, PlacementAction.RENT):
             pool = next(candidate.pool for candidate in candidates if candidate.pool.name == decision.pool)

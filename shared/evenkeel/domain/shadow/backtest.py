@@ -56,7 +56,7 @@ def run(
     facts = heapq.merge(_follow(book, read(), policy), not_ready, key=itemgetter(0))
     incidents = FactReplay(policy, book.node_at).decisions(facts)
     decisions = [decision for incident in incidents if (decision := shadow_decision(incident)) is not None]
-    judged = tuple(judge(_case(case, every, book), terms) for case, every in cases_of(decisions, terms.window))
+    judged = tuple(judge(_case(case, decisions, book), terms) for case, decisions in cases_of(decisions, terms.window))
     return Backtest(
         first_at=first_at,
         last_at=book.last_at,
@@ -80,13 +80,13 @@ def _is_evidence(fact: NodeFact, policy: Policy) -> bool:
     return fact.kind is FactKind.FAULT and policy.catalogue.look_up(fact.fault_key).is_evidence
 
 
-def _case(decision: ShadowDecision, every: tuple[ShadowDecision, ...], book: NodeIndex) -> ShadowCase:
+def _case(decision: ShadowDecision, decisions: tuple[ShadowDecision, ...], book: NodeIndex) -> ShadowCase:
     machine = book.machines[decision.instance_id]
     assert book.last_at is not None
     known_until, ended = machine.ended or (book.last_at, "")
     return ShadowCase(
         decision=decision,
-        incident_ids=tuple(recorded.incident_id for recorded in every),
+        incident_ids=tuple(recorded.incident_id for recorded in decisions),
         events=machine.events,
         known_until=known_until,
         ended=ended,

@@ -169,7 +169,7 @@ def _choose(
     rules = CheckpointRules(
         distrust=distrusts(job),
         accepts_convention=_accepts_convention(job, attempt, policy),
-        damaged=frozenset(CheckpointRef(attempt=one.attempt, step=one.step) for one in job.damaged_checkpoints),
+        damaged=frozenset(CheckpointRef(attempt=point.attempt, step=point.step) for point in job.damaged_checkpoints),
     )
     evidence: dict[CheckpointRef, CheckpointContents] = {}
     while True:
@@ -198,7 +198,7 @@ def _examine(
         # Only files in the manifest have a checksum to compare with, and each check is a call of its own.
         named = {shard.key for shard in parse_manifest(ref, manifest).shards}
     objects = {
-        key: StoredObject(size_bytes=one.size_bytes, sha256=one.sha256, modified_at=one.modified_at)
-        for key, one in checkpoints.contents(uri, ref.folder, checksums_of=named).items()
+        key: StoredObject(size_bytes=shard.size_bytes, sha256=shard.sha256, modified_at=shard.modified_at)
+        for key, shard in checkpoints.contents(uri, ref.folder, checksums_of=named).items()
     }
     return CheckpointContents(manifest=manifest, objects=objects)

@@ -54,9 +54,9 @@ def _record_deadline(request: Request, context: Context) -> StopRequest:
 
     def commit_once() -> StopRequest:
         stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
-        asked = stored.job.stop_of(request.attempt)
-        if asked:
-            return asked
+        stop_request = stored.job.stop_of(request.attempt)
+        if stop_request:
+            return stop_request
         wanted = _request(stored.job, stored.attempt, context)
         entry = TimelineEntry(at=context.now, kind="stopped", text=f"Stopped: {wanted.reason}", writer=WRITER)
         context.ledger.commit(

@@ -48,8 +48,8 @@ def run(request: Request, context: Context) -> Incident:
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         approval = current.approval
-        asks = current.plan.decision_id if current.plan else ""
-        if approval is not None and approval.decision_id == request.decision_id == asks:
+        open_plan = current.plan.decision_id if current.plan else ""
+        if approval is not None and approval.decision_id == request.decision_id == open_plan:
             if (approval.by, approval.approves) == (request.by, request.approves):
                 return None
             # A declined plan may be approved later, while its node is still unhealthy.

@@ -95,16 +95,16 @@ def receive(event: ParsedEvent, context: Context) -> dict[str, Any]:
 
     So the work of one invocation is limited, and an urgent event does not wait behind hundreds of machines.
 
-    Idempotent: yes, as `run`: a part that is queued twice has the same facts.
+    Idempotent: yes, as `ingest_facts`: a part that is queued twice has the same facts.
     """
     if not event.parts:
-        return summary(run(event.facts, context))
+        return summary(ingest_facts(event.facts, context))
     for part in event.parts:
         context.inbox.put(part)
     return {"outcome": "SPLIT", "reason": f"{len(event.facts)} facts, queued as {len(event.parts)} events."}
 
 
-def run(facts: Iterable[NodeFact | GroupFact], context: Context) -> tuple[Outcome, ...]:
+def ingest_facts(facts: Iterable[NodeFact | GroupFact], context: Context) -> tuple[Outcome, ...]:
     """Ingest the facts of one event, each by itself. A failing fact does not stop the rest.
 
     Idempotent: yes, as `ingest_fact` and `note_group_fact.run`. A fact that was ingested before a failure is a
@@ -167,8 +167,8 @@ def ingest_fact(fact: NodeFact, context: Context) -> Outcome:
             record_aftermath.record_progress(fact, named.life if named else None, context)
             return Outcome(outcome=IntakeAction.IGNORED, reason="No repair of this node is in progress.")
     else:
-        asked = None if signal_source(fact.source).is_account_wide else context.provider
-        affected = resolve(fact.instance_id, context, provider=asked)
+        provider = None if signal_source(fact.source).is_account_wide else context.provider
+        affected = resolve(fact.instance_id, context, provider=provider)
     if affected is None and fact.is_drill and not context.site.drills_may_act:
         return _other_fleet_outcome(
             f"The drill names {fact.instance_id}, which is not a node of this fleet.", fact.source, context.telemetry

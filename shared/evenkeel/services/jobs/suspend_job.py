@@ -52,8 +52,8 @@ def suspend(request: Request, context: Context) -> Job:
         why = f"Suspended by {_by(request)}."
         if job.state is JobState.PENDING:
             return job.but(state=JobState.SUSPENDED, is_suspended=True, reason=why)
-        asked = job.with_stop_request(why, f"suspend/{request.requester.actor}", context.now)
-        return job.but(is_suspended=True, stop_request=asked)
+        stopping = job.with_stop_request(why, f"suspend/{request.requester.actor}", context.now)
+        return job.but(is_suspended=True, stop_request=stopping)
 
     return _change(request, "suspended", changed, context)
 

@@ -65,33 +65,33 @@ class Reader(Value):
         return cls(requester=requester, setup=team_setup.load(ledger).setup, operators=operators)
 
     @cached_property
-    def sees_every_team(self) -> bool:
+    def may_see_every_team(self) -> bool:
         """Whether the caller sees the whole of every job."""
         identity = self.requester.identity
         return not self.setup.has_teams or (bool(identity) and identity in map(identity_of, self.operators))
 
-    def sees(self, job: Job) -> bool:
+    def may_see_job(self, job: Job) -> bool:
         """Whether the caller may read everything about a job."""
-        return self.sees_every_team or may_read(self.setup, job, self.requester.identity, self.requester.principal)
+        return self.may_see_every_team or may_read(self.setup, job, self.requester.identity, self.requester.principal)
 
-    def sees_team(self, team: Team) -> bool:
+    def may_see_team(self, team: Team) -> bool:
         """Whether the caller may read everything about the jobs of a team."""
-        return self.sees_every_team or self.setup.role_in(team.name, self.requester.identity) is not None
+        return self.may_see_every_team or self.setup.role_in(team.name, self.requester.identity) is not None
 
-    def sees_job(self, job_id: str, ledger: Ledger) -> bool:
+    def may_see_job_by_id(self, job_id: str, ledger: Ledger) -> bool:
         """Whether the caller may read everything about a job, by its id. A job that is gone has no team."""
-        if self.sees_every_team:
+        if self.may_see_every_team:
             return True
         row = ledger.get(job_rows.job_key(job_id))
-        return row is not None and self.sees(rows.read(row, Job))
+        return row is not None and self.may_see_job(rows.read(row, Job))
 
-    def sees_all_of(self, incident: Incident, ledger: Ledger) -> bool:
+    def may_see_all_of(self, incident: Incident, ledger: Ledger) -> bool:
         """Whether the caller may read everything about every job that an incident interrupted."""
-        return all(self.sees_job(affected.job_id, ledger) for affected in incident.affected_jobs)
+        return all(self.may_see_job_by_id(affected.job_id, ledger) for affected in incident.affected_jobs)
 
     def view(self, job: Job) -> Job:
         """Return a job as the caller may see it."""
-        return job if self.sees(job) else public_job(job)
+        return job if self.may_see_job(job) else public_job(job)
 
     def require(self, job: Job) -> None:
         """Refuse a caller who may not read everything about a job.
@@ -99,7 +99,7 @@ class Reader(Value):
         Raises:
             NotYourTeam: the caller is neither in the job's team nor an operator.
         """
-        if not self.sees(job):
+        if not self.may_see_job(job):
             needed = f"a member of team {job.spec.team}, a lead of every team, or an operator"
             raise NotYourTeam(f"{self.requester.principal} may not read the logs of {job.job_id}. Allowed: {needed}.")
 

@@ -32,12 +32,12 @@ def why_job(context: Context, job_id: str, reader: Reader) -> Json:
         NotFound: there is no such job.
     """
     whole = read_jobs.load_job(context.ledger, job_id)
-    sees_all = reader.sees(whole)
+    may_see_all = reader.may_see_job(whole)
     job = reader.view(whole)
     attempts = read_jobs.load_attempts(context.ledger, job_id)
-    latest = attempts[-1] if attempts and sees_all else None
+    latest = attempts[-1] if attempts and may_see_all else None
     decided = _decisions(context.ledger, job_id)
-    if not sees_all:
+    if not may_see_all:
         decided = [decision for decision in decided if decision.kind in disclosure.QUEUE_KINDS]
     # The decision that the job itself names comes first: its resume plan, then its admission.
     planned = job.resume_plan.decision_id if job.resume_plan else ""
@@ -65,8 +65,8 @@ def why_job(context: Context, job_id: str, reader: Reader) -> Json:
         "considered": _considered(head) if head else [],
         "changes": _changes(context.ledger, head) if head and job.state is JobState.PENDING else [],
         "earlier": [_short(decision) for decision in decided],
-        "next": _job_next(job) if sees_all else None,
-        "isRedacted": not sees_all,
+        "next": _job_next(job) if may_see_all else None,
+        "isRedacted": not may_see_all,
         "evidence": {
             "execution": latest.workload_name if latest else None,
             "resumedFrom": latest.resume_from.to_json() if latest and latest.resume_from else None,
@@ -83,11 +83,11 @@ def why_incident(context: Context, incident_id: str, reader: Reader) -> Json:
         NotFound: there is no such incident.
     """
     incident = read_incidents.load_incident(context.ledger, incident_id)
-    sees_all = reader.sees_all_of(incident, context.ledger)
+    may_see_all = reader.may_see_all_of(incident, context.ledger)
     decided = [
         decision
         for decision in _decisions(context.ledger, incident_id)
-        if sees_all or decision.kind in disclosure.NODE_KINDS
+        if may_see_all or decision.kind in disclosure.NODE_KINDS
     ]
     jobs = read_incidents.load_affected_jobs(context.ledger, incident)
     return {
@@ -121,8 +121,8 @@ def _job_sentence(job: Job, latest: Attempt | None, now: datetime, waits: Wait |
             )
             return f"{begin} {reason or 'No scheduling cycle has examined it yet.'}"
         case JobState.STARTING | JobState.RUNNING if stop is not None:
-            asked = f"Requested {_ago(stop.requested_at, now)} ago by {_asker(stop)}."
-            return f"The job is stopping, {where}. {_sentence(stop.reason)} {asked} {_after_stop(job, stop)}"
+            requested = f"Requested {_ago(stop.requested_at, now)} ago by {_asker(stop)}."
+            return f"The job is stopping, {where}. {_sentence(stop.reason)} {requested} {_after_stop(job, stop)}"
         case JobState.STARTING if waits is not None:
             return f"The job waits for Kueue to admit it, {where}. {_sentence(waits.kueue_status)}"
         case JobState.STARTING:

@@ -72,7 +72,7 @@ def show_incident(context: Context, incident_id: str, reader: Reader) -> Json:
         ),
         "took": stage_seconds(incident.stages),
         "evidence": [_evidence(item) for item in evidence],
-        "decisions": decisions_about(context.ledger, incident_id, reader.sees_all_of(incident, context.ledger)),
+        "decisions": decisions_about(context.ledger, incident_id, reader.may_see_all_of(incident, context.ledger)),
         "execution": incident.execution_name,
     }
 
@@ -84,24 +84,24 @@ def show_decision(ledger: Ledger, decision_id: str, reader: Reader) -> Json:
         NotFound: there is no such decision.
     """
     decision = rows.load(ledger, subject_rows.decision_key(decision_id), Decision, f"decision {decision_id}")
-    shown = decision if _sees_decision(decision, reader, ledger) else disclosure.public_decision(decision)
+    shown = decision if _may_see_decision(decision, reader, ledger) else disclosure.public_decision(decision)
     return shown.to_json() | {"isRedacted": shown != decision}
 
 
-def _sees_decision(decision: Decision, reader: Reader, ledger: Ledger) -> bool:
+def _may_see_decision(decision: Decision, reader: Reader, ledger: Ledger) -> bool:
     subject = decision.subject
-    if reader.sees_every_team:
+    if reader.may_see_every_team:
         return True
     if subject.startswith("inc-"):
         row = ledger.get(incident_rows.incident_key(subject))
-        return row is not None and reader.sees_all_of(rows.read(row, Incident), ledger)
-    return reader.sees_job(subject, ledger)
+        return row is not None and reader.may_see_all_of(rows.read(row, Incident), ledger)
+    return reader.may_see_job_by_id(subject, ledger)
 
 
 def _visible(evidence: Evidence, reader: Reader, ledger: Ledger) -> Evidence:
     """Return evidence without the text of a detector about another team's job."""
     fact = evidence.fact
-    if not fact.job_id or reader.sees_job(fact.job_id, ledger):
+    if not fact.job_id or reader.may_see_job_by_id(fact.job_id, ledger):
         return evidence
     return evidence.but(fact=fact.but(detail=""))
 
@@ -138,7 +138,7 @@ def load_affected_jobs(ledger: Ledger, incident: Incident) -> dict[str, Job]:
     return {job.job_id: job for _, job in readable}
 
 
-def decisions_about(ledger: Ledger, subject: str, sees_all: bool, *, at_most: int = 20) -> list[Json]:
+def decisions_about(ledger: Ledger, subject: str, may_see_all: bool, *, at_most: int = 20) -> list[Json]:
     """Return short forms of the decisions about a job or an incident, newest first."""
     page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=at_most, newest_first=True)
     return [
@@ -149,13 +149,13 @@ def decisions_about(ledger: Ledger, subject: str, sees_all: bool, *, at_most: in
             "reason": decision.reason,
             "decidedAt": rfc3339(decision.decided_at),
         }
-        for decision in (disclosed(rows.read(row, Decision), sees_all) for row in page.rows)
+        for decision in (disclosed(rows.read(row, Decision), may_see_all) for row in page.rows)
     ]
 
 
-def disclosed(decision: Decision, sees_all: bool) -> Decision:
+def disclosed(decision: Decision, may_see_all: bool) -> Decision:
     """Return a decision as the caller may see it."""
-    return decision if sees_all else disclosure.public_decision(decision)
+    return decision if may_see_all else disclosure.public_decision(decision)
 
 
 def summary(incident: Incident, now: datetime) -> Json:

@@ -41,7 +41,7 @@ class Filter(NamedTuple):
         return fits_team and self.priority_class in (None, spec.get("priorityClass") or "")
 
 
-def list_jobs(context: Context, asked: Filter, page: pagination.Request, reader: Reader) -> Json:
+def list_jobs(context: Context, filters: Filter, page: pagination.Request, reader: Reader) -> Json:
     """Return one page of jobs, newest first; a list of pending jobs only, in the order of their queues.
 
     If teams exist, pending jobs come before all others, by team, the last of each queue first: the index has this
@@ -51,23 +51,23 @@ def list_jobs(context: Context, asked: Filter, page: pagination.Request, reader:
         BadPageToken: this list did not issue the token.
         Invalid: the list is empty, and a name in the filter is unknown.
     """
-    keep = asked.keeps if asked.team or asked.priority_class is not None else None
-    partitions = [f"JOB#{state}" for state in LIST_ORDER if not asked.states or state in asked.states]
-    if tuple(asked.states) == (JobState.PENDING,):
+    keep = filters.keeps if filters.team or filters.priority_class is not None else None
+    partitions = [f"JOB#{state}" for state in LIST_ORDER if not filters.states or state in filters.states]
+    if tuple(filters.states) == (JobState.PENDING,):
         answer = pagination.in_order(context.ledger, Table.JOBS, partitions[0], page, keep)
     else:
         answer = pagination.newest_first(context.ledger, Table.JOBS, partitions, page, keep)
     if not answer.rows and not page.token:
-        _check_names(asked, reader, context.policy.priority_classes)
+        _check_names(filters, reader, context.policy.priority_classes)
     items = [summary(reader.view(job)) for _, job in rows.readable(answer.rows, Job)]
     return {"items": items, "nextPageToken": answer.next_token or None}
 
 
-def _check_names(asked: Filter, reader: Reader, classes: Collection[str]) -> None:
+def _check_names(filters: Filter, reader: Reader, classes: Collection[str]) -> None:
     """Distinguish a misspelt filter from an empty list.
 
     Args:
-        asked: The filter.
+        filters: The filter.
         reader: Knows the teams and the priority classes.
         classes: Priority classes that the policy allows without teams.
 
@@ -77,10 +77,10 @@ def _check_names(asked: Filter, reader: Reader, classes: Collection[str]) -> Non
     wrong = []
     if reader.setup.has_teams:
         classes = reader.setup.fleet.priority_classes
-    if asked.team and reader.setup.has_teams and asked.team not in reader.setup.by_name:
-        wrong.append(("team", unknown_name("team", asked.team, reader.setup.by_name)))
-    if asked.priority_class and asked.priority_class not in classes:
-        wrong.append(("class", unknown_name("priority class", asked.priority_class, classes)))
+    if filters.team and reader.setup.has_teams and filters.team not in reader.setup.by_name:
+        wrong.append(("team", unknown_name("team", filters.team, reader.setup.by_name)))
+    if filters.priority_class and filters.priority_class not in classes:
+        wrong.append(("class", unknown_name("priority class", filters.priority_class, classes)))
     if wrong:
         raise Invalid("No job can match the filter.", tuple(wrong))
 
@@ -90,8 +90,8 @@ def list_unmanaged(context: Context) -> Json:
     stored = (context.ledger.get(fleet_rows.unmanaged_workloads_key(cluster)) for cluster in context.site.clusters)
     listed = [UnmanagedWorkload.model_validate(workload) for row in stored if row for workload in row.doc["workloads"]]
     adopted = context.policy.adoption.namespaces
-    said = (fault_consequence(workload, by_policy=workload.namespace in adopted) for workload in listed)
-    items = [workload.to_json() | {"says": text} for workload, text in zip(listed, said, strict=True)]
+    consequences = (fault_consequence(workload, by_policy=workload.namespace in adopted) for workload in listed)
+    items = [workload.to_json() | {"says": text} for workload, text in zip(listed, consequences, strict=True)]
     return {"items": items, "nextPageToken": None}
 
 
@@ -107,7 +107,7 @@ def show_job(context: Context, job_id: str, reader: Reader) -> Json:
     if row is None:
         raise NotFound(f"There is no job {job_id}.")
     whole = rows.read(row, Job)
-    is_redacted = not reader.sees(whole)
+    is_redacted = not reader.may_see_job(whole)
     job = reader.view(whole)
     spec = job.spec
     submitted = shown_fields(spec, only_public=is_redacted)

@@ -32,7 +32,7 @@ def show_job(context: Context, job_id: str, reader: Reader) -> Json:
         NotFound: there is no such job.
     """
     job = read_jobs.load_job(context.ledger, job_id)
-    return of_job(context, job, reader).to_json() | {"isRedacted": not reader.sees(job)}
+    return of_job(context, job, reader).to_json() | {"isRedacted": not reader.may_see_job(job)}
 
 
 def of_job(context: Context, job: Job, reader: Reader) -> JobReceipt:
@@ -48,12 +48,12 @@ def show_incident(context: Context, incident_id: str, reader: Reader) -> Json:
         NotFound: there is no such incident.
     """
     incident = read_incidents.load_incident(context.ledger, incident_id)
-    sees_all = reader.sees_all_of(incident, context.ledger)
-    found = of_incident(context, incident, reader, sees_all=sees_all)
-    return found.to_json() | {"isRedacted": not sees_all}
+    may_see_all = reader.may_see_all_of(incident, context.ledger)
+    found = of_incident(context, incident, reader, may_see_all=may_see_all)
+    return found.to_json() | {"isRedacted": not may_see_all}
 
 
-def of_incident(context: Context, incident: Incident, reader: Reader, *, sees_all: bool) -> IncidentReceipt:
+def of_incident(context: Context, incident: Incident, reader: Reader, *, may_see_all: bool) -> IncidentReceipt:
     """Return the receipt of an incident as the caller may see it."""
     lost: list[LostTime] = []
     for job in read_incidents.load_affected_jobs(context.ledger, incident).values():
@@ -61,13 +61,13 @@ def of_incident(context: Context, incident: Incident, reader: Reader, *, sees_al
         named = [*_incidents_of(job, context.ledger), *_named_by(incident, job.job_id)]
         lost += interruptions(reader.view(job), attempts, named, prices, context.now)
     kind = instance_types.shipped().of(incident.instance_type)
-    decisions = _decisions_about(incident.incident_id, context.ledger) if sees_all else ()
+    decisions = _decisions_about(incident.incident_id, context.ledger) if may_see_all else ()
     return incident_receipt(
         incident,
         lost,
         decisions,
         kind.accelerators if kind else None,
-        node_price(incident, context.policy.economy) if sees_all else None,
+        node_price(incident, context.policy.economy) if may_see_all else None,
         context.policy.jobs.expected_resume_seconds,
         context.now,
     )
@@ -77,7 +77,7 @@ def _public(
     job: Job, attempts: tuple[Attempt, ...], context: Context, reader: Reader
 ) -> tuple[tuple[Attempt, ...], Mapping[int, GpuPrice | None]]:
     """Return the attempts and prices that the caller may see."""
-    if not reader.sees(job):
+    if not reader.may_see_job(job):
         return tuple(map(disclosure.public_attempt, attempts)), {}
     rentals = read_jobs.load_rentals(context.ledger, job.job_id) if job.rentals else ()
     return attempts, prices_of(attempts, rentals, context.policy.economy)

@@ -54,40 +54,40 @@ class Filter(NamedTuple):
         return ShadowTerms(window_hours=self.window_hours)
 
 
-def show(context: Context, asked: Filter, page: pagination.Request) -> Json:
+def show(context: Context, filters: Filter, page: pagination.Request) -> Json:
     """Return the sum of all cases, and one page of the cases, newest first.
 
     Raises:
         BadPageToken: this report did not issue the token.
     """
-    since = asked.since or context.now - DEFAULT_SINCE
+    since = filters.since or context.now - DEFAULT_SINCE
     incidents, is_complete = read_incidents.incidents_since(context.ledger, since)
-    judged = _judged(context, incidents, asked)
+    judged = _judged(context, incidents, filters)
     items, token = _page_of(judged, page)
     oldest = min((incident.opened_at for incident in incidents), default=None)
     return {
         "since": rfc3339(since if is_complete or oldest is None else oldest),
         "until": rfc3339(context.now),
-        "pool": asked.pool or None,
+        "pool": filters.pool or None,
         "isComplete": is_complete,
-        "summary": summary_of(judged, asked.terms).to_json(),
+        "summary": summary_of(judged, filters.terms).to_json(),
         "items": [item.to_json() for item in items],
         "nextPageToken": token or None,
     }
 
 
-def _judged(context: Context, incidents: Sequence[Incident], asked: Filter) -> list[JudgedCase]:
+def _judged(context: Context, incidents: Sequence[Incident], filters: Filter) -> list[JudgedCase]:
     decisions = [
         decision for listed_incident in incidents if (decision := shadow_decision(listed_incident)) is not None
     ]
-    wanted = [decision for decision in decisions if asked.pool in ("", decision.pool)]
-    cases = cases_of(wanted, asked.terms.window)
+    wanted = [decision for decision in decisions if filters.pool in ("", decision.pool)]
+    cases = cases_of(wanted, filters.terms.window)
     by_node: dict[str, list[Incident]] = defaultdict(list)
     for incident in incidents:
         if not incident.is_drill:
             by_node[incident.life.key].append(incident)
     nodes = _load_nodes(context, cases, by_node)
-    return [judge(_case(decision, every, nodes[decision.node]), asked.terms) for decision, every in cases]
+    return [judge(_case(decision, group, nodes[decision.node]), filters.terms) for decision, group in cases]
 
 
 class _NodeRecords(NamedTuple):
@@ -136,7 +136,7 @@ def _load_nodes(
     return answer
 
 
-def _case(decision: ShadowDecision, every: Sequence[ShadowDecision], node: _NodeRecords) -> ShadowCase:
+def _case(decision: ShadowDecision, decisions: Sequence[ShadowDecision], node: _NodeRecords) -> ShadowCase:
     acted = next(
         (incident for incident in node.incidents if _has_acted(incident) and incident.opened_at >= decision.decided_at),
         None,
@@ -144,7 +144,7 @@ def _case(decision: ShadowDecision, every: Sequence[ShadowDecision], node: _Node
     ended = f"Evenkeel itself has acted on the node since {acted.incident_id}." if acted else ""
     return ShadowCase(
         decision=decision,
-        incident_ids=tuple(decision.incident_id for decision in every),
+        incident_ids=tuple(decision.incident_id for decision in decisions),
         events=_events(decision, node),
         known_until=acted.opened_at if acted else node.now,
         ended=ended,

@@ -24,7 +24,7 @@ def show_job(context: Context, job_id: str, reader: Reader) -> Json:
     """
     job = read_jobs.load_job(context.ledger, job_id)
     entries = read_jobs.timeline(context.ledger, job_id)
-    if not reader.sees(job):
+    if not reader.may_see_job(job):
         entries = disclosure.job_timeline(entries)
     receipt = read_receipts.of_job(context, job, reader)
     ends = [
@@ -43,13 +43,13 @@ def show_incident(context: Context, incident_id: str, reader: Reader) -> Json:
     """
     incident = read_incidents.load_incident(context.ledger, incident_id)
     entries = read_jobs.timeline(context.ledger, incident_id)
-    sees_all = reader.sees_all_of(incident, context.ledger)
-    if not sees_all:
+    may_see_all = reader.may_see_all_of(incident, context.ledger)
+    if not may_see_all:
         entries = disclosure.incident_timeline(entries)
     if incident.mode == Mode.OBSERVE:
         entries = [*entries, *_aftermath(context.ledger, incident_id)]
     if incident.stages.settled_at and incident.affected_jobs:
-        text = incident_line(read_receipts.of_incident(context, incident, reader, sees_all=sees_all))
+        text = incident_line(read_receipts.of_incident(context, incident, reader, may_see_all=may_see_all))
         entries = [*entries, _entry(incident.stages.settled_at, text)]
     return {"subject": incident_id, "entries": _by_time(entries)}
 

@@ -36,8 +36,8 @@ def run(request: Request, context: Context) -> Outcome:
     Idempotent: yes. The incident records one check for each node life, boot and failed validation.
     """
     incident, _ = incident_record.load(context.ledger, request.incident_id)
-    ask = incident_record.last_ask(context.ledger, incident)
-    slot_state = SlotReader(incident, context).state(ask.requested_at if ask else incident.opened_at)
+    last_request = incident_record.last_request(context.ledger, incident)
+    slot_state = SlotReader(incident, context).state(last_request.requested_at if last_request else incident.opened_at)
     observed = slot_state.replacement or slot_state.original
     fault = context.policy.catalogue.look_up(incident.fault_key)
     facts = CheckFacts(

@@ -319,13 +319,13 @@ def _stop(incident: Incident, affected: AffectedJob, context: Context) -> bool:
     )
     if requested is None:
         return False
-    attempt, asked = requested
+    attempt, stop_request = requested
     try:
-        context.cluster.stop(attempt, asked.grace_seconds, asked.nodes_without_grace)
+        context.cluster.stop(attempt, stop_request.grace_seconds, stop_request.nodes_without_grace)
     except EvenkeelError as error:
         # The request is recorded, so the attempt's own workflow and the sweep carry it out, too.
         context.telemetry.warning("PodsNotStopped", job_id=affected.job_id, attempt=affected.attempt, detail=str(error))
-    return asked.by == _requester(incident)
+    return stop_request.by == _requester(incident)
 
 
 def _request_stop(incident: Incident, affected: AffectedJob, context: Context) -> tuple[Attempt, StopRequest] | None:
@@ -336,24 +336,24 @@ def _request_stop(incident: Incident, affected: AffectedJob, context: Context) -
     job, version, attempt = loaded
     if attempt.state.has_ended or job.current_attempt != affected.attempt:
         return None
-    asked = job.stop_of(affected.attempt)
-    if asked is not None:
-        return attempt, asked
+    stop_request = job.stop_of(affected.attempt)
+    if stop_request is not None:
+        return attempt, stop_request
     fault = context.policy.catalogue.look_up(incident.fault_key)
     drain = _decide_drain(incident, fault, job, context.policy, context.now)
-    asked = _request(incident, fault, affected, drain, context.now)
+    stop_request = _request(incident, fault, affected, drain, context.now)
     record = decision_of(
         "DRAIN", incident.incident_id, drain.action, drain, drain.facts, context.but(mode=incident.mode)
     )
-    text = f"Stopped: {asked.reason} The job gets {drain.explanation}."
+    text = f"Stopped: {stop_request.reason} The job gets {drain.explanation}."
     line = incident_record.timeline_put(
         job.job_id, "stopped", text, at=context.now, writer=WRITER, decision_id=record.decision_id
     )
     context.ledger.commit(
-        Put(job_rows.job_row(job.but(stop_request=asked), version)), Put(subject_rows.decision_row(record)), line
+        Put(job_rows.job_row(job.but(stop_request=stop_request), version)), Put(subject_rows.decision_row(record)), line
     )
     keep_logs.run(job, attempt, context, within_seconds=keep_logs.BEFORE_STOP_SECONDS)
-    return attempt, asked
+    return attempt, stop_request
 
 
 def _requester(incident: Incident) -> str:
@@ -427,7 +427,7 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
     here = unmanaged_pods.pods(context, incident.life.cluster, incident.node_name) if incident.node_name else ()
     leaving: dict[str, UnmanagedPod] = {}
     messages: dict[str, str] = {}
-    waits, asks = False, ""
+    waits, question = False, ""
     for pod in here:
         verdict = decide_unmanaged_pod(
             pod,
@@ -445,7 +445,7 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
             case UnmanagedPodAction.LEAVE:
                 waits = waits or context.now < until
             case UnmanagedPodAction.ASK:
-                asks = asks or f"{verdict.reason}{_eviction_failure(incident, pod)}"
+                question = question or f"{verdict.reason}{_eviction_failure(incident, pod)}"
             case _:
                 assert_never(verdict.act)
     incident, evicted = _evict(incident, list(leaving.values()), context)
@@ -454,7 +454,7 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
     left = math.ceil((until - context.now).total_seconds())
     # A long drain is polled less often, because the workflow counts its tries, and they must last until the end.
     pause = max(context.policy.repair.retry_seconds, left // _MAX_DRAIN_CHECKS)
-    return UnmanagedDrain(wait_seconds=min(left, pause) if waits else 0, question=asks)
+    return UnmanagedDrain(wait_seconds=min(left, pause) if waits else 0, question=question)
 
 
 def _evict(incident: Incident, pods: Sequence[UnmanagedPod], context: Context) -> tuple[Incident, list[UnmanagedPod]]:
@@ -480,9 +480,9 @@ def _evict(incident: Incident, pods: Sequence[UnmanagedPod], context: Context) -
 
 
 def _record_failed_evictions(
-    incident: Incident, asked: Sequence[UnmanagedPod], refused: dict[str, str], context: Context
+    incident: Incident, pods: Sequence[UnmanagedPod], refused: dict[str, str], context: Context
 ) -> Incident:
-    names = {_name(pod) for pod in asked}
+    names = {_name(pod) for pod in pods}
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         kept = {name: why for name, why in current.failed_evictions.items() if name not in names}

@@ -179,7 +179,7 @@ def _carry_out(step: _Step, context: Context) -> Outcome:
     """Record a decision that calls no provider."""
     incident, decision = step.incident, step.decision
     if decision.awaited_owner:
-        _record_ask(step, _owner_request(step.facts, decision), None, context.ledger)
+        _record_request(step, _owner_request(step.facts, decision), None, context.ledger)
     if decision.action is Repair.AWAIT:
         _reconcile(incident, step.facts, context.ledger)
     if decision.action in _TIMELINE_KINDS:
@@ -202,8 +202,8 @@ def _carry_out(step: _Step, context: Context) -> Outcome:
 
 
 def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> RepairFacts:
-    asks = tuple(ask for ask in (lease.requests if lease else ()) if ask.life.key == incident.life.key)
-    mine = [ask for ask in asks if ask.incident_id == incident.incident_id]
+    requests = tuple(request for request in (lease.requests if lease else ()) if request.life.key == incident.life.key)
+    mine = [request for request in requests if request.incident_id == incident.incident_id]
     since = mine[0].requested_at if mine else incident.opened_at
     slot = SlotReader(incident, context)
     slot_state = slot.state(since)
@@ -234,9 +234,9 @@ def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> R
         controller=controller_mark(own_node),
         has_karpenter=settings.has_karpenter if settings else False,
         lease_holder=_other_holder(lease, incident, context.ledger),
-        requests=asks,
+        requests=requests,
         slot_state=slot_state,
-        group=_load_group(incident, asks, context) if owner is Owner.NODE_GROUP and not not_allowed else None,
+        group=_load_group(incident, requests, context) if owner is Owner.NODE_GROUP and not not_allowed else None,
         validity=judge_node(observed, expected=slot.expected(observed, incident.instance_type)),
         invalid_at=incident.invalid_at,
         deep_check_failed_at=_deep_check_failed_at(incident),
@@ -277,8 +277,12 @@ def _deep_check_failed_at(incident: Incident) -> datetime | None:
 
 
 def _calls_today(lease: RepairLease | None, now: datetime) -> int:
-    calls = [ask for ask in (lease.requests if lease else ()) if ask.rung not in OWNERS and ask.answer != NOT_NOW]
-    return len([ask for ask in calls if now - ask.requested_at < timedelta(days=1)])
+    calls = [
+        request
+        for request in (lease.requests if lease else ())
+        if request.rung not in OWNERS and request.answer != NOT_NOW
+    ]
+    return len([call for call in calls if now - call.requested_at < timedelta(days=1)])
 
 
 def _other_holder(lease: RepairLease | None, incident: Incident, ledger: Ledger) -> str:
@@ -290,7 +294,9 @@ def _other_holder(lease: RepairLease | None, incident: Incident, ledger: Ledger)
 
 
 def _own_requests(lease: RepairLease | None, incident: Incident) -> tuple[RepairRequest, ...]:
-    return tuple(ask for ask in (lease.requests if lease else ()) if ask.incident_id == incident.incident_id)
+    return tuple(
+        request for request in (lease.requests if lease else ()) if request.incident_id == incident.incident_id
+    )
 
 
 def _last_rung(lease: RepairLease | None, incident: Incident) -> str:
@@ -324,9 +330,9 @@ def _drain(incident: Incident, context: Context, facts: RepairFacts) -> int:
     ]
     for attempt, _ in attempt_record.owned(context.ledger, ((here, workload) for workload in seen_here)):
         row = context.ledger.get(job_rows.job_key(attempt.job_id))
-        asked = rows.read(row, Job).stop_of(attempt.attempt) if row else None
-        if asked is not None:
-            until = max(until, asked.requested_at + timedelta(seconds=asked.grace_seconds))
+        stop_request = rows.read(row, Job).stop_of(attempt.attempt) if row else None
+        if stop_request is not None:
+            until = max(until, stop_request.requested_at + timedelta(seconds=stop_request.grace_seconds))
     return max(0, round((until - context.now).total_seconds()))
 
 
@@ -334,12 +340,12 @@ def _call(step: _Step, context: Context) -> Outcome:
     """Record the intent, call the provider, and record its answer."""
     incident, facts, decision, guarded = step.incident, step.facts, step.decision, step.guarded
     assert guarded
-    ask = _ask(facts, decision.rung, "")
+    request = _repair_request(facts, decision.rung, "")
     entry = guarded.entry(incident, facts.now)
     enters = guardrail_registers.entering(
         RegisterName.REPAIRS, guarded.register, guarded.version, entry, is_request=True, is_drill=incident.is_drill
     )
-    _record_ask(step, ask, enters, context.ledger)
+    _record_request(step, request, enters, context.ledger)
     instance_id = incident.life.instance_id
     try:
         if facts.owner is Owner.NODE_GROUP:
@@ -348,25 +354,29 @@ def _call(step: _Step, context: Context) -> Outcome:
             answer = str(context.cluster.delete_node(incident.life.cluster, incident.node_name, instance_id))
         else:
             answer = str(
-                context.provider.replace(instance_id) if ask.rung == REPLACE else context.provider.reboot(instance_id)
+                context.provider.replace(instance_id)
+                if request.rung == REPLACE
+                else context.provider.reboot(instance_id)
             )
     except Throttled:
         answer = NOT_NOW
     except Unreachable:
         answer = UNKNOWN
     except PermanentError:
-        _record_answer(incident, ask, FAILED, context.ledger)
+        _record_answer(incident, request, FAILED, context.ledger)
         raise
-    _record_answer(incident, ask, answer, context.ledger)
-    context.telemetry.count("RepairsRequested", rung=ask.rung, answer=answer)
-    context.telemetry.info("RepairRequested", rung=ask.rung, answer=answer, decisionId=step.record.decision_id)
+    _record_answer(incident, request, answer, context.ledger)
+    context.telemetry.count("RepairsRequested", rung=request.rung, answer=answer)
+    context.telemetry.info("RepairRequested", rung=request.rung, answer=answer, decisionId=step.record.decision_id)
     if answer in (NOT_NOW, FAILED):
         reason = f"{decision.reason} The provider answered {answer}."
-        return Outcome(outcome="RETRY", rung=ask.rung, wait_seconds=context.policy.repair.retry_seconds, reason=reason)
-    return Outcome(outcome=RepairOutcome.REQUESTED, rung=ask.rung, reason=decision.reason)
+        return Outcome(
+            outcome="RETRY", rung=request.rung, wait_seconds=context.policy.repair.retry_seconds, reason=reason
+        )
+    return Outcome(outcome=RepairOutcome.REQUESTED, rung=request.rung, reason=decision.reason)
 
 
-def _ask(facts: RepairFacts, rung: str, answer: str) -> RepairRequest:
+def _repair_request(facts: RepairFacts, rung: str, answer: str) -> RepairRequest:
     original = facts.slot_state.original
     member = facts.group.member if facts.group else None
     status = original.record.status if original.record else ""
@@ -387,7 +397,7 @@ def _owner_request(facts: RepairFacts, decision: RepairDecision) -> RepairReques
 
     The owner may have begun earlier, so the returning node must have another boot id than the faulty one had.
     """
-    mark = _ask(facts, decision.awaited_owner, ACCEPTED)
+    mark = _repair_request(facts, decision.awaited_owner, ACCEPTED)
     is_of_opening = bool(facts.boot_id_at_opening) and facts.deep_check_failed_at is None
     return mark.but(boot_id=facts.boot_id_at_opening) if is_of_opening else mark
 
@@ -395,7 +405,7 @@ def _owner_request(facts: RepairFacts, decision: RepairDecision) -> RepairReques
 # ---------------------------------------------------------------- record
 
 
-def _record_ask(step: _Step, ask: RepairRequest, enters: Put | None, ledger: Ledger) -> None:
+def _record_request(step: _Step, request: RepairRequest, enters: Put | None, ledger: Ledger) -> None:
     """Record the intent on the lease before the call, with the decision, the timeline and the guardrail register.
 
     Raises:
@@ -403,21 +413,21 @@ def _record_ask(step: _Step, ask: RepairRequest, enters: Put | None, ledger: Led
             decides again.
     """
     incident, lease, lease_row = step.incident, step.lease, step.lease_row
-    before = lease or RepairLease(slot=incident.slot, incident_id="", taken_at=ask.requested_at)
-    taken_at = before.taken_at if before.incident_id == incident.incident_id else ask.requested_at
-    asks = (*before.requests, ask)[-_MAX_REQUESTS:]
-    ours = before.but(incident_id=incident.incident_id, taken_at=taken_at, requests=asks)
+    before = lease or RepairLease(slot=incident.slot, incident_id="", taken_at=request.requested_at)
+    taken_at = before.taken_at if before.incident_id == incident.incident_id else request.requested_at
+    requests = (*before.requests, request)[-_MAX_REQUESTS:]
+    ours = before.but(incident_id=incident.incident_id, taken_at=taken_at, requests=requests)
     version = lease_row.version if lease_row else 0
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        repairs = current.repairs if ask.rung in OWNERS else (*current.repairs, ask.rung)
-        after = current.without_block().but(repairs=repairs).at_stage("repair_requested_at", ask.requested_at)
-        verb = "watched" if ask.rung in OWNERS else ask.rung
+        repairs = current.repairs if request.rung in OWNERS else (*current.repairs, request.rung)
+        after = current.without_block().but(repairs=repairs).at_stage("repair_requested_at", request.requested_at)
+        verb = "watched" if request.rung in OWNERS else request.rung
         line = incident_record.timeline_put(
             current.incident_id,
             verb,
             step.decision.reason,
-            at=ask.requested_at,
+            at=request.requested_at,
             writer=WRITER,
             decision_id=step.record.decision_id,
         )
@@ -427,7 +437,7 @@ def _record_ask(step: _Step, ask: RepairRequest, enters: Put | None, ledger: Led
     incident_record.update_once(ledger, incident.incident_id, change)
 
 
-def _record_answer(incident: Incident, ask: RepairRequest, answer: str, ledger: Ledger) -> None:
+def _record_answer(incident: Incident, answered: RepairRequest, answer: str, ledger: Ledger) -> None:
     """Record the provider's answer. If a crash loses it, the next visit treats the call as one without a reply."""
 
     def commit_once() -> None:
@@ -435,13 +445,13 @@ def _record_answer(incident: Incident, ask: RepairRequest, answer: str, ledger: 
         if row is None:
             return
         lease = rows.read(row, RepairLease)
-        asks = tuple(
+        requests = tuple(
             request.but(answer=answer)
-            if (request.requested_at, request.rung) == (ask.requested_at, ask.rung)
+            if (request.requested_at, request.rung) == (answered.requested_at, answered.rung)
             else request
             for request in lease.requests
         )
-        ledger.commit(Put(fleet_rows.lease_row(lease.but(requests=asks), row.version, is_drill=incident.is_drill)))
+        ledger.commit(Put(fleet_rows.lease_row(lease.but(requests=requests), row.version, is_drill=incident.is_drill)))
 
     message = f"the repair lease of {incident.slot} changed on every try"
     until_committed(commit_once, message, tries=incident_record.MAX_TRIES)

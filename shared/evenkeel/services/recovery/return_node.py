@@ -37,8 +37,8 @@ def run(request: Request, context: Context) -> Outcome:
     Idempotent: yes, a node without a cordon is success.
     """
     incident, _ = incident_record.load(context.ledger, request.incident_id)
-    ask = incident_record.last_ask(context.ledger, incident)
-    slot_state = SlotReader(incident, context).state(ask.requested_at if ask else incident.opened_at)
+    last_request = incident_record.last_request(context.ledger, incident)
+    slot_state = SlotReader(incident, context).state(last_request.requested_at if last_request else incident.opened_at)
     observed = slot_state.replacement or slot_state.original
     node = observed.node
     if node is None:

@@ -1,4 +1,4 @@
-"""The nodes of a rented pool: its limit, its capacity pods, and the return of nodes to the provider."""
+"""The nodes of a rented pool: its limit, its capacity pods, and the release of its nodes."""
 
 from evenkeel.domain.capacity import efa
 from evenkeel.domain.policy import Policy
@@ -55,15 +55,15 @@ def set_limit(rental: Rental, context: Context) -> LimitResult:
     return context.cluster.set_pool_limit(rental.offer.cluster, rental.offer.pool, rented)
 
 
-def return_offer(rental: Rental, context: Context) -> str:
-    """Return everything of the current offer: pods, limit, nodes. Say what still exists; empty if nothing does.
+def release_offer(rental: Rental, context: Context) -> str:
+    """Release the current offer: its pods, its part of the limit and its nodes. Return what still exists; else empty.
 
     Idempotent: yes, what is gone is success.
     """
     offer = rental.offer
     are_pods_gone = context.cluster.delete_capacity_pods(offer.cluster, rental.namespace, rental.pods_name)
     set_limit(rental, context)
-    claims = return_unassigned(rental, context)
+    claims = delete_unassigned_claims(rental, context)
     if not are_pods_gone:
         return f"Capacity pods of {rental.name} still exist."
     mine = {claim.node_name for claim in claims} | {*offer.joined_node_names, *rental.node_names}
@@ -73,7 +73,7 @@ def return_offer(rental: Rental, context: Context) -> str:
     return ""
 
 
-def return_unassigned(rental: Rental, context: Context) -> tuple[NodeClaim, ...]:
+def delete_unassigned_claims(rental: Rental, context: Context) -> tuple[NodeClaim, ...]:
     """Delete the nodes of a rental's pool that belong to no rental, and its own once the rental is given up.
 
     A node that has not joined yet may be for any rental that waits for nodes of this pool, so it stays then.

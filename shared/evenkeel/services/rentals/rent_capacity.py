@@ -1,4 +1,4 @@
-"""The tasks of burst_capacity: ask a pool for a rental's nodes, assign them, ask the next pool, return everything.
+"""The tasks of burst_capacity: ask a pool for a rental's nodes, assign them, ask the next pool, release everything.
 
     CHECK ── OPEN ── (nodes join) ── HAND_OVER ── (the job runs) ── RELEASE until nothing is left ── SETTLE
                ▲          │ refused, late                              ▲
@@ -16,7 +16,6 @@ from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy_base import Mode
-from evenkeel.domain.renting.awaiting import is_usable, joined_nodes, why_node_not_needed, why_not_needed
 from evenkeel.domain.renting.book import spend_limits
 from evenkeel.domain.renting.candidates import facts_for_next_offer, offered_pool
 from evenkeel.domain.renting.placement import PlacementAction, PlacementFacts, choose_pool
@@ -34,6 +33,7 @@ from evenkeel.domain.renting.rental import (
     refused,
     released,
 )
+from evenkeel.domain.renting.rental_waits import is_usable, joined_nodes, why_node_not_needed, why_not_needed
 from evenkeel.domain.renting.serving import ServingState, registration_of, replicas_on
 from evenkeel.domain.values import Value
 from evenkeel.ports import LimitResult, NotFound, Put, Row, Write
@@ -242,7 +242,7 @@ def _open(case: _StepCase) -> Outcome:
     if unwanted:
         return Outcome(outcome=RentOutcome.NOT_WANTED, reason=unwanted)
     offer = rental.offer
-    if offer.refused:  # an earlier execution died while it returned this offer
+    if offer.refused:  # an earlier execution died while it released this offer
         return Outcome(outcome=RentOutcome.REFUSED, reason=offer.refused)
     case.store(other_nodes_seen(rental, pool_nodes.others_in_pool(rental, context)))
     limited = pool_nodes.set_limit(rental, context)
@@ -281,7 +281,7 @@ def _hand_over(case: _StepCase) -> Outcome:
     change = assigned(rental, usable[: rental.nodes], context.now)
     case = case._replace(rental=case.commit(change))
     _free_node(case)
-    pool_nodes.return_unassigned(case.rental, context)
+    pool_nodes.delete_unassigned_claims(case.rental, context)
     context.cycle_requests.request(f"{rental.name} handed over")
     context.telemetry.count("RentalsReady")
     context.telemetry.seconds("RentalReadySeconds", (context.now - rental.begun_at).total_seconds())
@@ -297,7 +297,7 @@ def _next_offer(case: _StepCase) -> Outcome:
         case.commit(refused(case.rental, case.request.why))
         context.telemetry.count("CapacityUnavailable", market=case.rental.offer.market)
         case = _load(case.request, context)
-    left = pool_nodes.return_offer(case.rental, context)
+    left = pool_nodes.release_offer(case.rental, context)
     if left:
         return _not_yet(case, left)
     case = _load(case.request, context)
@@ -338,7 +338,7 @@ def _pools_for(case: _StepCase) -> tuple[RentedPool, ...]:
 
 
 def _release(case: _StepCase) -> Outcome:
-    """State ReleasePool: let no pod start on its nodes any more, and return them until nothing is left."""
+    """State ReleasePool: let no pod start on its nodes any more, and release them until nothing is left."""
     rental, context = case.rental, case.context
     if rental.state is not RentalState.ENDING:
         if rental.state is RentalState.READY and _is_in_use(case):
@@ -349,9 +349,9 @@ def _release(case: _StepCase) -> Outcome:
         nodes = context.cluster.nodes(case.cluster_name)
         usable = [node.name for node in nodes if is_usable(node, rental.offer)]
         ending = case.commit(released(rental, case.request.why, usable), *_serving_state_writes(case))
-        context.cycle_requests.request(f"{rental.name} is given back")
+        context.cycle_requests.request(f"{rental.name} is released")
         case = case._replace(rental=ending)
-    left = pool_nodes.return_offer(case.rental, context)
+    left = pool_nodes.release_offer(case.rental, context)
     if left:
         return _not_yet(case, left)
     return Outcome(outcome=RentOutcome.RELEASED, reason="All of its nodes are gone.")
@@ -364,7 +364,7 @@ def _settle(case: _StepCase) -> Outcome:
         return Outcome(
             outcome=RentOutcome.NOT_YET, reason=f"The rental is {rental.state}. Another run of its workflow continues."
         )
-    left = pool_nodes.return_offer(case.rental, context)
+    left = pool_nodes.release_offer(case.rental, context)
     if left:
         return Outcome(outcome=RentOutcome.NOT_YET, reason=left)
     case = _load(case.request, context)

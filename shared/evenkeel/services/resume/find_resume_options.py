@@ -23,7 +23,7 @@ from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.teams import TeamSetup
-from evenkeel.domain.recovery.resume import PreemptionCandidate, RentOption, ResumeOffer, lost_seconds
+from evenkeel.domain.recovery.resume import PreemptionCandidate, RentOption, ResumeOffer, charge_lost_work
 from evenkeel.domain.renting.book import RentalBook
 from evenkeel.domain.renting.candidates import PlacementContext, nodes_to_rent, placement_facts
 from evenkeel.domain.renting.placement import PlacementAction, cheapest_rental_in_time, choose_pool
@@ -132,7 +132,7 @@ def _load_fleet(
     lost = (
         (
             charge,
-            lost_seconds(
+            charge_lost_work(
                 charge, holders.get(charge.job_id), context.policy.economy.expected_checkpoint_seconds, context.now
             ),
         )
@@ -263,7 +263,7 @@ def _preemption_candidate(charge: Charge, holder: Job | None, policy: Policy, no
         team=charge.team,
         accelerators=charge.accelerators,
         save_seconds=spec.grace_seconds if spec else 0,
-        lost_work_seconds=lost_seconds(charge, holder, policy.economy.expected_checkpoint_seconds, now),
+        lost_work_seconds=charge_lost_work(charge, holder, policy.economy.expected_checkpoint_seconds, now),
         usd_per_hour_of_delay=policy.burst.usd_of_delay(spec.priority_class if spec else ""),
     )
 

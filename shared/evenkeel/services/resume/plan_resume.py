@@ -29,7 +29,7 @@ from evenkeel.domain.recovery.resume import (
     ResumeFacts,
     ResumeOffer,
     distrust_after,
-    lost_work,
+    lost_work_seconds,
     plan_resume,
     requirement_after,
 )
@@ -430,7 +430,7 @@ def _facts(
         usd_per_hour_of_delay=policy.burst.usd_of_delay(job.spec.priority_class),
         fault=_fault(incident, job, attempt, pools, policy, now),
         delays=_delays(incident, observed.past, _past_attempts(attempt, context.ledger), policy),
-        lost_work_seconds=lost_work(
+        lost_work_seconds=lost_work_seconds(
             ran_seconds=(ended_at - (attempt.running_at or ended_at)).total_seconds(),
             keeps_checkpoints=bool(job.spec.checkpoint_uri),
             distrusted_seconds=max(0.0, (ended_at - poisoned_from).total_seconds()),

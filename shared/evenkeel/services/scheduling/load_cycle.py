@@ -29,7 +29,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.recovery.leases import Holds
-from evenkeel.domain.recovery.resume import lost_seconds
+from evenkeel.domain.recovery.resume import charge_lost_work
 from evenkeel.domain.renting.book import RentalBook
 from evenkeel.domain.resources import Resources
 from evenkeel.ports import EvenkeelError, Key, Ledger, PodGroup, Row, Table, get_all
@@ -305,7 +305,7 @@ def _work_at_risk(charges: Iterable[Charge], holders: Mapping[str, Job], context
     """Return the work that each holder of a charge would lose, estimated without reading its checkpoints."""
     usual = context.policy.economy.expected_checkpoint_seconds
     return {
-        charge.job_id: round(charge.accelerators * lost_seconds(charge, holders[charge.job_id], usual, context.now))
+        charge.job_id: round(charge.accelerators * charge_lost_work(charge, holders[charge.job_id], usual, context.now))
         for charge in charges
         if charge.admitted_at and charge.job_id in holders
     }

@@ -74,13 +74,13 @@ class _ResizeCommit:
         # Jobs that do not fit into one commit are asked by the next cycle, which counts on those that stop already.
         first = next(batches.cut(parts, common_writes=(self.tree.put(memory),)))
         names = {part.subject for part in first}
-        asked = [resize for resize in planned if resize.job_id in names]
-        changed = self._memory_after(asked, memory)
+        resizes = [resize for resize in planned if resize.job_id in names]
+        changed = self._memory_after(resizes, memory)
         writes = (write for part in first for write in part.writes)
         token = records[first[0].subject].decision_id
         self.context.ledger.commit(self.tree.put(changed), *writes, token=token)
         self.tree.raised(changed)
-        for resize in asked:
+        for resize in resizes:
             self.context.telemetry.count("JobsResized", action=resize_answer(resize.facts).action)
             self.context.telemetry.info(
                 "ResizeRequested",
@@ -122,9 +122,9 @@ class _ResizeCommit:
             writes.append(Put(subject_rows.timeline_row(planned.waiting_id, freed, f"freed-{record.decision_id}")))
         return batches.WriteGroup(planned.job_id, tuple(writes))
 
-    def _memory_after(self, asked: Sequence[PlannedResize], memory: SchedulerState) -> SchedulerState:
-        resizing = [resize.job_id for resize in asked if resize.resize.to_nodes]
-        stopping = {resize.job_id: resize.waiting_id for resize in asked if resize.waiting_id in self.pending}
+    def _memory_after(self, resizes: Sequence[PlannedResize], memory: SchedulerState) -> SchedulerState:
+        resizing = [resize.job_id for resize in resizes if resize.resize.to_nodes]
+        stopping = {resize.job_id: resize.waiting_id for resize in resizes if resize.waiting_id in self.pending}
         return memory.but(
             elastic=memory.elastic.but(resizing=tuple(dict.fromkeys((*memory.elastic.resizing, *resizing)))),
             stopping={**memory.stopping, **stopping},

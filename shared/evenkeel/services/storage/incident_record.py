@@ -125,10 +125,12 @@ def timeline_row_of(subject: str, kind: str, text: str, *, at: datetime, writer:
     return subject_rows.timeline_row(subject, entry, "-".join(part for part in (writer, kind, decision_id) if part))
 
 
-def last_ask(ledger: Ledger, incident: Incident) -> RepairRequest | None:
+def last_request(ledger: Ledger, incident: Incident) -> RepairRequest | None:
     """Return the last provider call of an incident for its node."""
     row = ledger.get(fleet_rows.lease_key(incident.slot, is_drill=incident.is_drill))
     if row is None:
         return None
-    asks = [ask for ask in rows.read(row, RepairLease).requests if ask.incident_id == incident.incident_id]
-    return asks[-1] if asks else None
+    requests = [
+        request for request in rows.read(row, RepairLease).requests if request.incident_id == incident.incident_id
+    ]
+    return requests[-1] if requests else None

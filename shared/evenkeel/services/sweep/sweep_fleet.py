@@ -28,8 +28,8 @@ from evenkeel.services.sweep import (
 )
 from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
 from evenkeel.services.waits import evaluate_waits
-from evenkeel.services.waits.debounced_answers import DebouncedWaitAnswers
-from evenkeel.services.waits.shared_reads import SharedReads
+from evenkeel.services.waits.read_cache import ReadCache
+from evenkeel.services.waits.throttled_answers import ThrottledWaitAnswers
 
 LOCK = "sweep"
 _LOCK_SECONDS = 60
@@ -150,18 +150,18 @@ def answer_waits(sweep: SweepRun) -> int:
     While the watch runs, it answers waits that have just become due.
     """
     context = sweep.context
-    answers = DebouncedWaitAnswers(
+    answers = ThrottledWaitAnswers(
         context.wait_answers,
         context.clock,
-        sweep.notes.pop("asked", {}),
+        sweep.notes.pop("requested", {}),
         defers_to_watch=locks.is_held(context.ledger, watch_cluster.LOCK, now=sweep.context.now),
     )
-    reads = SharedReads(context.now)
+    reads = ReadCache(context.now)
     if sweep.records is not None:
         # Node objects are listed again: an incident that is newer than the list may have cordoned its node since.
         reads.keep(evaluate_waits.HYPERPOD, "nodes", sweep.records)
     judged = evaluate_waits.run(context.but(wait_answers=answers), repeat_answered=True, reads=reads)
-    sweep.notes["asked"] = answers.asked
+    sweep.notes["requested"] = answers.requested
     source = Source(kind=SourceKind.WAITS)
     if judged.failure:
         sweep.results.failed(source, judged.failure)
@@ -176,12 +176,12 @@ def measure(sweep: SweepRun) -> int:
     for state in JobState:
         if state.has_ended:
             continue
-        nodes, is_complete = _read_state(sweep, Table.JOBS, f"JOB#{state}")
-        context.telemetry.count(f"Jobs{state.capitalize()}", len(nodes))
+        jobs, is_complete = _read_state(sweep, Table.JOBS, f"JOB#{state}")
+        context.telemetry.count(f"Jobs{state.capitalize()}", len(jobs))
         if state is JobState.PENDING and is_complete and sweep.accelerators_in_use is not None:
-            waiting = (job.spec for _, job in rows.readable(nodes, Job))
-            asked = sum(spec.nodes * spec.accelerators_per_node for spec in waiting)
-            context.telemetry.count("AcceleratorsInDemand", sweep.accelerators_in_use + asked)
+            waiting = (job.spec for _, job in rows.readable(jobs, Job))
+            requested = sum(spec.nodes * spec.accelerators_per_node for spec in waiting)
+            context.telemetry.count("AcceleratorsInDemand", sweep.accelerators_in_use + requested)
     context.telemetry.count("IncidentsOpen", len(sweep.open_incidents))
     repairs = sum(bool(incident.repairs) and not incident.stages.node_back_at for incident in sweep.open_incidents)
     context.telemetry.count("RepairsInFlight", repairs)

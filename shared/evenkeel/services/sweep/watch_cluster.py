@@ -20,8 +20,8 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import receive_event
 from evenkeel.services.storage import heartbeats, locks
 from evenkeel.services.waits import evaluate_waits
-from evenkeel.services.waits.debounced_answers import DebouncedWaitAnswers
-from evenkeel.services.waits.shared_reads import SharedReads
+from evenkeel.services.waits.read_cache import ReadCache
+from evenkeel.services.waits.throttled_answers import ThrottledWaitAnswers
 
 WRITER = "watch_cluster"
 LOCK = "watch"
@@ -89,11 +89,11 @@ class _Watch:
         self.rests_until = context.clock.now()
         self.nodes_changed = True
         self.ingested_facts: set[str] = set()
-        self.answers = DebouncedWaitAnswers(context.wait_answers, context.clock)
+        self.answers = ThrottledWaitAnswers(context.wait_answers, context.clock)
         self.snapshots = self.failed_snapshots = 0
         self.watch_states: dict[str, str] = {}
         """Kind of object → why its watch is broken; empty if it works."""
-        self.reads = SharedReads(context.clock.now())
+        self.reads = ReadCache(context.clock.now())
         self.waits = ""
         """Why not every wait could be evaluated in the last round; empty if all were."""
 

@@ -15,11 +15,10 @@ from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.health.incidents import AffectedJob, Incident, NodeCheck
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.jobs.attempt_end import lost_nodes
-from evenkeel.domain.jobs.awaiting import blames_application, evaluate_attempt_wait
+from evenkeel.domain.jobs.attempt_waits import blames_application, evaluate_attempt_wait
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderCluster, ProviderNode
-from evenkeel.domain.recovery import approval
-from evenkeel.domain.recovery import awaiting as recovery
+from evenkeel.domain.recovery import approval, recovery_waits
 from evenkeel.domain.recovery.guardrails import GuardedAction
 from evenkeel.domain.recovery.leases import RepairLease
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState, find_slot_state
@@ -34,7 +33,8 @@ from evenkeel.domain.recovery.validation import (
     margin_seconds,
     shows_fault,
 )
-from evenkeel.domain.renting.awaiting import (
+from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, replicas_seen
+from evenkeel.domain.renting.rental_waits import (
     evaluate_nodes_joined,
     evaluate_rental_over,
     evaluate_rental_ready,
@@ -42,7 +42,6 @@ from evenkeel.domain.renting.awaiting import (
     joined_nodes,
     why_node_not_needed,
 )
-from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, replicas_seen
 from evenkeel.domain.renting.serving import replicas_on
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
@@ -65,7 +64,7 @@ from evenkeel.services.recovery import blocked_incidents, plan_recovery, read_sl
 from evenkeel.services.recovery.guardrails import GuardrailInputs
 from evenkeel.services.recovery.read_slot import SlotReader
 from evenkeel.services.storage import fleet_rows, incident_record, incident_rows, job_rows, rows, subject_rows
-from evenkeel.services.waits.shared_reads import SharedReads
+from evenkeel.services.waits.read_cache import ReadCache
 
 WRITER = "evaluate_waits"
 HYPERPOD = "HyperPod"
@@ -100,9 +99,9 @@ class EvaluationResult(Value):
 class Observation:
     """The facts of one evaluation. Each part is read once, and only if a wait needs it."""
 
-    def __init__(self, context: Context, *, reads_all: bool, reads: SharedReads | None = None) -> None:
+    def __init__(self, context: Context, *, reads_all: bool, reads: ReadCache | None = None) -> None:
         self.context = context
-        self._reads = reads or SharedReads(context.now)
+        self._reads = reads or ReadCache(context.now)
         self._reads_all = reads_all
         """Whether workloads are listed all at once, or read one by one."""
         self._found: dict[Key, Row] = {}
@@ -295,13 +294,13 @@ class Observation:
         return expected_accelerators(kind, (peer for peer in self.nodes(node.cluster) if peer.name != node.name))
 
 
-def list_nodes(cluster: str, context: Context, reads: SharedReads) -> tuple[KubernetesNode, ...]:
+def list_nodes(cluster: str, context: Context, reads: ReadCache) -> tuple[KubernetesNode, ...]:
     """Return the node objects of a cluster, listed once in a round."""
     return reads.read(cluster, "nodes", lambda: context.cluster.nodes(cluster))
 
 
 def run(
-    context: Context, *, subject: str = "", repeat_answered: bool = False, reads: SharedReads | None = None
+    context: Context, *, subject: str = "", repeat_answered: bool = False, reads: ReadCache | None = None
 ) -> EvaluationResult:
     """Evaluate the open waits, of one subject or of all, against one state of the clusters.
 
@@ -319,7 +318,7 @@ def run(
         world.read_ahead(wait for _, wait in waits if wait.state is WaitState.OPEN)
     for row, wait in waits:
         try:
-            outcome = _ask(wait, row, world, context.wait_answers)
+            outcome = _evaluate(wait, row, world, context.wait_answers)
         except EvenkeelError as error:
             failed.append(f"{wait.subject}/{wait.name}: {type(error).__name__}: {error}")
             context.telemetry.warning("WaitNotEvaluated", subject=wait.subject, wait=wait.name, detail=str(error))
@@ -332,7 +331,7 @@ def run(
 def evaluate_one(wait: Wait, row: Row, context: Context) -> str:
     """Evaluate a wait that was just opened. Return the requested outcome; None if there is none."""
     world = Observation(context, reads_all=False)
-    return _ask(wait, row, world, context.wait_answers)
+    return _evaluate(wait, row, world, context.wait_answers)
 
 
 def _rows(ledger: Ledger, subject: str, *, repeat_answered: bool) -> list[Row]:
@@ -349,7 +348,7 @@ def _rows(ledger: Ledger, subject: str, *, repeat_answered: bool) -> list[Row]:
     ]
 
 
-def _ask(wait: Wait, row: Row, world: Observation, wait_answers: WaitAnswers) -> str:
+def _evaluate(wait: Wait, row: Row, world: Observation, wait_answers: WaitAnswers) -> str:
     if wait.state is WaitState.ANSWERED and wait.answer:
         wait_answers.request(wait.subject, wait.name, wait.generation, wait.answer.to_json())
         return wait.answer.outcome
@@ -372,7 +371,7 @@ def _overdue_at(wait: Wait, world: Observation) -> datetime:
         return wait.deadline_at
     incident = world.incident(wait.subject)
     affected = _affected(incident, world)
-    return recovery.overdue_at(
+    return recovery_waits.overdue_at(
         affected, incident, world.context.policy, deadline_at=wait.deadline_at, now=world.context.now
     )
 
@@ -416,12 +415,16 @@ def judge(wait: Wait, world: Observation) -> WaitAnswer | None:
         return _rental(wait, world)
     incident = world.incident(wait.subject)
     if kind is ConditionKind.JOBS_RESUMED:
-        return recovery.jobs_resumed(_affected(incident, world), incident, world.context.policy, now=world.context.now)
+        return recovery_waits.jobs_resumed(
+            _affected(incident, world), incident, world.context.policy, now=world.context.now
+        )
     forbidden = _opted_out(incident, world)
     if forbidden is not None:
         return forbidden
     if kind is ConditionKind.RELEASED:
-        return recovery.guardrails_cleared(may_go=world.has_lost_its_node(incident) or world.is_released(incident))
+        return recovery_waits.guardrails_cleared(
+            may_go=world.has_lost_its_node(incident) or world.is_released(incident)
+        )
     if kind is ConditionKind.APPROVED:
         return approval.answer(incident, world.node_of(incident))
     if not world.is_listed_since(wait.opened_at):
@@ -430,7 +433,7 @@ def judge(wait: Wait, world: Observation) -> WaitAnswer | None:
     if kind is ConditionKind.REPAIR_POSSIBLE:
         return _repair_possible(incident, slot_state, world)
     if kind is ConditionKind.NODE_BACK:
-        return recovery.node_back(
+        return recovery_waits.node_back(
             slot_state,
             rung=facts["rung"],
             boot_id_before=facts["bootId"],
@@ -440,7 +443,7 @@ def judge(wait: Wait, world: Observation) -> WaitAnswer | None:
         )
     if kind is ConditionKind.NODE_VALID:
         observed = slot_state.replacement or slot_state.original
-        return recovery.node_valid(
+        return recovery_waits.node_valid(
             observed,
             judge_node(observed, expected=world.expected(incident, observed)),
             opened_at=wait.opened_at,
@@ -516,13 +519,13 @@ def _check(incident: Incident, observed: ObservedNode, world: Observation) -> Ch
 def _opted_out(incident: Incident, world: Observation) -> WaitAnswer | None:
     """Return an answer if a person forbids the action that follows this wait."""
     reason = world.opt_out_reason(incident)
-    return WaitAnswer(outcome=recovery.OPTED_OUT, reason=reason) if reason else None
+    return WaitAnswer(outcome=recovery_waits.OPTED_OUT, reason=reason) if reason else None
 
 
 def _repair_possible(incident: Incident, slot_state: SlotState, world: Observation) -> WaitAnswer | None:
     record, node = slot_state.original.record, slot_state.original.node
     until = incident.plan.work_may_run_until if incident.plan else None
-    return recovery.repair_possible(
+    return recovery_waits.repair_possible(
         provider_busy_reason(world.settings.status if world.settings else "", record.status if record else ""),
         has_work=until is not None and node is not None and world.has_work(node),
         work_may_run_until=until,
@@ -576,12 +579,12 @@ def _record_kueue_status(wait: Wait, row: Row, world: Observation) -> tuple[Wait
     return changed, subject_rows.wait_row(changed, row.version + 1)
 
 
-def _affected(incident: Incident, world: Observation) -> list[recovery.AffectedJobState]:
+def _affected(incident: Incident, world: Observation) -> list[recovery_waits.AffectedJobState]:
     jobs = []
     for affected in incident.affected_jobs:
         job, attempt = map(world.row, _rows_of(affected))
         jobs.append(
-            recovery.AffectedJobState(
+            recovery_waits.AffectedJobState(
                 affected=affected,
                 job=rows.read(job, Job) if job else None,
                 interrupted_attempt=rows.read(attempt, Attempt) if attempt else None,

@@ -95,8 +95,8 @@ def run(request: Request, context: Context) -> Outcome:
         # for all.
         return Outcome(reason="The wait is queued.", generation=wait.generation)
     stored = subject_rows.wait_row(wait, fresh.version)
-    asked = evaluate_waits.evaluate_one(wait, stored, context)
-    reason = f"Already true: {asked}." if asked else f"Waits until {rfc3339(wait.deadline_at)} at most."
+    outcome = evaluate_waits.evaluate_one(wait, stored, context)
+    reason = f"Already true: {outcome}." if outcome else f"Waits until {rfc3339(wait.deadline_at)} at most."
     return Outcome(reason=reason, generation=wait.generation)
 
 
@@ -126,16 +126,16 @@ def _condition(request: Request, context: Context) -> tuple[dict[str, Any], date
         until = context.now + timedelta(seconds=context.policy.repair.repair_possible_deadline_seconds)
         work_until = incident.plan.work_may_run_until if incident.plan else None
         return _slot_facts(incident, None), min(until, work_until) if work_until and work_until > context.now else until
-    ask = incident_record.last_ask(context.ledger, incident)
-    facts = _slot_facts(incident, ask)
+    last_request = incident_record.last_request(context.ledger, incident)
+    facts = _slot_facts(incident, last_request)
     if request.kind is ConditionKind.NODE_VALID:
         # The deadline includes the longest margin: a node with recurring faults must be healthy for longer.
         margin = margin_seconds(context.policy.repair.lemon_returns, context.policy.repair)
         return facts, context.now + timedelta(seconds=_check_seconds(incident, context.policy.repair) + margin)
-    if ask is None:
+    if last_request is None:
         return facts, context.now + timedelta(seconds=context.policy.repair.replace_deadline_seconds)
-    slot_state = SlotReader(incident, context).state(ask.requested_at)
-    return facts, deadline_of(ask, context.policy.repair, slot_state, incident.progress)
+    slot_state = SlotReader(incident, context).state(last_request.requested_at)
+    return facts, deadline_of(last_request, context.policy.repair, slot_state, incident.progress)
 
 
 def _rental_condition(request: Request, context: Context) -> tuple[dict[str, Any], datetime]:
@@ -159,13 +159,13 @@ def _check_seconds(incident: Incident, policy: RepairPolicy) -> int:
     return max(policy.validation_deadline_seconds, longer.get(CheckKind(kind), 0))
 
 
-def _slot_facts(incident: Incident, ask: RepairRequest | None) -> dict[str, Any]:
+def _slot_facts(incident: Incident, request: RepairRequest | None) -> dict[str, Any]:
     return {
         "life": incident.life.key,
         "slot": incident.slot,
         "pool": incident.pool,
-        "since": rfc3339(ask.requested_at if ask else incident.opened_at),
-        "rung": ask.rung if ask else "",
-        "bootId": ask.boot_id if ask else "",
+        "since": rfc3339(request.requested_at if request else incident.opened_at),
+        "rung": request.rung if request else "",
+        "bootId": request.boot_id if request else "",
         "owner": incident.plan.owner if incident.plan else "",
     }

@@ -20,7 +20,7 @@ class _Kept(NamedTuple):
     until: datetime
 
 
-class SharedReads:
+class ReadCache:
     """The reads of one round, and those of earlier rounds that may still be used."""
 
     def __init__(self, now: datetime) -> None:

@@ -11,14 +11,14 @@ REPEAT_INTERVAL = timedelta(seconds=10)
 """An answer takes well under a second, a cold start included. A lost request is repeated after this."""
 
 
-class DebouncedWaitAnswers:
+class ThrottledWaitAnswers:
     """A `WaitAnswers` that records its requests.
 
     Args:
         answers: Receives the requests.
         clock: The clock.
-        asked: Earlier requests and their times, from the `asked` of an earlier round.
-        leaves_first_to_watch: Whether the watch runs. Then an answer that becomes due is recorded and left to the
+        requested: Earlier requests and their times, from the `requested` of an earlier round.
+        defers_to_watch: Whether the watch runs. Then an answer that becomes due is recorded and left to the
             watch, and requested only if it is still due later.
     """
 
@@ -26,15 +26,15 @@ class DebouncedWaitAnswers:
         self,
         answers: WaitAnswers,
         clock: Clock,
-        asked: Mapping[str, str] | None = None,
+        requested: Mapping[str, str] | None = None,
         *,
         defers_to_watch: bool = False,
     ) -> None:
         self._answers = answers
         self._clock = clock
-        self._before = dict(asked or {})
+        self._before = dict(requested or {})
         self._defers_to_watch = defers_to_watch
-        self.asked: dict[str, str] = {}
+        self.requested: dict[str, str] = {}
         """Answer that is due → when it was last requested, or first seen."""
         self.requests = 0
 
@@ -42,11 +42,11 @@ class DebouncedWaitAnswers:
         """Request the answer, unless that was done a moment ago."""
         now = self._clock.now()
         key = f"{subject}/{name}/{generation}"
-        last = self.asked.get(key) or self._before.get(key)
+        last = self.requested.get(key) or self._before.get(key)
         if last is not None and now - datetime.fromisoformat(last) < REPEAT_INTERVAL:
-            self.asked[key] = last
+            self.requested[key] = last
             return
-        self.asked[key] = rfc3339(now)
+        self.requested[key] = rfc3339(now)
         if last is None and self._defers_to_watch:
             return
         self.requests += 1
