@@ -48,7 +48,7 @@ def _seen(document: entry.Json) -> entry.Json:
 def status() -> api.Reply:
     app.query(api_types.NoQuery)
     context = wiring.context()
-    return app.answer(read_fleet.status(context, _ages()))
+    return app.answer(read_fleet.status(_ages(), context))
 
 
 @app.get("/v1/clusters/<cluster>/automation")
@@ -68,28 +68,28 @@ def list_jobs() -> api.Reply:
     page = pagination.Request(query.page_size, query.next_page_token)
     filters = read_jobs.Filter(states=query.state, team=query.team, priority_class=query.priority_class)
     context = wiring.context()
-    return app.answer(_seen(read_jobs.list_jobs(context, filters, page, _reader())))
+    return app.answer(_seen(read_jobs.list_jobs(filters, page, _reader(), context)))
 
 
 @app.get("/v1/jobs/<job_id>")
 def show_job(job_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
     context = wiring.context()
-    job = read_jobs.show_job(context, job_id, _reader())
+    job = read_jobs.show_job(job_id, _reader(), context)
     return app.answer(_seen(job), undated=("queue",))
 
 
 @app.get("/v1/jobs/<job_id>/timeline")
 def job_timeline(job_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    return app.answer(read_timelines.show_job(wiring.context(), job_id, _reader()))
+    return app.answer(read_timelines.show_job(job_id, _reader(), wiring.context()))
 
 
 @app.get("/v1/jobs/<job_id>/why")
 def why_job(job_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
     context = wiring.context()
-    return app.answer(_seen(explain.why_job(context, job_id, _reader())))
+    return app.answer(_seen(explain.why_job(job_id, _reader(), context)))
 
 
 @app.get("/v1/jobs/<job_id>/logs")
@@ -97,14 +97,14 @@ def job_logs(job_id: str) -> api.Reply:
     query = app.query(api_types.LogsQuery)
     context = wiring.context()
     return app.answer(
-        read_jobs.job_logs(context, job_id, _reader(), attempt=query.attempt, rank=query.rank, tail=query.tail)
+        read_jobs.job_logs(job_id, _reader(), context, attempt=query.attempt, rank=query.rank, tail=query.tail)
     )
 
 
 @app.get("/v1/jobs/<job_id>/receipt")
 def job_receipt(job_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    return app.answer(read_receipts.show_job(wiring.context(), job_id, _reader()))
+    return app.answer(read_receipts.show_job(job_id, _reader(), wiring.context()))
 
 
 @app.get("/v1/teams")
@@ -133,34 +133,34 @@ def list_incidents() -> api.Reply:
     query = app.query(api_types.IncidentsQuery)
     page = pagination.Request(query.page_size, query.next_page_token)
     context = wiring.context()
-    return app.answer(_seen(read_incidents.list_incidents(context, query.state, page)))
+    return app.answer(_seen(read_incidents.list_incidents(query.state, page, context)))
 
 
 @app.get("/v1/incidents/<incident_id>")
 def show_incident(incident_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
     context = wiring.context()
-    incident = read_incidents.show_incident(context, incident_id, _reader())
+    incident = read_incidents.show_incident(incident_id, _reader(), context)
     return app.answer(_seen(incident))
 
 
 @app.get("/v1/incidents/<incident_id>/timeline")
 def incident_timeline(incident_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    return app.answer(read_timelines.show_incident(wiring.context(), incident_id, _reader()))
+    return app.answer(read_timelines.show_incident(incident_id, _reader(), wiring.context()))
 
 
 @app.get("/v1/incidents/<incident_id>/why")
 def why_incident(incident_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
     context = wiring.context()
-    return app.answer(_seen(explain.why_incident(context, incident_id, _reader())))
+    return app.answer(_seen(explain.why_incident(incident_id, _reader(), context)))
 
 
 @app.get("/v1/incidents/<incident_id>/receipt")
 def incident_receipt(incident_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    return app.answer(read_receipts.show_incident(wiring.context(), incident_id, _reader()))
+    return app.answer(read_receipts.show_incident(incident_id, _reader(), wiring.context()))
 
 
 @app.get("/v1/decisions/<decision_id>")
@@ -189,14 +189,14 @@ def show_shadow_report() -> api.Reply:
     query = app.query(api_types.ShadowReportQuery)
     page = pagination.Request(query.page_size, query.next_page_token)
     filters = read_shadow_report.Filter(since=query.since, pool=query.pool, window_hours=query.window_hours)
-    return app.answer(_seen(read_shadow_report.show(wiring.context(), filters, page)))
+    return app.answer(_seen(read_shadow_report.show(filters, page, wiring.context())))
 
 
 @app.get("/v1/cost-report")
 def show_cost_report() -> api.Reply:
     query = app.query(api_types.CostReportQuery)
     asked = read_cost_report.Filter(since=query.since, until=query.until)
-    return app.answer(read_cost_report.show(wiring.context(), asked), undated=("until",))
+    return app.answer(read_cost_report.show(asked, wiring.context()), undated=("until",))
 
 
 @app.get("/v1/showback")
@@ -217,7 +217,7 @@ def list_acts() -> api.Reply:
 @app.get("/v1/utilization")
 def show_utilization() -> api.Reply:
     query = app.query(api_types.UtilizationQuery)
-    utilization = read_utilization.show(wiring.context(), query.by, cluster=query.cluster, pool=query.pool)
+    utilization = read_utilization.show(query.by, wiring.context(), cluster=query.cluster, pool=query.pool)
     return app.answer(_seen(utilization))
 
 
@@ -225,7 +225,7 @@ def show_utilization() -> api.Reply:
 def show_node(node_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
     context = wiring.context()
-    return app.answer(_seen(read_fleet.show_node(context, node_id)))
+    return app.answer(_seen(read_fleet.show_node(node_id, context)))
 
 
 @entry.api

@@ -611,7 +611,7 @@ def unhealthy_is_not_free(world: "Simulation") -> Iterator[str]:
         return
     world.seen["status with an unhealthy node"] += 1
     ages = read_sources.run(world.observer_context())
-    said = read_fleet.status(world.observer_context(), ages)
+    said = read_fleet.status(ages, world.observer_context())
     nodes = [rows.read(row, FleetNode) for row in world.ledger.of("META", "NODE#")]
     usable = [node for node in nodes if node.life.instance_id not in left and not (node.is_gone or node.is_cordoned)]
     most = sum(max(0, node.accelerators - node.accelerators_in_use) for node in usable)
@@ -996,7 +996,7 @@ def blind_is_never_ok(world: "Simulation") -> Iterator[str]:
     for port in sorted(late):
         if by_name[_SOURCE_OF[port]].is_trusted:
             yield f"the {port} does not answer, but its source shows {by_name[_SOURCE_OF[port]].reason!r}"
-    said = read_fleet.status(world.observer_context(), ages)
+    said = read_fleet.status(ages, world.observer_context())
     if said["health"] == "OK":
         yield f"status shows OK although {', '.join(sorted(late))} does not answer"
 

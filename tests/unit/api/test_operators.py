@@ -167,8 +167,8 @@ def test_cordon_removed_elsewhere_is_dropped(gateway: Gateway) -> None:
     gateway.post(f"/v1/nodes/{instance_id(2)}/cordon", {}, key="k2")
     still = frozenset({a_life(2).key})
 
-    early = manual_cordons.prune(fakes.context(), still)
-    late = manual_cordons.prune(fakes.context(now=fakes.clock.now() + timedelta(minutes=3)), still)
+    early = manual_cordons.prune(still, fakes.context())
+    late = manual_cordons.prune(still, fakes.context(now=fakes.clock.now() + timedelta(minutes=3)))
 
     assert (early, late, list(manual_cordons.load(fakes.ledger))) == (0, 1, [a_life(2).key])
 

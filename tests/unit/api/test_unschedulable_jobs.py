@@ -153,6 +153,6 @@ def test_rental_pool_counts_up_to_its_limit(site: Gateway) -> None:
 def test_fleet_with_a_source_that_never_answered_refuses_nothing(site: Gateway, kind: SourceKind) -> None:
     results = heartbeats.SourceResults()
     results.failed(Source(kind=kind, target=CLUSTER if kind is SourceKind.KUBERNETES_LIST else ""), "Unreachable")
-    heartbeats.record_heartbeat(site.fakes.context(now=A_MOMENT), "sweep_fleet", results)
+    heartbeats.record_heartbeat("sweep_fleet", site.fakes.context(now=A_MOMENT), results)
 
     assert asked(site, "/v1/jobs", nodes=5).status == 202

@@ -28,7 +28,7 @@ def note(world: FakeWorld, fact: GroupFact) -> str:
 
 
 def remembered(world: FakeWorld, pool: str = "p5-workers") -> list[str]:
-    return [fact.kind for fact in note_group_fact.recent_facts(world.context(), pool)]
+    return [fact.kind for fact in note_group_fact.recent_facts(pool, world.context())]
 
 
 def test_copy_in_another_envelope_is_a_duplicate() -> None:

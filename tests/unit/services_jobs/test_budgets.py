@@ -51,7 +51,7 @@ def test_rental_never_exceeds_the_remaining_team_budget(usd: float | None, renta
     left = asked_last(market).spending.team_budget_left_parts
     assert left == (None if usd is None else usd * money.PARTS)
     if not rentals:
-        told = explain.why_job(market.world.context(), second.job_id, Reader())
+        told = explain.why_job(second.job_id, Reader(), market.world.context())
         assert "the budget of team red has $80.00 left." in told["sentence"]
 
 

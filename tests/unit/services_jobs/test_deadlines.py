@@ -59,7 +59,7 @@ def test_deadline_exceeds_no_cap_and_the_job_shows_the_miss() -> None:
     job = waiting(market, 3)
 
     assert market.holds() == 0
-    told = explain.why_job(market.world.context(), job.job_id, Reader())
+    told = explain.why_job(job.job_id, Reader(), market.world.context())
     assert "an hour, which exceeds the limit: the fleet spends $0.00" in told["sentence"]
     assert "No usable pool meets the job's deadline" in told["sentence"]
 
@@ -85,7 +85,7 @@ def test_missed_deadline_is_shown_until_the_job_ends() -> None:
     market.world.clock.advance(2 * HOUR)
 
     def sentence() -> str:
-        return str(explain.why_job(market.world.context(), job.job_id, Reader())["sentence"])
+        return str(explain.why_job(job.job_id, Reader(), market.world.context())["sentence"])
 
     assert sentence().endswith("Its deadline passed 1h ago.")
     market.scenario.set_job(market.scenario.job(job.job_id).but(state=JobState.CANCELLED))

@@ -201,7 +201,7 @@ def test_pod_with_borrowed_labels_is_unmanaged(changes: dict[str, Any]) -> None:
     forged = a_pod_with_labels_of(scenario.attempt(job.job_id), **changes)
     scenario.world.cluster.unmanaged = [forged]
 
-    assert unmanaged_pods.pods(scenario.context(), CLUSTER) == (forged,)
+    assert unmanaged_pods.pods(CLUSTER, scenario.context()) == (forged,)
 
 
 def test_own_pods_are_managed_before_and_after_the_launch_is_recorded() -> None:
@@ -209,12 +209,12 @@ def test_own_pods_are_managed_before_and_after_the_launch_is_recorded() -> None:
     job = scenario.started(nodes=1)
     before_launch = scenario.attempt(job.job_id)
     scenario.run_attempt(job.job_id, 1)
-    recorded = unmanaged_pods.pods(scenario.context(), CLUSTER)
+    recorded = unmanaged_pods.pods(CLUSTER, scenario.context())
 
     scenario.put(job_rows.attempt_row(before_launch, 0))  # as if the launch had died before it was recorded
 
     assert recorded == ()
-    assert unmanaged_pods.pods(scenario.context(), CLUSTER) == ()
+    assert unmanaged_pods.pods(CLUSTER, scenario.context()) == ()
 
 
 def test_unmanaged_pods_are_reported_with_the_job_in_their_labels() -> None:

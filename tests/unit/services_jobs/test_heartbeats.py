@@ -24,8 +24,8 @@ def beat(ledger: InMemoryLedger, function: str = "sweep_fleet", after: float = 0
         else:
             found.answered(source)
     heartbeats.record_heartbeat(
-        a_context(ledger=ledger, telemetry=RecordingTelemetry(), now=A_MOMENT + timedelta(seconds=after)),
         function,
+        a_context(ledger=ledger, telemetry=RecordingTelemetry(), now=A_MOMENT + timedelta(seconds=after)),
         found,
     )
 
@@ -100,7 +100,7 @@ def test_facts_are_as_old_as_the_beginning_of_the_run() -> None:
     found.answered(LIST)
     ended = A_MOMENT + timedelta(seconds=200)
     heartbeats.record_heartbeat(
-        a_context(ledger=ledger, telemetry=RecordingTelemetry(), now=ended), "sweep_fleet", found, read_at=A_MOMENT
+        "sweep_fleet", a_context(ledger=ledger, telemetry=RecordingTelemetry(), now=ended), found, read_at=A_MOMENT
     )
 
     assert heartbeats.load(ledger)["kubernetes-list/home"].seen_at == A_MOMENT
@@ -116,7 +116,7 @@ def test_last_result_of_a_run_counts() -> None:
 
 def test_heartbeat_without_sources_is_read() -> None:
     ledger = InMemoryLedger()
-    heartbeats.record_heartbeat(a_context(ledger=ledger, telemetry=RecordingTelemetry(), now=A_MOMENT), "watch_cluster")
+    heartbeats.record_heartbeat("watch_cluster", a_context(ledger=ledger, telemetry=RecordingTelemetry(), now=A_MOMENT))
 
     assert heartbeats.load(ledger) == {}
     assert ledger.get(fleet_rows.heartbeat_key("watch_cluster")) is not None

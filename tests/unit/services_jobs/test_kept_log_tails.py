@@ -25,7 +25,7 @@ def writes(scenario: JobScenario, job_id: str, rank: int, text: str, attempt: in
 
 
 def shown(scenario: JobScenario, job_id: str, rank: int = 0, tail: int = 200) -> dict[str, Any]:
-    return read_jobs.job_logs(scenario.context(), job_id, Reader(), attempt=1, rank=rank, tail=tail)
+    return read_jobs.job_logs(job_id, Reader(), scenario.context(), attempt=1, rank=rank, tail=tail)
 
 
 def test_stopped_attempts_logs_are_kept_before_its_pods_go() -> None:

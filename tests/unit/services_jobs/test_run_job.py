@@ -169,7 +169,7 @@ def test_nothing_is_launched_without_a_proved_checkpoint() -> None:
     assert [out["code"] for out in attempt.rejected_checkpoints] == ["SHARD_MISSING"]
     assert (waiting.state, waiting.application_failures, scenario.usage()) == (JobState.PENDING, 0, 0)
     assert "SHARD_MISSING" in waiting.reason
-    assert "SHARD_MISSING" in explain.why_job(scenario.world.context(), job.job_id, Reader())["sentence"]
+    assert "SHARD_MISSING" in explain.why_job(job.job_id, Reader(), scenario.world.context())["sentence"]
     assert fence(scenario, job) == before
     assert f"{job.job_id}-a2" not in [call[1] for call in scenario.world.cluster.calls]
     assert scenario.world.telemetry.totals["LaunchesWithoutCheckpoint"] == 2

@@ -811,7 +811,7 @@ def test_cordon_on_an_unreadable_cluster_keeps_its_guardrail_entry() -> None:
 
     scenario.sweep()
 
-    register, _ = guardrail_registers.load(scenario.world.context(), RegisterName.CORDONS)
+    register, _ = guardrail_registers.load(RegisterName.CORDONS, scenario.world.context())
     assert [each.incident_id for each in register.entries] == ["inc-1"]
 
 

@@ -295,7 +295,7 @@ def test_why_names_the_smallest_changes_that_admit_a_job() -> None:
     scenario.run_scheduling_cycle()
 
     for job in (waiting, behind):
-        found = explain.why_job(scenario.world.context(), job.job_id, Reader())
+        found = explain.why_job(job.job_id, Reader(), scenario.world.context())
         by_kind = {each["kind"]: each for each in found["changes"]}
         assert (by_kind["quota"]["amounts"], by_kind["size"]["counts"]) == ({GPU: "8"}, [2])
     set_up(scenario, a_team("red", 16, members=MEMBERS))
@@ -309,7 +309,7 @@ def test_why_names_no_sum_of_jobs() -> None:
     job = scenario.submit("next", team="red", priority_class="low")
     scenario.run_scheduling_cycle()
 
-    found = explain.why_job(scenario.world.context(), job.job_id, Reader())
+    found = explain.why_job(job.job_id, Reader(), scenario.world.context())
 
     assert [each["said"] for each in found["changes"]] == [f"16 more of {GPU} on {P5} for red."]
 

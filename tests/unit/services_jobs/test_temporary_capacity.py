@@ -69,7 +69,7 @@ def test_recovery_rental_is_temporary_capacity_on_team_quota() -> None:
     assert (temporary.incident_id, temporary.due_at) == ("inc-1", rental.begun_at + timedelta(hours=2))
     rate = temporary.micros_per_node_hour * temporary.nodes
     assert rate == sum(bill.micros_per_hour for bill in rental.bills())
-    shown = read_jobs.show_job(town.world.context(), second.job_id, Reader())["rentals"][0]
+    shown = read_jobs.show_job(second.job_id, Reader(), town.world.context())["rentals"][0]
     assert (shown["incidentId"], shown["dueAt"]) == ("inc-1", rfc3339(temporary.due_at))
     assert town.scenario.usage() == 32  # both jobs, wherever they run
     told = [row.doc["text"] for row in town.world.ledger.rows.values() if row.key.sk.startswith("EVENT#")]

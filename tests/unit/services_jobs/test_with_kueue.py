@@ -193,10 +193,10 @@ def test_job_waits_for_kueue_without_a_deadline() -> None:
     assert scenario.world.wait_answers.requests == []
     now = scenario.world.clock.now()
     said = f"The job waits in Kueue's queue default, 2nd of its LocalQueue. No quota is free for the job: {message}."
-    assert explain.why_job(scenario.world.context(now=now), job.job_id, Reader())["sentence"] == (
+    assert explain.why_job(job.job_id, Reader(), scenario.world.context(now=now))["sentence"] == (
         f"The job waits for Kueue to admit it, attempt 1. {said}"
     )
-    shown = read_jobs.show_job(scenario.world.context(now=now), job.job_id, Reader())
+    shown = read_jobs.show_job(job.job_id, Reader(), scenario.world.context(now=now))
     assert (shown["reason"], shown["queue"]) == (said, {"position": 2, "estimate": None})
 
 

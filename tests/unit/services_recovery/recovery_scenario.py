@@ -317,7 +317,7 @@ class RecoveryScenario:
         return [rows.read(row, Incident) for row in found]
 
     def register(self, which: RegisterName) -> Register:
-        return guardrail_registers.load(self.world.context(), which)[0]
+        return guardrail_registers.load(which, self.world.context())[0]
 
     def executions(self) -> list[str]:
         return self.world.workflows.names(WorkflowName.RECOVER_NODE)

@@ -174,7 +174,7 @@ def test_only_workloads_that_allow_it_are_evicted_at_once() -> None:
     assert evicted(recovery) == ["allowed"]
     # Workloads that it does not evict are named only if they use accelerators.
     assert recovery.incident.unmanaged_workloads == ("PyTorchJob research/allowed",)
-    why = explain.why_incident(recovery.world.context(), recovery.incident_id, Reader())
+    why = explain.why_incident(recovery.incident_id, Reader(), recovery.world.context())
     assert why["evidence"]["unmanagedWorkloads"] == ["PyTorchJob research/allowed"]
 
 

@@ -231,20 +231,20 @@ def test_register_drops_ended_entries_and_keeps_concurrent_changes() -> None:
     recovery = fleet()
     ledger: InMemoryLedger = recovery.world.ledger
     for number in (1, 2):
-        register, version = guardrail_registers.load(a_context(ledger=ledger, now=recovery.now), RegisterName.CORDONS)
+        register, version = guardrail_registers.load(RegisterName.CORDONS, a_context(ledger=ledger, now=recovery.now))
         entry = RegisterEntry(life=f"c/i-{number}/0", incident_id=f"inc-{number}", pool=P5, since=recovery.now)
         ledger.commit(guardrail_registers.entering(RegisterName.CORDONS, register, version, entry, is_request=False))
 
     def over(entry: RegisterEntry) -> bool:
         return entry.incident_id == "inc-1"
 
-    assert guardrail_registers.reconcile(a_context(ledger=ledger, now=recovery.now), RegisterName.CORDONS, over) == 1
-    assert guardrail_registers.reconcile(a_context(ledger=ledger, now=recovery.now), RegisterName.CORDONS, over) == 0
+    assert guardrail_registers.reconcile(RegisterName.CORDONS, over, a_context(ledger=ledger, now=recovery.now)) == 1
+    assert guardrail_registers.reconcile(RegisterName.CORDONS, over, a_context(ledger=ledger, now=recovery.now)) == 0
     assert lives(recovery, RegisterName.CORDONS) == ["i-2"]
 
 
 def enter(recovery: RecoveryScenario, life: str, incident_id: str) -> None:
-    register, version = guardrail_registers.load(recovery.context(), RegisterName.CORDONS)
+    register, version = guardrail_registers.load(RegisterName.CORDONS, recovery.context())
     entry = RegisterEntry(life=life, incident_id=incident_id, pool=P5, since=recovery.now)
     recovery.ledger.commit(
         guardrail_registers.entering(RegisterName.CORDONS, register, version, entry, is_request=False)
@@ -259,7 +259,7 @@ def test_entry_added_during_the_check_is_kept() -> None:
         enter(recovery, "c/i-1/0", "inc-2")
         return entry.incident_id == "inc-1"
 
-    assert guardrail_registers.reconcile(recovery.context(), RegisterName.CORDONS, over) == 0
+    assert guardrail_registers.reconcile(RegisterName.CORDONS, over, recovery.context()) == 0
     assert lives(recovery, RegisterName.CORDONS) == ["i-1"]
 
 

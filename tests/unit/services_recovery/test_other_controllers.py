@@ -146,7 +146,7 @@ def test_sweep_records_the_controller_until_it_releases_the_node() -> None:
 
     def shown() -> str | None:
         recovery.scenario.sweep()
-        found = read_fleet.show_node(recovery.context(), instance_id(1))
+        found = read_fleet.show_node(instance_id(1), recovery.context())
         return str(found["repairedBy"]) if found["repairedBy"] else None
 
     assert shown() == f"NVSentinel ({STATE}=quarantined)"

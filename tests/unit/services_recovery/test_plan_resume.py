@@ -76,7 +76,7 @@ def test_the_record_replays_to_the_same_answer() -> None:
 def test_why_shows_every_option_with_figures_or_a_reason() -> None:
     recovery = planned(size=2)
 
-    table = explain.why_job(recovery.world.context(), recovery.job_id, Reader())["considered"]
+    table = explain.why_job(recovery.job_id, Reader(), recovery.world.context())["considered"]
 
     chosen, *others = table
     assert (chosen["option"], chosen["chosen"]) == ("WAIT_FOR_REPAIR", True)

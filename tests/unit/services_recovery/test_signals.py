@@ -187,7 +187,7 @@ def test_group_facts_of_other_clusters_are_dropped() -> None:
     fact = a_group_fact(cluster_arn=OTHER_ARN)
 
     assert ingest(world, fact) == ["OTHER_FLEET"]
-    assert note_group_fact.recent_facts(world.context(now=A_MOMENT), "p5-workers") == ()
+    assert note_group_fact.recent_facts("p5-workers", world.context(now=A_MOMENT)) == ()
 
 
 def a_group_fact(**changes: Any) -> GroupFact:

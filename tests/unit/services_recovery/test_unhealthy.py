@@ -49,7 +49,7 @@ def go_on(recovery: RecoveryScenario) -> str:
 
 
 def status(recovery: RecoveryScenario) -> dict[str, Any]:
-    return read_fleet.status(recovery.world.context(mode=recovery.mode), sources=())
+    return read_fleet.status((), recovery.world.context(mode=recovery.mode))
 
 
 def left(recovery: RecoveryScenario) -> UnhealthyNode | None:
@@ -97,7 +97,7 @@ def test_unrepaired_node_is_unhealthy_and_its_gpus_are_not_free(end: Callable[[]
     recovery = end()
     sweep(recovery)
     overview = status(recovery)
-    node = read_fleet.show_node(recovery.world.context(), instance_id(1))
+    node = read_fleet.show_node(instance_id(1), recovery.world.context())
 
     assert overview["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 2, "UNHEALTHY": 1}
     assert overview["gpus"]["free"] == overview["gpus"]["inService"] == 16

@@ -109,12 +109,10 @@ class AdmissionRequest(Value):
 
     def requesting(self, per_node: Resources) -> "AdmissionRequest":
         """Return the same request with these amounts for each pod."""
-        return self.model_copy(
-            update={
-                "accelerators_per_node": per_node.accelerators,
-                "cpu_millis_per_node": per_node.cpu_millis,
-                "memory_mib_per_node": per_node.memory_mib,
-            }
+        return self.but_unchecked(
+            accelerators_per_node=per_node.accelerators,
+            cpu_millis_per_node=per_node.cpu_millis,
+            memory_mib_per_node=per_node.memory_mib,
         )
 
     @property
@@ -139,4 +137,4 @@ class AdmissionRequest(Value):
 
     def with_nodes(self, nodes: int) -> "AdmissionRequest":
         """Return the same request for another number of nodes."""
-        return self.model_copy(update={"nodes": nodes})
+        return self.but_unchecked(nodes=nodes)

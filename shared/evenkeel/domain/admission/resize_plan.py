@@ -387,7 +387,7 @@ class _Planner:
     def _schedulable_first(self, charge: Charge) -> Charge:
         """Return a charge with its closed nodes last: the job frees those first, since it cannot start there again."""
         closed = self._unschedulable_nodes(charge)
-        return charge.model_copy(update={"node_names": tuple(sorted(charge.node_names, key=closed.__contains__))})
+        return charge.but_unchecked(node_names=tuple(sorted(charge.node_names, key=closed.__contains__)))
 
     # ------------------------------------------------------------ growing
 
@@ -453,8 +453,8 @@ class _Planner:
     def _would_start_at(self, job: Job, nodes: int) -> bool:
         """Whether the rules would start a running job at another size if it waited instead."""
         fleet = self._fleet_after({job.job_id: 0})
-        request = admission_request(job, self.shares, self.policy, self.now).model_copy(
-            update={"nodes": nodes, "wanted": 0, "sizes": (), "is_resize": True, "queued_at": job.queued_at}
+        request = admission_request(job, self.shares, self.policy, self.now).but_unchecked(
+            nodes=nodes, wanted=0, sizes=(), is_resize=True, queued_at=job.queued_at
         )
         decisions = self._decide(fleet._replace(pending=(request,)))
         return any(decision.action is Action.ADMIT for decision in decisions)
@@ -507,15 +507,13 @@ def shrunk_charge(charge: Charge, nodes: int) -> Charge:
     count = len(charge.node_names)
     if nodes == count:
         return charge
-    return charge.model_copy(
-        update={
-            "node_names": charge.node_names[:nodes],
-            "accelerators": charge.accelerators * nodes // count,
-            "cpu_millis": charge.cpu_millis * nodes // count,
-            "memory_mib": charge.memory_mib * nodes // count,
-            "use": {
-                flavor: {resource: amount * nodes // count for resource, amount in amounts.items()}
-                for flavor, amounts in charge.use.items()
-            },
-        }
+    return charge.but_unchecked(
+        node_names=charge.node_names[:nodes],
+        accelerators=charge.accelerators * nodes // count,
+        cpu_millis=charge.cpu_millis * nodes // count,
+        memory_mib=charge.memory_mib * nodes // count,
+        use={
+            flavor: {resource: amount * nodes // count for resource, amount in amounts.items()}
+            for flavor, amounts in charge.use.items()
+        },
     )

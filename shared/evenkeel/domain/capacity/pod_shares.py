@@ -176,4 +176,4 @@ def expected_offer(instance_type: str, accelerators: int) -> Resources:
     """Return what a node that does not exist yet will offer pods. CPU and memory of an unknown type are left open."""
     known = shipped().of(instance_type)
     usable = available_to_pods(whole_machine(known)) if known else NONE
-    return usable.model_copy(update={"accelerators": accelerators})
+    return usable.but_unchecked(accelerators=accelerators)

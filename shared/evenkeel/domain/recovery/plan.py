@@ -1,14 +1,14 @@
 """Plan the recovery of a node, and check whether it is allowed."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import takewhile
 from typing import NamedTuple
 
 from evenkeel.domain.decisions import Alternative
-from evenkeel.domain.health.faults import NODE_RUNGS, Fault, default_catalogue
+from evenkeel.domain.health.faults import NODE_RUNGS, Fault, Rung, default_catalogue
 from evenkeel.domain.health.incidents import JobAction
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.other_controllers import ControllerMark
@@ -243,7 +243,7 @@ def _recovered(case: _Case) -> _Draft | None:
 
 def _needs_no_action(case: _Case) -> _Draft | None:
     first, facts = case.first, case.facts
-    if first not in _NO_ACTION_RUNGS and (first != "stand_down" or facts.hyperpod_repairs):
+    if first not in _NO_ACTION_RUNGS and (first != Rung.STAND_DOWN or facts.hyperpod_repairs):
         return None
     explanation = _NO_ACTION_RUNGS.get(first, "this label needs no action here")
     why_not = f"the first rung is {first}" if case.repair else "this fault needs no repair"
@@ -347,7 +347,7 @@ def _first_rung(facts: PlanFacts) -> tuple[str, tuple[Alternative, ...]]:
     """Return the first available rung, and each skipped rung with its reason."""
     rungs = facts.rungs or facts.terms.ladder
     skipped = [Alternative(option=rung, why_not=_UNAVAILABLE_RUNGS[rung]) for rung in takewhile(_is_unavailable, rungs)]
-    return next(iter(rungs[len(skipped) :]), "ask_person"), tuple(skipped)
+    return next(iter(rungs[len(skipped) :]), Rung.ASK_PERSON), tuple(skipped)
 
 
 def _is_unavailable(rung: str) -> bool:
@@ -376,32 +376,34 @@ def _work_may_run_until(facts: PlanFacts, policy: RepairPolicy) -> datetime | No
 CAN_WAIT_SECONDS = 86_400
 """Drain seconds of the class `job_end`: with this drain or a longer one, jobs may finish first."""
 _MIN_SOURCES = 2
-_NO_ACTION_RUNGS = {
-    "watch": "Evenkeel counts it and takes no action",
-    "follow_primary": "it is a consequence of another fault",
-    "follow_xid_154": "the driver reports the action it needs as a separate signal",
-    "ignore": "no action needed",
-    "ask_person": "only a person can repair this",
+_NO_ACTION_RUNGS: Mapping[str, str] = {
+    Rung.WATCH: "Evenkeel counts it and takes no action",
+    Rung.FOLLOW_PRIMARY: "it is a consequence of another fault",
+    Rung.FOLLOW_XID_154: "the driver reports the action it needs as a separate signal",
+    Rung.IGNORE: "no action needed",
+    Rung.ASK_PERSON: "only a person can repair this",
 }
-_JOB_RUNGS = {
-    "restart_job": (JobAction.RESTART, "the application caused it, so Evenkeel restarts its jobs"),
-    "rollback_job": (JobAction.ROLLBACK, "its jobs resume from a checkpoint before the fault"),
-    "stop_job": (JobAction.STOP, "another attempt would fail too, so Evenkeel stops its jobs permanently"),
+_JOB_RUNGS: Mapping[str, tuple[JobAction, str]] = {
+    Rung.RESTART_JOB: (JobAction.RESTART, "the application caused it, so Evenkeel restarts its jobs"),
+    Rung.ROLLBACK_JOB: (JobAction.ROLLBACK, "its jobs resume from a checkpoint before the fault"),
+    Rung.STOP_JOB: (JobAction.STOP, "another attempt would fail too, so Evenkeel stops its jobs permanently"),
 }
-QUARANTINE_RUNGS = {
-    "cordon": "the node gets no new pods, and running pods continue",
-    "checkpoint_drain": "its jobs save and move, and the node is left to its owner",
+QUARANTINE_RUNGS: Mapping[str, str] = {
+    Rung.CORDON: "the node gets no new pods, and running pods continue",
+    Rung.CHECKPOINT_DRAIN: "its jobs save and move, and the node is left to its owner",
 }
 """Rungs that take the node out of service and do not repair it."""
-_UNAVAILABLE_RUNGS = {
-    "rent_capacity": "no temporary capacity is available here",
-    "restart_fabric_manager": "it needs an agent on the node",
-    "rebind_driver": "it needs an agent on the node",
+_UNAVAILABLE_RUNGS: Mapping[str, str] = {
+    Rung.RENT_CAPACITY: "no temporary capacity is available here",
+    Rung.RESTART_FABRIC_MANAGER: "it needs an agent on the node",
+    Rung.REBIND_DRIVER: "it needs an agent on the node",
 }
-RUNGS = frozenset({*NODE_RUNGS, *_NO_ACTION_RUNGS, *_JOB_RUNGS, *QUARANTINE_RUNGS, *_UNAVAILABLE_RUNGS, "stand_down"})
+RUNGS = frozenset(
+    {*NODE_RUNGS, *_NO_ACTION_RUNGS, *_JOB_RUNGS, *QUARANTINE_RUNGS, *_UNAVAILABLE_RUNGS, Rung.STAND_DOWN}
+)
 """Every rung that a row of the catalogue may name."""
 
 
 def calls_for_person(rungs: Sequence[str]) -> bool:
-    """Whether the first available rung is to page a person."""
-    return next((rung for rung in rungs if rung not in _UNAVAILABLE_RUNGS), "ask_person") == "ask_person"
+    """Whether the first available rung asks a person."""
+    return next((rung for rung in rungs if rung not in _UNAVAILABLE_RUNGS), Rung.ASK_PERSON) == Rung.ASK_PERSON

@@ -9,7 +9,7 @@ and nothing is pinned. The attempt then ends, and the next one tries again after
 from collections.abc import Iterable
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from evenkeel.domain.capacity import efa
 from evenkeel.domain.checkpoints import FenceUnreadableError
@@ -64,11 +64,20 @@ class Outcome(Value):
     reason: str
 
 
+class _PodPlacement(NamedTuple):
+    """The part of a launch that depends on the nodes of its pods."""
+
+    network: efa.EfaRequest
+    accelerator_resource: str
+    avoid: tuple[str, ...] = ()
+    """Names of nodes that the pods must not run on."""
+
+
 class _EarlierAttempt(NamedTuple):
     """Remaining parts of an earlier attempt."""
 
     attempt: Attempt
-    seen: ObservedWorkload
+    workload: ObservedWorkload
     blocking_pods: tuple[str, ...]
     """Its pods that may still run on reachable nodes."""
     out_of_reach: tuple[str, ...]
@@ -91,11 +100,11 @@ def run(request: Request, context: Context) -> Outcome:
     # A Job whose creation had no reply is recorded as it is, and stopped like any other. Settling the attempt now
     # would free its nodes while pods run.
     if given_up and not context.cluster.workload(attempt).has_runnable_pods:
-        return _give_up(context, stored, attempt, given_up, is_refused=attempt.is_refused)
+        return _give_up(stored, attempt, given_up, context, is_refused=attempt.is_refused)
 
     past = _earlier_attempts(attempt, context)
     for left in past:
-        if left.seen.has_runnable_pods:
+        if left.workload.has_runnable_pods:
             # The attempt is settled but its Job was not deleted: a crash came in between.
             context.cluster.stop(left.attempt, job.spec.grace_seconds)
     blocking_pods = [pod for left in past for pod in left.blocking_pods]
@@ -111,7 +120,7 @@ def run(request: Request, context: Context) -> Outcome:
         if attempt.attempt > 1 and isinstance(error, PermanentError):
             raise  # the cluster answered before, so the job is not the cause
         reason = f"The job's checkpoints cannot be used: {error}"
-        return _give_up(context, stored, attempt, reason, is_refused=True)
+        return _give_up(stored, attempt, reason, context, is_refused=True)
     if answer.kind is PinOutcome.STALE:
         return Outcome(outcome=LaunchOutcome.STALE, reason=answer.choice.reason)
     return _launch(stored, past, answer, context)
@@ -140,12 +149,13 @@ def _launch(
             f"{choice.reason} Starting over would discard finished work. "
             "Evenkeel launches the job once a checkpoint is valid."
         )
-        return _give_up(context, stored, decided, reason, is_refused=False)
+        return _give_up(stored, decided, reason, context, is_refused=False)
     for left in past:
         if left.out_of_reach:
             context.cluster.force_delete_pods(left.attempt, left.out_of_reach)
     resume_from = choice.resume_from.manifest if choice.resume_from else ""
-    pod_placement = (_without_fixed_nodes if attempt.local_queue else _network_request)(job, attempt, context)
+    place_pods = _placement_by_kueue if attempt.local_queue else _placement_on_assigned_nodes
+    placement = place_pods(job, attempt, context)
     try:
         _, uid = context.cluster.launch(
             LaunchSpec(
@@ -154,21 +164,21 @@ def _launch(
                 resume_from=resume_from,
                 service_account=job.service_account or context.site.job_service_account,
                 terms=answer.terms,
-                **pod_placement,
+                **placement._asdict(),
             )
         )
     except Refused as error:
         reason = f"The cluster refused the attempt's {attempt.kind}: {error}"
-        return _give_up(context, stored, decided, reason, is_refused=True)
+        return _give_up(stored, decided, reason, context, is_refused=True)
     except (NotAllowed, NotFound) as error:
         # A ResourceQuota and most policies answer 403. The answer may change within minutes.
         context.telemetry.count("LaunchesForbidden")
         context.telemetry.warning("LaunchNotAllowed", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
         reason = f"The cluster does not accept the attempt's Kubernetes Job now: {error}"
-        return _give_up(context, stored, decided, reason, is_refused=False)
+        return _give_up(stored, decided, reason, context, is_refused=False)
     rentals.delete_capacity_pods_of(job, attempt, context)
     launched = decided.but(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=context.now)
-    _record_launch(context, stored, launched, answer, pod_placement["network"])
+    _record_launch(stored, launched, answer, placement.network, context)
     context.telemetry.count("AttemptsLaunched")
     context.telemetry.info("AttemptLaunched", job_id=job.job_id, attempt=attempt.attempt, resume_from=resume_from)
     return Outcome(outcome=_launched(attempt), reason=choice.reason)
@@ -178,22 +188,20 @@ def _launched(attempt: Attempt) -> LaunchOutcome:
     return LaunchOutcome.QUEUED if attempt.local_queue else LaunchOutcome.LAUNCHED
 
 
-def _network_request(job: Job, attempt: Attempt, context: Context) -> dict[str, Any]:
-    """Return the EFA request of the pods. All nodes have one type and pool, so the first is read."""
+def _placement_on_assigned_nodes(job: Job, attempt: Attempt, context: Context) -> _PodPlacement:
+    """Return the placement of pods on assigned nodes. All nodes have one type and pool, so the first is read."""
     node = context.cluster.node(attempt.cluster, attempt.node_names[0]) if attempt.node_names else None
     if node is None:
         interfaces, huge_pages_mib = efa.EfaNode(attempt.pool, attempt.instance_type), 0
     else:
         interfaces, huge_pages_mib = efa.EfaNode.of(node), node.huge_pages_mib
     own, by_pool = job.spec.accelerators_per_node, context.policy.scheduling.efa_interfaces
-    return {
-        "accelerator_resource": node.accelerator_resource if node else "",
-        "network": efa.efa_request(interfaces, attempt.ranks, own, by_pool, huge_pages_mib),
-    }
+    network = efa.efa_request(interfaces, attempt.ranks, own, by_pool, huge_pages_mib)
+    return _PodPlacement(network, node.accelerator_resource if node else "")
 
 
-def _without_fixed_nodes(job: Job, attempt: Attempt, context: Context) -> dict[str, Any]:
-    """Return the rest of a launch without fixed nodes: the avoided nodes, and the EFA request of its pods.
+def _placement_by_kueue(job: Job, attempt: Attempt, context: Context) -> _PodPlacement:
+    """Return the placement of pods for which Kueue and the scheduler choose the nodes.
 
     Kueue may choose any type that the job names, so the pods request the interfaces that each of these types has. They
     request no huge pages: a ClusterQueue admits no job that requests a resource that it does not cover.
@@ -207,11 +215,9 @@ def _without_fixed_nodes(job: Job, attempt: Attempt, context: Context) -> dict[s
     there = {capacity.instance_type for capacity in fitting}
     nodes_of_types = [efa.EfaNode("", name) for name in job.spec.instance_types if name not in there]
     interfaces = efa.min_interfaces((*fitting, *nodes_of_types), attempt.ranks, own, by_pool)
-    return {
-        "network": efa.EfaRequest(interfaces),
-        "avoid": tuple(sorted(node.name for node in nodes if node.instance_id in instance_ids)),
-        "accelerator_resource": next((node.accelerator_resource for node in kinds if node.accelerator_resource), ""),
-    }
+    accelerator_resource = next((node.accelerator_resource for node in kinds if node.accelerator_resource), "")
+    avoid = tuple(sorted(node.name for node in nodes if node.instance_id in instance_ids))
+    return _PodPlacement(efa.EfaRequest(interfaces), accelerator_resource, avoid)
 
 
 def _why_give_up(job: Job, attempt: Attempt, context: Context) -> str:
@@ -250,7 +256,7 @@ def _earlier_attempts(attempt: Attempt, context: Context) -> tuple[_EarlierAttem
         blocking_pods = tuple(pod.name for pod in workload.live_pods(lost))
         earlier.append(
             _EarlierAttempt(
-                attempt=before, seen=workload, blocking_pods=blocking_pods, out_of_reach=tuple(sorted(lost))
+                attempt=before, workload=workload, blocking_pods=blocking_pods, out_of_reach=tuple(sorted(lost))
             )
         )
         if before.launched_at is not None:
@@ -262,11 +268,11 @@ def _earlier_attempts(attempt: Attempt, context: Context) -> tuple[_EarlierAttem
 
 
 def _record_launch(
-    context: Context,
     stored: attempt_record.StoredAttempt,
     launched: Attempt,
     answer: pin_resume_point.PinAnswer,
     network: efa.EfaRequest,
+    context: Context,
 ) -> None:
     how = "launched" if not launched.local_queue else f"handed to Kueue's LocalQueue {launched.local_queue}"
     more = f"{_resume_text(answer)}{_drain_text(launched, context.ledger)}{_network_text(launched, network)}"
@@ -318,7 +324,7 @@ def _with_priority_class(job: Job, attempt: Attempt, policy: Policy) -> JobSpec:
 
 
 def _give_up(
-    context: Context, stored: attempt_record.StoredAttempt, attempt: Attempt, why: str, *, is_refused: bool
+    stored: attempt_record.StoredAttempt, attempt: Attempt, why: str, context: Context, *, is_refused: bool
 ) -> Outcome:
     """Record on the attempt why it is not launched. SettleAttempt reads it there."""
     reason = why[:1000]

@@ -79,7 +79,7 @@ def _settle(request: Request, context: Context) -> Outcome:
     ending = _judge(request, job, attempt, workload, context)
     reported = measured_throughput.with_report(job, attempt, context.ledger)
     decided = settle(reported, attempt, ending, context.policy.jobs, context.now)
-    _commit(context, stored, decided)
+    _commit(stored, decided, context)
     context.cycle_requests.request(f"{attempt.workload_name} settled")
     _keep(job, decided.attempt, workload, context)
     _clear(job, decided.attempt, workload, context.cluster)
@@ -137,7 +137,7 @@ def _faulty(attempt: Attempt, ledger: Ledger) -> set[str]:
     return {name for life, name in slots if ledger.get(incident_rows.open_key(life))}
 
 
-def _commit(context: Context, stored: attempt_record.StoredAttempt, decided: Settlement) -> None:
+def _commit(stored: attempt_record.StoredAttempt, decided: Settlement, context: Context) -> None:
     attempt = decided.attempt
     text = f"Attempt {attempt.attempt} {_STATE_TEXT[attempt.state]}: {attempt.reason}"
     entry = TimelineEntry(at=context.now, kind="settled", text=text, writer=WRITER)

@@ -65,7 +65,7 @@ def _remember_capacity(fact: GroupFact, ledger: Ledger) -> None:
             ledger.commit(Put(fleet_rows.shortages_row(after, row.version if row else 0)))
 
 
-def recent_facts(context: Context, pool: str) -> tuple[GroupFact, ...]:
+def recent_facts(pool: str, context: Context) -> tuple[GroupFact, ...]:
     """Return the recent facts about a pool and about the whole cluster, oldest first.
 
     Expired rows are left out: DynamoDB deletes them within days and not at once.
@@ -81,5 +81,5 @@ def recent_facts(context: Context, pool: str) -> tuple[GroupFact, ...]:
 
 def ending_reservations(context: Context) -> Mapping[str, GroupFact]:
     """Return the newest fact about each capacity reservation that ends, by its id. A real fact comes before a drill."""
-    facts = sorted(recent_facts(context, ""), key=lambda fact: not fact.is_drill)
+    facts = sorted(recent_facts("", context), key=lambda fact: not fact.is_drill)
     return {fact.code: fact for fact in facts if fact.kind is GroupFactKind.RESERVATION_EXPIRING and fact.deadline_at}

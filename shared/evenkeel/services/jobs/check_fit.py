@@ -118,13 +118,13 @@ def _with_one_requirement_removed(spec: JobSpec) -> Iterable[tuple[str, JobSpec]
 
 def _decided(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy, now: datetime) -> AdmissionDecision:
     shares = NodeShares(fleet.capacities, policy.burst.pools)
-    admission_request = AdmissionRequest.of(job).model_copy(update={"not_before": None})
+    admission_request = AdmissionRequest.of(job).but_unchecked(not_before=None)
     rented = {pool.name for pool in policy.burst.pools}
     home = tuple(capacity for capacity in fleet.capacities if capacity.pool not in rented)
     decision = _weighed(with_open_amounts(admission_request, shares), home, setup, policy, now)
     for pool in policy.burst.pools if decision.action is not Action.ADMIT else ():
         capacities = (*home, *nodes_to_rent(job, pool, now))
-        request = with_open_amounts(admission_request.model_copy(update={"cluster": pool.cluster}), shares)
+        request = with_open_amounts(admission_request.but_unchecked(cluster=pool.cluster), shares)
         there = _weighed(request, capacities, setup, policy, now)
         if there.action is Action.ADMIT and job.spec.nodes <= pool.max_nodes:
             return there

@@ -74,7 +74,7 @@ def jobs_of(ledger: Ledger, job_ids: Iterable[str]) -> dict[str, Job]:
     return {job.job_id: job for job in jobs}
 
 
-def rentals_in(context: Context, jobs: Iterable[Job]) -> tuple[Rental, ...]:
+def rentals_in(jobs: Iterable[Job], context: Context) -> tuple[Rental, ...]:
     """Return the rentals of jobs, and every rental that has not ended.
 
     An ended rental of a Deployment, or of a job that had no attempt in the window, is not found.

@@ -25,7 +25,7 @@ _MAX_BEFORE = 3
 """Length of the chain of blocking jobs that is followed."""
 
 
-def why_job(context: Context, job_id: str, reader: Reader) -> Json:
+def why_job(job_id: str, reader: Reader, context: Context) -> Json:
     """Explain a job: why it waits, why it runs on its nodes, why it was moved or how it ended.
 
     Raises:
@@ -76,7 +76,7 @@ def why_job(context: Context, job_id: str, reader: Reader) -> Json:
     }
 
 
-def why_incident(context: Context, incident_id: str, reader: Reader) -> Json:
+def why_incident(incident_id: str, reader: Reader, context: Context) -> Json:
     """Explain an incident: the evidence, the decision and the next step.
 
     Raises:

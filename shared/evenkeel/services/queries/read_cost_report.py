@@ -43,7 +43,7 @@ class Filter(NamedTuple):
     until: datetime | None = None
 
 
-def show(context: Context, asked: Filter) -> Json:
+def show(asked: Filter, context: Context) -> Json:
     """Return the cost report of a window.
 
     Raises:
@@ -63,9 +63,9 @@ def show(context: Context, asked: Filter) -> Json:
     chosen = interrupted_jobs[:MAX_JOBS]
     rented = {attempt.job_id for attempt in attempts if attempt.is_rented}
     jobs = cost_records.jobs_of(context.ledger, dict.fromkeys([*chosen, *sorted(rented)]))
-    rentals = cost_records.rentals_in(context, jobs.values())
-    lost = _lost_time(context, [jobs[name] for name in chosen if name in jobs], attempts, incidents, rentals)
-    nodes, node_note = _nodes(context, span)
+    rentals = cost_records.rentals_in(jobs.values(), context)
+    lost = _lost_time([jobs[name] for name in chosen if name in jobs], attempts, incidents, rentals, context)
+    nodes, node_note = _nodes(span, context)
     notes += [node_note] if node_note else []
     economy = context.policy.economy
     pools, total = node_time(
@@ -108,11 +108,11 @@ def _interrupted(attempts: Iterable[Attempt], span: Span) -> list[str]:
 
 
 def _lost_time(
-    context: Context,
     jobs: Iterable[Job],
     known: Iterable[Attempt],
     incidents: Iterable[Incident],
     rentals: Iterable[Rental],
+    context: Context,
 ) -> list[LostTime]:
     """Return the interruptions of jobs. A job whose attempts are all known costs no further read."""
     attempts_of: dict[str, list[Attempt]] = defaultdict(list)
@@ -135,7 +135,7 @@ def _lost_time(
     return found
 
 
-def _nodes(context: Context, span: Span) -> tuple[list[NodeSpan], str]:
+def _nodes(span: Span, context: Context) -> tuple[list[NodeSpan], str]:
     """Return the nodes with GPUs that existed in the window, and why some may be missing; empty if none is."""
     stored, is_cut = pagination.everything(context.ledger, Table.FLEET, "NODE", at_most=_MAX_NODES)
     rented = {(pool.cluster, pool.name) for pool in context.policy.burst.pools}

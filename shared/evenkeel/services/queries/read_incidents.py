@@ -43,7 +43,7 @@ FRESH_FOR = timedelta(days=1)
 """How long a failed outcome asks for a person if no fact shows whether it was handled."""
 
 
-def list_incidents(context: Context, states: Sequence[IncidentState], page: pagination.Request) -> Json:
+def list_incidents(states: Sequence[IncidentState], page: pagination.Request, context: Context) -> Json:
     """Return one page of incidents, newest first; no states = all."""
     partitions = [f"INC#{state}" for state in LIST_ORDER if not states or state in states]
     answer = pagination.newest_first(context.ledger, Table.INCIDENTS, partitions, page)
@@ -51,7 +51,7 @@ def list_incidents(context: Context, states: Sequence[IncidentState], page: pagi
     return {"items": items, "nextPageToken": answer.next_token or None}
 
 
-def show_incident(context: Context, incident_id: str, reader: Reader) -> Json:
+def show_incident(incident_id: str, reader: Reader, context: Context) -> Json:
     """Return an incident with its evidence, the two branches of its recovery, and the decisions about it.
 
     Raises:

@@ -41,7 +41,7 @@ class Filter(NamedTuple):
         return fits_team and self.priority_class in (None, spec.get("priorityClass") or "")
 
 
-def list_jobs(context: Context, filters: Filter, page: pagination.Request, reader: Reader) -> Json:
+def list_jobs(filters: Filter, page: pagination.Request, reader: Reader, context: Context) -> Json:
     """Return one page of jobs, newest first; a list of pending jobs only, in the order of their queues.
 
     If teams exist, pending jobs come before all others, by team, the last of each queue first: the index has this
@@ -95,7 +95,7 @@ def list_unmanaged(context: Context) -> Json:
     return {"items": items, "nextPageToken": None}
 
 
-def show_job(context: Context, job_id: str, reader: Reader) -> Json:
+def show_job(job_id: str, reader: Reader, context: Context) -> Json:
     """Return a job, its place in the queue, and all its attempts, newest first.
 
     A caller outside its team gets fewer fields, and `isRedacted` is set.
@@ -144,7 +144,7 @@ def show_job(context: Context, job_id: str, reader: Reader) -> Json:
     }
 
 
-def job_logs(context: Context, job_id: str, reader: Reader, *, attempt: int | None, rank: int, tail: int) -> Json:
+def job_logs(job_id: str, reader: Reader, context: Context, *, attempt: int | None, rank: int, tail: int) -> Json:
     """Return the last lines of a rank's log, of the latest attempt unless another is named.
 
     If the pod is gone or not reachable, these are the lines that were kept with the attempt.

@@ -187,7 +187,7 @@ def plan(spec: JobSpec, requester: check_role.Requester, context: Context) -> Js
     decided = next(decision for decision in decisions if decision.job_id == _PLANNED)
     if not capacities:
         unread = "No sweep has read the fleet yet, so Evenkeel does not know where the job could start."
-        decided = decided.model_copy(update={"action": Action.WAIT, "reason": unread, "alternatives": ()})
+        decided = decided.but_unchecked(action=Action.WAIT, reason=unread, alternatives=())
     ahead = sorted(
         (other for other in others if job_rows.queue_order(other) < job_rows.queue_order(job)), key=job_rows.queue_order
     )

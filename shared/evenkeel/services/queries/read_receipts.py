@@ -25,23 +25,23 @@ _MAX_DECISIONS = 200
 """Decisions about one incident that a receipt reads."""
 
 
-def show_job(context: Context, job_id: str, reader: Reader) -> Json:
+def show_job(job_id: str, reader: Reader, context: Context) -> Json:
     """Return the receipt of a job's life. Outside its team, resume points and prices are withheld.
 
     Raises:
         NotFound: there is no such job.
     """
     job = read_jobs.load_job(context.ledger, job_id)
-    return of_job(context, job, reader).to_json() | {"isRedacted": not reader.may_see_job(job)}
+    return of_job(job, reader, context).to_json() | {"isRedacted": not reader.may_see_job(job)}
 
 
-def of_job(context: Context, job: Job, reader: Reader) -> JobReceipt:
+def of_job(job: Job, reader: Reader, context: Context) -> JobReceipt:
     """Return the receipt of a job as the caller may see it."""
     attempts, prices = _public(job, read_jobs.load_attempts(context.ledger, job.job_id), context, reader)
     return job_receipt(reader.view(job), attempts, _incidents_of(job, context.ledger), prices, context.now)
 
 
-def show_incident(context: Context, incident_id: str, reader: Reader) -> Json:
+def show_incident(incident_id: str, reader: Reader, context: Context) -> Json:
     """Return the receipt of an incident. Of other teams' jobs, resume points and prices are withheld.
 
     Raises:
@@ -49,11 +49,11 @@ def show_incident(context: Context, incident_id: str, reader: Reader) -> Json:
     """
     incident = read_incidents.load_incident(context.ledger, incident_id)
     may_see_all = reader.may_see_all_of(incident, context.ledger)
-    found = of_incident(context, incident, reader, may_see_all=may_see_all)
+    found = of_incident(incident, reader, context, may_see_all=may_see_all)
     return found.to_json() | {"isRedacted": not may_see_all}
 
 
-def of_incident(context: Context, incident: Incident, reader: Reader, *, may_see_all: bool) -> IncidentReceipt:
+def of_incident(incident: Incident, reader: Reader, context: Context, *, may_see_all: bool) -> IncidentReceipt:
     """Return the receipt of an incident as the caller may see it."""
     lost: list[LostTime] = []
     for job in read_incidents.load_affected_jobs(context.ledger, incident).values():

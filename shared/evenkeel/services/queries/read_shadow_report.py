@@ -54,7 +54,7 @@ class Filter(NamedTuple):
         return ShadowTerms(window_hours=self.window_hours)
 
 
-def show(context: Context, filters: Filter, page: pagination.Request) -> Json:
+def show(filters: Filter, page: pagination.Request, context: Context) -> Json:
     """Return the sum of all cases, and one page of the cases, newest first.
 
     Raises:
@@ -62,7 +62,7 @@ def show(context: Context, filters: Filter, page: pagination.Request) -> Json:
     """
     since = filters.since or context.now - DEFAULT_SINCE
     incidents, is_complete = read_incidents.incidents_since(context.ledger, since)
-    judged = _judged(context, incidents, filters)
+    judged = _judged(incidents, filters, context)
     items, token = _page_of(judged, page)
     oldest = min((incident.opened_at for incident in incidents), default=None)
     return {
@@ -76,7 +76,7 @@ def show(context: Context, filters: Filter, page: pagination.Request) -> Json:
     }
 
 
-def _judged(context: Context, incidents: Sequence[Incident], filters: Filter) -> list[JudgedCase]:
+def _judged(incidents: Sequence[Incident], filters: Filter, context: Context) -> list[JudgedCase]:
     decisions = [
         decision for listed_incident in incidents if (decision := shadow_decision(listed_incident)) is not None
     ]
@@ -86,7 +86,7 @@ def _judged(context: Context, incidents: Sequence[Incident], filters: Filter) ->
     for incident in incidents:
         if not incident.is_drill:
             by_node[incident.life.key].append(incident)
-    nodes = _load_nodes(context, cases, by_node)
+    nodes = _load_nodes(cases, by_node, context)
     return [judge(_case(decision, group, nodes[decision.node]), filters.terms) for decision, group in cases]
 
 
@@ -104,9 +104,9 @@ class _NodeRecords(NamedTuple):
 
 
 def _load_nodes(
-    context: Context,
     cases: Iterable[tuple[ShadowDecision, Sequence[ShadowDecision]]],
     by_node: Mapping[str, Sequence[Incident]],
+    context: Context,
 ) -> dict[str, _NodeRecords]:
     """Read the records of all nodes of the cases, a hundred rows at a time."""
     wanted = {decision.node: by_node[decision.node] for decision, _ in cases}

@@ -16,7 +16,7 @@ from evenkeel.services.storage import incident_rows, rows
 Json = dict[str, Any]
 
 
-def show_job(context: Context, job_id: str, reader: Reader) -> Json:
+def show_job(job_id: str, reader: Reader, context: Context) -> Json:
     """Return the timeline of a job with a line for the loss of each interruption that is over, oldest first.
 
     Raises:
@@ -26,7 +26,7 @@ def show_job(context: Context, job_id: str, reader: Reader) -> Json:
     entries = read_jobs.timeline(context.ledger, job_id)
     if not reader.may_see_job(job):
         entries = disclosure.job_timeline(entries)
-    receipt = read_receipts.of_job(context, job, reader)
+    receipt = read_receipts.of_job(job, reader, context)
     ends = [
         _entry(ended_at, interruption_line(interruption))
         for interruption in receipt.interruptions
@@ -35,7 +35,7 @@ def show_job(context: Context, job_id: str, reader: Reader) -> Json:
     return {"subject": job_id, "entries": _by_time([*entries, *ends])}
 
 
-def show_incident(context: Context, incident_id: str, reader: Reader) -> Json:
+def show_incident(incident_id: str, reader: Reader, context: Context) -> Json:
     """Return the timeline of an incident, oldest first, with a line for its receipt once it is settled.
 
     Raises:
@@ -49,7 +49,7 @@ def show_incident(context: Context, incident_id: str, reader: Reader) -> Json:
     if incident.mode == Mode.OBSERVE:
         entries = [*entries, *_aftermath(context.ledger, incident_id)]
     if incident.stages.settled_at and incident.affected_jobs:
-        text = incident_line(read_receipts.of_incident(context, incident, reader, may_see_all=may_see_all))
+        text = incident_line(read_receipts.of_incident(incident, reader, context, may_see_all=may_see_all))
         entries = [*entries, _entry(incident.stages.settled_at, text)]
     return {"subject": incident_id, "entries": _by_time(entries)}
 

@@ -88,7 +88,7 @@ _AMOUNTS: Mapping[Measure, Callable[[_Machine], float | None]] = {
 }
 
 
-def show(context: Context, by: GroupBy = GroupBy.POOL, *, cluster: str = "", pool: str = "") -> Json:
+def show(by: GroupBy, context: Context, *, cluster: str = "", pool: str = "") -> Json:
     """Return an item for each pool or node, and the totals. An empty cluster or pool selects all."""
     present, has_more_nodes = read_fleet.present_nodes(context.ledger)
     nodes = [node for node in present if cluster in ("", node.life.cluster) and pool in ("", node.pool)]

@@ -60,7 +60,7 @@ def run(request: Request, context: Context) -> Outcome:
     Idempotent: yes, by the mark. A person's cordon stays unchanged.
     """
     keys = guardrails.cordon_keys()
-    incident, version, found = incident_record.load_with(context, request.incident_id, *keys)
+    incident, version, found = incident_record.load_with(request.incident_id, context, *keys)
     barred = incident_record.why_may_not_act(incident, context)
     if barred or incident.state.is_settled:
         return Outcome(outcome=CordonOutcome.NOT_ALLOWED, reason=barred or "The incident is settled.")
@@ -103,7 +103,7 @@ def cordon(
         life = current.life.key
         writes: list[Write] = []
         if not carries_ours:
-            writes += guardrail_registers.leaving(context, RegisterName.CORDONS, life, is_drill=current.is_drill)
+            writes += guardrail_registers.leaving(RegisterName.CORDONS, context, life, is_drill=current.is_drill)
         after = current
         if current.block is not None and current.block.act == GuardedAction.CORDON:
             after = after.without_block()

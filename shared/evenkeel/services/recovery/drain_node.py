@@ -392,7 +392,7 @@ def evict_movable_pods(incident: Incident, context: Context, *, may_stop: bool) 
 
     Idempotent: yes, each eviction names one pod by its UID.
     """
-    here = unmanaged_pods.pods(context, incident.life.cluster, incident.node_name) if incident.node_name else ()
+    here = unmanaged_pods.pods(incident.life.cluster, context, incident.node_name) if incident.node_name else ()
     incident = _record_unmanaged_workloads(incident, here, context)
     moved_jobs = restart_unmanaged.run(incident, context, may_stop=may_stop)
     movable = [pod for pod in here if (pod.is_movable or pod.label in moved_jobs) and may_stop]
@@ -424,7 +424,7 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
     restart_unmanaged.run_if_allowed(incident, context)
     fault = context.policy.catalogue.look_up(incident.fault_key)
     until = drain_deadline(fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=context.policy)
-    here = unmanaged_pods.pods(context, incident.life.cluster, incident.node_name) if incident.node_name else ()
+    here = unmanaged_pods.pods(incident.life.cluster, context, incident.node_name) if incident.node_name else ()
     leaving: dict[str, UnmanagedPod] = {}
     messages: dict[str, str] = {}
     waits, question = False, ""

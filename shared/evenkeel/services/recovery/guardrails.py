@@ -136,7 +136,7 @@ class GuardrailInputs:
                 ),
                 group_facts=tuple(
                     fact
-                    for fact in note_group_fact.recent_facts(self.context, pool)
+                    for fact in note_group_fact.recent_facts(pool, self.context)
                     if self.context.now - fact.observed_at < self._window and (incident.is_drill or not fact.is_drill)
                 ),
             )

@@ -37,7 +37,7 @@ def forget(ledger: Ledger, life: str) -> None:
     _change(ledger, lambda known: known.without(life))
 
 
-def prune(context: Context, cordoned: frozenset[str]) -> int:
+def prune(cordoned: frozenset[str], context: Context) -> int:
     """Delete the records of cordons that were removed from their nodes outside Evenkeel.
 
     Raises:

@@ -51,7 +51,7 @@ def run(request: Request, context: Context) -> Outcome:
 
     Idempotent: yes. The plan of a run is stored with its incident, and returned again.
     """
-    incident, version, _ = incident_record.load_with(context, request.incident_id)
+    incident, version, _ = incident_record.load_with(request.incident_id, context)
     stored = _outcome_in_force(incident, request)
     if stored and stored.outcome is not PlanOutcome.ASK:
         return stored

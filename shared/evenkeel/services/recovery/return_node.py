@@ -81,8 +81,8 @@ def _record(incident: Incident, answer: Outcome, instance_id: str, context: Cont
             after = after.at_stage("returned_at", context.now)
         life = current.life.key
         leaves = [
-            *guardrail_registers.leaving(context, RegisterName.REPAIRS, life, is_drill=current.is_drill),
-            *guardrail_registers.leaving(context, RegisterName.CORDONS, life, is_drill=current.is_drill),
+            *guardrail_registers.leaving(RegisterName.REPAIRS, context, life, is_drill=current.is_drill),
+            *guardrail_registers.leaving(RegisterName.CORDONS, context, life, is_drill=current.is_drill),
         ]
         after = after.without_block()
         kind = "returned" if answer.outcome == RETURNED else "node"

@@ -214,7 +214,7 @@ def _record_on_incident(request: Request, node: FleetNode, incident_id: str, at:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         text = f"{request.by} uncordoned {node.node_name}" + (f": {request.reason}" if request.reason else ".")
         line = incident_record.timeline_put(current.incident_id, "uncordoned", text, at=at, writer=request.by)
-        leaves = guardrail_registers.leaving(context, RegisterName.CORDONS, node.life.key, is_drill=current.is_drill)
+        leaves = guardrail_registers.leaving(RegisterName.CORDONS, context, node.life.key, is_drill=current.is_drill)
         return current, [*leaves, line]
 
     try:

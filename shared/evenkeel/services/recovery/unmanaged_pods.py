@@ -19,7 +19,7 @@ _RENTAL_PODS = re.compile(r"(?P<job>.+)-r(?P<number>[0-9]{1,6})(-[0-9]{1,3})?")
 _CHECK = re.compile(r"(?P<incident>inc-[a-z0-9]+)-check-[0-9]+")
 
 
-def pods(context: Context, name: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:
+def pods(name: str, context: Context, on: str | None = None) -> tuple[UnmanagedPod, ...]:
     """List the live unmanaged pods of all namespaces, without static pods and pods of a DaemonSet.
 
     Args:

@@ -124,7 +124,7 @@ def budget_left_beside(rental: Rental, context: Context) -> int | None:
 
 def record_of(placed: PlacementDecision, context: Context) -> Decision:
     """Return the decision record of a placement."""
-    recorded = placed.model_copy(update={"reason": placed.recorded_reason(context.mode)})
+    recorded = placed.but_unchecked(reason=placed.recorded_reason(context.mode))
     return decision_of("PLACEMENT", placed.job_id, placed.action, recorded, placed.facts, context)
 
 

@@ -60,10 +60,10 @@ def run(context: Context, *, requested_at: datetime | None = None) -> Outcome:
     cycle = Source(kind=SourceKind.SCHEDULING_CYCLE)
     results = heartbeats.SourceResults()
     try:
-        outcome, started_at = _run(context, results)
+        outcome, started_at = _run(results, context)
     except EvenkeelError as error:
         results.failed(cycle, error)
-        heartbeats.record_heartbeat(context, WRITER, results)
+        heartbeats.record_heartbeat(WRITER, context, results)
         raise
     if outcome.is_complete:
         results.answered(cycle)
@@ -71,7 +71,7 @@ def run(context: Context, *, requested_at: datetime | None = None) -> Outcome:
             _record_finished(started_at, finished, context)
     else:
         results.failed(cycle, "The queue changed on every try.")
-    heartbeats.record_heartbeat(context, WRITER, results)
+    heartbeats.record_heartbeat(WRITER, context, results)
     return outcome
 
 
@@ -83,7 +83,7 @@ def _record_finished(started_at: datetime, before: Row | None, context: Context)
         context.ledger.commit(Put(row))
 
 
-def _run(context: Context, results: heartbeats.SourceResults) -> tuple[Outcome, datetime | None]:
+def _run(results: heartbeats.SourceResults, context: Context) -> tuple[Outcome, datetime | None]:
     """Return the outcome, and when the cycle began to read the facts of its last decisions.
 
     The time is None if a cluster could not be read: such a cycle answers only its own requests.

@@ -24,7 +24,7 @@ class RegisterName(StrEnum):
     CORDONS = "cordons"
 
 
-def load(context: Context, which: RegisterName, *, is_drill: bool = False) -> tuple[Register, int]:
+def load(which: RegisterName, context: Context, *, is_drill: bool = False) -> tuple[Register, int]:
     """Return the present entries, and the version of the row."""
     return read(context.ledger.get(_key(which, is_drill=is_drill)), context.now)
 
@@ -49,22 +49,22 @@ def entering(
     )
 
 
-def leaving(context: Context, which: RegisterName, *lives: str, is_drill: bool = False) -> tuple[Put, ...]:
+def leaving(which: RegisterName, context: Context, *lives: str, is_drill: bool = False) -> tuple[Put, ...]:
     """Return the write that removes nodes, for the commit that releases them; none if they are not in the register."""
-    register, version = load(context, which, is_drill=is_drill)
+    register, version = load(which, context, is_drill=is_drill)
     if not any(entry.life in lives for entry in register.entries):
         return ()
     return (Put(Row(_key(which, is_drill=is_drill), register.without(*lives).to_json(), version)),)
 
 
 def reconcile(
-    context: Context, which: RegisterName, is_over: Callable[[RegisterEntry], bool], *, is_drill: bool = False
+    which: RegisterName, is_over: Callable[[RegisterEntry], bool], context: Context, *, is_drill: bool = False
 ) -> int:
     """Remove the nodes whose entry is outdated. Return how many.
 
     Idempotent: yes. If the register changes meanwhile, the next sweep removes them.
     """
-    register, version = load(context, which, is_drill=is_drill)
+    register, version = load(which, context, is_drill=is_drill)
     over = [entry.life for entry in register.entries if is_over(entry)]
     if not over:
         return 0

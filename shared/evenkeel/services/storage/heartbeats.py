@@ -37,7 +37,7 @@ class SourceResults:
 
 
 def record_heartbeat(
-    context: Context, function: str, results: SourceResults | None = None, read_at: datetime | None = None
+    function: str, context: Context, results: SourceResults | None = None, read_at: datetime | None = None
 ) -> None:
     """Record that a run ended, and its results. Sources that were not read keep their report.
 

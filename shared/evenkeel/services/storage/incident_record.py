@@ -39,7 +39,7 @@ def load(ledger: Ledger, incident_id: str) -> tuple[Incident, int]:
     return _incident_of(ledger.get(incident_rows.incident_key(incident_id)), incident_id)
 
 
-def load_with(context: Context, incident_id: str, *keys: Key) -> tuple[Incident, int, tuple[Row | None, ...]]:
+def load_with(incident_id: str, context: Context, *keys: Key) -> tuple[Incident, int, tuple[Row | None, ...]]:
     """Return an incident, its version, and the rows of further keys, all read in one round trip.
 
     Raises:

@@ -119,7 +119,7 @@ def reconcile_registers(sweep: SweepRun) -> int:
         return (life.cluster, life.instance_id) not in marks and not sweep.is_fresh(entry.since)
 
     return sum(
-        guardrail_registers.reconcile(sweep.context, which, is_over, is_drill=is_drill)
+        guardrail_registers.reconcile(which, is_over, sweep.context, is_drill=is_drill)
         for which, is_over in ((RegisterName.REPAIRS, is_settled), (RegisterName.CORDONS, is_free))
         for is_drill in (False, True)
     )

@@ -71,7 +71,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
         sweep.accelerators_in_use = sum(node.accelerators_in_use for node in stored_nodes.values())
         cordoned = frozenset(node.life.key for node in stored_nodes.values() if node.is_cordoned)
         with contextlib.suppress(Conflict):  # a person cordons or uncordons now; the next sweep prunes
-            manual_cordons.prune(sweep.context, cordoned)
+            manual_cordons.prune(cordoned, sweep.context)
         _summarise(sweep, stored_nodes.values())
     return 0
 
@@ -148,7 +148,7 @@ def _record_unmanaged_workloads(sweep: SweepRun) -> dict[tuple[str, str], tuple[
     clusters: dict[tuple[str, str], set[str]] = {}
 
     def pods_of(cluster: str) -> tuple[UnmanagedPod, ...]:
-        return unmanaged_pods.pods(sweep.context, cluster)
+        return unmanaged_pods.pods(cluster, sweep.context)
 
     for cluster, pods in sweep.read_each_cluster("pods", pods_of).items():
         listed = [workload for workload in unmanaged_workloads(cluster, pods) if workload.accelerators]

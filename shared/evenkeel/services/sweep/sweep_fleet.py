@@ -94,7 +94,7 @@ def run(context: Context) -> Outcome:
         f"{name}: {error}" for name, error in sweep.results.errors.items() if error and not name.startswith(steps)
     ]
     ended = context.but(now=context.clock.now())
-    heartbeats.record_heartbeat(ended, WRITER, sweep.results, read_at=context.now)
+    heartbeats.record_heartbeat(WRITER, ended, sweep.results, read_at=context.now)
     if measures:
         ages = read_sources.run(ended)
         _measure_sources(ages, context.telemetry)

@@ -63,7 +63,7 @@ def run(context: Context) -> Outcome:
         if watch.lock is not None:
             locks.release(context.ledger, watch.lock, now=context.clock.now())
     ended = context.but(now=context.clock.now())
-    heartbeats.record_heartbeat(ended, WRITER, watch.results())
+    heartbeats.record_heartbeat(WRITER, ended, watch.results())
     return Outcome(
         outcome="WATCHED",
         snapshots=watch.snapshots,
