@@ -181,7 +181,7 @@ def list_events() -> api.Reply:
     query = app.query(api_types.EventsQuery)
     page = pagination.Request(query.page_size, query.next_page_token)
     asked = read_events.Filter(kinds=query.kind, subject=query.subject, team=query.team, since=query.since)
-    return app.answer(read_events.list_events(wiring.context(), asked, page))
+    return app.answer(read_events.list_events(asked, page, wiring.context()))
 
 
 @app.get("/v1/shadow-report")

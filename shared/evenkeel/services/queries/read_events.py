@@ -34,7 +34,7 @@ class Filter(NamedTuple):
         )
 
 
-def list_events(context: Context, asked: Filter, page: pagination.Request) -> Json:
+def list_events(asked: Filter, page: pagination.Request, context: Context) -> Json:
     """Return one page of events, by the time of their record, newest first.
 
     That time only grows, however late a change was published. So a caller that asks again since its newest record

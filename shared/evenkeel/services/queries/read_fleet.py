@@ -114,11 +114,11 @@ class _Incidents(NamedTuple):
         return f"{number} incident {verbs[0]}" if number == "1" else f"{number} incidents {verbs[1]}"
 
 
-def status(context: Context, sources: Sequence[SourceAge]) -> Json:
+def status(sources: Sequence[SourceAge], context: Context) -> Json:
     """Return the overview: problems with their handling, and the state of the fleet and the jobs."""
     nodes, has_more_nodes = present_nodes(context.ledger)
     work = _work(context.ledger)
-    incidents = _incidents(context, nodes, work)
+    incidents = _incidents(nodes, work, context)
     automation = hold_automation.show(context)
     beats = _heartbeats(context)
     left = unhealthy_nodes.load(context.ledger)
@@ -137,7 +137,7 @@ def status(context: Context, sources: Sequence[SourceAge]) -> Json:
             "working": len(incidents.working),
             "needYou": len(incidents.needing),
             "isLowerBound": incidents.is_lower_bound,
-            "items": _shown(context, incidents),
+            "items": _shown(incidents, context),
         },
         "outages": outages,
         "next": _next(incidents, unhealthy),
@@ -152,7 +152,7 @@ def status(context: Context, sources: Sequence[SourceAge]) -> Json:
         "cpu": _stated_amounts(nodes, states, lambda amounts: amounts.cpu),
         "memoryGib": _stated_amounts(nodes, states, lambda amounts: amounts.memory_gib),
         "cordons": _cordons(context.ledger, nodes),
-        "jobs": _jobs(context, work) | _sight_of_all(sources),
+        "jobs": _jobs(work, context) | _sight_of_all(sources),
         "teams": [
             {name: value for name, value in team.items() if name != "resources"}
             for team in read_teams.list_teams(context)["items"][:_MAX_TEAMS]
@@ -186,7 +186,7 @@ def list_nodes(ledger: Ledger, page: pagination.Request, *, with_gone: bool = Fa
     return {"items": items, "nextPageToken": answer.next_token or None}
 
 
-def show_node(context: Context, instance_id: str) -> Json:
+def show_node(instance_id: str, context: Context) -> Json:
     """Return a node by its instance id.
 
     Raises:
@@ -340,11 +340,11 @@ def _incident_of(ledger: Ledger, node: FleetNode) -> Incident | None:
     return rows.read(incident, Incident) if incident else None
 
 
-def _incidents(context: Context, nodes: Iterable[FleetNode], work: Mapping[JobState, _JobCounts]) -> _Incidents:
+def _incidents(nodes: Iterable[FleetNode], work: Mapping[JobState, _JobCounts], context: Context) -> _Incidents:
     incidents, is_cut = _open_incidents(context.ledger)
     asking = [incident for incident in incidents if pending_approval(incident)]
     working = [incident for incident in incidents if not pending_approval(incident)]
-    ended, may_be_more = _unresolved(context, nodes, work, incidents)
+    ended, may_be_more = _unresolved(nodes, work, incidents, context)
     alive = _JobCache(context.ledger, work)
     holders = {node.slot: node for node in nodes}
     needing = [
@@ -383,7 +383,7 @@ class _JobCache:
 
 
 def _unresolved(
-    context: Context, nodes: Iterable[FleetNode], work: Mapping[JobState, _JobCounts], others: Iterable[Incident]
+    nodes: Iterable[FleetNode], work: Mapping[JobState, _JobCounts], others: Iterable[Incident], context: Context
 ) -> tuple[list[Incident], bool]:
     """Return the settled incidents that may need a person, and whether there may be more.
 
@@ -451,15 +451,15 @@ def _outage(cause: str, members: Sequence[Incident]) -> Json:
     }
 
 
-def _shown(context: Context, incidents: _Incidents) -> list[Json]:
+def _shown(incidents: _Incidents, context: Context) -> list[Json]:
     needing = read_incidents.with_jobs(context.ledger, incidents.needing[:_MAX_SHOWN])
     working = read_incidents.with_jobs(context.ledger, incidents.working[:_MAX_SHOWN])
-    return [_incident(context, incident, needs_you=True) for incident in needing] + [
-        _incident(context, incident, needs_you=False) for incident in working
+    return [_incident(incident, context, needs_you=True) for incident in needing] + [
+        _incident(incident, context, needs_you=False) for incident in working
     ]
 
 
-def _incident(context: Context, incident: Incident, *, needs_you: bool) -> Json:
+def _incident(incident: Incident, context: Context, *, needs_you: bool) -> Json:
     return read_incidents.summary(incident, context.now) | {
         "needsYou": needs_you,
         "nodeLane": read_incidents.node_progress(incident, context.policy.repair),
@@ -549,7 +549,7 @@ def _work(ledger: Ledger) -> dict[JobState, _JobCounts]:
     return counts
 
 
-def _jobs(context: Context, counts: Mapping[JobState, _JobCounts]) -> Json:
+def _jobs(counts: Mapping[JobState, _JobCounts], context: Context) -> Json:
     classes: dict[str, dict[JobState, list[Json]]] = defaultdict(lambda: defaultdict(list))
     for state, work in counts.items():
         for row in work["rows"]:
