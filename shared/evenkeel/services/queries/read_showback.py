@@ -60,7 +60,7 @@ def show(context: Context, asked: Filter, page: pagination.Request, reader: Read
     attempts, window = cost_records.attempts_in(context.ledger, span)
     wanted = [attempt for attempt in attempts if asked.team in ("", attempt.team)]
     jobs = cost_records.jobs_of(context.ledger, dict.fromkeys(attempt.job_id for attempt in wanted))
-    rentals = [rental for rental in cost_records.rentals_in(context, jobs.values()) if asked.team in ("", rental.team)]
+    rentals = [rental for rental in cost_records.rentals_in(jobs.values(), context) if asked.team in ("", rental.team)]
     jobs |= cost_records.jobs_of(context.ledger, {rental.job_id for rental in rentals} - jobs.keys())
     charges = _Charges(context, jobs, reader, asked.label, window.span)
     rows, total = showback_rows([*charges.of_attempts(wanted), *charges.of_rentals(rentals)])
@@ -113,7 +113,7 @@ class _Charges:
     def _key(self, job_id: str, team: str, place: tuple[str, str], kind: ChargeKind) -> tuple[ShowbackKey, bool]:
         job = self._jobs.get(job_id)
         pool, instance_type = place
-        is_seen = self._reader.sees(job) if job else self._reader.sees_every_team
+        is_seen = self._reader.may_see_job(job) if job else self._reader.may_see_every_team
         if not is_seen:
             return ShowbackKey(team, None, None, pool, instance_type, kind), False
         user = (job.owner or job.submitted_by) if job else ""
@@ -124,7 +124,7 @@ class _Charges:
 def _budgets(context: Context, reader: Reader, team: str) -> Iterator[BudgetForecast]:
     """Yield the budgets of the teams that the caller sees."""
     setup = reader.setup
-    wanted = [each for each in setup.teams if each.budgets and team in ("", each.name) and reader.sees_team(each)]
+    wanted = [each for each in setup.teams if each.budgets and team in ("", each.name) and reader.may_see_team(each)]
     if not wanted:
         return
     only = setup.but(teams=tuple(wanted))
