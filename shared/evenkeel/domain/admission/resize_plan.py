@@ -454,7 +454,7 @@ class _Planner:
         """Whether the rules would start a running job at another size if it waited instead."""
         fleet = self._fleet_after({job.job_id: 0})
         request = admission_request(job, self.shares, self.policy, self.now).but_unchecked(
-            nodes=nodes, wanted=0, sizes=(), is_resize=True, queued_at=job.queued_at
+            nodes=nodes, requested_nodes=0, sizes=(), is_resize=True, queued_at=job.queued_at
         )
         decisions = self._decide(fleet._replace(pending=(request,)))
         return any(decision.action is Action.ADMIT for decision in decisions)

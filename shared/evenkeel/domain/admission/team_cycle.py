@@ -10,7 +10,7 @@ their nodes. A job that has quota but no nodes is parked, or blocks its queue, a
 only the jobs of its queue that could take the same nodes.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
@@ -23,37 +23,26 @@ from evenkeel.domain.admission.decide import (
     with_preemption,
 )
 from evenkeel.domain.admission.fifo import FifoBarrier
+from evenkeel.domain.admission.free_nodes import FreeNodes
 from evenkeel.domain.admission.offers import (
     JobToPreempt,
     PoolFit,
     PreemptionPlan,
-    SharedFits,
     best_fit,
-    missing_efa,
-    pool_fits,
-    stays_long_enough,
-    subtract_assigned,
     why_no_fit,
 )
 from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
-from evenkeel.domain.capacity import instance_types
-from evenkeel.domain.capacity.node_capacity import NodeCapacity, with_freed
+from evenkeel.domain.admission.team_queues import TeamQueues
 from evenkeel.domain.economics.policy import EconomyPolicy
-from evenkeel.domain.jobs.charge import Charge, charged_resources
 from evenkeel.domain.kueue import short_form
 from evenkeel.domain.kueue.assignment import Assignment
 from evenkeel.domain.kueue.decisions import CycleDecision, Result
-from evenkeel.domain.kueue.objects import Amounts, QueueingStrategy, Workload
+from evenkeel.domain.kueue.objects import Amounts, Workload
 from evenkeel.domain.kueue.preemption import Demand, Victim, preemptable_victims
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.kueue.setup import Profile, QuotaDocuments
-from evenkeel.domain.nodes import NodeLife
-from evenkeel.domain.quotas import flavor_matching
 from evenkeel.domain.quotas.quota_facts import CycleState, DocumentCache, quota_facts_of
-from evenkeel.domain.quotas.quota_holders import QuotaHolder, holder_document
-from evenkeel.domain.quotas.spending import UsageLimit, usage_limits
 
 _MAX_CYCLES = 2000
 
@@ -93,24 +82,21 @@ class _TeamCycle:
         now: datetime,
         last: frozenset[str] = frozenset(),
     ) -> None:
-        self.snapshot, self.policy, self.economy, self.now = snapshot, policy, economy, now
+        self.snapshot, self.now = snapshot, now
         self.last = last
         """Jobs that are decided after all other jobs."""
-        self.capacities = snapshot.capacities
-        self.catalogue = instance_types.shipped()
+        self.queues = TeamQueues(snapshot, economy, now)
+        self.nodes = FreeNodes(snapshot, policy, self.queues.flavors)
         setup = snapshot.setup.queues
-        self.queues = {queue.name: queue for queue in setup.queues}
-        self.flavors = {flavor.name: flavor_matching.with_labels(flavor) for flavor in setup.flavors}
-        self.declared = QuotaDocuments(Profile.EVENKEEL, setup.rules)
-        self.declared.queues = dict(self.queues)
-        self.scheduler = Scheduler(setup.queues, setup.cohorts, self.flavors.values(), setup.rules, self._assign_nodes)
+        self.scheduler = Scheduler(
+            setup.queues, setup.cohorts, self.queues.flavors.values(), setup.rules, self._assign_nodes
+        )
+        self.queues.load_use(self.scheduler)
         self.requests: dict[str, AdmissionRequest] = {}
         """Requests that take part in the Kueue cycles."""
         self.jobs: dict[str, short_form.ShortJob] = {}
         """The same requests as Kueue reads them."""
         self.documents = DocumentCache()
-        self.nodes_by_flavors: dict[frozenset[str], Callable[[NodeCapacity], bool] | None] = {}
-        self.shared_fits = SharedFits(self.capacities, policy)
         self.latest: dict[str, _QueueDecision] = {}
         """Job → its latest decision by quota."""
         self.offers: dict[str, tuple[PoolFit, ...]] = {}
@@ -126,48 +112,8 @@ class _TeamCycle:
         """Decisions that found quota but no nodes, while the scan of the flavors goes on."""
         self.reserved_quota: dict[str, tuple[str, Amounts]] = {}
         """Job that has quota but no nodes → (queue, quota that is reserved for it)."""
-        self.reserved_nodes: dict[str, tuple[NodeLife, ...]] = {}
-        """The same job → nodes that are reserved for it."""
         self.preemption_plans: dict[str, PreemptionPlan | None] = {}
         """Job that has quota but no nodes, and may preempt → its plan."""
-        self.started: dict[str, list[Charge]] = {}
-        """Team → the charges of jobs that this cycle admitted. They count towards the team's limits."""
-        self._load_usage()
-
-    # ------------------------------------------------------------ charges
-
-    def _load_usage(self) -> None:
-        scheduler = self.scheduler
-        scheduler.snapshot.now = self.now.timestamp()
-        for name, submitters in self.snapshot.used.items():
-            resource = flavor_matching.resource_of((), self.queues[name], self.catalogue)
-            for submitter, left in submitters.items():
-                scheduler.add_past_use(name, submitter, {resource: left})
-        for charge in sorted(self.snapshot.charges, key=lambda each: (each.admitted_at or self.now, each.job_id)):
-            queue = self.queues.get(charge.queue or charge.team)
-            use = flavor_matching.quota_use(charge, queue, self.flavors, self.catalogue) if queue else {}
-            if queue is None or not use:
-                continue
-            document = holder_document(
-                QuotaHolder(
-                    charge.job_id,
-                    queue.name,
-                    use,
-                    max(1, len(charge.node_names)),
-                    charge.priority,
-                    (charge.admitted_at or self.now).timestamp(),
-                    queued_at=charge.queued_at.timestamp() if charge.queued_at else 0.0,
-                    is_evicted=charge.job_id in self.snapshot.stopping,
-                    sub_queue=charge.owner if queue.by_use else "",
-                    work_at_risk=self.snapshot.work_at_risk_by_job.get(charge.job_id),
-                    is_pinned=charge.cluster in self.snapshot.unreadable,
-                )
-            )
-            holder = self.declared.job(document, charge.job_id).admitted
-            assert holder is not None
-            scheduler.restore(holder)
-        for eviction in self.snapshot.memory.evictions:
-            scheduler.snapshot.evicted_at[frozenset((eviction.preemptor, eviction.victim))] = eviction.at.timestamp()
 
     # ------------------------------------------------------------ the order of decisions
 
@@ -178,7 +124,7 @@ class _TeamCycle:
                 self.decided[request.job_id] = decision
             else:
                 self.requests[request.job_id] = request
-                self.jobs[request.job_id] = self._job(request)
+                self.jobs[request.job_id] = self.queues.to_kueue(request)
         for group in (0, 1, 2):
             names = []
             for name in [
@@ -209,10 +155,10 @@ class _TeamCycle:
         team = self.snapshot.setup.by_name.get(request.team)
         if team is None:
             return self._decide(request, hold_reason=f"Team {request.team} no longer exists.")
-        queue = self.queues[request.team]
+        queue = self.queues.by_name[request.team]
         if not queue.is_active:
             return self._decide(request, hold_reason=f"The job's queue admits no jobs: {queue.inactive or queue.stop}.")
-        offers = self._offers(request)
+        offers = self.nodes.fits(request)
         if all(offer.total_nodes < request.nodes for offer in offers) and (request.attempts == 0 or not offers):
             return self._decide(request, offers=offers)
         # Jobs of the same shape may end before AWS takes the nodes, so this job must not park them.
@@ -223,48 +169,12 @@ class _TeamCycle:
 
     def _decision_over_limit(self, request: AdmissionRequest) -> AdmissionDecision | None:
         """Return the decision about a job that a limit of its team or its owner keeps waiting."""
-        limits = self._limits(request)
+        limits = self.queues.limits(request)
         return self._decide(request, limits=limits) if any(limit.is_reached for limit in limits) else None
 
     def _decide(self, request: AdmissionRequest, **facts: object) -> AdmissionDecision:
         known = {"request": request, "offers": (), "now": self.now, **facts}
         return decide(AdmissionFacts.model_validate(known))
-
-    def _limits(self, request: AdmissionRequest) -> tuple[UsageLimit, ...]:
-        team = self.snapshot.setup.by_name[request.team]
-        if team.max_accelerators_per_user is None and not team.budgets:
-            return ()
-        held = [charge for charge in self.snapshot.charges if charge.team == team.name]
-        spent = {period: spent for (of, period), spent in self.snapshot.spent.items() if of == team.name}
-        return usage_limits(
-            team,
-            request.owner,
-            request.nodes * request.accelerators_per_node,
-            (*held, *self.started.get(team.name, ())),
-            spent,
-            self.economy,
-            self.now,
-        )
-
-    def _job(self, request: AdmissionRequest) -> short_form.ShortJob:
-        queue = self.queues[request.team]
-        resource = flavor_matching.resource_of(request.instance_types, queue, self.catalogue)
-        pods = short_form.ShortPodSet(
-            name="workers",
-            count=request.nodes,
-            requests=flavor_matching.requests_of(request.per_node, resource, queue),
-            selector={flavor_matching.CLUSTER_LABEL: request.cluster},
-            affinity=flavor_matching.affinity_to_types(request.instance_types),
-        )
-        return short_form.ShortJob(
-            name=request.job_id,
-            queue=queue.name,
-            priority=request.priority,
-            created_at=request.submitted_at.timestamp(),
-            requeued_at=request.queued_at.timestamp() if request.queued_at else None,
-            sub_queue=request.owner if queue.by_use else "",
-            pod_sets=(pods,),
-        )
 
     def _keep_heads(self, names: Iterable[str]) -> None:
         """Keep a job at the head of its queue while its victims stop. A recovery comes before it."""
@@ -279,51 +189,16 @@ class _TeamCycle:
     def _assign_nodes(self, workload: Workload, assignment: Assignment, victims: tuple[Victim, ...]) -> str:
         """Return why no nodes fit; empty if some do. Assigns the nodes unless victims must stop first."""
         request = self.requests[workload.workload_id]
-        capacities = self._capacity_after(victims) if victims else self.capacities
-        is_in_flavors = self._nodes_of_flavors(
-            frozenset(flavor for flavors in assignment.flavors for flavor in flavors.values())
-        )
-        offers = pool_fits(request, capacities, self.policy, is_in_flavors)
+        names = {victim.workload_id for victim in victims}
+        capacities = self.nodes.without(names | self.snapshot.stopping) if victims else None
+        offers = self.nodes.fits_in_flavors(request, assignment, capacities)
         self.offers[request.job_id] = offers
         shortage = why_no_fit(request, offers)
         if not shortage and not victims:
-            self.capacities = subtract_assigned(self.capacities, request, best_fit(offers).best)
+            self.nodes.assign(request, best_fit(offers).best)
         elif shortage and not victims and not _tries_next_flavor(assignment):
             self._reserve(request, workload, assignment)
         return shortage
-
-    def _offers(self, request: AdmissionRequest) -> tuple[PoolFit, ...]:
-        """Return the fits of a request on the nodes that are left."""
-        return self.shared_fits.of(request, self.capacities)
-
-    def _nodes_of_flavors(self, given: frozenset[str]) -> Callable[[NodeCapacity], bool] | None:
-        """Return the test whether a node belongs to all of these flavors; None if every node does."""
-        if given not in self.nodes_by_flavors:
-            places = frozenset(
-                (capacity.cluster, capacity.node_name)
-                for capacity in self.snapshot.capacities
-                if all(
-                    flavor_matching.matches_node(
-                        self.flavors[name], capacity.instance_type, capacity.pool, capacity.labels
-                    )
-                    for name in given
-                )
-            )
-            is_all = len(places) == len(self.snapshot.capacities)
-            self.nodes_by_flavors[given] = (
-                None if is_all else lambda capacity: (capacity.cluster, capacity.node_name) in places
-            )
-        return self.nodes_by_flavors[given]
-
-    def _capacity_after(self, victims: tuple[Victim, ...]) -> tuple[NodeCapacity, ...]:
-        """Return the node capacities after all victims and all stopping jobs have stopped."""
-        return self._capacity_without({victim.workload_id for victim in victims} | self.snapshot.stopping)
-
-    def _capacity_without(self, gone: Collection[str]) -> tuple[NodeCapacity, ...]:
-        """Return the node capacities after some jobs have stopped."""
-        return with_freed(
-            self.capacities, charged_resources(charge for charge in self.snapshot.charges if charge.job_id in gone)
-        )
 
     # ------------------------------------------------------------ cycles
 
@@ -377,7 +252,7 @@ class _TeamCycle:
             return False
         # No other flavor has quota either, so the reason is that nodes are missing.
         self.latest[request.job_id] = unplaced
-        is_strict = self._is_strict(workload)
+        is_strict = self.queues.is_strict(workload.queue)
         if not is_strict and not request.reserves_nodes:
             return False  # parked: the queue goes on
         self.scheduler.withdraw(workload)
@@ -388,51 +263,35 @@ class _TeamCycle:
             self._block_queue(request)
         return True
 
-    def _is_strict(self, workload: Workload) -> bool:
-        return self.queues[workload.queue].strategy is QueueingStrategy.STRICT
-
     def _admitted(self, request: AdmissionRequest) -> None:
         decided = self._by_quota(request)
         self.decided[request.job_id] = decided
         team = self.snapshot.setup.by_name[request.team]
-        self.started.setdefault(team.name, []).append(decided.to_charge())
+        self.queues.started.setdefault(team.name, []).append(decided.to_charge())
         for other in self._waiting_in(request.team):
-            limits = self._limits(other)
+            limits = self.queues.limits(other)
             if any(limit.is_reached for limit in limits):
                 self._withdraw(other)
                 self.decided[other.job_id] = self._decide(other, limits=limits)
 
     def _reserve(self, request: AdmissionRequest, workload: Workload, assignment: Assignment) -> None:
         """Reserve quota and free nodes for a job that waits for nodes, so that no other job takes them."""
-        holds = self._is_strict(workload) or request.reserves_nodes
+        holds = self.queues.is_strict(workload.queue) or request.reserves_nodes
         if not holds or assignment.level or request.job_id in self.reserved_quota:
             return
         self.reserved_quota[request.job_id] = (workload.queue, dict(assignment.use))
         name = request.job_id
         offers = self.offers[name] if name in self.offers else self.latest[name].offers
         offer = max(offers, key=lambda fit: (fit.fitting, fit.pool), default=None)
-        if offer is None:
-            return
-        fits = [
-            capacity
-            for capacity in self.capacities
-            if (capacity.pool, capacity.instance_type) == (offer.pool, offer.instance_type)
-            and capacity.cluster == request.cluster
-            and capacity.is_open
-            and stays_long_enough(request, capacity)
-            and not capacity.why_too_small(request.per_node)
-            and capacity.life.key not in request.avoid
-            and not missing_efa(request, capacity, self.policy)
-        ]
-        self.reserved_nodes[name] = tuple(capacity.life for capacity in fits[: request.nodes])
-        self.capacities = subtract_assigned(self.capacities, request, self.reserved_nodes[name])
+        if offer is not None:
+            self.nodes.reserve(request, offer)
 
     def _block_queue(self, request: AdmissionRequest) -> None:
         """Let a job that waits for nodes block the jobs of its queue that could take the same nodes."""
         barrier = self.barriers.setdefault(request.team, FifoBarrier())
-        barrier.add(request.job_id, self._offers(request))
+        barrier.add(request.job_id, self.nodes.fits(request))
         for other in self._waiting_in(request.team):
-            blocker = barrier.blocker_of(self._offers(other))
+            blocker = barrier.blocker_of(self.nodes.fits(other))
             if blocker:
                 self._withdraw(other)
                 self.decided[other.job_id] = self._blocked_by(other, blocker, "free nodes")
@@ -479,17 +338,14 @@ class _TeamCycle:
         stops_for_others |= {
             victim.workload_id for queue_decision in self.latest.values() for victim in queue_decision.decision.victims
         }
-        is_in_flavors = self._nodes_of_flavors(
-            frozenset(name for names in decision.assignment.flavors for name in names.values())
-        )
-        reserved = frozenset(life.key for life in self.reserved_nodes.get(request.job_id, ()))
+        reserved = frozenset(life.key for life in self.nodes.reserved.get(request.job_id, ()))
 
         def offers_without(gone: Iterable[str]) -> tuple[PoolFit, ...]:
-            capacities = (
+            capacities = tuple(
                 capacity.with_free(capacity.free + request.per_node) if capacity.life.key in reserved else capacity
-                for capacity in self._capacity_without({*gone, *stopping})
+                for capacity in self.nodes.without({*gone, *stopping})
             )
-            return pool_fits(request, capacities, self.policy, is_in_flavors)
+            return self.nodes.fits_in_flavors(request, decision.assignment, capacities)
 
         def is_enough(gone: Iterable[str]) -> bool:
             return not why_no_fit(request, offers_without(gone))
@@ -522,7 +378,7 @@ class _TeamCycle:
         demand = Demand(decision.workload, queue, wanted, frozenset(wanted))
         victims = preemptable_victims(demand, self.scheduler.snapshot, may_borrow=decision.assignment.level > 0)
         queue.node.add_all(reserved)
-        started = {charge.job_id for charges in self.started.values() for charge in charges}
+        started = {charge.job_id for charges in self.queues.started.values() for charge in charges}
         return [victim for victim in victims if victim.workload_id not in started]
 
     def _why_waiting(self, request: AdmissionRequest) -> AdmissionDecision:
@@ -564,7 +420,7 @@ class _TeamCycle:
         return decide(facts)
 
     def _blocked_by(self, request: AdmissionRequest, other: str, waits_for: str) -> AdmissionDecision:
-        offers = self._offers(request)
+        offers = self.nodes.fits(request)
         facts = AdmissionFacts(
             request=request, offers=offers, blocked_by=other, blocker_waits_for=waits_for, now=self.now
         )

@@ -1,0 +1,89 @@
+"""The nodes that are free during the scheduling cycle of a fleet with teams."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from evenkeel.domain.admission.offers import (
+    PoolFit,
+    SharedFits,
+    missing_efa,
+    pool_fits,
+    stays_long_enough,
+    subtract_assigned,
+)
+from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
+from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.capacity.node_capacity import NodeCapacity, with_freed
+from evenkeel.domain.jobs.charge import charged_resources
+from evenkeel.domain.kueue.assignment import Assignment
+from evenkeel.domain.kueue.objects import Flavor
+from evenkeel.domain.nodes import NodeLife
+from evenkeel.domain.quotas import flavor_matching
+
+
+class FreeNodes:
+    """The nodes that no job of this cycle has taken yet, and how requests fit on them."""
+
+    def __init__(self, snapshot: QueueSnapshot, policy: SchedulingPolicy, flavors: Mapping[str, Flavor]) -> None:
+        self.capacities = snapshot.capacities
+        self.reserved: dict[str, tuple[NodeLife, ...]] = {}
+        """Job that has quota but no nodes → nodes that are reserved for it. They are not free for other jobs."""
+        self._snapshot = snapshot
+        self._policy = policy
+        self._flavors = flavors
+        self._shared_fits = SharedFits(self.capacities, policy)
+        self._tests: dict[frozenset[str], Callable[[NodeCapacity], bool] | None] = {}
+        """Flavors → the test whether a node belongs to all of them; None if every node does."""
+
+    def fits(self, request: AdmissionRequest) -> tuple[PoolFit, ...]:
+        """Return the fits of a request on all free nodes."""
+        return self._shared_fits.of(request, self.capacities)
+
+    def fits_in_flavors(
+        self, request: AdmissionRequest, assignment: Assignment, capacities: Sequence[NodeCapacity] | None = None
+    ) -> tuple[PoolFit, ...]:
+        """Return the fits of a request on the nodes of its assigned flavors: on the free ones, if none are given."""
+        names = frozenset(name for flavors in assignment.flavors for name in flavors.values())
+        chosen = self.capacities if capacities is None else capacities
+        return pool_fits(request, chosen, self._policy, self._test_of(names))
+
+    def without(self, stopped: Collection[str]) -> tuple[NodeCapacity, ...]:
+        """Return the node capacities after some jobs have stopped."""
+        charges = (charge for charge in self._snapshot.charges if charge.job_id in stopped)
+        return with_freed(self.capacities, charged_resources(charges))
+
+    def assign(self, request: AdmissionRequest, lives: Sequence[NodeLife]) -> None:
+        """Take nodes for a job that starts."""
+        self.capacities = subtract_assigned(self.capacities, request, lives)
+
+    def reserve(self, request: AdmissionRequest, offer: PoolFit) -> None:
+        """Reserve the free nodes of a pool for a job that waits for more of them."""
+        fits = [
+            capacity
+            for capacity in self.capacities
+            if (capacity.pool, capacity.instance_type) == (offer.pool, offer.instance_type)
+            and capacity.cluster == request.cluster
+            and capacity.is_open
+            and stays_long_enough(request, capacity)
+            and not capacity.why_too_small(request.per_node)
+            and capacity.life.key not in request.avoid
+            and not missing_efa(request, capacity, self._policy)
+        ]
+        self.reserved[request.job_id] = tuple(capacity.life for capacity in fits[: request.nodes])
+        self.assign(request, self.reserved[request.job_id])
+
+    def _test_of(self, names: frozenset[str]) -> Callable[[NodeCapacity], bool] | None:
+        if names not in self._tests:
+            places = frozenset(
+                (capacity.cluster, capacity.node_name)
+                for capacity in self._snapshot.capacities
+                if all(
+                    flavor_matching.matches_node(
+                        self._flavors[name], capacity.instance_type, capacity.pool, capacity.labels
+                    )
+                    for name in names
+                )
+            )
+            is_all = len(places) == len(self._snapshot.capacities)
+            self._tests[names] = None if is_all else lambda capacity: (capacity.cluster, capacity.node_name) in places
+        return self._tests[names]

@@ -1,0 +1,112 @@
+"""The queues of the teams during one scheduling cycle: their use, their limits, and what a job requests of them."""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
+from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.capacity import instance_types
+from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.kueue import short_form
+from evenkeel.domain.kueue.objects import Admitted, QueueingStrategy
+from evenkeel.domain.kueue.scheduler import Scheduler
+from evenkeel.domain.kueue.setup import Profile, QuotaDocuments
+from evenkeel.domain.quotas import flavor_matching
+from evenkeel.domain.quotas.quota_holders import QuotaHolder, holder_document
+from evenkeel.domain.quotas.spending import UsageLimit, usage_limits
+
+
+class TeamQueues:
+    """The queues of one cycle, by team. Admissions of the cycle count towards the limits of their team."""
+
+    def __init__(self, snapshot: QueueSnapshot, economy: EconomyPolicy, now: datetime) -> None:
+        setup = snapshot.setup.queues
+        self.by_name = {queue.name: queue for queue in setup.queues}
+        self.flavors = {flavor.name: flavor_matching.with_labels(flavor) for flavor in setup.flavors}
+        self.started: dict[str, list[Charge]] = {}
+        """Team → the charges of jobs that this cycle admitted."""
+        self._snapshot, self._economy, self._now = snapshot, economy, now
+        self._catalogue = instance_types.shipped()
+        self._documents = QuotaDocuments(Profile.EVENKEEL, setup.rules)
+        self._documents.queues = dict(self.by_name)
+
+    def load_use(self, scheduler: Scheduler) -> None:
+        """Tell Kueue's scheduler the time, the past use, the admitted jobs and the recent evictions."""
+        scheduler.snapshot.now = self._now.timestamp()
+        for name, submitters in self._snapshot.used.items():
+            resource = flavor_matching.resource_of((), self.by_name[name], self._catalogue)
+            for submitter, left in submitters.items():
+                scheduler.add_past_use(name, submitter, {resource: left})
+        for holder in self._holders():
+            scheduler.restore(holder)
+        for eviction in self._snapshot.memory.evictions:
+            scheduler.snapshot.evicted_at[frozenset((eviction.preemptor, eviction.victim))] = eviction.at.timestamp()
+
+    def _holders(self) -> Iterator[Admitted]:
+        """Yield the jobs that hold quota, in the order of their admission."""
+        for charge in sorted(self._snapshot.charges, key=lambda each: (each.admitted_at or self._now, each.job_id)):
+            queue = self.by_name.get(charge.queue or charge.team)
+            use = flavor_matching.quota_use(charge, queue, self.flavors, self._catalogue) if queue else {}
+            if queue is None or not use:
+                continue
+            document = holder_document(
+                QuotaHolder(
+                    charge.job_id,
+                    queue.name,
+                    use,
+                    max(1, len(charge.node_names)),
+                    charge.priority,
+                    (charge.admitted_at or self._now).timestamp(),
+                    queued_at=charge.queued_at.timestamp() if charge.queued_at else 0.0,
+                    is_evicted=charge.job_id in self._snapshot.stopping,
+                    sub_queue=charge.owner if queue.by_use else "",
+                    work_at_risk=self._snapshot.work_at_risk_by_job.get(charge.job_id),
+                    is_pinned=charge.cluster in self._snapshot.unreadable,
+                )
+            )
+            holder = self._documents.job(document, charge.job_id).admitted
+            assert holder is not None
+            yield holder
+
+    def is_strict(self, name: str) -> bool:
+        """Whether the first job of a queue blocks the queue while it waits."""
+        return self.by_name[name].strategy is QueueingStrategy.STRICT
+
+    def to_kueue(self, request: AdmissionRequest) -> short_form.ShortJob:
+        """Return a request as Kueue reads it."""
+        queue = self.by_name[request.team]
+        resource = flavor_matching.resource_of(request.instance_types, queue, self._catalogue)
+        pods = short_form.ShortPodSet(
+            name="workers",
+            count=request.nodes,
+            requests=flavor_matching.requests_of(request.per_node, resource, queue),
+            selector={flavor_matching.CLUSTER_LABEL: request.cluster},
+            affinity=flavor_matching.affinity_to_types(request.instance_types),
+        )
+        return short_form.ShortJob(
+            name=request.job_id,
+            queue=queue.name,
+            priority=request.priority,
+            created_at=request.submitted_at.timestamp(),
+            requeued_at=request.queued_at.timestamp() if request.queued_at else None,
+            sub_queue=request.owner if queue.by_use else "",
+            pod_sets=(pods,),
+        )
+
+    def limits(self, request: AdmissionRequest) -> tuple[UsageLimit, ...]:
+        """Return the limits of a job's team and owner, with the use of this cycle's admissions."""
+        team = self._snapshot.setup.by_name[request.team]
+        if team.max_accelerators_per_user is None and not team.budgets:
+            return ()
+        held = [charge for charge in self._snapshot.charges if charge.team == team.name]
+        spent = {period: spent for (of, period), spent in self._snapshot.spent.items() if of == team.name}
+        return usage_limits(
+            team,
+            request.owner,
+            request.nodes * request.accelerators_per_node,
+            (*held, *self.started.get(team.name, ())),
+            spent,
+            self._economy,
+            self._now,
+        )
