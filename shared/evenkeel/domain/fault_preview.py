@@ -20,7 +20,7 @@ from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.plan import FaultTerms, PlanFacts, RecoveryPlan, plan_recovery
 from evenkeel.domain.recovery.repair import Repair, RepairFacts, choose_repair
-from evenkeel.domain.recovery.repair_requests import ACCEPTED, deadline_of
+from evenkeel.domain.recovery.repair_requests import RepairAnswer, deadline_of
 from evenkeel.domain.recovery.resume import distrust_after, requirement_after
 from evenkeel.domain.recovery.validation import Validity
 from evenkeel.domain.values import Value
@@ -188,7 +188,12 @@ def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
                 )
             break
         request = RepairRequest(
-            rung=rung, life=_LIFE, boot_id="", requested_at=now, incident_id=incident.incident_id, answer=ACCEPTED
+            rung=rung,
+            life=_LIFE,
+            boot_id="",
+            requested_at=now,
+            incident_id=incident.incident_id,
+            answer=RepairAnswer.ACCEPTED,
         )
         requests, now = (*requests, request), deadline_of(request, policy.repair)
         waited_seconds = round((now - request.requested_at).total_seconds())

@@ -3,6 +3,7 @@
 The error tree is in `evenkeel.ports.errors`. Adapters implement the ports; `tests/fakes` has in-memory versions.
 """
 
+from evenkeel.domain.recovery.repair_requests import RepairAnswer
 from evenkeel.ports.checkpoints import CheckpointStore, StoredShard
 from evenkeel.ports.cluster import (
     CheckSpec,
@@ -60,7 +61,7 @@ from evenkeel.ports.ledger import (
 from evenkeel.ports.messages import BusEvent, Chat, DeadLetters, EventBus, Inbox, Pager, RawEvents
 from evenkeel.ports.node_groups import NodeGroups
 from evenkeel.ports.permissions import KubernetesPermission
-from evenkeel.ports.provider import Provider, RepairAnswer
+from evenkeel.ports.provider import Provider
 from evenkeel.ports.rented_capacity import CapacitySpec, LimitResult, NodeClaim, RentedCapacity
 from evenkeel.ports.system import Clock, Ids, Telemetry
 from evenkeel.ports.utilization import Measurements, UtilizationMetrics

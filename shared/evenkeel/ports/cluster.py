@@ -12,10 +12,10 @@ from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload, ResumePoint
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.recovery.repair_requests import RepairAnswer
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.resources import Resources
 from evenkeel.ports.permissions import KubernetesPermission
-from evenkeel.ports.provider import RepairAnswer
 from evenkeel.ports.rented_capacity import RentedCapacity
 from evenkeel.ports.unmanaged_jobs import UnmanagedJobs
 

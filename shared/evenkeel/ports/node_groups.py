@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from evenkeel.domain.recovery.node_groups import GroupMember, NodeGroup
-from evenkeel.ports.provider import RepairAnswer
+from evenkeel.domain.recovery.repair_requests import RepairAnswer
 
 
 class NodeGroups(Protocol):

@@ -1,26 +1,10 @@
 """HyperPod's control plane: its nodes, and requests to repair them."""
 
 from datetime import datetime
-from enum import StrEnum
 from typing import Protocol
 
 from evenkeel.domain.nodes import ProviderCluster, ProviderNode
-
-
-class RepairAnswer(StrEnum):
-    """The provider's answer to a reboot or replace request for one node."""
-
-    ACCEPTED = "ACCEPTED"
-    IN_USE = "IN_USE"
-    """InstanceIdInUse: an operation on the node already runs. After a lost reply this means success."""
-    NOT_NOW = "NOT_NOW"
-    """InvalidInstanceStatus: request it again later."""
-    NO_SUCH_NODE = "NO_SUCH_NODE"
-    """InstanceIdNotFound: the node no longer exists, so the request is obsolete."""
-    FAILED = "FAILED"
-    """InternalServerError for this node. The request may be repeated once."""
-    UNKNOWN = "UNKNOWN"
-    """No reply, or the reply does not list the node: look for effects, do not repeat the request."""
+from evenkeel.domain.recovery.repair_requests import RepairAnswer
 
 
 class Provider(Protocol):

@@ -89,6 +89,21 @@ class NodeFact(Value):
         return f"{drill}{self.source}/{self.instance_id}/{self.kind}/{what}{where}/{when}"
 
 
+class NodeBranchResult(StrEnum):
+    """How the branch of a recovery that repairs the node ended. Any other outcome of the branch is a failure."""
+
+    RETURNED = "RETURNED"
+    """The node is back in service."""
+    NOT_OURS = "NOT_OURS"
+    """The node is healthy. It stays cordoned, because a person cordoned it."""
+    GONE = "GONE"
+    """The node no longer exists."""
+    NOT_NEEDED = "NOT_NEEDED"
+    """The node needed no repair."""
+    WAITING_FOR_PERSON = "WAITING_FOR_PERSON"
+    STOOD_DOWN = "STOOD_DOWN"
+
+
 class IncidentState(StrEnum):
     """Where an incident stands. OPEN, RECOVERING and BLOCKED are open; the other states are settled."""
 
@@ -366,7 +381,7 @@ class Incident(Value):
     failed_at: Instant | None = None
     """Time at which this run failed by a fault of Evenkeel. The sweep starts the next run later."""
     node_branch: str = ""
-    """Result of the node branch: `RETURNED`, `WAITING_FOR_PERSON`, `STOOD_DOWN`, …; empty before its end."""
+    """A `NodeBranchResult`; empty before the end of the branch."""
     paged_at: Instant | None = None
     outcome: Sentence = ""
     """Sentence for the operator: the result of a settled incident, or why it waits."""

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.policy import RepairPolicy
-from evenkeel.domain.recovery.repair_requests import ACCEPTED_ANSWERS, FAILED, NODE_GROUP, NOT_NOW, REPLACE
+from evenkeel.domain.recovery.repair_requests import ACCEPTED_ANSWERS, NODE_GROUP, REPLACE, RepairAnswer
 from evenkeel.domain.values import Instant, Value
 
 IN_SERVICE = "InService"
@@ -27,7 +27,7 @@ _STARTING = (
     "RootVolumeReplaced",
 )
 """Lifecycle states that end without help. All others, such as Standby, need a person."""
-_REFUSED = (NOT_NOW, FAILED)
+_REFUSED = (RepairAnswer.NOT_NOW, RepairAnswer.FAILED)
 _NEEDED_PROCESSES = ("Launch", "Terminate")
 """Processes of the group that a replacement needs. A person who suspends one of them stops replacements."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from evenkeel.domain.health.incidents import AffectedJob, Incident, RepairProgress
+from evenkeel.domain.health.incidents import AffectedJob, Incident, NodeBranchResult, RepairProgress
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
@@ -26,7 +26,12 @@ NODE_BACK, VALID, INVALID, JOBS_RESUMED, QUEUED, RELEASED = (
 
 REPAIR_FAILED, GONE, REPAIR_POSSIBLE, OPTED_OUT = "REPAIR_FAILED", "GONE", "REPAIR_POSSIBLE", "OPTED_OUT"
 
-NODE_LOST_OUTCOMES = ("WAITING_FOR_PERSON", "STOOD_DOWN", "NOT_NEEDED", "GONE")
+NODE_LOST_OUTCOMES = (
+    NodeBranchResult.WAITING_FOR_PERSON,
+    NodeBranchResult.STOOD_DOWN,
+    NodeBranchResult.NOT_NEEDED,
+    NodeBranchResult.GONE,
+)
 """Ends of the node branch that yield no usable node."""
 
 

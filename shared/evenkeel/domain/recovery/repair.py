@@ -32,21 +32,18 @@ from evenkeel.domain.recovery.other_controllers import ControllerMark
 from evenkeel.domain.recovery.plan import QUARANTINE_RUNGS, FaultTerms, Owner
 from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.recovery.repair_requests import (
-    ACCEPTED,
     ACCEPTED_ANSWERS,
     CONTROLLER,
     DIAGNOSE,
-    FAILED,
     FAILURES,
     KARPENTER,
     NO_CAPACITY,
     NODE_GROUP,
-    NOT_NOW,
     OWNER,
     OWNERS,
     REBOOT,
     REPLACE,
-    UNKNOWN,
+    RepairAnswer,
     deadline_of,
     failure_since,
     is_under_way,
@@ -307,7 +304,7 @@ def _after_request(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy
         return _by_group(facts, facts.group, policy) or _decided(Repair.AWAIT, f"The {last.rung} is in progress.")
     if last.rung == REBOOT and _has_rebooted(facts, last):
         return _after_reboot(facts, last, policy)
-    if last.answer in ("", UNKNOWN):
+    if last.answer in ("", RepairAnswer.UNKNOWN):
         return _without_reply(facts, last, policy)
     if last.answer in ACCEPTED_ANSWERS:
         if facts.now < deadline_of(last, policy):
@@ -315,7 +312,7 @@ def _after_request(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy
         return _next_rung(
             facts, policy, failed=f"The provider accepted the {last.rung}, but the node did not come back."
         )
-    if last.answer == NOT_NOW:
+    if last.answer == RepairAnswer.NOT_NOW:
         return _next_rung(facts, policy, failed="The provider was not ready for the request.", after=last)
     return _next_rung(facts, policy, failed="The request failed at the provider.", after=last)
 
@@ -325,7 +322,7 @@ def _after_reboot(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy)
     has_failed = facts.invalid_at is not None and facts.invalid_at >= last.requested_at
     if facts.validity.is_valid and not has_failed:
         return _decided(Repair.HEALTHY, "The node rebooted and is Ready.")
-    if facts.now < deadline_of(last.but(answer=ACCEPTED), policy) and not has_failed:
+    if facts.now < deadline_of(last.but(answer=RepairAnswer.ACCEPTED), policy) and not has_failed:
         return _decided(Repair.AWAIT, "The node rebooted and is starting.")
     return _next_rung(facts, policy, failed=f"The reboot did not clear the fault: {facts.validity.reason}")
 
@@ -334,7 +331,7 @@ def _without_reply(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy
     """Decide after a request without a reply: wait for its effect, and then as long as for an accepted request."""
     evidence = took_effect(last, facts.slot_state, facts.progress)
     if evidence:
-        accepted = last.but(answer=ACCEPTED)
+        accepted = last.but(answer=RepairAnswer.ACCEPTED)
         if facts.now < deadline_of(accepted, policy):
             return _decided(Repair.AWAIT, f"The {last.rung} request got no reply but took effect: {evidence}.")
         return _next_rung(facts, policy, failed=f"The {last.rung} request got no reply; the node is not back.")
@@ -348,7 +345,7 @@ def _pending_request(facts: RepairFacts, policy: RepairPolicy) -> RepairRequest 
     requests = [
         request
         for request in facts.requests
-        if request.rung not in OWNERS and request.answer in (*ACCEPTED_ANSWERS, UNKNOWN, "")
+        if request.rung not in OWNERS and request.answer in (*ACCEPTED_ANSWERS, RepairAnswer.UNKNOWN, "")
     ]
     last = requests[-1] if requests else None
     if last is None or facts.now >= deadline_of(last, policy) or _has_rebooted(facts, last):
@@ -486,9 +483,10 @@ def _end_of_ladder(facts: RepairFacts, policy: RepairPolicy, prefix: str) -> Rep
     ours = [
         request for request in facts.requests if request.requested_at >= facts.opened_at and request.rung not in OWNERS
     ]
-    calls = [our for our in ours if our.answer != NOT_NOW]
+    calls = [our for our in ours if our.answer != RepairAnswer.NOT_NOW]
     if any(
-        request.rung == REPLACE and request.answer in (*ACCEPTED_ANSWERS, UNKNOWN, "") for request in facts.requests
+        request.rung == REPLACE and request.answer in (*ACCEPTED_ANSWERS, RepairAnswer.UNKNOWN, "")
+        for request in facts.requests
     ) and not _may_repeat(facts, REPLACE):
         reason = f"{prefix}Evenkeel already requested its replacement, which it does only once per node."
         return _decided(Repair.ASK_PERSON, reason, ("replace", "the earlier replacement may still succeed"))
@@ -553,22 +551,26 @@ def _is_used(facts: RepairFacts, rung: str) -> bool:
     ]
     if any(
         request.answer in ACCEPTED_ANSWERS
-        or (request.answer in ("", UNKNOWN) and took_effect(request, facts.slot_state, facts.progress))
+        or (request.answer in ("", RepairAnswer.UNKNOWN) and took_effect(request, facts.slot_state, facts.progress))
         for request in requests
     ):
         return True
-    return len([request for request in requests if request.answer in (FAILED, UNKNOWN, "")]) > 1
+    return (
+        len([request for request in requests if request.answer in (RepairAnswer.FAILED, RepairAnswer.UNKNOWN, "")]) > 1
+    )
 
 
 def _may_repeat(facts: RepairFacts, rung: str) -> bool:
     """Whether the rung may be requested again: there was one request, without a reply and without any effect."""
     requests = [
-        request for request in facts.requests if request.rung == rung and request.answer not in (NOT_NOW, FAILED)
+        request
+        for request in facts.requests
+        if request.rung == rung and request.answer not in (RepairAnswer.NOT_NOW, RepairAnswer.FAILED)
     ]
     without_effect = [
         request
         for request in requests
-        if request.answer in ("", UNKNOWN) and not took_effect(request, facts.slot_state, facts.progress)
+        if request.answer in ("", RepairAnswer.UNKNOWN) and not took_effect(request, facts.slot_state, facts.progress)
     ]
     return len(requests) == len(without_effect) == 1
 

@@ -1,6 +1,7 @@
 """Judge what came of a repair request: its deadline, its effects and its failure."""
 
 from datetime import datetime, timedelta
+from enum import StrEnum
 
 from evenkeel.domain.health.incidents import RepairProgress
 from evenkeel.domain.recovery.leases import RepairRequest
@@ -13,16 +14,24 @@ OWNER, KARPENTER, NODE_GROUP, CONTROLLER = "owner", "karpenter", "node_group", "
 repairs. The recorded request only marks the time from which Evenkeel waits."""
 OWNERS = (OWNER, KARPENTER, NODE_GROUP, CONTROLLER)
 
-ACCEPTED, IN_USE, NOT_NOW, NO_SUCH_NODE, FAILED, UNKNOWN = (
-    "ACCEPTED",
-    "IN_USE",
-    "NOT_NOW",
-    "NO_SUCH_NODE",
-    "FAILED",
-    "UNKNOWN",
-)
-"""The provider's answers, as `ports.RepairAnswer` spells them."""
-ACCEPTED_ANSWERS = (ACCEPTED, IN_USE, NO_SUCH_NODE)
+
+class RepairAnswer(StrEnum):
+    """The provider's answer to a reboot or replace request for one node."""
+
+    ACCEPTED = "ACCEPTED"
+    IN_USE = "IN_USE"
+    """InstanceIdInUse: an operation on the node already runs. After a lost reply this means success."""
+    NOT_NOW = "NOT_NOW"
+    """InvalidInstanceStatus: request it again later."""
+    NO_SUCH_NODE = "NO_SUCH_NODE"
+    """InstanceIdNotFound: the node no longer exists, so the request is obsolete."""
+    FAILED = "FAILED"
+    """InternalServerError for this node. The request may be repeated once."""
+    UNKNOWN = "UNKNOWN"
+    """No reply, or the reply does not list the node: look for effects, do not repeat the request."""
+
+
+ACCEPTED_ANSWERS = (RepairAnswer.ACCEPTED, RepairAnswer.IN_USE, RepairAnswer.NO_SUCH_NODE)
 
 NO_CAPACITY = "insufficient_capacity"
 FAILURES = ("reboot_failed", "replacement_failed", NO_CAPACITY)
@@ -60,7 +69,7 @@ def deadline_of(
             return request.requested_at + timedelta(seconds=policy.takeover_seconds)
         since = max([request.requested_at, *(repair_progress.at for repair_progress in progress[-1:])])
         return since + timedelta(seconds=policy.owner_deadline_seconds)
-    if request.answer in ("", UNKNOWN):
+    if request.answer in ("", RepairAnswer.UNKNOWN):
         return request.requested_at + timedelta(seconds=policy.reconcile_after_seconds)
     seconds = policy.replace_deadline_seconds if request.rung == REPLACE else policy.reboot_deadline_seconds
     return request.requested_at + timedelta(seconds=seconds)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from evenkeel.domain.health.faults import Rung
-from evenkeel.domain.health.incidents import Incident, IncidentState
+from evenkeel.domain.health.incidents import Incident, IncidentState, NodeBranchResult
 from evenkeel.domain.health.policy import WatchPolicy
 from evenkeel.domain.recovery.approval import beyond_approval, is_approved
 from evenkeel.domain.recovery.plan import calls_for_person
@@ -47,7 +47,6 @@ _PLANNED = {
     "LATER": IncidentState.STOOD_DOWN,
     "DECLINED": IncidentState.OBSERVED,
 }
-_GOOD_NODE = ("RETURNED", "NOT_OURS", "GONE", "NOT_NEEDED")
 _GOOD_JOBS = ("JOBS_RESUMED", "QUEUED", "NO_JOBS")
 
 
@@ -75,17 +74,17 @@ def choose_incident_end(
         )
     node, jobs = node.but(reason=error_message(node.reason)), jobs.but(reason=error_message(jobs.reason))
     both = f"{node.reason} {jobs.reason}".strip()
-    if node.outcome not in (*_GOOD_NODE, "WAITING_FOR_PERSON", "STOOD_DOWN"):
+    if node.outcome not in tuple(NodeBranchResult):
         return IncidentEnd(state=IncidentState.FAILED, reason=f"The node branch failed: {both}")
     if jobs.outcome not in (*_GOOD_JOBS, "DEADLINE_PASSED"):
         return IncidentEnd(
             state=IncidentState.FAILED, reason=f"The job branch failed: {jobs.reason} {node.reason}".strip()
         )
-    if node.outcome == "WAITING_FOR_PERSON":
+    if node.outcome == NodeBranchResult.WAITING_FOR_PERSON:
         return IncidentEnd(state=IncidentState.WAITING_FOR_PERSON, reason=both)
     if jobs.outcome == "DEADLINE_PASSED":
         return IncidentEnd(state=IncidentState.JOB_NOT_RESUMED, reason=f"{jobs.reason} {node.reason}".strip())
-    if node.outcome == "STOOD_DOWN":
+    if node.outcome == NodeBranchResult.STOOD_DOWN:
         return IncidentEnd(state=IncidentState.STOOD_DOWN, reason=both)
     return IncidentEnd(state=IncidentState.RECOVERED, reason=both)
 
@@ -104,7 +103,11 @@ def why_replan(incident: Incident, rungs: Sequence[str], plan_ended: str) -> str
     plan = incident.plan
     if plan_ended == "DECLINED" and is_approved(incident):
         return "The approval came just as its deadline passed."
-    if incident.node_branch == "STOOD_DOWN" and is_approved(incident) and (more := beyond_approval(incident, rungs)):
+    if (
+        incident.node_branch == NodeBranchResult.STOOD_DOWN
+        and is_approved(incident)
+        and (more := beyond_approval(incident, rungs))
+    ):
         return more
     if plan is None or plan.run != incident.run or plan.repairs_node or not plan.rungs or plan.outcome in _NOT_OURS:
         return ""

@@ -9,7 +9,7 @@ The two results:
 from typing import Any
 
 from evenkeel.domain.health.classification import IncidentFault
-from evenkeel.domain.health.incidents import Incident, IncidentState
+from evenkeel.domain.health.incidents import Incident, IncidentState, NodeBranchResult
 from evenkeel.domain.health.intake import LastIncident
 from evenkeel.domain.outbound import notices
 from evenkeel.domain.recovery.leases import RepairLease, released_lease
@@ -137,7 +137,7 @@ def _settlement_writes(incident: Incident, request: Request, decided: IncidentEn
     pointer = context.ledger.get(incident_rows.open_key(incident.life, is_drill=is_drill))
     if pointer is not None and pointer.doc["incidentId"] == subject:
         writes.append(Delete(pointer.key, pointer.version))
-    was_returned = request.node is not None and request.node.outcome == "RETURNED"
+    was_returned = request.node is not None and request.node.outcome == NodeBranchResult.RETURNED
     lease_row = context.ledger.get(fleet_rows.lease_key(incident.slot, is_drill=is_drill))
     lease = (
         rows.read(lease_row, RepairLease)

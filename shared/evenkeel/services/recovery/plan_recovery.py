@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from evenkeel.domain.health.classification import IncidentFault
-from evenkeel.domain.health.incidents import Incident, IncidentState, StoredRecoveryPlan
+from evenkeel.domain.health.incidents import Incident, IncidentState, NodeBranchResult, StoredRecoveryPlan
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderCluster
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.approval import beyond_approval, is_approved, why_superseded
@@ -289,7 +289,7 @@ def _planned(
         block=None,
         # An earlier run may have removed its own cordon, so its mark proves nothing for this run.
         cordon_marked_at=None,
-        node_branch="NOT_NEEDED" if stored_plan.is_carried_out and not plan.repairs_node else "",
+        node_branch=NodeBranchResult.NOT_NEEDED if stored_plan.is_carried_out and not plan.repairs_node else "",
         # The node object completes the fields that the event did not name.
         node_name=incident.node_name or (node.name if node else ""),
         boot_id=incident.boot_id or (node.boot_id if node else ""),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.classification import IncidentFault
-from evenkeel.domain.health.incidents import Incident, JobAction
+from evenkeel.domain.health.incidents import Incident, JobAction, NodeBranchResult
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import INSTANCE_ID
 from evenkeel.domain.policy_base import Mode
@@ -25,7 +25,7 @@ from evenkeel.domain.recovery.node_groups import GroupFacts, group_facts
 from evenkeel.domain.recovery.other_controllers import controller_mark, is_manual_cordon
 from evenkeel.domain.recovery.plan import FaultTerms, Owner, provider_busy_reason, why_not_allowed
 from evenkeel.domain.recovery.repair import Repair, RepairDecision, RepairFacts, choose_repair
-from evenkeel.domain.recovery.repair_requests import ACCEPTED, FAILED, NOT_NOW, OWNERS, REPLACE, UNKNOWN, took_effect
+from evenkeel.domain.recovery.repair_requests import OWNERS, REPLACE, RepairAnswer, took_effect
 from evenkeel.domain.recovery.validation import CheckKind, judge_node
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
@@ -104,7 +104,10 @@ _OUTCOMES = {
     Repair.STAND_DOWN: RepairOutcome.STAND_DOWN,
 }
 _TIMELINE_KINDS = {Repair.DIAGNOSE: "examined", Repair.LATER: "waits", Repair.NOT_NEEDED: "node"}
-_BRANCH_ENDS = {Repair.ASK_PERSON: "WAITING_FOR_PERSON", Repair.STAND_DOWN: "STOOD_DOWN"}
+_BRANCH_ENDS = {
+    Repair.ASK_PERSON: NodeBranchResult.WAITING_FOR_PERSON,
+    Repair.STAND_DOWN: NodeBranchResult.STOOD_DOWN,
+}
 
 
 def run(request: Request, context: Context) -> Outcome:
@@ -280,7 +283,7 @@ def _calls_today(lease: RepairLease | None, now: datetime) -> int:
     calls = [
         request
         for request in (lease.requests if lease else ())
-        if request.rung not in OWNERS and request.answer != NOT_NOW
+        if request.rung not in OWNERS and request.answer != RepairAnswer.NOT_NOW
     ]
     return len([call for call in calls if now - call.requested_at < timedelta(days=1)])
 
@@ -359,16 +362,16 @@ def _call(step: _Step, context: Context) -> Outcome:
                 else context.provider.reboot(instance_id)
             )
     except Throttled:
-        answer = NOT_NOW
+        answer = RepairAnswer.NOT_NOW
     except Unreachable:
-        answer = UNKNOWN
+        answer = RepairAnswer.UNKNOWN
     except PermanentError:
-        _record_answer(incident, request, FAILED, context.ledger)
+        _record_answer(incident, request, RepairAnswer.FAILED, context.ledger)
         raise
     _record_answer(incident, request, answer, context.ledger)
     context.telemetry.count("RepairsRequested", rung=request.rung, answer=answer)
     context.telemetry.info("RepairRequested", rung=request.rung, answer=answer, decisionId=step.record.decision_id)
-    if answer in (NOT_NOW, FAILED):
+    if answer in (RepairAnswer.NOT_NOW, RepairAnswer.FAILED):
         reason = f"{decision.reason} The provider answered {answer}."
         return Outcome(
             outcome="RETRY", rung=request.rung, wait_seconds=context.policy.repair.retry_seconds, reason=reason
@@ -397,7 +400,7 @@ def _owner_request(facts: RepairFacts, decision: RepairDecision) -> RepairReques
 
     The owner may have begun earlier, so the returning node must have another boot id than the faulty one had.
     """
-    mark = _repair_request(facts, decision.awaited_owner, ACCEPTED)
+    mark = _repair_request(facts, decision.awaited_owner, RepairAnswer.ACCEPTED)
     is_of_opening = bool(facts.boot_id_at_opening) and facts.deep_check_failed_at is None
     return mark.but(boot_id=facts.boot_id_at_opening) if is_of_opening else mark
 
@@ -460,9 +463,9 @@ def _record_answer(incident: Incident, answered: RepairRequest, answer: str, led
 def _reconcile(incident: Incident, facts: RepairFacts, ledger: Ledger) -> None:
     """Treat a call without a reply as accepted, once evidence shows that it took effect."""
     last = facts.requests[-1] if facts.requests else None
-    is_unanswered = last and last.incident_id == incident.incident_id and last.answer in ("", UNKNOWN)
+    is_unanswered = last and last.incident_id == incident.incident_id and last.answer in ("", RepairAnswer.UNKNOWN)
     if last and is_unanswered and took_effect(last, facts.slot_state, facts.progress):
-        _record_answer(incident, last, ACCEPTED, ledger)
+        _record_answer(incident, last, RepairAnswer.ACCEPTED, ledger)
 
 
 def _note(incident: Incident, decision: RepairDecision, record: Decision, context: Context) -> None:
@@ -494,7 +497,7 @@ def _block(incident: Incident, facts: RepairFacts, record: Decision, context: Co
 
 def _end(incident: Incident, facts: RepairFacts, decision: RepairDecision, record: Decision, context: Context) -> None:
     branch = _BRANCH_ENDS[decision.action]
-    kind = "asked" if branch == "WAITING_FOR_PERSON" else "stood-down"
+    kind = "asked" if branch == NodeBranchResult.WAITING_FOR_PERSON else "stood-down"
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if current.node_branch == branch or current.state.is_settled:

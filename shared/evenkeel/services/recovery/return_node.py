@@ -1,6 +1,6 @@
 """State ReturnNode of recover_node: let the node in the slot take new pods again."""
 
-from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.health.incidents import Incident, NodeBranchResult
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger, ReleaseResult, Write
 from evenkeel.services.context import Context
@@ -9,8 +9,6 @@ from evenkeel.services.storage import guardrail_registers, incident_record, inci
 from evenkeel.services.storage.guardrail_registers import RegisterName
 
 WRITER = "return_node"
-RETURNED, NOT_OURS, GONE = "RETURNED", "NOT_OURS", "GONE"
-
 Request = incident_record.Request
 
 
@@ -22,10 +20,13 @@ class Outcome(Value):
 
 
 _OUTCOME_TEXT = {
-    ReleaseResult.RELEASED: (RETURNED, "{name} is back in service."),
-    ReleaseResult.ALREADY_FREE: (RETURNED, "{name} is back in service."),
-    ReleaseResult.NOT_OURS: (NOT_OURS, "{name} is healthy but stays cordoned, because a person cordoned it."),
-    ReleaseResult.GONE: (GONE, "{name} is gone from its cluster."),
+    ReleaseResult.RELEASED: (NodeBranchResult.RETURNED, "{name} is back in service."),
+    ReleaseResult.ALREADY_FREE: (NodeBranchResult.RETURNED, "{name} is back in service."),
+    ReleaseResult.NOT_OURS: (
+        NodeBranchResult.NOT_OURS,
+        "{name} is healthy but stays cordoned, because a person cordoned it.",
+    ),
+    ReleaseResult.GONE: (NodeBranchResult.GONE, "{name} is gone from its cluster."),
 }
 
 
@@ -42,10 +43,12 @@ def run(request: Request, context: Context) -> Outcome:
     observed = slot_state.replacement or slot_state.original
     node = observed.node
     if node is None:
-        return _record(incident, Outcome(outcome=GONE, reason="The node slot is empty."), "", context)
+        return _record(incident, Outcome(outcome=NodeBranchResult.GONE, reason="The node slot is empty."), "", context)
     if incident.is_drill and context.ledger.get(incident_rows.open_key(incident.life)) is not None:
         reason = f"{node.name} stays cordoned, because a real incident is open for it."
-        return _record(incident, Outcome(outcome=NOT_OURS, reason=reason), observed.instance_id, context)
+        return _record(
+            incident, Outcome(outcome=NodeBranchResult.NOT_OURS, reason=reason), observed.instance_id, context
+        )
     mark = _mark(node.incident_id, incident, context.ledger)
     result = context.cluster.release(incident.life.cluster, node.name, mark)
     outcome, text = _OUTCOME_TEXT[result]
@@ -77,7 +80,7 @@ def _record(incident: Incident, answer: Outcome, instance_id: str, context: Cont
         after = current.but(node_branch=answer.outcome)
         if instance_id and instance_id != current.life.instance_id:
             after = after.but(replacement_instance_id=instance_id)
-        if answer.outcome == RETURNED:
+        if answer.outcome == NodeBranchResult.RETURNED:
             after = after.at_stage("returned_at", context.now)
         life = current.life.key
         leaves = [
@@ -85,7 +88,7 @@ def _record(incident: Incident, answer: Outcome, instance_id: str, context: Cont
             *guardrail_registers.leaving(RegisterName.CORDONS, context, life, is_drill=current.is_drill),
         ]
         after = after.without_block()
-        kind = "returned" if answer.outcome == RETURNED else "node"
+        kind = "returned" if answer.outcome == NodeBranchResult.RETURNED else "node"
         line = incident_record.timeline_put(current.incident_id, kind, answer.reason, at=context.now, writer=WRITER)
         return after, [*leaves, line]
 
