@@ -87,12 +87,12 @@ def still_running(client: ApiClient) -> list[tuple[str, str]]:
     running = sum(entry["running"] for entry in status["jobs"]["classes"])
     serving = sum(rental["nodes"] for each in status["serving"] for rental in each["rentals"] if not rental["endedAt"])
     return [
-        ("jobs", f"{counted(running, 'job')} running; a hold stops none"),
+        ("jobs", f"{counted(running, 'job')} run on; they are not stopped"),
         ("changing", ", ".join(f"{job['jobId']} {job['state'].lower()}" for job in moving) or "no job starts or stops"),
         ("recoveries", "; ".join(begun) or "none; a step that has begun is finished"),
         (
             "rented nodes",
-            f"{serving} for Deployments, and those of running jobs: AWS bills them until they end",
+            f"{serving} for Deployments, and those of running jobs: AWS bills them until they are released",
         ),
         ("scheduling", "a cycle that is under way commits its plan; the next one starts nothing"),
         ("not held", "cordons of faulty nodes, uncordons, and all records"),
