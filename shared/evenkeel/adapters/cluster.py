@@ -190,8 +190,8 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
 
     def resources_in_use(self, cluster: str, pods: PodGroup = PodGroup.ALL) -> Mapping[str, Resources]:
         query = {"fieldSelector": _LIVE_PODS_SELECTOR, **({"labelSelector": str(pods)} if pods else {})}
-        found = filter(None, self._listed(cluster, _PODS, unmanaged_pods.read_placed_pod, query))
-        return sum_by_place(found)
+        listed = filter(None, self._listed(cluster, _PODS, unmanaged_pods.read_placed_pod, query))
+        return sum_by_place(listed)
 
     def delete_node(self, cluster: str, name: str, instance_id: str) -> RepairAnswer:
         api = self._api(cluster)

@@ -236,10 +236,10 @@ def get_all(ledger: Ledger, keys: Iterable[Key]) -> dict[Key, Row]:
     distinct = tuple(dict.fromkeys(keys))
     batches = [distinct[start : start + _READ_AT_ONCE] for start in range(0, len(distinct), _READ_AT_ONCE)]
     if len(batches) == 1:
-        found = [ledger.batch_get(*batches[0])]
+        answers = [ledger.batch_get(*batches[0])]
     else:
         with ThreadPoolExecutor(max_workers=_READERS) as readers:
             reads = [readers.submit(ledger.batch_get, *batch) for batch in batches]
-        found = [read.result() for read in reads]
-    pairs = (pair for batch, rows in zip(batches, found, strict=True) for pair in zip(batch, rows, strict=True))
+        answers = [read.result() for read in reads]
+    pairs = (pair for batch, rows in zip(batches, answers, strict=True) for pair in zip(batch, rows, strict=True))
     return {key: row for key, row in pairs if row is not None}

@@ -125,9 +125,9 @@ class Context:
         if due is None:
             return self.ledger.batch_get(*keys)
         read_at = self.clock.now()
-        *found, policy = self.ledger.batch_get(*keys, due)
+        *answers, policy = self.ledger.batch_get(*keys, due)
         self._ports.policies.accept(policy, read_at)
-        return tuple(found)
+        return tuple(answers)
 
     def but(self, **changes: Any) -> Self:
         """Return a copy with these attributes replaced. Ports that are not built yet stay so."""

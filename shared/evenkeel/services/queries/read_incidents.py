@@ -118,16 +118,16 @@ def load_incident(ledger: Ledger, incident_id: str) -> Incident:
 def incidents_since(ledger: Ledger, start: datetime) -> tuple[list[Incident], bool]:
     """Return the incidents that opened since a time, oldest first, and whether these are all: at most `MAX_READ`."""
     partitions = [f"INC#{state}" for state in LIST_ORDER]
-    found: list[Incident] = []
+    incidents: list[Incident] = []
     request = pagination.Request(_PAGE)
     while True:
         answer = pagination.newest_first(ledger, Table.INCIDENTS, partitions, request)
         listed = [rows.read(row, Incident) for row in answer.rows]
         recent = [incident for incident in listed if incident.opened_at >= start]
-        found += recent
+        incidents += recent
         is_complete = len(recent) < len(listed) or not answer.next_token
-        if is_complete or len(found) >= MAX_READ:
-            return sorted(found, key=lambda incident: (incident.opened_at, incident.incident_id)), is_complete
+        if is_complete or len(incidents) >= MAX_READ:
+            return sorted(incidents, key=lambda incident: (incident.opened_at, incident.incident_id)), is_complete
         request = pagination.Request(_PAGE, answer.next_token)
 
 

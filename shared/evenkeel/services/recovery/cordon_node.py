@@ -60,13 +60,13 @@ def run(request: Request, context: Context) -> Outcome:
     Idempotent: yes, by the mark. A person's cordon stays unchanged.
     """
     keys = guardrails.cordon_keys()
-    incident, version, found = incident_record.load_with(request.incident_id, context, *keys)
+    incident, version, known_rows = incident_record.load_with(request.incident_id, context, *keys)
     barred = incident_record.why_may_not_act(incident, context)
     if barred or incident.state.is_settled:
         return Outcome(outcome=CordonOutcome.NOT_ALLOWED, reason=barred or "The incident is settled.")
     if incident.plan is not None and not incident.plan.repairs_node:
         return Outcome(outcome=CordonOutcome.NOT_NEEDED, reason="The node needs no action.")
-    return cordon(incident, context, version=version, known=dict(zip(keys, found, strict=True)))
+    return cordon(incident, context, version=version, known=dict(zip(keys, known_rows, strict=True)))
 
 
 def cordon(

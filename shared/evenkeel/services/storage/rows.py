@@ -60,18 +60,18 @@ def parse(key: Key, kind: type[T], document: Any) -> T:
 
 
 def readable(
-    found: Iterable[Row], kind: type[T], report: Callable[[Unreadable], None] | None = None
+    stored: Iterable[Row], kind: type[T], report: Callable[[Unreadable], None] | None = None
 ) -> Iterator[tuple[Row, T]]:
     """Yield each row with its value, without rows that this release cannot read.
 
     Only for lists whose other rows do not depend on the missing ones. A sum of quota or of repairs must fail instead.
 
     Args:
-        found: The rows.
+        stored: The rows.
         kind: Class of their values.
         report: Called for each missing row. The sweep reports every row, so other readers need not.
     """
-    for row in found:
+    for row in stored:
         try:
             value = read(row, kind)
         except Unreadable as error:

@@ -16,8 +16,8 @@ from evenkeel.services.storage import rows
 
 def load(context: Context) -> tuple[FleetNode, ...]:
     """Return all nodes that the last sweep saw."""
-    found = every(lambda cursor: context.ledger.by_state(Table.FLEET, "NODE", limit=1000, cursor=cursor))
-    return tuple(node for row in found if not (node := rows.read(row, FleetNode)).is_gone)
+    node_rows = every(lambda cursor: context.ledger.by_state(Table.FLEET, "NODE", limit=1000, cursor=cursor))
+    return tuple(node for row in node_rows if not (node := rows.read(row, FleetNode)).is_gone)
 
 
 def with_bound_pods(

@@ -109,8 +109,8 @@ def reconcile_registers(sweep: SweepRun) -> int:
 
     def is_settled(entry: RegisterEntry) -> bool:
         row = sweep.context.ledger.get(incident_rows.incident_key(entry.incident_id))
-        found = [incident for _, incident in sweep.readable([row] if row else [], Incident)]
-        return found[0].state.is_settled if found else row is None
+        incidents = [incident for _, incident in sweep.readable([row] if row else [], Incident)]
+        return incidents[0].state.is_settled if incidents else row is None
 
     def is_free(entry: RegisterEntry) -> bool:
         life = NodeLife.from_key(entry.life)

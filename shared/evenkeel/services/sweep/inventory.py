@@ -78,8 +78,8 @@ def refresh_fleet(sweep: SweepRun) -> int:
 
 def _pod_requests(sweep: SweepRun, pods: PodGroup) -> dict[tuple[str, str], Resources]:
     """Return what live pods request, by cluster and node name."""
-    found = sweep.read_each_cluster("pods", lambda name: sweep.context.cluster.resources_in_use(name, pods))
-    return {(cluster, name): amounts for cluster, nodes in found.items() for name, amounts in nodes.items()}
+    requests = sweep.read_each_cluster("pods", lambda name: sweep.context.cluster.resources_in_use(name, pods))
+    return {(cluster, name): amounts for cluster, nodes in requests.items() for name, amounts in nodes.items()}
 
 
 def _complete_clusters(sweep: SweepRun) -> set[str]:

@@ -103,9 +103,9 @@ class SweepRun:
         except EvenkeelError as error:
             self.failures.append(f"{name}: {type(error).__name__}: {error}")
 
-    def readable(self, found: Iterable[Row], kind: type[V]) -> Iterator[tuple[Row, V]]:
+    def readable(self, stored: Iterable[Row], kind: type[V]) -> Iterator[tuple[Row, V]]:
         """Yield each row with its value. Report rows that this release cannot read, and go on without them."""
-        return rows.readable(found, kind, self._note_unreadable_row)
+        return rows.readable(stored, kind, self._note_unreadable_row)
 
     def _note_unreadable_row(self, error: Unreadable) -> None:
         self.failures.append(str(error))
