@@ -268,7 +268,7 @@ def test_silent_scheduled_function_raises_an_alarm() -> None:
     assert {"".join(word.capitalize() for word in name.split("_")) for name in beats} == scheduled
     for alarm in beats.values():
         assert alarm["TreatMissingData"] == "breaching"
-        assert {"Name": "Cluster", "Value": {"Ref": "FleetName"}} in alarm["Dimensions"]
+        assert {"Name": "Fleet", "Value": {"Ref": "FleetName"}} in alarm["Dimensions"]
         assert alarm["Period"] * alarm["EvaluationPeriods"] == 600
         assert alarm["ActionsEnabled"] == {"Fn::If": ["SchedulesAreOn", True, False]}
 

@@ -151,7 +151,7 @@ def watched_by_dashboards() -> Iterator[tuple[str, Series]]:
                 yield widget["properties"]["title"], Series(namespace, metric, pairs)
 
 
-SEARCH = re.compile(r"SEARCH\('\{(\w+),([\w,]+)\} MetricName=\"(\w+)\" Cluster=\"research\"', '(\w+)', 300\)")
+SEARCH = re.compile(r"SEARCH\('\{(\w+),([\w,]+)\} MetricName=\"(\w+)\" Fleet=\"research\"', '(\w+)', 300\)")
 
 
 def searches() -> Iterator[tuple[str, set[str], str]]:

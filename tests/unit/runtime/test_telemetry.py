@@ -95,9 +95,9 @@ def test_metric_is_an_emf_line_with_declared_dimensions(
     beat, cordoned = lines(capsys)
     (directive,) = beat["_aws"]["CloudWatchMetrics"]
     assert directive["Namespace"] == "Evenkeel"
-    assert directive["Dimensions"] == [["Cluster", "Function"]]
+    assert directive["Dimensions"] == [["Fleet", "Function"]]
     assert directive["Metrics"] == [{"Name": "Heartbeat", "Unit": "Count"}]
-    assert (beat["Cluster"], beat["Function"], beat["Heartbeat"]) == ("research", "sweep_fleet", [1.0])
+    assert (beat["Fleet"], beat["Function"], beat["Heartbeat"]) == ("research", "sweep_fleet", [1.0])
     assert cordoned["_aws"]["CloudWatchMetrics"][0]["Metrics"] == [{"Name": "DetectedToCordoned", "Unit": "Seconds"}]
 
 
