@@ -42,7 +42,7 @@ def test_buckets_of_every_job_sum_to_its_life(worlds: list[Simulation]) -> None:
     for world in worlds:
         context = world.observer_context()
         for job in jobs_of(world):
-            receipt = read_receipts.of_job(context, job, Reader())
+            receipt = read_receipts.of_job(job, Reader(), context)
             interrupted += len(receipt.interruptions)
             assert sum(round(bucket.seconds * 1e6) for bucket in receipt.buckets) == round(
                 receipt.elapsed_seconds * 1e6
@@ -57,7 +57,7 @@ def test_one_incident_owns_the_loss_of_an_attempt(worlds: list[Simulation]) -> N
         owners: dict[tuple[str, int], str] = {}
         context = world.observer_context()
         for incident in incidents_of(world):
-            for interruption in read_receipts.of_incident(context, incident, Reader(), sees_all=True).jobs:
+            for interruption in read_receipts.of_incident(incident, Reader(), context, may_see_all=True).jobs:
                 place = (interruption.job_id, interruption.attempt)
                 assert owners.setdefault(place, incident.incident_id) == incident.incident_id, (world.seed, place)
                 owned += 1
@@ -69,7 +69,7 @@ def test_recoveries_have_known_stages_and_a_forecast(worlds: list[Simulation]) -
     for world in worlds:
         context = world.observer_context()
         for incident in incidents_of(world):
-            receipt = read_receipts.of_incident(context, incident, Reader(), sees_all=True)
+            receipt = read_receipts.of_incident(incident, Reader(), context, may_see_all=True)
             for interruption in receipt.jobs:
                 assert interruption.cause is InterruptionCause.INCIDENT
                 if interruption.resumed_by_attempt:
@@ -90,7 +90,7 @@ def test_lost_spans_of_a_job_never_overlap(worlds: list[Simulation]) -> None:
 
 def test_cost_report_counts_every_gpu_hour_once(worlds: list[Simulation]) -> None:
     for world in worlds:
-        report = read_cost_report.show(world.observer_context(), read_cost_report.Filter())
+        report = read_cost_report.show(read_cost_report.Filter(), world.observer_context())
         uses = sum(use["gpuHours"] for use in report["allNodes"]["uses"])
         assert uses == pytest.approx(report["allNodes"]["gpuHours"]), world.seed
         assert report["isComplete"], world.seed

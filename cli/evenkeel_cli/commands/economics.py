@@ -16,7 +16,6 @@ Json = dict[str, Any]
 
 app = lookup.group("Calculate what failures cost and what to change: rates, checkpoints, spares, commitments.")
 app.command("forecast")(economics_fleet.forecast)
-app.command("losses")(economics_fleet.losses)
 app.command("commitment")(economics_fleet.commitment)
 
 FailuresOption = Annotated[int | None, typer.Option(metavar="N", help="Observed failures.")]

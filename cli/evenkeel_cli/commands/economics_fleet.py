@@ -8,7 +8,6 @@ import typer
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.figure_output import FigureFormat, FigureOption, print_figures
 from evenkeel_cli.render import note, page
-from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
 
 if TYPE_CHECKING:
@@ -94,39 +93,6 @@ def forecast(
     if usd_per_gpu_hour:
         request = forecasts.with_price(request, usd_per_gpu_hour)
     print_figures(forecasts.forecast(request, str(file or "fleet"), notes), output, main="totals")
-
-
-def losses(
-    days: DaysOption = 30.0,
-    by: Annotated[str, typer.Option(metavar="GROUP", help="fault-class or pool.")] = "fault-class",
-    usd_per_gpu_hour: Annotated[str, typer.Option(metavar="USD", help="Price; without it, dollars are unknown.")] = "",
-    output: FigureOption = FigureFormat.TABLE,
-) -> None:
-    """Show what failures cost the fleet: standstill and lost work of the jobs that they interrupted."""
-    from evenkeel_cli.offline import fleet_losses
-    from evenkeel_cli.offline.quantities import number
-
-    price = number("--usd-per-gpu-hour", usd_per_gpu_hour) if usd_per_gpu_hour else None
-    client, now = lookup.current_client(), page().now()
-    _check_days(days)
-    found, more = lookup.listed(client, "/incidents", _MAX_READ)
-    incidents = fleet_losses.counted(found, now, days)
-    names = dict.fromkeys(affected_job["jobId"] for incident in incidents for affected_job in incident["affectedJobs"])
-    jobs = {name: job for name in names if (job := _job(client, name)) is not None}
-    answer = fleet_losses.document(fleet_losses.interruptions(incidents, jobs, now), by, price, days)
-    if more:
-        answer["notes"] = [*answer["notes"], f"The fleet has more than {_MAX_READ} incidents; the rest is not counted."]
-    print_figures(answer, output, main="groups")
-
-
-def _job(client: ApiClient, job_id: str) -> Json | None:
-    """Return a job; None if it is no longer kept."""
-    try:
-        return client.get(f"/jobs/{job_id}")
-    except CommandFailed as failed:
-        if failed.exit_code is not Exit.NOT_FOUND:
-            raise
-        return None
 
 
 def commitment(  # noqa: PLR0913, PLR0917 - options, each given by its name

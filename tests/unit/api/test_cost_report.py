@@ -164,6 +164,16 @@ def _two_at_a_time(read: Any) -> Any:
     return lambda *args, **options: read(*args, **{**options, "limit": min(2, options.get("limit", 100))})
 
 
+def test_interrupted_job_that_is_gone_is_unknown(gateway: Gateway) -> None:
+    _, lost, _ = a_lost_job()
+    stored(gateway.fakes.ledger, lost)
+
+    found = report(gateway)
+
+    assert (found["isComplete"], found["lost"]["interruptions"]) == (False, 0)
+    assert "1 interrupted jobs are no longer kept, so their losses are unknown." in found["notes"]
+
+
 def test_node_with_many_failures_is_above_the_fleet(gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, 60)))
     stored(gateway.fakes.ledger, *(an_incident(9, **{**_settled(1), "incident_id": f"inc-{n:010d}"}) for n in range(4)))

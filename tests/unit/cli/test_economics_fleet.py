@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from evenkeel.domain.health.incidents import StageTimes
-from evenkeel.domain.jobs.attempt import ResumePoint
-from tests.unit.api.seeds import a_fleet_node, a_job, a_life, affected, ago, an_attempt, an_incident, stored
+from tests.unit.api.seeds import a_fleet_node, a_job, a_life, affected, ago, an_incident, stored
 from tests.unit.cli.conftest import CliFixture
 from tests.unit.cli.test_economics import answer, run
 from tools.schemas import schemas
@@ -270,67 +269,3 @@ def test_wrong_price_names_the_option(prices: tuple[str, ...], message: str) -> 
 
     assert code == 2
     assert message in err
-
-
-# ---------------------------------------------------------------- losses
-
-
-@pytest.fixture
-def with_interruptions(served: CliFixture) -> CliFixture:
-    """Job 1 resumed after a fault; job 2 still waits; job 3 ended before its node failed; job 9 is no longer kept."""
-    ledger = served.gateway.fakes.ledger
-    resumed, waiting, done = a_job(1, state="RUNNING", current_attempt=2), a_job(2, current_attempt=1), a_job(3)
-    point = ResumePoint(attempt=1, step=40, manifest="m")
-    attempts = [
-        an_attempt(resumed, 1, state="LOST", running_at=ago(hours=5), ended_at=ago(hours=2)),
-        an_attempt(
-            *(resumed, 2),
-            running_at=ago(hours=1, minutes=45),
-            is_pinned=True,
-            resume_from=point,
-            resumed_work_from=ago(hours=2, minutes=30),
-        ),
-        an_attempt(waiting, 1, state="STOPPED", running_at=ago(hours=3), ended_at=ago(hours=1)),
-        an_attempt(done, 1, state="SUCCEEDED", running_at=ago(hours=3), ended_at=ago(hours=1)),
-    ]
-    gone = affected(a_job(9))
-    incidents = [
-        an_incident(1, first_signal_at=ago(hours=2), affected_jobs=affected(resumed)),
-        an_incident(2, first_signal_at=ago(hours=2), affected_jobs=affected(resumed)),
-        an_incident(3, first_signal_at=ago(hours=1), affected_jobs=(*affected(waiting), *affected(done), *gone)),
-        an_incident(4, first_signal_at=ago(hours=1), affected_jobs=affected(waiting), is_drill=True),
-    ]
-    stored(ledger, resumed, waiting, done, *attempts, *incidents)
-    return served
-
-
-def test_losses_add_standstill_and_repeated_work(with_interruptions: CliFixture) -> None:
-    found = fleet_answer(with_interruptions, "losses", "--days", "2", "--usd-per-gpu-hour", "5")
-    total = found["groups"][-1]
-
-    # 16 GPUs each: 15 minutes and one hour of standstill, and 30 minutes of lost work.
-    assert (total["group"], total["interruptions"]) == ("total", 3)
-    assert (total["standstillGpuHours"], total["lostWorkGpuHours"]) == (16 * 1.25, 16 * 0.5)
-    assert (total["unknownStandstills"], total["unknownLostWork"], total["stillInterrupted"]) == (1, 2, 1)
-    assert total["lostUsd"] == 5 * 16 * 1.75
-
-
-def test_losses_without_a_price_have_no_dollars(with_interruptions: CliFixture) -> None:
-    found = fleet_answer(with_interruptions, "losses", "--by", "pool")
-
-    assert [(each["group"], each["lostUsd"]) for each in found["groups"]] == [("p5-workers", None), ("total", None)]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--by", "team"), "--by must be one of fault-class, pool, not 'team'."),
-        (("--days", "0"), "--days must be above 0 and at most 30, not 0."),
-        (("--usd-per-gpu-hour", "-1"), "--usd-per-gpu-hour must be at least 0, not -1."),
-    ],
-)
-def test_wrong_option_of_losses_is_named(served: CliFixture, words: tuple[str, ...], message: str) -> None:
-    result = served.run("economics", "losses", *words)
-
-    assert (result.exit_code, result.out) == (2, "")
-    assert message in result.err

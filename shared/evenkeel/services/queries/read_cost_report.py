@@ -63,6 +63,9 @@ def show(asked: Filter, context: Context) -> Json:
     chosen = interrupted_jobs[:MAX_JOBS]
     rented = {attempt.job_id for attempt in attempts if attempt.is_rented}
     jobs = cost_records.jobs_of(context.ledger, dict.fromkeys([*chosen, *sorted(rented)]))
+    missing = sum(name not in jobs for name in chosen)
+    if missing:
+        notes.append(f"{missing} interrupted jobs are no longer kept, so their losses are unknown.")
     rentals = cost_records.rentals_in(jobs.values(), context)
     lost = _lost_time([jobs[name] for name in chosen if name in jobs], attempts, incidents, rentals, context)
     nodes, node_note = _nodes(span, context)
@@ -91,7 +94,7 @@ def show(asked: Filter, context: Context) -> Json:
         restore_seconds=context.policy.jobs.expected_resume_seconds,
         notes=tuple(notes),
     )
-    is_whole = window.is_complete and is_complete and len(chosen) == len(interrupted_jobs)
+    is_whole = window.is_complete and is_complete and len(chosen) == len(interrupted_jobs) and not missing
     return fleet_report(facts).to_json() | {"isComplete": is_whole, "isNodeTimeComplete": not node_note}
 
 
