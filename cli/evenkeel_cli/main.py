@@ -144,7 +144,8 @@ def _print_error(failed: CommandFailed) -> None:
     from evenkeel_cli.render import Printer
 
     code = f" [{failed.code}]" if failed.code else ""
-    lines = [f"✖ {failed.text}{code}"]
+    first, *more = failed.text.splitlines() or [""]
+    lines = [f"✖ {first}{code}", *more]
     if failed.hint:
         lines.append(f"  {failed.hint}")
     if failed.request_id and failed.exit_code is Exit.FAILED:

@@ -17,7 +17,7 @@ from evenkeel_cli.commands.job_pages import (
     unmanaged_columns,
 )
 from evenkeel_cli.commands.output import answer, answer_change, answer_list, draw_timeline, show, write_template
-from evenkeel_cli.commands.submission import takes_a_job
+from evenkeel_cli.commands.submission import explain_missing_fields, takes_a_job
 from evenkeel_cli.receipt_page import draw_job_receipt
 from evenkeel_cli.render import OutputFormat, note, only, page
 from evenkeel_cli.state_labels import JOB, plain
@@ -53,7 +53,11 @@ def init(
 @takes_a_job
 def submit(body: Json, key: lookup.KeyOption = None, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Submit a job, from a file or from options (which win)."""
-    job = lookup.current_client().post("/jobs", body, key=key)
+    client = lookup.current_client()
+    try:
+        job = client.post("/jobs", body, key=key)
+    except CommandFailed as failed:
+        raise explain_missing_fields(failed, body) from None
     out = page()
     match only(output, (OutputFormat.TABLE, OutputFormat.JSON, OutputFormat.NAME)):
         case OutputFormat.JSON | OutputFormat.YAML:
@@ -72,7 +76,11 @@ def plan(body: Json, arguments: str, output: lookup.OutputOption = OutputFormat.
 
     Takes the options of `submit`.
     """
-    response = lookup.current_client().ask("/jobs/plan", body)
+    client = lookup.current_client()
+    try:
+        response = client.ask("/jobs/plan", body)
+    except CommandFailed as failed:
+        raise explain_missing_fields(failed, body) from None
     answer(response, output, lambda out: draw_plan(out, response, arguments))
 
 

@@ -91,6 +91,17 @@ def takes_a_job(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def explain_missing_fields(failed: CommandFailed, body: Json) -> CommandFailed:
+    """Return the refusal of a job with every field that it lacks: the API names only the first kind of error."""
+    if failed.code != "VALIDATION_FAILED":
+        return failed
+    missing = [field for field in ("image", "command") if not body.get(field) and f"{field}: " not in failed.text]
+    if missing and not body.get("name"):
+        failed.text += "".join(f"\n  {field}: is missing, unless a job type of the site fills it" for field in missing)
+    failed.hint = "evenkeel jobs init writes a whole job file."
+    return failed
+
+
 def _retyped(words: Sequence[str], chosen: Mapping[JobOption, Any]) -> str:
     """Return the arguments of a job as a person types them."""
     options = [

@@ -93,6 +93,19 @@ def test_folder_option_that_cannot_be_read_is_a_usage_error(served: CliFixture, 
     assert words in said.err
 
 
+@pytest.mark.parametrize("verb", ["submit", "plan"])
+def test_every_missing_field_of_a_job_is_named_at_once(served: CliFixture, verb: str) -> None:
+    said = served.run("jobs", verb, "-", stdin="{}")
+
+    assert said.exit_code == 2
+    assert said.err.splitlines() == [
+        "✖ name: is required [VALIDATION_FAILED]",
+        "  image: is missing, unless a job type of the site fills it",
+        "  command: is missing, unless a job type of the site fills it",
+        "  evenkeel jobs init writes a whole job file.",
+    ]
+
+
 def test_plan_ends_with_the_command_that_submits_the_same_job(served: CliFixture) -> None:
     (served.folder / "my job.json").write_text(json.dumps(A_JOB), encoding="utf-8")
 
