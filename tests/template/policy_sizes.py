@@ -30,6 +30,7 @@ KINDS = {
     "AWS::Lambda::Function": ("lambda", "function:", 64),
     "AWS::StepFunctions::StateMachine": ("states", "stateMachine:", 80),
     "AWS::SNS::Topic": ("sns", "", 256),
+    "AWS::Events::EventBus": ("events", "event-bus/", 256),
     "AWS::Events::Rule": ("events", "rule/", 64),
     "AWS::Logs::LogGroup": ("logs", "log-group:", 512),
     "AWS::KMS::Key": ("kms", "key/", 36),

@@ -26,6 +26,10 @@ def is_matched(pattern: Any, value: Any) -> bool:
     )
 
 
+REFERENCES: list[Json] = json.loads((ROOT / "tests" / "fixtures" / "event_references.json").read_text(encoding="utf-8"))
+"""Each detail type of AWS: where AWS documents it, a sample that its rule matches, and changes with which none does."""
+
+
 def rules_for(event: Json) -> list[str]:
     return [name for name, rule in RULES.items() if is_matched(rule["EventPattern"], event)]
 
@@ -36,6 +40,24 @@ def test_each_sample_event_matches_exactly_one_rule(path: Path) -> None:
 
     assert len(rules_for(event)) == 1
     assert rules_for(event | {"source": fields.DRILL_SOURCE}) == ["DrillEvents"]
+
+
+@pytest.mark.parametrize("reference", REFERENCES, ids=lambda each: each["detailType"])
+def test_rule_matches_the_documented_event_and_no_near_miss(reference: Json) -> None:
+    sample = json.loads((EVENTS / reference["sample"]).read_text(encoding="utf-8"))
+    event = sample | {"detail-type": reference["detailType"]}
+
+    assert reference["reference"].startswith("https://docs.aws.amazon.com/")
+    assert rules_for(event) == [reference["rule"]]
+    assert {str(miss): rules_for(event | miss) for miss in reference["nearMisses"]} == {
+        str(miss): [] for miss in reference["nearMisses"]
+    }
+
+
+def test_every_parsed_detail_type_of_aws_has_a_reference() -> None:
+    parsed = {kind for source, kinds in envelope.PARSERS.items() if source.startswith("aws.") for kind in kinds}
+
+    assert {each["detailType"] for each in REFERENCES} == parsed
 
 
 def test_every_parsed_event_kind_except_reports_has_a_rule() -> None:

@@ -120,8 +120,9 @@ PARSERS = {
     "EC2 Spot Instance Interruption Warning": _spot,
     "EC2 Instance Rebalance Recommendation": _rebalance,
     "EC2 Instance State-change Notification": _state,
+    # The documentation of AWS prints two names for each of the next two.
     "EC2 Capacity Reservation Instance Interruption Warning": _reservation,
-    # AWS prints both.
+    "EC2 Interruptible Capacity Reservation Instance Interruption Warning": _reservation,
     "Capacity Block Expiration Warning": _block,
     "Capacity Block Reservation Expiration Warning": _block,
 }
