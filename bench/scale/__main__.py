@@ -80,6 +80,8 @@ def _run(bench: Bench, sizes: Sequence[FleetSize], only: str, say: Say) -> Itera
             "storm": bench.storm,
             "settle": bench.settle,
         }
+        if only == "queue":
+            cases["queue"] = bench.long_queue
         for name, measure in cases.items():
             if only in ("", name):
                 say(f"{name}, {size}")
@@ -135,9 +137,8 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="100 and 1,000 nodes only")
     parser.add_argument("--size", type=_size, action="append", help="a size, NODES or NODES,JOBS; may be repeated")
-    parser.add_argument(
-        "--case", default="", choices=("", "event", "watch", "cycle", "sweep", "storm", "settle"), help="one case"
-    )
+    cases = ("", "event", "watch", "cycle", "sweep", "storm", "settle", "queue")
+    parser.add_argument("--case", default="", choices=cases, help="one case; `queue` runs only if it is named")
     parser.add_argument("--seed", type=int, default=1, help="seed of the modelled latencies (default 1)")
     parser.add_argument("--all-aims", action="store_true", help="also print the aims that are met")
     parser.add_argument("--output", type=Path, help=f"file for the figures as JSON, for example {OUTPUT.name}")

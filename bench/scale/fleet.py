@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from evenkeel.domain.jobs.attempt import Attempt, ObservedPod
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Key, Put, Row, Table, WorkflowName
-from evenkeel.services.storage import quota_rows
+from evenkeel.services.admin import set_quotas
+from evenkeel.services.storage import job_rows, quota_rows
 from evenkeel.services.sweep import sweep_fleet
 from evenkeel.services.waits import open_wait
 from tests.fakes import FakeWorld
 from tests.fakes.cluster import CLUSTER, FakeWorkload, instance_id
+from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.job_scenario import JobScenario
 
 _RUNNING_SHARE: Final = 0.9
@@ -72,7 +74,57 @@ def build(size: FleetSize) -> tuple[FakeWorld, tuple[str, ...]]:
     return world, jobs
 
 
-def _copies(world: FakeWorld, job_id: str, count: int, *, on_nodes: bool) -> tuple[str, ...]:
+def build_long_queue(nodes: int, pending: int, teams: int) -> FakeWorld:
+    """Return the world of a fleet whose teams have queues that no cycle reads whole.
+
+    Nine tenths of the nodes run a job of one node. In each queue, every tenth job fits, with its own number of nodes,
+    and the other jobs ask for more nodes than are free.
+    """
+    scenario = JobScenario(size=nodes)
+    world = scenario.world
+    names = [f"team-{number:03d}" for number in range(teams)]
+    quota = 8 * nodes // teams
+    for name in names:
+        part = a_team(name, quota, members=[{"principal": "arn:aws:iam::111122223333:role/ana"}])
+        set_quotas.run(set_quotas.Request(part=part, expected=0, by="role/Platform", reason="Quota."), world.context())
+    each = int(nodes * _RUNNING_SHARE) // teams
+    running = scenario.running(nodes=1, team=names[0]).job_id
+    waiting = scenario.submit("waiting", nodes=2, team=names[0]).job_id
+    for number, name in enumerate(names):
+        _copies(world, running, each, on_nodes=True, first_number=number * each, swaps={names[0]: name})
+        queue = _pending(world, waiting, pending // teams, name, names[0], number)
+        for start in range(0, len(queue), _AT_ONCE):
+            world.ledger.commit(*queue[start : start + _AT_ONCE])
+    _set_usage(world, each, names)
+    world.cycle_requests.reasons.clear()
+    sweep_fleet.run(scenario.context())
+    world.ledger.commits.clear()
+    world.cluster.changes.clear()
+    return world
+
+
+def _pending(world: FakeWorld, job_id: str, count: int, team: str, first_team: str, number: int) -> list[Put]:
+    """Return copies of a pending job's row for one queue."""
+    row = world.ledger.get(job_rows.job_key(job_id))
+    assert row is not None
+    text, found = json.dumps(row.doc), []
+    for index in range(count):
+        name = f"job-{(number + 1) * 10**6 + index:010d}"
+        copy = _copy_of(row, text, _replacing({job_id: name, first_team: team}))
+        copy.row.doc["spec"]["nodes"] = 1 + index % 4 if index % 10 == 9 else 30 + index % 300
+        found.append(copy)
+    return found
+
+
+def _copies(
+    world: FakeWorld,
+    job_id: str,
+    count: int,
+    *,
+    on_nodes: bool,
+    first_number: int = 0,
+    swaps: Mapping[str, str] | None = None,
+) -> tuple[str, ...]:
     """Copy a job with all its rows until there are `count` of it; on nodes, each copy has the next node."""
     rows = [row for row in world.ledger.rows.values() if job_id in f"{row.key} {row.doc} {row.state}"]
     rows = [
@@ -85,13 +137,13 @@ def _copies(world: FakeWorld, job_id: str, count: int, *, on_nodes: bool) -> tup
     workload = next((found for (_, job, _), found in there.items() if job == job_id), None)
     first = int(workload.pods[0].node_name[-17:], 16) if workload and on_nodes else 0
     prefix, _, digits = job_id.partition("-")
-    for number in range(1, count):
+    for number in range(max(1, first_number), first_number + count):
         # The new id has the same length, and sorts after the ids that the services made.
         name = f"{prefix}-{10 ** len(digits) // 2 + int(digits) * 10**6 + number:0{len(digits)}d}"
         node = number + 1 if number >= first else number
         names_of_node = {instance_id(first): instance_id(node)} if first else {}
         uids = {f'"{workload.uid}"': f'"{workload.uid}-{number}"'} if workload else {}
-        swap = _replacing({job_id: name, **names_of_node, **uids})
+        swap = _replacing({job_id: name, **names_of_node, **uids, **(swaps or {})})
         writes += [_copy_of(row, stored[row.key], swap) for row in rows]
         names.append(name)
         if workload is not None:
@@ -137,12 +189,12 @@ def _workload_copy(workload: FakeWorkload, swap: Callable[[str], str], uid: str)
     return FakeWorkload(dataclasses.replace(workload.spec, attempt=attempt), uid, pods)
 
 
-def _set_usage(world: FakeWorld, running: int) -> None:
-    """Let the usage of the team agree with its running jobs."""
-    key = quota_rows.usage_key("default")
-    row = world.ledger.get(key)
-    assert row is not None
-    world.ledger.commit(Put(Row(key, {"accelerators": running * 8}, row.version)))
+def _set_usage(world: FakeWorld, running: int, teams: Iterable[str] = ("default",)) -> None:
+    """Let the usage of each team agree with its running jobs."""
+    for team in teams:
+        key = quota_rows.usage_key(team)
+        row = world.ledger.get(key)
+        world.ledger.commit(Put(Row(key, {"accelerators": running * 8}, row.version if row else 0)))
 
 
 def events_of(world: FakeWorld, count: int) -> Iterator[dict[str, Any]]:

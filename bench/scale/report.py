@@ -14,6 +14,8 @@ CALLS_AIM: Final = 10
 ALONE_AIM: Final = 1.0
 STORM_AIM: Final = 5.0
 ROUND_AIM: Final = 5.0
+READS_AIM: Final = 60
+PROCESSOR_AIM: Final = 1.5
 RECOVERY_AIM: Final = 0.001
 MEMORY_SHARE: Final = 0.5
 TIMEOUT_SHARE: Final = 1 / 3
@@ -63,6 +65,10 @@ def _verdicts_of(found: Measured) -> Iterator[Verdict]:
         yield Verdict(
             "event to cordon alone, p99, cold", size, found.notes["cold"]["p99"], ALONE_AIM, "s", "cold starts"
         )
+    if found.case == "queue":
+        yield Verdict("reads of a cycle over long queues", size, found.notes["reads"], READS_AIM, "reads", cause)
+        spent = found.notes["processorSeconds"]
+        yield Verdict("processor of a cycle over long queues", size, spent, PROCESSOR_AIM, "s", cause)
     if found.case == "storm":
         yield Verdict("event to cordon in a storm, p99", size, found.p99, STORM_AIM, "s", cause)
     if found.case in ("watch", "cycle"):

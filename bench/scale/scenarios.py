@@ -13,16 +13,20 @@ from typing import Any, Final
 
 from bench.figures import quantile
 from bench.scale.client_costs import MeasuredClients, processor_scale
-from bench.scale.fleet import FleetSize, build, events_of
+from bench.scale.fleet import FleetSize, build, build_long_queue, events_of
 from bench.scale.functions import ColdStart, Deployment, limits
 from bench.scale.memory import peak_bytes
 from bench.scale.model import Invocation, Latencies, Model, Step, flat, seconds_of
 from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.ports import WorkflowName
+from tests.fakes import FakeWorld
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.metered import ApiCall
 
 CORDON: Final = "kubernetes:PATCH nodes"
+_TEAMS: Final = 100
+"""Teams of the case `queue`."""
+_READS: Final = ("Get", "Query", "LIST", "GET", "List", "Describe")
 _PATH: Final = ("receive_event", "plan_recovery", "cordon_node")
 
 
@@ -73,10 +77,14 @@ class Bench:
     def deployment(self, size: FleetSize) -> tuple[Deployment, tuple[str, ...]]:
         """Return a fleet with its functions, and the ids of its running jobs."""
         world, jobs = build(size)
+        return self.deploy(world), jobs
+
+    def deploy(self, world: FakeWorld) -> Deployment:
+        """Return the functions on a fleet."""
         model = Model(self.setup, self.clients.costs, self.seed, processor_scale())
         deployment = Deployment(world, model, self.clients.sizes)
         deployment.cold_starts = dict(self.cold_starts)
-        return deployment, jobs
+        return deployment
 
     # ------------------------------------------------------------ one invocation
 
@@ -97,6 +105,31 @@ class Bench:
                 lambda: deployment.run(lambda: deployment.invoke(function, {})), invocations, self.clients
             )
             found.functions[function].memory_bytes = used + self.cold_starts[function].memory_bytes
+        return found
+
+    def long_queue(self, size: FleetSize) -> Measured:
+        """Measure one scheduling cycle over queues that no cycle reads whole."""
+        deployment = self.deploy(build_long_queue(size.nodes, size.jobs, _TEAMS))
+        answers: list[Any] = []
+        deployment.run(lambda: answers.append(deployment.invoke("schedule_jobs", {})))
+        found = self._measured("queue", size, deployment.invocations)
+        (invocation,) = deployment.invocations
+        first = _call_of(deployment.invocations, "states:StartExecution")
+        latencies, share = Latencies(self.setup), min(1.0, invocation.share)
+        times = [seconds_of(invocation.trace, latencies, dice, share, first) for dice in self._dice(200)]
+        start = self.cold_starts["schedule_jobs"].processor_seconds / share + latencies.of("lambda cold start").p50
+        found.notes |= {
+            "teams": _TEAMS,
+            "reads": sum(count for api, count in found.calls.items() if any(word in api for word in _READS)),
+            "admitted": len(answers[0]["admitted"]),
+            "examined": len(answers[0]["admitted"]) + answers[0]["waiting"],
+            "processorSeconds": round(found.own + found.clients, 3),
+            "firstAdmission": {
+                "warm": statistics.median(times),
+                "p99": quantile(times, 0.99),
+                "cold": statistics.median(times) + start,
+            },
+        }
         return found
 
     # ------------------------------------------------------------ one event

@@ -1,6 +1,7 @@
 """Shared code of the AWS adapters: clients with explicit timeouts and retries, and the translation of error codes."""
 
 import functools
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -78,6 +79,12 @@ _KMS_PREFIX = "kms"
 _NETWORK_ERRORS = (NoConnection, HTTPClientError, IncompleteReadError)
 
 
+_CREATION = threading.Lock()
+"""Functions create clients in threads, and a session creates one at a time.
+https://boto3.amazonaws.com/v1/documentation/api/latest/guide/session.html#multithreading-or-multiprocessing-with-sessions
+"""
+
+
 @functools.cache
 def session() -> Any:
     """Return the SDK session of this container."""
@@ -86,7 +93,8 @@ def session() -> Any:
 
 def client(service: str, config: Config = READS_AND_IDEMPOTENT_WRITES) -> Any:
     """Create a client. The SDK reads region, credentials and endpoints from the environment."""
-    return session().client(service, config=config)
+    with _CREATION:
+        return session().client(service, config=config)
 
 
 def code_of(error: ClientError) -> str:

@@ -76,6 +76,7 @@ class Value(BaseModel):
 
     model_config = ConfigDict(
         frozen=True,
+        defer_build=True,  # a function builds the models that it uses, and not the hundreds that it imports
         alias_generator=to_camel,
         populate_by_name=True,
         extra="allow",

@@ -157,7 +157,7 @@ def event(
             world = wiring.world()
             with ThreadPoolExecutor(max_workers=1) as archive:
                 # In parallel: until the cordon, new pods can start on a faulty node.
-                kept = archive.submit(world.raw_events.keep, envelope_id, body)
+                kept = archive.submit(lambda: world.raw_events.keep(envelope_id, body))  # builds its client there
                 parsed = parse(body)
                 if isinstance(parsed, (malformed, *passed_over)):
                     kept.result()  # nothing else keeps such an event

@@ -133,11 +133,13 @@ def decided(request: AdmissionRequest, *capacities: Any) -> Any:
 def test_jobs_of_equal_shape_share_the_fits_of_pools_with_labels() -> None:
     fits = SharedFits(ROOMS, Policy().scheduling)
 
-    first, second = (fits.of(a_request(job_id=name, pools=(DEMAND, HYPERPOD)), ROOMS) for name in ("job-1", "job-2"))
-    other = fits.of(a_request(pools=(HYPERPOD,)), ROOMS)
+    choices = ((DEMAND, HYPERPOD), (HYPERPOD,))
+    requests = [a_request(nodes=count, pools=pools) for count in (1, 2, 3, 9) for pools in choices]
 
-    assert first is second
-    assert first != other
+    shared = [fits.of(request, ROOMS) for request in requests]
+
+    assert shared == [pool_fits(request, ROOMS, Policy().scheduling) for request in requests]
+    assert len({repr(each) for each in shared}) > 2
 
 
 def test_preferred_pool_is_used_despite_a_tighter_one() -> None:

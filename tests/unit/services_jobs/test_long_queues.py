@@ -1,16 +1,21 @@
 """Queues longer than one cycle reads: every job is examined in the end."""
 
 import contextlib
+import math
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.queue_cursors import next_queues
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.ports import Put, Table
 from evenkeel.services.storage import job_rows, quota_rows, rows
+from tests.fakes.counting import CountedCalls
 from tests.fakes.crashes import Crash
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.job_scenario import JobScenario
@@ -41,6 +46,46 @@ def test_each_queued_job_is_examined_within_one_cycle_per_page(parked: int) -> N
 
     assert scenario.job(small.job_id).state is JobState.STARTING
     assert passes <= parked / 5 + 1
+
+
+@settings(max_examples=12, deadline=None)
+@given(teams=st.integers(1, 7), parked=st.integers(1, 14))
+def test_each_job_of_each_long_queue_is_examined_in_turn(teams: int, parked: int) -> None:
+    terms = SchedulingPolicy(heads_per_cycle=2, jobs_per_cycle=1)
+    scenario = JobScenario(size=teams + 1, policy=Policy(scheduling=terms))
+    names = [f"team-{number}" for number in range(teams)]
+    set_up(scenario, *(a_team(name, 8, cohort=name, members=MEMBERS) for name in names))
+    for name in names:
+        for number in range(parked):
+            scenario.submit(f"{name}-{number}", team=name, nodes=2 + number, accelerators_per_node=8)
+    small = [scenario.submit(f"{name}-small", team=name, nodes=1, accelerators_per_node=8).job_id for name in names]
+    turns = math.ceil((teams + 1) / terms.next_pages_per_cycle)
+
+    for _ in range(turns * (math.ceil((parked + 1) / 2) + 1)):
+        scenario.run_scheduling_cycle()
+
+    assert {scenario.job(job_id).state for job_id in small} == {JobState.STARTING}
+
+
+def test_cycle_reads_as_much_of_a_longer_queue() -> None:
+    read = []
+    for parked in (60, 120):
+        scenario, _ = crowded(parked)
+        calls = CountedCalls(scenario.world)
+        scenario.ledger = calls.ports["ledger"]
+        scenario.run_scheduling_cycle()
+        read.append({name: calls.calls[name] for name in ("ledger.by_state", "ledger.batch_get", "ledger.get")})
+
+    assert read[0] == read[1]
+
+
+def test_many_long_queues_take_turns() -> None:
+    long = ["a", "b", "c", "d"]
+
+    assert next_queues(long, None, 3) == ("a", "b", "c")
+    assert next_queues(long, "c", 3) == ("d", "a", "b")
+    assert next_queues(["a", "d"], "c", 3) == ("d", "a")
+    assert next_queues([], "c", 3) == ()
 
 
 def test_pending_reasons_are_written_in_batches() -> None:

@@ -3,6 +3,7 @@
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.request import AdmissionRequest
@@ -127,6 +128,38 @@ def pool_fits(
         policy: Names the spares of each pool.
         is_meant: Test whether a node counts; None if every node does.
     """
+    return tuple(nodes.fit(request.nodes) for nodes in _pool_nodes(request, capacities, policy, is_meant))
+
+
+class _PoolNodes(NamedTuple):
+    """The nodes of one instance type of one pool that can run a pod of a gang of any size, and of no size yet."""
+
+    counts: PoolFit
+    """The fit without nodes."""
+    usable: tuple[NodeCapacity, ...]
+    """In the order in which a gang takes them."""
+
+    def fit(self, nodes: int) -> PoolFit:
+        """Return the fit of a gang of this many nodes."""
+        if len(self.usable) < nodes:
+            return self.counts
+        best = self.usable[:nodes]
+        return self.counts.model_copy(
+            update={
+                "best": tuple(capacity.life for capacity in best),
+                "names": tuple(capacity.node_name for capacity in best),
+                "empty_nodes_used": sum(capacity.is_unused for capacity in best),
+            }
+        )
+
+
+def _pool_nodes(
+    request: AdmissionRequest,
+    capacities: Iterable[NodeCapacity],
+    policy: SchedulingPolicy,
+    is_meant: Callable[[NodeCapacity], bool] | None = None,
+) -> tuple[_PoolNodes, ...]:
+    """Return the usable nodes of each pool. Two gangs that differ only in their size share them, beyond one node."""
     kinds: dict[tuple[str, str], list[NodeCapacity]] = defaultdict(list)
     choices: dict[tuple[str, str], int] = {}
     wanted = request.per_node
@@ -145,20 +178,20 @@ def pool_fits(
             kinds[kind].append(capacity)
             choices[kind] = min(choice, choices.get(kind, choice))
     return tuple(
-        _pool_fit(request, pool, instance_type, kinds[pool, instance_type], policy, choices[pool, instance_type])
+        _nodes_of(request, pool, instance_type, kinds[pool, instance_type], policy, choices[pool, instance_type])
         for pool, instance_type in sorted(kinds)
     )
 
 
 class SharedFits:
-    """The fits of requests on the nodes that are left. Requests of equal shape share one result."""
+    """The fits of requests on the nodes that are left. Requests of equal pods share the search for usable nodes."""
 
     def __init__(self, capacities: Iterable[NodeCapacity], policy: SchedulingPolicy) -> None:
         """Take the nodes before the first admission: they name every job with reserved nodes."""
         self._reservation_holders = frozenset(capacity.reserved_for for capacity in capacities)
         self._policy = policy
         self._capacities: tuple[NodeCapacity, ...] = ()
-        self._found: dict[str, tuple[PoolFit, ...]] = {}
+        self._found: dict[tuple[str, bool], tuple[_PoolNodes, ...]] = {}
 
     def of(self, request: AdmissionRequest, capacities: tuple[NodeCapacity, ...]) -> tuple[PoolFit, ...]:
         """Return the fits of a request. Other nodes than in the last call begin anew."""
@@ -166,10 +199,10 @@ class SharedFits:
             self._capacities, self._found = capacities, {}
         is_own = request.job_id in self._reservation_holders
         # A request with labels of pools has no hash.
-        shape = request.model_dump_json(exclude=None if is_own else _NEUTRAL_FIELDS)
-        if shape not in self._found:
-            self._found[shape] = pool_fits(request, capacities, self._policy)
-        return self._found[shape]
+        pods = (request.model_dump_json(exclude=None if is_own else _NEUTRAL_FIELDS), request.nodes > 1)
+        if pods not in self._found:
+            self._found[pods] = _pool_nodes(request, capacities, self._policy)
+        return tuple(nodes.fit(request.nodes) for nodes in self._found[pods])
 
 
 def _reserved_or_shared(request: AdmissionRequest, capacities: Iterable[NodeCapacity]) -> Iterable[NodeCapacity]:
@@ -192,8 +225,11 @@ def _reserved_or_shared(request: AdmissionRequest, capacities: Iterable[NodeCapa
 
 
 _NOTHING = Requirements()
-_NEUTRAL_FIELDS = {"job_id", "owner", "submitted_at", "queued_at"}
-"""Fields in which two requests may differ and still fit on the same nodes."""
+_NEUTRAL_FIELDS = {
+    *("job_id", "owner", "team", "submitted_at", "queued_at", "priority", "attempts"),
+    *("nodes", "requested_nodes", "sizes"),
+}
+"""Fields in which two requests may differ while their pods fit on the same nodes."""
 
 
 def _preference_rank(request: AdmissionRequest, capacity: NodeCapacity) -> int | None:
@@ -240,14 +276,14 @@ def missing_efa(request: AdmissionRequest, capacity: NodeCapacity, policy: Sched
     return f"offering {capacity.efa} of {required} EFA interfaces" if capacity.efa < required else ""
 
 
-def _pool_fit(
+def _nodes_of(
     request: AdmissionRequest,
     pool: str,
     instance_type: str,
     capacities: list[NodeCapacity],
     policy: SchedulingPolicy,
     choice: int,
-) -> PoolFit:
+) -> _PoolNodes:
     closed: Counter[str] = Counter()
     fits: list[NodeCapacity] = []
     wanted = request.per_node
@@ -258,21 +294,18 @@ def _pool_fit(
             fits.append(capacity)
     # The fullest node that still fits comes first, so that completely free nodes stay free for gangs that need them.
     fits.sort(key=lambda capacity: (capacity.free.accelerators, capacity.free.cpu_millis, capacity.node_name))
-    best = fits[: request.nodes] if len(fits) >= request.nodes else []
-    return PoolFit(
+    counts = PoolFit(
         pool=pool,
         instance_type=instance_type,
         total_nodes=len(capacities),
         leaving=sum(not _lasts(request, capacity) for capacity in capacities),
         fitting=len(fits),
-        best=tuple(capacity.life for capacity in best),
-        names=tuple(capacity.node_name for capacity in best),
         empty=sum(capacity.is_unused for capacity in capacities),
-        empty_nodes_used=sum(capacity.is_unused for capacity in best),
         reserved_spares=0 if request.is_recovery else policy.spare_nodes.get(pool, 0),
         closed=dict(closed),
         choice=choice,
     )
+    return _PoolNodes(counts, tuple(fits))
 
 
 def _lasts(request: AdmissionRequest, capacity: NodeCapacity) -> bool:

@@ -21,6 +21,9 @@ class SchedulingPolicy(Section):
     """Pool → EFA interfaces of each node, if they differ from those of the instance type; 0 = jobs there use none."""
     heads_per_cycle: int = Field(default=50, ge=1, le=1000)
     """Pending jobs that one scheduling cycle examines, in queue order."""
+    jobs_per_cycle: int = Field(default=500, ge=1, le=100_000)
+    """Pending jobs that one scheduling cycle examines in all queues together. Half of them are at the heads, at least
+    one in each queue. The others are behind the heads of long queues, which take turns."""
     max_open_jobs_per_principal: int = Field(default=500, ge=1, le=100_000)
     """Jobs of one submitter that have not ended. A submission beyond this number is refused."""
     max_open_jobs_per_team: int = Field(default=2000, ge=1, le=100_000)
@@ -31,6 +34,20 @@ class SchedulingPolicy(Section):
     """Deployments for which elastic jobs shrink."""
     reservations: tuple[ReservedPool, ...] = ()
     """Pools whose nodes AWS takes at a known time. Jobs leave them before."""
+
+    def heads_of_queue(self, queues: int) -> int:
+        """Return how many jobs a cycle examines at the head of each queue."""
+        return max(1, min(self.heads_per_cycle, self.most_jobs // 2 // max(1, queues)))
+
+    @property
+    def next_pages_per_cycle(self) -> int:
+        """How many long queues a cycle reads behind their heads, a page each."""
+        return self.most_jobs // 2 // self.heads_per_cycle
+
+    @property
+    def most_jobs(self) -> int:
+        """Pending jobs that a cycle examines. The pages of one queue are always within it."""
+        return max(self.jobs_per_cycle, 6 * self.heads_per_cycle)
 
     def reservation_of(self, cluster: str, pool: str) -> Reservation | None:
         """Return the reservation of a pool; None if no end of it is known."""

@@ -1,11 +1,12 @@
 """Positions up to which cycles have read queues that are longer than one page.
 
-Each cycle reads the first page of every queue, which is its head, and one later page of each long queue. The next cycle
-reads the page after that one, and after the last page the second page again. So every queued job is examined within as
-many cycles as its queue has pages.
+Each cycle reads the first page of every queue, which is its head, and one later page of long queues. The next cycle
+reads the page after that one, and after the last page the second page again. Long queues take turns if there are more
+of them than a cycle can read. So every queued job is examined within as many turns of its queue as the queue has pages.
 """
 
-from collections.abc import Iterable, Mapping
+import bisect
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
@@ -13,6 +14,18 @@ from evenkeel.domain.admission.decide import Action, AdmissionDecision
 ALL_JOBS = ""
 """In the place of a team: the list of all pending jobs. Without teams it is the only queue. With teams it also holds
 jobs that were submitted before teams were set up, and jobs of removed teams."""
+
+
+def next_queues(long: Sequence[str], last: str | None, most: int) -> tuple[str, ...]:
+    """Return the long queues whose turn it is, in the order of their names: those after the last one, then the first.
+
+    Args:
+        long: The long queues, sorted by name.
+        last: The last queue that the last cycle read; None if there is none.
+        most: Queues that a cycle can read.
+    """
+    start = bisect.bisect_right(long, last) if last is not None else 0
+    return tuple([*long[start:], *long[:start]][:most])
 
 
 class QueueCursors(NamedTuple):
@@ -26,6 +39,8 @@ class QueueCursors(NamedTuple):
     """The cursor of that page."""
     barriers: tuple[tuple[str, str], ...] = ()
     """Jobs before that page that wait for nodes, each with the cursor behind it. Used without teams only."""
+    turn: str | None = None
+    """The last queue that this cycle read behind its head; None if it read all of them."""
 
     def after(self, decisions: Iterable[AdmissionDecision], cursor_after_head: str) -> "QueueCursors":
         """Return the cursors with this cycle's waiting jobs as barriers. Used without teams only.

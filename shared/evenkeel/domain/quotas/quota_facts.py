@@ -131,14 +131,15 @@ class DocumentCache:
     """Documents that the quota facts of one scheduling cycle share. Each is quota_document once."""
 
     def __init__(self) -> None:
-        self._quotas: dict[str, Json] = {}
+        self._quotas: dict[tuple[str, ...], Json] = {}
         self._holders: dict[tuple[str, float | None, bool], tuple[Json, int]] = {}
 
-    def quotas(self, job: Workload, queues: Mapping[str, Queue], state: CycleState) -> Json:
-        """Return the queues, cohorts and flavors of a job's tree, in the short form."""
-        if job.queue not in self._quotas:
-            self._quotas[job.queue] = _quotas(queues, state)
-        return self._quotas[job.queue]
+    def quotas(self, queues: Mapping[str, Queue], state: CycleState) -> Json:
+        """Return the queues, cohorts and flavors of a tree, in the short form."""
+        names = tuple(queues)
+        if names not in self._quotas:
+            self._quotas[names] = _quotas(queues, state)
+        return self._quotas[names]
 
     def holder(self, admitted: Admitted, was_evicted: bool) -> tuple[Json, int]:
         """Return a holder of quota in the short form, and its size in characters."""
@@ -172,7 +173,7 @@ def quota_facts_of(
         if admitted_workload.workload.queue in names
     ]
     single, summed = _split_holders(workload, holders, queues, frozenset(decision.earlier.victims))
-    quota_document = cache.quotas(workload, queues, state)
+    quota_document = cache.quotas(queues, state)
     single_documents = [cache.holder(admitted_workload, was_evicted) for admitted_workload, was_evicted in single]
     keep = _max_single_holders(quota_document, single_documents)
     is_cut = keep < len(single_documents)

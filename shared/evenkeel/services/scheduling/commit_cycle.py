@@ -84,8 +84,9 @@ def note_cursors(cursors: QueueCursors, row: Row, context: Context) -> None:
     """Store where the next cycle reads on. Idempotent: yes; if another cycle was first, its cursors stay."""
     barriers = {"barriers": [list(barrier) for barrier in cursors.barriers]} if cursors.barriers else {}
     before = row.doc or {"cursors": {}}
-    kept = {name: value for name, value in before.items() if name != "barriers"}
-    doc = {**kept, "cursors": dict(cursors.next_page), **barriers}
+    kept = {name: value for name, value in before.items() if name not in ("barriers", "turn")}
+    turn = {"turn": cursors.turn} if cursors.turn is not None else {}
+    doc = {**kept, "cursors": dict(cursors.next_page), **turn, **barriers}
     if before != doc:
         with contextlib.suppress(Conflict):
             context.ledger.commit(Put(Row(row.key, doc, row.version)))

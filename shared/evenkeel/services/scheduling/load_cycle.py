@@ -16,7 +16,8 @@ from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.cycle_plan import MissingFacts
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_cycle import draining_teams, is_strict
-from evenkeel.domain.admission.queue_cursors import ALL_JOBS, QueueCursors
+from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.queue_cursors import ALL_JOBS, QueueCursors, next_queues
 from evenkeel.domain.admission.request_facts import with_reservation_ends
 from evenkeel.domain.admission.scheduler_state import ElasticState
 from evenkeel.domain.capacity.node_capacity import node_capacity
@@ -32,7 +33,7 @@ from evenkeel.domain.recovery.leases import Holds
 from evenkeel.domain.recovery.resume import charge_lost_work
 from evenkeel.domain.renting.book import RentalBook
 from evenkeel.domain.resources import Resources
-from evenkeel.ports import EvenkeelError, Key, Ledger, PodGroup, Row, Table, get_all
+from evenkeel.ports import EvenkeelError, Key, Ledger, Page, PodGroup, Row, Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.rentals import rentals
@@ -136,6 +137,8 @@ class _Queues(NamedTuple):
     """Team whose queue is longer than a page → the cursor behind that page."""
     cursors: QueueCursors | None
     cursors_row: Row | None
+    may_be_read_further: bool = False
+    """Whether the cycle can examine more jobs than these."""
 
 
 def _hold_reason(context: Context) -> str:
@@ -145,61 +148,77 @@ def _hold_reason(context: Context) -> str:
 
 
 def _read_queues(snapshot: CycleSnapshot, context: Context) -> _Queues:
-    """Read the head of each queue, and one more page of each long queue."""
-    ledger, setup, heads = context.ledger, snapshot.setup, context.policy.scheduling.heads_per_cycle
+    """Read the head of each queue, and one more page of long queues: of as many as a cycle can examine."""
+    ledger, setup, terms = context.ledger, snapshot.setup, context.policy.scheduling
+    heads = terms.heads_of_queue(len(setup.by_name))
     # If all pending jobs fit on one page, the queue of no team has more. Jobs from before teams come first on it.
     first = ledger.by_state(Table.JOBS, _PENDING, limit=heads)
     keys = [row.key for row in first.rows]
     next_page: dict[str, str] = {ALL_JOBS: first.cursor} if first.cursor else {}
-    for team in setup.by_name if first.cursor else ():
-        page = ledger.by_state(Table.JOBS, _PENDING, prefix=job_rows.queue_prefix(team), limit=heads)
+    teams = tuple(setup.by_name) if first.cursor else ()
+    for team, page in _read_pages([(team, heads, None) for team in teams], ledger):
         keys += [row.key for row in page.rows]
         if page.cursor:
             next_page[team] = page.cursor
     if not next_page:
         return _Queues(tuple(keys), {}, None, None)
-    behind, cursors, row = _read_next_pages(setup, next_page, heads, ledger)
+    behind, cursors, row = _read_next_pages(setup, next_page, terms, ledger)
     # A job that waits until its victims stop stays the head of its queue, wherever it is listed.
     first_keys = map(job_rows.job_key, (*snapshot.memory.sticky.values(), *(name for name, _ in cursors.barriers)))
-    return _Queues((*first_keys, *keys, *behind), next_page, cursors, row)
+    may_be_read_further = len(keys) + len(behind) + terms.heads_per_cycle * _MAX_PAGES <= terms.most_jobs
+    return _Queues((*first_keys, *keys, *behind), next_page, cursors, row, may_be_read_further)
+
+
+def _read_pages(asked: Iterable[tuple[str, int, str | None]], ledger: Ledger) -> list[tuple[str, Page]]:
+    """Read a page of several queues in parallel. Each is asked for by team, number of jobs and cursor."""
+    with ThreadPoolExecutor(max_workers=_READS_AT_ONCE) as readers:
+        reads = [(team, readers.submit(_read_page, ledger, team, limit, cursor)) for team, limit, cursor in asked]
+    return [(team, read.result()) for team, read in reads]
+
+
+def _read_page(ledger: Ledger, team: str, limit: int, cursor: str | None) -> Page:
+    return ledger.by_state(Table.JOBS, _PENDING, prefix=_prefix(team), limit=limit, cursor=cursor)
 
 
 def _read_next_pages(
-    setup: TeamSetup, next_page: Mapping[str, str], heads: int, ledger: Ledger
+    setup: TeamSetup, next_page: Mapping[str, str], terms: SchedulingPolicy, ledger: Ledger
 ) -> tuple[list[Key], QueueCursors, Row]:
-    """Read on in each long queue from where the last cycle stopped. In a strict queue no job may pass the head."""
+    """Read on in long queues from where the last cycle stopped. In a strict queue no job may pass the head.
+
+    If there are more long queues than a cycle can examine, each cycle reads the queues after those of the last cycle.
+    """
     row = ledger.get(quota_rows.queue_cursors_key()) or Row(quota_rows.queue_cursors_key(), {})
     before: dict[str, str] = row.doc.get("cursors", {})
+    long = sorted(team for team in next_page if not is_strict(team, setup))
+    turn = next_queues(long, row.doc.get("turn"), terms.next_pages_per_cycle)
     keys: list[Key] = []
-    stopped: dict[str, str] = {}
-    cursors = QueueCursors(stopped)
-    for team, cursor_after_head in next_page.items():
-        if is_strict(team, setup):
-            continue
-        cursor = before.get(team, cursor_after_head)
-        limit = heads * _PAGES_PER_CYCLE
-        page = ledger.by_state(Table.JOBS, _PENDING, prefix=_prefix(team), limit=limit, cursor=cursor)
+    stopped = {team: cursor for team, cursor in before.items() if team in long and team not in turn}
+    cursors = QueueCursors(stopped, turn=turn[-1] if len(turn) < len(long) else None)
+    limit = terms.heads_per_cycle * _PAGES_PER_CYCLE
+    for team, page in _read_pages([(team, limit, before.get(team, next_page[team])) for team in turn], ledger):
         # The queue of each team is read by itself.
-        keys += [row.key for row in page.rows if team or row.doc.get("queue", "") not in setup.by_name]
+        keys += [each.key for each in page.rows if team or each.doc.get("queue", "") not in setup.by_name]
         if page.cursor:
             stopped[team] = page.cursor
         if team == ALL_JOBS and not setup.has_teams:
             cursors = cursors._replace(
-                page=frozenset(str(row.doc["jobId"]) for row in page.rows),
-                page_cursor=cursor,
+                page=frozenset(str(each.doc["jobId"]) for each in page.rows),
+                page_cursor=before.get(team, next_page[team]),
                 barriers=tuple((str(name), str(at)) for name, at in row.doc.get("barriers", ())),
             )
     return keys, cursors, row
 
 
 def _read_queues_further(loaded: LoadedCycle, teams: Iterable[str], context: Context) -> LoadedCycle:
-    """Read several pages at once behind the heads of these queues."""
-    snapshot = loaded.snapshot
-    limit = context.policy.scheduling.heads_per_cycle * _MAX_PAGES
+    """Read several pages at once behind the heads of these queues, until the cycle has enough jobs to examine."""
+    snapshot, terms = loaded.snapshot, context.policy.scheduling
+    limit = terms.heads_per_cycle * _MAX_PAGES
     pending, versions = dict(snapshot.pending), dict(loaded.versions)
     next_page, cursors = dict(snapshot.next_page), snapshot.queue_cursors
     held = frozenset(charge.job_id for charge in snapshot.charges())
     for team in teams:
+        if len(pending) >= terms.most_jobs:
+            break
         page = context.ledger.by_state(
             Table.JOBS, _PENDING, prefix=_prefix(team), limit=limit, cursor=next_page.pop(team)
         )
@@ -244,7 +263,7 @@ def _with_jobs(loaded: LoadedCycle, queues: _Queues, sized: ElasticState, ledger
         elastic=_jobs_of(elastic),
         held=charges.held,
         released=tuple(charge for charge, _ in charges.released),
-        next_page=queues.next_page,
+        next_page=queues.next_page if queues.may_be_read_further else {},
         cursors_after_heads=queues.next_page,
         queue_cursors=queues.cursors,
     )

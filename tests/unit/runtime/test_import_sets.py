@@ -1,0 +1,65 @@
+"""What each function loads before its first event. Each module costs time in each cold start."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.unit.test_imports import PROJECT
+
+FUNCTIONS = tuple(sorted(each.parent.name for each in (PROJECT / "functions").glob("*/handler.py")))
+ON_THE_WAY_TO_A_CORDON = ("receive_event", "plan_recovery", "cordon_node")
+LATE = {"boto3", "botocore.session", "botocore.client", "urllib3", "s3transfer"}
+"""What only adapters need. A function loads it with its first call. Powertools loads `botocore` itself."""
+LARGE = ("evenkeel.domain.kueue", "evenkeel.domain.quotas", "evenkeel.domain.admission", "evenkeel.services.scheduling")
+"""Packages that only scheduling needs, besides the section of the policy."""
+SECTIONS = {"evenkeel.domain.admission", "evenkeel.domain.admission.authority", "evenkeel.domain.admission.policy"}
+_IMPORT = """
+import importlib.util, json, sys
+before = set(sys.modules)
+spec = importlib.util.spec_from_file_location("handler", sys.argv[1])
+spec.loader.exec_module(importlib.util.module_from_spec(spec))
+from evenkeel.domain.values import Value
+def built(kind):
+    return int(kind.__pydantic_complete__) + sum(map(built, kind.__subclasses__()))
+print(json.dumps([sorted(set(sys.modules) - before), built(Value)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def imports() -> dict[str, tuple[set[str], int]]:
+    """Return the modules that each function loads, and how many models it builds."""
+    found = {}
+    for name in FUNCTIONS:
+        environment = {**os.environ, "PYTHONPATH": str(PROJECT / "shared"), "PYDANTIC_DISABLE_PLUGINS": "__all__"}
+        words = [sys.executable, "-c", _IMPORT, str(PROJECT / "functions" / name / "handler.py")]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+        modules, built = json.loads(done.stdout)
+        found[name] = (set(modules), built)
+    return found
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function_loads_no_client_before_its_first_call(imports: dict[str, tuple[set[str], int]], name: str) -> None:
+    modules, _ = imports[name]
+
+    assert modules & LATE == set()
+    assert {module for module in modules if module.startswith("evenkeel.adapters.")} == set()
+
+
+@pytest.mark.parametrize("name", ON_THE_WAY_TO_A_CORDON)
+def test_function_on_the_way_to_a_cordon_loads_no_scheduling(
+    imports: dict[str, tuple[set[str], int]], name: str
+) -> None:
+    modules, _ = imports[name]
+
+    assert {module for module in modules if module.startswith(LARGE)} - SECTIONS == set()
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function_builds_only_the_models_of_the_policy(imports: dict[str, tuple[set[str], int]], name: str) -> None:
+    _, built = imports[name]
+
+    assert built < 60
