@@ -92,6 +92,7 @@ def build_long_queue(nodes: int, pending: int, teams: int) -> FakeWorld:
     waiting = scenario.submit("waiting", nodes=2, team=names[0]).job_id
     for number, name in enumerate(names):
         _copies(world, running, each, on_nodes=True, first_number=number * each, swaps={names[0]: name})
+    for number, name in enumerate(names):
         queue = _pending(world, waiting, pending // teams, name, names[0], number)
         for start in range(0, len(queue), _AT_ONCE):
             world.ledger.commit(*queue[start : start + _AT_ONCE])
