@@ -577,6 +577,11 @@ def plans_for_a_node_that_is_gone(stage: PermissionBench) -> Json:
     return of_incident(an_incident(stage, IncidentState.OPEN, **a_node_without_a_slot(stage)))
 
 
+@probe("plan_recovery")
+def plans_a_drill(stage: PermissionBench) -> Json:
+    return of_incident(an_incident(stage, IncidentState.OPEN, is_drill=True))
+
+
 def registered(stage: PermissionBench, which: RegisterName, *places: int) -> None:
     """Let exactly these nodes be in repair or have our cordon."""
     entries = tuple(
@@ -598,6 +603,27 @@ def cordons_beside_another_machine_of_the_pool(stage: PermissionBench) -> Json:
     incident = planned(stage)
     registered(stage, RegisterName.CORDONS, 0)
     return of_incident(incident)
+
+
+@probe("cordon_node")
+def cordons_for_a_drill(stage: PermissionBench) -> Json:
+    stage.free(1)
+    return of_incident(planned(stage, is_drill=True))
+
+
+@contextmanager
+def cordoned_by_a_person(stage: PermissionBench) -> Iterator[None]:
+    stage.free(1)
+    stage.patch_node(1, {"spec": {"unschedulable": True}})
+    try:
+        yield
+    finally:
+        stage.free(1)
+
+
+@probe("cordon_node", during=cordoned_by_a_person)
+def leaves_the_cordon_of_a_person(stage: PermissionBench) -> Json:
+    return of_incident(planned(stage))
 
 
 @probe("drain_node")
