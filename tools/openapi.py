@@ -386,6 +386,35 @@ _ANSWER_PARTS: list[type[Value]] = [
 ]
 _RATE_NAMES = ("falseCordons", "falseReboots", "falseReplacements")
 _ANSWERS: dict[str, Json] = {
+    "overview": {
+        "type": "object",
+        "required": ["asOf", "fleet", "health", "reasons", "stale", "automation", "silent", "incidents", "counts"],
+        "properties": {
+            **_MAY_BE_STALE["properties"],
+            "health": {"enum": [*map(str, Health)]},
+            "reasons": {"type": "array", "items": {"type": "string"}},
+            "silent": {"type": "array", "items": {"type": "string"}, "description": "Functions without a heartbeat."},
+            "incidents": {
+                "type": "object",
+                "required": ["open", "needYou", "isLowerBound", "leftForPerson", "items"],
+                "properties": {"open": _NODES, "needYou": _NODES, "isLowerBound": {"type": "boolean"}},
+            },
+            "counts": {
+                "description": "Null: no sweep has counted the fleet yet.",
+                "anyOf": [
+                    {
+                        "type": "object",
+                        "required": [
+                            *("at", "isStale", "nodes", "gpus", "cpu", "memoryGib", "jobs", "teams", "unhealthy"),
+                            "budgets",
+                        ],
+                        "properties": {"at": {"type": "string", "format": "date-time"}, "isStale": {"type": "boolean"}},
+                    },
+                    {"type": "null"},
+                ],
+            },
+        },
+    },
     "list_events": {
         "type": "object",
         "required": ["asOf", "keptDays", "items", "nextPageToken"],

@@ -11,6 +11,7 @@ from evenkeel.services.queries import (
     read_fleet,
     read_incidents,
     read_jobs,
+    read_overview,
     read_receipts,
     read_shadow_report,
     read_showback,
@@ -49,6 +50,13 @@ def status() -> api.Reply:
     app.query(api_types.NoQuery)
     context = wiring.context()
     return app.answer(read_fleet.status(_ages(), context))
+
+
+@app.get("/v1/overview")
+def overview() -> api.Reply:
+    app.query(api_types.NoQuery)
+    context = wiring.context()
+    return app.answer(read_overview.show(context, _ages()))
 
 
 @app.get("/v1/clusters/<cluster>/automation")
@@ -173,7 +181,8 @@ def show_decision(decision_id: str) -> api.Reply:
 def list_nodes() -> api.Reply:
     query = app.query(api_types.NodesQuery)
     page = pagination.Request(query.page_size, query.next_page_token)
-    return app.answer(_seen(read_fleet.list_nodes(wiring.context().ledger, page, with_gone=bool(query.gone))))
+    asked = read_fleet.NodeFilter(pool=query.pool, states=query.state, with_gone=bool(query.gone))
+    return app.answer(_seen(read_fleet.list_nodes(wiring.context().ledger, page, asked)))
 
 
 @app.get("/v1/events")

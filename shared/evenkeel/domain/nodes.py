@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import NamedTuple
 
 from evenkeel.domain.resources import NONE, Resources
@@ -233,6 +234,28 @@ _IN_MAINTENANCE = ("SystemUpdating", "DeepHealthCheckInProgress", "ShuttingDown"
 
 LEFT_WORKLOADS_KEPT = timedelta(minutes=15)
 """How long a node's row names workloads that have left the node."""
+
+
+class NodeState(StrEnum):
+    """The state of a node."""
+
+    IN_SERVICE = "IN_SERVICE"
+    STARTING = "STARTING"
+    """Not Ready yet, or before its first validation."""
+    REPAIRING = "REPAIRING"
+    """An open incident repairs it."""
+    BLOCKED = "BLOCKED"
+    """An open incident waits: a guardrail blocks its next step."""
+    WAITING = "WAITING"
+    """An open incident does nothing yet: its plan awaits approval, or HyperPod is changing the cluster."""
+    QUARANTINED = "QUARANTINED"
+    """Cordoned by a settled incident: a person must act."""
+    CORDONED = "CORDONED"
+    """Cordoned by a person, or by another controller (`repairedBy`)."""
+    NOT_READY = "NOT_READY"
+    UNHEALTHY = "UNHEALTHY"
+    """Marked as faulty, or left so by an incident: in service, without a repair."""
+    GONE = "GONE"
 
 
 class FleetNode(Value):

@@ -11,6 +11,7 @@ from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.health.reports import FaultReport
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.jobs.spec import JobSpec
+from evenkeel.domain.nodes import NodeState
 from evenkeel.domain.outbound.events import OutboundKind
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.domain.submitted import from_request
@@ -266,6 +267,9 @@ class PageQuery(Body):
 class NodesQuery(PageQuery):
     """`GET /v1/nodes`."""
 
+    pool: Annotated[str, StringConstraints(max_length=63)] = ""
+    """Only nodes of this pool: a HyperPod instance group or a NodePool."""
+    state: Annotated[tuple[NodeState, ...], BeforeValidator(_split)] = ()
     gone: Literal["", "true"] = ""
     """`true`: with those that are gone, which are remembered for 30 days."""
 

@@ -35,7 +35,7 @@ from evenkeel.domain.jobs.job import Job, JobState, StopRequest
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, FleetNode, NodeLife
-from evenkeel.domain.quotas.teams import Team
+from evenkeel.domain.quotas.teams import Budget, Team
 from evenkeel.domain.recovery.guardrails import Register, RegisterEntry
 from evenkeel.domain.recovery.leases import Hold, RepairLease
 from evenkeel.domain.recovery.restarts import Restart, UnmanagedJob
@@ -1339,6 +1339,27 @@ def ends_pods_of_settled_attempts(stage: PermissionBench) -> Json:
     stage.settle_everything()
     job, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
     stored(stage, job, attempt.but(state=AttemptState.LOST, ended_at=now() - timedelta(minutes=1)))
+    return {}
+
+
+_TEAM_WITH_A_BUDGET = "probe-with-a-budget"
+
+
+@contextmanager
+def _without_the_team_afterwards(stage: PermissionBench) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        stage.forget(quota_rows.team_key(_TEAM_WITH_A_BUDGET))
+
+
+@probe("sweep_fleet", succeeds=swept, during=_without_the_team_afterwards)
+def counts_the_use_of_a_budget(stage: PermissionBench) -> Json:
+    stage.settle_everything()
+    stage.forget(fleet_rows.lock_key("sweep"))  # it has the time of the last count
+    stage.forget(quota_rows.team_key(_TEAM_WITH_A_BUDGET))
+    team = Team(name=_TEAM_WITH_A_BUDGET, budgets=(Budget(gpu_hours=100),))
+    stage.put(quota_rows.setup_row(quota_rows.team_key(team.name), team, 0))
     return {}
 
 

@@ -14,10 +14,10 @@ from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.attempt import Attempt, ResumePoint
 from evenkeel.domain.jobs.job import Job, StopRequest
 from evenkeel.domain.jobs.spec import SecretKey
-from evenkeel.ports import LaunchSpec, RowChange
+from evenkeel.ports import LaunchSpec, Put, Row, RowChange
 from evenkeel.services.publishing import publish_events
-from evenkeel.services.queries import disclosure
-from evenkeel.services.storage import job_rows
+from evenkeel.services.queries import disclosure, read_overview
+from evenkeel.services.storage import fleet_rows, job_rows
 from tests.fakes.world import a_context
 from tests.unit.api.gateway import ACCOUNT, FLEET, ApiResponse, Gateway, template_routes
 from tests.unit.api.seeds import (
@@ -101,6 +101,7 @@ ROWS: Mapping[str, AccessCase] = {
     "/v1/nodes": AccessCase("/v1/nodes", shows=("p5-workers",), is_private=False),
     "/v1/nodes/{nodeId}": AccessCase("/v1/nodes/i-00000000000000001", shows=("p5-workers",), is_private=False),
     "/v1/cost-report": AccessCase("/v1/cost-report", shows=("improvements", "byCause"), is_private=False),
+    "/v1/overview": AccessCase("/v1/overview", shows=("nlp", "xid:79"), is_private=False),
     "/v1/events": AccessCase("/v1/events", shows=("Job Ended", "llama-1", "nlp"), is_private=False),
     "/v1/showback": AccessCase("/v1/showback?label=experiment", shows=("nlp", '"user": null', '"usdMicros": null')),
     "/v1/shadow-report": AccessCase("/v1/shadow-report", shows=("falseCordons",), is_private=False),
@@ -217,6 +218,8 @@ def seeded(gateway: Gateway) -> None:
         a_context(gateway.fakes),
     )
     heartbeats(ledger)
+    counts = read_overview.count(a_context(gateway.fakes), ())
+    ledger.commit(Put(Row(fleet_rows.overview_key(), counts)))
     gateway.fakes.cluster.launch(LaunchSpec(job.spec, secret_attempt(job), "", "trainer"))
     gateway.fakes.cluster.launched(job.job_id, 1).uid = SECRET
     gateway.fakes.cluster.text[f"{job.job_id}-a1-0"] = f"{SECRET} line\n"

@@ -5,7 +5,7 @@ a program acts. The same change always gives the same events, with the same ids.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -362,6 +362,58 @@ def of_cordons(change: Change, before: ManualCordons, after: ManualCordons) -> t
 def of_entry(change: Change, kind: OutboundKind, subject: str, entry: TimelineEntry, by: str) -> OutboundEvent:
     """Return the event of a person's recorded change: a hold, a release, or a change of quotas."""
     return change.event(kind, subject, entry.text, ChangeData(change=entry.kind), by=by)
+
+
+def of_budgets(
+    change: Change, before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]
+) -> tuple[OutboundEvent, ...]:
+    """Return an event for each budget that reached a threshold: 80 % or 100 % of its limit.
+
+    Its id follows from the team, the period and the threshold. So a count that falls and rises again repeats the event.
+
+    Args:
+        change: The change of the counts.
+        before: The use of the budgets before, as the sweep counts it.
+        after: The use after the change.
+    """
+    reached = {_budget_key(budget): _percent(budget) for budget in before}
+    events = []
+    for budget in after:
+        percent, earlier = _percent(budget), reached.get(_budget_key(budget), 0.0)
+        threshold = max((each for each in BUDGET_THRESHOLDS if earlier < each <= percent), default=None)
+        if threshold is None:
+            continue
+        data = BudgetData(
+            period=budget["period"],
+            quantity=budget["quantity"],
+            used=budget["used"],
+            limit=budget["limit"],
+            threshold_percent=threshold,
+        )
+        unit = "GPU-hours" if budget["quantity"] == "gpuHours" else "US dollars"
+        end = (
+            "No further job of the team starts." if threshold == 100 else "At 100 %, no further job of the team starts."
+        )
+        text = (
+            f"Team {budget['team']} has used {percent:.0f} % of its budget of {budget['limit']:g} {unit} "
+            f"in {budget['period']}. {end}"
+        )
+        once = Change(f"{'|'.join(_budget_key(budget))}|{threshold}", 0, change.at)
+        events.append(once.event(OutboundKind.BUDGET_NEAR_END, budget["team"], text, data, team=budget["team"]))
+    return tuple(events)
+
+
+BUDGET_THRESHOLDS = (80, 100)
+"""Percentages of a budget at which an event is published."""
+
+
+def _budget_key(budget: Mapping[str, Any]) -> tuple[str, str, str]:
+    return budget["team"], budget["period"], budget["quantity"]
+
+
+def _percent(budget: Mapping[str, Any]) -> float:
+    """Return the used share in percent. A budget of zero is spent."""
+    return 100 * budget["used"] / budget["limit"] if budget["limit"] else 100.0
 
 
 def of_policy(change: Change, fleet: str, after: PolicyChange) -> OutboundEvent:

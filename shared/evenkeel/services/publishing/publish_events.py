@@ -81,6 +81,8 @@ def derive(change: RowChange, fleet: str) -> tuple[OutboundEvent, ...]:
         case Table.FLEET, "HOLD", "EVENT" if before is None and after.doc["kind"] not in _ON_INCIDENTS:
             entry = rows.read(after, TimelineEntry)
             return (events.of_entry(source, OutboundKind.AUTOMATION_CHANGED, fleet, entry, entry.writer),)
+        case Table.FLEET, "OVERVIEW", "META":
+            return events.of_budgets(source, before.doc["budgets"] if before else (), after.doc["budgets"])
         case Table.QUOTAS, "SETUP-EVENTS", "EVENT" if before is None:
             entry = rows.read(after, TimelineEntry)
             return (events.of_entry(source, OutboundKind.QUOTA_CHANGED, fleet, entry, entry.writer),)

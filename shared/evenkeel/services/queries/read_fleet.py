@@ -1,5 +1,6 @@
 """The fleet for the API: the overview of one screen, and its nodes."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from evenkeel.domain.health.incidents import LIST_ORDER, Incident
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.nodes import FleetNode, NodeState
 from evenkeel.domain.recovery.approval import pending_approval
 from evenkeel.domain.recovery.leases import ManualCordon
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode, is_unhealthy
@@ -20,7 +21,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.queries import read_incidents, read_jobs, read_queue, read_serving, read_sources, read_teams
 from evenkeel.services.recovery import hold_automation, manual_cordons
-from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, known_names, pagination, rows
+from evenkeel.services.storage import fleet_counts, fleet_rows, incident_rows, job_rows, known_names, pagination, rows
 
 Json = dict[str, Any]
 
@@ -55,28 +56,6 @@ class Health(StrEnum):
     """The schedules are off: Evenkeel watches, repairs and starts nothing."""
 
 
-class NodeState(StrEnum):
-    """The state of a node."""
-
-    IN_SERVICE = "IN_SERVICE"
-    STARTING = "STARTING"
-    """Not Ready yet, or before its first validation."""
-    REPAIRING = "REPAIRING"
-    """An open incident repairs it."""
-    BLOCKED = "BLOCKED"
-    """An open incident waits: a guardrail blocks its next step."""
-    WAITING = "WAITING"
-    """An open incident does nothing yet: its plan awaits approval, or HyperPod is changing the cluster."""
-    QUARANTINED = "QUARANTINED"
-    """Cordoned by a settled incident: a person must act."""
-    CORDONED = "CORDONED"
-    """Cordoned by a person, or by another controller (`repairedBy`)."""
-    NOT_READY = "NOT_READY"
-    UNHEALTHY = "UNHEALTHY"
-    """Marked as faulty, or left so by an incident: in service, without a repair."""
-    GONE = "GONE"
-
-
 class _JobCounts(TypedDict):
     rows: Sequence[Row]
     is_lower_bound: bool
@@ -94,7 +73,7 @@ def _by_node(incidents: Iterable[Incident]) -> dict[str, Incident]:
     return {incident.life.key: incident for incident in working}
 
 
-class _Incidents(NamedTuple):
+class IncidentsByNeed(NamedTuple):
     needing: Sequence[Incident]
     """Incidents that need a person: first those that await approval, then those that failed."""
     working: Sequence[Incident]
@@ -120,12 +99,13 @@ def status(sources: Sequence[SourceAge], context: Context) -> Json:
     work = _work(context.ledger)
     incidents = _incidents(nodes, work, context)
     automation = hold_automation.show(context)
-    beats = _heartbeats(context)
+    beats = load_heartbeats(context)
     left = unhealthy_nodes.load(context.ledger)
     unhealthy = _untrusted(left)
     states = _states(nodes, incidents.in_work, left)
-    health, reasons = _judge(incidents, automation, beats, states, sources)
+    health, reasons = judge(incidents, automation, beats, Counter(states.values()), sources)
     outages = _outages(incidents.working)
+    waits = _waits_by_team(work, context.now)
     reasons = [*(outage["headline"] for outage in outages), *reasons]
     return {
         "asOf": rfc3339(context.now),
@@ -155,35 +135,64 @@ def status(sources: Sequence[SourceAge], context: Context) -> Json:
         "jobs": _jobs(work, context) | _sight_of_all(sources),
         "teams": [
             {name: value for name, value in team.items() if name != "resources"}
+            | {"p90WaitSeconds": waits.get(team["team"])}
             for team in read_teams.list_teams(context)["items"][:_MAX_TEAMS]
         ],
         "serving": read_serving.list_serving(context.ledger),
         "heartbeats": beats,
-        "isRunning": not _is_off(sources),
+        "isRunning": not is_off(sources),
         "sources": [{"name": age.source.name, **age.to_json()} for age in sources],
     }
 
 
-def list_nodes(ledger: Ledger, page: pagination.Request, *, with_gone: bool = False) -> Json:
-    """Return one page of nodes, by pool. Nodes that are gone are kept for a while and listed only on request."""
-    answer = pagination.newest_first(ledger, Table.FLEET, ["NODE"], page, None if with_gone else read_queue.is_present)
-    nodes = [node for _, node in rows.readable(answer.rows, FleetNode)]
-    listed_incidents, is_cut = _open_incidents(ledger)
+class NodeFilter(NamedTuple):
+    """The filter of a list of nodes."""
+
+    pool: str = ""
+    states: Sequence[NodeState] = ()
+    """None = all but `GONE`."""
+    with_gone: bool = False
+
+
+def list_nodes(ledger: Ledger, page: pagination.Request, asked: NodeFilter) -> Json:
+    """Return one page of nodes, by pool. Nodes that are gone are kept for a while and listed only on request.
+
+    `counts` has the number of nodes by state as the last sweep counted them; None if it is unknown.
+    """
+    listed_incidents, is_cut = open_incidents(ledger)
     incidents = _by_node(listed_incidents)
     left = unhealthy_nodes.load(ledger)
+    shows_gone = asked.with_gone or NodeState.GONE in asked.states
+
+    def incident_of(node: FleetNode) -> Incident | None:
+        return incidents.get(node.life.key) or (_incident_of(ledger, node) if is_cut else None)
+
+    def state_of(row: Row) -> NodeState:
+        node = rows.read(row, FleetNode)
+        return node_state(node, incident_of(node), is_unhealthy=unhealthy_nodes.is_unhealthy_node(node, left))
+
+    def keep(row: Row) -> bool:
+        return (
+            (shows_gone or read_queue.is_present(row))
+            and asked.pool in ("", row.doc.get("pool"))
+            and (not asked.states or state_of(row) in asked.states)
+        )
+
+    filters = not shows_gone or asked.pool or asked.states
+    answer = pagination.newest_first(ledger, Table.FLEET, ["NODE"], page, keep if filters else None)
     unhealthy = _untrusted(left)
     cordons = manual_cordons.load(ledger)
     items = [
         _node(
             node,
-            incidents.get(node.life.key) or (_incident_of(ledger, node) if is_cut else None),
+            incident_of(node),
             cordons.get(node.life.key),
             unhealthy.get(node.life.key),
             is_unhealthy=unhealthy_nodes.is_unhealthy_node(node, left),
         )
-        for node in nodes
+        for _, node in rows.readable(answer.rows, FleetNode)
     ]
-    return {"items": items, "nextPageToken": answer.next_token or None}
+    return {"items": items, "nextPageToken": answer.next_token or None, "counts": fleet_counts.of_nodes(ledger)}
 
 
 def show_node(instance_id: str, context: Context) -> Json:
@@ -290,7 +299,7 @@ def present_nodes(ledger: Ledger) -> tuple[tuple[FleetNode, ...], bool]:
 
 def states_of(ledger: Ledger, nodes: Iterable[FleetNode]) -> tuple[dict[str, NodeState], bool]:
     """Return the state of each node by `NodeLife.key`, and whether open incidents were left out."""
-    incidents, is_cut = _open_incidents(ledger)
+    incidents, is_cut = open_incidents(ledger)
     return _states(nodes, _by_node(incidents), unhealthy_nodes.load(ledger)), is_cut
 
 
@@ -305,14 +314,20 @@ def _states(
     }
 
 
-def _open_incidents(ledger: Ledger) -> tuple[list[Incident], bool]:
+def open_incidents(ledger: Ledger, *, at_most: int = _MAX_OPEN) -> tuple[list[Incident], bool]:
+    """Return the open incidents, the newest of each state, and whether there are more.
+
+    Args:
+        ledger: Has them.
+        at_most: Number of incidents of one state. It bounds the reads.
+    """
     incidents: dict[str, Incident] = {}
     is_lower_bound = False
     for state in LIST_ORDER:
         if state.is_settled:
             break
         opened, more = pagination.everything(
-            ledger, Table.INCIDENTS, f"INC#{state}", at_most=_MAX_OPEN, newest_first=True
+            ledger, Table.INCIDENTS, f"INC#{state}", at_most=at_most, newest_first=True
         )
         incidents |= {incident.incident_id: incident for _, incident in rows.readable(opened, Incident)}
         is_lower_bound |= more
@@ -340,8 +355,8 @@ def _incident_of(ledger: Ledger, node: FleetNode) -> Incident | None:
     return rows.read(incident, Incident) if incident else None
 
 
-def _incidents(nodes: Iterable[FleetNode], work: Mapping[JobState, _JobCounts], context: Context) -> _Incidents:
-    incidents, is_cut = _open_incidents(context.ledger)
+def _incidents(nodes: Iterable[FleetNode], work: Mapping[JobState, _JobCounts], context: Context) -> IncidentsByNeed:
+    incidents, is_cut = open_incidents(context.ledger)
     asking = [incident for incident in incidents if pending_approval(incident)]
     working = [incident for incident in incidents if not pending_approval(incident)]
     ended, may_be_more = _unresolved(nodes, work, incidents, context)
@@ -352,7 +367,7 @@ def _incidents(nodes: Iterable[FleetNode], work: Mapping[JobState, _JobCounts], 
         for incident in ended
         if read_incidents.needs_person(incident, alive.of(incident), holders.get(incident.slot), context.now)
     ]
-    return _Incidents([*asking, *needing], working, asking, is_cut or may_be_more or alive.is_cut)
+    return IncidentsByNeed([*asking, *needing], working, asking, is_cut or may_be_more or alive.is_cut)
 
 
 class _JobCache:
@@ -413,7 +428,7 @@ def _unresolved(
     return incidents, is_lower_bound or len(older) > _MAX_LEFT
 
 
-def _next(incidents: _Incidents, unhealthy: Mapping[str, UnhealthyNode]) -> str | None:
+def _next(incidents: IncidentsByNeed, unhealthy: Mapping[str, UnhealthyNode]) -> str | None:
     """Return the command that helps most now."""
     if incidents.asking:
         return f"evenkeel incidents approve {incidents.asking[0].incident_id}"
@@ -451,7 +466,7 @@ def _outage(cause: str, members: Sequence[Incident]) -> Json:
     }
 
 
-def _shown(incidents: _Incidents, context: Context) -> list[Json]:
+def _shown(incidents: IncidentsByNeed, context: Context) -> list[Json]:
     needing = read_incidents.with_jobs(context.ledger, incidents.needing[:_MAX_SHOWN])
     working = read_incidents.with_jobs(context.ledger, incidents.working[:_MAX_SHOWN])
     return [_incident(incident, context, needs_you=True) for incident in needing] + [
@@ -594,6 +609,21 @@ def _class(name: str, states: Mapping[JobState, list[Json]], now: datetime) -> J
     }
 
 
+def _waits_by_team(counts: Mapping[JobState, _JobCounts], now: datetime) -> dict[str, int]:
+    """Return the 90th percentile of the waits of each team's open jobs, by nearest rank.
+
+    The wait of a job is the time from its submission to its first start; of a job that never started, until now.
+    """
+    waits: dict[str, list[int]] = defaultdict(list)
+    for state, work in counts.items():
+        for row in work["rows"]:
+            started = row.doc.get("startedAt")
+            if started or state in (JobState.PENDING, JobState.STARTING):
+                until = datetime.fromisoformat(started) if started else now
+                waits[row.doc["spec"]["team"]].append(_age(row.doc["submittedAt"], until))
+    return {team: sorted(each)[math.ceil(0.9 * len(each)) - 1] for team, each in waits.items()}
+
+
 def _age(instant: str, now: datetime) -> int:
     return max(0, round((now - datetime.fromisoformat(instant)).total_seconds()))
 
@@ -602,7 +632,8 @@ def _mean(values: Sequence[int]) -> int | None:
     return round(sum(values) / len(values)) if values else None
 
 
-def _heartbeats(context: Context) -> list[Json]:
+def load_heartbeats(context: Context) -> list[Json]:
+    """Return the last run of each scheduled function."""
     beats: list[Json] = []
     for function in HEARTBEATS:
         row = context.ledger.get(fleet_rows.heartbeat_key(function))
@@ -612,40 +643,49 @@ def _heartbeats(context: Context) -> list[Json]:
     return beats
 
 
-def _is_off(sources: Iterable[SourceAge]) -> bool:
+def is_off(sources: Iterable[SourceAge]) -> bool:
+    """Whether the stack's schedules are off."""
     return any(age.state is SourceState.OFF for age in sources)
 
 
-def _judge(
-    incidents: _Incidents,
+def judge(
+    incidents: IncidentsByNeed,
     automation: Json,
     beats: Sequence[Json],
-    node_states: Mapping[str, NodeState],
+    states: Mapping[str, int],
     sources: Sequence[SourceAge],
 ) -> tuple[Health, list[str]]:
-    is_off = _is_off(sources)
+    """Return the health of the fleet, and the reasons, the worst first.
+
+    Args:
+        incidents: The incidents that are open or need a person.
+        automation: The holds.
+        beats: The heartbeats.
+        states: Number of nodes by state. A missing state has none.
+        sources: The age of every source of facts.
+    """
+    schedules_are_off = is_off(sources)
     stale, unknown = complaints(sources)
-    silent = [] if is_off else [beat["function"] for beat in beats if beat["isSilent"]]
-    states = Counter(node_states.values())
+    silent = [] if schedules_are_off else [beat["function"] for beat in beats if beat["isSilent"]]
     critical = []
     if incidents.needing:
         critical.append(incidents.counted(incidents.needing, ("needs a person", "need a person")))
     if silent:
         critical.append(f"no heartbeat from {', '.join(silent)} for 10 minutes")
     critical += stale
-    never_ran = [] if is_off else [beat["function"] for beat in beats if beat["at"] is None]
+    never_ran = [] if schedules_are_off else [beat["function"] for beat in beats if beat["at"] is None]
     degraded = list(unknown)
     if never_ran:
         degraded.append(f"no heartbeat yet from {', '.join(never_ran)}")
     if incidents.working:
         degraded.append(incidents.counted(incidents.working, ("working", "working")))
-    if states[NodeState.NOT_READY]:
-        degraded.append(f"{states[NodeState.NOT_READY]} not ready without an incident")
-    if states[NodeState.UNHEALTHY]:
-        degraded.append(f"{states[NodeState.UNHEALTHY]} unhealthy, without a running recovery")
+    if states.get(NodeState.NOT_READY):
+        degraded.append(f"{states.get(NodeState.NOT_READY)} not ready without an incident")
+    if states.get(NodeState.UNHEALTHY):
+        degraded.append(f"{states.get(NodeState.UNHEALTHY)} unhealthy, without a running recovery")
     if automation["isHeld"]:
         degraded.append("automation is held")
-    if is_off:
+    if schedules_are_off:
         return Health.NOT_RUNNING, [read_sources.NOT_RUNNING, *critical, *degraded]
     health = Health.CRITICAL if critical else Health.DEGRADED if degraded else Health.OK
     return health, critical + degraded

@@ -17,7 +17,7 @@ from evenkeel.ports import Invalid, Ledger, NotFound, Refused, Row, Table, Trans
 from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure, read_queue
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import fleet_rows, job_rows, pagination, rows, subject_rows
+from evenkeel.services.storage import fleet_counts, fleet_rows, job_rows, pagination, rows, subject_rows
 
 Json = dict[str, Any]
 
@@ -60,7 +60,8 @@ def list_jobs(filters: Filter, page: pagination.Request, reader: Reader, context
     if not answer.rows and not page.token:
         _check_names(filters, reader, context.policy.priority_classes)
     items = [summary(reader.view(job)) for _, job in rows.readable(answer.rows, Job)]
-    return {"items": items, "nextPageToken": answer.next_token or None}
+    counts = fleet_counts.of_jobs(context.ledger)
+    return {"items": items, "nextPageToken": answer.next_token or None, "counts": counts}
 
 
 def _check_names(filters: Filter, reader: Reader, classes: Collection[str]) -> None:

@@ -16,7 +16,7 @@ from evenkeel.domain.quotas.usage_table import UsageRow, usage_rows
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Table
 from evenkeel.services.context import Context
-from evenkeel.services.storage import pagination, read_charges, team_setup
+from evenkeel.services.storage import fleet_counts, pagination, read_charges, team_setup
 
 Json = dict[str, Any]
 
@@ -30,9 +30,12 @@ def list_teams(context: Context) -> Json:
     charges = read_charges.held(context.ledger)
     waiting, is_cut = pagination.everything(context.ledger, Table.JOBS, f"JOB#{JobState.PENDING}", at_most=_MAX_WAITING)
     pending = Counter(str(row.doc["spec"]["team"]) for row in waiting)
+    counts = fleet_counts.load(context.ledger)
+    waits = {team["team"]: team["p90WaitSeconds"] for team in counts["teams"]} if counts else {}
     return {
         "asOf": rfc3339(context.now),
-        "items": table(setup, charges, pending),
+        "items": [team | {"p90WaitSeconds": waits.get(team["team"])} for team in table(setup, charges, pending)],
+        "waitsAt": counts["at"] if counts else None,
         "isLowerBound": is_cut,
     }
 

@@ -15,12 +15,11 @@ from evenkeel.domain.capacity.utilization import (
     Reading,
     rounded,
 )
-from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.nodes import FleetNode, NodeState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import EvenkeelError, NotAllowed
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_fleet
-from evenkeel.services.queries.read_fleet import NodeState
 
 Json = dict[str, Any]
 

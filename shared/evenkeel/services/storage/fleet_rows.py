@@ -128,6 +128,11 @@ def automation_event_row(entry: TimelineEntry, request_id: str) -> Row:
     return Row(key, entry.to_json(), 0, None, entry.at + rows.KEPT)
 
 
+def overview_key() -> Key:
+    """`OVERVIEW#fleet / META`: counts of nodes and jobs, teams and budgets, as the last sweep saw them."""
+    return Key(Table.FLEET, "OVERVIEW#fleet", "META")
+
+
 def heartbeat_key(function: str) -> Key:
     """`HEARTBEAT#function / META`: the end of a function's last run, and its results by source."""
     return Key(Table.FLEET, f"HEARTBEAT#{function}", "META")

@@ -11,10 +11,10 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.sources import Source, SourceAge, SourceKind, SourceState
 from evenkeel.domain.values import Value
 from evenkeel.events import kubernetes_node
-from evenkeel.ports import EvenkeelError, Row, Table, Telemetry
+from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table, Telemetry
 from evenkeel.services.context import Context
-from evenkeel.services.queries import read_sources
-from evenkeel.services.storage import heartbeats, locks, rows
+from evenkeel.services.queries import read_overview, read_sources
+from evenkeel.services.storage import fleet_rows, heartbeats, locks, rows
 from evenkeel.services.sweep import (
     attempts,
     incidents,
@@ -218,6 +218,19 @@ def _read_state(sweep: SweepRun, table: Table, state: str) -> tuple[list[Row], b
     return listed, False
 
 
+def count_fleet(sweep: SweepRun) -> int:
+    """Store the counts of nodes, jobs, teams and budgets, so that the overview needs a constant number of reads."""
+    context = sweep.context
+    key = fleet_rows.overview_key()
+    row = context.ledger.get(key)
+    counts = read_overview.count(context, read_sources.run(context))
+    try:
+        context.ledger.commit(Put(Row(key, counts, row.version if row else 0)))
+    except Conflict:
+        return 0  # a newer sweep was first
+    return 0
+
+
 def request_cycle(sweep: SweepRun) -> int:
     """Request a scheduling cycle: a lost request must not leave a job waiting."""
     if sweep.context.ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", limit=1).rows:
@@ -244,6 +257,7 @@ STEPS: tuple[tuple[str, Callable[[SweepRun], int]], ...] = (
     ("waits", answer_waits),
     ("arrivals", new_nodes.release_new_nodes),
     ("gauges", measure),
+    ("overview", count_fleet),
     ("pass", request_cycle),
 )
 """The steps in order. Each returns how many leftovers it repaired."""

@@ -32,7 +32,7 @@ from evenkeel.services.storage.heartbeats import SourceResults
 T = TypeVar("T")
 V = TypeVar("V", bound=Value)
 WRITER = "sweep_fleet"
-_MIN_INTERVAL_SECONDS = {"kueue": 50, "ghosts": 50, "gauges": 50, "sources": 50, "kept": 600}
+_MIN_INTERVAL_SECONDS = {"kueue": 50, "ghosts": 50, "gauges": 50, "sources": 50, "overview": 50, "kept": 600}
 """Seconds between two runs of a step that not every sweep needs, if sweeps come more often than each minute."""
 
 

@@ -1,0 +1,263 @@
+"""`GET /v1/overview`: a constant number of reads, small, and honest about what is old or unknown."""
+
+from datetime import timedelta
+from typing import Any
+
+import jsonschema
+import pytest
+
+from evenkeel.domain.health.incidents import StoredRecoveryPlan
+from evenkeel.domain.recovery.leases import Hold, Holds
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import LARGEST_ROW, Put, Row, RowChange, row_bytes
+from evenkeel.services.publishing import publish_events
+from evenkeel.services.queries import read_overview, read_sources
+from evenkeel.services.storage import fleet_rows
+from tests.fakes.counting import CountedCalls
+from tests.fakes.system import A_MOMENT
+from tests.fakes.world import a_context
+from tests.unit.api.gateway import Gateway
+from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_incident, heartbeats, stored
+from tests.unit.publishing.test_publish_events import SCHEMA
+
+Json = dict[str, Any]
+ROUTE = "/v1/overview"
+
+
+def sweep(gateway: Gateway, *, minutes_ago: float = 0) -> Json:
+    """Store the counts, as the sweep does."""
+    context = a_context(gateway.fakes, now=A_MOMENT - timedelta(minutes=minutes_ago))
+    counts = read_overview.count(context, read_sources.run(context))
+    row = gateway.fakes.ledger.get(fleet_rows.overview_key())
+    gateway.fakes.ledger.commit(Put(Row(fleet_rows.overview_key(), counts, row.version if row else 0)))
+    return counts
+
+
+def fill(gateway: Gateway, nodes: int, jobs: int, incidents: int, teams: int = 3) -> None:
+    stored(gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, nodes + 1)))
+    for number in range(1, jobs + 1):
+        job = a_job(number % 29, job_id=f"job-{number:010d}", state=("PENDING", "RUNNING")[number % 2])
+        stored(gateway.fakes.ledger, job.but(spec=job.spec.but(team=f"team-{number % teams}")))
+    stored(gateway.fakes.ledger, *(an_incident(number) for number in range(1, incidents + 1)))
+
+
+def reads_of(size: int) -> tuple[int, int]:
+    """Return the calls and the rows that one request reads, in a fleet of this size."""
+    gateway = Gateway()
+    fill(gateway, size, size, min(size, 200))
+    heartbeats(gateway.fakes.ledger)
+    sweep(gateway)
+    counted = CountedCalls(gateway.fakes)
+    context = a_context(gateway.fakes).but(**counted.ports)
+    counted.clear()
+
+    read_overview.show(context, read_sources.run(context))
+
+    return sum(counted.calls.values()), counted.rows_read
+
+
+def test_number_of_reads_does_not_depend_on_the_size_of_the_fleet() -> None:
+    small, large = reads_of(60), reads_of(1200)
+
+    assert small == large
+    assert large[0] <= 15
+    assert large[1] <= 3 * read_overview.MAX_SHOWN
+
+
+def test_overview_of_a_large_fleet_stays_small() -> None:
+    gateway = Gateway()
+    fill(gateway, 2000, 1000, 100, teams=300)
+    counts = sweep(gateway)
+
+    answer = gateway.get(ROUTE)
+
+    assert row_bytes(Row(fleet_rows.overview_key(), counts)) < LARGEST_ROW / 4
+    assert len(answer.text) < 100_000
+    assert len(answer.document["incidents"]["items"]) == read_overview.MAX_SHOWN
+    assert answer.document["incidents"]["isLowerBound"] is True
+
+
+def test_counts_are_unknown_before_the_first_sweep() -> None:
+    document = Gateway().get(ROUTE).document
+
+    assert document["counts"] is None, "unknown is not zero"
+    assert "no sweep has counted the fleet yet" in document["reasons"]
+    assert document["health"] != "OK"
+
+
+@pytest.mark.parametrize(("minutes", "is_stale"), [(1, False), (11, True)])
+def test_old_counts_are_marked_with_their_time(minutes: int, is_stale: bool) -> None:
+    gateway = Gateway()
+    fill(gateway, 3, 4, 0)
+    sweep(gateway, minutes_ago=minutes)
+
+    counts = gateway.get(ROUTE).document["counts"]
+
+    assert (counts["isStale"], counts["at"]) == (is_stale, rfc3339(A_MOMENT - timedelta(minutes=minutes)))
+
+
+def test_open_incidents_are_current_and_questions_come_first() -> None:
+    gateway = Gateway()
+    heartbeats(gateway.fakes.ledger)
+    sweep(gateway)
+    plan = StoredRecoveryPlan(
+        run=1,
+        outcome="ASK",
+        repairs_node=True,
+        settle_seconds=60,
+        max_repairs=2,
+        decision_id="dec-1",
+        reason="Replace it.",
+    )
+    stored(gateway.fakes.ledger, an_incident(1), an_incident(2, plan=plan))
+
+    document = gateway.get(ROUTE).document
+
+    assert [each["needsYou"] for each in document["incidents"]["items"]] == [True, False]
+    assert (document["incidents"]["open"], document["incidents"]["needYou"]) == (2, 1)
+    assert document["health"] == "CRITICAL"
+
+
+def test_hold_shows_at_once() -> None:
+    gateway = Gateway()
+    hold = Hold(by="ana", reason="storm", since=ago(minutes=1), until=ago(minutes=-30))
+    gateway.fakes.ledger.commit(Put(Row(fleet_rows.hold_key(), Holds(holds=(hold,)).to_json())))
+
+    assert gateway.get(ROUTE).document["automation"]["isHeld"] is True
+
+
+def test_unchanged_overview_costs_no_body() -> None:
+    gateway = Gateway()
+    fill(gateway, 3, 4, 1)
+    sweep(gateway)
+    tag = gateway.get(ROUTE).headers["ETag"]
+
+    same = gateway.call("GET", ROUTE, headers={"If-None-Match": tag})
+    stored(gateway.fakes.ledger, an_incident(7))
+    changed = gateway.call("GET", ROUTE, headers={"If-None-Match": tag})
+
+    assert (same.status, changed.status) == (304, 200)
+
+
+def test_team_has_the_ninetieth_percentile_of_its_waits() -> None:
+    gateway = Gateway()
+    for number in range(1, 11):
+        job = a_job(1, job_id=f"job-{number:010d}", submitted_at=ago(minutes=10 * number))
+        stored(gateway.fakes.ledger, job.but(spec=job.spec.but(team="nlp")))
+    started = a_job(1, job_id="job-0000000099", submitted_at=ago(hours=9), started_at=ago(hours=8))
+    stored(gateway.fakes.ledger, started.but(spec=started.spec.but(team="vision")))
+
+    waits = {team["team"]: team["p90WaitSeconds"] for team in sweep(gateway)["teams"]}
+
+    assert waits == {"nlp": 90 * 60, "vision": 3600}
+
+
+def test_lists_have_the_counts_of_the_last_sweep() -> None:
+    gateway = Gateway()
+    fill(gateway, 4, 6, 1)
+    before = (gateway.get("/v1/nodes").document["counts"], gateway.get("/v1/jobs").document["counts"])
+    sweep(gateway, minutes_ago=1)
+
+    nodes, jobs = gateway.get("/v1/nodes?pageSize=1").document, gateway.get("/v1/jobs?pageSize=1").document
+
+    at = rfc3339(A_MOMENT - timedelta(minutes=1))
+    assert before == (None, None), "unknown is not zero"
+    assert nodes["counts"] == {"at": at, "byState": {"IN_SERVICE": 3, "REPAIRING": 1}, "isLowerBound": False}
+    assert (jobs["counts"]["at"], jobs["counts"]["byState"]["PENDING"]) == (at, 3)
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("state=REPAIRING", [1]),
+        ("state=IN_SERVICE,REPAIRING", [4, 3, 1]),
+        ("state=GONE", [2]),
+        ("pool=other", []),
+        ("pool=p5-workers&pageSize=2", [4, 3]),
+    ],
+)
+def test_nodes_are_filtered_by_state_and_pool(query: str, expected: list[int]) -> None:
+    gateway = Gateway()
+    fill(gateway, 4, 0, 1)
+    row = gateway.fakes.ledger.get(fleet_rows.node_key(a_fleet_node(2).life.cluster, a_fleet_node(2).life.instance_id))
+    assert row
+    gateway.fakes.ledger.commit(Put(Row(row.key, a_fleet_node(2, is_gone=True).to_json(), row.version, row.state)))
+
+    items = gateway.get(f"/v1/nodes?{query}").document["items"]
+
+    assert [each["instanceId"] for each in items] == [a_fleet_node(number).life.instance_id for number in expected]
+
+
+def test_unknown_state_of_a_node_is_refused() -> None:
+    assert Gateway().get("/v1/nodes?state=BROKEN").status == 400
+
+
+def test_task_table_has_its_seven_columns_and_jobs_without_a_class() -> None:
+    gateway = Gateway()
+    stored(
+        gateway.fakes.ledger,
+        a_job(1, state="RUNNING", submitted_at=ago(hours=3), started_at=ago(hours=2)),
+        a_job(2, submitted_at=ago(minutes=20)),
+        a_job(3, submitted_at=ago(minutes=40)),
+        a_job(4, submitted_at=ago(hours=1), is_preempted=True, started_at=ago(minutes=50)),
+    )
+
+    (unset,) = sweep(gateway)["jobs"]["classes"]
+
+    assert unset == {
+        "priorityClass": None,
+        "running": 1,
+        "pending": 2,
+        "preempted": 1,
+        "suspended": 0,
+        "averageRunSeconds": 7200,
+        "longestRunSeconds": 7200,
+        "averageWaitSeconds": 1800,
+        "longestWaitSeconds": 2400,
+    }
+
+
+# ---------------------------------------------------------------- budgets
+
+
+def budgets(used: float, *, period: str = "2026-11", limit: float = 1000) -> Row:
+    entry = {"team": "nlp", "period": period, "quantity": "gpuHours", "used": used, "limit": limit}
+    return Row(fleet_rows.overview_key(), {"budgets": [entry]}, 7)
+
+
+CROSSINGS = [
+    (500, 790, None),
+    (790, 800, 80),
+    (800, 990, None),
+    (990, 1003, 100),
+    (100, 1200, 100),
+    (1003, 1100, None),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "threshold"), CROSSINGS)
+def test_budget_event_at_each_threshold(before: float, after: float, threshold: int | None) -> None:
+    events = publish_events.derive(RowChange(budgets(before), budgets(after), A_MOMENT), "research")
+
+    assert [event.data["thresholdPercent"] for event in events] == ([threshold] if threshold else [])
+
+
+def test_budget_event_repeats_with_the_same_id_and_anew_in_the_next_period() -> None:
+    def ids(change: RowChange) -> list[str]:
+        return [event.event_id for event in publish_events.derive(change, "research")]
+
+    first = ids(RowChange(budgets(790), budgets(810), A_MOMENT))
+    again = ids(RowChange(budgets(795), budgets(805), A_MOMENT + timedelta(hours=1)))
+    later = ids(RowChange(budgets(900), budgets(850, period="2026-12"), A_MOMENT))
+
+    assert first == again
+    assert len({*first, *later}) == 2
+
+
+def test_budget_event_follows_the_schema() -> None:
+    fakes = Gateway().fakes
+    publish_events.run(RowChange(budgets(790), budgets(810), A_MOMENT), a_context(fakes))
+    (event,) = fakes.event_bus.events
+
+    jsonschema.validate({"source": event.source, "detail-type": event.detail_type, "detail": event.detail}, SCHEMA)
+    assert len(fakes.chat.messages) == 1, "a team lead learns of it in the channel"
