@@ -6,10 +6,15 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from evenkeel.ports import RowChange
+from evenkeel.services.publishing import publish_events
+from evenkeel.services.storage import incident_rows, job_rows
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.console.server import ConsoleServer
 from tests import browser
 from tests.fakes.cluster import instance_id
+from tests.fakes.system import A_MOMENT
+from tests.fakes.world import a_context
 from tests.unit.api.gateway import ApiResponse
 from tests.unit.api.seeds import ASKS, a_fleet_node, a_job, an_incident, stored
 from tests.unit.api.test_receipts import a_lost_job, its_incident
@@ -19,7 +24,7 @@ from tests.unit.cli.recovery_fixture import recovery_at_work
 
 PAGES = (
     *("", "incidents", "incidents/inc-0000000001", "nodes", f"nodes/{instance_id(1)}"),
-    *("jobs", "jobs/job-0000000001", "queue", "teams", "teams/default", "costs", "policy", "nowhere"),
+    *("jobs", "jobs/job-0000000001", "queue", "teams", "teams/default", "costs", "policy", "events", "nowhere"),
 )
 
 
@@ -210,6 +215,41 @@ def test_keys_move_and_open(served: CliFixture, page: Page) -> None:
     expect(page.get_by_role("heading", name="Attempts")).to_be_visible()
     page.keyboard.press("?")
     expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+
+
+def test_what_changed_links_its_subjects_and_keeps_its_filter(served: CliFixture, page: Page) -> None:
+    world = served.gateway.fakes
+    job, incident = a_job(1), an_incident(2)
+    publish_events.run(RowChange(None, job_rows.job_row(job, 1), A_MOMENT), a_context(world))
+    publish_events.run(RowChange(None, incident_rows.incident_row(incident, 1), A_MOMENT), a_context(world))
+
+    show(page, "events")
+    table = page.get_by_role("region", name="Events")
+    expect(table.locator("tbody tr")).to_have_count(2)
+    expect(table.get_by_role("link", name=job.job_id)).to_have_attribute("href", f"#/jobs/{job.job_id}")
+    page.get_by_label("Kind").select_option("Incident Opened")
+
+    expect(table.locator("tbody tr")).to_have_count(1)
+    expect(table).to_contain_text("GPU")
+    page.reload()
+    expect(page.get_by_role("region", name="Events").locator("tbody tr")).to_have_count(1)
+
+
+def test_draft_of_the_policy_shows_its_diff_and_its_test(served: CliFixture, page: Page) -> None:
+    show(page, "policy")
+    draft = page.get_by_label("Changes to the shipped policy, as JSON")
+    draft.fill('{"guardrails": {"maxRepairsInFlight": 1}')
+    expect(page.get_by_role("alert")).to_be_visible()
+    draft.fill('{"watch": {"maxRuns": 9}}')
+
+    expect(page.get_by_role("region", name="Differences")).to_contain_text("watch.maxRuns")
+    page.get_by_role("button", name="Test over recorded decisions").click()
+    expect(page.get_by_role("status")).to_contain_text("decisions since")
+    page.get_by_role("button", name="Apply…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Reason").fill("a test")
+    dialog.get_by_role("button", name="Apply", exact=True).click()
+    expect(dialog.get_by_role("status")).to_contain_text("Change 1 is in force.")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -10,6 +10,7 @@ import { Node, Nodes } from "./pages/nodes.js";
 import { Team, Teams } from "./pages/teams.js";
 import { Policy } from "./pages/policy.js";
 import { Costs } from "./pages/costs.js";
+import { Events } from "./pages/events.js";
 
 const PAGES = [
   ["", "Overview", "o", Overview],
@@ -19,6 +20,7 @@ const PAGES = [
   ["queue", "Queue", "q", Queue],
   ["teams", "Teams", "t", Teams, Team],
   ["costs", "Costs", "c", Costs],
+  ["events", "What changed", "e", Events],
   ["policy", "Policy", "p", Policy],
 ];
 
@@ -131,7 +133,7 @@ function move(by) {
 }
 
 function Help({ onClose }) {
-  const keys = [["g and o i n j q t c p", "overview, incidents, nodes, jobs, queue, teams, costs, policy"], ["j, k, Enter", "next row, previous row, open it"], ["/", "filter"], ["?", "this list"], ["Esc", "close"]];
+  const keys = [["g and o i n j q t c e p", "overview, incidents, nodes, jobs, queue, teams, costs, what changed, policy"], ["j, k, Enter", "next row, previous row, open it"], ["/", "filter"], ["?", "this list"], ["Esc", "close"]];
   return html`<dialog ref=${(dialog) => dialog && !dialog.open && dialog.showModal()} onClose=${onClose} aria-label="Keys"><h2>Keys</h2>
     <dl class="facts">${keys.map(([key, text]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${text}</dd></div>`)}</dl>
     <form method="dialog"><button>Close</button></form></dialog>`;
