@@ -8,6 +8,7 @@ from evenkeel.services.queries import (
     read_audit,
     read_cost_report,
     read_events,
+    read_execution,
     read_fleet,
     read_incidents,
     read_jobs,
@@ -150,6 +151,12 @@ def show_incident(incident_id: str) -> api.Reply:
     context = wiring.context()
     incident = read_incidents.show_incident(incident_id, _reader(), context)
     return app.answer(_seen(incident))
+
+
+@app.get("/v1/incidents/<incident_id>/execution")
+def incident_execution(incident_id: str) -> api.Reply:
+    app.query(api_types.NoQuery)
+    return app.answer(read_execution.show(wiring.context(), incident_id))
 
 
 @app.get("/v1/incidents/<incident_id>/timeline")

@@ -156,3 +156,37 @@ def test_missing_workflow_is_not_found(engine_user: Credentials) -> None:
         StepFunctionsWorkflows({WorkflowName.RUN_JOB: gone}, engine_user.client("stepfunctions")).start(
             WorkflowName.RUN_JOB, "n", {}
         )
+
+
+def test_trace_shows_the_state_in_which_an_execution_waits(
+    engine_user: Credentials, machine_arn: str, unique: str
+) -> None:
+    workflows = StepFunctionsWorkflows({WorkflowName.RUN_JOB: machine_arn}, engine_user.client("stepfunctions"))
+    assert workflows.trace(WorkflowName.RUN_JOB, unique) is None
+    workflows.start(WorkflowName.RUN_JOB, unique, {"ends": "not yet"})
+
+    def waits() -> bool:
+        trace = workflows.trace(WorkflowName.RUN_JOB, unique)
+        return trace is not None and [visit.state for visit in trace.visits] == ["Which", "HowElse", "NotYet"]
+
+    until(waits, "the execution to wait")
+    trace = workflows.trace(WorkflowName.RUN_JOB, unique)
+
+    assert trace is not None
+    assert (trace.state, trace.stopped_at, trace.is_cut) == (ExecutionState.RUNNING, None, False)
+    assert trace.definition == DEFINITION
+    assert [visit.exited_at is None for visit in trace.visits] == [False, False, True]
+    engine_user.client("stepfunctions").stop_execution(executionArn=trace.arn)
+
+
+def test_trace_of_an_ended_execution_left_every_state(engine_user: Credentials, machine_arn: str, unique: str) -> None:
+    workflows = StepFunctionsWorkflows({WorkflowName.RUN_JOB: machine_arn}, engine_user.client("stepfunctions"))
+    workflows.start(WorkflowName.RUN_JOB, unique, {"ends": "well"})
+    until(lambda: workflows.state(WorkflowName.RUN_JOB, unique) is ExecutionState.SUCCEEDED, "the execution to end")
+
+    trace = workflows.trace(WorkflowName.RUN_JOB, unique)
+
+    assert trace is not None
+    assert trace.stopped_at is not None
+    assert [visit.state for visit in trace.visits] == ["Which", "Well"]
+    assert all(visit.exited_at for visit in trace.visits)

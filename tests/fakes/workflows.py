@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from evenkeel.ports import ExecutionState, WorkflowName
+from evenkeel.ports import ExecutionState, ExecutionTrace, WorkflowName
 
 
 @dataclass
@@ -14,6 +14,8 @@ class RecordingWorkflows:
     executions: dict[tuple[WorkflowName, str], dict[str, Any]] = field(default_factory=dict)
     """The input of each."""
     states: dict[tuple[WorkflowName, str], ExecutionState] = field(default_factory=dict)
+    traces: dict[tuple[WorkflowName, str], ExecutionTrace] = field(default_factory=dict)
+    """What a test says that an execution did."""
 
     def start(self, machine: WorkflowName, name: str, document: Mapping[str, Any]) -> bool:
         if (machine, name) in self.executions:
@@ -24,6 +26,9 @@ class RecordingWorkflows:
 
     def state(self, machine: WorkflowName, name: str) -> ExecutionState:
         return self.states.get((machine, name), ExecutionState.NONE)
+
+    def trace(self, machine: WorkflowName, name: str) -> ExecutionTrace | None:
+        return self.traces.get((machine, name))
 
     def running(self, machine: WorkflowName) -> frozenset[str]:
         under_way = (place for place, state in self.states.items() if state is ExecutionState.RUNNING)

@@ -17,6 +17,7 @@ WAIVERS: Final = {
     "ReadManagedNodeGroups": "As for FindKubernetes; the end of the ARN names a node group and an id of EKS.",
     "ReplaceNodesOfGroups": "AWS generates the id in the ARN of a group. The tag of EKS limits the groups.",
     "LookUpRecoveries": "Executions are named after incidents; the machine is exact.",
+    "ReadRecoveries": "Executions are named after incidents; the machine is exact.",
     "LookUpRentals": "Executions are named after rentals; the machine is exact.",
     "LookUpAttempts": "Executions are named after attempts; the machine is exact.",
     "ArchiveRawEvents": "Objects of the one bucket.",

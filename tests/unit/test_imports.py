@@ -302,6 +302,7 @@ DOMAIN_PACKAGES = (
         "metrics",
         "kept_logs",
         "wrong_fields",
+        "workflow_graph",
     ),
     *("policy_base", "health.policy", "sources", "health", "capacity", "capacity.policy", "kueue"),
     *("external.policy", "external", "elastic", "admission.policy", "jobs.allowance", "jobs.policy", "jobs"),

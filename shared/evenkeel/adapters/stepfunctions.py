@@ -1,13 +1,23 @@
 """The ports Workflows and Tokens on Step Functions."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC
 from typing import Any
 
 from botocore.exceptions import ClientError
 
 from evenkeel.adapters import aws
-from evenkeel.ports import EvenkeelError, ExecutionState, NotFound, Refused, Throttled, WorkflowName
+from evenkeel.ports import (
+    EvenkeelError,
+    ExecutionState,
+    ExecutionTrace,
+    NotFound,
+    Refused,
+    StateVisit,
+    Throttled,
+    WorkflowName,
+)
 
 _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "StateMachineDoesNotExist": NotFound,
@@ -45,8 +55,34 @@ class StepFunctionsWorkflows:
                 raise
         return True
 
+    def trace(self, workflow: WorkflowName, name: str) -> ExecutionTrace | None:
+        arn = self._execution_arn(workflow, name)
+        with aws.translate_errors(f"read the execution {workflow} {name}", _ERRORS_BY_CODE):
+            try:
+                found = self._client.describe_execution(executionArn=arn)
+            except ClientError as error:
+                if aws.code_of(error) == "ExecutionDoesNotExist":
+                    return None
+                raise
+            machine = self._client.describe_state_machine_for_execution(executionArn=arn)
+            history = self._client.get_execution_history(
+                executionArn=arn, reverseOrder=True, maxResults=_LISTED_AT_ONCE, includeExecutionData=False
+            )
+        return ExecutionTrace(
+            arn=arn,
+            state=_state_of(found["status"]),
+            started_at=found["startDate"].astimezone(UTC),
+            stopped_at=found["stopDate"].astimezone(UTC) if found.get("stopDate") else None,
+            definition=json.loads(machine["definition"]),
+            visits=_visits(history["events"]),
+            is_cut=bool(history.get("nextToken")),
+        )
+
+    def _execution_arn(self, workflow: WorkflowName, name: str) -> str:
+        return f"{self._arn(workflow).replace(':stateMachine:', ':execution:')}:{name}"
+
     def state(self, workflow: WorkflowName, name: str) -> ExecutionState:
-        arn = f"{self._arn(workflow).replace(':stateMachine:', ':execution:')}:{name}"
+        arn = self._execution_arn(workflow, name)
         with aws.translate_errors(f"look up {workflow} {name}", _ERRORS_BY_CODE):
             try:
                 status = self._client.describe_execution(executionArn=arn)["status"]
@@ -54,13 +90,7 @@ class StepFunctionsWorkflows:
                 if aws.code_of(error) == "ExecutionDoesNotExist":
                     return ExecutionState.NONE
                 raise
-        match status:
-            case "RUNNING" | "PENDING_REDRIVE":
-                return ExecutionState.RUNNING
-            case "SUCCEEDED":
-                return ExecutionState.SUCCEEDED
-            case _:
-                return ExecutionState.FAILED
+        return _state_of(status)
 
     def running(self, workflow: WorkflowName) -> frozenset[str]:
         query = {"stateMachineArn": self._arn(workflow), "statusFilter": "RUNNING", "maxResults": _LISTED_AT_ONCE}
@@ -73,6 +103,31 @@ class StepFunctionsWorkflows:
             return self._arns[workflow]
         except KeyError:
             raise Refused(f"this function has no ARN of the workflow {workflow}") from None
+
+
+def _state_of(status: str) -> ExecutionState:
+    match status:
+        case "RUNNING" | "PENDING_REDRIVE":
+            return ExecutionState.RUNNING
+        case "SUCCEEDED":
+            return ExecutionState.SUCCEEDED
+        case _:
+            return ExecutionState.FAILED
+
+
+def _visits(newest_first: Sequence[Mapping[str, Any]]) -> tuple[StateVisit, ...]:
+    """Pair the events that enter and leave a state. Names are unique in a workflow, also in its branches."""
+    visits: list[StateVisit] = []
+    open_by_name: dict[str, list[int]] = {}
+    for event in sorted(newest_first, key=lambda each: each["id"]):
+        at = event["timestamp"].astimezone(UTC)
+        if entered := event.get("stateEnteredEventDetails"):
+            open_by_name.setdefault(entered["name"], []).append(len(visits))
+            visits.append(StateVisit(entered["name"], at, None))
+        elif (left := event.get("stateExitedEventDetails")) and open_by_name.get(left["name"]):
+            index = open_by_name[left["name"]].pop(0)
+            visits[index] = visits[index]._replace(exited_at=at)
+    return tuple(visits)
 
 
 class StepFunctionsTokens:

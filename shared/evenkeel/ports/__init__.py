@@ -65,7 +65,16 @@ from evenkeel.ports.provider import Provider
 from evenkeel.ports.rented_capacity import CapacitySpec, LimitResult, NodeClaim, RentedCapacity
 from evenkeel.ports.system import Clock, Ids, Telemetry
 from evenkeel.ports.utilization import Measurements, UtilizationMetrics
-from evenkeel.ports.workflows import CycleRequests, ExecutionState, Tokens, WaitAnswers, WorkflowName, Workflows
+from evenkeel.ports.workflows import (
+    CycleRequests,
+    ExecutionState,
+    ExecutionTrace,
+    StateVisit,
+    Tokens,
+    WaitAnswers,
+    WorkflowName,
+    Workflows,
+)
 
 __all__ = [
     "LARGEST_COMMIT",
@@ -92,6 +101,7 @@ __all__ = [
     "EvictionAnswer",
     "EvictionStatus",
     "ExecutionState",
+    "ExecutionTrace",
     "Ids",
     "Inbox",
     "Invalid",
@@ -123,6 +133,7 @@ __all__ = [
     "Row",
     "RowChange",
     "StaleVersion",
+    "StateVisit",
     "StoredShard",
     "Table",
     "Telemetry",

@@ -1,8 +1,9 @@
 """Workflows of Step Functions, their waits, and requests for scheduling cycles."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class ExecutionState(StrEnum):
@@ -24,6 +25,30 @@ class WorkflowName(StrEnum):
     BURST_CAPACITY = "burst_capacity"
 
 
+class StateVisit(NamedTuple):
+    """An execution entered a state."""
+
+    state: str
+    entered_at: datetime
+    exited_at: datetime | None
+    """None while it is in the state, and if it ended there."""
+
+
+class ExecutionTrace(NamedTuple):
+    """The states that an execution entered so far, and its workflow as it was at the start."""
+
+    arn: str
+    state: ExecutionState
+    started_at: datetime
+    stopped_at: datetime | None
+    definition: Mapping[str, Any]
+    """In the Amazon States Language."""
+    visits: tuple[StateVisit, ...]
+    """In the order of entry."""
+    is_cut: bool
+    """Whether earlier visits are left out."""
+
+
 class Workflows(Protocol):
     """Step Functions."""
 
@@ -33,6 +58,10 @@ class Workflows(Protocol):
 
     def state(self, workflow: WorkflowName, name: str) -> ExecutionState:
         """Return the state of an execution."""
+        ...
+
+    def trace(self, workflow: WorkflowName, name: str) -> ExecutionTrace | None:
+        """Return what an execution did, without its data; None if there is no execution of this name."""
         ...
 
     def running(self, workflow: WorkflowName) -> frozenset[str]:

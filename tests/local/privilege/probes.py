@@ -1489,6 +1489,16 @@ def lists_the_acts_of_people(_stage: PermissionBench) -> Json:
     return a_request("GET", "/v1/audit")
 
 
+@probe("api_read", succeeds=answered)
+def shows_an_execution(stage: PermissionBench) -> Json:
+    incident = planned(stage)
+    machine = stage.centre.outputs["RecoverNodeArn"]
+    stage.centre.deployer.client("stepfunctions").start_execution(
+        stateMachineArn=machine, name=incident.execution_name, input="{}"
+    )
+    return a_request("GET", f"/v1/incidents/{incident.incident_id}/execution")
+
+
 @probe("api_submit", succeeds=answered)
 def submits(_stage: PermissionBench) -> Json:
     body = {"name": "probe", "image": "registry/trainer:1", "command": ["python", "train.py"]}

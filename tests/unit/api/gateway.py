@@ -112,6 +112,7 @@ class Gateway:
             "provider": fakes.provider,
             "utilization_metrics": fakes.utilization_metrics,
             "cycle_requests": fakes.cycle_requests,
+            "workflows": fakes.workflows,
             "inbox": fakes.inbox,
             "clock": fakes.clock,
             "ids": fakes.ids,

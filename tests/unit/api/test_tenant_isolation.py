@@ -90,6 +90,9 @@ ROWS: Mapping[str, AccessCase] = {
     "/v1/jobs/{jobId}/receipt": AccessCase("/v1/jobs/job-0000000001/receipt", shows=("QUEUED", '"isRedacted": true')),
     "/v1/incidents": AccessCase("/v1/incidents", shows=("xid:79",), is_private=False),
     "/v1/incidents/{incidentId}": AccessCase("/v1/incidents/inc-0000000001", shows=("xid:79", "job-0000000001")),
+    "/v1/incidents/{incidentId}/execution": AccessCase(
+        "/v1/incidents/inc-0000000001/execution", shows=("inc-0000000001-r1",), is_private=False
+    ),
     "/v1/incidents/{incidentId}/timeline": AccessCase(
         "/v1/incidents/inc-0000000001/timeline", shows=("Fell off the bus.",)
     ),

@@ -1,12 +1,13 @@
 """The pages of the console in a real browser, against the real API functions."""
 
+import json
 import threading
 from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from evenkeel.ports import RowChange
+from evenkeel.ports import ExecutionState, ExecutionTrace, RowChange, StateVisit, WorkflowName
 from evenkeel.services.publishing import publish_events
 from evenkeel.services.storage import incident_rows, job_rows
 from evenkeel_cli.commands import lookup
@@ -15,7 +16,7 @@ from tests import browser
 from tests.fakes.cluster import instance_id
 from tests.fakes.system import A_MOMENT
 from tests.fakes.world import a_context
-from tests.unit.api.gateway import ApiResponse
+from tests.unit.api.gateway import ROOT, ApiResponse
 from tests.unit.api.seeds import ASKS, a_fleet_node, a_job, an_incident, stored
 from tests.unit.api.test_receipts import a_lost_job, its_incident
 from tests.unit.cli.busy_fleet import busy_fleet
@@ -233,6 +234,35 @@ def test_what_changed_links_its_subjects_and_keeps_its_filter(served: CliFixture
     expect(table).to_contain_text("GPU")
     page.reload()
     expect(page.get_by_role("region", name="Events").locator("tbody tr")).to_have_count(1)
+
+
+def test_execution_lights_its_current_state_and_links_to_aws(served: CliFixture, page: Page) -> None:
+    incident = an_incident(1)
+    stored(served.gateway.fakes.ledger, incident)
+    arn = f"arn:aws:states:us-west-2:111122223333:execution:evenkeel-recover_node:{incident.execution_name}"
+    served.gateway.fakes.workflows.traces[WorkflowName.RECOVER_NODE, incident.execution_name] = ExecutionTrace(
+        arn=arn,
+        state=ExecutionState.RUNNING,
+        started_at=A_MOMENT,
+        stopped_at=None,
+        definition=json.loads((ROOT / "statemachines" / "recover_node.asl.json").read_text(encoding="utf-8")),
+        visits=(StateVisit("PlanRecovery", A_MOMENT, A_MOMENT), StateVisit("CordonNode", A_MOMENT, None)),
+        is_cut=False,
+    )
+
+    show(page, f"incidents/{incident.incident_id}")
+
+    panel = page.get_by_role("region", name="Execution")
+    expect(panel.locator("[aria-current=step]")).to_have_count(1)
+    expect(panel.locator("[aria-current=step]")).to_contain_text("CordonNode")
+    expect(panel.locator(".step.ok")).to_contain_text("PlanRecovery")
+    expect(panel.get_by_text("PlanResume")).to_be_visible()
+    expect(panel.get_by_role("link", name="AWS console")).to_have_attribute(
+        "href", f"https://us-west-2.console.aws.amazon.com/states/home?region=us-west-2#/v2/executions/details/{arn}"
+    )
+    states = panel.locator(".step").count()
+    panel.get_by_label("all states").check()
+    assert panel.locator(".step").count() > states
 
 
 def test_draft_of_the_policy_shows_its_diff_and_its_test(served: CliFixture, page: Page) -> None:

@@ -3,6 +3,7 @@ import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { change, now, useLive } from "../api.js";
 import { duration, href, id, plain, shortNode } from "../format.js";
 import { Acts, Facts, Lane, Lanes, Link, Panel, State, Table, Time, Timeline, Why } from "../widgets.js";
+import { Execution } from "./execution.js";
 import { Filter, Pages, listPath } from "./lists.js";
 import { IncidentReceipt } from "./receipts.js";
 
@@ -56,6 +57,7 @@ export function Incident({ words, shell }) {
       { title: "After", right: true, cell: (each) => `+${duration(each.seconds)}` },
     ]} />` : null}<//>
     <${IncidentReceipt} path=${path} />
+    <${Execution} path=${path} />
     <${Panel} title="Timeline" live=${timeline}>${timeline.data ? html`<${Timeline} entries=${timeline.data.entries} />` : null}<//>
     <${Panel} title="Evidence" live=${live}>${found ? html`<${Table} label="Evidence" rows=${found.evidence} empty="No signal is kept." columns=${[
       { title: "Signal", cell: (each) => each.faultKey || plain(each.kind) },

@@ -1,0 +1,75 @@
+"""The graph of a workflow with the progress of an execution, on the real workflows."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.workflow_graph import GraphState, Progress, Visit, graph_of
+from tests.fakes.system import A_MOMENT
+
+MACHINES = Path(__file__).parents[2] / "statemachines"
+RECOVER: dict[str, Any] = json.loads((MACHINES / "recover_node.asl.json").read_text(encoding="utf-8"))
+
+
+def visited(*names: str, ended: int) -> list[Visit]:
+    """Return entries into states, a second apart, of which the first `ended` were left."""
+    at = [A_MOMENT + timedelta(seconds=second) for second in range(len(names) + 1)]
+    return [
+        Visit(state=name, entered_at=at[index], exited_at=at[index + 1] if index < ended else None)
+        for index, name in enumerate(names)
+    ]
+
+
+def by_name(visits: list[Visit], *, is_running: bool) -> dict[str, GraphState]:
+    return {state.name: state for state in graph_of(RECOVER, visits, is_running=is_running)}
+
+
+@pytest.mark.parametrize("path", sorted(MACHINES.glob("*.asl.json")), ids=lambda path: path.stem)
+def test_graph_has_every_state_once_and_no_dangling_arrow(path: Path) -> None:
+    definition = json.loads(path.read_text(encoding="utf-8"))
+
+    def names(part: Any) -> list[str]:
+        states = part["States"]
+        inner = [each for state in states.values() for each in (*state.get("Branches", ()), state.get("ItemProcessor"))]
+        return [*states, *(name for each in inner if each for name in names(each))]
+
+    graph = graph_of(definition, (), is_running=True)
+
+    assert sorted(state.name for state in graph) == sorted(names(definition))
+    places = {state.name: (state.inside, state.branch) for state in graph}
+    assert all(places[name] == places[state.name] for state in graph for name in state.next), "within one branch"
+    assert graph[0].name == definition["StartAt"]
+    assert {state.progress for state in graph} == {Progress.NOT_REACHED}
+
+
+def test_current_state_is_the_one_that_was_not_left() -> None:
+    states = by_name(visited("PlanRecovery", "AwaitApproval", ended=1), is_running=True)
+
+    assert states["PlanRecovery"].progress is Progress.DONE
+    assert states["AwaitApproval"].progress is Progress.CURRENT
+    assert states["CordonNode"].progress is Progress.NOT_REACHED
+
+
+def test_both_branches_can_be_current() -> None:
+    states = by_name(visited("PlanRecovery", "Recover", "RepairNode", "PlanResume", ended=1), is_running=True)
+
+    current = {name for name, state in states.items() if state.progress is Progress.CURRENT}
+    assert current == {"Recover", "RepairNode", "PlanResume"}
+    assert states["RepairNode"].inside == states["PlanResume"].inside == "Recover"
+    assert states["RepairNode"].branch != states["PlanResume"].branch
+
+
+def test_ended_execution_failed_where_it_stopped() -> None:
+    states = by_name(visited("PlanRecovery", "CordonNode", ended=1), is_running=False)
+
+    assert states["CordonNode"].progress is Progress.FAILED
+
+
+def test_state_that_is_entered_again_shows_its_last_visit() -> None:
+    states = by_name(visited("PlanRecovery", "AwaitProvider", "PlanRecovery", ended=2), is_running=True)
+
+    assert (states["PlanRecovery"].visits, states["PlanRecovery"].progress) == (2, Progress.CURRENT)
+    assert states["AwaitProvider"].progress is Progress.DONE
