@@ -15,6 +15,7 @@ TESTS ?=
 SEEDS ?= 1..500
 SKIP ?=
 RUN ?=
+TO ?=
 
 SYSTEM_PYTHON := $(if $(PYTHON),$(PYTHON),python3)
 BIN := .venv/bin
@@ -27,7 +28,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 export SAM_CLI_TELEMETRY := 0
 
-.PHONY: help setup torch demo dev test test-all fuzz mutants drill-mutants lint generate docs fmt build preflight package deploy bench soak drills scenarios storm clean lock lock-check
+.PHONY: help setup torch demo dev test test-all fuzz mutants drill-mutants lint generate docs fmt build preflight package deploy rollback bench soak drills scenarios storm clean lock lock-check
 
 help: ## show this list
 	@$(SYSTEM_PYTHON) -c 'import re; [print(f"  make {name:13} {what}") for name, what in \
@@ -90,7 +91,10 @@ preflight: setup ## check what a deployment of an environment needs, before it (
 deploy: setup ## check, build and deploy to your AWS account (ENV=dev or prod): read docs/deploy.md first
 	@$(PREFLIGHT) || [ $$? -eq 2 ]
 	@$(MAKE) build
-	@$(SAM) deploy --config-env $(ENV)
+	@$(BIN)/python -m tools.deploy $(ENV)
+
+rollback: setup ## point the aliases at the deployment before, or at TO=…: docs/release.md (ENV=dev or prod)
+	@$(BIN)/python -m tools.rollback $(ENV) $(if $(TO),--to $(TO))
 
 bench: setup ## measure the time from event to cordon, and compare it with the baseline
 	@$(BIN)/python -m bench

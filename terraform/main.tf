@@ -53,6 +53,8 @@ locals {
   template_file = "${var.release}/template.yaml"
   # An update must see another address if the template changes.
   template_key = "${var.artifact_prefix}template-${substr(filesha256(local.template_file), 0, 16)}.yaml"
+  # A new id for each release and each change of the parameters: Lambda publishes the versions of a deployment under it.
+  deployment_id = substr(sha256(jsonencode([local.template_key, local.parameters])), 0, 10)
   location = {
     ArtifactBucket = var.artifact_bucket
     ArtifactPrefix = "${var.artifact_prefix}artifacts/"
@@ -91,7 +93,7 @@ resource "aws_s3_object" "template" {
 resource "aws_cloudformation_stack" "evenkeel" {
   name         = var.stack_name
   template_url = "https://${data.aws_s3_bucket.artifacts.bucket_regional_domain_name}/${aws_s3_object.template.key}"
-  parameters   = merge(local.parameters, local.location)
+  parameters   = merge(local.parameters, local.location, { DeploymentId = local.deployment_id })
   capabilities = ["CAPABILITY_IAM", "CAPABILITY_AUTO_EXPAND"]
   iam_role_arn = var.deployment_role_arn
   tags         = var.tags

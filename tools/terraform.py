@@ -10,6 +10,7 @@ from evenkeel_cli.offline.planned_stack import declared_parameters
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIABLES = ROOT / "terraform" / "variables.tf"
+SET_BY_MODULE = "DeploymentId"
 _HEAD = """\
 # `make generate` writes this file from the parameters of template.yaml.
 # An omitted variable has the default of the template.
@@ -19,7 +20,8 @@ _TYPES = {"String": "string", "Number": "number", "CommaDelimitedList": "list(st
 
 def files() -> dict[Path, str]:
     """Return the file of the variables with its content."""
-    parameters = declared_parameters((ROOT / "template.yaml").read_text(encoding="utf-8"))
+    declared = declared_parameters((ROOT / "template.yaml").read_text(encoding="utf-8"))
+    parameters = {name: spec for name, spec in declared.items() if name != SET_BY_MODULE}
     return {VARIABLES: variables_file(parameters)}
 
 

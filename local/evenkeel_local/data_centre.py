@@ -233,9 +233,9 @@ class DataCentre:
         self.operator = make_user(self.deployer, _OPERATOR, [routes, tests_itself, *_ENGINE_PARAMETERS, *on_call])
 
     def _start_ticking(self) -> None:
-        periods = {self.outputs[name]: seconds for name, seconds in SCHEDULED.items()}
+        periods = {f"{self.outputs[name]}:live": seconds for name, seconds in SCHEDULED.items()}
         invoker = make_user(self.deployer, "ticker", ticker_statements(list(periods)))
-        self.ticker = self._open.enter_context(Ticker(invoker, periods, waiting=[self.outputs[_WATCH]]))
+        self.ticker = self._open.enter_context(Ticker(invoker, periods, waiting=[f"{self.outputs[_WATCH]}:live"]))
 
     def _stop_cluster(self) -> None:
         """Stop the current cluster."""

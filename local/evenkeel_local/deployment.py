@@ -82,6 +82,8 @@ def deploy(
     logs = run_dir or engine.run_dir
     chosen = local_parameters(template) | dict(parameters)
     built = build(template, chosen["PythonRuntime"], chosen["Architecture"], logs, progress=say)
+    if "DeploymentId" in json.loads(built.read_text(encoding="utf-8")).get("Parameters", {}):
+        chosen["DeploymentId"] = _deployment_id(built, chosen)
     say("deploying the stack")
     package = built.parent / _PACKAGE
     if package.exists() and not _stack_exists(credentials, stack_name):
@@ -97,6 +99,13 @@ def deploy(
     _run_sam(command, logs / "sam-deploy.log", built.parent, credentials.environment())
     _keep_package(package, credentials, stack_name, _prefix_of(built))
     return stack_outputs(credentials, stack_name)
+
+
+def _deployment_id(built: Path, parameters: Mapping[str, str]) -> str:
+    """Return an id that is new for each build and each set of parameters, and else the same."""
+    others = {name: value for name, value in parameters.items() if name != "DeploymentId"}
+    text = json.dumps([_prefix_of(built), others], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 def build(template: Path, runtime: str, architecture: str, log_dir: Path, *, progress: Progress | None = None) -> Path:

@@ -26,6 +26,11 @@ The engine's own interpreter runs it, so it cannot import this project. The corr
   `ALLOWED_LOG`.
 * A simulation of a policy ignored the context entries of the request. On AWS conditions see them.
 * A refusal of DynamoDB did not name the table. On AWS it does, and so shows which statement of a policy is missing.
+* CloudFormation did not know versions and aliases of workflows. An execution of a version ran the newest definition. A
+  permission for a workflow did not allow a start through an alias, and the qualifier of a function was not part of its
+  ARN. Here versions and aliases are as on AWS.
+* The SAM transform did not get the parameters of the stack, so no new id published a version of a function. On AWS it
+  gets them.
 * No caller could put events of AWS's own sources. On AWS the services can. Here an IAM user whose name starts with
   `SERVICE_PREFIX` can; other callers are refused, as on AWS.
 """
@@ -53,7 +58,9 @@ from urllib.parse import urlsplit
 
 from ministack import app
 from ministack.core import iam_actions, iam_evaluator, lambda_runtime, router
-from ministack.services import dynamodb, eventbridge, iam, lambda_svc, stepfunctions
+from ministack.services import cloudformation, dynamodb, eventbridge, iam, lambda_svc, stepfunctions
+from ministack.services.cloudformation import provisioners
+from samtranslator.translator import transform
 
 Document = dict[str, Any]
 
@@ -230,6 +237,131 @@ _AUTHORITY = re.compile(r"[a-z0-9.-]+(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
 """A host name with an optional port. `urlsplit` would also accept paths, spaces and tabs."""
 
 
+def version_workflows() -> None:
+    """Publish versions and aliases of workflows by CloudFormation, and run an execution on its version.
+
+    IAM decides about a version or an alias of a workflow by the ARN of the workflow, as on AWS:
+    https://docs.aws.amazon.com/step-functions/latest/dg/auth-version-alias.html
+    """
+    handlers = provisioners._RESOURCE_HANDLERS
+    handlers["AWS::StepFunctions::StateMachineVersion"] = {
+        "create": _create_version,
+        "update": _update_version,
+        "update_with_logical_id": True,
+        "delete": lambda arn, _properties: stepfunctions._delete_state_machine_version({"stateMachineVersionArn": arn}),
+    }
+    handlers["AWS::StepFunctions::StateMachineAlias"] = {
+        "create": _create_alias,
+        "update": _update_alias,
+        "delete": lambda arn, _properties: stepfunctions._delete_state_machine_alias({"stateMachineAliasArn": arn}),
+    }
+    start, run = stepfunctions._start_execution, stepfunctions._run_execution
+    version_arn: contextvars.ContextVar[str | None] = contextvars.ContextVar("version_arn", default=None)
+
+    def start_version(given: Document) -> Any:
+        # The thread of the execution gets a copy of this context.
+        started = version_arn.set(
+            stepfunctions._execution_version_arn(str(given.get("stateMachineArn", "")).partition("#")[0])
+        )
+        try:
+            return start(given)
+        finally:
+            version_arn.reset(started)
+
+    def run_version(arn: str) -> None:
+        execution = stepfunctions._executions.get(arn)
+        version = stepfunctions._state_machine_versions.get(version_arn.get())
+        if version is None or execution is None:
+            run(arn)
+            return
+        execution["stateMachineVersionArn"] = version["stateMachineVersionArn"]
+        machine = execution["stateMachineArn"]
+        pinned = {machine: {**stepfunctions._state_machines[machine], **version, "stateMachineArn": machine}}
+        types.FunctionType(run.__code__, {**vars(stepfunctions), "_state_machines": pinned})(arn)
+
+    stepfunctions._start_execution, stepfunctions._run_execution = start_version, run_version
+
+    extract = iam_actions.extract_resource_arn
+
+    def extract_with_qualifier(service: str, *given: Any, **named: Any) -> str:
+        arn = str(extract(service, *given, **named))
+        if service == "states" and ":stateMachine:" in arn:
+            return ":".join(arn.split(":")[:7])
+        return arn
+
+    iam_actions.extract_resource_arn = extract_with_qualifier
+
+    credentials = lambda_runtime.execution_credentials
+
+    def credentials_of_function(config: Document) -> dict[str, str]:
+        """Return the same session for every version of a function. The local GPU cluster derives its key."""
+        function = ":".join(str(config.get("FunctionArn", "")).split(":")[:7])
+        return dict(credentials({**config, "FunctionArn": function}))
+
+    lambda_runtime.execution_credentials = credentials_of_function
+
+
+def transform_with_parameters() -> None:
+    """Give the SAM transform the values of the stack's parameters, as CloudFormation does."""
+    apply, translate = cloudformation.engine._apply_transforms, transform.transform
+    values: contextvars.ContextVar[Document] = contextvars.ContextVar("values")
+
+    def apply_with_parameters(template: Document, *given: Any) -> Document:
+        parameters = [*given, None, None][:2]
+        resolved = values.set(cloudformation.engine._transform_parameters(template, *parameters))
+        try:
+            result: Document = apply(template, *given)
+        finally:
+            values.reset(resolved)
+        return result
+
+    def translate_with_parameters(template: Document, _parameters: Document, *given: Any) -> Any:
+        return translate(template, values.get(), *given)
+
+    for module in (cloudformation.engine, cloudformation.changesets, cloudformation.handlers):
+        module._apply_transforms = apply_with_parameters
+    transform.transform = translate_with_parameters
+
+
+def _create_version(_logical_id: str, properties: Document, _stack: str) -> tuple[str, Document]:
+    given = {"stateMachineArn": properties["StateMachineArn"], "description": properties.get("Description", "")}
+    arn = _result(stepfunctions._publish_state_machine_version(given))["stateMachineVersionArn"]
+    return arn, {"Arn": arn}
+
+
+def _update_version(arn: str, old: Document, new: Document, stack: str, logical_id: str = "") -> tuple[str, Document]:
+    """Publish a new version if the workflow changed. The template keeps the old one."""
+    return (arn, {"Arn": arn}) if old == new else _create_version(logical_id, new, stack)
+
+
+def _create_alias(_logical_id: str, properties: Document, _stack: str) -> tuple[str, Document]:
+    given = {"name": properties["Name"], "routingConfiguration": _routing(properties)}
+    arn = _result(stepfunctions._create_state_machine_alias(given))["stateMachineAliasArn"]
+    return arn, {"Arn": arn}
+
+
+def _update_alias(arn: str, _old: Document, new: Document, _stack: str) -> tuple[str, Document]:
+    _result(
+        stepfunctions._update_state_machine_alias({"stateMachineAliasArn": arn, "routingConfiguration": _routing(new)})
+    )
+    return arn, {"Arn": arn}
+
+
+def _routing(properties: Document) -> list[Document]:
+    return [{"stateMachineVersionArn": properties["DeploymentPreference"]["StateMachineVersionArn"], "weight": 100}]
+
+
+def _result(answer: Any) -> Document:
+    """Return the body of an answer.
+
+    Raises:
+        ValueError: The call failed. CloudFormation then fails the resource with this reason.
+    """
+    if answer[0] >= 400:
+        raise ValueError(f"{answer[2]!r}")
+    return dict(json.loads(answer[2]))
+
+
 def reject_foreign_hosts() -> None:
     """Answer 421 to a request for another host, and 403 to one from another origin."""
     serve = app.app
@@ -396,6 +528,8 @@ if __name__ == "__main__":
     log_allowed_requests(Path(os.environ.pop(ALLOWED_LOG)))
     name_services()
     share_layers()
+    version_workflows()
+    transform_with_parameters()
     if os.environ.pop(PLAIN_WORKERS, None) is None:
         fork_workers()
     reject_foreign_hosts()

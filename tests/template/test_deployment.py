@@ -33,9 +33,9 @@ ENDPOINTS = {
 
 
 def arn_of(value: Any) -> str:
-    """Return the logical id behind a GetAtt of an ARN, or a Ref."""
+    """Return the logical id behind a GetAtt of an ARN, or a Ref, also of an alias."""
     if "Ref" in value:
-        return str(value["Ref"])
+        return str(value["Ref"]).removesuffix(".Alias").removesuffix("Aliaslive")
     target = value["Fn::GetAtt"]
     return str(target[0] if isinstance(target, list) else target.split(".")[0])
 
@@ -71,7 +71,7 @@ def test_function_environment_has_only_existing_settings(name: str) -> None:
     common = template()["Globals"]["Function"]["Environment"]["Variables"]
     own = FUNCTIONS[name].get("Environment", {}).get("Variables", {})
     known = {field.alias for field in Settings.model_fields.values()}
-    assert set(common) - set(ENDPOINTS) <= known
+    assert set(common) - set(ENDPOINTS) - {"EVENKEEL_DEPLOYMENT"} <= known
     assert set(own) <= known
     assert not set(own) & set(common)
 

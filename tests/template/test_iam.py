@@ -15,6 +15,7 @@ ROLES = statements.of_roles()
 CALLERS = statements.of_callers() + statements.of_on_call()
 FUNCTIONS = resources("AWS::Serverless::Function")
 MACHINES = resources("AWS::Serverless::StateMachine")
+WORKFLOW_ARNS = {"RECOVER_NODE_ARN", "RUN_JOB_ARN", "BURST_CAPACITY_ARN"}
 ENVIRONMENT_OF_TABLE = {f"{table}Table": f"{table.upper()}_TABLE" for table in ("Jobs", "Incidents", "Fleet", "Quotas")}
 
 
@@ -162,9 +163,31 @@ def test_only_schedule_jobs_and_the_sweeper_start_attempts() -> None:
 
 def test_machines_call_exactly_their_own_functions() -> None:
     for name, machine in MACHINES.items():
-        called = {json.dumps(value) for value in machine["DefinitionSubstitutions"].values() if "Ref" not in value}
+        named = {value["Ref"] for value in machine["DefinitionSubstitutions"].values()} - {"AWS::Partition"}
         (statement,) = [s for s in ROLES if s.owner == f"{name}Role" and s.sid == "CallItsFunctions"]
-        assert {json.dumps(resource) for resource in statement.resources} == called
+        # An execution calls the versions of the release that it began on, so the role allows every version.
+        allowed = {resource["Fn::Sub"].removeprefix("${").removesuffix(".Arn}:*") for resource in statement.resources}
+        assert {f"{function}.Version" for function in allowed} == named
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_function_has_a_version_of_each_deployment(name: str) -> None:
+    assert FUNCTIONS[name]["AutoPublishCodeSha256"] == {"Ref": "DeploymentId"}
+
+
+def test_aliases_are_invoked_and_versions_pinned() -> None:
+    common = template()["Globals"]["Function"]
+    assert common["AutoPublishAlias"] == "live"
+    assert common["Environment"]["Variables"]["EVENKEEL_DEPLOYMENT"] == {"Ref": "DeploymentId"}
+    assert {machine["AutoPublishAlias"] for machine in MACHINES.values()} == {"live"}
+    variables = [spec.get("Environment", {}).get("Variables", {}) for spec in FUNCTIONS.values()]
+    started = {name: value for each in variables for name, value in each.items() if name in WORKFLOW_ARNS}
+    assert started == {
+        "RECOVER_NODE_ARN": {"Ref": "RecoverNodeMachineAliaslive"},
+        "RUN_JOB_ARN": {"Ref": "RunJobMachineAliaslive"},
+        "BURST_CAPACITY_ARN": {"Ref": "BurstCapacityMachineAliaslive"},
+    }
+    assert resources("AWS::Serverless::LayerVersion")["EvenkeelLayer"]["RetentionPolicy"] == "Retain"
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))

@@ -254,8 +254,8 @@ def test_substitutions_match_the_placeholders(name: str) -> None:
     assert set(substitutions) == placeholders
     assert substitutions.pop("Partition") == {"Ref": "AWS::Partition"}
     for placeholder, value in substitutions.items():
-        function, _, attribute = ".".join(value["Fn::GetAtt"]).partition(".")
-        assert (f"{function}Arn", attribute) == (placeholder, "Arn")
+        function, _, attribute = value["Ref"].partition(".")
+        assert (f"{function}Arn", attribute) == (placeholder, "Version")
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)

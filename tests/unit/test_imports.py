@@ -105,7 +105,9 @@ LAYER_RULES = (
         AWS | {"pydantic", "yaml"},
     ),
     # The engine's environment has the emulator and nothing else of ours.
-    LayerRule("engine program", ("local/evenkeel_local/engine_program.py",), (), frozenset({"ministack"})),
+    LayerRule(
+        "engine program", ("local/evenkeel_local/engine_program.py",), (), frozenset({"ministack", "samtranslator"})
+    ),
     # The same interpreter runs it. It finds the SDK in the layer that it imports.
     LayerRule("worker template", ("local/evenkeel_local/worker_template.py",), only_late=AWS),
     # The GPU cluster is worth having without Evenkeel. Its parent package is loaded with it.

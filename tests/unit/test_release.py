@@ -99,11 +99,15 @@ def test_packaged_template_is_bound_to_its_build(packaged: Json) -> None:
 
 
 def test_sam_translates_the_packaged_template(packaged: Json) -> None:
-    resources = translate(copy.deepcopy(packaged))["Resources"]
+    document = copy.deepcopy(packaged)
+    document["Parameters"][package.BUCKET]["Default"] = "releases"
+    document["Parameters"][package.PREFIX]["Default"] = "v1/"
+    resources = translate(document)["Resources"]
 
+    # SAM writes the parameters into the code of a function with versions, since another place means another version.
     code = resources["CordonNode"]["Properties"]["Code"]
-    assert code["S3Bucket"] == {"Ref": package.BUCKET}
-    assert code["S3Key"]["Fn::Sub"].startswith("${ArtifactPrefix}functions/CordonNode-")
+    assert code["S3Bucket"] == "releases"
+    assert code["S3Key"]["Fn::Sub"].startswith("v1/functions/CordonNode-")
     machine = resources["RecoverNodeMachine"]["Properties"]["DefinitionS3Location"]
     assert machine["Bucket"] == {"Ref": package.BUCKET}
 

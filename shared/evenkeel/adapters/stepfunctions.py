@@ -37,9 +37,19 @@ _LONGEST_CAUSE = 32_000
 
 
 class StepFunctionsWorkflows:
-    """Workflow executions, by name."""
+    """Workflow executions, by name.
+
+    An execution starts through the alias `live`, so it runs the version of the present release. It is found by the ARN
+    of its workflow, whatever version it runs.
+    """
 
     def __init__(self, arns: Mapping[WorkflowName, str], client: Any = None) -> None:
+        """Connect to Step Functions.
+
+        Args:
+            arns: ARN of each workflow's alias, or of the workflow itself.
+            client: A client of Step Functions; None makes one.
+        """
         self._arns = arns
         self._client = client or aws.client("stepfunctions")
 
@@ -79,7 +89,7 @@ class StepFunctionsWorkflows:
         )
 
     def _execution_arn(self, workflow: WorkflowName, name: str) -> str:
-        return f"{self._arn(workflow).replace(':stateMachine:', ':execution:')}:{name}"
+        return f"{self._machine(workflow).replace(':stateMachine:', ':execution:')}:{name}"
 
     def state(self, workflow: WorkflowName, name: str) -> ExecutionState:
         arn = self._execution_arn(workflow, name)
@@ -93,10 +103,14 @@ class StepFunctionsWorkflows:
         return _state_of(status)
 
     def running(self, workflow: WorkflowName) -> frozenset[str]:
-        query = {"stateMachineArn": self._arn(workflow), "statusFilter": "RUNNING", "maxResults": _LISTED_AT_ONCE}
+        query = {"stateMachineArn": self._machine(workflow), "statusFilter": "RUNNING", "maxResults": _LISTED_AT_ONCE}
         with aws.translate_errors(f"list running executions of {workflow}", _ERRORS_BY_CODE):
             pages = self._client.get_paginator("list_executions").paginate(**query)
             return frozenset(execution["name"] for page in pages for execution in page["executions"])
+
+    def _machine(self, workflow: WorkflowName) -> str:
+        """Return the ARN of a workflow without its alias: `arn:aws:states:REGION:ACCOUNT:stateMachine:NAME`."""
+        return ":".join(self._arn(workflow).split(":")[:7])
 
     def _arn(self, workflow: WorkflowName) -> str:
         try:

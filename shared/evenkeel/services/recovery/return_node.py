@@ -62,9 +62,15 @@ def run(request: Request, context: Context) -> Outcome:
 
 
 def _mark(mark: str | None, incident: Incident, ledger: Ledger) -> str:
-    """Return the incident whose cordon may be removed: this one, or a settled earlier incident of the same node."""
+    """Return the incident whose cordon may be removed: this one, or a settled earlier incident of the same node.
+
+    After a restore of the tables, nodes may have marks of incidents that the ledger does not know. A real incident that
+    has repaired and validated its node removes such a mark, too.
+    """
     if mark and mark != incident.incident_id:
         row = ledger.get(incident_rows.incident_key(mark))
+        if row is None and not incident.is_drill:
+            return mark
         earlier = rows.read(row, Incident) if row else None
         # A drill yields to a real incident, so the real one removes the drill's cordon before the drill is settled.
         is_over = earlier is not None and (earlier.state.is_settled or (earlier.is_drill and not incident.is_drill))

@@ -1,0 +1,187 @@
+"""An upgrade and a rollback in mid-flight: jobs and recoveries go on, and each ends on the release that it began on.
+
+The next release is made from this tree by two changes: a field of a job's row, and a state of each workflow. A release
+of the past would be a commit, which a shallow clone lacks, and which the names of rows and files would soon contradict.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenkeel.adapters.dynamo_ledger import document_of
+from evenkeel_local import PROJECT
+from evenkeel_local.data_centre import DataCentre
+from evenkeel_local.deployment import STACK_NAME, deploy
+from evenkeel_local.drills import SETTLED, TrainingWork
+from tests.local import signals
+from tests.local.training import TrainingJob, with_all_nodes_in_service
+from tests.waiting import until
+from tools import rollback
+
+Json = dict[str, Any]
+
+LONG = TrainingWork(nodes=1, steps=4000, checkpoint_every=10, step_seconds=0.2)
+"""Never ends by itself within the test."""
+SECONDS = 90.0
+NEXT = "noteOfTheNextRelease"
+PARTS = ("functions", "shared", "statemachines", "template.yaml", "samconfig.toml")
+
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(autouse=True)
+def _all_nodes_in_service(data_centre: DataCentre) -> Iterator[None]:
+    yield from with_all_nodes_in_service(data_centre)
+
+
+@pytest.fixture
+def next_release() -> Path:
+    """The template of the next release: jobs have one more field, and each workflow begins with one more state.
+
+    Its folder is always the same: a kept build names the folder of its source.
+    """
+    folder = PROJECT / ".evenkeel" / "next-release"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for part in PARTS:
+        source = PROJECT / part
+        if source.is_dir():
+            shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder / part)
+    module = folder / "shared" / "evenkeel" / "domain" / "jobs" / "job.py"
+    text, count = re.subn(
+        r'(class Job\(Value\):\n    """[^"]+"""\n)',
+        r'\1\n    note_of_the_next_release: str = "next"\n',
+        module.read_text(),
+    )
+    assert count == 1, "the class Job has another form: change this test"
+    module.write_text(text)
+    for workflow in (folder / "statemachines").glob("*.asl.json"):
+        definition = json.loads(workflow.read_text())
+        definition["States"][NEXT] = {"Type": "Pass", "Next": definition["StartAt"]}
+        definition["StartAt"] = NEXT
+        workflow.write_text(json.dumps(definition))
+    return folder / "template.yaml"
+
+
+class Executions:
+    """The executions of a data centre's workflows."""
+
+    def __init__(self, centre: DataCentre) -> None:
+        self._steps = centre.deployer.client("stepfunctions")
+        self._outputs = centre.outputs
+
+    def of(self, output: str, name: str) -> list[Json]:
+        """Return the executions of a workflow whose names begin with a name."""
+        found = self._steps.list_executions(stateMachineArn=self._outputs[output])["executions"]
+        return [each for each in found if each["name"].startswith(name)]
+
+    def begins_with_the_next_state(self, execution: Json) -> bool:
+        events = self._steps.get_execution_history(executionArn=execution["executionArn"])["events"]
+        return any(event.get("stateEnteredEventDetails", {}).get("name") == NEXT for event in events)
+
+    def releases(self, output: str, name: str) -> list[str]:
+        """Return `old` or `new` for each execution, in the order of their names."""
+        found = sorted(self.of(output, name), key=lambda each: each["name"])
+        return ["new" if self.begins_with_the_next_state(each) else "old" for each in found]
+
+    def states(self, output: str, name: str) -> set[str]:
+        return {each["status"] for each in self.of(output, name)}
+
+
+def row_of(centre: DataCentre, job: TrainingJob) -> Json:
+    """Return the stored document of a job."""
+    key = {"pk": {"S": f"JOB#{job.job_id}"}, "sk": {"S": "META"}}
+    answer = centre.deployer.client("dynamodb").get_item(TableName=centre.outputs["JobsTableName"], Key=key)
+    return document_of(answer["Item"])
+
+
+def upgrade(centre: DataCentre, template: Path) -> None:
+    """Deploy another release with the same parameters."""
+    [stack] = centre.deployer.client("cloudformation").describe_stacks(StackName=STACK_NAME)["Stacks"]
+    parameters = {each["ParameterKey"]: each["ParameterValue"] for each in stack["Parameters"]}
+    deploy(centre.engine, centre.deployer, parameters, template, centre.run_dir)
+
+
+def roll_back(centre: DataCentre) -> None:
+    """Return to the deployment before, as `make rollback` does."""
+    client = centre.deployer.client
+    functions = list(rollback.read_functions(STACK_NAME, client))
+    plan = rollback.plan(functions, list(rollback.read_workflows(STACK_NAME, client)))
+    rollback.carry_out(plan, client)
+
+
+def fail_node(centre: DataCentre, job: TrainingJob) -> str:
+    """Report a fault of a job's node while automation is held, and return the incident once its repair waits."""
+    instance = job.node().removeprefix("hyperpod-")
+    signals.queue(centre, signals.health_event(instance, fault="InstanceUnreachable"))
+    blocked = until(
+        lambda: [each for each in signals.incidents_about(centre, instance) if each["state"] == "BLOCKED"],
+        f"the repair of {instance} to be held",
+        SECONDS,
+    )
+    return str(blocked[0]["incidentId"])
+
+
+def settled(centre: DataCentre, incident_id: str) -> Json:
+    path = f"/incidents/{incident_id}"
+    return until(
+        lambda: found if (found := centre.client().get(path))["state"] in SETTLED else {},
+        f"{incident_id} to be settled",
+        SECONDS,
+    )
+
+
+def test_work_goes_on_through_an_upgrade_and_a_rollback(data_centre: DataCentre, next_release: Path) -> None:
+    client, executions = data_centre.client(), Executions(data_centre)
+    automation = f"/clusters/{client.fleet}/automation"
+    first = TrainingJob.submit(data_centre, "before", LONG).reach(3)
+    client.post(f"{automation}/hold", {"reason": "an upgrade in mid-flight", "forSeconds": 900})
+    try:
+        old_incident = fail_node(data_centre, first)
+
+        upgrade(data_centre, next_release)
+        second = TrainingJob.submit(data_centre, "during", LONG).reach(3)
+        new_incident = fail_node(data_centre, second)
+        stored = row_of(data_centre, second)
+
+        roll_back(data_centre)
+        third = TrainingJob.submit(data_centre, "after", LONG).reach(3)
+    finally:
+        client.post(f"{automation}/release", {})
+    ends = [settled(data_centre, name) for name in (old_incident, new_incident)]
+    for job in (first, second, third):
+        client.post(f"/jobs/{job.job_id}/cancel", {})
+    cancelled = [
+        until(lambda job=job: shown if (shown := job.show())["state"] == "CANCELLED" else {}, "its end", SECONDS)  # type: ignore[misc]  # bound now
+        for job in (first, second, third)
+    ]
+
+    # Each execution ran the workflow of its release, and no execution failed.
+    assert executions.releases("RecoverNodeArn", old_incident) == ["old"]
+    assert executions.releases("RecoverNodeArn", new_incident) == ["new"]
+    assert executions.releases("RunJobArn", second.job_id)[0] == "new"
+    assert set(executions.releases("RunJobArn", third.job_id)) == {"old"}
+    for output, name in (
+        ("RecoverNodeArn", old_incident),
+        ("RecoverNodeArn", new_incident),
+        *(("RunJobArn", job.job_id) for job in (first, second, third)),
+    ):
+        until(lambda output=output, name=name: executions.states(output, name) == {"SUCCEEDED"}, name, SECONDS)  # type: ignore[misc]  # bound now
+    # Both recoveries ended well. A node was repaired at most once: not at all, if it looked healthy after the hold.
+    assert [end["state"] for end in ends] == ["RECOVERED", "RECOVERED"]
+    assert max(len(end["repairs"]) for end in ends) <= 1
+    calls = [signals.accepted_calls(data_centre, end["node"]["instanceId"]) for end in ends]
+    assert max(sum(accepted.values()) for accepted in calls) <= 1
+    assert max(job["currentAttempt"] for job in cancelled) <= 2
+    # The older release changed the row of the newer one, and kept its field.
+    assert stored["noteOfTheNextRelease"] == "next"
+    assert row_of(data_centre, second)["noteOfTheNextRelease"] == "next"
+    assert row_of(data_centre, second)["state"] == "CANCELLED"
+    assert "noteOfTheNextRelease" not in row_of(data_centre, third)

@@ -1,0 +1,177 @@
+"""The tables are restored to an earlier moment, and the world has moved on (docs/backup.md)."""
+
+import copy
+import marshal
+from collections.abc import Mapping
+
+from evenkeel.domain.jobs.attempt import PodPhase
+from evenkeel.domain.jobs.job import JobState
+from evenkeel.ports import Key, Row
+from evenkeel.services.attempts.launch_job import LaunchOutcome
+from evenkeel.services.recovery import cordon_node, plan_recovery
+from evenkeel.services.sweep import sweep_fleet
+from tests.fakes import FakeWorld
+from tests.fakes.cluster import instance_id
+from tests.unit.services_jobs.job_scenario import JobScenario
+from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
+
+READS = {"nodes", "node", "workload", "workloads", "pods", "resources_in_use", "logs", "tails"}
+
+
+def backup(world: FakeWorld) -> Mapping[Key, Row]:
+    return copy.deepcopy(world.ledger.rows)
+
+
+def restore(world: FakeWorld, saved: Mapping[Key, Row]) -> None:
+    """Bring the rows back, an hour later. The new stack has no execution of the old one."""
+    world.clock.advance(3600)
+    restored = type(world.ledger)()
+    for row in saved.values():
+        restored._store(row.key, row, marshal.dumps(row.doc, 2))
+    vars(world.ledger).update({name: value for name, value in vars(restored).items() if name != "_lock"})
+    world.workflows.executions.clear()
+    world.workflows.states.clear()
+    world.cluster.calls.clear()
+
+
+def effects(world: FakeWorld) -> list[str]:
+    """Return the names of the calls that changed the cluster."""
+    return [str(call[0]) for call in world.cluster.calls if call[0] not in READS]
+
+
+def running_pods(world: FakeWorld) -> dict[tuple[str, int], list[str]]:
+    """Return the nodes of the running pods of each attempt."""
+    listed = world.cluster.workloads("research-eks")
+    pods = {(seen.job_id, seen.attempt): [pod for pod in seen.pods if pod.phase is PodPhase.RUNNING] for seen in listed}
+    return {name: sorted(str(pod.node_name) for pod in found) for name, found in pods.items() if found}
+
+
+def a_job_that_resumed(size: int) -> tuple[JobScenario, str]:
+    """Restore the ledger to the first attempt of a job whose second attempt runs."""
+    scenario = JobScenario(size=size)
+    job = scenario.running(nodes=2)
+    saved = backup(scenario.world)
+    scenario.world.cluster.fail_pods(job.job_id, 1)
+    scenario.settle(job.job_id, 1)
+    scenario.world.clock.advance(600)
+    scenario.run_scheduling_cycle()
+    scenario.run_attempt(job.job_id, 2)
+    restore(scenario.world, saved)
+    return scenario, job.job_id
+
+
+def test_nodes_of_an_unknown_attempt_are_not_given_away() -> None:
+    scenario, job_id = a_job_that_resumed(size=3)
+
+    for _ in range(3):
+        scenario.sweep()
+        scenario.run_scheduling_cycle()
+        scenario.world.clock.advance(120)
+
+    job = scenario.job(job_id)
+    assert (job.state, job.current_attempt) == (JobState.PENDING, 1)
+    assert "in use" in job.reason
+    assert len(running_pods(scenario.world)[job_id, 2]) == 2
+    assert effects(scenario.world) == []
+
+
+def test_attempt_never_runs_beside_an_unknown_one_with_its_number() -> None:
+    scenario, job_id = a_job_that_resumed(size=6)
+    scenario.sweep()
+    scenario.world.clock.advance(120)
+    scenario.run_scheduling_cycle()
+    before = running_pods(scenario.world)
+
+    launched = scenario.launch(job_id, 2)
+
+    assert launched.outcome is LaunchOutcome.GIVE_UP
+    assert "was not created by this launch" in launched.reason
+    assert running_pods(scenario.world) == before
+    assert not {"stop", "force_delete_pods", "evict"} & set(effects(scenario.world))
+
+
+def test_pods_of_an_unknown_job_run_on_and_keep_their_nodes() -> None:
+    scenario = JobScenario(size=3)
+    saved = backup(scenario.world)
+    unknown = scenario.running(nodes=2)
+    restore(scenario.world, saved)
+
+    waiting = scenario.submit("key-2", nodes=2)
+    for _ in range(3):
+        scenario.sweep()
+        scenario.watch()
+        scenario.run_scheduling_cycle()
+        scenario.world.clock.advance(120)
+
+    assert len(running_pods(scenario.world)[unknown.job_id, 1]) == 2
+    assert scenario.job(waiting.job_id).state is JobState.PENDING
+    assert effects(scenario.world) == []
+
+
+def test_attempt_that_ended_meanwhile_is_settled_once() -> None:
+    scenario = JobScenario(size=4)
+    job = scenario.running(nodes=2)
+    saved = backup(scenario.world)
+    scenario.world.cluster.finish_pods(job.job_id, 1)
+    scenario.settle(job.job_id, 1)
+    restore(scenario.world, saved)
+
+    scenario.sweep()
+    scenario.sweep()
+
+    assert scenario.job(job.job_id).state is JobState.SUCCEEDED
+    assert scenario.charges() == []
+
+
+def test_replaced_node_is_not_replaced_again() -> None:
+    recovery = RecoveryScenario(size=4, with_job=False)
+    recovery.report_fault(3, fault_key="hp:NvidiaErrorTerminate", code="NvidiaErrorTerminate")
+    saved = backup(recovery.world)
+    assert recovery.recover() == "RECOVERED"
+    nodes = sorted(recovery.world.cluster.by_name)
+    restore(recovery.world, saved)
+
+    sweep_fleet.run(recovery.context())
+    assert recovery.executions() == [recovery.incident.execution_name]
+    assert recovery.recover() == "RECOVERED"
+
+    assert recovery.world.provider.accepted_calls("replace").total() == 1
+    assert sorted(recovery.world.cluster.by_name) == nodes
+    assert not any(node.is_cordoned for node in recovery.world.cluster.by_name.values())
+
+
+def a_cordon_of_an_unknown_incident(*, is_still_faulty: bool) -> RecoveryScenario:
+    recovery = RecoveryScenario(size=4)
+    saved = backup(recovery.world)
+    recovery.report_fault(3)
+    recovery.state("PlanRecovery", plan_recovery)
+    recovery.state("CordonNode", cordon_node)
+    if not is_still_faulty:
+        recovery.mark(instance_id(3))
+    restore(recovery.world, saved)
+    return recovery
+
+
+def test_faulty_node_of_an_unknown_incident_gets_a_new_incident() -> None:
+    recovery = a_cordon_of_an_unknown_incident(is_still_faulty=True)
+
+    sweep_fleet.run(recovery.context())
+    (incident,) = recovery.incidents()
+    recovery.incident_id, recovery.run = incident.incident_id, 1
+    assert recovery.recover() == "RECOVERED"
+
+    assert recovery.world.provider.accepted_calls("reboot").total() == 1
+    assert not any(node.is_cordoned for node in recovery.world.cluster.by_name.values())
+
+
+def test_healthy_node_of_an_unknown_incident_stays_cordoned() -> None:
+    """The lost incident may have left the node to a person."""
+    recovery = a_cordon_of_an_unknown_incident(is_still_faulty=False)
+
+    for _ in range(3):
+        sweep_fleet.run(recovery.context())
+        recovery.world.clock.advance(120)
+
+    cordoned = [node.instance_id for node in recovery.world.cluster.by_name.values() if node.is_cordoned]
+    assert cordoned == [instance_id(3)]
+    assert recovery.incidents() == []

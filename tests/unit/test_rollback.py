@@ -1,0 +1,82 @@
+"""Deployment ids, and the choice of versions for a rollback."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from tools import deploy
+from tools.rollback import DeployedFunction, DeployedWorkflow, RollbackError, complete_deployments, plan
+
+PLAN, SETTLE = ("arn:aws:lambda:us-west-2:111122223333:function:evenkeel-" + name for name in ("plan", "settle"))
+MACHINE = "arn:aws:states:us-west-2:111122223333:stateMachine:evenkeel-recover_node"
+
+
+def a_function(arn: str, live: int, **versions: int) -> DeployedFunction:
+    return DeployedFunction(arn.rpartition(":")[2], arn, live, versions)
+
+
+def a_workflow(*called: tuple[int, int]) -> DeployedWorkflow:
+    """Return a workflow whose versions, oldest first, call these versions of the two functions."""
+    versions = [(f"{MACHINE}:{n}", frozenset({f"{PLAN}:{a}", f"{SETTLE}:{b}"})) for n, (a, b) in enumerate(called, 1)]
+    return DeployedWorkflow(MACHINE, tuple(reversed(versions)))
+
+
+FUNCTIONS = [a_function(PLAN, 3, a=1, b=2, c=3), a_function(SETTLE, 7, a=5, b=6, c=7)]
+WORKFLOW = a_workflow((1, 5), (2, 6), (3, 7))
+
+
+def test_rollback_returns_to_the_deployment_before() -> None:
+    chosen = plan(FUNCTIONS, [WORKFLOW])
+
+    assert chosen.functions == {"evenkeel-plan": 2, "evenkeel-settle": 6}
+    assert chosen.workflows == {MACHINE: f"{MACHINE}:2"}
+
+
+def test_named_deployment_is_chosen_and_is_also_the_way_forward() -> None:
+    rolled_back = [a_function(PLAN, 1, a=1, b=2), a_function(SETTLE, 5, a=5, b=6)]
+
+    assert plan(FUNCTIONS, [WORKFLOW], "a").workflows == {MACHINE: f"{MACHINE}:1"}
+    assert plan(rolled_back, [WORKFLOW], "b").functions == {"evenkeel-plan": 2, "evenkeel-settle": 6}
+
+
+def test_interrupted_rollback_asks_for_the_deployment() -> None:
+    half = [a_function(PLAN, 2, a=1, b=2, c=3), a_function(SETTLE, 7, a=5, b=6, c=7)]
+
+    with pytest.raises(RollbackError, match=r"several deployments: b, c. Name one with --to"):
+        plan(half, [WORKFLOW])
+    assert plan(half, [WORKFLOW], "b").functions == {"evenkeel-plan": 2, "evenkeel-settle": 6}
+
+
+def test_first_deployment_has_none_before_it() -> None:
+    with pytest.raises(RollbackError, match="no deployment before a"):
+        plan([a_function(PLAN, 1, a=1)], [])
+
+
+def test_deployment_without_a_version_of_every_function_is_refused() -> None:
+    failed = [a_function(PLAN, 3, a=1, b=2, c=3), a_function(SETTLE, 7, a=5, c=7)]
+
+    assert complete_deployments(failed) == ["a", "c"]
+    with pytest.raises(RollbackError, match=r"no complete deployment b. There are: a, c"):
+        plan(failed, [WORKFLOW], "b")
+
+
+def test_workflow_without_a_fitting_version_is_refused() -> None:
+    with pytest.raises(RollbackError, match=r"No version of .*recover_node calls the functions of the deployment b"):
+        plan(FUNCTIONS, [a_workflow((1, 5), (3, 7))], "b")
+
+
+def test_deployment_ids_are_ordered_and_fit_the_parameter() -> None:
+    first = deploy.deployment_id(datetime(2025, 11, 25, 1, 30, tzinfo=UTC))
+
+    assert first == "2511250130"
+    assert first < deploy.deployment_id(datetime(2025, 11, 25, 1, 31, tzinfo=UTC))
+
+
+def test_deploy_command_names_every_parameter_and_a_new_id() -> None:
+    command = deploy.sam_command("dev", {"Mode": "act", "PageEmail": "", "DeploymentId": "0000000000"}, "2511250130")
+
+    assert command[1:] == [
+        *("deploy", "--config-env", "dev", "--parameter-overrides"),
+        'ParameterKey=DeploymentId,ParameterValue="2511250130"',
+        'ParameterKey=Mode,ParameterValue="act"',
+    ]

@@ -1,0 +1,75 @@
+"""A release must read the rows of the release before it, and must write rows that this one can read."""
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from evenkeel.domain.values import StrictValue
+from tests.row_schemas import FILE, problems, schemas
+from tests.stored_rows import TYPES, classes_in
+
+READ_BUT_NOT_WRITTEN: dict[str, frozenset[str]] = {}
+"""Enumeration → new values that this release reads and does not write yet."""
+COMMITTED = json.loads(FILE.read_text(encoding="utf-8"))
+
+
+def test_rows_of_the_last_release_can_be_read_and_it_can_read_ours() -> None:
+    found = list(problems(COMMITTED, schemas(), READ_BUT_NOT_WRITTEN))
+
+    assert not found, "\n".join(["docs/release.md#what-a-release-may-change:", *found])
+
+
+def test_snapshot_is_current() -> None:
+    assert schemas() == COMMITTED, "The change is allowed. Run: .venv/bin/python -m tests.row_schemas"
+
+
+def test_every_value_of_a_row_keeps_unknown_fields() -> None:
+    kinds = {kind for row in TYPES for kind in classes_in(row.kind) if issubclass(kind, BaseModel)}
+
+    drops = [
+        kind.__name__
+        for kind in kinds
+        if kind.model_config.get("extra") != "allow" and not issubclass(kind, StrictValue)
+    ]
+    assert drops == []
+
+
+def _changed(change: Callable[[dict[str, Any]], object]) -> str:
+    after = copy.deepcopy(COMMITTED)
+    change(after)
+    return "\n".join(problems(COMMITTED, after, {"JobState": frozenset({"READ"})}))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s: s["values"]["Job"].pop("reason"), "Job.reason is gone. Keep the field; stop using it."),
+        (lambda s: s["values"]["Job"].update(priority="str"), "Job.priority was int"),
+        (lambda s: s["values"]["Job"].update(colour="str (required)"), "Job.colour is new and required"),
+        (lambda s: s["values"]["Job"].update(reason="str (required)"), "Job.reason was"),
+        (lambda s: s["values"].pop("Wait"), "Wait is gone."),
+        (lambda s: s["rows"].pop("JOBS JOB#.+ / META"), "The row JOBS JOB#.+ / META was a Job."),
+        (lambda s: s["enumerations"]["JobState"].remove("RUNNING"), "JobState has no value RUNNING any more."),
+        (lambda s: s["enumerations"]["JobState"].append("PAUSED"), "JobState.PAUSED is new. The last release cannot"),
+    ],
+)
+def test_change_that_breaks_the_last_release_is_named(change: Callable[[dict[str, Any]], object], said: str) -> None:
+    assert said in _changed(change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s["values"]["Job"].update(colour="str"),
+        lambda s: s["values"]["Job"].update(jobId="str"),
+        lambda s: s["values"].update(Colour={"name": "str (required)"}),
+        lambda s: s["enumerations"].update(Colour=["RED"]),
+        lambda s: s["enumerations"]["JobState"].append("READ"),
+    ],
+)
+def test_allowed_change_is_not_named(change: Callable[[dict[str, Any]], object]) -> None:
+    assert _changed(change) == ""
