@@ -29,6 +29,8 @@ The engine's own interpreter runs it, so it cannot import this project. The corr
 * CloudFormation did not know versions and aliases of workflows. An execution of a version ran the newest definition. A
   permission for a workflow did not allow a start through an alias, and the qualifier of a function was not part of its
   ARN. Here versions and aliases are as on AWS.
+* A test makes a cold start by writing a setting that the function has already. This ended the processes of the newest
+  code only. Here it ends those of every version; a write that changes a setting does not.
 * The SAM transform did not get the parameters of the stack, so no new id published a version of a function. On AWS it
   gets them.
 * No caller could put events of AWS's own sources. On AWS the services can. Here an IAM user whose name starts with
@@ -301,6 +303,20 @@ def version_workflows() -> None:
     lambda_runtime.execution_credentials = credentials_of_function
 
 
+def end_processes_of_every_version() -> None:
+    """End the processes of all versions of a function after a write that changes none of its settings."""
+    update = lambda_svc._update_config
+
+    def update_and_end(name: str, given: Document) -> Any:
+        before = dict(lambda_svc._functions[name]["config"]) if name in lambda_svc._functions else {}
+        answer = update(name, given)
+        if answer[0] < 400 and all(before.get(field) == value for field, value in given.items()):
+            lambda_runtime.invalidate_worker(name)
+        return answer
+
+    lambda_svc._update_config = update_and_end
+
+
 def transform_with_parameters() -> None:
     """Give the SAM transform the values of the stack's parameters, as CloudFormation does."""
     apply, translate = cloudformation.engine._apply_transforms, transform.transform
@@ -530,6 +546,7 @@ if __name__ == "__main__":
     share_layers()
     version_workflows()
     transform_with_parameters()
+    end_processes_of_every_version()
     if os.environ.pop(PLAIN_WORKERS, None) is None:
         fork_workers()
     reject_foreign_hosts()
