@@ -1,24 +1,31 @@
-"""Output of figures: a page, JSON, CSV or Markdown from one document whose names carry the units.
+"""Output of figures: a page, JSON, YAML, CSV or Markdown from one document whose names carry the units.
 
-The document has figures, lists of objects with figures, and texts. Only JSON and CSV show every digit.
+The document has figures, lists of objects with figures, and texts. Only JSON, YAML and CSV show every digit.
 """
 
 import csv
 import json
 import re
+import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from enum import StrEnum
 from io import StringIO
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from evenkeel_cli.render import Column, Printer, page
+from evenkeel_cli.render import Column, OutputFormat, Printer, page, visible
 
 Json = dict[str, Any]
 UNKNOWN = "unknown"
 _MAX_DIGITS = 24
 """Digits of a whole number for people."""
+_PIPE_WIDTH = 80
+"""Columns of a page that is not a terminal."""
+_GAP = 2
+"""Columns between two cells."""
+_NARROWEST = 24
 _MAX_SHOWN = 6
 """Figures of a list in a cell for people."""
 
@@ -28,6 +35,7 @@ class FigureFormat(StrEnum):
 
     TABLE = "table"
     JSON = "json"
+    YAML = "yaml"
     CSV = "csv"
     MD = "md"
 
@@ -55,12 +63,14 @@ def print_figures(document: Json, output: FigureFormat, *, main: str = "") -> No
     match output:
         case FigureFormat.JSON:
             out.json(document)
+        case FigureFormat.YAML:
+            out.document(document, OutputFormat.YAML)
         case FigureFormat.CSV:
             out.text(_csv(list(_parts({main: document[main]} if main else document))))
         case FigureFormat.MD:
             out.text(markdown(document))
         case FigureFormat.TABLE:
-            _draw(out, document)
+            _draw(out if out.width else replace(out, columns=_PIPE_WIDTH), document)
 
 
 def markdown(document: Json) -> str:
@@ -96,11 +106,76 @@ def _draw(out: Printer, document: Json) -> None:
             out.line()
         if part.name:
             out.line(out.bold(words(part.name)))
-        columns = [_column(part, index) for index in range(len(part.columns))]
-        out.table(columns, _named(part))
+        _draw_folded(out, part)
     for text in _texts(document):
         out.line()
         out.paragraph(text)
+
+
+def _draw_folded(out: Printer, part: _Part) -> None:
+    """Draw a table within the width of the page: titles and texts on several lines, and wide tables in blocks.
+
+    Each block begins with the columns that tell its rows apart.
+    """
+    width, rows = out.width or _PIPE_WIDTH, [[shown(cell) for cell in row] for row in _named(part)]
+    columns = [_column(part, index) for index in range(len(part.columns))]
+    whole = [max(map(visible, cells)) for cells in zip([each.title for each in columns], *rows, strict=True)]
+    if not part.name or sum(whole) + _GAP * (len(whole) - 1) <= width:
+        out.table(columns, _named(part))
+        return
+    keys = _keys(rows)
+    rest = width - sum(min(whole[key], width // 3) + _GAP for key in keys)
+    widths = []
+    for index, (column, cells) in enumerate(zip(columns, zip(*rows, strict=True), strict=True)):
+        # A text takes at most what the keys leave of the line, and a key at most a third of it.
+        most = width if not column.wraps else width // 3 if index in keys else max(rest, _NARROWEST)
+        widths.append(max(*map(visible, column.title.split()), 1, min(max(map(visible, cells)), most)))
+    for place, block in enumerate(_blocks(widths, keys, width)):
+        if place:
+            out.line()
+        lines = _lines([_wrapped(columns[index].title, widths[index]) for index in block], at_bottom=True)
+        lines = [list(map(out.bold, line)) for line in lines]
+        for row in rows:
+            lines += _lines([_wrapped(row[index], widths[index]) for index in block])
+        out.table([Column("", at, is_right=columns[index].is_right) for at, index in enumerate(block)], lines)
+
+
+def _lines(cells: list[list[str]], *, at_bottom: bool = False) -> list[list[str]]:
+    """Return the lines of a row of wrapped cells."""
+    count = max(map(len, cells))
+    padded = [[""] * (count - len(each)) + each if at_bottom else each + [""] * (count - len(each)) for each in cells]
+    return [list(line) for line in zip(*padded, strict=True)]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Break a text at spaces. A word that is too long stays whole, so that a person can copy it."""
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _blocks(widths: list[int], keys: list[int], most: int) -> Iterator[list[int]]:
+    """Yield the columns of each block: the keys, and as many others as fit; at least one."""
+    block, used = list(keys), sum(widths[key] + _GAP for key in keys)
+    for index in range(len(widths)):
+        if index in keys:
+            continue
+        if len(block) > len(keys) and used + widths[index] > most:
+            yield sorted(block)
+            block, used = list(keys), sum(widths[key] + _GAP for key in keys)
+        block.append(index)
+        used += widths[index] + _GAP
+    yield sorted(block)
+
+
+def _keys(rows: list[list[str]]) -> list[int]:
+    """Return the first columns that tell the rows apart, without those that are not needed for it."""
+    found: list[int] = []
+    while len({tuple(row[index] for index in found) for row in rows}) < len(rows) and len(found) < len(rows[0]):
+        found.append(len(found))
+    for index in reversed(found[:-1]):
+        rest = [each for each in found if each != index]
+        if len({tuple(row[each] for each in rest) for row in rows}) == len(rows):
+            found = rest
+    return found or [0]
 
 
 def _named(part: _Part) -> list[list[Any]]:
@@ -144,7 +219,7 @@ def _texts(document: Json) -> Iterator[str]:
 
 
 def _is_word(text: str) -> bool:
-    return bool(text) and " " not in text
+    return bool(text) and " " not in text and "://" not in text
 
 
 def _is_table(value: Any) -> bool:

@@ -83,8 +83,7 @@ def _run(words: list[str]) -> int:
     except typer.TyperException as wrong:
         noun = next((word for word in words if word in NOUNS), "")
         hint = f"evenkeel {noun} --help" if noun else "evenkeel --help"
-        text = wrong.format_message().replace("Value error, ", "")
-        _print_error(CommandFailed(Exit.USAGE, text, code="USAGE", hint=hint))
+        _print_error(CommandFailed(Exit.USAGE, _usage_text(wrong), code="USAGE", hint=hint))
         return Exit.USAGE
     except SystemExit as ended:
         # The reader closed the pipe (`evenkeel jobs ls | head`): no error. Typer turns it into exit code 1.
@@ -93,6 +92,19 @@ def _run(words: list[str]) -> int:
         _discard_output(sys.stdout)
         return Exit.DONE
     return answer if isinstance(answer, int) else Exit.DONE
+
+
+def _usage_text(wrong: typer.TyperException) -> str:
+    """Return why an option or argument is wrong, without the wording of pydantic, which Typer converts values with."""
+    from pydantic import ValidationError
+
+    parameter = getattr(wrong, "param", None)
+    if not isinstance(wrong.__cause__, ValidationError) or parameter is None:
+        return wrong.format_message().replace("Value error, ", "")
+    from evenkeel.domain.wrong_fields import wrong_fields
+
+    name = max(parameter.opts, key=len) if parameter.param_type_name == "option" else parameter.human_readable_name
+    return f"{name} {wrong_fields(wrong.__cause__, None)[0].message}."
 
 
 def _discard_output(stream: TextIO) -> None:

@@ -19,14 +19,16 @@ app.command("forecast")(economics_fleet.forecast)
 app.command("commitment")(economics_fleet.commitment)
 
 FailuresOption = Annotated[int | None, typer.Option(metavar="N", help="Observed failures.")]
-NodeHoursOption = Annotated[str, typer.Option(metavar="H", help="Nodes times hours in which they were observed.")]
-RateOption = Annotated[str, typer.Option(metavar="R", help="Failures per node-hour: 0.0005 or 0.05%.")]
+NodeHoursOption = Annotated[
+    str | None, typer.Option(metavar="H", help="Nodes times hours in which they were observed.")
+]
+RateOption = Annotated[str | None, typer.Option(metavar="R", help="Failures per node-hour: 0.0005 or 0.05%.")]
 ConfidenceOption = Annotated[str, typer.Option(metavar="P", help="Confidence of the interval.")]
 NodesOption = Annotated[int, typer.Option(metavar="N", help="Nodes of the job.")]
 _DURATION = "90s, 40min, 4.5h, 12d"
 
 
-def _rate(rate: str, failures: int | None, node_hours: str, confidence: str) -> "FailureRate":
+def _rate(rate: str | None, failures: int | None, node_hours: str | None, confidence: str) -> "FailureRate":
     from evenkeel_cli.offline import economics as offline
     from evenkeel_cli.offline.quantities import share
 
@@ -39,13 +41,17 @@ def _seconds(option: str, typed: str) -> float:
     return seconds(option, typed)
 
 
+def _seconds_if(option: str, typed: str | None) -> float | None:
+    return None if typed is None else _seconds(option, typed)
+
+
 # ---------------------------------------------------------------- rates
 
 
 @app.command("rate")
 def rate(  # noqa: PLR0913, PLR0917 - options, each given by its name
     failures: FailuresOption = None,
-    node_hours: NodeHoursOption = "",
+    node_hours: NodeHoursOption = None,
     file: Annotated[Path | None, typer.Option(metavar="FILE", help="Observations: failures and node-hours.")] = None,
     by: Annotated[str, typer.Option(metavar="GROUP", help="fault-class, pool, instance-type or job-size.")] = "pool",
     fleet: economics_fleet.FleetOption = False,
@@ -58,7 +64,7 @@ def rate(  # noqa: PLR0913, PLR0917 - options, each given by its name
     from evenkeel_cli.offline import forecasts
     from evenkeel_cli.offline.quantities import share
 
-    if (fleet or file is not None) and (failures is not None or node_hours):
+    if (fleet or file is not None) and (failures is not None or node_hours is not None):
         given = "--fleet" if fleet else "--file"
         raise CommandFailed(Exit.USAGE, f"{given} excludes --failures and --node-hours.", code="WRONG_FIGURE")
     if fleet:
@@ -69,18 +75,19 @@ def rate(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if file is not None:
         print_figures(offline.rates_from_file(file, by, share("--confidence", confidence)), output, main="groups")
         return
-    print_figures(_rate("", failures, node_hours, confidence).to_json(), output)
+    print_figures(_rate(None, failures, node_hours, confidence).to_json(), output)
 
 
 @app.command("mtbf")
 def mtbf(
     nodes: NodesOption,
-    rate: RateOption = "",
+    rate: RateOption = None,
     failures: FailuresOption = None,
-    node_hours: NodeHoursOption = "",
+    node_hours: NodeHoursOption = None,
     downtime: Annotated[
-        str, typer.Option(metavar="D", help=f"Downtime of a failure ({_DURATION}): adds the size that never ends.")
-    ] = "",
+        str | None,
+        typer.Option(metavar="D", help=f"Downtime of a failure ({_DURATION}): adds the size that never ends."),
+    ] = None,
     confidence: ConfidenceOption = "0.95",
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
@@ -88,8 +95,7 @@ def mtbf(
     from evenkeel_cli.offline import economics as offline
 
     known = _rate(rate, failures, node_hours, confidence)
-    down = _seconds("--downtime", downtime) if downtime else None
-    print_figures(offline.mtbf(known, nodes, down), output, main="rates")
+    print_figures(offline.mtbf(known, nodes, _seconds_if("--downtime", downtime)), output, main="rates")
 
 
 # ---------------------------------------------------------------- times
@@ -100,67 +106,73 @@ def ettr(  # noqa: PLR0913, PLR0917 - options, each given by its name
     nodes: NodesOption,
     downtime: Annotated[str, typer.Option(metavar="D", help=f"From a failure until the job trains: {_DURATION}.")],
     instead_of: Annotated[
-        str, typer.Option(metavar="D", help="A longer downtime: adds what the shorter one saves.")
-    ] = "",
-    rate: RateOption = "",
+        str | None, typer.Option(metavar="D", help="A longer downtime: adds what the shorter one saves.")
+    ] = None,
+    rate: RateOption = None,
     failures: FailuresOption = None,
-    node_hours: NodeHoursOption = "",
+    node_hours: NodeHoursOption = None,
     model: Annotated[
         list[str] | None,
         typer.Option(metavar="MODEL", help="renewal, parallel, restart or serial; all if omitted."),
     ] = None,
-    failure_free: Annotated[str, typer.Option(metavar="T", help="Duration of the run without failures.")] = "",
-    gpu_hours: Annotated[str, typer.Option(metavar="H", help="GPU-hours of the run, instead of --failure-free.")] = "",
+    failure_free: Annotated[str | None, typer.Option(metavar="T", help="Duration of the run without failures.")] = None,
+    gpu_hours: Annotated[
+        str | None, typer.Option(metavar="H", help="GPU-hours of the run, instead of --failure-free.")
+    ] = None,
     gpus_per_node: Annotated[int, typer.Option(metavar="N", min=1, help="GPUs of a node.")] = 8,
-    usd_per_gpu_hour: Annotated[str, typer.Option(metavar="USD", help="Price; without it, dollars are unknown.")] = "",
+    usd_per_gpu_hour: Annotated[
+        str | None, typer.Option(metavar="USD", help="Price; without it, dollars are unknown.")
+    ] = None,
     confidence: ConfidenceOption = "0.95",
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
     """Effective training time ratio and time of a run, for four meanings of downtime. Needs no fleet."""
     from evenkeel_cli.offline import economics as offline
-    from evenkeel_cli.offline.quantities import number, positive
+    from evenkeel_cli.offline.quantities import not_negative, positive
 
     known = _rate(rate, failures, node_hours, confidence)
-    if gpu_hours and failure_free:
+    if gpu_hours is not None and failure_free is not None:
         raise CommandFailed(Exit.USAGE, "--gpu-hours and --failure-free exclude each other.", code="USAGE")
-    run = {"failureFreeHours": _seconds("--failure-free", failure_free or "30d") / 3600}
-    if gpu_hours:
+    run = {"failureFreeHours": _seconds("--failure-free", "30d" if failure_free is None else failure_free) / 3600}
+    if gpu_hours is not None:
         run["failureFreeHours"] = positive("--gpu-hours", gpu_hours) / (max(1, nodes) * gpus_per_node)
-    if usd_per_gpu_hour:
-        run["usdPerHour"] = number("--usd-per-gpu-hour", usd_per_gpu_hour) * nodes * gpus_per_node
-    if instead_of:
+    if usd_per_gpu_hour is not None:
+        run["usdPerHour"] = not_negative("--usd-per-gpu-hour", usd_per_gpu_hour) * nodes * gpus_per_node
+    if instead_of is not None:
         run["insteadOfSeconds"] = _seconds("--instead-of", instead_of)
     time = offline.effective_time(known, nodes, _seconds("--downtime", downtime), run, model or ())
-    print_figures(time, output, main="" if instead_of else "runs")
+    print_figures(time, output, main="runs" if instead_of is None else "")
 
 
 @app.command("interval")
 def interval(
     write: Annotated[str, typer.Option(metavar="W", help=f"Time that a save blocks training: {_DURATION}.")],
     restart: Annotated[str, typer.Option(metavar="R", help="From a failure until training goes on.")] = "0",
-    mtbf: Annotated[str, typer.Option(metavar="M", help="Mean time between failures of the job.")] = "",
+    mtbf: Annotated[str | None, typer.Option(metavar="M", help="Mean time between failures of the job.")] = None,
     nodes: Annotated[int | None, typer.Option(metavar="N", help="Nodes, with --rate instead of --mtbf.")] = None,
-    rate: RateOption = "",
-    present: Annotated[str, typer.Option("--interval", metavar="TAU", help="Present interval, to compare.")] = "",
+    rate: RateOption = None,
+    present: Annotated[
+        str | None, typer.Option("--interval", metavar="TAU", help="Present interval, to compare.")
+    ] = None,
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
     """Best time between two checkpoints: exact, Young, Daly. Needs no fleet."""
     from evenkeel_cli.offline import economics as offline
 
-    if mtbf and (nodes is not None or rate):
+    if mtbf is not None and (nodes is not None or rate is not None):
         raise CommandFailed(Exit.USAGE, "--mtbf excludes --nodes and --rate.", code="WRONG_FIGURE")
-    if not mtbf and (nodes is None or not rate):
+    if mtbf is None and (nodes is None or rate is None):
         raise CommandFailed(
             Exit.USAGE, "The MTBF is unknown: give --mtbf, or --nodes with --rate.", code="WRONG_FIGURE"
         )
-    if mtbf:
+    if mtbf is not None:
         between = _seconds("--mtbf", mtbf)
     else:
-        (row,) = offline.mtbf(_rate(rate, None, "", "0.95"), nodes or 0, None)["rates"]
+        (row,) = offline.mtbf(_rate(rate, None, None, "0.95"), nodes or 0, None)["rates"]
         if row["mtbfSeconds"] is None:
             raise CommandFailed(Exit.USAGE, "--rate is 0: without failures no interval is best.", code="WRONG_FIGURE")
         between = row["mtbfSeconds"]
-    now = _seconds("--interval", present) if present else None
+    now = _seconds_if("--interval", present)
     found = offline.interval(_seconds("--write", write), _seconds("--restart", restart), between, now)
     print_figures(found, output)
 
@@ -171,14 +183,16 @@ def shrink(
     detect: Annotated[str, typer.Option(metavar="D", help=f"Until the failure is detected: {_DURATION}.")],
     reconfigure: Annotated[str, typer.Option(metavar="D", help="Until the job runs on one node fewer.")],
     lead: Annotated[str, typer.Option(metavar="L", help="Until the replacement is there.")],
-    rate: RateOption = "",
+    rate: RateOption = None,
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
     """Downtime of a failure if an elastic job goes on with one node fewer. Needs no fleet."""
     from evenkeel_cli.offline import economics as offline
 
     per_hour = (
-        offline.mtbf(_rate(rate, None, "", "0.95"), nodes, None)["rates"][0]["jobFailuresPerHour"] if rate else None
+        None
+        if rate is None
+        else offline.mtbf(_rate(rate, None, None, "0.95"), nodes, None)["rates"][0]["jobFailuresPerHour"]
     )
     found = offline.shrink(
         _seconds("--detect", detect), _seconds("--reconfigure", reconfigure), _seconds("--lead", lead), nodes, per_hour
@@ -193,29 +207,31 @@ def shrink(
 def spares(  # noqa: PLR0913, PLR0917 - options, each given by its name
     nodes: NodesOption,
     lead: Annotated[str, typer.Option(metavar="L", help=f"From an order until the node is a spare: {_DURATION}.")],
-    rate: RateOption = "",
+    rate: RateOption = None,
     failures: FailuresOption = None,
-    node_hours: NodeHoursOption = "",
-    wait: Annotated[str, typer.Option(metavar="W", help="Wait for a node without a spare; --lead if omitted.")] = "",
+    node_hours: NodeHoursOption = None,
+    wait: Annotated[
+        str | None, typer.Option(metavar="W", help="Wait for a node without a spare; --lead if omitted.")
+    ] = None,
     detect: Annotated[str, typer.Option(metavar="D", help="Until the failure is detected.")] = "0",
     resume: Annotated[str, typer.Option(metavar="D", help="From the node until the job trains.")] = "0",
-    run_cost_usd: Annotated[str, typer.Option(metavar="USD", help="Cost of the run without failures.")] = "",
+    run_cost_usd: Annotated[str | None, typer.Option(metavar="USD", help="Cost of the run without failures.")] = None,
     max_spares: Annotated[int | None, typer.Option(metavar="N", min=0, max=1000, help="Rows to show.")] = None,
     confidence: ConfidenceOption = "0.95",
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
     """Number of spare nodes with the lowest cost. Needs no fleet."""
     from evenkeel_cli.offline import economics as offline
-    from evenkeel_cli.offline.quantities import number
+    from evenkeel_cli.offline.quantities import not_negative
 
     lead_seconds = _seconds("--lead", lead)
     terms = {
         "nodes": nodes,
         "lead_seconds": lead_seconds,
-        "wait_seconds": _seconds("--wait", wait) if wait else lead_seconds,
+        "wait_seconds": lead_seconds if wait is None else _seconds("--wait", wait),
         "detect_seconds": _seconds("--detect", detect),
         "resume_seconds": _seconds("--resume", resume),
-        "run_cost_usd": number("--run-cost-usd", run_cost_usd) if run_cost_usd else None,
+        "run_cost_usd": None if run_cost_usd is None else not_negative("--run-cost-usd", run_cost_usd),
     }
     table = offline.spare_table(_rate(rate, failures, node_hours, confidence), terms, max_spares)
     print_figures(table, output, main="spares")
@@ -225,9 +241,9 @@ def spares(  # noqa: PLR0913, PLR0917 - options, each given by its name
 def repair_shop(  # noqa: PLR0913, PLR0917 - options, each given by its name
     nodes: NodesOption,
     repair: Annotated[str, typer.Option(metavar="D", help=f"Mean time of one repair: {_DURATION}.")],
-    rate: RateOption = "",
+    rate: RateOption = None,
     failures: FailuresOption = None,
-    node_hours: NodeHoursOption = "",
+    node_hours: NodeHoursOption = None,
     repairers: Annotated[int | None, typer.Option(metavar="N", help="Repairs at once; no limit if omitted.")] = None,
     max_spares: Annotated[int, typer.Option(metavar="N", min=0, max=1000, help="Rows to show.")] = 4,
     fails_while_stopped: Annotated[
@@ -268,8 +284,8 @@ def copies(
 @app.command("goodput")
 def goodput(
     file: Annotated[Path | None, typer.Option(metavar="FILE", help="Times of a job, in seconds.")] = None,
-    elapsed: Annotated[str, typer.Option(metavar="S", help="Seconds since the job started.")] = "",
-    productive: Annotated[str, typer.Option(metavar="S", help="Seconds in steps that were kept.")] = "",
+    elapsed: Annotated[str | None, typer.Option(metavar="S", help="Seconds since the job started.")] = None,
+    productive: Annotated[str | None, typer.Option(metavar="S", help="Seconds in steps that were kept.")] = None,
     bucket: Annotated[
         list[str] | None, typer.Option(metavar="NAME=S", help="Seconds in a bucket; may be repeated.")
     ] = None,
@@ -281,7 +297,7 @@ def goodput(
     if file is not None:
         print_figures(offline.goodput_from_file(file), output)
         return
-    if not (elapsed and productive):
+    if elapsed is None or productive is None:
         raise CommandFailed(Exit.USAGE, "Give --file, or --elapsed and --productive.", code="WRONG_FIGURE")
     print_figures(offline.goodput_from_options(elapsed, productive, bucket or ()), output)
 

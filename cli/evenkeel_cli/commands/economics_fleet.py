@@ -72,8 +72,8 @@ def forecast(
     fleet: FleetOption = False,
     days: DaysOption = 30.0,
     usd_per_gpu_hour: Annotated[
-        str, typer.Option(metavar="USD", help="Price for groups that state none; otherwise unknown.")
-    ] = "",
+        str | None, typer.Option(metavar="USD", help="Price for groups that state none; otherwise unknown.")
+    ] = None,
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
     """Forecast what failures cost your fleet in a month, and what each change is worth."""
@@ -90,7 +90,7 @@ def forecast(
             raise CommandFailed(
                 Exit.NOT_FOUND, "The fleet has no nodes with GPUs, so nothing is known.", code="NOT_FOUND"
             )
-    if usd_per_gpu_hour:
+    if usd_per_gpu_hour is not None:
         request = forecasts.with_price(request, usd_per_gpu_hour)
     print_figures(forecasts.forecast(request, str(file or "fleet"), notes), output, main="totals")
 

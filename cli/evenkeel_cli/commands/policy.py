@@ -35,15 +35,18 @@ def init(
 def check(
     file: FileArgument, base: BaseOption = "production", output: lookup.OutputOption = OutputFormat.TABLE
 ) -> None:
-    """Check a policy file without a fleet. Exit 2 if the service would refuse it."""
+    """Check a policy file without a fleet. Exit 2 if the service would refuse it. Warns of improbable prices."""
+    from evenkeel.domain.economics.price_checks import price_warnings
     from evenkeel_cli.offline import policies
 
     policy = policies.load(file, base)
+    warnings = price_warnings(policy.economy, policy.burst.pools, page().now())
     changes = policies.differences(policy, base)
     found = {
         "hash": policy.hash,
         "catalogueHash": policy.catalogue.hash,
         "changes": [{"field": name, "before": before, "after": after} for name, before, after in changes],
+        "warnings": [each.to_json() for each in warnings],
     }
     answer(found, output, lambda out: _print_check(out, found))
 
@@ -242,3 +245,8 @@ def _print_check(out: Printer, found: Json) -> None:
         out.line()
         columns = [Column("FIELD", "field"), Column("SHIPPED", "before"), Column("HERE", "after", may_shrink=True)]
         out.table(columns, found["changes"], indent="  ")
+    if found["warnings"]:
+        out.line()
+    for each in found["warnings"]:
+        out.line(out.with_glyph("warn", each["field"]))
+        out.paragraph(f"{each['message']}.", indent="    ")

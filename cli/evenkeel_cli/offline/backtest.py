@@ -23,6 +23,9 @@ _SUFFIXES = (".json", ".jsonl", ".ndjson", ".gz")
 _MAX_NAMED = 50
 """Malformed documents that the answer names. All are counted."""
 _BATCH = 5_000
+_EXPORTS = (
+    "docs/operate/shadow.md says how to export each source; evenkeel backtest docs/examples/shadow shows an example"
+)
 _KINDS: dict[str, type[Content]] = {each.__name__: each for each in get_args(Content)}
 
 
@@ -144,7 +147,7 @@ def run(paths: Iterable[Path], policy: Policy, cluster: str, *, window_hours: in
     """Read the files, replay their events and judge the decisions.
 
     Raises:
-        CommandFailed: a file cannot be read.
+        CommandFailed: a file cannot be read, or no document can be used.
     """
     known = {"": None, "automatic": True, "none": False}
     if node_recovery.lower() not in known:
@@ -152,9 +155,25 @@ def run(paths: Iterable[Path], policy: Policy, cluster: str, *, window_hours: in
         raise CommandFailed(Exit.USAGE, text, code="USAGE")
     intake = Intake(cluster, policy)
     intake.read(paths)
+    if not intake.store.count:
+        raise CommandFailed(Exit.USAGE, _nothing_usable(intake), code="NO_RECORDS", hint=_EXPORTS)
     terms = ShadowTerms(window_hours=window_hours)
     found = backtest.run(intake.store.records, policy, terms, repairs_by_itself=known[node_recovery.lower()])
     return {"input": intake.to_json(), "policyHash": policy.hash, **found.to_json()}
+
+
+def _nothing_usable(intake: Intake) -> str:
+    """Return why an export without a record cannot be replayed, with the first problem."""
+    text = f"{counted(intake.documents, 'document')} in {counted(intake.files, 'file')}, and no record to replay"
+    counts = {
+        "malformed": intake.malformed_count,
+        "of a kind without a parser": sum(intake.unknown.values()),
+        "of a drill": intake.drills,
+    }
+    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    first = next((f"{each['file']}:{each['line']}: {each['problem']}" for each in intake.malformed), "")
+    first = first or next(iter(intake.unknown), "")
+    return f"{text}{f': {told}' if told else ''}.{f' The first: {first}.' if first else ''}"
 
 
 def draw(out: Printer, found: Json, *, is_wide: bool) -> None:

@@ -56,22 +56,22 @@ def document(file: Path, kind: type[_Document]) -> _Document:
 FailureRate = failure_rates.FailureRate
 
 
-def rate_of(rate: str, failures: int | None, node_hours: str, confidence: float) -> FailureRate:
+def rate_of(rate: str | None, failures: int | None, node_hours: str | None, confidence: float) -> FailureRate:
     """Return the rate that the options give: stated, or counted with its interval.
 
     Raises:
         CommandFailed: the options give no rate, or two.
     """
     with options():
-        if rate and failures is None and not node_hours:
+        if rate is not None and failures is None and node_hours is None:
             return failure_rates.stated_rate(share("--rate", rate))
-        if not rate and failures is not None and node_hours:
+        if rate is None and failures is not None and node_hours is not None:
             failure_rate = failure_rates.failure_rate(failures, number("--node-hours", node_hours), confidence)
             if not all(math.isfinite(value) for _, value in ends_of(failure_rate)):
                 problem = f"is too small for {counted(failures, 'failure')}: the rate has no finite value"
                 raise wrong("--node-hours", problem)
             return failure_rate
-    if rate:
+    if rate is not None:
         raise CommandFailed(Exit.USAGE, "--rate excludes --failures and --node-hours.", code="WRONG_FIGURE")
     raise CommandFailed(
         Exit.USAGE,
@@ -90,8 +90,15 @@ def ends_of(rate: FailureRate) -> tuple[tuple[str, float], ...]:
 
 
 def rates_from_file(file: Path, by: str, confidence: float) -> Json:
-    """Return the rate of each group of a file of observations."""
-    return grouped(document(file, failure_rates.Observations), by, confidence)
+    """Return the rate of each group of a file of observations.
+
+    Raises:
+        CommandFailed: a field is wrong, or the file has no node-hours, so every rate is unknown.
+    """
+    seen = document(file, failure_rates.Observations)
+    if not any(each.node_hours for each in seen.node_hours):
+        raise wrong(f"{file}: nodeHours", "has no node-hours, so every rate is unknown")
+    return grouped(seen, by, confidence)
 
 
 def grouped_document(observations: Json, by: str, confidence: float) -> Json:

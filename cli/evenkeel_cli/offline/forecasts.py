@@ -14,7 +14,7 @@ from evenkeel.domain.economics.fleet_request import FleetRequest
 from evenkeel_cli import yaml_files
 from evenkeel_cli.offline import fleet_history
 from evenkeel_cli.offline.economics import grouped_document, options
-from evenkeel_cli.offline.quantities import number, wrong
+from evenkeel_cli.offline.quantities import not_negative, number, wrong
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
@@ -60,9 +60,7 @@ def forecast(request: Mapping[str, Any], place: str, notes: Iterable[str] = ()) 
 
 def with_price(request: Mapping[str, Any], usd_per_gpu_hour: str) -> Json:
     """Return the request with a price for the groups that state none."""
-    usd = number("--usd-per-gpu-hour", usd_per_gpu_hour)
-    if usd < 0:
-        raise wrong("--usd-per-gpu-hour", f"must not be negative, not {usd_per_gpu_hour}")
+    usd = not_negative("--usd-per-gpu-hour", usd_per_gpu_hour)
     groups = [
         {"usdPerGpuHour": usd} | group if isinstance(group, dict) else group for group in request.get("groups", ())
     ]

@@ -42,6 +42,18 @@ def positive(option: str, typed: str) -> float:
     return found
 
 
+def not_negative(option: str, typed: str) -> float:
+    """Return a number that is 0 or more.
+
+    Raises:
+        CommandFailed: the text is no such number; names the option.
+    """
+    found = number(option, typed)
+    if found < 0:
+        raise wrong(option, f"must be at least 0, not {found:g}")
+    return found
+
+
 def seconds(option: str, typed: str) -> float:
     """Return a duration in seconds: `90`, `90s`, `40min`, `4.5h`, `12d`, or a sum such as `89+903+1398`.
 

@@ -266,3 +266,22 @@ def test_empty_folder_is_an_error(tmp_path: Path) -> None:
 
     assert code == 2
     assert "No file ends in" in error
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "0 documents in 1 file, and no record to replay."),
+        ('{"a":', "1 malformed. The first: "),
+        ('{"a": 1}', "1 of a kind without a parser. The first: a document with the fields a."),
+    ],
+)
+def test_export_without_a_usable_record_is_an_error_with_a_next_step(tmp_path: Path, text: str, problem: str) -> None:
+    file = tmp_path / "export.jsonl"
+    file.write_text(text)
+
+    code, out, error = run(file)
+
+    assert (code, out) == (2, "")
+    assert problem in error
+    assert "docs/operate/shadow.md" in error

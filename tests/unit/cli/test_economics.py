@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from evenkeel_cli.figure_output import words
 from evenkeel_cli.main import main
@@ -211,6 +212,13 @@ def test_tables_print_the_misprints_in_every_form() -> None:
         ("goodput --elapsed 10 --productive 11", "buckets and productive_seconds sum to 11 s, 1 s more than elapsed."),
         ("goodput --elapsed 10 --productive 1 --bucket LUNCH=1", "--bucket must name one of TPU_INITIALIZATION"),
         ("shrink --nodes 4 --detect 1 --reconfigure 1 --lead -5", "--lead must not be negative, not -5."),
+        ("shrink --nodes 1 --detect 1 --reconfigure 1 --lead 5", "--nodes must be a whole number from 2 to"),
+        ("spares --nodes 1.5 --lead 9 --rate 1%", "--nodes must be a whole number, not '1.5'."),
+        ("tables --simulated-failures 1", "--simulated-failures must be at least 100, not '1'."),
+        (
+            "ettr --nodes 4 --rate 1% --downtime 1h --usd-per-gpu-hour -5",
+            "--usd-per-gpu-hour must be at least 0, not -5.",
+        ),
     ],
 )
 def test_wrong_input_names_the_option(line: str, message: str) -> None:
@@ -218,6 +226,77 @@ def test_wrong_input_names_the_option(line: str, message: str) -> None:
 
     assert (code, out) == (2, "")
     assert message in err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mtbf --nodes 4 --rate 1% --downtime=",
+        "mtbf --nodes 4 --rate=",
+        "rate --failures 1 --node-hours=",
+        "ettr --nodes 4 --rate 1% --downtime=",
+        "ettr --nodes 4 --rate 1% --downtime 1h --instead-of=",
+        "ettr --nodes 4 --rate 1% --downtime 1h --gpu-hours=",
+        "ettr --nodes 4 --rate 1% --downtime 1h --failure-free=",
+        "ettr --nodes 4 --rate 1% --downtime 1h --usd-per-gpu-hour=",
+        "interval --write 1 --mtbf=",
+        "interval --write 1 --mtbf 9 --interval=",
+        "spares --nodes 4 --rate 1% --lead 9 --wait=",
+        "spares --nodes 4 --rate 1% --lead 9 --run-cost-usd=",
+        "goodput --productive 1 --elapsed=",
+        "forecast --file x --usd-per-gpu-hour=",
+    ],
+)
+def test_empty_value_is_an_error_and_not_an_omitted_option(line: str, tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text("groups: [{name: a, nodes: 4, gpusPerNode: 8, failures: 1, nodeHours: 100}]\n")
+    code, out, err = run(*typed(line.replace("--file x", f"--file {fleet}")))
+
+    assert (code, out) == (2, "")
+    assert f"{line.rsplit(maxsplit=1)[-1].removesuffix('=')} must be" in err
+
+
+def test_rates_of_a_file_without_node_hours_are_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "seen.yaml"
+    file.write_text("failures: []\nnodeHours: []\n")
+
+    code, out, err = run("rate", "--file", str(file))
+
+    assert (code, out) == (2, "")
+    assert "nodeHours has no node-hours, so every rate is unknown." in err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "spares --nodes 256 --failures 5 --node-hours 10000 --lead 940 --run-cost-usd 5e7",
+        "ettr --nodes 256 --rate 0.05% --downtime 40min --instead-of 280min --usd-per-gpu-hour 5",
+        "interval --write 60 --restart 2390 --mtbf 28125 --interval 1h",
+        "repair-shop --nodes 256 --failures 5 --node-hours 10000 --repair 4h --repairers 2",
+        "mtbf --nodes 256 --failures 5 --node-hours 10000 --downtime 1h",
+        "tables --simulated-failures 1000",
+    ],
+)
+def test_page_has_at_most_80_columns_in_a_pipe(line: str) -> None:
+    _, out, _ = run(*typed(line))
+
+    assert [each for each in out.splitlines() if len(each) > 80 and "://" not in each] == []
+
+
+def test_wide_table_repeats_the_columns_that_tell_rows_apart() -> None:
+    _, out, _ = run(*typed("spares --nodes 256 --failures 5 --node-hours 10000 --lead 940 --run-cost-usd 5e7"))
+    *_, last = out.split("\n\n")
+
+    assert [line.split()[:2] for line in last.splitlines() if line.startswith("low")][:2] == [
+        ["low", "0"],
+        ["low", "1"],
+    ]
+
+
+def test_yaml_has_the_figures_of_json() -> None:
+    line = typed("shrink --nodes 256 --detect 89 --reconfigure 60 --lead 940")
+
+    assert yaml.safe_load(run(*line, "-o", "yaml")[1]) == answer(*line)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from evenkeel.domain.capacity.compatibility import PoolEnvironment
 from evenkeel.domain.capacity.list_prices import DatedPrice, ListPrices, PriceSource, in_force
+from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
 from evenkeel.domain.economics.policy import EconomyPolicy, SitePrice
+from evenkeel.domain.economics.price_checks import price_warnings
 
 NOW = datetime(2026, 11, 3, 10, tzinfo=UTC)
 P5, G6 = "ml.p5.48xlarge", "g6.12xlarge"
@@ -95,8 +98,8 @@ def test_discount_is_taken_off_the_list_price() -> None:
         ({"percentOffList": 10}, "state either usdPerNodeHour or percentOffList"),
         ({"usdPerNodeHour": None}, "state either usdPerNodeHour or percentOffList"),
         ({"until": "2026-08-31"}, "until must not be before from"),
-        ({"instanceType": "ml.p5.48xlrage"}, r"There is no instance type with accelerators p5\.48xlrage.*p5\.48xlarge"),
-        ({"instanceType": "ml.c5.large"}, "There is no instance type with accelerators c5.large"),
+        ({"instanceType": "ml.p5.48xlrage"}, r"no instance type with accelerators ml\.p5\.48xlrage.*ml\.p5\.48xlarge"),
+        ({"instanceType": "ml.c5.large"}, "There is no instance type with accelerators ml.c5.large"),
         ({"instanceType": "p5e.48xlarge", "usdPerNodeHour": None, "percentOffList": 10}, "has no list price"),
         ({"usdPerNodeHour": -1}, "greater than or equal to 0"),
     ],
@@ -113,3 +116,75 @@ def test_new_list_price_leaves_earlier_days_unchanged() -> None:
     days = [date(2026, 7, 1), date(2026, 11, 30), date(2026, 12, 1)]
 
     assert [in_force((cut, first), day) for day in days] == [first, first, cut]
+
+
+def test_unknown_type_of_an_accelerator_price_is_an_error_with_a_suggestion() -> None:
+    message = r"usdPerAcceleratorHour\.ml\.p5\.48xlage: There is no instance type .* Did you mean ml\.p5\.48xlarge"
+
+    with pytest.raises(ValidationError, match=message):
+        EconomyPolicy.model_validate({"usdPerAcceleratorHour": {"ml.p5.48xlage": 2}})
+
+
+# ---------------------------------------------------------------- warnings
+
+
+def warnings(*pools: Pool, **economy: Any) -> dict[str, str]:
+    found = price_warnings(EconomyPolicy.model_validate(economy), pools, NOW)
+    return {each.field: each.message for each in found}
+
+
+def a_pool(**changes: Any) -> Pool:
+    known: dict[str, Any] = {"instance_type": G6, "accelerators_per_node": 4, "micros_per_node_hour": 4_601_600}
+    delay = LaunchDelay(p50_seconds=100, p90_seconds=200)
+    return Pool(
+        **known | {"market": Market.ON_DEMAND} | changes,
+        name="a",
+        cluster="c",
+        max_nodes=4,
+        launch=delay,
+        place=PoolEnvironment(),
+    )
+
+
+def test_price_within_half_of_the_list_price_has_no_warning() -> None:
+    assert warnings(a_pool(), usdPerAcceleratorHour={P5: 6.88 * 0.51}, prices=[a_price()]) == {}
+
+
+@pytest.mark.parametrize(("usd_per_hour", "message"), [(10.4, r"51 % above"), (3.4, "51 % below")])
+def test_price_beyond_half_of_the_list_price_has_a_warning(usd_per_hour: float, message: str) -> None:
+    (found,) = warnings(usdPerAcceleratorHour={P5: usd_per_hour}).items()
+
+    assert found[0] == f"economy.usdPerAcceleratorHour.{P5}"
+    assert message in found[1]
+    assert "EC2 list price of p5.48xlarge in us-east-1 from 2026-07-20" in found[1]
+
+
+def test_price_of_an_accelerator_in_the_place_of_a_node_has_a_warning() -> None:
+    assert list(warnings(prices=[a_price(usdPerNodeHour=6.88)])) == ["economy.prices[0].usdPerNodeHour"]
+
+
+def test_node_and_accelerator_prices_that_disagree_have_a_warning() -> None:
+    found = warnings(a_pool(), usdPerAcceleratorHour={G6: 1.0})
+
+    assert found == {
+        "burst.pools[0].microsPerNodeHour": (
+            "$4.60 for a node is $1.15 for an accelerator, but the price in the site's policy is $1.00"
+        )
+    }
+
+
+def test_pool_with_another_number_of_accelerators_than_its_type_has_a_warning() -> None:
+    found = warnings(a_pool(accelerators_per_node=8))
+
+    assert found["burst.pools[0].acceleratorsPerNode"] == "g6.12xlarge has 4 accelerators, not 8"
+
+
+def test_spot_price_may_be_low_but_not_above_the_list_price() -> None:
+    assert warnings(a_pool(market=Market.SPOT, micros_per_node_hour=900_000)) == {}
+    assert list(warnings(a_pool(market=Market.SPOT, micros_per_node_hour=5_000_000))) == [
+        "burst.pools[0].microsPerNodeHour"
+    ]
+
+
+def test_type_without_a_list_price_has_no_warning() -> None:
+    assert warnings(usdPerAcceleratorHour={"p5e.48xlarge": 1.0}) == {}

@@ -86,7 +86,21 @@ SECTIONS: dict[str, Build] = {
     },
     "storage": lambda n: {"storage": {CLUSTER: {f"{each}{NAME}": WIDE * 300 for each in range(n)}}},
     "faults": lambda n: {"faults": {"xid:79": {"ladder": ["reboot"] * n}}},
-    "prices": lambda n: {"economy": {"usdPerAcceleratorHour": {f"{each}{NAME}": 9_999.25 for each in range(n)}}},
+    "prices": lambda n: {
+        "economy": {
+            "prices": [
+                {
+                    "instanceType": "ml.p5.48xlarge",
+                    "pool": f"{each}{NAME}",
+                    "basis": "capacity-block",
+                    "from": "2026-11-01",
+                    "until": "2027-11-01",
+                    "usdPerNodeHour": 9_999.25,
+                }
+                for each in range(n)
+            ]
+        }
+    },
     "test job": lambda n: {"repair": {"testJobImage": "i" * 512, "testJobCommand": [WIDE * 2000] * n}},
 }
 

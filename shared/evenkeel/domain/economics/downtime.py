@@ -57,11 +57,12 @@ def shrink_downtime_seconds(
 ) -> float:
     """Return the downtime of a failure if the job goes on with one node fewer until the replacement arrives.
 
-    While one of N nodes is missing, the job loses 1/N of its speed, so a lead time L costs L/N.
+    While one of N nodes is missing, the job loses 1/N of its speed, so a lead time L costs L/N. A job of one node has
+    no smaller size.
     """
     at_least("detect_seconds", detect_seconds)
     at_least("reconfigure_seconds", reconfigure_seconds)
-    return detect_seconds + reconfigure_seconds + at_least("lead_seconds", lead_seconds) / whole("nodes", nodes, 1)
+    return detect_seconds + reconfigure_seconds + at_least("lead_seconds", lead_seconds) / whole("nodes", nodes, 2)
 
 
 class Saving(Value):

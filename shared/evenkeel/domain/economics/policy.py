@@ -47,10 +47,8 @@ class SitePrice(Section):
             raise ValueError(f"{name}: state either usdPerNodeHour or percentOffList")
         if self.ends_on is not None and self.ends_on < self.starts_on:
             raise ValueError(f"{name}: until must not be before from")
-        instance_type = shipped().of(name)
-        if instance_type is None or not instance_type.accelerators:
-            known = (each.removeprefix(HYPERPOD_PREFIX) for each, has in shipped().types.items() if has.accelerators)
-            raise ValueError(unknown_name("instance type with accelerators", name.removeprefix(HYPERPOD_PREFIX), known))
+        if problem := _unknown_type(name):
+            raise ValueError(problem)
         if self.percent_off_list is not None and not shipped_prices().has(name):
             raise ValueError(f"{name}: has no list price, so state usdPerNodeHour")
         return self
@@ -75,7 +73,7 @@ class EconomyPolicy(Section):
     """The site's dated prices: discounts, Savings Plans, capacity blocks, commitments. Of several, the price for the
     pool is used, then the latest."""
     usd_per_accelerator_hour: dict[Word, Usd] = {}
-    """The site's price by instance type, without a date."""
+    """The site's price by instance type, with `ml.` for HyperPod, without a date."""
     other_usd_per_accelerator_hour: Usd | None = None
     """The site's price for all other types. If omitted, they have their list price."""
     expected_reboot_seconds: Seconds = 300
@@ -91,6 +89,13 @@ class EconomyPolicy(Section):
     `evenkeel economics rate --fleet`."""
     min_samples: int = Field(default=5, ge=1, le=1000)
     """Number of measured cases from which their median replaces the figures here."""
+
+    @model_validator(mode="after")
+    def _knows_its_types(self) -> Self:
+        for name in self.usd_per_accelerator_hour:
+            if problem := _unknown_type(name):
+                raise ValueError(f"usdPerAcceleratorHour.{name}: {problem}")
+        return self
 
     def price_of(self, instance_type: str, at: datetime, pool: str = "") -> AcceleratorPrice | None:
         """Return the price of an accelerator-hour; None if the type has no price of the site and no list price.
@@ -108,6 +113,16 @@ class EconomyPolicy(Section):
         if usd is not None:
             return AcceleratorPrice(usd, "price in the site's policy")
         return list_price_of(instance_type, at)
+
+
+def _unknown_type(name: str) -> str:
+    """Return why a name is no instance type with accelerators, with similar names; empty if it is one."""
+    found = shipped().of(name)
+    if found is not None and found.accelerators:
+        return ""
+    prefix = HYPERPOD_PREFIX if name.startswith(HYPERPOD_PREFIX) else ""
+    known = (prefix + each.removeprefix(HYPERPOD_PREFIX) for each, has in shipped().types.items() if has.accelerators)
+    return unknown_name("instance type with accelerators", name, known)
 
 
 def list_price_of(instance_type: str, at: datetime) -> AcceleratorPrice | None:
