@@ -36,17 +36,15 @@ def check(
     file: FileArgument, base: BaseOption = "production", output: lookup.OutputOption = OutputFormat.TABLE
 ) -> None:
     """Check a policy file without a fleet. Exit 2 if the service would refuse it. Warns of improbable prices."""
-    from evenkeel.domain.economics.price_checks import price_warnings
     from evenkeel_cli.offline import policies
 
     policy = policies.load(file, base)
-    warnings = price_warnings(policy.economy, policy.burst.pools, page().now())
     changes = policies.differences(policy, base)
     found = {
         "hash": policy.hash,
         "catalogueHash": policy.catalogue.hash,
         "changes": [{"field": name, "before": before, "after": after} for name, before, after in changes],
-        "warnings": [each.to_json() for each in warnings],
+        "warnings": policies.price_warnings(policy, page().now()),
     }
     answer(found, output, lambda out: _print_check(out, found))
 

@@ -2,9 +2,11 @@
 
 import importlib.resources
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from evenkeel.domain.economics import price_checks
 from evenkeel.domain.policy import Policy, PolicyError, changed
 from evenkeel_cli.yaml_files import load_all
 from evenkeel_client.errors import CommandFailed, Exit
@@ -49,6 +51,12 @@ def differences(policy: Policy, base: str = "production") -> list[tuple[str, str
     return [
         (name, before.get(name, "–"), after.get(name, "–")) for name in names if before.get(name) != after.get(name)
     ]
+
+
+def price_warnings(policy: Policy, now: datetime) -> list[Json]:
+    """Return the prices of a policy that are valid and probably a mistake."""
+    found = price_checks.price_warnings(policy.economy, policy.burst.pools, now)
+    return [warning.to_json() for warning in found]
 
 
 def _leaves(document: Any, path: str = "") -> dict[str, str]:
