@@ -101,10 +101,10 @@ def _usage_text(wrong: typer.TyperException) -> str:
     parameter = getattr(wrong, "param", None)
     if not isinstance(wrong.__cause__, ValidationError) or parameter is None:
         return wrong.format_message().replace("Value error, ", "")
-    from evenkeel.domain.wrong_fields import wrong_fields
+    from evenkeel_cli.offline.quantities import problem_of
 
     name = max(parameter.opts, key=len) if parameter.param_type_name == "option" else parameter.human_readable_name
-    return f"{name} {wrong_fields(wrong.__cause__, None)[0].message}."
+    return f"{name} {problem_of(wrong.__cause__)}."
 
 
 def _discard_output(stream: TextIO) -> None:

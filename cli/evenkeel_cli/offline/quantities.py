@@ -3,6 +3,9 @@
 import math
 import re
 
+from pydantic import ValidationError
+
+from evenkeel.domain.wrong_fields import wrong_fields
 from evenkeel_client.errors import CommandFailed, Exit
 
 _UNITS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -83,6 +86,11 @@ def share(option: str, typed: str) -> float:
     if value < 0:
         raise wrong(option, f"must not be negative, not {typed}")
     return value
+
+
+def problem_of(error: ValidationError) -> str:
+    """Return why a typed value is not valid, as the rest of a sentence that begins with its option."""
+    return wrong_fields(error, None)[0].message
 
 
 def wrong(option: str, problem: str) -> CommandFailed:
