@@ -96,15 +96,13 @@ def _run(words: list[str]) -> int:
 
 def _usage_text(wrong: typer.TyperException) -> str:
     """Return why an option or argument is wrong, without the wording of pydantic, which Typer converts values with."""
-    from pydantic import ValidationError
-
-    parameter = getattr(wrong, "param", None)
-    if not isinstance(wrong.__cause__, ValidationError) or parameter is None:
-        return wrong.format_message().replace("Value error, ", "")
     from evenkeel_cli.offline.quantities import problem_of
 
+    parameter, problem = getattr(wrong, "param", None), problem_of(wrong.__cause__)
+    if not problem or parameter is None:
+        return wrong.format_message().replace("Value error, ", "")
     name = max(parameter.opts, key=len) if parameter.param_type_name == "option" else parameter.human_readable_name
-    return f"{name} {problem_of(wrong.__cause__)}."
+    return f"{name} {problem}."
 
 
 def _discard_output(stream: TextIO) -> None:

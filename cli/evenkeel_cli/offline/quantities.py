@@ -3,9 +3,7 @@
 import math
 import re
 
-from pydantic import ValidationError
-
-from evenkeel.domain.wrong_fields import wrong_fields
+from evenkeel.domain.wrong_fields import first_problem
 from evenkeel_client.errors import CommandFailed, Exit
 
 _UNITS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -88,9 +86,9 @@ def share(option: str, typed: str) -> float:
     return value
 
 
-def problem_of(error: ValidationError) -> str:
-    """Return why a typed value is not valid, as the rest of a sentence that begins with its option."""
-    return wrong_fields(error, None)[0].message
+def problem_of(cause: BaseException | None) -> str:
+    """Return why a typed value is not valid, as the rest of a sentence; empty if the cause is another error."""
+    return first_problem(cause)
 
 
 def wrong(option: str, problem: str) -> CommandFailed:

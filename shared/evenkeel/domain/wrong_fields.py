@@ -56,6 +56,11 @@ def wrong_fields(error: ValidationError, document: Any) -> tuple[WrongField, ...
     return tuple(WrongField(field, _together(texts)) for field, texts in messages.items())
 
 
+def first_problem(error: BaseException | None) -> str:
+    """Return the first problem of a validation, as the rest of a sentence; empty for any other error."""
+    return wrong_fields(error, None)[0].message if isinstance(error, ValidationError) else ""
+
+
 def _field(location: Sequence[int | str], document: Any, *, is_missing: bool) -> str:
     path, value = "", document
     for position, part in enumerate(location):
