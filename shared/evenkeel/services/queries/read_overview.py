@@ -35,7 +35,7 @@ STALE_AFTER_SECONDS = 600
 
 def count(context: Context, sources: Sequence[SourceAge]) -> Json:
     """Return the document that the sweep stores: the counts of the status, and the use of each budget."""
-    status = read_fleet.status(context, sources)
+    status = read_fleet.status(sources, context)
     found = {name: status[name] for name in _COUNTED}
     pools, classes = found["nodes"]["pools"], found["jobs"]["classes"]
     return found | {
