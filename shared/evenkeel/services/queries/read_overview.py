@@ -81,7 +81,7 @@ def show(context: Context, sources: Sequence[SourceAge]) -> Json:
             "needYou": len(needing),
             "isLowerBound": is_cut,
             "leftForPerson": left,
-            "items": [_brief(incident) for incident in (*asking, *working)][:MAX_SHOWN],
+            "items": [_brief(incident, context) for incident in (*asking, *working)][:MAX_SHOWN],
         },
         "counts": _public(counts) | {"isStale": age is None or age > STALE_AFTER_SECONDS} if counts else None,
     }
@@ -91,8 +91,8 @@ def _public(counts: Json) -> Json:
     return {name: value for name, value in counts.items() if name != "leftForPerson"}
 
 
-def _brief(incident: Incident) -> Json:
-    lane = read_incidents.node_lane(incident)
+def _brief(incident: Incident, context: Context) -> Json:
+    lane = read_incidents.node_progress(incident, context.policy.repair)
     return {
         "incidentId": incident.incident_id,
         "state": incident.state,
