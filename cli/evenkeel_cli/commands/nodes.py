@@ -130,8 +130,7 @@ def _cordon_or_uncordon(typed: str, verb: str, reason: str, key: str | None, out
     response = client.post(f"/nodes/{node_id}/{verb}", {"reason": reason} if reason else {}, key=key)
 
     is_cordoned = response["outcome"] == "CORDONED"
-    follows, ends = ("uncordon", " removes it") if is_cordoned else ("show", "")
-    then = f"nodes {follows} {response['instanceId']}{ends}"
+    then = f"nodes {'uncordon' if is_cordoned else 'show'} {response['instanceId']}"
     answer_change(response, output, f"{response['instanceId']}  {plain(response['outcome'])}", then=then)
 
 

@@ -638,7 +638,7 @@ def test_node_is_cordoned_and_uncordoned(served: CliFixture) -> None:
     freed = served.run("nodes", "uncordon", a_fleet_node(2).life.instance_id)
 
     assert cordoned.out.startswith(f"● {a_fleet_node(1).life.instance_id}  cordoned\n")
-    assert f"evenkeel nodes uncordon {a_fleet_node(1).life.instance_id} removes it" in cordoned.out
+    assert f"evenkeel nodes uncordon {a_fleet_node(1).life.instance_id}" in cordoned.out
     assert freed.out.startswith(f"● {a_fleet_node(2).life.instance_id}  released\n")
 
 

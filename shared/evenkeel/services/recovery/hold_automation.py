@@ -102,7 +102,7 @@ def hold(request: HoldRequest, context: Context) -> Hold:
         stops_scheduling=request.stops_scheduling,
     )
     what = ", with all scheduling," if wanted.stops_scheduling else ""
-    text = f"Held{wanted.where}{what} by {request.by} until {rfc3339(request.until)}: {request.reason}"
+    text = f"Held{wanted.where}{what} by {request.by} until {request.until:%Y-%m-%dT%H:%M:%SZ}: {request.reason}"
     return Hold.model_validate(
         _once(context.ledger, request, TimelineEntry(at=context.now, kind="held", text=text, writer=request.by), wanted)
     )
