@@ -90,6 +90,15 @@ def up(root: Path, foreground: bool = False) -> int:
     return 1
 
 
+class _UntilInterrupted(threading.Event):
+    """Never set: a signal ends the run. An exception of a signal handler inside `Event.wait` can break its lock."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Sleep for a time, and return False."""
+        time.sleep(timeout or 0.0)
+        return False
+
+
 def run_supervised(root: Path) -> int:
     """Run a data centre in this process until a signal ends it; return the exit code."""
     began = time.monotonic()
@@ -105,7 +114,7 @@ def run_supervised(root: Path) -> int:
                 "evenkeel" if shutil.which("evenkeel") else os.path.relpath(Path(sys.executable).with_name("evenkeel"))
             )
             say(f"ready. Try: {command} status · {command} drill faults. Stop with Ctrl-C or {command} dev down")
-            Supervisor(kept.parts, say=say, restarted=kept.publish).run(threading.Event())
+            Supervisor(kept.parts, say=say, restarted=kept.publish).run(_UntilInterrupted())
         except KeyboardInterrupt:
             say("stopping all processes")
         except RestartLimitReached as error:
