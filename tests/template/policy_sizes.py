@@ -97,6 +97,9 @@ def _referred(name: str) -> Any:
         return LONGEST[name]
     if name in PARAMETERS:
         return str(PARAMETERS[name]["Default"])
+    function, _, suffix = name.partition(".")
+    if suffix == "Alias":  # sam replaces it by the alias of the function
+        return f"{arn_of(function)}:{template()['Globals']['Function']['AutoPublishAlias']}"
     return arn_of(name) if RESOURCES[name]["Type"] in _REFERS_TO_ARN else name_of(name)
 
 
