@@ -1061,6 +1061,9 @@ class SimulatedWorkflows:
         found = self.simulation.engine.executions.get((str(machine), name))
         return found.status if found else ExecutionState.NONE
 
+    def trace(self, machine: WorkflowName, name: str) -> None:
+        """Return nothing: no service of the simulator shows what an execution did."""
+
     def running(self, machine: WorkflowName) -> frozenset[str]:
         if self.simulation.chaos.hits():
             return frozenset()  # the list lags behind
