@@ -42,6 +42,8 @@ class SitePolicy:
         Raises:
             TransientError: The table does not answer, and the policy was never read.
         """
+        if self._table is None:
+            return self.base
         key = self.due_key()
         if key is None:
             assert self._known is not None
