@@ -256,6 +256,12 @@ CASES: Final = (
     Case("s3_checkpoints", "raise_fence", _checkpoints(lambda it: it.raise_fence(URI, {"attempt": 2}, '"1a"'))),
     Case("stepfunctions", "start", _workflows(lambda it: it.start(WorkflowName.RECOVER_NODE, "inc-1-run-1", {"a": 1}))),
     Case("stepfunctions", "state", _workflows(lambda it: it.state(WorkflowName.RECOVER_NODE, "inc-1-run-1"))),
+    Case(
+        "stepfunctions",
+        "trace",
+        _workflows(lambda it: it.trace(WorkflowName.RECOVER_NODE, "inc-1-run-1")),
+        {"definition": "{}"},
+    ),
     Case("stepfunctions", "running", _workflows(lambda it: it.running(WorkflowName.RECOVER_NODE))),
     Case(
         "stepfunctions",

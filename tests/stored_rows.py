@@ -222,6 +222,7 @@ TYPES = (
     RowType(Table.FLEET, "HOLD#fleet", "CORDONS", ManualCordons),
     RowType(Table.FLEET, "HOLD#fleet", "EVENT#.+", TimelineEntry),
     RowType(Table.FLEET, "IDEM#.+", "META", Answered, subject="fingerprint"),
+    RowType(Table.FLEET, "OVERVIEW#fleet", "META", Free, is_replaced=True),
     RowType(Table.FLEET, "HEARTBEAT#.+", "META", Heartbeat),
     RowType(Table.QUOTAS, "TREE#.+", "META", TreeRow),
     RowType(Table.QUOTAS, "TREE#.+", "TURN", Cursors),

@@ -45,6 +45,7 @@ NEEDS = {
     ("POST", "/v1/faults"): "Operator",
     ("POST", "/v1/incidents/{incidentId}/approve"): "Operator",
     ("POST", "/v1/incidents/{incidentId}/decline"): "Operator",
+    ("POST", "/v1/incidents/{incidentId}/acknowledge"): "Operator",
     ("POST", "/v1/nodes/{nodeId}/cordon"): "Operator",
     ("POST", "/v1/nodes/{nodeId}/uncordon"): "Operator",
     ("POST", "/v1/nodes/{nodeId}/replace"): "Operator",

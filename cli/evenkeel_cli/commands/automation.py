@@ -8,7 +8,7 @@ import typer
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer, answer_change
 from evenkeel_cli.render import OutputFormat, Printer
-from evenkeel_cli.state_labels import counted, mode_of
+from evenkeel_cli.state_labels import mode_of
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
 
@@ -87,7 +87,7 @@ def still_running(client: ApiClient) -> list[tuple[str, str]]:
     running = sum(entry["running"] for entry in status["jobs"]["classes"])
     serving = sum(rental["nodes"] for each in status["serving"] for rental in each["rentals"] if not rental["endedAt"])
     return [
-        ("jobs", f"{counted(running, 'job')} run on; they are not stopped"),
+        ("jobs", f"{running} running; a hold stops none of them"),
         ("changing", ", ".join(f"{job['jobId']} {job['state'].lower()}" for job in moving) or "no job starts or stops"),
         ("recoveries", "; ".join(begun) or "none; a step that has begun is finished"),
         (

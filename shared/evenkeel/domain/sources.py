@@ -36,6 +36,7 @@ SWEEP_STEPS = (
     "waits",
     "arrivals",
     "gauges",
+    "overview",
     "pass",
 )
 """The steps of the sweeper, each a source of its own."""

@@ -98,6 +98,8 @@ def test_blocking_guardrail_is_shown_with_node_and_incident(gateway: Gateway) ->
         "status": "warn",
         "since": "",
         "rung": "reboot",
+        "next": "reboot, as soon as the guardrail allows it",
+        "latestAt": None,
     }
     why = gateway.get("/v1/incidents/inc-0000000001/why").document["sentence"]
     assert why.endswith("The reboot waits: 2 of 8 are in repair.")

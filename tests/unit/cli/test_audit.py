@@ -62,7 +62,7 @@ def test_stop_holds_everything_and_says_what_still_runs(served: CliFixture) -> N
     assert lines[0] == "▲ everything is held until 2026-11-03T12:15:02Z: network work"
     shown = " ".join(said.out.split())
     for part in (
-        "1 job running; a hold stops none",
+        "1 running; a hold stops none of them",
         "inc-0000000001: replacing",
         "HyperPod, EC2, Karpenter and Kueue act on their own",
     ):

@@ -142,8 +142,8 @@ def test_valid_policy_is_shown_with_its_changes(served: CliFixture) -> None:
         ({"faults": {"xid:79": {"ladder": ["explode"]}}}, "faults.xid:79.ladder.0: "),
         ({"faults": {"xid:79": {"fNvidiaNow": "IGNORE"}}}, "faults.xid:79.fNvidiaNow: there is no such field"),
         ({"faults": {"xid:79": {"validateWith": "none"}}}, "xid:79: validateWith: must not be none"),
-        ("{", "is not JSON"),
-        ("[]", "is not a JSON object"),
+        ("{", "is neither YAML nor JSON"),
+        ("[]", "must hold one object"),
     ],
 )
 def test_invalid_policy_is_refused_by_field_and_exits_2(served: CliFixture, document: object, told: str) -> None:

@@ -543,4 +543,4 @@ def test_failed_check_stops_make_deploy(tmp_path: Path, code: int, deploys: bool
     steps = [line for line in log.read_text().splitlines() if not line.startswith("python3")]
     assert steps[0] == "evenkeel doctor --before prod --skip keys"
     assert (done.returncode == 0) is deploys
-    assert steps[1:] == (["python -m tools.build prod", "sam deploy --config-env prod"] if deploys else [])
+    assert steps[1:] == (["python -m tools.build prod", "python -m tools.deploy prod"] if deploys else [])
