@@ -6,7 +6,7 @@ jobs.
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from evenkeel.domain.kueue.assignment import FlavorAttempt, FlavorMode, Pending, Verdict
+from evenkeel.domain.kueue.assignment import AssignmentMode, FlavorAttempt, FlavorMode, Pending
 from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import Admitted, Cohort, Key, PreemptionPolicy, Queue, ResourceGroup, Workload
 from evenkeel.domain.kueue.preemption import Reason
@@ -107,7 +107,7 @@ def _of_result(decision: CycleDecision) -> Iterator[str]:
             if FlavorMode.NO_FIT in modes or modes == {FlavorMode.FIT}:
                 yield "it preempts although it fits, or never fits"
         case Result.NO_FIT:
-            if assignment.verdict is not Verdict.NO_FIT or decision.pending is Pending.NONE:
+            if assignment.verdict is not AssignmentMode.NO_FIT or decision.pending is Pending.NONE:
                 yield "it does not fit, but there is no reason"
             if all(
                 any(attempt.mode is not FlavorMode.NO_FIT for attempt in each) for each in assignment.attempts if each

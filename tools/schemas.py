@@ -80,7 +80,7 @@ def outbound_events() -> Json:
         shared.update(found.pop("$defs", {}))
         return found
 
-    common, metadata = part(outbound.Common), part(outbound.Metadata)
+    common, metadata = part(outbound.CommonData), part(outbound.EventMetadata)
     kinds = []
     for kind, data_type in outbound.DATA_OF.items():
         own = part(data_type)

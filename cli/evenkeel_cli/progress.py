@@ -24,7 +24,7 @@ MAX_LINES = 200
 """Lines of a log that are searched, from the end."""
 
 
-class Progress(NamedTuple):
+class TrainingProgress(NamedTuple):
     """The progress of a job that its log states; None = the log does not say."""
 
     step: int | None = None
@@ -37,12 +37,12 @@ class Progress(NamedTuple):
         return self._asdict()
 
 
-def read_progress(text: str) -> Progress:
+def read_progress(text: str) -> TrainingProgress:
     """Return the newest step, number of steps and loss of a log with JSON lines or with `step 12/100, loss: 0.3`."""
-    found = Progress()
+    found = TrainingProgress()
     for line in reversed(text.splitlines()[-MAX_LINES:]):
         stated = _of_json(line) or _of_words(line)
-        found = Progress(
+        found = TrainingProgress(
             stated.step if found.step is None else found.step,
             stated.steps if found.steps is None else found.steps,
             stated.loss if found.loss is None else found.loss,
@@ -52,7 +52,7 @@ def read_progress(text: str) -> Progress:
     return found
 
 
-def _of_json(line: str) -> Progress | None:
+def _of_json(line: str) -> TrainingProgress | None:
     if not line.lstrip().startswith("{"):
         return None
     try:
@@ -62,7 +62,7 @@ def _of_json(line: str) -> Progress | None:
     if not isinstance(document, dict):
         return None
     step, steps = (_number(document, names, int) for names in (_STEP_NAMES, _TOTAL_NAMES))
-    return Progress(step, steps, _number(document, _LOSS_NAMES, float))
+    return TrainingProgress(step, steps, _number(document, _LOSS_NAMES, float))
 
 
 def _number(document: Json, names: Sequence[str], kind: Any) -> Any:
@@ -72,10 +72,12 @@ def _number(document: Json, names: Sequence[str], kind: Any) -> Any:
     )
 
 
-def _of_words(line: str) -> Progress:
+def _of_words(line: str) -> TrainingProgress:
     step, loss = _STEP.search(line) or _BAR.search(line), _LOSS.search(line)
     total = step[2] if step else None
-    return Progress(int(step[1]) if step else None, int(total) if total else None, float(loss[1]) if loss else None)
+    return TrainingProgress(
+        int(step[1]) if step else None, int(total) if total else None, float(loss[1]) if loss else None
+    )
 
 
 def total_steps(words: Sequence[str]) -> int | None:
@@ -98,7 +100,7 @@ class Pace:
         self._first: tuple[int, float] | None = None
         self._last: tuple[int, float] | None = None
 
-    def seconds_left(self, attempt: int, progress: Progress, now: float) -> float | None:
+    def seconds_left(self, attempt: int, progress: TrainingProgress, now: float) -> float | None:
         """Return the seconds until the last step at the pace so far; None if unknown.
 
         Args:

@@ -75,7 +75,7 @@ def list_jobs() -> api.Reply:
         context = wiring.context()
         return app.answer(_seen(read_jobs.list_unmanaged(context)))
     page = pagination.Request(query.page_size, query.next_page_token)
-    filters = read_jobs.Filter(states=query.state, team=query.team, priority_class=query.priority_class)
+    filters = read_jobs.JobFilter(states=query.state, team=query.team, priority_class=query.priority_class)
     context = wiring.context()
     return app.answer(_seen(read_jobs.list_jobs(filters, page, _reader(), context)))
 
@@ -196,7 +196,7 @@ def list_nodes() -> api.Reply:
 def list_events() -> api.Reply:
     query = app.query(api_types.EventsQuery)
     page = pagination.Request(query.page_size, query.next_page_token)
-    asked = read_events.Filter(kinds=query.kind, subject=query.subject, team=query.team, since=query.since)
+    asked = read_events.EventFilter(kinds=query.kind, subject=query.subject, team=query.team, since=query.since)
     return app.answer(read_events.list_events(asked, page, wiring.context()))
 
 
@@ -204,21 +204,21 @@ def list_events() -> api.Reply:
 def show_shadow_report() -> api.Reply:
     query = app.query(api_types.ShadowReportQuery)
     page = pagination.Request(query.page_size, query.next_page_token)
-    filters = read_shadow_report.Filter(since=query.since, pool=query.pool, window_hours=query.window_hours)
+    filters = read_shadow_report.ShadowFilter(since=query.since, pool=query.pool, window_hours=query.window_hours)
     return app.answer(_seen(read_shadow_report.show(filters, page, wiring.context())))
 
 
 @app.get("/v1/cost-report")
 def show_cost_report() -> api.Reply:
     query = app.query(api_types.CostReportQuery)
-    asked = read_cost_report.Filter(since=query.since, until=query.until)
+    asked = read_cost_report.ReportWindow(since=query.since, until=query.until)
     return app.answer(read_cost_report.show(asked, wiring.context()), undated=("until",))
 
 
 @app.get("/v1/showback")
 def show_showback() -> api.Reply:
     query = app.query(api_types.ShowbackQuery)
-    asked = read_showback.Filter(since=query.since, until=query.until, team=query.team, label=query.label)
+    asked = read_showback.ShowbackFilter(since=query.since, until=query.until, team=query.team, label=query.label)
     page = pagination.Request(query.page_size, query.next_page_token)
     return app.answer(read_showback.show(wiring.context(), asked, page, _reader()))
 

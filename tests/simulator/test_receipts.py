@@ -90,7 +90,7 @@ def test_lost_spans_of_a_job_never_overlap(worlds: list[Simulation]) -> None:
 
 def test_cost_report_counts_every_gpu_hour_once(worlds: list[Simulation]) -> None:
     for world in worlds:
-        report = read_cost_report.show(read_cost_report.Filter(), world.observer_context())
+        report = read_cost_report.show(read_cost_report.ReportWindow(), world.observer_context())
         uses = sum(use["gpuHours"] for use in report["allNodes"]["uses"])
         assert uses == pytest.approx(report["allNodes"]["gpuHours"]), world.seed
         assert report["isComplete"], world.seed

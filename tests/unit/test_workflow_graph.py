@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.workflow_graph import GraphState, Progress, Visit, graph_of
+from evenkeel.domain.workflow_graph import GraphState, StateProgress, Visit, graph_of
 from tests.fakes.system import A_MOMENT
 
 MACHINES = Path(__file__).parents[2] / "statemachines"
@@ -42,21 +42,21 @@ def test_graph_has_every_state_once_and_no_dangling_arrow(path: Path) -> None:
     places = {state.name: (state.inside, state.branch) for state in graph}
     assert all(places[name] == places[state.name] for state in graph for name in state.next), "within one branch"
     assert graph[0].name == definition["StartAt"]
-    assert {state.progress for state in graph} == {Progress.NOT_REACHED}
+    assert {state.progress for state in graph} == {StateProgress.NOT_REACHED}
 
 
 def test_current_state_is_the_one_that_was_not_left() -> None:
     states = by_name(visited("PlanRecovery", "AwaitApproval", ended=1), is_running=True)
 
-    assert states["PlanRecovery"].progress is Progress.DONE
-    assert states["AwaitApproval"].progress is Progress.CURRENT
-    assert states["CordonNode"].progress is Progress.NOT_REACHED
+    assert states["PlanRecovery"].progress is StateProgress.DONE
+    assert states["AwaitApproval"].progress is StateProgress.CURRENT
+    assert states["CordonNode"].progress is StateProgress.NOT_REACHED
 
 
 def test_both_branches_can_be_current() -> None:
     states = by_name(visited("PlanRecovery", "Recover", "RepairNode", "PlanResume", ended=1), is_running=True)
 
-    current = {name for name, state in states.items() if state.progress is Progress.CURRENT}
+    current = {name for name, state in states.items() if state.progress is StateProgress.CURRENT}
     assert current == {"Recover", "RepairNode", "PlanResume"}
     assert states["RepairNode"].inside == states["PlanResume"].inside == "Recover"
     assert states["RepairNode"].branch != states["PlanResume"].branch
@@ -65,11 +65,11 @@ def test_both_branches_can_be_current() -> None:
 def test_ended_execution_failed_where_it_stopped() -> None:
     states = by_name(visited("PlanRecovery", "CordonNode", ended=1), is_running=False)
 
-    assert states["CordonNode"].progress is Progress.FAILED
+    assert states["CordonNode"].progress is StateProgress.FAILED
 
 
 def test_state_that_is_entered_again_shows_its_last_visit() -> None:
     states = by_name(visited("PlanRecovery", "AwaitProvider", "PlanRecovery", ended=2), is_running=True)
 
-    assert (states["PlanRecovery"].visits, states["PlanRecovery"].progress) == (2, Progress.CURRENT)
-    assert states["AwaitProvider"].progress is Progress.DONE
+    assert (states["PlanRecovery"].visits, states["PlanRecovery"].progress) == (2, StateProgress.CURRENT)
+    assert states["AwaitProvider"].progress is StateProgress.DONE

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.job_pages import queue_position
 from evenkeel_cli.commands.output import REFRESH_SECONDS
-from evenkeel_cli.progress import MAX_LINES, Pace, Progress, read_progress, total_steps
+from evenkeel_cli.progress import MAX_LINES, Pace, TrainingProgress, read_progress, total_steps
 from evenkeel_cli.render import duration, note, note_page
 from evenkeel_cli.state_labels import plain
 from evenkeel_client.client import ApiClient
@@ -53,10 +53,10 @@ class _RetryingClient:
             return None
 
 
-class Reading(NamedTuple):
+class LogReading(NamedTuple):
     """The progress of a job, as read at one time."""
 
-    progress: Progress = Progress()
+    progress: TrainingProgress = TrainingProgress()
     seconds_left: float | None = None
     log: str = ""
     """The last lines of rank 0 of the present attempt."""
@@ -84,23 +84,23 @@ class ProgressReader:
         self._client = client
         self._pace = Pace()
 
-    def read(self, job: Json) -> Reading:
+    def read(self, job: Json) -> LogReading:
         """Return what the log of the present attempt states; nothing if the log cannot be read."""
         if job["state"] not in ("RUNNING", "STOPPING"):
-            return Reading()
+            return LogReading()
         try:
             found = self._client.get(f"/jobs/{job['jobId']}/logs", rank=0, tail=MAX_LINES)
         except CommandFailed as failed:
             # The log may be gone, or private to another team.
             if failed.exit_code not in (Exit.NOT_FOUND, Exit.NOT_ALLOWED, Exit.USAGE):
                 raise
-            return Reading()
+            return LogReading()
         text = found["text"] if found and found["attempt"] == job["currentAttempt"] else ""
         progress = read_progress(text)
         if progress.steps is None:
             progress = progress._replace(steps=total_steps([*job.get("command", ()), *job.get("args", ())]))
         left = self._pace.seconds_left(job["currentAttempt"], progress, time.monotonic())
-        return Reading(progress, left, _last_lines(text, _WATCHED_LINES))
+        return LogReading(progress, left, _last_lines(text, _WATCHED_LINES))
 
 
 def wait_for_job(client: ApiClient, job_id: str, until: str, timeout: float | None) -> Json:
@@ -143,7 +143,7 @@ def _interim_text(job: Json, progress: ProgressReader) -> str:
     return queue_position(note_page(), job.get("queue")) or str(job["reason"])
 
 
-def watch_job(client: ApiClient, job_id: str, draw: Callable[[Json, Reading, list[Json]], None]) -> Json:
+def watch_job(client: ApiClient, job_id: str, draw: Callable[[Json, LogReading, list[Json]], None]) -> Json:
     """Draw a job, its progress and the end of its timeline every two seconds until it ends. Return it.
 
     Raises:

@@ -7,7 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.following import Reading, follow_logs, missing_newline, wait_for_job, watch_job, with_prefix
+from evenkeel_cli.commands.following import (
+    LogReading,
+    follow_logs,
+    missing_newline,
+    wait_for_job,
+    watch_job,
+    with_prefix,
+)
 from evenkeel_cli.commands.job_pages import (
     draw_job,
     draw_plan,
@@ -195,7 +202,7 @@ def watch(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE) ->
     form = only(output, (OutputFormat.TABLE, OutputFormat.JSON))
     out = page()
 
-    def draw(found: Json, reading: Reading, entries: list[Json]) -> None:
+    def draw(found: Json, reading: LogReading, entries: list[Json]) -> None:
         if form.is_document:
             out.document({"job": found, "progress": reading.to_json()}, form, is_part=True)
             return

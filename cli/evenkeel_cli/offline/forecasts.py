@@ -77,7 +77,7 @@ def fleet_rates(history: fleet_history.History, by: str, confidence: float) -> J
 # ---------------------------------------------------------------- commitment
 
 
-def demand_from(file: Path) -> commitment.Demand:
+def demand_from(file: Path) -> commitment.HourlyDemand:
     """Read demand by the hour.
 
     A file is a list of numbers, a CSV with a header, or JSON or YAML with rows. A row has a figure: one of `_UNITS`, or
@@ -98,7 +98,9 @@ def demand_from(file: Path) -> commitment.Demand:
                 commitment.DemandHour(at=_instant(file, place, str(at)), units=_units(file, place, figure))
                 for place, (at, figure) in enumerate(rows)
             )
-        return commitment.Demand(hours=tuple(_units(file, place, figure) for place, (_, figure) in enumerate(rows)))
+        return commitment.HourlyDemand(
+            hours=tuple(_units(file, place, figure) for place, (_, figure) in enumerate(rows))
+        )
     except WrongFigure as error:
         raise wrong(f"{file}: {error.field}", error.problem) from error
 
@@ -154,7 +156,7 @@ def _instant(file: Path, place: int, text: str) -> datetime:
     return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-def commit(demand: commitment.Demand, terms: Mapping[str, float], committed: int | None, per_unit: int) -> Json:
+def commit(demand: commitment.HourlyDemand, terms: Mapping[str, float], committed: int | None, per_unit: int) -> Json:
     """Return how many units to commit."""
     with options(demand="the demand", accelerators_per_unit="--gpus-per-node", committed_units="--committed"):
         prices = commitment.CommitmentTerms(**terms)

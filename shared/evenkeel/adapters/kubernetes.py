@@ -80,7 +80,7 @@ _ERRORS_BY_STATUS: Mapping[int, type[EvenkeelError]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class WatchEvent:
     """A line of a watch."""
 
     kind: str
@@ -271,7 +271,7 @@ class Watch:
         self._response = response
         self._name = name
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[WatchEvent]:
         """Yield events until the server, the network or `shut` ends the stream.
 
         Raises:
@@ -287,7 +287,7 @@ class Watch:
                     item = event.get("object") or {}
                     if event["type"] == "ERROR":
                         raise _failure(self._name, int(item.get("code") or 500), item)
-                    yield Event(event["type"], item)
+                    yield WatchEvent(event["type"], item)
 
     def shut(self) -> None:
         """End the stream. This has no effect if the stream has already ended."""

@@ -37,7 +37,7 @@ def decision_of(item: Mapping[str, Any]) -> str:
     return str((item["metadata"].get("annotations") or {}).get(DECISION_NOTE, ""))
 
 
-class Owner(NamedTuple):
+class ControllerRef(NamedTuple):
     """A workload that controls an object. All fields are empty if no workload does."""
 
     kind: str = ""
@@ -45,13 +45,13 @@ class Owner(NamedTuple):
     uid: str = ""
 
 
-def controlling_workload(item: Mapping[str, Any]) -> Owner:
+def controlling_workload(item: Mapping[str, Any]) -> ControllerRef:
     """Return the workload that an object names as its controller, whatever controls that workload."""
     for reference in item["metadata"].get("ownerReferences") or ():
         resource = resource_of(reference) if reference.get("controller") else None
         if resource is not None:
-            return Owner(resource.kind, str(reference["name"]), str(reference["uid"]))
-    return Owner()
+            return ControllerRef(resource.kind, str(reference["name"]), str(reference["uid"]))
+    return ControllerRef()
 
 
 class Controllers:
@@ -64,11 +64,11 @@ class Controllers:
         """Read the owner references of workloads. The chain ends at a workload that is not listed."""
         self._items = {str(item["metadata"]["uid"]): item for item in listed}
 
-    def of(self, item: Mapping[str, Any]) -> Owner:
+    def of(self, item: Mapping[str, Any]) -> ControllerRef:
         """Return the last workload above an object."""
         owner = controlling_workload(item)
         listed = self._items.get(owner.uid)
-        above = controlling_workload(listed) if listed else Owner()
+        above = controlling_workload(listed) if listed else ControllerRef()
         return above if above.uid else owner
 
     def above(self, item: Mapping[str, Any]) -> tuple[Json, ...]:

@@ -9,7 +9,7 @@ from evenkeel.domain.values import Instant, Value
 Definition = Mapping[str, Any]
 
 
-class Progress(StrEnum):
+class StateProgress(StrEnum):
     """Whether an execution reached a state."""
 
     CURRENT = "CURRENT"
@@ -34,7 +34,7 @@ class GraphState(Value):
     """Number of its branch there."""
     depth: int = 0
     """Steps from the start of its branch, by the shortest way."""
-    progress: Progress = Progress.NOT_REACHED
+    progress: StateProgress = StateProgress.NOT_REACHED
     entered_at: Instant | None = None
     """Time of its last entry."""
     exited_at: Instant | None = None
@@ -68,9 +68,9 @@ def _with_progress(state: GraphState, visits: list[Visit], *, is_running: bool) 
     if not visits:
         return state
     last = visits[-1]
-    progress = Progress.DONE
+    progress = StateProgress.DONE
     if last.exited_at is None:
-        progress = Progress.CURRENT if is_running else Progress.FAILED
+        progress = StateProgress.CURRENT if is_running else StateProgress.FAILED
     return state.but(progress=progress, entered_at=last.entered_at, exited_at=last.exited_at, visits=len(visits))
 
 

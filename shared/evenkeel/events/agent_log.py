@@ -12,7 +12,7 @@ from pydantic import AliasChoices, AliasGenerator, ConfigDict, Field, Validation
 
 from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.events import driver_lines
-from evenkeel.events.driver_lines import Reading
+from evenkeel.events.driver_lines import NamedFault
 from evenkeel.events.fields import NONE_IF_UNREADABLE, EventModel
 from evenkeel.events.hyperpod_node_health import fault_key
 
@@ -44,7 +44,7 @@ class _Line(EventModel):
     details: _Details = Field(validation_alias=_either_spelling("details"))
 
 
-def readings(line: str) -> tuple[Reading, ...]:
+def readings(line: str) -> tuple[NamedFault, ...]:
     """Return the faults that a line names; none if it names none. The line is the agent's JSON or the driver's own."""
     if len(line) > _LINE_LIMIT:
         return ()
@@ -58,11 +58,11 @@ def readings(line: str) -> tuple[Reading, ...]:
     named = driver_lines.readings(details.message or "")
     if not named and details.condition == "XID Error" and details.err_num:
         number = str(details.err_num)
-        named = () if driver_lines.is_cleanup(number) else (Reading(driver_lines.xid_key(number), number),)
+        named = () if driver_lines.is_cleanup(number) else (NamedFault(driver_lines.xid_key(number), number),)
     # The agent's own verdict is kept beside the code: it attributes some Xids to the application.
     reason = details.reason or ""
     if _NAME.fullmatch(reason) and f"hp:{reason}" in default_catalogue():
-        return (*named, Reading(fault_key(reason), reason))
+        return (*named, NamedFault(fault_key(reason), reason))
     return named
 
 

@@ -16,7 +16,7 @@ from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.domain.nodes import INSTANCE_ID
 from evenkeel.events import fields
-from evenkeel.events.fields import BadField, Event, EventModel, PlainText
+from evenkeel.events.fields import BadField, EventEnvelope, EventModel, PlainText
 from evenkeel.events.outcomes import Fact, Ignored, ParsedEvent, Unknown
 
 DETAIL_TYPE = "AWS Health Event"
@@ -129,7 +129,7 @@ def parse(document: dict[str, Any]) -> ParsedEvent | Ignored | Unknown:
     Raises:
         ValidationError: the event does not fit its model.
     """
-    event = Event[_Detail].model_validate(document)
+    event = EventEnvelope[_Detail].model_validate(document)
     detail = event.detail
     if detail.event_scope_code == "PUBLIC":
         return Ignored("a public event that names no instance")
@@ -170,7 +170,7 @@ def _is_affected(entity: _Entity, detail: _Detail) -> bool:
     return detail.is_over or entity.status not in _UNAFFECTED_STATUSES
 
 
-def _node_fact(event: Event[_Detail], instance_id: str) -> NodeFact:
+def _node_fact(event: EventEnvelope[_Detail], instance_id: str) -> NodeFact:
     detail = event.detail
     return NodeFact(
         kind=FactKind.RECOVERED if detail.is_over else FactKind.FAULT,
@@ -188,7 +188,7 @@ def _node_fact(event: Event[_Detail], instance_id: str) -> NodeFact:
     )
 
 
-def _group_fact(event: Event[_Detail], entity: str) -> GroupFact:
+def _group_fact(event: EventEnvelope[_Detail], entity: str) -> GroupFact:
     detail = event.detail
     return GroupFact(
         kind=GroupFactKind.RACK_MAINTENANCE,

@@ -40,7 +40,7 @@ _VERDICTS = {
 _WITHDRAWN = re.compile(r"\bNone\b", re.ASCII)
 
 
-class Reading(NamedTuple):
+class NamedFault(NamedTuple):
     """A fault that a text names."""
 
     fault_key: str
@@ -51,14 +51,14 @@ class Reading(NamedTuple):
     link: str = ""
 
 
-def readings(text: str) -> tuple[Reading, ...]:
+def readings(text: str) -> tuple[NamedFault, ...]:
     """Return the faults that a text names, in its order, each once. Cleanup codes are not evidence.
 
     A text that names an Xid in an unknown form gives `UNPARSED`.
     """
     matches = [*_CODE.finditer(text)][:_MAX_READINGS]
     if not matches:
-        return (Reading("xid:*", UNPARSED),) if _NAMES_DEVICE.search(text) else ()
+        return (NamedFault("xid:*", UNPARSED),) if _NAMES_DEVICE.search(text) else ()
     ends = [*(match.start() for match in matches[1:]), len(text)]
     read = [_reading(match, text[match.end() : end]) for match, end in zip(matches, ends, strict=True)]
     return tuple(dict.fromkeys(reading for reading in read if reading))
@@ -81,16 +81,16 @@ def xid_key(number: str, words: str = "") -> str:
     return next((key for key in (variant, plain) if key in default_catalogue()), "xid:*")
 
 
-def _reading(match: re.Match[str], words: str) -> Reading | None:
+def _reading(match: re.Match[str], words: str) -> NamedFault | None:
     number, link = match["number"].lstrip("0") or "0", _LINK.search(words)
     where = {"gpu": match["pci"].lower(), "link": str(int(link["number"])) if link else ""}
     if match["kind"] == "SXid":
         keys = (f"sxid:{number}", f"sxid:*/{_severity_code(words)}")
-        return Reading(next((key for key in keys if key in default_catalogue()), "sxid:*"), number, **where)
+        return NamedFault(next((key for key in keys if key in default_catalogue()), "sxid:*"), number, **where)
     if is_cleanup(number):
         return None
     key = xid_key(number, words)
-    return Reading(key, number if key == "xid:*" else key.removeprefix("xid:"), **where)
+    return NamedFault(key, number if key == "xid:*" else key.removeprefix("xid:"), **where)
 
 
 def _severity_code(words: str) -> str:

@@ -13,7 +13,7 @@ from pydantic import ConfigDict
 
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import FactKind, NodeFact
-from evenkeel.events.fields import Event, EventModel, InstanceId, UtcTime, check_id
+from evenkeel.events.fields import EventEnvelope, EventModel, InstanceId, UtcTime, check_id
 from evenkeel.events.outcomes import Ignored, ParsedEvent
 
 SOURCE = "ec2.notice"
@@ -67,19 +67,19 @@ class _BlockDetail(EventModel):
 
 
 def _spot(document: dict[str, Any]) -> ParsedEvent:
-    event = Event[_SpotDetail].model_validate(document)
+    event = EventEnvelope[_SpotDetail].model_validate(document)
     action = event.detail.instance_action
     terminates_at = event.time if action == "hibernate" else event.time + SPOT_NOTICE
     return _node_fact_event(event, "ec2:spot_interruption", action, terminates_at)
 
 
 def _rebalance(document: dict[str, Any]) -> ParsedEvent:
-    event = Event[_InstanceDetail].model_validate(document)
+    event = EventEnvelope[_InstanceDetail].model_validate(document)
     return _node_fact_event(event, "ec2:rebalance_recommendation", "rebalance", None)
 
 
 def _state(document: dict[str, Any]) -> ParsedEvent | Ignored:
-    event = Event[_StateDetail].model_validate(document)
+    event = EventEnvelope[_StateDetail].model_validate(document)
     state = event.detail.state
     if state in ("pending", "running"):
         return Ignored(f"the instance is {state}")
@@ -89,7 +89,7 @@ def _state(document: dict[str, Any]) -> ParsedEvent | Ignored:
 
 
 def _reservation(document: dict[str, Any]) -> ParsedEvent:
-    event = Event[_ReservationDetail].model_validate(document)
+    event = EventEnvelope[_ReservationDetail].model_validate(document)
     detail = event.detail
     terminates_at = detail.instance_termination_time
     return _node_fact_event(event, "ec2:capacity_reservation_interruption", detail.instance_action, terminates_at)
@@ -97,7 +97,7 @@ def _reservation(document: dict[str, Any]) -> ParsedEvent:
 
 def _block(document: dict[str, Any]) -> ParsedEvent:
     """Return the fact that a whole reservation ends. The labels of the nodes show which nodes belong to it."""
-    event = Event[_BlockDetail].model_validate(document)
+    event = EventEnvelope[_BlockDetail].model_validate(document)
     reservation, end = event.detail.capacity_reservation_id, event.detail.end_date
     return ParsedEvent(
         (
@@ -129,7 +129,7 @@ PARSERS = {
 
 
 def _node_fact_event(
-    event: Event[Any], fault_key: str, code: str, terminates_at: datetime | None, *, occurrence: str = ""
+    event: EventEnvelope[Any], fault_key: str, code: str, terminates_at: datetime | None, *, occurrence: str = ""
 ) -> ParsedEvent:
     fact = NodeFact(
         kind=FactKind.FAULT,

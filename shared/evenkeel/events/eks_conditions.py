@@ -9,7 +9,7 @@ import re
 
 from evenkeel.domain.health.faults import UNKNOWN_FAULT, default_catalogue
 from evenkeel.events import driver_lines
-from evenkeel.events.driver_lines import Reading
+from evenkeel.events.driver_lines import NamedFault
 
 TYPES = ("AcceleratedHardwareReady", "ContainerRuntimeReady", "KernelReady", "NetworkingReady", "StorageReady")
 
@@ -19,7 +19,7 @@ _REASON = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 _IMEX_UNHEALTHY = "122"
 
 
-def reading(reason: str, message: str = "") -> Reading | None:
+def reading(reason: str, message: str = "") -> NamedFault | None:
     """Return the fault that a reason names, or None if the reason is not evidence."""
     xid = _XID.fullmatch(reason)
     if xid:
@@ -29,13 +29,13 @@ def reading(reason: str, message: str = "") -> Reading | None:
         exact = (
             candidate for candidate in driver_lines.readings(message) if candidate.code.partition("/")[0] == number
         )
-        return next(exact, Reading(driver_lines.xid_key(number, message), number))
+        return next(exact, NamedFault(driver_lines.xid_key(number, message), number))
     code = reason if _REASON.fullmatch(reason) else "unreadable"
     numbered = _NUMBERED.fullmatch(reason)
     if numbered:
-        return Reading(_numbered_key(numbered["name"], numbered["number"]), code)
+        return NamedFault(_numbered_key(numbered["name"], numbered["number"]), code)
     name = "RepeatedRestart" if reason.endswith("RepeatedRestart") else code
-    return Reading(f"eks:{name}" if f"eks:{name}" in default_catalogue() else UNKNOWN_FAULT, code)
+    return NamedFault(f"eks:{name}" if f"eks:{name}" in default_catalogue() else UNKNOWN_FAULT, code)
 
 
 def _numbered_key(name: str, number: str) -> str:

@@ -176,7 +176,7 @@ NONE_IF_UNREADABLE = WrapValidator(_none_if_unreadable)
 Detail = TypeVar("Detail", bound=EventModel)
 
 
-class Event(EventModel, Generic[Detail]):
+class EventEnvelope(EventModel, Generic[Detail]):
     """Envelope of an event with the `detail` of its source.
 
     Source: the EventBridge guide, "Event structure". Powertools' `EventBridgeModel` is not used: it needs `resources`

@@ -18,7 +18,15 @@ from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.domain.nodes import INSTANCE_ID
 from evenkeel.events import fields
-from evenkeel.events.fields import ClusterArn, EpochMilliseconds, Event, EventId, EventModel, PlainText, check_id
+from evenkeel.events.fields import (
+    ClusterArn,
+    EpochMilliseconds,
+    EventEnvelope,
+    EventId,
+    EventModel,
+    PlainText,
+    check_id,
+)
 from evenkeel.events.outcomes import Fact, Ignored, ParsedEvent
 
 DETAIL_TYPE = "SageMaker HyperPod Cluster Event"
@@ -144,7 +152,7 @@ def parse(document: dict[str, Any]) -> ParsedEvent | Ignored:
     Raises:
         ValidationError: the event does not fit its model.
     """
-    event = Event[_Detail].model_validate(document)
+    event = EventEnvelope[_Detail].model_validate(document)
     record = event.detail.event_details
     meaning = _meaning(record)
     facts: list[Fact] = []
@@ -170,7 +178,7 @@ def _meaning(record: _Record) -> _Meaning | None:
     return next((meaning for pattern, meaning in _BY_DESCRIPTION if pattern.match(record.description)), None)
 
 
-def _progress_fact(event: Event[_Detail], code: str) -> NodeFact:
+def _progress_fact(event: EventEnvelope[_Detail], code: str) -> NodeFact:
     record = event.detail.event_details
     return NodeFact(
         kind=FactKind.PROGRESS,
@@ -188,7 +196,7 @@ def _progress_fact(event: Event[_Detail], code: str) -> NodeFact:
     )
 
 
-def _group_fact(event: Event[_Detail], kind: GroupFactKind, fault_key: str) -> GroupFact:
+def _group_fact(event: EventEnvelope[_Detail], kind: GroupFactKind, fault_key: str) -> GroupFact:
     record = event.detail.event_details
     return GroupFact(
         kind=kind,
@@ -204,7 +212,7 @@ def _group_fact(event: Event[_Detail], kind: GroupFactKind, fault_key: str) -> G
     )
 
 
-def _unnamed_fact(event: Event[_Detail]) -> Fact:
+def _unnamed_fact(event: EventEnvelope[_Detail]) -> Fact:
     """Return an error that no rule names: a minor fault of its instance, or a note on its group."""
     if not event.detail.event_details.instance_id:
         return _group_fact(event, GroupFactKind.OTHER_ERROR, "")

@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_pascal
 
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.events import fields
-from evenkeel.events.fields import ClusterArn, Event, EventModel, PlainText
+from evenkeel.events.fields import ClusterArn, EventEnvelope, EventModel, PlainText
 from evenkeel.events.outcomes import ParsedEvent
 
 DETAIL_TYPE = "SageMaker HyperPod Cluster State Change"
@@ -47,10 +47,10 @@ def parse(document: dict[str, Any]) -> ParsedEvent:
     Raises:
         ValidationError: the event does not fit its model.
     """
-    return ParsedEvent(tuple(_facts(Event[_Detail].model_validate(document))))
+    return ParsedEvent(tuple(_facts(EventEnvelope[_Detail].model_validate(document))))
 
 
-def _facts(event: Event[_Detail]) -> Iterator[GroupFact]:
+def _facts(event: EventEnvelope[_Detail]) -> Iterator[GroupFact]:
     detail = event.detail
     whole = GroupFact(
         kind=GroupFactKind.CLUSTER_STATUS,

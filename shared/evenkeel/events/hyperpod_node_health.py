@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_pascal
 from evenkeel.domain.health.faults import UNKNOWN_FAULT, default_catalogue
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.events import fields
-from evenkeel.events.fields import ClusterArn, Event, EventModel, InstanceId, PlainText
+from evenkeel.events.fields import ClusterArn, EventEnvelope, EventModel, InstanceId, PlainText
 from evenkeel.events.outcomes import ParsedEvent
 
 DETAIL_TYPE = "SageMaker HyperPod Cluster Node Health Event"
@@ -52,7 +52,7 @@ def parse(document: dict[str, Any]) -> ParsedEvent:
     Raises:
         ValidationError: the event does not fit its model.
     """
-    event = Event[_Detail].model_validate(document)
+    event = EventEnvelope[_Detail].model_validate(document)
     detail, summary = event.detail, event.detail.health_summary
     is_unhealthy = summary.health_status == "Unhealthy"
     code = _code(summary.health_status_reason) if is_unhealthy else ""

@@ -26,7 +26,7 @@ from evenkeel.domain.nodes import KubernetesNode, NodeCondition
 from evenkeel.domain.recovery.validation import DEEP_CHECK_STATUS, FAULT_TYPES, HEALTH_STATUS, fault_marks
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import driver_lines, eks_conditions, fields, nvsentinel_conditions
-from evenkeel.events.driver_lines import Reading
+from evenkeel.events.driver_lines import NamedFault
 from evenkeel.events.fields import EventModel
 from evenkeel.events.hyperpod_node_health import fault_key
 
@@ -147,7 +147,7 @@ def _from_kubelet(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> t
         _fact(
             node,
             SOURCE_KUBELET,
-            Reading(NOT_READY, "NotReady"),
+            NamedFault(NOT_READY, "NotReady"),
             since,
             occurrence=rfc3339(since),
             detail=f"Node {node.name} is not Ready since {rfc3339(since)} ({seconds} s).",
@@ -175,7 +175,7 @@ def _from_hyperpod(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> 
             and f"hp:{condition.type}" not in seen_keys
             and not _is_stale(condition, policy, now)
         ):
-            yield from _of_condition(node, SOURCE_AGENT, condition, Reading(f"hp:{condition.type}", condition.type))
+            yield from _of_condition(node, SOURCE_AGENT, condition, NamedFault(f"hp:{condition.type}", condition.type))
     if not fault_marks(node):
         yield from _recovery_facts(node, SOURCE_AGENT, conditions, policy, now)
 
@@ -215,7 +215,9 @@ def _is_stale(condition: NodeCondition, policy: WatchPolicy, now: datetime) -> b
     return (now - condition.changed_at).total_seconds() > policy.stale_condition_seconds
 
 
-def _of_condition(node: KubernetesNode, source: str, condition: NodeCondition, reading: Reading) -> Iterator[NodeFact]:
+def _of_condition(
+    node: KubernetesNode, source: str, condition: NodeCondition, reading: NamedFault
+) -> Iterator[NodeFact]:
     if condition.changed_at is None:
         return  # without a time, two occurrences have the same key
     text = f"{condition.type}={condition.status}, {condition.reason}: {condition.message}"
@@ -234,7 +236,7 @@ def _recovery_facts(
     if (now - since).total_seconds() > policy.recovery_signal_max_age_seconds:
         return
     well = _fact(
-        node, source, Reading("", ""), since, occurrence=rfc3339(since), detail=f"Node {node.name} is healthy again."
+        node, source, NamedFault("", ""), since, occurrence=rfc3339(since), detail=f"Node {node.name} is healthy again."
     )
     yield well.but(kind=FactKind.RECOVERED)
 
@@ -245,7 +247,7 @@ def _from_reservation(node: KubernetesNode, ending: Mapping[str, GroupFact], now
     terminates_at = notice.deadline_at if notice else None
     if notice is None or terminates_at is None:
         return
-    reading = Reading("ec2:capacity_block_expiring", reservation)
+    reading = NamedFault("ec2:capacity_block_expiring", reservation)
     detail = f"Capacity reservation {reservation} ends node {node.name} at {rfc3339(terminates_at)}."
     occurrence = f"{reservation}-{rfc3339(terminates_at)}"
     fact = _fact(node, SOURCE_RESERVATION, reading, now, occurrence=occurrence, detail=detail)
@@ -265,16 +267,16 @@ def _from_labels(node: KubernetesNode, now: datetime) -> tuple[NodeFact, ...]:
         readings = list(driver_lines.readings(entry.message))
         if named and (not types or named in types or entry.reason in types):
             seen_keys.update((named, entry.reason))
-            readings.insert(0, Reading(fault_key(named), named))
+            readings.insert(0, NamedFault(fault_key(named), named))
         for reading in readings:
             fact = _fact(node, SOURCE_AGENT, reading, at, occurrence=rfc3339(at), detail=entry.message)
             facts[fact.fact_key] = fact
     # A label without a time counts once per boot: only the boot id distinguishes its occurrences.
     boot = f"boot-{node.boot_id}"
-    untimed = [Reading(fault_key(name), name) for name in types if name not in seen_keys]
+    untimed = [NamedFault(fault_key(name), name) for name in types if name not in seen_keys]
     if not facts and not types:
-        untimed += [Reading(pending, pending.partition(":")[2])] if pending else []
-        untimed += [Reading("hp:deep_health_check_failed", "deep_health_check_failed")] if failed_check else []
+        untimed += [NamedFault(pending, pending.partition(":")[2])] if pending else []
+        untimed += [NamedFault("hp:deep_health_check_failed", "deep_health_check_failed")] if failed_check else []
     for reading in untimed:
         text = f"Node {node.name} has the mark {reading.code}."
         fact = _fact(node, SOURCE_AGENT, reading, now, occurrence=boot, detail=text)
@@ -305,7 +307,7 @@ def _details(node: KubernetesNode) -> list[_FaultDetail]:
 
 
 def _fact(
-    node: KubernetesNode, source: str, reading: Reading, at: datetime, *, occurrence: str, detail: str
+    node: KubernetesNode, source: str, reading: NamedFault, at: datetime, *, occurrence: str, detail: str
 ) -> NodeFact:
     assert node.instance_id
     return NodeFact(

@@ -11,7 +11,7 @@ import re
 
 from evenkeel.domain.health.faults import UNKNOWN_FAULT
 from evenkeel.events import driver_lines
-from evenkeel.events.driver_lines import Reading
+from evenkeel.events.driver_lines import NamedFault
 
 _DCGM = tuple(
     f"Gpu{part}Watch" for part in ("Mem", "Thermal", "Pcie", "Power", "Inforom", "Sm", "Mcu", "Pmu", "Driver", "Cpuset")
@@ -33,9 +33,9 @@ _FROM_KERNEL_LOG = "SysLogs"
 _XID = re.compile(r"\bErrorCode:(?P<number>[0-9]{1,4})\b", re.ASCII)
 
 
-def readings(condition: str, message: str) -> tuple[Reading, ...]:
+def readings(condition: str, message: str) -> tuple[NamedFault, ...]:
     """Return the faults of a condition that is True. Xid 45 is not evidence, so there may be none."""
-    default = (Reading(_FAULTS[condition], condition),)
+    default = (NamedFault(_FAULTS[condition], condition),)
     if not condition.startswith(_FROM_KERNEL_LOG):
         return default
     lines = tuple(reading for reading in driver_lines.readings(message) if reading.code != driver_lines.UNPARSED)
@@ -43,6 +43,6 @@ def readings(condition: str, message: str) -> tuple[Reading, ...]:
     if lines or not numbers or condition != "SysLogsXIDError":
         return lines or default
     faults = (
-        Reading(driver_lines.xid_key(number), number) for number in numbers if not driver_lines.is_cleanup(number)
+        NamedFault(driver_lines.xid_key(number), number) for number in numbers if not driver_lines.is_cleanup(number)
     )
     return tuple(dict.fromkeys(faults))

@@ -17,8 +17,8 @@ from evenkeel.domain.health.incidents import FactDetail, FactKind, FactText, Fac
 from evenkeel.domain.health.reports import ReporterRole
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import agent_log, driver_lines, eks_conditions, fields
-from evenkeel.events.driver_lines import Reading
-from evenkeel.events.fields import PRINTABLE, Event, EventModel, InstanceId, PlainText, UtcTime
+from evenkeel.events.driver_lines import NamedFault
+from evenkeel.events.fields import PRINTABLE, EventEnvelope, EventModel, InstanceId, PlainText, UtcTime
 from evenkeel.events.outcomes import Ignored, Malformed, ParsedEvent
 
 SOURCE = "evenkeel.api"
@@ -28,7 +28,7 @@ _SOURCES = {ReporterRole.DETECTOR: "site", ReporterRole.OPERATOR: "person"}
 _DIGITS = re.compile(r"[0-9]{1,4}", re.ASCII)
 
 
-def readings(code: str, line: str) -> tuple[Reading, ...]:
+def readings(code: str, line: str) -> tuple[NamedFault, ...]:
     """Return the faults that a report names by its code, else by its line; none if it names no known fault.
 
     A code is a key of the catalogue (`xid:79`), the number of an Xid, or the name that HyperPod or the EKS agent uses.
@@ -39,8 +39,8 @@ def readings(code: str, line: str) -> tuple[Reading, ...]:
     key = fault_key(code)
     if not key:
         return ()
-    where = next((reading for reading in named if reading.gpu), Reading(key, code))
-    return (Reading(key, code, where.gpu, where.link),)
+    where = next((reading for reading in named if reading.gpu), NamedFault(key, code))
+    return (NamedFault(key, code, where.gpu, where.link),)
 
 
 def fault_key(code: str) -> str:
@@ -60,7 +60,7 @@ def detail_of(caller: str, reporter_role: ReporterRole, facts: list[dict[str, st
 
 
 def fault_of(
-    instance_id: str, reading: Reading, *, gpu: str, job_id: str, observed_at: datetime, words: str
+    instance_id: str, reading: NamedFault, *, gpu: str, job_id: str, observed_at: datetime, words: str
 ) -> dict[str, str]:
     """Return one fault of such a detail."""
     return {
@@ -106,7 +106,7 @@ def parse(document: dict[str, Any]) -> ParsedEvent | Ignored | Malformed:
     Raises:
         ValidationError: the event does not fit its model.
     """
-    event = Event[_Detail].model_validate(document)
+    event = EventEnvelope[_Detail].model_validate(document)
     detail = event.detail
     # An event without a known role is a detector's: the role with the least authority.
     role = ReporterRole.OPERATOR if detail.reporter_role == ReporterRole.OPERATOR else ReporterRole.DETECTOR

@@ -2,25 +2,28 @@
 
 import pytest
 
-from evenkeel_cli.progress import Pace, Progress, read_progress, total_steps
+from evenkeel_cli.progress import Pace, TrainingProgress, read_progress, total_steps
 
 
 @pytest.mark.parametrize(
     ("log", "expected"),
     [
-        ('{"event": "step", "step": 76, "loss": 0.25}\n{"event": "saved", "step": 77}\n', Progress(77, None, 0.25)),
-        ('{"global_step": 5, "max_steps": 100, "train_loss": 1}', Progress(5, 100, 1.0)),
-        ("Step 12/100, loss: 0.3\nsaved a checkpoint\n", Progress(12, 100, 0.3)),
-        (" iteration      100/  500000 | lm loss: 6.6E+00 | grad norm: 1.2", Progress(100, 500000, 6.6)),
-        ("{'loss': 0.31, 'learning_rate': 5e-05}", Progress(None, None, 0.31)),
-        ("  41%|████      | 412/1000 [02:10<03:05,  3.17it/s]", Progress(412, 1000, None)),
-        ("steps are counted later; lossless; epoch 3/9", Progress()),
-        ('{"step": true, "loss": null}\n{"broken\n[1]', Progress()),
-        ("", Progress()),
+        (
+            '{"event": "step", "step": 76, "loss": 0.25}\n{"event": "saved", "step": 77}\n',
+            TrainingProgress(77, None, 0.25),
+        ),
+        ('{"global_step": 5, "max_steps": 100, "train_loss": 1}', TrainingProgress(5, 100, 1.0)),
+        ("Step 12/100, loss: 0.3\nsaved a checkpoint\n", TrainingProgress(12, 100, 0.3)),
+        (" iteration      100/  500000 | lm loss: 6.6E+00 | grad norm: 1.2", TrainingProgress(100, 500000, 6.6)),
+        ("{'loss': 0.31, 'learning_rate': 5e-05}", TrainingProgress(None, None, 0.31)),
+        ("  41%|████      | 412/1000 [02:10<03:05,  3.17it/s]", TrainingProgress(412, 1000, None)),
+        ("steps are counted later; lossless; epoch 3/9", TrainingProgress()),
+        ('{"step": true, "loss": null}\n{"broken\n[1]', TrainingProgress()),
+        ("", TrainingProgress()),
     ],
     ids=["json", "other names", "words", "megatron", "transformers", "tqdm", "no step", "broken", "empty"],
 )
-def test_newest_progress_is_read_from_a_log(log: str, expected: Progress) -> None:
+def test_newest_progress_is_read_from_a_log(log: str, expected: TrainingProgress) -> None:
     assert read_progress(log) == expected
 
 
@@ -42,7 +45,8 @@ def test_time_left_follows_from_the_steps_that_were_seen() -> None:
     pace = Pace()
 
     left = [
-        pace.seconds_left(1, Progress(step, 100), now) for step, now in ((10, 0.0), (10, 5.0), (20, 10.0), (20, 14.0))
+        pace.seconds_left(1, TrainingProgress(step, 100), now)
+        for step, now in ((10, 0.0), (10, 5.0), (20, 10.0), (20, 14.0))
     ]
 
     assert left == [None, None, 80.0, 76.0]
@@ -50,15 +54,17 @@ def test_time_left_follows_from_the_steps_that_were_seen() -> None:
 
 def test_another_attempt_has_a_pace_of_its_own() -> None:
     pace = Pace()
-    pace.seconds_left(1, Progress(10, 100), 0.0)
+    pace.seconds_left(1, TrainingProgress(10, 100), 0.0)
 
-    assert pace.seconds_left(2, Progress(50, 100), 10.0) is None
-    assert pace.seconds_left(2, Progress(60, 100), 20.0) == 40.0
+    assert pace.seconds_left(2, TrainingProgress(50, 100), 10.0) is None
+    assert pace.seconds_left(2, TrainingProgress(60, 100), 20.0) == 40.0
 
 
-@pytest.mark.parametrize("progress", [Progress(), Progress(5), Progress(None, 100), Progress(4, 100)])
-def test_unknown_step_or_total_leaves_the_time_unknown(progress: Progress) -> None:
+@pytest.mark.parametrize(
+    "progress", [TrainingProgress(), TrainingProgress(5), TrainingProgress(None, 100), TrainingProgress(4, 100)]
+)
+def test_unknown_step_or_total_leaves_the_time_unknown(progress: TrainingProgress) -> None:
     pace = Pace()
-    pace.seconds_left(1, Progress(5, 100), 0.0)
+    pace.seconds_left(1, TrainingProgress(5, 100), 0.0)
 
     assert pace.seconds_left(1, progress, 10.0) is None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel.domain.costs.interruptions import Span
-from evenkeel.domain.costs.node_time import HeldGpus, NodeSpan, NodeUse, Repair, node_time
+from evenkeel.domain.costs.node_time import HeldGpus, NodeOutageSpan, NodeSpan, NodeUse, node_time
 from evenkeel.domain.costs.receipt import GpuPrice
 
 BEGIN = datetime(2026, 11, 3, tzinfo=UTC)
@@ -33,8 +33,8 @@ NODES = st.tuples(SPANS, SPANS).map(
 )
 
 
-@given(NODES, st.lists(HELD, max_size=8), st.lists(st.builds(Repair, st.sampled_from("ab"), SPANS), max_size=3))
-def test_uses_sum_to_all_gpu_time(nodes: list[NodeSpan], held: list[HeldGpus], repairs: list[Repair]) -> None:
+@given(NODES, st.lists(HELD, max_size=8), st.lists(st.builds(NodeOutageSpan, st.sampled_from("ab"), SPANS), max_size=3))
+def test_uses_sum_to_all_gpu_time(nodes: list[NodeSpan], held: list[HeldGpus], repairs: list[NodeOutageSpan]) -> None:
     pools, total = node_time(nodes, held, repairs, price_at, [BEGIN + 5 * HOUR])
 
     whole = sum(node.gpus * (node.span.end - node.span.start) / HOUR for node in nodes)
@@ -46,7 +46,7 @@ def test_uses_sum_to_all_gpu_time(nodes: list[NodeSpan], held: list[HeldGpus], r
 
 def test_rest_of_a_node_is_in_repair_or_has_no_job() -> None:
     held = [HeldGpus("a", NodeUse.PRODUCTIVE, 6, between(2, 4)), HeldGpus("a", NodeUse.LOST, 6, between(3, 4))]
-    _, total = node_time([a_node()], held, [Repair("a", between(3, 6))], price_at)
+    _, total = node_time([a_node()], held, [NodeOutageSpan("a", between(3, 6))], price_at)
 
     # From 3 to 4 both attempts hold 12 GPUs of 8: the second one gets the rest.
     assert {use.use: use.gpu_hours for use in total.uses if use.gpu_hours} == {

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.economics.commitment import (
     CommitmentTerms,
-    Demand,
     DemandHour,
+    HourlyDemand,
     advise_commitment,
     commitment_cost,
     hourly,
@@ -20,8 +20,8 @@ START = datetime(2026, 11, 2, tzinfo=UTC)
 TERMS = CommitmentTerms(reserved_usd_per_hour=3, on_demand_usd_per_hour=5)
 
 
-def hours(*units: float) -> Demand:
-    return Demand(hours=units)
+def hours(*units: float) -> HourlyDemand:
+    return HourlyDemand(hours=units)
 
 
 @given(

@@ -8,7 +8,7 @@ from statistics import NormalDist
 import pytest
 
 from evenkeel.domain.economics import published_tables
-from evenkeel.domain.economics.published_tables import Cell, Verdict
+from evenkeel.domain.economics.published_tables import Cell, CellCheck
 
 
 def cells(seed: int = 1, failures: int = published_tables.DEFAULT_FAILURES) -> tuple[Cell, ...]:
@@ -38,7 +38,7 @@ def test_table_4_has_exactly_three_misprints(found: tuple[Cell, ...]) -> None:
 def test_table_1_is_rounded_up_throughout(found: tuple[Cell, ...]) -> None:
     table = [each for each in found if each.table == "1"]
 
-    assert {each.verdict for each in table} == {Verdict.ROUNDED_UP}
+    assert {each.verdict for each in table} == {CellCheck.ROUNDED_UP}
     assert sum(math.floor(each.exact + 0.5) == each.printed for each in table) == 19
 
 

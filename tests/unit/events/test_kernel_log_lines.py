@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.events import agent_log, driver_lines, eks_conditions, reported_faults
-from evenkeel.events.driver_lines import Reading
+from evenkeel.events.driver_lines import NamedFault
 
 XID = "NVRM: Xid (PCI:0000:b9:00): "
 
@@ -18,39 +18,39 @@ XID = "NVRM: Xid (PCI:0000:b9:00): "
 @pytest.mark.parametrize(
     ("line", "reading"),
     [
-        (f"{XID}79, pid=1234, GPU has fallen off the bus.", Reading("xid:79", "79", "0000:b9:00")),
-        (f"[ 12.3] {XID}048, DBE", Reading("xid:48", "48", "0000:b9:00")),
-        (f"{XID}9999, new", Reading("xid:*", "9999", "0000:b9:00")),
+        (f"{XID}79, pid=1234, GPU has fallen off the bus.", NamedFault("xid:79", "79", "0000:b9:00")),
+        (f"[ 12.3] {XID}048, DBE", NamedFault("xid:48", "48", "0000:b9:00")),
+        (f"{XID}9999, new", NamedFault("xid:*", "9999", "0000:b9:00")),
         (
             "Xid (PCI:0000:B9:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 04 (0x1 0x2 0x3)",
-            Reading("xid:149/fatal", "149/fatal", "0000:b9:00", "4"),
+            NamedFault("xid:149/fatal", "149/fatal", "0000:b9:00", "4"),
         ),
         (
             "Xid (PCI:0000:b9:00): 149, NETIR_LINK_EVT Nonfatal XC0 i0 Link 4",
-            Reading("xid:149/nonfatal", "149/nonfatal", "0000:b9:00", "4"),
+            NamedFault("xid:149/nonfatal", "149/nonfatal", "0000:b9:00", "4"),
         ),
-        (f"{XID}149, neither word", Reading("xid:*", "149", "0000:b9:00")),
-        (f"{XID}147, TREX Fatal", Reading("xid:*", "147", "0000:b9:00")),
+        (f"{XID}149, neither word", NamedFault("xid:*", "149", "0000:b9:00")),
+        (f"{XID}147, TREX Fatal", NamedFault("xid:*", "147", "0000:b9:00")),
         (
             f"{XID}154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
-            Reading("xid:154/node_reboot_required", "154/node_reboot_required", "0000:b9:00"),
+            NamedFault("xid:154/node_reboot_required", "154/node_reboot_required", "0000:b9:00"),
         ),
-        (f"{XID}154, GPU recovery action changed: None", Reading("xid:154/none", "154/none", "0000:b9:00")),
-        (f"{XID}154, recovery action: Meditate", Reading("xid:*", "154", "0000:b9:00")),
+        (f"{XID}154, GPU recovery action changed: None", NamedFault("xid:154/none", "154/none", "0000:b9:00")),
+        (f"{XID}154, recovery action: Meditate", NamedFault("xid:*", "154", "0000:b9:00")),
         (
             "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 egress nonposted PRIV error",
-            Reading("sxid:12028", "12028", "0000:c1:00.0", "32"),
+            NamedFault("sxid:12028", "12028", "0000:c1:00.0", "32"),
         ),
         (
             "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 99999, Fatal, Link 07",
-            Reading("sxid:*/fatal", "99999", "0000:c1:00.0", "7"),
+            NamedFault("sxid:*/fatal", "99999", "0000:c1:00.0", "7"),
         ),
-        ("SXid (PCI:0000:c1:00.0): 99999, Non-fatal", Reading("sxid:*", "99999", "0000:c1:00.0")),
-        ("NVRM: Xid (GPU-5d1f7c0a): 79", Reading("xid:*", "xid_unparsed")),
-        ("xid error, code lost", Reading("xid:*", "xid_unparsed")),
+        ("SXid (PCI:0000:c1:00.0): 99999, Non-fatal", NamedFault("sxid:*", "99999", "0000:c1:00.0")),
+        ("NVRM: Xid (GPU-5d1f7c0a): 79", NamedFault("xid:*", "xid_unparsed")),
+        ("xid error, code lost", NamedFault("xid:*", "xid_unparsed")),
     ],
 )
-def test_a_line_names_its_fault_its_device_and_its_link(line: str, reading: Reading) -> None:
+def test_a_line_names_its_fault_its_device_and_its_link(line: str, reading: NamedFault) -> None:
     assert driver_lines.readings(line) == (reading,)
     assert reading.fault_key in default_catalogue()
 
@@ -149,7 +149,9 @@ def test_cleanup_code_is_no_evidence_from_any_source() -> None:
 
 
 def test_eks_agent_message_gives_the_device() -> None:
-    assert eks_conditions.reading("NvidiaXID79Error", f"{XID}79, off the bus") == Reading("xid:79", "79", "0000:b9:00")
+    assert eks_conditions.reading("NvidiaXID79Error", f"{XID}79, off the bus") == NamedFault(
+        "xid:79", "79", "0000:b9:00"
+    )
 
 
 # ---------------------------------------------------------------- codes as people write them
@@ -177,7 +179,7 @@ def test_a_code_is_a_key_a_number_or_a_name(code: str, key: str) -> None:
 
 
 def test_a_code_beside_a_line_takes_the_device_from_it() -> None:
-    assert reported_faults.readings("xid:79", f"{XID}79, x") == (Reading("xid:79", "xid:79", "0000:b9:00"),)
+    assert reported_faults.readings("xid:79", f"{XID}79, x") == (NamedFault("xid:79", "xid:79", "0000:b9:00"),)
 
 
 # ---------------------------------------------------------------- whatever comes

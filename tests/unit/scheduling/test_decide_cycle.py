@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.admission.authority import AdmissionAuthority
-from evenkeel.domain.admission.cycle_plan import Admission, CyclePlan, MissingFacts, Preemption, Wait
+from evenkeel.domain.admission.cycle_plan import AdmissionStep, CyclePlan, MissingFacts, PendingStep, Preemption
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide import Action
 from evenkeel.domain.admission.decide_cycle import decide_cycle
@@ -71,7 +71,7 @@ def test_no_job_starts_unless_the_mode_is_act(mode: Mode) -> None:
     plan = decided(a_snapshot(waiting(1)), mode=mode)
 
     (step,) = plan.steps
-    assert isinstance(step, Wait)
+    assert isinstance(step, PendingStep)
     assert (step.decision.action, step.mode, plan.admissions) == (Action.ADMIT, mode, ())
 
 
@@ -300,5 +300,5 @@ def test_job_on_an_ending_reservation_is_read_first() -> None:
 def test_decisions_carry_their_facts() -> None:
     plan = decided(a_snapshot(waiting(1), waiting(2), waiting(3)))
 
-    assert all(isinstance(step, Admission | Wait) and step.decision.facts.request for step in plan.steps)
+    assert all(isinstance(step, AdmissionStep | PendingStep) and step.decision.facts.request for step in plan.steps)
     assert all(step.decision.reason for step in plan.steps)

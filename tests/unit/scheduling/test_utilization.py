@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from evenkeel.domain.capacity.utilization import GroupUtilization, Measure, NodeUtilization, Reading, Sample
+from evenkeel.domain.capacity.utilization import GroupUtilization, Measure, NodeReading, NodeUtilization, Sample
 
 LAUNCHED = datetime(2026, 11, 3, 10, 0, tzinfo=UTC)
 
@@ -61,39 +61,44 @@ def test_node_without_samples_has_no_age() -> None:
 
 
 def test_group_average_is_weighted_by_the_amounts() -> None:
-    found = GroupUtilization.of([Reading("i-a", 8, 90), Reading("i-b", 1, 0)])
+    found = GroupUtilization.of([NodeReading("i-a", 8, 90), NodeReading("i-b", 1, 0)])
 
     assert (found.average, found.lowest, found.lowest_node, found.highest) == (80, 0, "i-b", 90)
 
 
 def test_unmeasured_node_is_unknown_and_not_idle() -> None:
-    found = GroupUtilization.of([Reading("i-a", 8, 90), Reading("i-b", 8, None)])
+    found = GroupUtilization.of([NodeReading("i-a", 8, 90), NodeReading("i-b", 8, None)])
 
     assert (found.average, found.lowest) == (90, 90)
     assert (found.measured_nodes, found.unknown_nodes) == (1, 1)
 
 
 def test_node_without_gpus_counts_in_no_gpu_figure() -> None:
-    found = GroupUtilization.of([Reading("i-a", 8, 90), Reading("i-cpu", 0, None)])
+    found = GroupUtilization.of([NodeReading("i-a", 8, 90), NodeReading("i-cpu", 0, None)])
 
     assert (found.measured_nodes, found.unknown_nodes) == (1, 0)
 
 
 def test_node_of_unknown_size_is_only_in_the_extremes() -> None:
-    found = GroupUtilization.of([Reading("i-a", 8, 90), Reading("i-b", None, 2)])
+    found = GroupUtilization.of([NodeReading("i-a", 8, 90), NodeReading("i-b", None, 2)])
 
     assert (found.average, found.lowest, found.measured_nodes) == (90, 2, 2)
-    assert GroupUtilization.of([Reading("i-b", None, 2)]).average is None
+    assert GroupUtilization.of([NodeReading("i-b", None, 2)]).average is None
 
 
 def test_group_without_readings_has_no_figures() -> None:
-    found = GroupUtilization.of([Reading("i-a", 8, None)])
+    found = GroupUtilization.of([NodeReading("i-a", 8, None)])
 
     assert (found.average, found.lowest, found.lowest_node, found.highest) == (None, None, None, None)
     assert GroupUtilization.of([]).unknown_nodes == 0
 
 
 def test_order_of_nodes_does_not_change_the_figures() -> None:
-    readings = [Reading("i-c", 8, 5), Reading("i-a", 8, 5), Reading("i-b", 1, 70), Reading("i-d", 8, None)]
+    readings = [
+        NodeReading("i-c", 8, 5),
+        NodeReading("i-a", 8, 5),
+        NodeReading("i-b", 1, 70),
+        NodeReading("i-d", 8, None),
+    ]
 
     assert len({GroupUtilization.of(each).model_dump_json() for each in permutations(readings)}) == 1

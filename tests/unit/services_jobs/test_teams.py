@@ -10,7 +10,7 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.policy import JobPolicy
-from evenkeel.domain.kueue.preemption import Reason, words_of
+from evenkeel.domain.kueue.preemption import Reason, reason_text
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.budgets import remaining_by_team
@@ -315,8 +315,8 @@ def test_why_names_no_sum_of_jobs() -> None:
 
 
 def test_every_reason_of_a_preemption_has_words() -> None:
-    assert [words_of(reason) for reason in Reason if words_of(reason) == reason] == []
-    assert words_of("INTERRUPTED") == "INTERRUPTED"
+    assert [reason_text(reason) for reason in Reason if reason_text(reason) == reason] == []
+    assert reason_text("INTERRUPTED") == "INTERRUPTED"
 
 
 def test_drained_queue_stops_its_jobs_once() -> None:

@@ -18,7 +18,7 @@ Placement = PlacementDecision | str
 """The pool where a job should run, or a sentence that says why rented nodes would not help the job."""
 
 
-class Admission(NamedTuple):
+class AdmissionStep(NamedTuple):
     """A job that starts now, on its nodes or through Kueue."""
 
     decision: AdmissionDecision
@@ -39,7 +39,7 @@ class RentalStart(NamedTuple):
     placement: PlacementDecision
 
 
-class Wait(NamedTuple):
+class PendingStep(NamedTuple):
     """A job that waits, with the reason to record. In any mode but `act` the decision may be to start or to preempt."""
 
     decision: AdmissionDecision
@@ -48,7 +48,7 @@ class Wait(NamedTuple):
     """Where the job could run otherwise; None if that was not examined."""
 
 
-JobStep = Admission | Preemption | RentalStart | Wait
+JobStep = AdmissionStep | Preemption | RentalStart | PendingStep
 
 
 class Departure(NamedTuple):
@@ -122,9 +122,9 @@ class CyclePlan(NamedTuple):
         return self.queue_plan.resizes
 
     @property
-    def admissions(self) -> tuple[Admission, ...]:
+    def admissions(self) -> tuple[AdmissionStep, ...]:
         """The jobs that start now."""
-        return tuple(step for step in self.steps if isinstance(step, Admission))
+        return tuple(step for step in self.steps if isinstance(step, AdmissionStep))
 
     @property
     def waiting(self) -> int:

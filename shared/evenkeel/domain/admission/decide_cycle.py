@@ -13,15 +13,15 @@ from typing import TypeGuard
 from evenkeel.domain.admission import rent_plan
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.cycle_plan import (
-    Admission,
+    AdmissionStep,
     CyclePlan,
     JobStep,
     MissingFacts,
+    PendingStep,
     Placement,
     Preemption,
     QueuePlan,
     RentalStart,
-    Wait,
 )
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide import (
@@ -305,16 +305,16 @@ def _steps(
         may_act = allowed is Mode.ACT
         placement = placements.get(decided.job_id)
         if decided.action is Action.ADMIT and may_act:
-            yield Admission(decided)
+            yield AdmissionStep(decided)
         elif decided.action is Action.PREEMPT and may_act and decided.job_id not in shrinks:
             victims = _new_victims(snapshot, queue_plan.queue, decided)
-            yield Preemption(decided, victims) if victims else Wait(decided, allowed)
+            yield Preemption(decided, victims) if victims else PendingStep(decided, allowed)
         elif decided.job_id in serving and decided.action is not Action.ADMIT:
             continue  # the job's reason names its rental already
         elif _is_rent(placement) and may_act and not shrinks:
             yield RentalStart(decided, placement)
         else:
-            yield Wait(decided, allowed, placement)
+            yield PendingStep(decided, allowed, placement)
 
 
 def _is_rent(placement: Placement | None) -> TypeGuard[PlacementDecision]:

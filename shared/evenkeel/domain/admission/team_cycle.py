@@ -40,7 +40,7 @@ from evenkeel.domain.kueue import short_form
 from evenkeel.domain.kueue.assignment import Assignment
 from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import Amounts, Workload
-from evenkeel.domain.kueue.preemption import Demand, Victim, preemptable_victims
+from evenkeel.domain.kueue.preemption import QuotaDemand, Victim, preemptable_victims
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.quotas.quota_facts import CycleState, DocumentCache, quota_facts_of
 
@@ -375,7 +375,7 @@ class _TeamCycle:
         wanted = {key: amount for key, amount in decision.assignment.use.items() if amount > 0}
         _, reserved = self.reserved_quota.get(request.job_id, ("", {}))
         queue.node.remove_all(reserved)
-        demand = Demand(decision.workload, queue, wanted, frozenset(wanted))
+        demand = QuotaDemand(decision.workload, queue, wanted, frozenset(wanted))
         victims = preemptable_victims(demand, self.scheduler.snapshot, may_borrow=decision.assignment.level > 0)
         queue.node.add_all(reserved)
         started = {charge.job_id for charges in self.queues.started.values() for charge in charges}

@@ -78,7 +78,7 @@ def _is_percentage(sample: Sample) -> bool:
     return 0 <= sample.percent <= 100 + _ROUNDING  # false for NaN
 
 
-class Reading(NamedTuple):
+class NodeReading(NamedTuple):
     """A node of a group, and its reading of one measure."""
 
     instance_id: str
@@ -101,7 +101,7 @@ class GroupUtilization(Value):
     """Nodes without a reading. They are in none of the figures."""
 
     @classmethod
-    def of(cls, readings: Iterable[Reading]) -> "GroupUtilization":
+    def of(cls, readings: Iterable[NodeReading]) -> "GroupUtilization":
         """Return the figures of a group. Nodes without the hardware do not count. An unmeasured node is not idle."""
         able = [reading for reading in readings if reading.amount != 0]
         measured = sorted(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.costs.node_time import NodeUse, PoolTime
-from evenkeel.domain.costs.otherwise import Otherwise, SavedSum, savings, sum_of
+from evenkeel.domain.costs.otherwise import RecoveryBaseline, SavedSum, savings, sum_savings
 from evenkeel.domain.costs.receipt import InterruptionCause, InterruptionReceipt, ReceiptPart, Stage, total_of
 from evenkeel.domain.costs.rent import RentReport
 from evenkeel.domain.economics import poisson
@@ -35,7 +35,7 @@ _MAX_NODES = 20
 """Nodes that the report names."""
 
 
-class Duration(Value):
+class DurationPercentiles(Value):
     """Percentiles of some durations. The mean is left out: one repair that took a day would hide the usual ones."""
 
     count: int
@@ -51,7 +51,7 @@ class StageLoss(Value):
     """The loss in one stage, over all failures."""
 
     stage: Stage
-    time: Duration
+    time: DurationPercentiles
     gpu_hours: float
     usd_micros: int | None
 
@@ -100,7 +100,7 @@ class FleetFailures(Value):
     """Nodes with the largest losses."""
 
 
-class Effective(Value):
+class EffectiveTrainingTime(Value):
     """The effective training time ratio (ETTR) of the jobs that ran."""
 
     productive_gpu_hours: float
@@ -126,7 +126,7 @@ class FleetReport(Value):
     since: Instant
     until: Instant
     failures: FleetFailures
-    recovery: Duration
+    recovery: DurationPercentiles
     """Standstill of jobs by incidents, from the first signal until every pod ran."""
     stages: tuple[StageLoss, ...]
     by_cause: tuple[GroupLoss, ...]
@@ -137,7 +137,7 @@ class FleetReport(Value):
     """By failures."""
     requested: GroupLoss
     """By requests: preempted, resized, moved, drained or suspended. They are no failures."""
-    effective: Effective
+    effective: EffectiveTrainingTime
     pools: tuple[PoolTime, ...]
     all_nodes: PoolTime
     idle_committed_gpu_hours: float
@@ -151,7 +151,7 @@ class FleetReport(Value):
     notes: tuple[str, ...]
 
 
-class Interrupted(NamedTuple):
+class OwnedInterruption(NamedTuple):
     """An interruption of the window, with the incident that owns it."""
 
     receipt: InterruptionReceipt
@@ -164,7 +164,7 @@ class FleetFacts(NamedTuple):
     window: Span
     incidents: Sequence[Incident]
     """Opened in the window; drills included."""
-    interrupted: Sequence[Interrupted]
+    interrupted: Sequence[OwnedInterruption]
     node_hours: Mapping[str, tuple[str, str, float]]
     """By instance id: pool, instance type and hours in the window."""
     pools: tuple[PoolTime, ...]
@@ -215,13 +215,13 @@ def fleet_report(facts: FleetFacts) -> FleetReport:
         idle_committed_gpu_hours=idle_hours,
         idle_committed_usd_micros=idle,
         rent=facts.rent,
-        saved=tuple(sum_of(estimates, way) for way in Otherwise),
+        saved=tuple(sum_savings(estimates, way) for way in RecoveryBaseline),
         improvements=improvements(stages, failures, on_request, idle_hours, idle),
         notes=(*NOTES, *facts.notes),
     )
 
 
-def _is_failure(interrupted: Interrupted) -> bool:
+def _is_failure(interrupted: OwnedInterruption) -> bool:
     return interrupted.receipt.cause.is_failure and not (interrupted.owner and interrupted.owner.is_drill)
 
 
@@ -237,7 +237,7 @@ def _class_of(incident: Incident) -> FaultClass:
     return default_catalogue().look_up(incident.fault_key).fault_class
 
 
-def _failures(facts: FleetFacts, failed: Sequence[Interrupted]) -> FleetFailures:
+def _failures(facts: FleetFacts, failed: Sequence[OwnedInterruption]) -> FleetFailures:
     counted = [incident for incident in facts.incidents if is_node_failure(incident)]
     seen = Observations(
         failures=tuple(
@@ -264,7 +264,7 @@ def _failures(facts: FleetFacts, failed: Sequence[Interrupted]) -> FleetFailures
 
 
 def _nodes(
-    facts: FleetFacts, counted: Iterable[Incident], failed: Iterable[Interrupted], fleet: FailureRate | None
+    facts: FleetFacts, counted: Iterable[Incident], failed: Iterable[OwnedInterruption], fleet: FailureRate | None
 ) -> Iterable[NodeFailures]:
     incidents: dict[str, list[Incident]] = defaultdict(list)
     for incident in counted:
@@ -307,7 +307,7 @@ def _is_unlikely(failures: int, hours: float | None, fleet: FailureRate | None, 
 # ---------------------------------------------------------------- losses
 
 
-def _stage_losses(failed: Iterable[Interrupted]) -> Iterable[StageLoss]:
+def _stage_losses(failed: Iterable[OwnedInterruption]) -> Iterable[StageLoss]:
     parts: dict[Stage, list[ReceiptPart]] = defaultdict(list)
     for interrupted in failed:
         for part in interrupted.receipt.parts:
@@ -323,9 +323,9 @@ def _stage_losses(failed: Iterable[Interrupted]) -> Iterable[StageLoss]:
         )
 
 
-def _duration(seconds: Sequence[float | None]) -> Duration:
+def _duration(seconds: Sequence[float | None]) -> DurationPercentiles:
     known = sorted(each for each in seconds if each is not None)
-    return Duration(
+    return DurationPercentiles(
         count=len(known),
         unknown=len(seconds) - len(known),
         p50_seconds=_percentile(known, 0.5),
@@ -339,7 +339,7 @@ def _percentile(ordered: Sequence[float], share: float) -> float | None:
     return ordered[max(0, -(-len(ordered) * round(share * 100) // 100) - 1)] if ordered else None
 
 
-def _cause(interrupted: Interrupted) -> str:
+def _cause(interrupted: OwnedInterruption) -> str:
     if interrupted.owner is not None:
         return str(_class_of(interrupted.owner))
     other = {
@@ -349,15 +349,15 @@ def _cause(interrupted: Interrupted) -> str:
     return other.get(interrupted.receipt.cause, "unknown")
 
 
-def _groups(failed: Iterable[Interrupted], by: Callable[[Interrupted], str]) -> tuple[GroupLoss, ...]:
-    groups: dict[str, list[Interrupted]] = defaultdict(list)
+def _groups(failed: Iterable[OwnedInterruption], by: Callable[[OwnedInterruption], str]) -> tuple[GroupLoss, ...]:
+    groups: dict[str, list[OwnedInterruption]] = defaultdict(list)
     for interrupted in failed:
         groups[by(interrupted)].append(interrupted)
     rows = [_loss(name, own) for name, own in groups.items()]
     return tuple(sorted(rows, key=lambda row: (-row.gpu_hours, row.group)))
 
 
-def _loss(group: str, found: Sequence[Interrupted]) -> GroupLoss:
+def _loss(group: str, found: Sequence[OwnedInterruption]) -> GroupLoss:
     total = total_of(part for each in found for part in each.receipt.parts)
     return GroupLoss(
         group=group,
@@ -370,10 +370,12 @@ def _loss(group: str, found: Sequence[Interrupted]) -> GroupLoss:
     )
 
 
-def _effective(all_nodes: PoolTime, lost: float) -> Effective:
+def _effective(all_nodes: PoolTime, lost: float) -> EffectiveTrainingTime:
     productive = all_nodes.of(NodeUse.PRODUCTIVE).gpu_hours
     both = productive + lost
-    return Effective(productive_gpu_hours=productive, lost_gpu_hours=lost, ratio=productive / both if both else None)
+    return EffectiveTrainingTime(
+        productive_gpu_hours=productive, lost_gpu_hours=lost, ratio=productive / both if both else None
+    )
 
 
 # ---------------------------------------------------------------- what to change

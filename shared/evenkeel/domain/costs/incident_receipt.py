@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from evenkeel.domain.costs.interruptions import LostTime, Span, without
+from evenkeel.domain.costs.interruptions import LostTime, Span, subtract_spans
 from evenkeel.domain.costs.otherwise import EstimatedSaving, savings
 from evenkeel.domain.costs.receipt import (
     MICROS_PER_HOUR,
@@ -160,7 +160,7 @@ def node_outage(
     if back is None and incident.state.is_settled:
         return _no_outage(start, is_over=True, gpus=gpus, why="No record says when the node took work again.")
     end = max(start, back or now)
-    own = without(Span(start, end), with_jobs)
+    own = subtract_spans(Span(start, end), with_jobs)
     beside = sum(micros(each.end - each.start) for each in own)
     whole = micros(end - start)
     return NodeOutage(

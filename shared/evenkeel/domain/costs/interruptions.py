@@ -244,7 +244,7 @@ def _parts(
             continue
         limit = min(filter(None, (last or mark.at, attempt.ended_at if mark.stage in _WHILE_IT_RUNS else None)))
         span = Span(at, max(at, min(mark.at, limit)))
-        own = without(span, taken)
+        own = subtract_spans(span, taken)
         yield _part(mark, span, own, record, tuple(missing), price_of), own
         at, record, missing = span.end, mark.record, []
 
@@ -288,7 +288,7 @@ def _unknown(stage: Stage, attempt: Attempt, why: str) -> ReceiptPart:
     )
 
 
-def without(span: Span, taken: Iterable[Span]) -> list[Span]:
+def subtract_spans(span: Span, taken: Iterable[Span]) -> list[Span]:
     """Return what is left of a span without the spans that are taken."""
     left = [span]
     for each in taken:

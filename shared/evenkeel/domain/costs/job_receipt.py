@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from enum import StrEnum
 
-from evenkeel.domain.costs.interruptions import LostTime, PriceOf, Span, end_of, interruptions, without
+from evenkeel.domain.costs.interruptions import LostTime, PriceOf, Span, end_of, interruptions, subtract_spans
 from evenkeel.domain.costs.receipt import (
     MICROS_PER_HOUR,
     GpuPrice,
@@ -99,7 +99,7 @@ NOTES = (
 )
 
 
-class _Sum:
+class _BucketTotals:
     """The time, GPU time and cost of one bucket."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class _Sum:
 def _buckets(
     job: Job, attempts: Sequence[Attempt], found: Sequence[LostTime], price_of: PriceOf, until: datetime
 ) -> tuple[BucketTime, ...]:
-    sums = {bucket: _Sum() for bucket in JobTimeBucket}
+    sums = {bucket: _BucketTotals() for bucket in JobTimeBucket}
     taken = [span for each in found for _, span in each.spans]
     for each in found:
         bucket = JobTimeBucket.LOST if each.receipt.cause.is_failure else JobTimeBucket.INTERRUPTED
@@ -133,7 +133,7 @@ def _buckets(
         running = attempt.running_at or ended
         spans = ((JobTimeBucket.STARTING, attempt.admitted_at, running), (JobTimeBucket.PRODUCTIVE, running, ended))
         for bucket, start, end in spans:
-            own = without(Span(start, max(start, end)), taken)
+            own = subtract_spans(Span(start, max(start, end)), taken)
             taken += own
             spent = sum(micros(span.end - span.start) for span in own)
             sums[bucket].add(spent, attempt.accelerators, price_of.get(attempt.attempt))

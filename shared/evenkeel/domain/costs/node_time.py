@@ -54,7 +54,7 @@ class HeldGpus(NamedTuple):
     span: Span
 
 
-class Repair(NamedTuple):
+class NodeOutageSpan(NamedTuple):
     """A time in which a node was out for an incident."""
 
     node: str
@@ -93,7 +93,7 @@ class PoolTime(Value):
         return next(time for time in self.uses if time.use is use)
 
 
-class _Sum:
+class _UseTotals:
     def __init__(self) -> None:
         self.gpu: dict[NodeUse, int] = dict.fromkeys(NodeUse, 0)
         self.usd: dict[NodeUse, int | None] = dict.fromkeys(NodeUse, 0)
@@ -132,7 +132,7 @@ class _Sum:
 def node_time(
     nodes: Iterable[NodeSpan],
     held: Iterable[HeldGpus],
-    repairs: Iterable[Repair],
+    repairs: Iterable[NodeOutageSpan],
     price_at: PriceAt,
     price_changes: Sequence[datetime] = (),
 ) -> tuple[tuple[PoolTime, ...], PoolTime]:
@@ -151,8 +151,8 @@ def node_time(
     out_of: dict[str, list[Span]] = defaultdict(list)
     for repair in repairs:
         out_of[repair.node].append(repair.span)
-    pools: dict[tuple[str, bool], _Sum] = defaultdict(_Sum)
-    total = _Sum()
+    pools: dict[tuple[str, bool], _UseTotals] = defaultdict(_UseTotals)
+    total = _UseTotals()
     for node in nodes:
         sums = (pools[node.pool, node.is_rented], total)
         for each in sums:
@@ -165,7 +165,7 @@ def node_time(
 
 
 def _add_node(
-    sums: Sequence[_Sum],
+    sums: Sequence[_UseTotals],
     node: NodeSpan,
     held: Sequence[HeldGpus],
     repairs: Sequence[Span],

@@ -31,7 +31,7 @@ _MEAN_PER_P90 = math.exp(_SIGMA**2 / 2 - NormalDist().inv_cdf(0.9) * _SIGMA)
 _HYPERPOD = "ml."
 
 
-class Otherwise(StrEnum):
+class RecoveryBaseline(StrEnum):
     """How the job would have recovered without Evenkeel."""
 
     HYPERPOD_UNCHANGED = "HYPERPOD_UNCHANGED"
@@ -43,7 +43,7 @@ class Otherwise(StrEnum):
 class EstimatedSaving(Value):
     """An estimate of what Evenkeel saved against one other way. Negative: the other way would have been faster."""
 
-    instead_of: Otherwise
+    instead_of: RecoveryBaseline
     is_estimate: bool = True
     """Always true."""
     low_standstill_seconds: float | None
@@ -76,13 +76,13 @@ def savings(lost: InterruptionReceipt, owner: Incident | None, restore_seconds: 
         restore_seconds: Expected time from running pods until the job trains. The published times include it.
     """
     found = []
-    for way in Otherwise:
+    for way in RecoveryBaseline:
         why = _why_unknown(way, lost, owner)
         found.append(_nothing(way, why) if why else _saving(way, lost, restore_seconds))
     return tuple(found)
 
 
-def _why_unknown(way: Otherwise, lost: InterruptionReceipt, owner: Incident | None) -> str:
+def _why_unknown(way: RecoveryBaseline, lost: InterruptionReceipt, owner: Incident | None) -> str:
     if lost.cause is not InterruptionCause.INCIDENT or owner is None:
         return "No incident interrupted the job, so nothing is claimed."
     if owner.is_drill:
@@ -91,12 +91,12 @@ def _why_unknown(way: Otherwise, lost: InterruptionReceipt, owner: Incident | No
         return "Evenkeel did not act on this incident, so it saved nothing."
     if not lost.is_over or lost.resumed_by_attempt is None:
         return "The job does not run again yet, so its standstill is not known."
-    if way is Otherwise.HYPERPOD_UNCHANGED and not lost.instance_type.startswith(_HYPERPOD):
+    if way is RecoveryBaseline.HYPERPOD_UNCHANGED and not lost.instance_type.startswith(_HYPERPOD):
         return "The node is no HyperPod node, so HyperPod would not have repaired it."
     return ""
 
 
-def _saving(way: Otherwise, lost: InterruptionReceipt, restore_seconds: float) -> EstimatedSaving:
+def _saving(way: RecoveryBaseline, lost: InterruptionReceipt, restore_seconds: float) -> EstimatedSaving:
     nodes = max((part.nodes for part in lost.parts), default=0)
     low, high, resume, text = _published(way, max(1, nodes))
     restore = min(restore_seconds, resume)
@@ -122,7 +122,7 @@ def _saving(way: Otherwise, lost: InterruptionReceipt, restore_seconds: float) -
     )
 
 
-def _nothing(way: Otherwise, why: str) -> EstimatedSaving:
+def _nothing(way: RecoveryBaseline, why: str) -> EstimatedSaving:
     fields = [f"{end}_{name}" for end in ("low", "high") for name in _FIGURES]
     return EstimatedSaving(instead_of=way, assumptions=(), why_unknown=why, **dict.fromkeys(fields))
 
@@ -130,9 +130,9 @@ def _nothing(way: Otherwise, why: str) -> EstimatedSaving:
 _FIGURES = ("standstill_seconds", "saved_seconds", "saved_gpu_hours", "saved_usd_micros")
 
 
-def _published(way: Otherwise, nodes: int) -> tuple[float, float, float, str]:
+def _published(way: RecoveryBaseline, nodes: int) -> tuple[float, float, float, str]:
     """Return the low and the high end of a standstill, its resume stage, and what they assume."""
-    if way is Otherwise.MANUAL:
+    if way is RecoveryBaseline.MANUAL:
         cause, replace, resume = (60.0 * minutes for minutes in TABLE_3["without HyperPod"][:3])
         text = "10 min to find the cause, 240 min to replace, 30 min to resume (AWS's article, Table 3). No interval."
         return cause + replace + resume, cause + replace + resume, resume, text
@@ -148,7 +148,7 @@ def _published(way: Otherwise, nodes: int) -> tuple[float, float, float, str]:
 class SavedSum(Value):
     """The sum of the estimates of several interruptions against one other way."""
 
-    instead_of: Otherwise
+    instead_of: RecoveryBaseline
     is_estimate: bool = True
     claimed: int
     """Interruptions with an estimate."""
@@ -165,7 +165,7 @@ class SavedSum(Value):
     """Why nothing is claimed, with the number of interruptions."""
 
 
-def sum_of(found: Iterable[EstimatedSaving], way: Otherwise) -> SavedSum:
+def sum_savings(found: Iterable[EstimatedSaving], way: RecoveryBaseline) -> SavedSum:
     """Return the sum of the estimates against one other way. Without an estimate it is unknown, not zero."""
     of_way = [each for each in found if each.instead_of is way]
     claimed = [each for each in of_way if not each.why_unknown]

@@ -7,7 +7,7 @@ from evenkeel.domain.economics import money
 _MIN_SHOWN_SECONDS = 1
 
 
-def incident_line(receipt: IncidentReceipt) -> str:
+def incident_sentence(receipt: IncidentReceipt) -> str:
     """Return what an incident cost."""
     if not receipt.jobs:
         shared = " Another incident counts the loss of its jobs." if receipt.shared else ""
@@ -16,7 +16,7 @@ def incident_line(receipt: IncidentReceipt) -> str:
     return f"Receipt: {jobs} lost {_amounts(receipt.lost)}.{_unknown(receipt.lost)}"
 
 
-def interruption_line(receipt: InterruptionReceipt) -> str:
+def interruption_sentence(receipt: InterruptionReceipt) -> str:
     """Return what one interruption of a job cost, by stage."""
     stages = ", ".join(
         f"{plain(part.stage)} {_exact(part.seconds)}"

@@ -50,7 +50,7 @@ class DemandHour(FigureDocument):
     units: float = Field(ge=0)
 
 
-class Demand(Value):
+class HourlyDemand(Value):
     """Demand by the hour. Hours without a figure are unknown and are left out."""
 
     hours: tuple[float, ...]
@@ -59,7 +59,7 @@ class Demand(Value):
     note: str = ""
 
 
-def hourly(rows: Iterable[DemandHour]) -> Demand:
+def hourly(rows: Iterable[DemandHour]) -> HourlyDemand:
     """Return the demand of dated hours. A repeated hour counts once.
 
     Raises:
@@ -74,7 +74,9 @@ def hourly(rows: Iterable[DemandHour]) -> Demand:
         raise WrongFigure("demand", "has no hour")
     unknown = max(cost_by_count) - min(cost_by_count) + 1 - len(cost_by_count)
     note = f"{unknown} hours have no figure: they are left out, not counted as 0." if unknown else ""
-    return Demand(hours=tuple(cost_by_count[hour] for hour in sorted(cost_by_count)), unknown_hours=unknown, note=note)
+    return HourlyDemand(
+        hours=tuple(cost_by_count[hour] for hour in sorted(cost_by_count)), unknown_hours=unknown, note=note
+    )
 
 
 class UnitAdvice(Value):
@@ -127,7 +129,7 @@ class CommitmentAdvice(Value):
 
 
 def advise_commitment(
-    demand: Demand, terms: CommitmentTerms, committed_units: int | None = None, accelerators_per_unit: int = 1
+    demand: HourlyDemand, terms: CommitmentTerms, committed_units: int | None = None, accelerators_per_unit: int = 1
 ) -> CommitmentAdvice:
     """Return how many units to commit.
 

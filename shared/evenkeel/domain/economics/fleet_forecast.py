@@ -18,7 +18,7 @@ from evenkeel.domain.economics import checkpoint_interval, spares
 from evenkeel.domain.economics.downtime import DowntimeModel, time_factor
 from evenkeel.domain.economics.failure_rates import FailureRate
 from evenkeel.domain.economics.figure_checks import WrongFigure
-from evenkeel.domain.economics.fleet_request import CapacityMarket, FleetRequest, NodeGroup, RecoveryTimes
+from evenkeel.domain.economics.fleet_request import CapacityMarket, FleetRequest, ForecastGroup, RecoveryTimes
 from evenkeel.domain.economics.published_tables import TABLE_2, TABLE_3
 from evenkeel.domain.values import Value
 
@@ -113,7 +113,7 @@ def forecast_fleet(request: FleetRequest) -> FleetForecast:
 
 # ---------------------------------------------------------------- ways of recovery
 
-WayOf = Callable[[FleetRequest, NodeGroup, float], Way]
+WayOf = Callable[[FleetRequest, ForecastGroup, float], Way]
 """Returns the way of recovery of a group, from the estimate of its failure rate."""
 
 
@@ -124,23 +124,23 @@ def published_stages(nodes: int) -> tuple[float, float, float]:
     return float(detect), float(replace), float(resume)
 
 
-def _manual(request: FleetRequest, _group: NodeGroup, _rate: float) -> Way:
+def _manual(request: FleetRequest, _group: ForecastGroup, _rate: float) -> Way:
     cause, replace, resume, _ = (60 * minutes for minutes in TABLE_3["without HyperPod"])
     return Way("manual", cause, replace, resume, replace, 0, _interval(request))
 
 
-def _hyperpod(request: FleetRequest, group: NodeGroup, _rate: float) -> Way:
+def _hyperpod(request: FleetRequest, group: ForecastGroup, _rate: float) -> Way:
     detect, replace, resume = published_stages(group.job_size)
     replace = replace if group.replace_seconds is None else group.replace_seconds
     return Way("hyperpod-unchanged", detect, replace, resume, replace, 0, _interval(request))
 
 
-def _configured(request: FleetRequest, group: NodeGroup, rate: float) -> Way:
+def _configured(request: FleetRequest, group: ForecastGroup, rate: float) -> Way:
     way = _timed(_hyperpod(request, group, rate), request.configured, group)
     return way._replace(name="evenkeel-configured", spares=group.spares)
 
 
-def _possible(request: FleetRequest, group: NodeGroup, rate: float) -> Way:
+def _possible(request: FleetRequest, group: ForecastGroup, rate: float) -> Way:
     """Return faster stages, the best interval and the cheapest number of spares."""
     way = _timed(_faster(request, group, rate), request.possible, group)
     way = _with_best_interval(request, group, rate, way)._replace(name="evenkeel-possible")
@@ -151,7 +151,7 @@ def _interval(request: FleetRequest) -> float | None:
     return request.checkpoint.interval_seconds if request.checkpoint else None
 
 
-def _timed(way: Way, times: RecoveryTimes, group: NodeGroup) -> Way:
+def _timed(way: Way, times: RecoveryTimes, group: ForecastGroup) -> Way:
     """Return a way with the stated stages. A replacement time of the group itself counts first."""
     stated = {
         name: value
@@ -165,20 +165,20 @@ def _timed(way: Way, times: RecoveryTimes, group: NodeGroup) -> Way:
     return way._replace(**stated)
 
 
-def _faster(request: FleetRequest, group: NodeGroup, rate: float) -> Way:
+def _faster(request: FleetRequest, group: ForecastGroup, rate: float) -> Way:
     way, stated = _configured(request, group, rate), request.possible.detect_seconds
     fastest = min(way.detect_seconds, POSSIBLE_DETECT_SECONDS) if stated is None else stated
     return way._replace(detect_seconds=fastest)
 
 
-def _with_best_interval(request: FleetRequest, group: NodeGroup, rate: float, way: Way) -> Way:
+def _with_best_interval(request: FleetRequest, group: ForecastGroup, rate: float, way: Way) -> Way:
     if request.checkpoint is None or not rate:
         return way
     mtbf = 3600 / (group.job_size * rate)
     return way._replace(interval_seconds=checkpoint_interval.best_seconds(request.checkpoint.write_seconds, mtbf))
 
 
-def _with_best_spares(request: FleetRequest, group: NodeGroup, rate: float, way: Way) -> Way:
+def _with_best_spares(request: FleetRequest, group: ForecastGroup, rate: float, way: Way) -> Way:
     """Return a way with the number of spares that costs the fewest GPU-hours, lost and spare together."""
     if group.market is CapacityMarket.ON_DEMAND:
         return way._replace(spares=0)
@@ -218,7 +218,7 @@ def _rows(request: FleetRequest, way_of: WayOf) -> list[GroupForecast]:
     return rows
 
 
-def month(request: FleetRequest, group: NodeGroup, way: Way, end: str, rate: float | None) -> GroupForecast:
+def month(request: FleetRequest, group: ForecastGroup, way: Way, end: str, rate: float | None) -> GroupForecast:
     """Return a month of one group at one failure rate.
 
     Args:
@@ -268,7 +268,7 @@ def _lost_work_factor(request: FleetRequest, way: Way, per_hour: float) -> float
     return 1 / ettr if ettr else math.inf
 
 
-def _unknown(way: Way, group: NodeGroup, end: str, spare_hours: float) -> GroupForecast:
+def _unknown(way: Way, group: ForecastGroup, end: str, spare_hours: float) -> GroupForecast:
     return GroupForecast(
         way=way.name,
         group=group.name,
@@ -328,20 +328,20 @@ def _difference(before: list[GroupForecast], after: list[GroupForecast], end: st
     return None if first is None or second is None else first - second
 
 
-def _one_more_spare(request: FleetRequest, group: NodeGroup, rate: float) -> Way:
+def _one_more_spare(request: FleetRequest, group: ForecastGroup, rate: float) -> Way:
     way = _configured(request, group, rate)
     return way._replace(spares=way.spares + (group.market is CapacityMarket.COMMITTED))
 
 
-def _cheapest_spares(request: FleetRequest, group: NodeGroup, rate: float) -> Way:
+def _cheapest_spares(request: FleetRequest, group: ForecastGroup, rate: float) -> Way:
     return _with_best_spares(request, group, rate, _configured(request, group, rate))
 
 
-def _best_interval(request: FleetRequest, group: NodeGroup, rate: float) -> Way:
+def _best_interval(request: FleetRequest, group: ForecastGroup, rate: float) -> Way:
     return _with_best_interval(request, group, rate, _configured(request, group, rate))
 
 
-def _half_interval(request: FleetRequest, group: NodeGroup, rate: float) -> Way:
+def _half_interval(request: FleetRequest, group: ForecastGroup, rate: float) -> Way:
     way = _configured(request, group, rate)
     return way._replace(interval_seconds=way.interval_seconds and way.interval_seconds / 2)
 
@@ -381,7 +381,7 @@ def _assumptions(request: FleetRequest) -> Iterator[str]:
         yield from _assumptions_of(group, group.rate(request.confidence), request.confidence)
 
 
-def _assumptions_of(group: NodeGroup, rate: FailureRate | None, confidence: float) -> Iterator[str]:
+def _assumptions_of(group: ForecastGroup, rate: FailureRate | None, confidence: float) -> Iterator[str]:
     jobs = group.nodes / group.job_size
     yield f"Group {group.name}: {jobs:g} jobs of {group.job_size} nodes, {group.market}."
     if rate is None:

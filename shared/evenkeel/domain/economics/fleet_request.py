@@ -17,7 +17,7 @@ class CapacityMarket(StrEnum):
     ON_DEMAND = "on-demand"
 
 
-class NodeGroup(FigureDocument):
+class ForecastGroup(FigureDocument):
     """Nodes of one type that run jobs of one size."""
 
     name: Name
@@ -106,7 +106,7 @@ class FleetRequest(FigureDocument):
     confidence: float = Field(default=0.95, gt=0, lt=1)
     """Of the intervals of counted rates."""
     downtime_model: DowntimeModel = DowntimeModel.RENEWAL
-    groups: tuple[NodeGroup, ...] = Field(min_length=1)
+    groups: tuple[ForecastGroup, ...] = Field(min_length=1)
     checkpoint: CheckpointTimes | None = None
     """Null: unknown, so repeated steps and saves are not counted."""
     configured: RecoveryTimes = RecoveryTimes()

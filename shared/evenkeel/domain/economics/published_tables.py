@@ -50,7 +50,7 @@ DEFAULT_FAILURES = 20_000
 _STEPS = 2_000
 
 
-class Verdict(StrEnum):
+class CellCheck(StrEnum):
     """How a printed cell relates to the correct figure."""
 
     ROUNDED = "rounded"
@@ -79,7 +79,7 @@ class Cell(Value):
     """Of the second derivation; 0 if it uses no random numbers."""
     agrees: bool
     """Whether both derivations agree, within four standard errors where random numbers are used."""
-    verdict: Verdict
+    verdict: CellCheck
     is_misprint: bool
     note: str = ""
 
@@ -95,7 +95,7 @@ class Remark(Value):
 class _Rule(NamedTuple):
     """How the article rounds the cells of a table."""
 
-    verdict: Verdict
+    verdict: CellCheck
     rounds: Callable[[float], float]
 
 
@@ -104,11 +104,11 @@ def _half_up(value: float, digits: int = 0) -> float:
     return math.floor(value * scale + 0.5) / scale
 
 
-_UP = _Rule(Verdict.ROUNDED_UP, lambda value: float(math.ceil(value - 1e-9)))
-_DOWN = _Rule(Verdict.ROUNDED_DOWN, lambda value: float(math.floor(value + 1e-9)))
-_HALF_UP = _Rule(Verdict.ROUNDED, _half_up)
-_TENTHS = _Rule(Verdict.ROUNDED, partial(_half_up, digits=1))
-_EXACT = _Rule(Verdict.EXACT, float)
+_UP = _Rule(CellCheck.ROUNDED_UP, lambda value: float(math.ceil(value - 1e-9)))
+_DOWN = _Rule(CellCheck.ROUNDED_DOWN, lambda value: float(math.floor(value + 1e-9)))
+_HALF_UP = _Rule(CellCheck.ROUNDED, _half_up)
+_TENTHS = _Rule(CellCheck.ROUNDED, partial(_half_up, digits=1))
+_EXACT = _Rule(CellCheck.EXACT, float)
 
 
 class _Place(NamedTuple):
@@ -128,7 +128,7 @@ def _cell(
 ) -> Cell:
     right = rule.rounds(exact)
     is_misprint = printed is not None and not math.isclose(printed, right, rel_tol=1e-9)
-    verdict = Verdict.NOT_PRINTED if printed is None else Verdict.MISPRINT if is_misprint else rule.verdict
+    verdict = CellCheck.NOT_PRINTED if printed is None else CellCheck.MISPRINT if is_misprint else rule.verdict
     if is_misprint and not note:
         note = f"Printed {printed:g}, should say {right:g} ({exact:.2f})."
     allowed = 4 * second.standard_error + 1e-6 * max(1.0, abs(exact))
@@ -290,7 +290,7 @@ def tables_5_and_6(random_for: Callable[[str], Uniform], failures: int) -> Itera
         return days * (slow - fast) * 24 * RUN_NODES * GPUS_PER_NODE * USD_PER_GPU_HOUR
 
     printed = 104 * 24 * RUN_NODES * GPUS_PER_NODE * USD_PER_GPU_HOUR
-    rule = _Rule(Verdict.FROM_ROUNDED, lambda _: float(printed))
+    rule = _Rule(CellCheck.FROM_ROUNDED, lambda _: float(printed))
     note = f"104 days times 24 h; unrounded ${usd(*closed):,.0f}."
     yield _cell(_Place("6", "cost saved", run, "USD"), printed, usd(*closed), runs.estimate(usd), rule, note)
 

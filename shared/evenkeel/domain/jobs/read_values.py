@@ -15,8 +15,8 @@ from evenkeel.domain.jobs.templates import (
     JobTemplate,
     JobTemplates,
     Json,
-    PriorityClass,
     TemplatePool,
+    TemplatePriorityClass,
     ValuesError,
     object_at,
 )
@@ -89,7 +89,7 @@ def _pools(values: Json) -> Iterator[TemplatePool]:
         )
 
 
-def _classes(values: Json) -> tuple[PriorityClass, ...]:
+def _classes(values: Json) -> tuple[TemplatePriorityClass, ...]:
     rows = {}
     for name, row in values.items():
         if not isinstance(row, Mapping):
@@ -99,7 +99,7 @@ def _classes(values: Json) -> tuple[PriorityClass, ...]:
     ranks = sorted({value for value, _ in rows.values()})
     highest = max(ranks, default=0)
     return tuple(
-        PriorityClass(
+        TemplatePriorityClass(
             name=name,
             value=value,
             weight=round(MAX_WEIGHT * (ranks.index(value) + 1) / len(ranks)),
@@ -111,7 +111,7 @@ def _classes(values: Json) -> tuple[PriorityClass, ...]:
 
 
 def _templates(
-    values: Json, pools: tuple[TemplatePool, ...], classes: tuple[PriorityClass, ...]
+    values: Json, pools: tuple[TemplatePool, ...], classes: tuple[TemplatePriorityClass, ...]
 ) -> Iterator[JobTemplate]:
     known = {priority_class.name for priority_class in classes}
     node = shipped().types[_REFERENCE_TYPE]

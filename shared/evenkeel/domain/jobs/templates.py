@@ -61,7 +61,7 @@ class TemplatePool(Value):
         return int(tail.removesuffix("gb")) if tail.endswith("gb") and tail.removesuffix("gb").isdigit() else 0
 
 
-class PriorityClass(Value):
+class TemplatePriorityClass(Value):
     """A priority class, and its weight on HyperPod's scale."""
 
     name: str
@@ -104,7 +104,7 @@ class JobTemplates(Value):
     checkpoint_seconds: int | None = None
     claims: dict[str, str]
     pools: tuple[TemplatePool, ...]
-    classes: tuple[PriorityClass, ...]
+    classes: tuple[TemplatePriorityClass, ...]
     templates: tuple[JobTemplate, ...]
     findings: tuple[TemplateFinding, ...]
     image_pull_secrets: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ class FlavorMode(IntEnum):
     FIT = 4
 
 
-class Verdict(IntEnum):
+class AssignmentMode(IntEnum):
     """The mode of a whole workload, the best last."""
 
     NO_FIT = 0
@@ -87,7 +87,7 @@ class FlavorAttempt(NamedTuple):
     compared: tuple[Inequality, ...] = ()
 
 
-class Progress(NamedTuple):
+class FlavorCursor(NamedTuple):
     """Where a scan of the flavors stopped, so that the next cycle continues there."""
 
     tried: tuple[Mapping[str, int], ...]
@@ -123,12 +123,12 @@ class Assignment:
     """By pod set, up to the first that got no flavor: resource → choice."""
     use: Amounts = field(default_factory=dict)
     """Quota that it would use; for a larger slice, the additional quota."""
-    verdict: Verdict = Verdict.FIT
+    verdict: AssignmentMode = AssignmentMode.FIT
     level: int = 0
     pending: Pending = Pending.NONE
     attempts: list[tuple[FlavorAttempt, ...]] = field(default_factory=list)
     """By pod set."""
-    progress: Progress | None = None
+    progress: FlavorCursor | None = None
 
     @property
     def contested(self) -> frozenset[Key]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from evenkeel.domain.kueue import fair_sharing
-from evenkeel.domain.kueue.assignment import Assignment, Pending, Progress, Verdict
+from evenkeel.domain.kueue.assignment import Assignment, AssignmentMode, FlavorCursor, Pending
 from evenkeel.domain.kueue.capacity import QuotaNode
 from evenkeel.domain.kueue.decisions import NO_EARLIER_HEADS, CycleDecision, EarlierHeads, NodeFit, Result
 from evenkeel.domain.kueue.nomination import Nominator
@@ -27,10 +27,10 @@ class Entry:
     waiting: PendingWorkload
     assignment: Assignment
     victims: list[Victim]
-    progress: Progress | None
+    progress: FlavorCursor | None
     was_recomputed: bool = False
     earlier: EarlierHeads = NO_EARLIER_HEADS
-    scan_start: Progress | None = None
+    scan_start: FlavorCursor | None = None
 
     @property
     def use(self) -> Amounts:
@@ -72,7 +72,7 @@ class SchedulingCycle:
         if progress is not None and progress.is_outdated(workload, queue, self._number):
             progress = None
         if workload.inadmissible_reason:
-            return Entry(waiting, Assignment(workload.counts, verdict=Verdict.NO_FIT), [], None)
+            return Entry(waiting, Assignment(workload.counts, verdict=AssignmentMode.NO_FIT), [], None)
         assignment, victims = self._nominator.nominate(workload, progress)
         return Entry(waiting, assignment, victims, assignment.progress, scan_start=progress)
 
@@ -140,9 +140,9 @@ class SchedulingCycle:
         workload, assignment = entry.waiting.workload, entry.assignment
         if workload.inadmissible_reason:
             return _decision(entry, Result.INADMISSIBLE, workload.inadmissible_reason)
-        if assignment.verdict is Verdict.NO_FIT:
+        if assignment.verdict is AssignmentMode.NO_FIT:
             return _decision(entry, Result.NO_FIT, _pending_message(assignment), pending=assignment.pending)
-        if assignment.verdict is Verdict.PREEMPT and not entry.victims:
+        if assignment.verdict is AssignmentMode.PREEMPT and not entry.victims:
             reserved = self._reserve(entry, node)
             self._take(node, reserved, fits=False)
             reason = "The job fits only after preemption, and its queue's policies allow no victim."
@@ -153,7 +153,7 @@ class SchedulingCycle:
         self, entry: Entry, node: QuotaNode, preempted: Mapping[str, Admitted]
     ) -> CycleDecision | None:
         """Decide about a head whose quota or victims an earlier head took; None if none did."""
-        if entry.assignment.verdict is Verdict.DEFERRED:
+        if entry.assignment.verdict is AssignmentMode.DEFERRED:
             entry.progress = None
             self._take(node, entry.use, fits=False)
             return _decision(entry, Result.DEFERRED, "The job fits when the present evictions have ended.")
@@ -174,19 +174,19 @@ class SchedulingCycle:
         # The head of a strict queue blocks its queue, so quota within its nominal quota is reserved for it.
         is_strict = self._snapshot.queue_of(workload).spec.strategy is QueueingStrategy.STRICT
         reserved = entry.use if is_strict and not assignment.level and not entry.victims else {}
-        self._take(node, reserved, fits=assignment.verdict is Verdict.FIT)
+        self._take(node, reserved, fits=assignment.verdict is AssignmentMode.FIT)
         return _decision(entry, Result.NO_NODES, why_not, reserved=reserved)
 
     def _grant(self, entry: Entry, node: QuotaNode, preempted: dict[str, Admitted]) -> CycleDecision:
         """Admit a head, or preempt its victims."""
-        is_fit = entry.assignment.verdict is Verdict.FIT
+        is_fit = entry.assignment.verdict is AssignmentMode.FIT
         preempted.update((victim.workload_id, victim.admitted) for victim in entry.victims)
         self._take(node, entry.use, fits=is_fit)
         if is_fit and self._must_wait_for_pods(entry):
             self._waits_for_pods_ready = True
             reason = "The job fits. It waits until the pods of all jobs admitted before it are ready."
             return _decision(entry, Result.BLOCKED, reason, pending=Pending.WAITING_FOR_PODS_READY)
-        if entry.assignment.verdict is Verdict.PREEMPT:
+        if entry.assignment.verdict is AssignmentMode.PREEMPT:
             entry.progress = None
             names = ", ".join(victim.workload_id for victim in entry.victims)
             have = "has" if len(entry.victims) == 1 else "have"
@@ -259,8 +259,8 @@ class SchedulingCycle:
             )
         entry.progress = entry.assignment.progress
         entry.was_recomputed = True
-        if entry.assignment.verdict is Verdict.FIT:
-            entry.assignment.verdict = Verdict.DEFERRED
+        if entry.assignment.verdict is AssignmentMode.FIT:
+            entry.assignment.verdict = AssignmentMode.DEFERRED
 
     def _reserve(self, entry: Entry, node: QuotaNode) -> Amounts:
         """Return the quota to reserve for a head without candidates, so that later heads do not take it.

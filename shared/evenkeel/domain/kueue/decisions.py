@@ -5,7 +5,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
-from evenkeel.domain.kueue.assignment import Assignment, Pending, Progress
+from evenkeel.domain.kueue.assignment import Assignment, FlavorCursor, Pending
 from evenkeel.domain.kueue.objects import Amounts, Key, Workload
 from evenkeel.domain.kueue.preemption import Victim
 
@@ -70,7 +70,7 @@ class CycleDecision(NamedTuple):
     parked: bool = False
     earlier: EarlierHeads = NO_EARLIER_HEADS
     """Set only if the scheduler checks nodes."""
-    scan_start: Progress | None = None
+    scan_start: FlavorCursor | None = None
     """Where its scan of the flavors started."""
     below_nominal: Mapping[str, Amounts] = MappingProxyType({})
     """By queue: how far it falls below its nominal quota once the victims are gone.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from evenkeel.domain.kueue.capacity import QuotaNode, queues_below
 from evenkeel.domain.kueue.objects import Admitted, Amounts, Key, PreemptionPolicy, Workload
 from evenkeel.domain.kueue.preemption import (
-    Demand,
+    QuotaDemand,
     Reason,
     Victim,
     candidate_order,
@@ -162,7 +162,7 @@ class Tournament:
 # ---------------------------------------------------------------- victims
 
 
-def fair_victims(demand: Demand, snapshot: Snapshot) -> list[Victim]:
+def fair_victims(demand: QuotaDemand, snapshot: Snapshot) -> list[Victim]:
     """Return the workloads to preempt; empty if preemption does not help."""
     workloads = list(_candidates(demand, snapshot))
     median = compute_median_risk(workloads, snapshot)
@@ -183,7 +183,7 @@ def fair_victims(demand: Demand, snapshot: Snapshot) -> list[Victim]:
     return needed
 
 
-def _candidates(demand: Demand, snapshot: Snapshot) -> Iterator[Admitted]:
+def _candidates(demand: QuotaDemand, snapshot: Snapshot) -> Iterator[Admitted]:
     queue, policies = demand.queue, demand.queue.spec.preemption
     yield from candidates_in(queue, demand, policies.within, snapshot)
     if queue.node.parent is None or policies.reclaim is PreemptionPolicy.NEVER:
@@ -196,7 +196,7 @@ def _candidates(demand: Demand, snapshot: Snapshot) -> Iterator[Admitted]:
 class _Targets:
     """The queues whose workloads may be preempted. The next queue is always in the branch with the highest share."""
 
-    def __init__(self, demand: Demand, candidates: Iterable[Admitted], now: float) -> None:
+    def __init__(self, demand: QuotaDemand, candidates: Iterable[Admitted], now: float) -> None:
         self.node = demand.queue.node
         self.now = now
         self.of: dict[str, list[Admitted]] = {}
@@ -282,7 +282,7 @@ def _below(ancestor: QuotaNode, node: QuotaNode) -> QuotaNode:
 
 
 def _first_rule(
-    demand: Demand, snapshot: Snapshot, candidates: list[Admitted], victims: list[Victim], rule: str
+    demand: QuotaDemand, snapshot: Snapshot, candidates: list[Admitted], victims: list[Victim], rule: str
 ) -> tuple[bool, list[Admitted]]:
     """Remove candidates by the first rule; return whether the preemptor fits, and which candidates failed the rule."""
     node = demand.queue.node
@@ -318,7 +318,7 @@ def _first_rule(
     return False, retry
 
 
-def _second_rule(demand: Demand, snapshot: Snapshot, retry: list[Admitted], victims: list[Victim]) -> bool:
+def _second_rule(demand: QuotaDemand, snapshot: Snapshot, retry: list[Admitted], victims: list[Victim]) -> bool:
     """Remove at most one more candidate of each queue, if its branch has the higher share before the removal."""
     targets = _Targets(demand, retry, snapshot.now)
     for queue in targets:
@@ -334,7 +334,7 @@ def _second_rule(demand: Demand, snapshot: Snapshot, retry: list[Admitted], vict
     return False
 
 
-def _fits_without_itself(demand: Demand) -> bool:
+def _fits_without_itself(demand: QuotaDemand) -> bool:
     """Whether the preemptor fits, without its own simulated use."""
     with not_using(demand.queue.node, demand.wanted):
         return fits(demand, may_borrow=True)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from evenkeel.domain.kueue.assignment import (
     Assignment,
+    AssignmentMode,
     Choice,
     FlavorAttempt,
+    FlavorCursor,
     FlavorMode,
     Inequality,
     Pending,
-    Progress,
-    Verdict,
 )
 from evenkeel.domain.kueue.objects import (
     PODS,
@@ -58,7 +58,7 @@ class FlavorAssigner:
         snapshot: Snapshot,
         simulate: Simulate,
         *,
-        progress: Progress | None,
+        progress: FlavorCursor | None,
         cycle: int,
         only: tuple[Mapping[str, str], ...] | None = None,
         replaced: Admitted | None = None,
@@ -113,11 +113,11 @@ class FlavorAssigner:
                 tried.append(self._take(assignment, index, requests, own))
                 assignment.attempts.append(attempts)
                 if failed and requests:
-                    assignment.verdict = Verdict.NO_FIT
-            if assignment.verdict is Verdict.NO_FIT:
+                    assignment.verdict = AssignmentMode.NO_FIT
+            if assignment.verdict is AssignmentMode.NO_FIT:
                 break
-        assignment.progress = Progress(tuple(tried), self.queue.generation, self.cycle, self.workload.shape)
-        if assignment.verdict is Verdict.NO_FIT:
+        assignment.progress = FlavorCursor(tuple(tried), self.queue.generation, self.cycle, self.workload.shape)
+        if assignment.verdict is AssignmentMode.NO_FIT:
             assignment.pending = self._why_pending(assignment)
         return assignment
 
@@ -148,7 +148,7 @@ class FlavorAssigner:
             use[flavor, resource] = use.get((flavor, resource), 0) + amount
             assignment.level = max(assignment.level, level)
             if mode is not FlavorMode.FIT:
-                assignment.verdict = min(assignment.verdict, Verdict.PREEMPT)
+                assignment.verdict = min(assignment.verdict, AssignmentMode.PREEMPT)
         return tried
 
     def _choose(

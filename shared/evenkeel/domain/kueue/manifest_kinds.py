@@ -7,8 +7,8 @@ from evenkeel.domain.kueue.queue_manifests import (
     API_VERSION,
     ClusterQueue,
     CohortManifest,
+    KubernetesManifest,
     LocalQueue,
-    Manifest,
     Namespace,
     ResourceFlavor,
     WorkloadPriorityClass,
@@ -20,7 +20,7 @@ OTHER_KINDS = frozenset(
 )
 """Kueue's kinds that a plan does not use."""
 
-KINDS: dict[str, type[Manifest]] = {
+KINDS: dict[str, type[KubernetesManifest]] = {
     "ClusterQueue": ClusterQueue,
     "Cohort": CohortManifest,
     "ResourceFlavor": ResourceFlavor,

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from evenkeel.domain.kueue import fair_sharing
-from evenkeel.domain.kueue.assignment import Assignment, FlavorMode, Progress, Verdict
+from evenkeel.domain.kueue.assignment import Assignment, AssignmentMode, FlavorCursor, FlavorMode
 from evenkeel.domain.kueue.flavors import FlavorAssigner
 from evenkeel.domain.kueue.objects import Amounts, Key, Workload
-from evenkeel.domain.kueue.preemption import Demand, Victim, classical_victims, simulate
+from evenkeel.domain.kueue.preemption import QuotaDemand, Victim, classical_victims, simulate
 from evenkeel.domain.kueue.snapshot import Snapshot, positive
 
 
@@ -32,7 +32,7 @@ class Nominator:
         self._cycle = cycle
 
     def nominate(
-        self, workload: Workload, progress: Progress | None, only: tuple[Mapping[str, str], ...] | None = None
+        self, workload: Workload, progress: FlavorCursor | None, only: tuple[Mapping[str, str], ...] | None = None
     ) -> Nomination:
         """Find flavors and victims at full size, else at the largest size that can be admitted.
 
@@ -58,9 +58,9 @@ class Nominator:
 
     def _victims_of(self, assignment: Assignment, workload: Workload) -> list[Victim] | None:
         """Return the victims that this size needs, possibly none; None if it cannot be admitted."""
-        if assignment.verdict is Verdict.FIT:
+        if assignment.verdict is AssignmentMode.FIT:
             return []
-        if assignment.verdict is Verdict.PREEMPT:
+        if assignment.verdict is AssignmentMode.PREEMPT:
             return self._find_victims(workload, positive(assignment.use), assignment.contested) or None
         return None
 
@@ -87,7 +87,7 @@ class Nominator:
         return best[1]
 
     def _find_victims(self, workload: Workload, wanted: Amounts, contested: frozenset[Key]) -> list[Victim]:
-        demand = Demand(workload, self._snapshot.queue_of(workload), wanted, contested, workload.replaces)
+        demand = QuotaDemand(workload, self._snapshot.queue_of(workload), wanted, contested, workload.replaces)
         if self._snapshot.rules.fair_sharing:
             return fair_sharing.fair_victims(demand, self._snapshot)
         return classical_victims(demand, self._snapshot)
@@ -96,5 +96,5 @@ class Nominator:
         """Return whether preemption frees this amount of one key alone, and the borrowing level afterwards."""
         contested = frozenset((key,))
         wanted = {key: amount}
-        demand = Demand(workload, self._snapshot.queue_of(workload), wanted, contested, workload.replaces)
+        demand = QuotaDemand(workload, self._snapshot.queue_of(workload), wanted, contested, workload.replaces)
         return simulate(demand, key, self._find_victims(workload, wanted, contested), self._snapshot)

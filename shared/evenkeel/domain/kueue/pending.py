@@ -15,7 +15,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from evenkeel.domain.kueue.assignment import Progress
+from evenkeel.domain.kueue.assignment import FlavorCursor
 from evenkeel.domain.kueue.objects import QueueingStrategy, Workload
 
 _Entry = tuple[int, float, str, str, str, str]
@@ -27,7 +27,7 @@ class PendingWorkload:
     """A pending workload, and where its scan of the flavors stopped."""
 
     workload: Workload
-    progress: Progress | None = None
+    progress: FlavorCursor | None = None
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from evenkeel.domain.kueue.objects import Requirement
 from evenkeel.domain.kueue.queue_manifests import Expression, PodToleration
 
 
-class Resources(Document):
+class ContainerResources(Document):
     ignored_fields: ClassVar[frozenset[str]] = frozenset({"claims"})
     requests: dict[str, Quantity] = {}
     limits: dict[str, Quantity] = {}
@@ -48,7 +48,7 @@ _IGNORED_POD_FIELDS = frozenset(
 
 class Container(Document):
     ignored_fields: ClassVar[frozenset[str]] = _IGNORED_CONTAINER_FIELDS
-    resources: Resources = Field(default_factory=Resources)
+    resources: ContainerResources = Field(default_factory=ContainerResources)
     restart_policy: str = ""
 
 
@@ -76,7 +76,7 @@ class PodSpec(Document):
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
     overhead: dict[str, Quantity] = {}
-    resources: Resources | None = None
+    resources: ContainerResources | None = None
     node_selector: dict[str, str] = {}
     affinity: Affinity | None = None
     tolerations: tuple[PodToleration, ...] = ()
@@ -115,7 +115,7 @@ class PodSpec(Document):
         """Resources of which a container or the pod requests more than its limit."""
         all_resources = (
             *(container.resources for container in (*self.init_containers, *self.containers)),
-            self.resources or Resources(),
+            self.resources or ContainerResources(),
         )
         return sorted({name for resource in all_resources for name in resource.beyond_limits})
 

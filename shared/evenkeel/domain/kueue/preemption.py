@@ -43,7 +43,7 @@ _WORDS = {
 }
 
 
-def words_of(reason: str) -> str:
+def reason_text(reason: str) -> str:
     """Return a reason of a preemption for people; a text that is no `Reason` stays as it is."""
     return Reason(reason).words if reason in set(Reason) else reason
 
@@ -62,7 +62,7 @@ class Victim:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class QuotaDemand:
     """The quota that a pending workload needs."""
 
     workload: Workload
@@ -74,7 +74,7 @@ class Demand:
     """The slice that the workload replaces. It is never a victim."""
 
 
-def fits(demand: Demand, *, may_borrow: bool) -> bool:
+def fits(demand: QuotaDemand, *, may_borrow: bool) -> bool:
     """Whether the workload fits now."""
     node = demand.queue.node
     for key, amount in demand.wanted.items():
@@ -159,7 +159,7 @@ def compute_median_risk(candidates: Iterable[Admitted], snapshot: Snapshot) -> f
 
 
 def candidates_in(
-    queue: ClusterQueueSnapshot, demand: Demand, policy: PreemptionPolicy, snapshot: Snapshot
+    queue: ClusterQueueSnapshot, demand: QuotaDemand, policy: PreemptionPolicy, snapshot: Snapshot
 ) -> Iterator[Admitted]:
     """Yield the workloads of a queue that may be preempted and use a contested key."""
     if policy is PreemptionPolicy.NEVER:
@@ -175,7 +175,7 @@ def candidates_in(
             yield admitted
 
 
-def fill_back(victims: list[Victim], demand: Demand, snapshot: Snapshot, *, may_borrow: bool) -> list[Victim]:
+def fill_back(victims: list[Victim], demand: QuotaDemand, snapshot: Snapshot, *, may_borrow: bool) -> list[Victim]:
     """Fill back the victims that are not needed, from the second-last backwards; return the rest.
 
     All victims are removed from the snapshot when it is called.
@@ -222,7 +222,7 @@ class _Candidate:
     """The lowest common ancestor with the preemptor; None in the same queue."""
 
 
-def classical_victims(demand: Demand, snapshot: Snapshot) -> list[Victim]:
+def classical_victims(demand: QuotaDemand, snapshot: Snapshot) -> list[Victim]:
     """Return the workloads to preempt; empty if preemption does not help."""
     queue = demand.queue
     within = queue.spec.preemption.within
@@ -243,7 +243,7 @@ def classical_victims(demand: Demand, snapshot: Snapshot) -> list[Victim]:
     return []
 
 
-def preemptable_victims(demand: Demand, snapshot: Snapshot, *, may_borrow: bool) -> list[Victim]:
+def preemptable_victims(demand: QuotaDemand, snapshot: Snapshot, *, may_borrow: bool) -> list[Victim]:
     """Return all workloads that may be preempted, in order. Each may be preempted once those before it are gone.
 
     For a workload that has quota and no nodes: the nodes decide how many of them are needed. With fair sharing, another
@@ -265,7 +265,7 @@ def preemptable_victims(demand: Demand, snapshot: Snapshot, *, may_borrow: bool)
     return victims
 
 
-def _is_under_nominal(demand: Demand) -> bool:
+def _is_under_nominal(demand: QuotaDemand) -> bool:
     node = demand.queue.node
     return all(slot.nominal > slot.use for slot in map(node.at, demand.contested))
 
@@ -287,7 +287,7 @@ def _in_order(
             yield from (candidate for candidate in group if candidate.admitted.is_evicted is evicted)
 
 
-def _outside(demand: Demand, snapshot: Snapshot) -> tuple[list[_Candidate], list[_Candidate]]:
+def _outside(demand: QuotaDemand, snapshot: Snapshot) -> tuple[list[_Candidate], list[_Candidate]]:
     """Collect the candidates of other queues, from the parent to the root."""
     hierarchical: list[_Candidate] = []
     by_priority: list[_Candidate] = []
@@ -315,7 +315,7 @@ def _holds(node: QuotaNode, wanted: Mapping[Key, int]) -> tuple[bool, Amounts]:
     return holds, {key: max(0, amount - node.at(key).unused_guaranteed) for key, amount in wanted.items()}
 
 
-def _over_quota_below(node: QuotaNode, visited: QuotaNode | None, demand: Demand) -> Iterator[QuotaNode]:
+def _over_quota_below(node: QuotaNode, visited: QuotaNode | None, demand: QuotaDemand) -> Iterator[QuotaNode]:
     """Yield the queues below a node that use more than their quota, and skip cohorts that do not."""
     for child in node.children:
         if child is visited or child is demand.queue.node or child.is_within_quota(demand.contested):
@@ -326,7 +326,7 @@ def _over_quota_below(node: QuotaNode, visited: QuotaNode | None, demand: Demand
             yield from _over_quota_below(child, visited, demand)
 
 
-def _kind_by_priority(candidate: Workload, demand: Demand) -> _Kind:
+def _kind_by_priority(candidate: Workload, demand: QuotaDemand) -> _Kind:
     borrow_within = demand.queue.spec.preemption.borrow_within
     if borrow_within is None or candidate.priority >= demand.workload.priority:
         return _Kind.WITHOUT_BORROWING
@@ -336,7 +336,9 @@ def _kind_by_priority(candidate: Workload, demand: Demand) -> _Kind:
     return _Kind.WHILE_BORROWING
 
 
-def _try_candidates(ordered: list[_Candidate], demand: Demand, snapshot: Snapshot, *, may_borrow: bool) -> list[Victim]:
+def _try_candidates(
+    ordered: list[_Candidate], demand: QuotaDemand, snapshot: Snapshot, *, may_borrow: bool
+) -> list[Victim]:
     victims: list[Victim] = []
     for candidate in ordered:
         if not _is_usable(candidate, demand, snapshot, may_borrow=may_borrow):
@@ -351,7 +353,7 @@ def _try_candidates(ordered: list[_Candidate], demand: Demand, snapshot: Snapsho
     return []
 
 
-def _is_usable(candidate: _Candidate, demand: Demand, snapshot: Snapshot, *, may_borrow: bool) -> bool:
+def _is_usable(candidate: _Candidate, demand: QuotaDemand, snapshot: Snapshot, *, may_borrow: bool) -> bool:
     """Whether a candidate may still be preempted. It may not once its queue is back within its quota."""
     if candidate.kind is _Kind.WITHIN:
         return True
@@ -371,7 +373,7 @@ def _is_usable(candidate: _Candidate, demand: Demand, snapshot: Snapshot, *, may
 # ---------------------------------------------------------------- simulation for one key
 
 
-def simulate(demand: Demand, key: Key, victims: list[Victim], snapshot: Snapshot) -> tuple[FlavorMode, int]:
+def simulate(demand: QuotaDemand, key: Key, victims: list[Victim], snapshot: Snapshot) -> tuple[FlavorMode, int]:
     """Return the mode in which these victims free one key, and the borrowing level once they are gone."""
     node = demand.queue.node
     amount = demand.wanted[key]

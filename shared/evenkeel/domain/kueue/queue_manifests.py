@@ -35,7 +35,7 @@ API_VERSION = "kueue.x-k8s.io/v1beta2"
 DEFAULT_NAMESPACE = "default"
 
 
-class Metadata(Document):
+class ObjectMetadata(Document):
     """Metadata of a Kubernetes object."""
 
     ignored_fields: ClassVar[frozenset[str]] = frozenset(
@@ -51,12 +51,12 @@ class Metadata(Document):
     creation_timestamp: Instant | None = None
 
 
-class Manifest(Document):
+class KubernetesManifest(Document):
     """A Kubernetes object."""
 
     ignored_fields: ClassVar[frozenset[str]] = frozenset({"status"})
     api_version: str = API_VERSION
-    metadata: Metadata
+    metadata: ObjectMetadata
 
 
 class ResourceQuota(Document):
@@ -181,7 +181,7 @@ class ClusterQueueSpec(Document):
     admission_scope: AdmissionScope = Field(default_factory=AdmissionScope)
 
 
-class ClusterQueue(Manifest):
+class ClusterQueue(KubernetesManifest):
     """A ClusterQueue: a team's quota of each flavor, and how it borrows, lends and preempts."""
 
     kind: Literal["ClusterQueue"] = "ClusterQueue"
@@ -217,7 +217,7 @@ class CohortSpec(Document):
     fair_sharing: FairSharing | None = None
 
 
-class CohortManifest(Manifest):
+class CohortManifest(KubernetesManifest):
     """A Cohort: a node above queues and other cohorts."""
 
     kind: Literal["Cohort"] = "Cohort"
@@ -257,7 +257,7 @@ class ResourceFlavorSpec(Document):
     tolerations: tuple[PodToleration, ...] = ()
 
 
-class ResourceFlavor(Manifest):
+class ResourceFlavor(KubernetesManifest):
     """A ResourceFlavor: a kind of capacity."""
 
     kind: Literal["ResourceFlavor"] = "ResourceFlavor"
@@ -297,7 +297,7 @@ class LocalQueueStatus(Document):
     fair_sharing: LocalQueueFairSharing | None = None
 
 
-class LocalQueue(Manifest):
+class LocalQueue(KubernetesManifest):
     """A LocalQueue: the name of a ClusterQueue in a namespace."""
 
     ignored_fields: ClassVar[frozenset[str]] = frozenset()
@@ -316,7 +316,7 @@ class LocalQueue(Manifest):
         return amounts, None if status.last_update is None else seconds(status.last_update)
 
 
-class WorkloadPriorityClass(Manifest):
+class WorkloadPriorityClass(KubernetesManifest):
     """A priority class."""
 
     ignored_fields: ClassVar[frozenset[str]] = frozenset({"description", "globalDefault", "preemptionPolicy"})
@@ -324,7 +324,7 @@ class WorkloadPriorityClass(Manifest):
     value: WholeNumber
 
 
-class Namespace(Manifest):
+class Namespace(KubernetesManifest):
     """A namespace. Only its labels matter."""
 
     ignored_fields: ClassVar[frozenset[str]] = frozenset({"spec", "status"})

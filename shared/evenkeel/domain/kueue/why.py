@@ -23,7 +23,7 @@ _SEARCH_LIMIT = 64
 _GRANTED = frozenset({Result.ADMITTED, Result.PREEMPTING})
 
 
-class Change(Output):
+class AdmittingChange(Output):
     """A change that alone would admit the job."""
 
     kind: str
@@ -49,7 +49,7 @@ class Why(Output):
     before: tuple[str, ...]
     """The first ten jobs before it in the queue."""
     decision: DecisionAnswer
-    changes: tuple[Change, ...]
+    changes: tuple[AdmittingChange, ...]
     """Changes that would each admit the job; empty if it is admitted."""
 
 
@@ -163,7 +163,7 @@ def _tightest(decision: CycleDecision) -> str:
     return ""
 
 
-def _changes(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Iterable[Change]:
+def _changes(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Iterable[AdmittingChange]:
     for change in (
         _by_quota(state, workload),
         _by_priority(state, scheduler, workload),
@@ -200,7 +200,7 @@ def _minimize_each(most: dict[str, int], works: Callable[[dict[str, int]], bool]
     return {name: amount for name, amount in amounts.items() if amount}
 
 
-def _by_quota(state: WhatIf, workload: Workload) -> Change | None:
+def _by_quota(state: WhatIf, workload: Workload) -> AdmittingChange | None:
     """Find the flavor with the smallest addition to its nominal quota that admits the job without preemption."""
     requested: dict[str, int] = {}
     for pod_set in workload.pod_sets:
@@ -229,7 +229,9 @@ def _by_quota(state: WhatIf, workload: Workload) -> Change | None:
     _, flavor, more = best
     amounts = {name: quantities.text(name, amount) for name, amount in more.items()}
     text = " and ".join(f"{quantities.short_text(name, amount)} more of {name}" for name, amount in amounts.items())
-    return Change(kind="quota", message=f"{text} on {flavor} for {queue.name}.", flavor=flavor, amounts=amounts)
+    return AdmittingChange(
+        kind="quota", message=f"{text} on {flavor} for {queue.name}.", flavor=flavor, amounts=amounts
+    )
 
 
 def _free_amount(state: WhatIf, workload: Workload, resource: str) -> int:
@@ -266,7 +268,7 @@ def _with_more(queue: Queue, name: str, flavor: str, more: dict[str, int]) -> Qu
     )
 
 
-def _by_priority(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Change | None:
+def _by_priority(state: WhatIf, scheduler: Scheduler, workload: Workload) -> AdmittingChange | None:
     """Find the lowest priority that lets the job preempt others."""
     root = scheduler.snapshot.queues[workload.queue].node.root
     queues = {node.name for node in queues_below(root)} | {workload.queue}
@@ -281,11 +283,11 @@ def _by_priority(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Cha
         decision = state.decide(replace(workload, priority=priority))
         if decision.result in _GRANTED:
             names = ", ".join(victim.workload_id for victim in decision.victims)
-            return Change(kind="priority", message=f"Priority {priority}: evicts {names}.", priority=priority)
+            return AdmittingChange(kind="priority", message=f"Priority {priority}: evicts {names}.", priority=priority)
     return None
 
 
-def _by_size(state: WhatIf, workload: Workload) -> Change | None:
+def _by_size(state: WhatIf, workload: Workload) -> AdmittingChange | None:
     """Find the largest size, with all pod sets in proportion, that is admitted without preemption."""
     spare = sum(max(0, pod_set.count - 1) for pod_set in workload.pod_sets)
 
@@ -301,10 +303,10 @@ def _by_size(state: WhatIf, workload: Workload) -> Change | None:
         return None
     counts = sized(least).counts
     text = ", ".join(f"{pod_set.name} {count}" for pod_set, count in zip(workload.pod_sets, counts, strict=True))
-    return Change(kind="size", message=f"A smaller size: {text}.", counts=counts)
+    return AdmittingChange(kind="size", message=f"A smaller size: {text}.", counts=counts)
 
 
-def _by_waiting(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Change | None:
+def _by_waiting(state: WhatIf, scheduler: Scheduler, workload: Workload) -> AdmittingChange | None:
     """Find the running jobs that must end to admit the job: evicted jobs first, then the longest-running."""
     root = scheduler.snapshot.queues[workload.queue].node.root
     queues = {node.name for node in queues_below(root)} | {workload.queue}
@@ -331,4 +333,4 @@ def _by_waiting(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Chan
             without = [each for each in needed if each != name]
             if without and works(without):
                 needed = without
-    return Change(kind="wait", message=f"The end of {', '.join(needed)}.", jobs=tuple(needed))
+    return AdmittingChange(kind="wait", message=f"The end of {', '.join(needed)}.", jobs=tuple(needed))

@@ -9,7 +9,7 @@ from evenkeel.domain.kueue.configuration import ResourceRules
 from evenkeel.domain.kueue.documents import Document, Instant, Quantity, WholeNumber, seconds
 from evenkeel.domain.kueue.objects import PODS, Admitted, Amounts, PodSet, Workload
 from evenkeel.domain.kueue.pod_manifests import PodTemplate
-from evenkeel.domain.kueue.queue_manifests import DEFAULT_NAMESPACE, Manifest
+from evenkeel.domain.kueue.queue_manifests import DEFAULT_NAMESPACE, KubernetesManifest
 
 REPLACES = "kueue.x-k8s.io/workload-slice-replacement-for"
 """Annotation of a larger slice: namespace/name of the slice that it replaces."""
@@ -97,7 +97,7 @@ _LOSE_PLACE = frozenset({"PodsReadyTimeout", "AdmissionCheck"})
 """Reasons of an eviction that cost a workload its place in the queue. A preemption does not."""
 
 
-class WorkloadManifest(Manifest):
+class WorkloadManifest(KubernetesManifest):
     """Kueue's Workload: pending, or with its admission in its status."""
 
     ignored_fields: ClassVar[frozenset[str]] = frozenset()

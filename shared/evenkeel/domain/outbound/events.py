@@ -57,7 +57,7 @@ class OutboundKind(StrEnum):
     QUOTA_CHANGED = "Quota Changed"
 
 
-class Metadata(Value):
+class EventMetadata(Value):
     """The part of `detail` that is the same for all kinds. It maps one to one to CloudEvents 1.0."""
 
     id: str
@@ -75,7 +75,7 @@ class Metadata(Value):
     """Whether it follows from a drill."""
 
 
-class Common(Value):
+class CommonData(Value):
     """The first fields of `data`, the same for all kinds."""
 
     text: Sentence
@@ -189,7 +189,7 @@ class OutboundEvent(Value):
 
     def detail(self, fleet: str) -> dict[str, Any]:
         """Return EventBridge's `detail`: metadata that is the same for all kinds, and the data of this kind."""
-        metadata = Metadata(
+        metadata = EventMetadata(
             id=self.event_id,
             schema_version=SCHEMA_VERSION,
             occurred_at=self.occurred_at,
@@ -198,11 +198,11 @@ class OutboundEvent(Value):
             cluster=fleet,
             simulated=self.is_drill,
         )
-        common = Common(text=self.text, team=self.team or None, by=self.by or None)
+        common = CommonData(text=self.text, team=self.team or None, by=self.by or None)
         return {"metadata": metadata.to_json(), "data": {**common.to_json(), **self.data}}
 
 
-class Change(NamedTuple):
+class RowTransition(NamedTuple):
     """A stored change of one row."""
 
     row: str
@@ -225,7 +225,7 @@ class Change(NamedTuple):
         )
 
 
-def of_incident(change: Change, before: Incident | None, after: Incident) -> tuple[OutboundEvent, ...]:
+def of_incident(change: RowTransition, before: Incident | None, after: Incident) -> tuple[OutboundEvent, ...]:
     """Return the events of a change of an incident: opened, needs a person, settled."""
     kinds = []
     if before is None:
@@ -244,7 +244,7 @@ def need_of(incident: Incident) -> str:
     return incident.state if incident.state in PAGED else ""
 
 
-def _incident_event(change: Change, kind: OutboundKind, incident: Incident) -> OutboundEvent:
+def _incident_event(change: RowTransition, kind: OutboundKind, incident: Incident) -> OutboundEvent:
     fault = default_catalogue().look_up(incident.fault_key)
     where = incident.node_name or incident.life.instance_id
     plan = incident.plan
@@ -278,7 +278,7 @@ def _incident_event(change: Change, kind: OutboundKind, incident: Incident) -> O
     return change.event(kind, incident.incident_id, text, data, is_drill=incident.is_drill)
 
 
-def of_job(change: Change, before: Job | None, after: Job) -> tuple[OutboundEvent, ...]:
+def of_job(change: RowTransition, before: Job | None, after: Job) -> tuple[OutboundEvent, ...]:
     """Return the event of a change of a job's state. Both values must hold public fields only."""
     kind = _job_kind(before, after)
     if kind is None:
@@ -326,7 +326,7 @@ def _job_kind(before: Job | None, after: Job) -> OutboundKind | None:
     return None
 
 
-def of_node(change: Change, before: FleetNode | None, after: FleetNode) -> tuple[OutboundEvent, ...]:
+def of_node(change: RowTransition, before: FleetNode | None, after: FleetNode) -> tuple[OutboundEvent, ...]:
     """Return the event of a node that joined or left the fleet."""
     if before is None and not after.is_gone:
         kind, verb = OutboundKind.NODE_JOINED, "joined"
@@ -346,7 +346,7 @@ def of_node(change: Change, before: FleetNode | None, after: FleetNode) -> tuple
     return (change.event(kind, after.life.instance_id, f"{where} {verb} the pool {after.pool or 'unknown'}.", data),)
 
 
-def of_cordons(change: Change, before: ManualCordons, after: ManualCordons) -> tuple[OutboundEvent, ...]:
+def of_cordons(change: RowTransition, before: ManualCordons, after: ManualCordons) -> tuple[OutboundEvent, ...]:
     """Return an event for each cordon that a person added. Removals are not recorded with a person."""
     events = []
     for life, cordon in after.by_life.items():
@@ -359,13 +359,13 @@ def of_cordons(change: Change, before: ManualCordons, after: ManualCordons) -> t
     return tuple(events)
 
 
-def of_entry(change: Change, kind: OutboundKind, subject: str, entry: TimelineEntry, by: str) -> OutboundEvent:
+def of_entry(change: RowTransition, kind: OutboundKind, subject: str, entry: TimelineEntry, by: str) -> OutboundEvent:
     """Return the event of a person's recorded change: a hold, a release, or a change of quotas."""
     return change.event(kind, subject, entry.text, ChangeData(change=entry.kind), by=by)
 
 
 def of_budgets(
-    change: Change, before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]
+    change: RowTransition, before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]
 ) -> tuple[OutboundEvent, ...]:
     """Return an event for each budget that reached a threshold: 80 % or 100 % of its limit.
 
@@ -398,7 +398,7 @@ def of_budgets(
             f"Team {budget['team']} has used {percent:.0f} % of its budget of {budget['limit']:g} {unit} "
             f"in {budget['period']}. {end}"
         )
-        once = Change(f"{'|'.join(_budget_key(budget))}|{threshold}", 0, change.at)
+        once = RowTransition(f"{'|'.join(_budget_key(budget))}|{threshold}", 0, change.at)
         events.append(once.event(OutboundKind.BUDGET_NEAR_END, budget["team"], text, data, team=budget["team"]))
     return tuple(events)
 
@@ -416,7 +416,7 @@ def _percent(budget: Mapping[str, Any]) -> float:
     return 100 * budget["used"] / budget["limit"] if budget["limit"] else 100.0
 
 
-def of_policy(change: Change, fleet: str, after: PolicyChange) -> OutboundEvent:
+def of_policy(change: RowTransition, fleet: str, after: PolicyChange) -> OutboundEvent:
     """Return the event of a change of the site policy. Only administrators read its reason and its values."""
     data = ChangeData(change="policy", number=after.number)
     text = f"Policy change {after.number} by {after.by}."

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
 
 from evenkeel.domain.decisions import packed_size
 from evenkeel.domain.kueue import short_form
-from evenkeel.domain.kueue.assignment import Progress
+from evenkeel.domain.kueue.assignment import FlavorCursor
 from evenkeel.domain.kueue.decisions import CycleDecision, EarlierHeads, NodeFit
 from evenkeel.domain.kueue.objects import (
     PODS,
@@ -32,7 +32,7 @@ from evenkeel.domain.kueue.preemption import outranks
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.setup import Profile, QuotaDocuments
 from evenkeel.domain.kueue.snapshot import Rules
-from evenkeel.domain.kueue.why import Change, why
+from evenkeel.domain.kueue.why import AdmittingChange, why
 from evenkeel.domain.quotas.quota_holders import admitted_document, flat, is_sum, nested, sum_documents
 from evenkeel.domain.values import Value
 
@@ -242,7 +242,7 @@ def replay_quota(facts: QuotaFacts, now: float, node_fit: NodeFit) -> CycleDecis
     return scheduler.cycle(now, EarlierHeads(usage, facts.earlier_victims))[0]
 
 
-def smallest_changes(facts: QuotaFacts, now: float) -> tuple[Change, ...]:
+def smallest_changes(facts: QuotaFacts, now: float) -> tuple[AdmittingChange, ...]:
     """Return the smallest changes that would each give the job its quota. Each was tried on these facts."""
     scheduler, workload = _rebuild_scheduler(facts, None)
     scheduler.snapshot.now = now
@@ -269,7 +269,7 @@ def _rebuild_scheduler(facts: QuotaFacts, node_fit: NodeFit | None) -> tuple[Sch
     workload = declared.job(facts.job, "job").workload
     for other, at in facts.evicted_at.items():
         scheduler.snapshot.evicted_at[frozenset((workload.workload_id, other))] = at
-    scan_start = Progress(facts.scan_start, 0, 0, workload.shape) if facts.scan_start else None
+    scan_start = FlavorCursor(facts.scan_start, 0, 0, workload.shape) if facts.scan_start else None
     scheduler.pending[workload.queue].push(PendingWorkload(workload, scan_start))
     return scheduler, workload
 

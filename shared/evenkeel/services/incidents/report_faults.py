@@ -25,7 +25,7 @@ from evenkeel.domain.nodes import INSTANCE_ID, FleetNode, NodeLife
 from evenkeel.domain.recovery.attribution import LOOK_BACK, Attribution, AttributionFacts, attribute_fault, facts_of
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.events import envelope, reported_faults
-from evenkeel.events.driver_lines import Reading
+from evenkeel.events.driver_lines import NamedFault
 from evenkeel.ports import Conflict, Invalid, KeyReused, Ledger, NotFound, Put, Row, Table, every
 from evenkeel.services.context import Context
 from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, rows, subject_rows
@@ -131,14 +131,14 @@ def _first_answer(row: Row, request: Request) -> Json:
     return given
 
 
-def _checked(request: Request, now: datetime) -> list[tuple[Reading, ...]]:
+def _checked(request: Request, now: datetime) -> list[tuple[NamedFault, ...]]:
     """Return the faults of a report; none for a line without evidence.
 
     Raises:
         Invalid: names every wrong field.
     """
     wrong: list[tuple[str, str]] = []
-    read: list[tuple[Reading, ...]] = []
+    read: list[tuple[NamedFault, ...]] = []
     for index, report in enumerate(request.reports):
         place = f"faults[{index}]"
         readings = reported_faults.readings(report.code, report.line)

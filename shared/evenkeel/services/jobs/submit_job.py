@@ -64,7 +64,7 @@ def run(request: Request, context: Context) -> Outcome:
     fingerprint = _fingerprint(request.spec)
     earlier = context.ledger.get(job_rows.idempotency_key(requester.principal, request.idempotency_key))
     if earlier and not _has_expired(earlier, context.now):
-        return _again(earlier, fingerprint, context)
+        return _repeated_outcome(earlier, fingerprint, context)
 
     setup = team_setup.load(context.ledger).setup
     job_id = context.ids.new("job")
@@ -76,7 +76,7 @@ def run(request: Request, context: Context) -> Outcome:
         job_id=job_id,
     )
     if context.site.admission is AdmissionAuthority.EVENKEEL:
-        refuse_beside_kueue(job, context.ledger)
+        refuse_in_kueue_namespace(job, context.ledger)
         refuse_unfit(job, setup, context)
     job = job.but(open_job_counters=open_jobs.names_of(job))
     text = f"Submitted by {job.submitted_by}."
@@ -95,7 +95,7 @@ def run(request: Request, context: Context) -> Outcome:
         except (Conflict, Invalid, open_jobs.TooManyOpenJobs) as error:
             first = context.ledger.get(guard.key)
             if first is not None and not _has_expired(first, context.now):
-                return _again(first, fingerprint, context)
+                return _repeated_outcome(first, fingerprint, context)
             if isinstance(error, Conflict):
                 continue  # another submission or end was counted, or another job claimed the checkpoints
             raise
@@ -150,7 +150,7 @@ def _refuse(faults: tuple[SpecError, ...]) -> None:
         raise Invalid(f"The job cannot be queued. {message}", tuple(faults))
 
 
-def refuse_beside_kueue(job: Job, ledger: Ledger) -> None:
+def refuse_in_kueue_namespace(job: Job, ledger: Ledger) -> None:
     """Refuse a job in a namespace where Kueue admits jobs, because it would never start there.
 
     The last sweep listed these namespaces, usually a minute ago. The scheduling cycle holds back jobs in newer ones.
@@ -238,7 +238,7 @@ def _is_kept(claim: Row, ledger: Ledger) -> bool:
     return first is not None and rows.read(first, Attempt).launched_at is not None
 
 
-def _again(earlier: Row, fingerprint: str, context: Context) -> Outcome:
+def _repeated_outcome(earlier: Row, fingerprint: str, context: Context) -> Outcome:
     job_id = str(earlier.doc["jobId"])
     if earlier.doc.get("fingerprint") != fingerprint:
         raise KeyReused(f"This idempotency key was already used for another job, {job_id}.")

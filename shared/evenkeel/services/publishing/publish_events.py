@@ -13,7 +13,7 @@ from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.outbound import events, notices
-from evenkeel.domain.outbound.events import Change, OutboundEvent, OutboundKind
+from evenkeel.domain.outbound.events import OutboundEvent, OutboundKind, RowTransition
 from evenkeel.domain.policy import PolicyChange
 from evenkeel.domain.recovery.leases import ManualCordons
 from evenkeel.domain.timeline import TimelineEntry
@@ -62,7 +62,7 @@ def run(change: RowChange, context: Context) -> Outcome:
 def derive(change: RowChange, fleet: str) -> tuple[OutboundEvent, ...]:
     """Return the events that follow from a change. They have public fields only, because every reader gets the same."""
     key, before, after = change.after.key, change.before, change.after
-    source = Change("|".join(key), after.version, change.at)
+    source = RowTransition("|".join(key), after.version, change.at)
     match key.table, key.pk.split("#")[0], key.sk.split("#")[0]:
         case Table.JOBS, "JOB", "META":
             job_before = disclosure.public_job(rows.read(before, Job)) if before else None

@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from evenkeel.domain.costs.fleet_report import FleetFacts, Interrupted, fleet_report
+from evenkeel.domain.costs.fleet_report import FleetFacts, OwnedInterruption, fleet_report
 from evenkeel.domain.costs.interruptions import LostTime, Span, interruptions
-from evenkeel.domain.costs.node_time import HeldGpus, NodeSpan, NodeUse, Repair, node_time
+from evenkeel.domain.costs.node_time import HeldGpus, NodeOutageSpan, NodeSpan, NodeUse, node_time
 from evenkeel.domain.costs.prices import price_at, price_changes, prices_of
 from evenkeel.domain.costs.receipt import GpuPrice
 from evenkeel.domain.costs.rent import rent_report
@@ -36,14 +36,14 @@ _BEFORE = timedelta(days=7)
 """An incident may have opened this long before the attempt ended that it interrupted."""
 
 
-class Filter(NamedTuple):
+class ReportWindow(NamedTuple):
     """The window of a report; None: until now, and 30 days long."""
 
     since: datetime | None = None
     until: datetime | None = None
 
 
-def show(asked: Filter, context: Context) -> Json:
+def show(asked: ReportWindow, context: Context) -> Json:
     """Return the cost report of a window.
 
     Raises:
@@ -83,7 +83,7 @@ def show(asked: Filter, context: Context) -> Json:
         window=span,
         incidents=[incident for incident in incidents if span.start <= incident.opened_at < span.end],
         interrupted=[
-            Interrupted(each.receipt, by_id.get(each.receipt.incident_id))
+            OwnedInterruption(each.receipt, by_id.get(each.receipt.incident_id))
             for each in lost
             if span.start <= each.receipt.interrupted_at < span.end
         ],
@@ -199,7 +199,7 @@ def _uses_of(attempt: Attempt, losses: Iterable[tuple[Span, bool]], now: datetim
         yield use, Span(begin, until)
 
 
-def _repairs(incidents: Iterable[Incident], now: datetime) -> Iterator[Repair]:
+def _repairs(incidents: Iterable[Incident], now: datetime) -> Iterator[NodeOutageSpan]:
     """Yield the time from the cordon of a node until its return. A replaced node does not return: it ends before."""
     for incident in incidents:
         start = incident.stages.cordoned_at
@@ -207,4 +207,4 @@ def _repairs(incidents: Iterable[Incident], now: datetime) -> Iterator[Repair]:
             continue
         end = incident.stages.returned_at or incident.stages.settled_at or now
         if start < end:
-            yield Repair(incident.life.key, Span(start, end))
+            yield NodeOutageSpan(incident.life.key, Span(start, end))

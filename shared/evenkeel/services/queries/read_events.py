@@ -13,7 +13,7 @@ from evenkeel.services.storage import outbound_rows, pagination
 Json = dict[str, Any]
 
 
-class Filter(NamedTuple):
+class EventFilter(NamedTuple):
     """The filter of a list of events."""
 
     kinds: Sequence[OutboundKind] = ()
@@ -34,7 +34,7 @@ class Filter(NamedTuple):
         )
 
 
-def list_events(asked: Filter, page: pagination.Request, context: Context) -> Json:
+def list_events(asked: EventFilter, page: pagination.Request, context: Context) -> Json:
     """Return one page of events, by the time of their record, newest first.
 
     That time only grows, however late a change was published. So a caller that asks again since its newest record

@@ -25,7 +25,7 @@ LARGEST_LOG = 1_000_000
 """Characters of a log in one response: the newest ones. The response of a function is limited to 6 MB."""
 
 
-class Filter(NamedTuple):
+class JobFilter(NamedTuple):
     """The filter of a list of jobs."""
 
     states: Sequence[JobState] = ()
@@ -41,7 +41,7 @@ class Filter(NamedTuple):
         return fits_team and self.priority_class in (None, spec.get("priorityClass") or "")
 
 
-def list_jobs(filters: Filter, page: pagination.Request, reader: Reader, context: Context) -> Json:
+def list_jobs(filters: JobFilter, page: pagination.Request, reader: Reader, context: Context) -> Json:
     """Return one page of jobs, newest first; a list of pending jobs only, in the order of their queues.
 
     If teams exist, pending jobs come before all others, by team, the last of each queue first: the index has this
@@ -64,7 +64,7 @@ def list_jobs(filters: Filter, page: pagination.Request, reader: Reader, context
     return {"items": items, "nextPageToken": answer.next_token or None, "counts": counts}
 
 
-def _check_names(filters: Filter, reader: Reader, classes: Collection[str]) -> None:
+def _check_names(filters: JobFilter, reader: Reader, classes: Collection[str]) -> None:
     """Distinguish a misspelt filter from an empty list.
 
     Args:

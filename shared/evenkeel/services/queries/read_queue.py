@@ -18,7 +18,7 @@ from evenkeel.domain.jobs.charge import Charge, charged_resources
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.kueue.capacity import Tree
-from evenkeel.domain.kueue.preemption import words_of
+from evenkeel.domain.kueue.preemption import reason_text
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.teams import TeamSetup
@@ -156,7 +156,7 @@ def plan(spec: JobSpec, requester: check_role.Requester, context: Context) -> Js
         decided = delegate_to_kueue(AdmissionRequest.of(job), setup.local_queue_of(job.spec.team), context.now)
         # Kueue decides where the job starts, so Evenkeel compares no pools.
         return _plan_document(job, position=1, decided=decided, placement=None)
-    submit_job.refuse_beside_kueue(job, context.ledger)
+    submit_job.refuse_in_kueue_namespace(job, context.ledger)
     submit_job.refuse_unfit(job, setup, context)
     charges = read_charges.held(context.ledger)
     # Rented nodes stay reserved for their jobs.
@@ -221,7 +221,7 @@ def _shown(decided: AdmissionDecision) -> Json:
         "instanceType": decided.instance_type or None,
         "nodes": list(decided.node_names),
         "quota": decided.use,
-        "victims": [victim.to_json() | {"says": words_of(victim.reason)} for victim in decided.victims],
+        "victims": [victim.to_json() | {"says": reason_text(victim.reason)} for victim in decided.victims],
         "considered": [
             {"option": alternative.option, "whyNot": alternative.why_not or None}
             for alternative in decided.alternatives

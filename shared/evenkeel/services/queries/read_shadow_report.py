@@ -40,7 +40,7 @@ Json = dict[str, Any]
 DEFAULT_SINCE = timedelta(days=30)
 
 
-class Filter(NamedTuple):
+class ShadowFilter(NamedTuple):
     """The decisions to report."""
 
     since: datetime | None = None
@@ -54,7 +54,7 @@ class Filter(NamedTuple):
         return ShadowTerms(window_hours=self.window_hours)
 
 
-def show(filters: Filter, page: pagination.Request, context: Context) -> Json:
+def show(filters: ShadowFilter, page: pagination.Request, context: Context) -> Json:
     """Return the sum of all cases, and one page of the cases, newest first.
 
     Raises:
@@ -76,7 +76,7 @@ def show(filters: Filter, page: pagination.Request, context: Context) -> Json:
     }
 
 
-def _judged(incidents: Sequence[Incident], filters: Filter, context: Context) -> list[JudgedCase]:
+def _judged(incidents: Sequence[Incident], filters: ShadowFilter, context: Context) -> list[JudgedCase]:
     decisions = [
         decision for listed_incident in incidents if (decision := shadow_decision(listed_incident)) is not None
     ]

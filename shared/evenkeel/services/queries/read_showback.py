@@ -38,7 +38,7 @@ _NOTES = (
 )
 
 
-class Filter(NamedTuple):
+class ShowbackFilter(NamedTuple):
     """The requested window and jobs."""
 
     since: datetime | None = None
@@ -47,7 +47,7 @@ class Filter(NamedTuple):
     label: str = "project"
 
 
-def show(context: Context, asked: Filter, page: pagination.Request, reader: Reader) -> Json:
+def show(context: Context, asked: ShowbackFilter, page: pagination.Request, reader: Reader) -> Json:
     """Return one page of rows, the sum of all rows, and the budgets of the teams that the caller sees.
 
     Of other teams' jobs, user, project and cost are withheld.

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from evenkeel.domain.costs.receipt_line import incident_line, interruption_line
+from evenkeel.domain.costs.receipt_line import incident_sentence, interruption_sentence
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.shadow.cases import Aftermath
 from evenkeel.domain.timeline import TimelineEntry
@@ -28,7 +28,7 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
         entries = disclosure.job_timeline(entries)
     receipt = read_receipts.of_job(job, reader, context)
     ends = [
-        _entry(ended_at, interruption_line(interruption))
+        _entry(ended_at, interruption_sentence(interruption))
         for interruption in receipt.interruptions
         if interruption.is_over and (ended_at := interruption.ended_at)
     ]
@@ -49,7 +49,7 @@ def show_incident(incident_id: str, reader: Reader, context: Context) -> Json:
     if incident.mode == Mode.OBSERVE:
         entries = [*entries, *_aftermath(context.ledger, incident_id)]
     if incident.stages.settled_at and incident.affected_jobs:
-        text = incident_line(read_receipts.of_incident(incident, reader, context, may_see_all=may_see_all))
+        text = incident_sentence(read_receipts.of_incident(incident, reader, context, may_see_all=may_see_all))
         entries = [*entries, _entry(incident.stages.settled_at, text)]
     return {"subject": incident_id, "entries": _by_time(entries)}
 

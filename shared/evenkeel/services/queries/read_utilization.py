@@ -11,8 +11,8 @@ from evenkeel.domain.capacity.utilization import (
     GroupBy,
     GroupUtilization,
     Measure,
+    NodeReading,
     NodeUtilization,
-    Reading,
     rounded,
 )
 from evenkeel.domain.nodes import FleetNode, NodeState
@@ -75,8 +75,8 @@ class _Machine(NamedTuple):
             case _:
                 return _PENDING_RECOVERY
 
-    def reading(self, measure: Measure) -> Reading:
-        return Reading(self.node.life.instance_id, _AMOUNTS[measure](self), self.measured.percent.get(measure))
+    def reading(self, measure: Measure) -> NodeReading:
+        return NodeReading(self.node.life.instance_id, _AMOUNTS[measure](self), self.measured.percent.get(measure))
 
 
 _AMOUNTS: Mapping[Measure, Callable[[_Machine], float | None]] = {

@@ -13,14 +13,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from evenkeel.domain.admission.cycle_plan import Admission, CyclePlan, Preemption, RentalStart, Wait
+from evenkeel.domain.admission.cycle_plan import AdmissionStep, CyclePlan, PendingStep, Preemption, RentalStart
 from evenkeel.domain.admission.decide import Action, AdmissionDecision, recorded_reason
 from evenkeel.domain.admission.queue_cursors import QueueCursors
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
-from evenkeel.domain.kueue.preemption import words_of
+from evenkeel.domain.kueue.preemption import reason_text
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.timeline import TimelineEntry
@@ -68,9 +68,9 @@ def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Cont
                 _preempt(step, loaded, tree, context)
             case RentalStart():
                 _rent(step, loaded, tree, context)
-            case Wait():
+            case PendingStep():
                 reasons.add(_reason_writes(step, loaded, context), step.decision.job_id)
-            case Admission():
+            case AdmissionStep():
                 pass  # committed above
     reasons.commit()
     resize_jobs.carry_out(plan, loaded, tree, context)
@@ -96,7 +96,7 @@ def note_cursors(cursors: QueueCursors, row: Row, context: Context) -> None:
 
 
 def _admit(
-    admissions: Sequence[Admission], loaded: LoadedCycle, tree: QuotaTree, admitted: list[str], context: Context
+    admissions: Sequence[AdmissionStep], loaded: LoadedCycle, tree: QuotaTree, admitted: list[str], context: Context
 ) -> frozenset[str]:
     """Create the attempts of a plan and start their workflows. Return the jobs whose admission the ledger refused."""
     attempts: dict[str, Attempt] = {}
@@ -244,7 +244,7 @@ def _preempt(step: Preemption, loaded: LoadedCycle, tree: QuotaTree, context: Co
     job, version = loaded.snapshot.pending[decided.job_id], loaded.versions[decided.job_id]
     parts = []
     for name, reason in step.victims.items():
-        why = f"Preempted by {job.job_id} of team {job.spec.team}: {words_of(reason)}."
+        why = f"Preempted by {job.job_id} of team {job.spec.team}: {reason_text(reason)}."
         parts.append(batches.WriteGroup(name, _stop_writes(name, why, f"{WRITER}/{job.job_id}", loaded, context.now)))
     record = _record(decided, context.ids.new("dec"), decided.reason, Mode.ACT, context)
     waits = _with_current_queue(job, loaded.snapshot.setup).but(reason=decided.reason)
@@ -392,7 +392,7 @@ class _ReasonBatch:
         self._parts.clear()
 
 
-def _reason_writes(step: Wait, loaded: LoadedCycle, context: Context) -> tuple[Write, ...]:
+def _reason_writes(step: PendingStep, loaded: LoadedCycle, context: Context) -> tuple[Write, ...]:
     """Return the writes that record why a job waits; none if the job records it already."""
     decided = step.decision
     job, version = loaded.snapshot.pending[decided.job_id], loaded.versions[decided.job_id]

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import Queue, Workload
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.kueue.why import Change, why
+from evenkeel.domain.kueue.why import AdmittingChange, why
 from tests.examples import examples
 from tests.unit.scheduling.queues.builders import (
     ANY,
@@ -50,7 +50,7 @@ def decide(fleet: RandomQueues, queues: Iterable[Queue], job: Workload, ended: I
     return decision.result
 
 
-def admits(fleet: RandomQueues, job: Workload, change: Change, *, less: int = 0) -> bool:
+def admits(fleet: RandomQueues, job: Workload, change: AdmittingChange, *, less: int = 0) -> bool:
     """Whether a change, made smaller by `less` units, admits the job."""
     queues: Iterable[Queue] = fleet.queues
     match change.kind:
