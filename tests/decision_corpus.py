@@ -46,7 +46,7 @@ from evenkeel.domain.health.recurrence import FaultHistory, slot_history_key
 from evenkeel.domain.jobs import attempt_end, attempt_waits, lifecycle, settlement
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Section
+from evenkeel.domain.policy_section import Section
 from evenkeel.domain.quotas import spending
 from evenkeel.domain.recovery import (
     approval,

@@ -43,7 +43,7 @@ def draw_incident_receipt(out: Printer, receipt: Json) -> None:
             ("cost", total),
             ("node", _node(receipt["node"])),
             ("shared", ", ".join(_shared(each) for each in receipt["shared"])),
-            ("not hit", _running(receipt["running"])),
+            ("not interrupted", _running(receipt["running"])),
             ("withheld", _withheld(receipt)),
         ],
         indent="  ",
@@ -125,7 +125,7 @@ def _node(node: Json) -> str:
     text = f"out for {duration(node['seconds'])}"
     if node["countedWithJobsSeconds"]:
         text += f", {duration(node['countedWithJobsSeconds'])} of it counted with its jobs"
-    return f"{text}; beside them {hours(node['gpuHours'])} GPU-hours, {usd(node['usdMicros'])}"
+    return f"{text}; not counted with its jobs: {hours(node['gpuHours'])} GPU-hours, {usd(node['usdMicros'])}"
 
 
 def _shared(interruption: Json) -> str:

@@ -78,7 +78,7 @@ def draw(out: Printer, found: Json, by: GroupBy) -> None:
 
 
 def _groups(items: Iterable[Json], by: GroupBy) -> list[tuple[str, str, Json]]:
-    """Return the sums of the groups, the dearest first. Jobs with use in several rows count in each."""
+    """Return the sums of the groups, the most expensive first. Jobs with use in several rows count in each."""
     sums: dict[tuple[str, str], Json] = {}
     for item in items:
         name = "" if by is GroupBy.TEAM else _named(item, by)

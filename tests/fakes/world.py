@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.runtime.settings import Settings
 from evenkeel.runtime.wiring import World
 from evenkeel.services.context import Context, Site

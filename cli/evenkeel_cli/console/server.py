@@ -133,13 +133,13 @@ class _Handler(BaseHTTPRequestHandler):
         headers = _one_of_each(self.headers.items())
         if headers is None:
             return _refuse(Refusal(400, "REPEATED_HEADER", "A header occurs twice."))
-        if refusal := session.wrong_host(headers):
+        if refusal := session.refuse_wrong_host(headers):
             return _refuse(refusal)
         target = urlsplit(self.path)
         if self.command == "GET" and target.path == "/open":
             # A terminal or a file may hold the link, so the request may come from another site. The token is the proof.
             return self._open(headers, parse_qs(target.query).get("token", [""])[0])
-        if refusal := session.from_other_site(headers):
+        if refusal := session.refuse_other_site(headers):
             return _refuse(refusal)
         if not session.is_signed_in(headers):
             return _refuse(
@@ -190,7 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return _refuse(
                     Refusal(403, "READ_ONLY", "This console only reads.", "Start it without --read-only to change.")
                 )
-            if refusal := console.session.not_a_change(headers):
+            if refusal := console.session.refuse_unproved_change(headers):
                 return _refuse(refusal)
         kept = {name: headers[name] for name in _FORWARDED if name in headers}
         try:

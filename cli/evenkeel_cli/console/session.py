@@ -51,13 +51,13 @@ class Session:
     def cookie_header(self) -> str:
         return f"{self._cookie_name}={self._cookie}; HttpOnly; SameSite=Strict; Path=/"
 
-    def wrong_host(self, headers: Mapping[str, str]) -> Refusal | None:
+    def refuse_wrong_host(self, headers: Mapping[str, str]) -> Refusal | None:
         """Refuse a request to another name (DNS rebinding)."""
         if headers.get("Host") not in self._hosts:
             return Refusal(403, "WRONG_HOST", f"The console answers only as http://{self._hosts[0]}.")
         return None
 
-    def from_other_site(self, headers: Mapping[str, str]) -> Refusal | None:
+    def refuse_other_site(self, headers: Mapping[str, str]) -> Refusal | None:
         """Refuse a request that a page of another site sent."""
         origin = headers.get("Origin")
         is_own = origin is None or origin in [f"http://{host}" for host in self._hosts]
@@ -74,7 +74,7 @@ class Session:
         morsel = cookies.get(self._cookie_name)
         return morsel is not None and _same(morsel.value, self._cookie)
 
-    def not_a_change(self, headers: Mapping[str, str]) -> Refusal | None:
+    def refuse_unproved_change(self, headers: Mapping[str, str]) -> Refusal | None:
         """Refuse a change that no page of this console sent."""
         if not headers.get("Origin") or not _same(headers.get(CHANGE_HEADER, ""), self._key):
             return Refusal(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from evenkeel_cli.doctor import evaluate, network, planning
+from evenkeel_cli.doctor import evaluate, network, planned_stack_checks
 from evenkeel_cli.doctor.checks import DoctorCheck
 from evenkeel_cli.doctor.findings import CouldNotCheck, DoctorFinding
 from evenkeel_cli.doctor.site import Aws, BadCredentials, ResourceNotFound, read_once
@@ -85,35 +85,35 @@ def credentials(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     try:
         identity = site.identity()
     except BadCredentials as error:
-        return planning.no_credentials(error.reason, error.fix)
+        return planned_stack_checks.no_credentials(error.reason, error.fix)
     return [
         *evaluate.judge_credentials(identity["Arn"]),
-        *planning.judge_account(
+        *planned_stack_checks.judge_account(
             identity["Account"], site.planned.region, site.planned.parameters["HyperPodClusterArn"]
         ),
     ]
 
 
 def parameters(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
-    return planning.judge_parameters(site.planned.parameters, site.planned.clusters())
+    return planned_stack_checks.judge_parameters(site.planned.parameters, site.planned.clusters())
 
 
 def names(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
-    return planning.judge_names(site.planned.name, site.planned.parameters["FleetName"])
+    return planned_stack_checks.judge_names(site.planned.name, site.planned.parameters["FleetName"])
 
 
 def stack(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     status = str(site.stack().get("StackStatus", ""))
-    return planning.judge_earlier_stack(site.planned.name, status, site.planned.parameters)
+    return planned_stack_checks.judge_earlier_stack(site.planned.name, status, site.planned.parameters)
 
 
 def sam(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
-    return planning.judge_sam(*site.sam_versions)
+    return planned_stack_checks.judge_sam(*site.sam_versions)
 
 
 def api_logs(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     role = site.call("apigateway", "get_account").get("cloudwatchRoleArn") or ""
-    return planning.judge_log_role(site.planned.parameters["ApiLogRole"], role)
+    return planned_stack_checks.judge_log_role(site.planned.parameters["ApiLogRole"], role)
 
 
 def concurrency(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
@@ -124,7 +124,7 @@ def concurrency(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
         parameter["ParameterKey"]: parameter.get("ParameterValue", "")
         for parameter in site.stack().get("Parameters", ())
     }
-    return planning.judge_limits(
+    return planned_stack_checks.judge_limits(
         limits["ConcurrentExecutions"],
         limits["UnreservedConcurrentExecutions"],
         reserved=(int(present.get("CordonConcurrency") or 0), wanted),
@@ -145,7 +145,10 @@ def hyperpod(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
         found = site.call("sagemaker", "describe_cluster", ClusterName=arn)
     except ResourceNotFound:
         return evaluate.judge_hyperpod(arn, None)
-    return [*evaluate.judge_hyperpod(arn, found), *planning.judge_orchestrator(found, site.planned.clusters())]
+    return [
+        *evaluate.judge_hyperpod(arn, found),
+        *planned_stack_checks.judge_orchestrator(found, site.planned.clusters()),
+    ]
 
 
 def subnets(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
@@ -180,7 +183,7 @@ def endpoints(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
 
 def buckets(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     found = {arn: _bucket(site, arn.rpartition(":")[2]) for arn in site.planned.listed("CheckpointBuckets")}
-    return planning.judge_buckets(found, site.planned.region)
+    return planned_stack_checks.judge_buckets(found, site.planned.region)
 
 
 def _bucket(site: PlannedSite, name: str) -> Json | None:
@@ -192,7 +195,7 @@ def _bucket(site: PlannedSite, name: str) -> Json | None:
 
 def keys(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     found = {arn: _key(site, arn) for arn in site.planned.listed("CheckpointEncryption")}
-    return planning.judge_keys(found)
+    return planned_stack_checks.judge_keys(found)
 
 
 def _key(site: PlannedSite, arn: str) -> str:

@@ -15,7 +15,7 @@ from evenkeel.domain.health.recurrence import FaultHistory, with_occurrence
 from evenkeel.domain.jobs.job import CheckpointRequirement
 from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderNode
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.plan import FaultTerms, PlanFacts, RecoveryPlan, plan_recovery

@@ -306,7 +306,7 @@ class FleetNode(Value):
     job_ids: tuple[str, ...] = ()
     """Evenkeel's own jobs on the node."""
     is_gone: bool = False
-    """Whether no control plane lists the node any more."""
+    """Whether the node is missing from both control planes."""
     is_lemon: bool = False
     """Whether the node returned to service too often lately. Its next fault then replaces it."""
     changed_at: Instant

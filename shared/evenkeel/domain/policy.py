@@ -15,7 +15,7 @@ from evenkeel.domain.health.faults import CatalogueError, FaultCatalogue, FaultO
 from evenkeel.domain.health.policy import SourcePolicy, WatchPolicy
 from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.jobs.types import JobTypes
-from evenkeel.domain.policy_base import LARGEST, LONGEST_SECONDS, ModeRule, Section
+from evenkeel.domain.policy_section import LARGEST, LONGEST_SECONDS, ModeRule, Section
 from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
 from evenkeel.domain.values import NOT_A_NUMBER, Instant, Line, Value, Word, booleans_for_numbers

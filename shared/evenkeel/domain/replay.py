@@ -14,7 +14,7 @@ from evenkeel.domain.admission.fifo import with_spares
 from evenkeel.domain.admission.resize_facts import ResizeFacts, resize_answer
 from evenkeel.domain.decisions import ENGINE_VERSION, MAX_ALTERNATIVES, OMITTED, Alternative, Decision
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.attribution import AttributionFacts, attribute_fault
 from evenkeel.domain.recovery.draining import DrainFacts, plan_drain
 from evenkeel.domain.recovery.node_slot import ObservedNode

@@ -185,7 +185,7 @@ class SourceAge(Value):
 
 
 def expected_sources(clusters: Sequence[str], *, has_hyperpod: bool) -> tuple[Source, ...]:
-    """Return every source of a fleet with these clusters. Sources of removed clusters are not expected any more."""
+    """Return every source of a fleet with these clusters. Sources of removed clusters are no longer expected."""
     return (
         *(Source(kind=SourceKind.KUBERNETES_LIST, target=cluster) for cluster in clusters),
         *(Source(kind=SourceKind.KUBERNETES_WATCH, target=cluster) for cluster in clusters[:1]),

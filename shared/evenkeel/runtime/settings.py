@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from evenkeel.domain import metrics
 from evenkeel.domain.admission.authority import AdmissionAuthority
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.ports import PermanentError
 from evenkeel.services.context import Site
 

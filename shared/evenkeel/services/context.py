@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
     Chat,

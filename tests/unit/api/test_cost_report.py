@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.values import rfc3339
-from evenkeel.services.queries import cost_records, read_cost_report
+from evenkeel.services.queries import read_cost_records, read_cost_report
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_attempt, an_incident, stored
 from tests.unit.api.test_receipts import a_lost_job, its_incident
@@ -145,7 +145,7 @@ def test_window_beyond_kept_nodes_says_so(gateway: Gateway) -> None:
 
 
 def test_too_many_records_are_said_to_be_left_out(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost_records, "MAX_ATTEMPTS", 2)
+    monkeypatch.setattr(read_cost_records, "MAX_ATTEMPTS", 2)
     monkeypatch.setattr(read_cost_report, "MAX_JOBS", 1)
     for number in range(1, 5):
         job = a_job(number, state="PENDING")

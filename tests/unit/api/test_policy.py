@@ -14,7 +14,7 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.attempt import ResumePoint
 from evenkeel.domain.jobs.job import CheckpointRequirement
 from evenkeel.domain.policy import Policy, PolicyChange, PolicyError, changed
-from evenkeel.domain.policy_base import Mode, Section
+from evenkeel.domain.policy_section import Mode, Section
 from evenkeel.domain.recovery.guardrails import Register, RegisterEntry
 from evenkeel.domain.recovery.plan import plan_recovery
 from evenkeel.domain.recovery.repair import choose_repair

@@ -12,7 +12,7 @@ from evenkeel.domain.external.unmanaged_workloads import Consent, PodRecreation,
 from evenkeel.domain.health.incidents import Block, IncidentState, StageTimes, StoredRecoveryPlan
 from evenkeel.domain.jobs.attempt import ResumePoint
 from evenkeel.domain.jobs.job import PlacementNote, ResizeRequest, ResumeOption, ResumePlan, StopRequest
-from evenkeel.domain.policy_base import Mode, ModeRule
+from evenkeel.domain.policy_section import Mode, ModeRule
 from evenkeel.domain.renting.rental import RentalState, ended
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.sources import SourceKind, SourceReport

@@ -253,4 +253,4 @@ def test_timelines_end_with_the_receipt(gateway: Gateway) -> None:
     assert of_incident["kind"] == of_job["kind"] == "receipt"
     assert of_incident["text"].startswith(f"Receipt: {job.job_id} lost 18 min, 4.80 GPU-hours, $33.02.")
     assert "wait for nodes 4 min, launch 20 s, restart 1 min 40 s." in of_job["text"]
-    assert of_job["text"].endswith("Not in it, because it is not recorded: restore.")
+    assert of_job["text"].endswith("The sum excludes these unrecorded stages: restore.")

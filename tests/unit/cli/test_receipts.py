@@ -47,7 +47,9 @@ def test_estimates_stand_apart_from_measurements(fleet: CliFixture) -> None:
     assert "  cost  at least 6.40 GPU-hours, $44.03" in lines
     at = lines.index("  Estimates, not measurements: the same interruption without Evenkeel")
     assert lines[at + 1].split() == ["INSTEAD", "OF", "STANDSTILL", "SAVED", "COST"]
-    assert "  An estimate, not a measurement. The work since the last checkpoint would have been lost, too." in lines
+    assert (
+        "  An estimate, not a measurement. Without Evenkeel, the work since the last checkpoint is lost, too." in lines
+    )
 
 
 def test_json_is_the_object_of_the_api(fleet: CliFixture) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel.domain.costs.interruptions import Span
-from evenkeel.domain.costs.rent import rent_report
+from evenkeel.domain.costs.rent_report import rent_report
 from evenkeel.domain.renting.rental import Rental
 
 BEGIN = datetime(2026, 11, 3, tzinfo=UTC)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jsonschema
 import pytest
 
-from evenkeel_cli.doctor import checks, findings, network, planning
+from evenkeel_cli.doctor import checks, findings, network, planned_stack_checks
 from evenkeel_cli.doctor.findings import CouldNotCheck, DoctorFinding, Status
 from evenkeel_cli.doctor.predeployment import BEFORE, PlannedSite
 from evenkeel_cli.doctor.site import BadCredentials, ResourceNotFound
@@ -475,8 +475,8 @@ def test_subnet_without_an_own_table_has_the_main_routes() -> None:
 
 
 def test_limits_are_those_of_the_template() -> None:
-    assert planning.MAX_STACK_NAME == test_first_deployment.MAX_STACK_NAME
-    assert test_first_deployment.PARAMETERS["FleetName"]["MaxLength"] == planning.MAX_FLEET_NAME
+    assert planned_stack_checks.MAX_STACK_NAME == test_first_deployment.MAX_STACK_NAME
+    assert test_first_deployment.PARAMETERS["FleetName"]["MaxLength"] == planned_stack_checks.MAX_FLEET_NAME
     assert [each.name for each in vpc_endpoints.used()] == list(network.NEEDED_ENDPOINTS)
 
 

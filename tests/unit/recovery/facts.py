@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.nodes import NodeLife
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.plan import Owner, PlanFacts

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.incidents import Approval, Incident, IncidentState, StoredRecoveryPlan
-from evenkeel.domain.policy_base import Mode, ModeRule
+from evenkeel.domain.policy_section import Mode, ModeRule
 from evenkeel.domain.recovery.approval import APPROVED, DECLINED, SUPERSEDED, answer, is_approved
 from evenkeel.domain.recovery.modes import mode_for, mode_now
 from tests.fakes import a_node

@@ -1,6 +1,6 @@
 """Two signals of one fault: HyperPod asks for a replacement, the Xid behind it would begin with a reboot."""
 
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, plan_recovery
 from evenkeel.domain.recovery.policy import RepairPolicy
 

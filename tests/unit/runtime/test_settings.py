@@ -2,7 +2,7 @@
 
 import pytest
 
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.runtime.settings import BadSetting, Settings
 
 

@@ -16,7 +16,7 @@ from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.capacity.policy import ReservedPool
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.migration import MigrationAction
 from tests.unit.scheduling.builders import CLUSTER, a_job, a_node_capacity, a_spec, at
 from tests.unit.scheduling.test_sharing import a_charge, a_setup, a_team

@@ -18,7 +18,7 @@ from evenkeel.domain.kueue.plan_events import Events
 from evenkeel.domain.kueue.replay import Replay
 from evenkeel.domain.kueue.setup import RULES, Profile, QuotaDocuments
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas import quota_facts
 from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup

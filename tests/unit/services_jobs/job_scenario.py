@@ -9,7 +9,7 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.ports import Put, Row, Table
 from evenkeel.services.attempts import launch_job, mark_running, settle_attempt, stop_attempt
 from evenkeel.services.context import Context

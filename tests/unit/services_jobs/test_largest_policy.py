@@ -9,7 +9,7 @@ import pytest
 
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import Policy, PolicyError, changed
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.ports import LARGEST_ROW, row_bytes
 from evenkeel.runtime.api import LARGEST_BODY
 from evenkeel.services.admin import change_policy

@@ -14,7 +14,7 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.teams import Team
 from evenkeel.domain.renting.candidates import jobs_to_place
 from evenkeel.domain.renting.policy import BurstPolicy, RentedPool

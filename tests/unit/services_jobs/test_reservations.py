@@ -12,7 +12,7 @@ from evenkeel.domain.economics.policy import EconomyPolicy
 from evenkeel.domain.elastic.sizes import ElasticTerms
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.replay import replay
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT as NOW

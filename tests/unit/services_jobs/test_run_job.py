@@ -10,7 +10,7 @@ from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.jobs.settlement import SettleOutcome
 from evenkeel.domain.jobs.spec import ElasticSpec
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.validation import HEALTH_STATUS
 from evenkeel.ports import NotAllowed, NotFound, Refused, TooLarge
 from evenkeel.services.attempts.launch_job import LaunchOutcome

@@ -9,7 +9,7 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.replay import replay
 from evenkeel.domain.sources import SourceReport
 from evenkeel.ports import Put, Table, TransientError, Unreachable, WorkflowName

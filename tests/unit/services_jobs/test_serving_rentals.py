@@ -15,7 +15,7 @@ from evenkeel.domain.external.serving import holder_id
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.policy import RentedPool
 from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.renting.serving import ServingState

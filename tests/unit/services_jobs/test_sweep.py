@@ -12,7 +12,7 @@ from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.nodes import FleetNode, KubernetesNode, NodeCondition, NodeLife
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.guardrails import Register, RegisterEntry
 from evenkeel.domain.recovery.leases import NodeReturn, RepairLease
 from evenkeel.domain.recovery.policy import RepairPolicy

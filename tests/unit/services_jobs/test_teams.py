@@ -12,7 +12,7 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.kueue.preemption import Reason, reason_text
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.spending import week_of
 from evenkeel.domain.quotas.teams import MAX_GPU_HOURS, MAX_USD, FleetQuotas, Period, Team, TeamSetup

@@ -14,7 +14,7 @@ from evenkeel.domain.health.policy import WatchPolicy
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.guardrails import Register
 from evenkeel.domain.recovery.leases import Hold, RepairLease
 from evenkeel.domain.recovery.policy import RepairPolicy

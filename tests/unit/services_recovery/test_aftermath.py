@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.incidents import FactKind, IncidentState
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.leases import ManualCordon
 from evenkeel.domain.shadow.cases import Actor, Aftermath, NodeEventKind
 from evenkeel.domain.values import rfc3339

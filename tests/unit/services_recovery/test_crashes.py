@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from tests.crash_points import marks_at
 from tests.fakes import CrashPlan
 from tests.fakes.crashes import CrashTiming

@@ -11,7 +11,7 @@ from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode, ModeRule
+from evenkeel.domain.policy_section import Mode, ModeRule
 from evenkeel.domain.recovery.fleet_summary import FleetSummary
 from evenkeel.domain.recovery.guardrails import GuardrailName, RegisterEntry
 from evenkeel.domain.recovery.policy import GuardrailPolicy

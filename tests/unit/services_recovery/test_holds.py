@@ -6,7 +6,7 @@ import pytest
 
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.job import JobState
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.guardrails import GuardedAction, GuardrailName
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.services.recovery import drain_node, plan_recovery

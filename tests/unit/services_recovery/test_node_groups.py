@@ -8,7 +8,7 @@ import pytest
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.node_groups import GroupMember, NodeGroup
 from evenkeel.domain.resources import Resources

@@ -7,7 +7,7 @@ import pytest
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import IncidentState, StageTimes
 from evenkeel.domain.jobs.spec import ElasticSpec
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.resume import ResumeFacts
 from evenkeel.domain.recovery.resume import plan_resume as choose
 from evenkeel.domain.replay import replay

@@ -13,7 +13,7 @@ from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.economics.policy import EconomyPolicy
 from evenkeel.domain.jobs.job import JobState, ResumeOption
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.domain.recovery.resume import ResumeFacts
 from evenkeel.domain.recovery.resume import plan_resume as choose

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenkeel.domain.health.incidents import FactKind, NodeFact
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.shadow.cases import ShadowDecision, shadow_decision
 from evenkeel.domain.shadow.replay_facts import FactReplay, NodeThen
 from evenkeel.services.incidents.receive_event import resolve

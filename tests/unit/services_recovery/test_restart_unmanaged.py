@@ -10,7 +10,7 @@ from evenkeel.domain.external.unmanaged_workloads import Consent, PodRecreation,
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.restarts import (
     FailedPod,
     Restart,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState
-from evenkeel.domain.policy_base import Mode, ModeRule
+from evenkeel.domain.policy_section import Mode, ModeRule
 from evenkeel.domain.recovery.opt_out import AUTOMATION_LABEL
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
 from evenkeel.ports import Refused

@@ -10,7 +10,7 @@ from evenkeel.domain.admission.resize_facts import ResizePlan
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.serving_demand import ServingDemand, ServingRentalPlan
 from evenkeel.domain.jobs.job import Job
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.migration import DepartureDecision, MigrationDecision
 from evenkeel.domain.renting.placement import PlacementDecision
 

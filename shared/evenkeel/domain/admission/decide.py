@@ -29,7 +29,7 @@ from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.assignment import FlavorMode
 from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.nodes import NodeLife
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.quota_facts import QuotaFacts, replay_quota
 from evenkeel.domain.quotas.spending import UsageLimit
 from evenkeel.domain.values import Instant, Sentence, Value

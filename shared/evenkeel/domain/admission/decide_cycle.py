@@ -55,7 +55,7 @@ from evenkeel.domain.external.serving import replica_shortfalls
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.kueue.objects import QueueingStrategy, StopPolicy
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.candidates import jobs_to_place
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision

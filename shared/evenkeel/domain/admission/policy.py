@@ -8,7 +8,7 @@ from evenkeel.domain.capacity.policy import ReservedPool
 from evenkeel.domain.capacity.pools import Reservation
 from evenkeel.domain.elastic.sizes import ElasticTerms
 from evenkeel.domain.external.policy import ServingWorkload
-from evenkeel.domain.policy_base import Count, Section
+from evenkeel.domain.policy_section import Count, Section
 from evenkeel.domain.values import Word
 
 

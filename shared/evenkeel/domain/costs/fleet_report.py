@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.costs.node_time import NodeUse, PoolTime
-from evenkeel.domain.costs.otherwise import RecoveryBaseline, SavedSum, savings, sum_savings
 from evenkeel.domain.costs.receipt import InterruptionCause, InterruptionReceipt, ReceiptPart, Stage, total_of
-from evenkeel.domain.costs.rent import RentReport
+from evenkeel.domain.costs.rent_report import RentReport
+from evenkeel.domain.costs.savings import RecoveryBaseline, SavedSum, savings, sum_savings
 from evenkeel.domain.economics import poisson
 from evenkeel.domain.economics.failure_rates import (
     FailureRate,
@@ -29,7 +29,7 @@ from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.values import Instant, Value
 
 _NOT_COUNTED = (FaultClass.APPLICATION, FaultClass.INFO)
-"""Faults of these classes are no failures of a node."""
+"""Faults of these classes are not failures of a node."""
 _SIGNIFICANCE = 0.05
 _MAX_NODES = 20
 """Nodes that the report names."""
@@ -136,7 +136,7 @@ class FleetReport(Value):
     lost: GroupLoss
     """By failures."""
     requested: GroupLoss
-    """By requests: preempted, resized, moved, drained or suspended. They are no failures."""
+    """By requests: preempted, resized, moved, drained or suspended. They are not failures."""
     effective: EffectiveTrainingTime
     pools: tuple[PoolTime, ...]
     all_nodes: PoolTime
@@ -178,7 +178,7 @@ NOTES = (
     "GPU-hours lost count on all GPUs of the interrupted job, also where other jobs used them during the standstill.",
     "Restoring and saving checkpoints is not recorded, so it is in no loss.",
     "NO_JOB is idle at most: use by workloads outside Evenkeel is not recorded.",
-    "Drills, continued incidents, and faults of the classes application and info are no failures of nodes.",
+    "Drills, continued incidents and faults of the classes application and info do not count as failures of nodes.",
 )
 
 

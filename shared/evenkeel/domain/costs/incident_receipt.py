@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from evenkeel.domain.costs.interruptions import LostTime, Span, subtract_spans
-from evenkeel.domain.costs.otherwise import EstimatedSaving, savings
 from evenkeel.domain.costs.receipt import (
     MICROS_PER_HOUR,
     GpuPrice,
@@ -15,6 +14,7 @@ from evenkeel.domain.costs.receipt import (
     micros,
     total_of,
 )
+from evenkeel.domain.costs.savings import EstimatedSaving, savings
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.values import Instant, Value
@@ -61,7 +61,7 @@ class IncidentReceipt(Value):
     incident_id: str
     as_of: Instant
     is_over: bool
-    """False: a job or the node is still out, so the figures grow."""
+    """False: a job or the node is still out of service, so the figures grow."""
     is_drill: bool
     mode: str
     jobs: tuple[InterruptionReceipt, ...]

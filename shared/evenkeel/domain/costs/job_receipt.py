@@ -59,7 +59,7 @@ class JobReceipt(Value):
     buckets: tuple[BucketTime, ...]
     interruptions: tuple[InterruptionReceipt, ...]
     lost: ReceiptTotal
-    """Of all interruptions."""
+    """Sum of the interruptions by failures. Interruptions by request are not included."""
     notes: tuple[str, ...]
 
 

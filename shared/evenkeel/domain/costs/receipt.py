@@ -96,9 +96,9 @@ class ReceiptTotal(Value):
     gpu_hours: float
     node_hours: float
     usd_micros: int | None
-    """Of the priced parts; null if no part with GPU-hours has a price."""
+    """Cost of the priced parts; null if no part with GPU-hours has a price."""
     unpriced_gpu_hours: float
-    """Known GPU-hours without a price. They are in no dollars."""
+    """Known GPU-hours without a price. The dollars exclude them."""
     unknown_stages: tuple[Stage, ...]
     """Stages whose seconds are unknown."""
 

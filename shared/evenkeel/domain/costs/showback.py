@@ -61,9 +61,9 @@ class ShowbackRow(Value):
     jobs: int
     gpu_hours: float
     usd_micros: int | None
-    """Of the priced part; null if no part has a price, or if it is withheld."""
+    """Cost of the priced part; null if no part has a price, or if it is withheld."""
     unpriced_gpu_hours: float
-    """GPU-hours without a known price. They are in no dollars."""
+    """GPU-hours without a known price. The dollars exclude them."""
 
     @property
     def place(self) -> tuple[str, ...]:

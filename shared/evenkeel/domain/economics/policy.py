@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from evenkeel.domain.capacity.instance_types import HYPERPOD_PREFIX, shipped
 from evenkeel.domain.capacity.list_prices import shipped_prices
 from evenkeel.domain.names import unknown_name
-from evenkeel.domain.policy_base import Seconds, Section, Usd
+from evenkeel.domain.policy_section import Seconds, Section, Usd
 from evenkeel.domain.values import Word
 
 

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from evenkeel.domain.policy_base import LONGEST_SECONDS, Seconds, Section
+from evenkeel.domain.policy_section import LONGEST_SECONDS, Seconds, Section
 from evenkeel.domain.values import Word
 
 

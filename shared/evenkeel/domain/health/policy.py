@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from evenkeel.domain.policy_base import Seconds, Section
+from evenkeel.domain.policy_section import Seconds, Section
 
 
 class WatchPolicy(Section):

@@ -10,7 +10,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from evenkeel.domain.policy_base import Section
+from evenkeel.domain.policy_section import Section
 from evenkeel.domain.values import Word
 
 MAX_ALLOWED = 200

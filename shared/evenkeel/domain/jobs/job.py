@@ -7,7 +7,7 @@ from typing import Any
 from evenkeel.domain.elastic.throughput import MAX_POINTS, SizeThroughput, Throughput, known_throughput
 from evenkeel.domain.jobs.attempt import AttemptState, ResumePoint
 from evenkeel.domain.jobs.spec import JobSpec
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.values import Instant, Sentence, Sentences, Value
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from evenkeel.domain.jobs.allowance import NOTHING_ALLOWED, PodAllowance
-from evenkeel.domain.policy_base import Deadline, PriorityClass, Seconds, Section, Tries
+from evenkeel.domain.policy_section import Deadline, PriorityClass, Seconds, Section, Tries
 from evenkeel.domain.values import Word
 
 RESTART = "restart"

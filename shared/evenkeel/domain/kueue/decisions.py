@@ -15,7 +15,7 @@ class Result(StrEnum):
 
     ADMITTED = "Admitted"
     PREEMPTING = "Preempting"
-    """Its victims were told to stop. The head waits for them."""
+    """Its victims were asked to stop. The head waits for them."""
     DEFERRED = "Deferred"
     """It fits when the evictions of this cycle have ended."""
     NO_FIT = "NoFit"

@@ -357,7 +357,7 @@ class Admitted:
     reserved_at: float | None = None
     """When it got its quota; None counts as now."""
     is_evicted: bool = False
-    """Whether it was told to stop. It holds its quota until it has stopped."""
+    """Whether it was asked to stop. It holds its quota until it has stopped."""
     use: Amounts = field(default_factory=dict)
     """Use by key as recorded at admission; computed from flavors and counts if nothing was recorded."""
     work_at_risk: float | None = None

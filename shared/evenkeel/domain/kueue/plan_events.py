@@ -37,7 +37,7 @@ class DeleteEvent(TimedEvent):
 
 
 class Evict(TimedEvent):
-    """A running job is told to stop, for another reason than quota. It holds its quota until `podsGone`."""
+    """A running job is asked to stop, for another reason than quota. It holds its quota until `podsGone`."""
 
     type: Literal["evict"]
     job: str

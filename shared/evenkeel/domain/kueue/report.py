@@ -50,7 +50,7 @@ class VictimAnswer(Output):
     reason: str
     """InClusterQueue, InCohortReclamation, InCohortFairSharing or InCohortReclaimWhileBorrowing."""
     already_evicted: bool
-    """Whether it was told to stop before this cycle."""
+    """Whether it was asked to stop before this cycle."""
 
 
 class Compared(Output):
@@ -92,7 +92,7 @@ class DecisionAnswer(Output):
     job: str
     queue: str
     result: str
-    """Admitted. Preempting: its victims were told to stop; the job waits. Deferred: the job fits when the present
+    """Admitted. Preempting: its victims were asked to stop; the job waits. Deferred: the job fits when the present
     evictions have ended. Skipped: an earlier job of this cycle took quota or victims. Blocked: the job fits, but
     waits until pods are ready. NoCandidates: the job fits only after preemption, and no job may be preempted. NoFit.
     Inadmissible: its queue does not accept it."""

@@ -164,8 +164,15 @@ class ChangeData(Value):
     """Number of the policy change."""
 
 
-_DATA: Mapping[str, type[Value]] = {"Incident": IncidentData, "Job": JobData, "Budget": BudgetData, "Node": NodeData}
-DATA_OF: Mapping[OutboundKind, type[Value]] = {kind: _DATA.get(kind.split()[0], ChangeData) for kind in OutboundKind}
+_DATA: Mapping[str, type[Value]] = {
+    "Incident": IncidentData,
+    "Job": JobData,
+    "Budget": BudgetData,
+    "Node": NodeData,
+    **dict.fromkeys(("Automation", "Policy", "Quota"), ChangeData),
+}
+"""The data of the kinds that begin with a word."""
+DATA_OF: Mapping[OutboundKind, type[Value]] = {kind: _DATA[kind.split()[0]] for kind in OutboundKind}
 """The data of each kind."""
 
 

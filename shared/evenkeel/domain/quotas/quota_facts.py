@@ -103,7 +103,7 @@ class CycleState(NamedTuple):
     flavors: Mapping[str, Flavor]
     rules: Rules
     holders: tuple[tuple[Admitted, bool], ...]
-    """(workload, whether it had been told to stop)."""
+    """(workload, whether it had been asked to stop)."""
     evicted_at: Mapping[frozenset[str], float]
     reserved: tuple[tuple[str, Amounts], ...] = ()
     """(queue, amounts) reserved for jobs that wait only for nodes."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from evenkeel.domain.policy_base import Mode, ModeRule
+from evenkeel.domain.policy_section import Mode, ModeRule
 
 _MODE_ORDER = (Mode.OBSERVE, Mode.RECOMMEND, Mode.ACT)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.health.faults import NODE_RUNGS, Fault, Rung, default_catalogue
 from evenkeel.domain.health.incidents import JobAction
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.other_controllers import ControllerMark
 from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.values import Instant, Value

@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from evenkeel.domain.policy_base import LONGEST_SECONDS, Deadline, Scale, Seconds, Section, Tries
+from evenkeel.domain.policy_section import LONGEST_SECONDS, Deadline, Scale, Seconds, Section, Tries
 from evenkeel.domain.values import Image, ProgramText, Word
 
 

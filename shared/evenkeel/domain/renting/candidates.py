@@ -104,7 +104,7 @@ def jobs_to_place(pending: Iterable[Job], policy: Policy, now: datetime) -> list
     """Return the jobs that one cycle places: the first of the queue, and one page of the others, by the minute.
 
     Without the pages, jobs at the head that no pool can run would keep all later jobs from rented nodes. A job with a
-    deadline is always placed, so that it is told whether any pool meets its deadline.
+    deadline is always placed, so that its user learns whether any pool meets its deadline.
 
     Args:
         pending: Jobs that cannot start now and have no rental, in queue order.

@@ -15,7 +15,7 @@ from enum import StrEnum
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.economics import money
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.cost import (
     CandidatePool,
     JobDemand,

@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from evenkeel.domain.capacity.pools import Pool
 from evenkeel.domain.economics import money
-from evenkeel.domain.policy_base import Deadline, Micros, PriorityClass, Seconds, Section, Tries
+from evenkeel.domain.policy_section import Deadline, Micros, PriorityClass, Seconds, Section, Tries
 from evenkeel.domain.values import Image, Word
 
 _TAINT = r"^[!-9;<>-~]+=[!-9;<>-~]*:(NoSchedule|NoExecute)$"

@@ -39,7 +39,7 @@ class RentalState(StrEnum):
     READY = "READY"
     """Its nodes are ready, and reserved for its job."""
     ENDING = "ENDING"
-    """No pod starts on its nodes any more. Evenkeel releases them."""
+    """New pods no longer start on its nodes. Evenkeel releases them."""
     ENDED = "ENDED"
     """All of its nodes are gone, and its bill is final."""
 

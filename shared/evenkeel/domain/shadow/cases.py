@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from evenkeel.domain.health.faults import NODE_RUNGS
 from evenkeel.domain.health.incidents import FactKind, Incident, NodeFact
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.plan import Owner
 from evenkeel.domain.values import Instant, Sentence, Value
 

@@ -15,7 +15,7 @@ from evenkeel.domain.health.incidents import AffectedNode, FactKind, Incident, N
 from evenkeel.domain.health.intake import IntakeAction, IntakeRecords, LastIncident, join_or_open
 from evenkeel.domain.health.recurrence import FaultHistory, history_keys
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.plan import FaultTerms, PlanFacts, plan_recovery
 from evenkeel.domain.values import Value
 

@@ -10,7 +10,7 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import Policy, PolicyError, changed
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.modes import mode_for
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Invalid, Ledger, Table

@@ -3,7 +3,7 @@
 An event may carry several facts. Each fact has its own row and is ingested separately, so a partly ingested event is
 simply ingested again.
 
-    keep a raw copy ─▶ find the life ─▶ one commit: FACT, OPEN#life, incident, evidence, timeline ─▶ start <incident>-r1
+    keep a raw copy ─▶ find the node ─▶ one commit: FACT, OPEN#life, incident, evidence, timeline ─▶ start <incident>-r1
                          │ unknown                                                                     ▲
                          ├─▶ UNRESOLVED row ─▶ the sweep tries again                    a copy starts it again
                          └─▶ counted and dropped, if the source also reports nodes of other fleets

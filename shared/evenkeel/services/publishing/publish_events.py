@@ -1,4 +1,4 @@
-"""Publish the events that follow from a stored change: list them for the API, put them on the bus, tell the chat.
+"""Publish the events that follow from a stored change: to the API's list, to the event bus, and to the chat.
 
 The change is stored first, and the table's stream delivers it until this service succeeds:
 

@@ -14,7 +14,7 @@ from evenkeel.domain.costs.interruptions import LostTime, Span, interruptions
 from evenkeel.domain.costs.node_time import HeldGpus, NodeOutageSpan, NodeSpan, NodeUse, node_time
 from evenkeel.domain.costs.prices import price_at, price_changes, prices_of
 from evenkeel.domain.costs.receipt import GpuPrice
-from evenkeel.domain.costs.rent import rent_report
+from evenkeel.domain.costs.rent_report import rent_report
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job
@@ -22,7 +22,7 @@ from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.ports import Table
 from evenkeel.services.context import Context
-from evenkeel.services.queries import cost_records, read_incidents, read_jobs
+from evenkeel.services.queries import read_cost_records, read_incidents, read_jobs
 from evenkeel.services.storage import pagination, rows
 
 Json = dict[str, Any]
@@ -49,8 +49,8 @@ def show(asked: ReportWindow, context: Context) -> Json:
     Raises:
         Invalid: the window is empty.
     """
-    asked_span = cost_records.window_of(asked.since, asked.until, context.now)
-    attempts, window = cost_records.attempts_in(context.ledger, asked_span)
+    asked_span = read_cost_records.window_of(asked.since, asked.until, context.now)
+    attempts, window = read_cost_records.attempts_in(context.ledger, asked_span)
     span, notes = window.span, []
     if not window.is_complete:
         notes.append("Too many attempts: the window begins later than requested.")
@@ -62,11 +62,11 @@ def show(asked: ReportWindow, context: Context) -> Json:
         notes.append(f"Only {MAX_JOBS} of {len(interrupted_jobs)} interrupted jobs were read. The losses are too low.")
     chosen = interrupted_jobs[:MAX_JOBS]
     rented = {attempt.job_id for attempt in attempts if attempt.is_rented}
-    jobs = cost_records.jobs_of(context.ledger, dict.fromkeys([*chosen, *sorted(rented)]))
+    jobs = read_cost_records.jobs_of(context.ledger, dict.fromkeys([*chosen, *sorted(rented)]))
     missing = sum(name not in jobs for name in chosen)
     if missing:
         notes.append(f"{missing} interrupted jobs are no longer kept, so their losses are unknown.")
-    rentals = cost_records.rentals_in(jobs.values(), context)
+    rentals = read_cost_records.rentals_in(jobs.values(), context)
     lost = _lost_time([jobs[name] for name in chosen if name in jobs], attempts, incidents, rentals, context)
     nodes, node_note = _nodes(span, context)
     notes += [node_note] if node_note else []

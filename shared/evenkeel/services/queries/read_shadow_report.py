@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from evenkeel.domain.health.assessment import signals_of
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.plan import Owner
 from evenkeel.domain.shadow.cases import (
     NODE_ENDS,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.costs.prices import prices_of
 from evenkeel.domain.costs.receipt import cost_micros, micros
-from evenkeel.domain.costs.rent import rented_times
+from evenkeel.domain.costs.rent_report import rented_times
 from evenkeel.domain.costs.showback import (
     BudgetForecast,
     ChargedTime,
@@ -25,9 +25,9 @@ from evenkeel.domain.quotas.spending import Spent, budget_used
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import rfc3339
 from evenkeel.services.context import Context
-from evenkeel.services.queries import cost_records
+from evenkeel.services.queries import read_cost_records
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.rentals import rentals as rental_records
+from evenkeel.services.rentals import rental_records
 from evenkeel.services.storage import pagination, read_charges
 
 Json = dict[str, Any]
@@ -56,12 +56,14 @@ def show(context: Context, asked: ShowbackFilter, page: pagination.Request, read
         Invalid: the window is empty.
         BadPageToken: this list did not issue the token.
     """
-    span = cost_records.window_of(asked.since, asked.until, context.now)
-    attempts, window = cost_records.attempts_in(context.ledger, span)
+    span = read_cost_records.window_of(asked.since, asked.until, context.now)
+    attempts, window = read_cost_records.attempts_in(context.ledger, span)
     wanted = [attempt for attempt in attempts if asked.team in ("", attempt.team)]
-    jobs = cost_records.jobs_of(context.ledger, dict.fromkeys(attempt.job_id for attempt in wanted))
-    rentals = [rental for rental in cost_records.rentals_in(jobs.values(), context) if asked.team in ("", rental.team)]
-    jobs |= cost_records.jobs_of(context.ledger, {rental.job_id for rental in rentals} - jobs.keys())
+    jobs = read_cost_records.jobs_of(context.ledger, dict.fromkeys(attempt.job_id for attempt in wanted))
+    rentals = [
+        rental for rental in read_cost_records.rentals_in(jobs.values(), context) if asked.team in ("", rental.team)
+    ]
+    jobs |= read_cost_records.jobs_of(context.ledger, {rental.job_id for rental in rentals} - jobs.keys())
     charges = _Charges(context, jobs, reader, asked.label, window.span)
     rows, total = showback_rows([*charges.of_attempts(wanted), *charges.of_rentals(rentals)])
     shown, token = _page_of(rows, page)

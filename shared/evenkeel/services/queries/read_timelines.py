@@ -3,8 +3,8 @@
 from datetime import datetime
 from typing import Any
 
-from evenkeel.domain.costs.receipt_line import incident_sentence, interruption_sentence
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.costs.receipt_sentence import incident_sentence, interruption_sentence
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.shadow.cases import Aftermath
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Ledger

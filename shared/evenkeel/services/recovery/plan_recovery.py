@@ -8,7 +8,7 @@ from typing import NamedTuple
 from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.incidents import Incident, IncidentState, NodeBranchResult, StoredRecoveryPlan
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderCluster
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.approval import beyond_approval, is_approved, why_superseded
 from evenkeel.domain.recovery.modes import mode_for
 from evenkeel.domain.recovery.node_slot import SlotState

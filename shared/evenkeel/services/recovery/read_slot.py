@@ -58,7 +58,7 @@ class SlotReader:
         return self._state(since, self._records)
 
     def state_of_original(self, since: datetime) -> SlotState:
-        """Return the own node, and its replacement only if HyperPod does not list the own node any more."""
+        """Return the own node, and its replacement only if HyperPod no longer lists the own node."""
         return self._state(since, self._records_of_original)
 
     def _state(self, since: datetime, read_records: Callable[[datetime], tuple[ProviderNode, ...]]) -> SlotState:

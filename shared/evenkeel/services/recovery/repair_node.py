@@ -16,7 +16,7 @@ from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.incidents import Incident, JobAction, NodeBranchResult
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import INSTANCE_ID
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.approval import beyond_approval, is_approved
 from evenkeel.domain.recovery.guardrails import GuardedAction, GuardFacts, check_guardrails
 from evenkeel.domain.recovery.leases import RepairLease, RepairRequest

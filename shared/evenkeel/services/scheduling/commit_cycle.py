@@ -21,12 +21,12 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
 from evenkeel.domain.kueue.preemption import reason_text
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Add, Conflict, Delete, Put, Refused, Row, TransientError, WorkflowName, Write
 from evenkeel.services.context import Context
-from evenkeel.services.rentals import rentals
+from evenkeel.services.rentals import rental_records
 from evenkeel.services.scheduling import drain_reservations, resize_jobs
 from evenkeel.services.scheduling.load_cycle import LoadedCycle
 from evenkeel.services.storage import batches, job_rows, quota_rows, rows, subject_rows
@@ -60,7 +60,7 @@ def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Cont
     refused_jobs = _admit(plan.admissions, loaded, tree, admitted, context)
     if refused_jobs:
         return refused_jobs
-    rentals.begin_for_deployments(plan.serving_rentals, tree, context)
+    rental_records.begin_for_deployments(plan.serving_rentals, tree, context)
     reasons = _ReasonBatch(context)
     for step in plan.steps:
         match step:
@@ -208,7 +208,7 @@ def start_run(attempt: Attempt, context: Context) -> bool:
 
 
 def _defer_after_refusal(job_id: str, refused: Refused, context: Context) -> None:
-    """Let a job wait whose decision the ledger refused to store. Idempotent: yes.
+    """Defer a job if the ledger refused to store its decision. Idempotent: yes.
 
     The ledger may refuse the job's own row, too. Then only the log and the metric report it, and each cycle tries
     again.
@@ -295,7 +295,7 @@ def _rent(step: RentalStart, loaded: LoadedCycle, tree: QuotaTree, context: Cont
     job, version = loaded.stored(step.decision.job_id)
     job = _with_current_queue(job, loaded.snapshot.setup)
     try:
-        rentals.begin_for_job(job, version, step.placement, tree, context.but(mode=Mode.ACT))
+        rental_records.begin_for_job(job, version, step.placement, tree, context.but(mode=Mode.ACT))
     except Refused as refused:
         _defer_after_refusal(job.job_id, refused, context)
 
@@ -309,7 +309,7 @@ def _commit_departure(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, con
         return
     name = plan.departure.job_id
     job, version = loaded.stored(name)
-    writes, token = rentals.departure_writes(job, version, plan.departure.decision, context)
+    writes, token = rental_records.departure_writes(job, version, plan.departure.decision, context)
     memory = _with_stopping(tree.memory, [name], loaded.snapshot.setup)
     try:
         context.ledger.commit(tree.put(memory), *writes, token=token)
@@ -396,7 +396,7 @@ def _reason_writes(step: PendingStep, loaded: LoadedCycle, context: Context) -> 
     """Return the writes that record why a job waits; none if the job records it already."""
     decided = step.decision
     job, version = loaded.snapshot.pending[decided.job_id], loaded.versions[decided.job_id]
-    note, records = rentals.placement_note(job, step.placement, context.but(mode=step.mode))
+    note, records = rental_records.placement_note(job, step.placement, context.but(mode=step.mode))
     if decided.action is Action.BACK_OFF:
         return ()  # the job records already what failed
     reason = recorded_reason(decided, step.mode)

@@ -2,13 +2,13 @@
 
     attempt n is asked to stop and to save ── run_job settles it ── the next cycle finds other nodes for it
 
-By then no job starts on these nodes any more (`domain/admission/request_facts.py`). So the job continues on committed
+By then no job starts on these nodes (`domain/admission/request_facts.py`). So the job continues on committed
 or rented nodes, or it returns to the queue with a reason.
 """
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.job import Job
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.migration import MigrationDecision
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Put

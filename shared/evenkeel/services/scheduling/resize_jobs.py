@@ -15,7 +15,7 @@ from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import Job, StopRequest
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Put, Refused, Write
 from evenkeel.services.context import Context

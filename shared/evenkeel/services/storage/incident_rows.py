@@ -41,7 +41,7 @@ def open_key(life: NodeLife, *, is_drill: bool = False) -> Key:
 
 
 def open_row(life: NodeLife, incident_id: str, version: int = 0, *, is_drill: bool = False) -> Row:
-    """Points from the life to its open incident. In `byState` under `OPEN`, so that a leftover can be found."""
+    """Points from the node life to its open incident. In `byState` under `OPEN`, so that a leftover can be found."""
     return Row(open_key(life, is_drill=is_drill), {"incidentId": incident_id}, version, ("OPEN", life.key))
 
 

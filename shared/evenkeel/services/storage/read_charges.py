@@ -50,7 +50,7 @@ class Charges(NamedTuple):
         return self._replace(held=tuple(charge for charge in self.held if waiting.get(charge.job_id) != charge.attempt))
 
     def outdated(self, jobs: Mapping[str, tuple[Job, int]]) -> tuple[Row, ...]:
-        """Return the released rows of jobs that do not wait any more, or have run again since."""
+        """Return the released rows of jobs that no longer wait, or have run again since."""
         return tuple(
             row
             for charge, row in self.released

@@ -23,7 +23,7 @@ _MAX_UNMANAGED_LISTED = 500
 
 
 def refresh_fleet(sweep: SweepRun) -> int:
-    """Write the changes of each node, and mark nodes that no control plane lists any more.
+    """Write the changes of each node, and mark nodes that no control plane lists now.
 
     The rows of a cluster that could not be read completely stay as they are: its nodes were not seen, and are not gone.
     """

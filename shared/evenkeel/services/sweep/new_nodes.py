@@ -4,7 +4,7 @@ import contextlib
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.nodes import Node
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.node_slot import ObservedNode
 from evenkeel.domain.recovery.validation import Validity, expected_accelerators, judge_node
 from evenkeel.ports import Conflict, Put, ReleaseResult

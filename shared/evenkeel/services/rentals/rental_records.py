@@ -15,7 +15,7 @@ from evenkeel.domain.external.policy import ServingWorkload
 from evenkeel.domain.external.serving import holder_id
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, PlacementNote
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.budgets import add_rent, remaining_by_team, rent_by_period
 from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import TeamSetup

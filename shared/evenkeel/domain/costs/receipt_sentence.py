@@ -10,7 +10,7 @@ _MIN_SHOWN_SECONDS = 1
 def incident_sentence(receipt: IncidentReceipt) -> str:
     """Return what an incident cost."""
     if not receipt.jobs:
-        shared = " Another incident counts the loss of its jobs." if receipt.shared else ""
+        shared = " The loss of its jobs is counted in another incident." if receipt.shared else ""
         return f"Receipt: no job lost time by this incident.{shared}"
     jobs = ", ".join(dict.fromkeys(each.job_id for each in receipt.jobs))
     return f"Receipt: {jobs} lost {_amounts(receipt.lost)}.{_unknown(receipt.lost)}"
@@ -41,7 +41,7 @@ def _amounts(total: ReceiptTotal) -> str:
 def _unknown(total: ReceiptTotal) -> str:
     if not total.unknown_stages:
         return ""
-    return f" Not in it, because it is not recorded: {', '.join(map(plain, total.unknown_stages))}."
+    return f" The sum excludes these unrecorded stages: {', '.join(map(plain, total.unknown_stages))}."
 
 
 def _exact(seconds: float) -> str:

@@ -92,7 +92,7 @@ def _why_unknown(way: RecoveryBaseline, lost: InterruptionReceipt, owner: Incide
     if not lost.is_over or lost.resumed_by_attempt is None:
         return "The job does not run again yet, so its standstill is not known."
     if way is RecoveryBaseline.HYPERPOD_UNCHANGED and not lost.instance_type.startswith(_HYPERPOD):
-        return "The node is no HyperPod node, so HyperPod would not have repaired it."
+        return "HyperPod does not manage this node, so it would not have repaired it."
     return ""
 
 
@@ -101,7 +101,7 @@ def _saving(way: RecoveryBaseline, lost: InterruptionReceipt, restore_seconds: f
     low, high, resume, text = _published(way, max(1, nodes))
     restore = min(restore_seconds, resume)
     assumptions = (
-        "An estimate, not a measurement. The work since the last checkpoint would have been lost, too.",
+        "An estimate, not a measurement. Without Evenkeel, the work since the last checkpoint is lost, too.",
         f"No record says when this job trained again: {restore:g} s after the start of its pods is assumed.",
         text,
     )

@@ -35,7 +35,7 @@ class RentReport(Value):
     """Present cap of the fleet; 0: nothing may be rented."""
     peak_usd_micros_per_hour: int
     peak_at: Instant | None
-    """Begin of the dearest time; null if nothing was rented."""
+    """Start of the most expensive period; null if nothing was rented."""
     hours_near_cap: float | None
     """Hours at 80 % of the cap or more; null without a cap."""
 
