@@ -13,6 +13,7 @@ import argparse
 import csv
 import gc
 import heapq
+import itertools
 import json
 import random
 import statistics
@@ -247,7 +248,11 @@ SHAPES: Final = {
 NOMINAL: Final = 20
 
 
-def generated(name: str) -> tuple[Scheduler, list[Arrival], float]:
+PREEMPT_AFTER_SECONDS: Final = 0.5
+"""Evenkeel's own order: a job preempts after a wait of half the run time of a large job."""
+
+
+def generated(name: str, rules: Rules | None = None) -> tuple[Scheduler, list[Arrival], float]:
     """Return the queues and jobs of a generator, and the makespan that capacity alone allows.
 
     Source: test/performance/scheduler/configs in kubernetes-sigs/kueue.
@@ -275,7 +280,7 @@ def generated(name: str) -> tuple[Scheduler, list[Arrival], float]:
     ]
     work = sum(count * seconds * units for _, count, _, seconds, _, units in kinds) / NOMINAL
     last = max(count * interval + seconds for _, count, interval, seconds, _, _ in kinds)
-    return Scheduler(queues, (), [Flavor("rf")], Rules()), arrivals, max(work, last)
+    return Scheduler(queues, (), [Flavor("rf")], rules or Rules()), arrivals, max(work, last)
 
 
 # ---------------------------------------------------------------- the trace
@@ -364,12 +369,14 @@ def _print_nominations(most: int, wanted: int, repeats: int) -> list[dict[str, A
 def _print_generators() -> dict[str, Any]:
     print("\nKUEUE'S GENERATORS, virtual time; an evicted job restarts from the beginning\n")
     print(
-        f"  {'':<13}{'jobs':>6}{'makespan':>10}{'bound':>7}{'ratio':>7}{'evicted':>9}{'decided':>10}{'cpu s':>7}"
+        f"  {'':<17}{'jobs':>6}{'makespan':>10}{'bound':>7}{'ratio':>7}{'evicted':>9}{'decided':>10}{'cpu s':>7}"
         "  mean wait s"
     )
     found = {}
-    for name in SHAPES:
-        scheduler, arrivals, bound = generated(name)
+    orders = {"Kueue": Rules(), "own": Rules(preempt_after_seconds=PREEMPT_AFTER_SECONDS)}
+    for shape, order in itertools.product(SHAPES, orders):
+        name = shape if order == "Kueue" else f"{shape}, {order}"
+        scheduler, arrivals, bound = generated(shape, orders[order])
         ran = run(scheduler, arrivals)
         waits = {kind: statistics.fmean(each) for kind, each in ran.waits.items()}
         found[name] = {
@@ -383,7 +390,7 @@ def _print_generators() -> dict[str, Any]:
         }
         mean_waits = "  ".join(f"{kind} {each:.1f}" for kind, each in waits.items())
         print(
-            f"  {name:<13}{len(arrivals):>6}{ran.makespan:>10.1f}{bound:>7.1f}{ran.makespan / bound:>7.2f}"
+            f"  {name:<17}{len(arrivals):>6}{ran.makespan:>10.1f}{bound:>7.1f}{ran.makespan / bound:>7.2f}"
             f"{ran.evictions:>9}{ran.nominations:>10}{ran.cpu_seconds:>7.1f}  {mean_waits}",
             flush=True,
         )

@@ -165,7 +165,8 @@ def candidates_in(
     if policy is PreemptionPolicy.NEVER:
         return
     workload, contested = demand.workload, demand.contested
-    is_guarded = snapshot.rules.min_run_seconds or snapshot.rules.flap_guard_seconds
+    rules = snapshot.rules
+    is_guarded = rules.min_run_seconds or rules.flap_guard_seconds or rules.preempt_after_seconds
     for admitted in queue.admitted.values():
         if admitted.is_pinned or admitted.workload.workload_id == demand.replaced or contested.isdisjoint(admitted.use):
             continue

@@ -28,6 +28,11 @@ class Rules(NamedTuple):
     """Evenkeel's own: a workload may preempt the same other workload once in this time. 0 is no limit."""
     min_run_seconds: float = 0.0
     """Evenkeel's own: a workload is not preempted before it ran this long. 0 is no limit."""
+    preempt_after_seconds: float = 0.0
+    """Evenkeel's own: a workload preempts others only after it waited this long. 0 is no wait.
+
+    Workloads that end by themselves in this time lose no work.
+    """
     never_overcommits: bool = False
     """Evenkeel's own: no workload is admitted to quota that victims of the same cycle still hold.
 
@@ -128,6 +133,8 @@ class Snapshot:
             return False
         began_at = self.now if admitted.reserved_at is None else admitted.reserved_at
         if rules.min_run_seconds and self.now - began_at < rules.min_run_seconds:
+            return True
+        if rules.preempt_after_seconds and self.now - workload.queued_at < rules.preempt_after_seconds:
             return True
         if not rules.flap_guard_seconds:
             return False

@@ -179,6 +179,9 @@ class Switches(_SetupPart):
         RULES[Profile.EVENKEEL].flap_guard_seconds, ge=0, le=MAX_SECONDS, allow_inf_nan=False
     )
     min_run_seconds: float = Field(RULES[Profile.EVENKEEL].min_run_seconds, ge=0, le=MAX_SECONDS, allow_inf_nan=False)
+    preempt_after_seconds: float = Field(
+        RULES[Profile.EVENKEEL].preempt_after_seconds, ge=0, le=MAX_SECONDS, allow_inf_nan=False
+    )
     never_overcommits: bool = RULES[Profile.EVENKEEL].never_overcommits
     spares_work: bool = RULES[Profile.EVENKEEL].spares_work
 

@@ -58,6 +58,13 @@ def test_workload_is_not_preempted_before_minimum_run_time() -> None:
     assert list(victims(preempting(rules, holds("x", "a", 4, at=0)).cycle(60)[0])) == ["x"]
 
 
+def test_workload_preempts_only_after_it_waited() -> None:
+    rules = Rules(preempt_after_seconds=60)
+
+    assert victims(preempting(rules, holds("x", "a", 4, at=0)).cycle(59)[0]) == {}
+    assert list(victims(preempting(rules, holds("x", "a", 4, at=0)).cycle(60)[0])) == ["x"]
+
+
 def test_flap_guard_limits_repeated_preemption() -> None:
     scheduler = preempting(Rules(flap_guard_seconds=100), holds("x", "a", 4, at=0))
     assert list(victims(scheduler.cycle(0)[0])) == ["x"]
@@ -91,6 +98,7 @@ def test_compatible_profiles_have_all_extra_rules_off() -> None:
         "never_overcommits": False,
         "flap_guard_seconds": 0.0,
         "min_run_seconds": 0.0,
+        "preempt_after_seconds": 0.0,
         "spares_work": False,
     }
 
