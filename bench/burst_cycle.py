@@ -38,7 +38,7 @@ from bench.burst import (
     parameters,
     setup_hash,
 )
-from evenkeel.domain.admission.cycle_plan import Admission, Displacement, RentalStart
+from evenkeel.domain.admission.cycle_plan import AdmissionStep, Displacement, RentalStart
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_cycle import decide_cycle
 from evenkeel.domain.admission.rent_plan import displacement_requester
@@ -52,7 +52,7 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import KARPENTER_LABEL, NodeLife
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.candidates import facts_for_next_offer
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision, choose_pool
@@ -234,7 +234,7 @@ class CycleSimulation(BurstSimulation):
         while plan.is_incomplete:
             plan = decide_cycle(snapshot, self.site, Mode.ACT, moment, draft=plan)
         for step in plan.steps:
-            if isinstance(step, Admission):
+            if isinstance(step, AdmissionStep):
                 self._admitted(step, now)
             elif isinstance(step, RentalStart):
                 self._opened(step, now)
@@ -314,7 +314,7 @@ class CycleSimulation(BurstSimulation):
 
     # ------------------------------------------------ starts and ends
 
-    def _admitted(self, step: Admission, now: float) -> None:
+    def _admitted(self, step: AdmissionStep, now: float) -> None:
         decided = step.decision
         name = decided.job_id
         job, trace = self.pending.pop(name), self.trace[name]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.rental import RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Ledger

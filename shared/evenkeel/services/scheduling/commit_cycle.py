@@ -13,7 +13,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from evenkeel.domain.admission.cycle_plan import AdmissionStep, CyclePlan, Displacement, Preemption, RentalStart, PendingStep
+from evenkeel.domain.admission.cycle_plan import (
+    AdmissionStep,
+    CyclePlan,
+    Displacement,
+    PendingStep,
+    Preemption,
+    RentalStart,
+)
 from evenkeel.domain.admission.decide import Action, AdmissionDecision, recorded_reason
 from evenkeel.domain.admission.queue_cursors import QueueCursors
 from evenkeel.domain.admission.rent_plan import displacement_requester
