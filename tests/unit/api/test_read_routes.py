@@ -861,7 +861,7 @@ def test_status_says_that_evenkeel_is_not_running() -> None:
     status = gateway.get("/v1/status").document
 
     assert (status["health"], status["isRunning"]) == ("NOT_RUNNING", False)
-    assert status["reasons"][0].startswith("Evenkeel is not running: its schedules are off.")
+    assert status["reasons"][0].startswith("The schedules are off: no cluster is watched")
     assert gateway.get("/v1/nodes").document["stale"] == [status["reasons"][0]]
 
 

@@ -793,7 +793,7 @@ def test_approved_action_is_checked_again_before_it() -> None:
 
 
 @pytest.mark.parametrize("service", [cordon_node, drain_node, repair_node])
-def test_return_to_observe_stops_an_approved_plan(service: Any) -> None:
+def test_approved_plan_stops_in_mode_observe(service: Any) -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
     recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)

@@ -175,7 +175,7 @@ def test_drill_acts_if_drills_are_allowed() -> None:
 
 
 @pytest.mark.parametrize("service", [cordon_node, drain_node, plan_resume, repair_node])
-def test_return_to_observe_stops_every_state(service: Any) -> None:
+def test_no_state_acts_in_mode_observe(service: Any) -> None:
     recovery = faulty()
     recovery.state("PlanRecovery", plan_recovery)
     recovery.mode = Mode.OBSERVE

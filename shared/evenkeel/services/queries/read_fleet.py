@@ -53,7 +53,7 @@ class Health(StrEnum):
     CRITICAL = "CRITICAL"
     """A person must act, or the facts are stale."""
     NOT_RUNNING = "NOT_RUNNING"
-    """The schedules are off: Evenkeel watches, repairs and starts nothing."""
+    """The schedules are off. Events still open recoveries, and submissions still start scheduling cycles."""
 
 
 class _JobCounts(TypedDict):

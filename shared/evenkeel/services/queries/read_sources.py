@@ -12,7 +12,8 @@ Json = dict[str, Any]
 Ages: TypeAlias = tuple[SourceAge, ...]
 
 NOT_RUNNING = (
-    "Evenkeel is not running: its schedules are off. Nothing is watched, repaired or started. "
+    "The schedules are off: no cluster is watched, and nothing completes what a crash interrupted. "
+    "Events still open recoveries, and submissions still start scheduling cycles. "
     "Run `evenkeel doctor`, then deploy with Schedules=on (docs/deploy.md)."
 )
 
