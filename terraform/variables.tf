@@ -90,7 +90,7 @@ variable "admission" {
 }
 
 variable "schedules" {
-  description = "Whether the schedules run. While they are off, Evenkeel does not run. Keep them off until the access entries exist and `evenkeel doctor` reports no failure. Default: \"off\"."
+  description = "Whether the schedules run, and the alarms on missing runs page. While they are off, events still open recoveries, and submissions still start scheduling cycles. Keep them off until the access entries exist and `evenkeel doctor` reports no failure. Default: \"off\"."
   type        = string
   default     = null
 

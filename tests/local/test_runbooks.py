@@ -37,7 +37,7 @@ _OTHER_STACK = "evenkeel doctor --stack evenkeel-dev"
 NOT_RUN = {
     "aws sns subscribe …": "The site chooses the subscribers.",
     "aws sqs start-message-move-task": "The local engine does not have this call; the page says so.",
-    "kubectl delete nodeclaim <name>": "No node is rented here.",
+    "kubectl delete nodeclaim NODECLAIM": "No node is rented here.",
     _OTHER_STACK: "There is one stack here.",
     "evenkeel doctor --before": "The folder of the test has no samconfig.toml.",
     "evenkeel automation release --cause": "No shared cause bars repairs here.",
@@ -176,6 +176,7 @@ def _names(centre: DataCentre) -> dict[str, str]:
         "incidents show <id>": f"incidents show {incident}",
         "incidents timeline <id>": f"incidents timeline {incident}",
         "<incidentId>": incident,
+        "why INCIDENT": f"why {incident}",
         "<jobId>": job,
         "<job>": job,
         "<id>": job,
