@@ -46,7 +46,7 @@ demo: setup ## run a training job, break its node, and watch the job resume
 dev: setup ## keep the local data centre up until Ctrl-C
 	@$(BIN)/evenkeel dev up --foreground
 
-test: $(if $(TESTS),lint,setup) ## everything that CI runs: lint, types, the template and all levels of tests
+test: $(if $(TESTS),lint,setup) ## lint, types, the template, and tests of every level
 	@$(BIN)/python $(if $(TESTS),-m pytest $(TESTS),-m tools.test_lanes)
 
 test-all: setup torch ## every test, with the drills and the exhaustive tests, for a release
