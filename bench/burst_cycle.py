@@ -84,8 +84,8 @@ def site_policy(
         for pool in group
     ]
     policy, caps, jobs = Policy(), setup["caps"], setup["jobs"]
-    return policy.but(
-        burst=policy.burst.but(
+    return policy.replace(
+        burst=policy.burst.replace(
             pools=tuple(rented),
             fleet_cap_micros_per_hour=round(caps["fleetUsdPerHour"] * money.MICROS),
             other_team_cap_micros_per_hour=round(caps["teamUsdPerHour"] * money.MICROS),
@@ -95,11 +95,11 @@ def site_policy(
             },
             **burst,
         ),
-        economy=policy.economy.but(
+        economy=policy.economy.replace(
             expected_checkpoint_seconds=jobs["checkpointSeconds"],
             expected_launch_seconds=setup["committed"]["launchSeconds"],
         ),
-        jobs=policy.jobs.but(expected_resume_seconds=jobs["restartSeconds"]),
+        jobs=policy.jobs.replace(expected_resume_seconds=jobs["restartSeconds"]),
     )
 
 
@@ -199,7 +199,7 @@ class CycleSimulation(BurstSimulation):
             job = self._stop(what[0], now, AttemptState.STOPPED)
             is_displaced = what[2]
             self.pending[what[0]] = (
-                job.but(displaced_at=instant(now)) if is_displaced else job.but(is_migrating_back=True)
+                job.replace(displaced_at=instant(now)) if is_displaced else job.replace(is_migrating_back=True)
             )
             self.out.moves += 1
         return 0
@@ -241,7 +241,7 @@ class CycleSimulation(BurstSimulation):
             elif isinstance(step, Displacement):
                 self.displacements += 1
                 waiting = step.displacement.job_id
-                self.pending[waiting] = self.pending[waiting].but(displacing_since=moment)
+                self.pending[waiting] = self.pending[waiting].replace(displacing_since=moment)
                 for victim in step.displacement.victims:
                     self._ask_to_stop(victim, displacement_requester(step.displacement.job_id), now, is_displaced=True)
         if plan.departure:
@@ -251,7 +251,7 @@ class CycleSimulation(BurstSimulation):
     def _ask_to_stop(self, name: str, by: str, now: float, *, is_displaced: bool) -> None:
         job = self.holders[name]
         stop = job.with_stop_request("", by, instant(now))
-        self.holders[name] = job.but(stop_request=stop, moves=job.moves + 1)
+        self.holders[name] = job.replace(stop_request=stop, moves=job.moves + 1)
         self.at(now + SAVE_SECONDS, _SAVED, (name, self.live[name].token, is_displaced))
 
     def _snapshot(self) -> CycleSnapshot:
@@ -321,8 +321,8 @@ class CycleSimulation(BurstSimulation):
         grant = self.rentals.get(name)
         is_rented = decided.pool != "committed"
         charge = decided.to_charge()
-        self.charges[name] = charge.but(is_rented=is_rented)
-        self.holders[name] = job.but(
+        self.charges[name] = charge.replace(is_rented=is_rented)
+        self.holders[name] = job.replace(
             state=JobState.RUNNING,
             current_attempt=job.current_attempt + 1,
             is_migrating_back=False,
@@ -370,14 +370,14 @@ class CycleSimulation(BurstSimulation):
         trace.done = min(trace.run, trace.done + max(0.0, now - run.trains_at)) if trace.saves else 0.0
         # Without checkpoints the work of an attempt is lost, so its run time says nothing about the next one.
         self.done_attempts.setdefault(name, []).append(ended)
-        return job.but(state=JobState.PENDING, stop_request=None)
+        return job.replace(state=JobState.PENDING, stop_request=None)
 
     # ------------------------------------------------ rentals
 
     def _opened(self, step: RentalStart, now: float) -> None:
         name = step.decision.job_id
         job = self.pending[name]
-        self.pending[name] = job = job.but(rentals=job.rentals + 1, is_migrating_back=False)
+        self.pending[name] = job = job.replace(rentals=job.rentals + 1, is_migrating_back=False)
         holder = RentalHolder(name, job.rentals, job.spec.team, "jobs")
         rental = opened(holder, step.placement, f"dec-{name}", self.site.burst, instant(now)).rental
         self._ask(rental, step.placement, now)
@@ -413,7 +413,7 @@ class CycleSimulation(BurstSimulation):
         pool = grant.pool
         self.shortages = self.shortages.with_success(pool.instance_type, pool.zone, pool.market)
         names = tuple(f"{grant.rental.name}-{number}" for number in range(grant.rental.nodes))
-        grant.rental = grant.rental.but(state=RentalState.READY, node_names=names)
+        grant.rental = grant.rental.replace(state=RentalState.READY, node_names=names)
 
     def _next_offer(self, name: str, token: int, placed: PlacementDecision, now: float) -> None:
         """Ask the next pool after a refusal, as the workflow of the rental does; else the job waits again."""
@@ -430,7 +430,7 @@ class CycleSimulation(BurstSimulation):
         again = choose_pool(facts)
         if again.action is PlacementAction.RENT:
             offer = RentalOffer.of(self.by_pool[again.pool], moment)
-            self._ask(rental.but(offers=(*rental.offers, offer)), again, now)
+            self._ask(rental.replace(offers=(*rental.offers, offer)), again, now)
 
     def _end_rental(self, name: str, now: float) -> None:
         grant = self.rentals.pop(name, None)
@@ -460,7 +460,7 @@ class CycleSimulation(BurstSimulation):
         pool = grant.pool
         self.shortages = self.shortages.with_refusal(pool.instance_type, pool.zone, pool.market, instant(now))
         if name in self.live:
-            self.pending[name] = self._stop(name, now, AttemptState.LOST).but(lost_at=instant(now))
+            self.pending[name] = self._stop(name, now, AttemptState.LOST).replace(lost_at=instant(now))
         else:
             self._end_rental(name, now)
 

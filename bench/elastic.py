@@ -82,7 +82,7 @@ def play(setting: dict[str, Any], idle: Sequence[int]) -> tuple[float, int]:
         extra = job.nodes - base
         if free < extra:
             size = job.nodes - sum(r.from_nodes - r.to_nodes for r in plan_shrink([job], extra - free, 1).resizes)
-            job, since = job.but(nodes=size, resized_at=now), []
+            job, since = job.replace(nodes=size, resized_at=now), []
             gained, resizes = gained - cost * size * step, resizes + 1
         else:
             # Inference takes the longest idle GPUs last.
@@ -91,7 +91,7 @@ def play(setting: dict[str, Any], idle: Sequence[int]) -> tuple[float, int]:
             facts = GrowFacts(jobs=(job,), idle=IdleNodes(nodes=free - extra, idle_node_seconds=stood), now=now)
             for each in plan_growth(facts).resizes if since else ():
                 since = since[: len(since) - (each.to_nodes - each.from_nodes)]
-                job = job.but(nodes=each.to_nodes, resized_at=now)
+                job = job.replace(nodes=each.to_nodes, resized_at=now)
                 gained, resizes = gained - cost * each.to_nodes * step, resizes + 1
         gained += (job.nodes - base) * step * tick_seconds
     return gained, resizes

@@ -57,7 +57,7 @@ def status() -> api.Reply:
 def overview() -> api.Reply:
     app.query(api_types.NoQuery)
     context = wiring.context()
-    return app.answer(read_overview.show(context, _ages()))
+    return app.answer(read_overview.show(_ages(), context))
 
 
 @app.get("/v1/clusters/<cluster>/automation")
@@ -156,7 +156,7 @@ def show_incident(incident_id: str) -> api.Reply:
 @app.get("/v1/incidents/<incident_id>/execution")
 def incident_execution(incident_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    return app.answer(read_execution.show(wiring.context(), incident_id))
+    return app.answer(read_execution.show(incident_id, wiring.context()))
 
 
 @app.get("/v1/incidents/<incident_id>/timeline")
@@ -220,14 +220,14 @@ def show_showback() -> api.Reply:
     query = app.query(api_types.ShowbackQuery)
     asked = read_showback.ShowbackFilter(since=query.since, until=query.until, team=query.team, label=query.label)
     page = pagination.Request(query.page_size, query.next_page_token)
-    return app.answer(read_showback.show(wiring.context(), asked, page, _reader()))
+    return app.answer(read_showback.show(asked, page, _reader(), wiring.context()))
 
 
 @app.get("/v1/audit")
 def list_acts() -> api.Reply:
     query = app.query(api_types.AuditQuery)
     page = pagination.Request(query.page_size, query.next_page_token)
-    return app.answer(read_audit.run(wiring.context(), read_audit.Asked(query.since, query.by), page))
+    return app.answer(read_audit.run(read_audit.AuditFilter(query.since, query.by), page, wiring.context()))
 
 
 @app.get("/v1/utilization")

@@ -222,7 +222,7 @@ class FakeClusterUnderTest:
         )
         self.holds(f"{attempt.workload_name}-0", node_name)
         forged = self.cluster.unmanaged.pop()
-        self.cluster.unmanaged.append(forged.but(namespace=attempt.namespace, claim=claim))
+        self.cluster.unmanaged.append(forged.replace(namespace=attempt.namespace, claim=claim))
 
     def deletes_job(self, spec: LaunchSpec) -> None:
         attempt = spec.attempt
@@ -357,7 +357,9 @@ class LocalClusterUnderTest:
         self.admin.delete(f"/api/v1/namespaces/{space}")
 
     def forges_job(self, spec: LaunchSpec, namespace: str) -> None:
-        job = manifests.job(replace(spec, attempt=spec.attempt.but(namespace=namespace)), FLEET, object_fields.NVIDIA)
+        job = manifests.job(
+            replace(spec, attempt=spec.attempt.replace(namespace=namespace)), FLEET, object_fields.NVIDIA
+        )
         pod = job["spec"]["template"]["spec"]
         pod["serviceAccountName"] = "default"
         pod["containers"][0] |= {"command": ["sh", "-c", "exit 0"], "resources": {}}

@@ -171,7 +171,7 @@ def test_recent_karpenter_event_shows_a_refusal(handle: ClusterHandle) -> None:
 
 def test_rental_runs_from_request_to_bill_on_real_pods(untouched: ClusterHandle) -> None:
     """The services on a ledger in memory; pods, nodes, limits and Karpenter are the local cluster's."""
-    pool = a_pool(ON_DEMAND, Market.ON_DEMAND, max_nodes=2).but(name=BOUNDED)
+    pool = a_pool(ON_DEMAND, Market.ON_DEMAND, max_nodes=2).replace(name=BOUNDED)
     market = RentalScenario(policy=a_policy(pools=(pool,)))
     cluster = adapter(untouched)
     market.scenario.cluster = cluster  # type: ignore[assignment] # the real one in place of its twin
@@ -245,10 +245,10 @@ def test_deployment_spike_rents_and_returns_nodes_on_real_pods(untouched: Cluste
     name = "chat-burst"
     pool = a_pool(
         ON_DEMAND, Market.ON_DEMAND, max_nodes=2, taints=(f"{CHAT_TAINT['key']}={CHAT_TAINT['value']}:NoSchedule",)
-    ).but(name=name)
+    ).replace(name=name)
     chat = ServingWorkload(cluster=CLUSTER, namespace="default", name="chat", rents_from=(name,), patience_seconds=0)
     policy = a_policy(pools=(pool,), quiet_seconds=1, capacity_pod_namespace=NAMESPACE)
-    market = RentalScenario(policy=policy.but(scheduling=SchedulingPolicy(serving=(chat,))))
+    market = RentalScenario(policy=policy.replace(scheduling=SchedulingPolicy(serving=(chat,))))
     cluster = adapter(untouched)
     market.scenario.cluster = cluster  # type: ignore[assignment] # the real one in place of its twin
     limits = {"nvidia.com/gpu": "0", "cpu": "1000"}

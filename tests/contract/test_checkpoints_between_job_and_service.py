@@ -107,7 +107,7 @@ def test_rejection_by_the_manifest_costs_one_call(store: S3Checkpoints, calls: l
     for step in range(10, 60, 10):
         run.save(step, b"state")
     calls.clear()
-    doubted = a_job().but(distrust_after=datetime(2020, 1, 1, tzinfo=UTC), distrust_through_attempt=1)
+    doubted = a_job().replace(distrust_after=datetime(2020, 1, 1, tzinfo=UTC), distrust_through_attempt=1)
 
     answer = pin_resume_point.run(doubted, an_attempt(2), store, policy=JobPolicy())
 

@@ -432,7 +432,7 @@ def test_ends_of_all_logs_are_read_by_rank(bench: ClusterUnderTest) -> None:
     assert {tail.node_name for tail in tails.values()} == {node.name for node in nodes}
     first, second = bench.cluster.tails(spec.attempt, 2, 1, 10.0).values()
     assert (bool(first.text), first.why, second.text, bool(second.why)) == (True, "", "", True)
-    assert bench.cluster.tails(spec.attempt.but(attempt=9), 2, 64, 10.0) == {}
+    assert bench.cluster.tails(spec.attempt.replace(attempt=9), 2, 64, 10.0) == {}
 
 
 def test_stopped_attempt_frees_its_accelerators(bench: ClusterUnderTest) -> None:
@@ -497,7 +497,7 @@ def test_a_pod_whose_node_is_cordoned_waits_unschedulable(bench: ClusterUnderTes
 def test_another_attempt_of_the_job_is_another_workload(bench: ClusterUnderTest) -> None:
     nodes = free_nodes(bench, 2)
     spec = a_launch(bench, nodes[:1])
-    later = replace(spec, attempt=spec.attempt.but(attempt=2, node_names=(nodes[1].name,)))
+    later = replace(spec, attempt=spec.attempt.replace(attempt=2, node_names=(nodes[1].name,)))
     bench.cluster.launch(spec)
     bench.cluster.launch(later)
 
@@ -514,7 +514,7 @@ def test_another_attempt_of_the_job_is_another_workload(bench: ClusterUnderTest)
 def test_job_with_borrowed_labels_elsewhere_is_not_the_attempts(bench: ClusterUnderTest) -> None:
     spec = a_launch(bench, free_nodes(bench))
     _, uid = bench.cluster.launch(spec)
-    recorded = spec.attempt.but(workload_uid=uid)
+    recorded = spec.attempt.replace(workload_uid=uid)
     bench.forges_job(spec, "default")
 
     bench.eventually(
@@ -531,7 +531,7 @@ def test_job_with_borrowed_labels_elsewhere_is_not_the_attempts(bench: ClusterUn
 
 def test_foreign_job_of_the_same_name_is_not_adopted(bench: ClusterUnderTest) -> None:
     spec = a_launch(bench, free_nodes(bench))
-    forged = replace(spec, attempt=spec.attempt.but(decision_id="dec-forged"))
+    forged = replace(spec, attempt=spec.attempt.replace(decision_id="dec-forged"))
     bench.cluster.launch(forged)
 
     with pytest.raises(Refused):
@@ -545,7 +545,7 @@ def test_foreign_job_of_the_same_name_is_not_adopted(bench: ClusterUnderTest) ->
 def test_recreated_job_with_another_uid_is_not_the_attempts(bench: ClusterUnderTest) -> None:
     spec = a_launch(bench, free_nodes(bench))
     _, uid = bench.cluster.launch(spec)
-    recorded = spec.attempt.but(workload_uid=uid)
+    recorded = spec.attempt.replace(workload_uid=uid)
     bench.deletes_job(spec)
     bench.eventually(lambda: not bench.cluster.workload(recorded).uid, "the Job to be gone")
 
@@ -643,7 +643,7 @@ def test_recreated_pod_of_the_same_name_is_not_evicted(bench: ClusterUnderTest) 
     bench.holds("kubeflow-0", node.name, owner="PyTorchJob")
     (pod,) = bench.eventually(lambda: bench.cluster.pods(CLUSTER), "a pod")
 
-    assert bench.cluster.evict(CLUSTER, pod.but(uid="another")).result is EvictionStatus.GONE
+    assert bench.cluster.evict(CLUSTER, pod.replace(uid="another")).result is EvictionStatus.GONE
     assert bench.cluster.pods(CLUSTER)
 
 

@@ -90,7 +90,7 @@ def recovered(bench: LocalClusterUnderTest, job: UnmanagedJob, node: str, pods: 
     turns = itertools.count()
 
     def take_turn() -> str:
-        movable = restart_unmanaged.run(recovery.incident.but(node_name=node), context, may_stop=True)
+        movable = restart_unmanaged.run(recovery.incident.replace(node_name=node), context, may_stop=True)
         here = [pod for pod in bench.cluster.pods(CLUSTER, node) if pod.label in movable]
         evicted.extend(pod.name for pod in here if bench.cluster.evict(CLUSTER, pod).result is EvictionStatus.EVICTED)
         now = bench.cluster.unmanaged_job(CLUSTER, NAMESPACE, job.kind, job.name)

@@ -220,7 +220,7 @@ def test_pods_without_huge_pages_request_nothing_else() -> None:
 
 def test_training_operators_get_the_same_network() -> None:
     spec = replace(a_spec(), network=EfaRequest(32, 5120))
-    spec = replace(spec, attempt=spec.attempt.but(kind=WorkloadKind.PYTORCH_JOB))
+    spec = replace(spec, attempt=spec.attempt.replace(kind=WorkloadKind.PYTORCH_JOB))
 
     job = operator_manifests.workload(spec, "research", "nvidia.com/gpu")
 
@@ -390,7 +390,7 @@ def test_secret_is_referenced_and_overrides_no_contract_variable() -> None:
         "WANDB_API_KEY": SecretKey(secret="wandb", key="api-key"),
         "WORLD_SIZE": SecretKey(secret="wandb", key="size"),
     }
-    job = manifests.job(replace(spec, job=spec.job.but(secret_env=secrets)), "research", "nvidia.com/gpu")
+    job = manifests.job(replace(spec, job=spec.job.replace(secret_env=secrets)), "research", "nvidia.com/gpu")
 
     (container,) = pod_of(job)["containers"]
     told = {entry["name"]: entry for entry in container["env"]}

@@ -120,7 +120,7 @@ each_spec = pytest.mark.parametrize("changes", [{}, OF_TWO_SIZES])
 
 def rendered(kind: WorkloadKind, local_queue: str = "", **changes: Any) -> Json:
     spec = a_spec(**changes)
-    spec = replace(spec, attempt=spec.attempt.but(kind=kind, local_queue=local_queue))
+    spec = replace(spec, attempt=spec.attempt.replace(kind=kind, local_queue=local_queue))
     return operator_manifests.workload(spec, "research", "nvidia.com/gpu")
 
 

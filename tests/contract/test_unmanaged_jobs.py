@@ -137,7 +137,7 @@ def test_deleted_job_is_created_once_from_its_manifest(submitted: Submitted) -> 
 
 
 def test_another_object_of_the_name_is_not_touched(submitted: Submitted) -> None:
-    cluster, old = submitted.bench.cluster, submitted.job.but(uid="an-older-object")
+    cluster, old = submitted.bench.cluster, submitted.job.replace(uid="an-older-object")
 
     assert not cluster.delete_job(CLUSTER, old)
     with pytest.raises(Conflict):

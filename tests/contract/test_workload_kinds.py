@@ -67,7 +67,7 @@ def test_an_attempt_runs_a_pod_on_each_of_its_nodes(bench: LocalClusterUnderTest
     assert {pod.node_name for pod in found.pods} == set(spec.attempt.node_names)
     assert bench.cluster.workloads(CLUSTER) == (found,)
     assert bench.cluster.launch(spec) == (LaunchResult.ALREADY_THERE, found.uid)
-    assert spec.attempt.but(workload_uid=found.uid).owns(found)
+    assert spec.attempt.replace(workload_uid=found.uid).owns(found)
 
 
 @each_kind
@@ -147,7 +147,7 @@ def test_pods_that_terminate_still_belong_to_the_attempt(bench: LocalClusterUnde
 
     bench.cluster.stop(spec.attempt, 3)
 
-    found = bench.cluster.workload(spec.attempt.but(workload_uid=uid))
+    found = bench.cluster.workload(spec.attempt.replace(workload_uid=uid))
     assert len(found.live_pods()) == 2
     assert not found.has_runnable_pods
     bench.eventually(lambda: not seen(bench, spec).pods, "the pods to end")

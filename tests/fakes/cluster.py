@@ -309,7 +309,9 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
         self.calls.append(("stop", attempt.workload_name, grace_seconds))
         self.ended_at_once |= {pod.name for pod in found.pods if pod.node_name in nodes_without_grace}
         found.is_there = False
-        found.pods = [pod.but(is_terminating=True) for pod in found.pods if self._is_unreachable(attempt.cluster, pod)]
+        found.pods = [
+            pod.replace(is_terminating=True) for pod in found.pods if self._is_unreachable(attempt.cluster, pod)
+        ]
         self._forget_empty(attempt.cluster)
         self._changed("job", "pod")
 
@@ -408,7 +410,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
 
     def set_node(self, name: str, cluster: str = CLUSTER, **changes: Any) -> KubernetesNode:
         """Change a node as its controllers or a person would."""
-        node = self.by_name[cluster, name].but(**changes, resource_version=str(next(self._versions)))
+        node = self.by_name[cluster, name].replace(**changes, resource_version=str(next(self._versions)))
         self.by_name[cluster, name] = node
         self._changed("node")
         return node
@@ -438,7 +440,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
         """Set phase (and exit code, reason, …) of some ranks, or of all."""
         found = self.launched(job_id, attempt)
         found.pods = [
-            pod.but(phase=phase, **changes) if not ranks or rank in ranks else pod
+            pod.replace(phase=phase, **changes) if not ranks or rank in ranks else pod
             for rank, pod in enumerate(found.pods)
         ]
         self._changed("pod", "job")
@@ -469,7 +471,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
     def _end_pods_on(self, cluster: str, name: str) -> None:
         for workload in self.jobs.get(cluster, {}).values():
             workload.pods = [
-                pod.but(phase=PodPhase.FAILED, exit_code=137, reason="Error")
+                pod.replace(phase=PodPhase.FAILED, exit_code=137, reason="Error")
                 if pod.node_name == name and pod.phase in _ALIVE
                 else pod
                 for pod in workload.pods

@@ -43,12 +43,12 @@ class InMemoryNodeGroups:
         _check(instance_id)
         found = self._members.get(instance_id)
         group = self.group(found.group.name) if found else None
-        return found.but(group=group) if found and group else None
+        return found.replace(group=group) if found and group else None
 
     def group(self, name: str) -> NodeGroup | None:
         found = self._groups.get(name)
         members = [each for each in self._members.values() if each.group.name == name]
-        return found.but(in_service=sum(each.lifecycle == IN_SERVICE for each in members)) if found else None
+        return found.replace(in_service=sum(each.lifecycle == IN_SERVICE for each in members)) if found else None
 
     def terminate(self, instance_id: str) -> RepairAnswer:
         _check(instance_id)
@@ -56,7 +56,7 @@ class InMemoryNodeGroups:
         if found is None:
             return RepairAnswer.NO_SUCH_NODE
         self.terminated.append(instance_id)
-        self._members[instance_id] = found.but(lifecycle="Terminating")
+        self._members[instance_id] = found.replace(lifecycle="Terminating")
         if not self.is_slow:
             self.finish()
         return RepairAnswer.ACCEPTED

@@ -86,7 +86,7 @@ class FakeProvider:
         if node is None or node.status != "Running" or node.instance_group != instance_group:
             return RepairAnswer.NOT_NOW
         self.examined.append(instance_id)
-        self.by_id[instance_id] = node.but(status="DeepHealthCheckInProgress")
+        self.by_id[instance_id] = node.replace(status="DeepHealthCheckInProgress")
         self._label(instance_id, "InProgress")
         return RepairAnswer.ACCEPTED
 
@@ -94,7 +94,7 @@ class FakeProvider:
 
     def finish_check(self, instance_id: str, *, passed: bool = True) -> None:
         """End the deep health check of a machine."""
-        self.by_id[instance_id] = self.by_id[instance_id].but(status="Running")
+        self.by_id[instance_id] = self.by_id[instance_id].replace(status="Running")
         self._label(instance_id, "Passed" if passed else "Failed")
 
     def _label(self, instance_id: str, check: str) -> None:
@@ -107,7 +107,7 @@ class FakeProvider:
         rung = self.running.pop(instance_id)
         node = self.by_id[instance_id]
         if rung == REBOOT:
-            self.by_id[instance_id] = node.but(status="Running")
+            self.by_id[instance_id] = node.replace(status="Running")
             if self.kubernetes and (seen := self._seen(instance_id)):
                 self.kubernetes.ready_node(seen.name, seen.cluster, boot_id=f"{seen.boot_id}+", fault_details="")
             return instance_id
@@ -115,13 +115,13 @@ class FakeProvider:
         new_node = a_node(number, is_awaiting_validation=True, taints=(TAINT_TEXT,))
         assert new_node.instance_id
         del self.by_id[instance_id]
-        self.by_id[new_node.instance_id] = node.but(
+        self.by_id[new_node.instance_id] = node.replace(
             instance_id=new_node.instance_id, launched_at=self.clock.now(), status="Running"
         )
         if self.kubernetes:
             if seen := self._seen(instance_id):
                 self.kubernetes.remove_node(seen.name, seen.cluster)
-            self.kubernetes.add_node(new_node.but(pool=node.instance_group, instance_type=node.instance_type))
+            self.kubernetes.add_node(new_node.replace(pool=node.instance_group, instance_type=node.instance_type))
         return new_node.instance_id
 
     def finish_all(self) -> None:
@@ -142,7 +142,7 @@ class FakeProvider:
             return RepairAnswer.IN_USE
         self.accepted.append((rung, machine))
         self.running[machine] = rung
-        self.by_id[machine] = self.by_id[machine].but(status="Pending")
+        self.by_id[machine] = self.by_id[machine].replace(status="Pending")
         if self.kubernetes and (seen := self._seen(machine)):
             if rung == REBOOT:
                 self.kubernetes.kill_node(seen.name, seen.cluster)

@@ -37,7 +37,7 @@ class FakeUnmanagedJobs:
             if job.state is UnmanagedJobState.DELETING:
                 del self.users_jobs[key]
             elif job.state is UnmanagedJobState.SUSPENDED:
-                self.users_jobs[key] = job.but(live_nodes=())
+                self.users_jobs[key] = job.replace(live_nodes=())
 
     def unmanaged_jobs(self, cluster: str, node_name: str) -> tuple[UnmanagedJob, ...]:
         return tuple(
@@ -60,9 +60,9 @@ class FakeUnmanagedJobs:
         self.calls.append(("suspend" if is_suspended else "resume", job.label))
         if is_suspended:
             live = found.live_nodes if self.pods_end_late else ()
-            self.submit(cluster, found.but(state=UnmanagedJobState.SUSPENDED, live_nodes=live))
+            self.submit(cluster, found.replace(state=UnmanagedJobState.SUSPENDED, live_nodes=live))
         else:
-            self.submit(cluster, found.but(state=UnmanagedJobState.RUNNING, live_nodes=(FREE_NODE,)))
+            self.submit(cluster, found.replace(state=UnmanagedJobState.RUNNING, live_nodes=(FREE_NODE,)))
 
     def manifest_of(self, cluster: str, job: UnmanagedJob) -> str:
         found = self._present(cluster, job)
@@ -79,7 +79,7 @@ class FakeUnmanagedJobs:
             return False
         self.calls.append(("delete_job", job.label))
         if self.pods_end_late:
-            self.submit(cluster, job.but(state=UnmanagedJobState.DELETING))
+            self.submit(cluster, job.replace(state=UnmanagedJobState.DELETING))
         else:
             del self.users_jobs[(cluster, job.namespace, job.kind, job.name)]
         return True
@@ -92,6 +92,6 @@ class FakeUnmanagedJobs:
         before = UnmanagedJob.model_validate(json.loads(restart.manifest))
         self.calls.append(("create_job", before.label))
         uid = f"{before.uid}-again-{next(self._uids)}"
-        created = before.but(uid=uid, state=UnmanagedJobState.RUNNING, live_nodes=(FREE_NODE,), failed_pods=())
+        created = before.replace(uid=uid, state=UnmanagedJobState.RUNNING, live_nodes=(FREE_NODE,), failed_pods=())
         self.submit(restart.cluster, created)
         return True

@@ -50,7 +50,7 @@ def a_context(ports: Any = None, **given: Any) -> Context:
         ports: An object with the ports as attributes.
         given: Attributes of `Context`, or fields of its `Site`.
     """
-    site = A_SITE.but(**{name: given.pop(name) for name in Site.model_fields if name in given})
+    site = A_SITE.replace(**{name: given.pop(name) for name in Site.model_fields if name in given})
     return Context(ports, **{"site": site, "mode": Mode.ACT, "now": A_MOMENT, "policy": SHIPPED_POLICY, **given})
 
 

@@ -85,7 +85,7 @@ class SimulatedCluster(FakeCluster):
         used = self.accelerators_in_use(CLUSTER)
         full = {node.name for node in self.nodes(CLUSTER) if used.get(node.name, 0) > node.accelerators}
         workload.pods = [
-            pod.but(node_name="", phase=PodPhase.PENDING, reason="Unschedulable") if pod.node_name in full else pod
+            pod.replace(node_name="", phase=PodPhase.PENDING, reason="Unschedulable") if pod.node_name in full else pod
             for pod in workload.pods
         ]
         if full and self.on_full is not None:
@@ -101,7 +101,7 @@ class SimulatedCluster(FakeCluster):
                 name = workload.spec.attempt.node_names[int(pod.name.rpartition("-")[2])]
                 node, used = self.node(CLUSTER, name), self.accelerators_in_use(CLUSTER).get(name, 0)
                 if node and node.is_schedulable and used + workload.spec.job.accelerators_per_node <= node.accelerators:
-                    workload.pods[index] = pod.but(node_name=name, phase=PodPhase.RUNNING, reason="")
+                    workload.pods[index] = pod.replace(node_name=name, phase=PodPhase.RUNNING, reason="")
                     self._changed("pod")
                 is_left = is_left or not workload.pods[index].node_name
         return is_left
@@ -212,7 +212,7 @@ class SimulatedProvider(FakeProvider):
         """Replace a node without a request, as NodeRecovery=Automatic does."""
         if instance_id in self.by_id and instance_id not in self.running:
             self.running[instance_id] = "replace"
-            self.by_id[instance_id] = self.by_id[instance_id].but(status="Pending")
+            self.by_id[instance_id] = self.by_id[instance_id].replace(status="Pending")
             if seen := self._seen(instance_id):
                 self.kubernetes.remove_node(seen.name, seen.cluster)  # type: ignore[union-attr]  # always given here
             self.begin(instance_id)
@@ -376,7 +376,7 @@ def a_spot_node(number: int, **changes: Any) -> KubernetesNode:
         "instance_type": "p5.48xlarge",
         "labels": {**there.labels, KARPENTER_LABEL: SPOT_POOL},
     }
-    return there.but(**{**facts, **changes})
+    return there.replace(**{**facts, **changes})
 
 
 def machines(size: int, spot: int, chance: random.Random) -> list[KubernetesNode]:

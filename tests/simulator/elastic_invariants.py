@@ -397,12 +397,12 @@ def _at_least(world: "Simulation", charge: Charge) -> Charge:
     nodes = min(sizes_of(_job(world, charge.job_id).spec))
     there = {name: world.cluster.node(CLUSTER, name) for name in charge.node_names}
     names = sorted(there, key=lambda name: (node := there[name]) is None or not node.is_schedulable)
-    return _resized(charge.but(node_names=tuple(names)), nodes) if nodes < len(names) else charge
+    return _resized(charge.replace(node_names=tuple(names)), nodes) if nodes < len(names) else charge
 
 
 def _resized(charge: Charge, nodes: int) -> Charge:
     held = len(charge.node_names)
-    return charge.but(
+    return charge.replace(
         node_names=charge.node_names[:nodes],
         accelerators=charge.accelerators * nodes // held,
         use={
@@ -415,7 +415,7 @@ def _as_charged(job: Job, like: Charge) -> Charge:
     """Return the nodes that a waiting job would get, free or by preemption."""
     held = job.next_node_count * job.spec.accelerators_per_node
     use = {flavor: dict.fromkeys(amounts, held) for flavor, amounts in like.use.items()}
-    return like.but(job_id=job.job_id, team=job.spec.team, queue=job.spec.team, accelerators=held, use=use)
+    return like.replace(job_id=job.job_id, team=job.spec.team, queue=job.spec.team, accelerators=held, use=use)
 
 
 def _has_machines(world: "Simulation", asks: Charge, stopped: list[Charge], kept: list[Charge]) -> bool:

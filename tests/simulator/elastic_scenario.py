@@ -130,14 +130,14 @@ class ElasticScenario:
     def policy(self, policy: Policy) -> Policy:
         """Return the policy of this seed."""
         chat = ServingWorkload(cluster=CLUSTER, namespace="serving", name="chat", max_replicas=3)
-        return policy.but(
-            scheduling=policy.scheduling.but(
+        return policy.replace(
+            scheduling=policy.scheduling.replace(
                 elastic=self.terms,
                 serving=(chat,) if self.serving_target else (),
                 spare_nodes={_POOL: 1} if self.spares and self.world.size > 3 else {},
             ),
-            economy=policy.economy.but(expected_reboot_seconds=self.repair_seconds),
-            jobs=policy.jobs.but(expected_replace_seconds=self.repair_seconds),
+            economy=policy.economy.replace(expected_reboot_seconds=self.repair_seconds),
+            jobs=policy.jobs.replace(expected_replace_seconds=self.repair_seconds),
         )
 
     # ------------------------------------------------------------ jobs
@@ -197,7 +197,7 @@ class ElasticScenario:
         """Return the fields of a job, with its possible sizes."""
         dice = self.dice
         if number in self._sizes:
-            return spec.but(elastic=self._sizes[number])
+            return spec.replace(elastic=self._sizes[number])
         if _LATER <= number < _LAST or (number < _OWN and (not spec.checkpoint_uri or dice.random() > _SHARE)):
             return spec
         size, kind = self.world.size, dice.choice((*KINDS, KINDS[0]))
@@ -215,9 +215,9 @@ class ElasticScenario:
         if curve.random() < _KNOWN_THROUGHPUT:
             points = ((1, 100.0), (max(2, self.world.size // 2), curve.choice((90.0, 180.0, 400.0))))
             throughput = tuple(SizeThroughput(nodes=nodes, per_second=speed) for nodes, speed in points)
-            elastic = elastic.but(throughput=throughput)
+            elastic = elastic.replace(throughput=throughput)
         # A small request leaves room to grow.
-        return spec.but(nodes=legal[0] if dice.random() < 0.7 else dice.choice(legal), elastic=elastic)
+        return spec.replace(nodes=legal[0] if dice.random() < 0.7 else dice.choice(legal), elastic=elastic)
 
     # ------------------------------------------------------------ what serves
 
@@ -275,7 +275,7 @@ class ElasticScenario:
             free = [node.name for node in cluster.nodes(CLUSTER) if node.is_schedulable and not used.get(node.name)]
             if free:
                 self.world.tell(f"{pod.name} takes {free[0]}")
-                cluster.unmanaged[cluster.unmanaged.index(pod)] = pod.but(node_name=free[0])
+                cluster.unmanaged[cluster.unmanaged.index(pod)] = pod.replace(node_name=free[0])
                 self._note_disturbance()
                 self.world.ingest()
         if cluster.bind_waiting_pods() or self._wanted:

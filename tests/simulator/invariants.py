@@ -863,7 +863,7 @@ def cycle_decisions(world: "Simulation") -> Iterator[Any]:
             charge.job_id: rows.read(world.ledger.rows[job_rows.job_key(charge.job_id)], Job) for charge in charges
         }
         queue = queue._replace(
-            charges=tuple(charge.but(priority=holders[charge.job_id].priority) for charge in charges),
+            charges=tuple(charge.replace(priority=holders[charge.job_id].priority) for charge in charges),
             stopping=frozenset(name for name, job in holders.items() if job.stop_of(job.current_attempt)),
             memory=stored_state(tree).pruned(charges, setup, now),
             spent=_spent(world, setup),

@@ -146,8 +146,8 @@ class RentingScenario:
             rentals_per_cycle=dice.choice((1, 4)),
         )
         self.policies.append((0.0, burst))
-        jobs = policy.jobs.but(expected_resume_seconds=60)
-        return policy.but(burst=burst, jobs=jobs)
+        jobs = policy.jobs.replace(expected_resume_seconds=60)
+        return policy.replace(burst=burst, jobs=jobs)
 
     # ------------------------------------------------------------ jobs
 
@@ -199,11 +199,11 @@ class RentingScenario:
         lower = {
             name: getattr(burst, name) // 2 for name in ("fleet_cap_micros_per_hour", "other_team_cap_micros_per_hour")
         }
-        self._change(DEEDS[3], burst.but(**lower))
+        self._change(DEEDS[3], burst.replace(**lower))
 
     def _drop_a_pool(self) -> None:
         burst = self.policies[-1][1]
-        self._change(DEEDS[4], burst.but(pools=burst.pools[1:]))
+        self._change(DEEDS[4], burst.replace(pools=burst.pools[1:]))
 
     def _change(self, what: str, burst: BurstPolicy) -> None:
         """Have the site apply another policy: each call reads it as it begins."""
@@ -212,7 +212,7 @@ class RentingScenario:
         world.tell(f"the platform applies a policy: {what}")
         self.policies.append((world.loop.seconds, burst))
         self.replaced[world.policy.hash] = world.policy
-        world.policy = world.world.policies.base = world.policy.but(burst=burst)
+        world.policy = world.world.policies.base = world.policy.replace(burst=burst)
 
     def _pass(self) -> None:
         """Run the minute's cycle if nodes are rented: a cycle ends rentals whose time is over."""
@@ -362,7 +362,7 @@ class RentingCluster(SimulatedCluster):
             workload = self.launched(spec.attempt.job_id, spec.attempt.attempt)
             taken = set(self.stands.values())
             workload.pods = [
-                pod.but(phase=PodPhase.PENDING) if pod.node_name in taken else pod for pod in workload.pods
+                pod.replace(phase=PodPhase.PENDING) if pod.node_name in taken else pod for pod in workload.pods
             ]
             self._held_up.append(spec)
             self._let_run(spec)
@@ -376,7 +376,7 @@ class RentingCluster(SimulatedCluster):
             return
         taken = set(self.stands.values())
         found.pods = [
-            pod.but(phase=PodPhase.RUNNING)
+            pod.replace(phase=PodPhase.RUNNING)
             if pod.phase is PodPhase.PENDING and pod.node_name and pod.node_name not in taken
             else pod
             for pod in found.pods

@@ -147,7 +147,7 @@ TIGHT = GuardrailPolicy(
     stale_after_seconds=30,
 )
 """So that the limits of the fleet bind, and old evidence is doubted."""
-POLICIES = tuple(POLICY.but(repair=POLICY.repair.but(guardrails=rails)) for rails in (DEFAULT, LOOSE, TIGHT))
+POLICIES = tuple(POLICY.replace(repair=POLICY.repair.replace(guardrails=rails)) for rails in (DEFAULT, LOOSE, TIGHT))
 
 
 @functools.cache
@@ -481,7 +481,7 @@ class Simulation:
         self.provider.on_no_capacity = self.without_capacity
         self.provider.on_new_node = self._fault_replacements
         self.owner_repairs = chance.random() < 0.08
-        self.provider.settings = self.provider.settings.but(repairs_by_itself=self.owner_repairs)
+        self.provider.settings = self.provider.settings.replace(repairs_by_itself=self.owner_repairs)
         self.checkpoints = InMemoryCheckpoints()
         self.trainers = SimulatedTrainers(loop, chance, self.cluster, self.checkpoints, self.tell)
         self.cluster.on_launch = self.trainers.launched
@@ -770,7 +770,7 @@ class Simulation:
         requester = PEOPLE[0]
         whose = ""
         if self.sharing:
-            spec = spec.but(**self.sharing.governed(number, nodes))
+            spec = spec.replace(**self.sharing.governed(number, nodes))
             requester = self.sharing.submitter()
             whose = f", {spec.priority_class or 'no class'} of team {spec.team}"
         spec = self.elastic.sized(number, spec) if self.elastic else spec
@@ -780,7 +780,7 @@ class Simulation:
             f"{requester.actor} submits {name}: {spec.nodes} nodes for {length:.0f} s{whose}",
             lambda: submit_job.run(
                 request,
-                world.context(site=world.settings.site.but(job_namespace="jobs")),
+                world.context(site=world.settings.site.replace(job_namespace="jobs")),
             ),
         )
 
@@ -956,7 +956,7 @@ class Simulation:
         if status != self.provider.settings.status:
             self.seen["outage cluster updating"] += is_busy
             self.tell(f"the cluster is {status}")
-            self.provider.settings = self.provider.settings.but(status=status)
+            self.provider.settings = self.provider.settings.replace(status=status)
 
     def node_of(self, instance_id: str) -> Any:
         return next((node for node in self.cluster.by_name.values() if node.instance_id == instance_id), None)

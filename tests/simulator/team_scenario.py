@@ -204,7 +204,7 @@ class TeamScenario:
 
     def _set_up(self, part: Team | FleetQuotas, expected: int) -> None:
         if isinstance(part, Team) and not part.namespace:
-            part = part.but(namespace=part.name)  # no two teams share one
+            part = part.replace(namespace=part.name)  # no two teams share one
         request = set_quotas.Request(part=part, expected=expected, by="role/platform", reason="A plan.")
         world = self.world
         name = part.name if isinstance(part, Team) else "what holds for all teams"
@@ -392,7 +392,7 @@ class TeamScenario:
     def _change_quota(self, number: int) -> None:
         """Change the quota and limits of a team."""
         drawn = self._team(self.names[number % len(self.names)])
-        self._change(drawn.name, lambda team: drawn.but(namespace=team.namespace))
+        self._change(drawn.name, lambda team: drawn.replace(namespace=team.namespace))
 
     def _drain(self, number: int, seconds: float) -> None:
         """Stop a queue, and most times let it go on."""
@@ -443,7 +443,7 @@ def _without_quota(team: Team) -> Team:
 
 
 def _stopped(team: Team, stop: StopPolicy) -> Team:
-    return team.but(queue=team.queue.model_copy(update={"stop": stop}))
+    return team.replace(queue=team.queue.model_copy(update={"stop": stop}))
 
 
 def _team_of(name: str, queue: dict[str, Any]) -> Team:

@@ -12,8 +12,8 @@ class Node(Value):
 
 def test_copy_with_an_unknown_field_is_refused() -> None:
     with pytest.raises(TypeError, match="Node has no field gpu"):
-        Node(name="a").but(gpu=4)
+        Node(name="a").replace(gpu=4)
 
 
 def test_copy_keeps_the_other_fields() -> None:
-    assert Node(name="a").but(gpus=4) == Node(name="a", gpus=4)
+    assert Node(name="a").replace(gpus=4) == Node(name="a", gpus=4)

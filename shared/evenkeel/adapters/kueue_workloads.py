@@ -68,7 +68,7 @@ def read_queue(listed: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Kue
             queue = (workload["metadata"]["namespace"], status.queue)
             lengths[queue] += 1
             positions[uid] = lengths[queue]
-    return {uid: status.but(position=positions.get(uid)) for uid, (_, status) in workloads.items()}
+    return {uid: status.replace(position=positions.get(uid)) for uid, (_, status) in workloads.items()}
 
 
 def _queue_order(workload: Mapping[str, Any], kueue: KueueStatus) -> tuple[int, str, str]:

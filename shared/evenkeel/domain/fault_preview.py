@@ -83,7 +83,7 @@ def preview(fault: Fault, policy: Policy) -> Preview:
     alone = _plan(incident, policy) if incident else None
     with_two_sources = None
     if incident and not fault.acts_alone:
-        second = _signal(fault).but(source="another.witness", envelope_id="another")
+        second = _signal(fault).replace(source="another.witness", envelope_id="another")
         incident = with_fact(incident, ClassifiedFact(second, _NODE, fault), {}, policy.catalogue)
         with_two_sources = _plan(incident, policy)
     plan = with_two_sources or alone
@@ -210,8 +210,8 @@ def _repeated(fault: Fault, policy: Policy) -> RecurrencePreview | None:
     history = FaultHistory()
     for number in range(1, fault.recur_count):
         spread = fault.recur_window_hours * 3600 * number / fault.recur_count
-        earlier = _signal(fault).but(observed_at=datetime.fromtimestamp(_AT.timestamp() - spread, UTC))
-        affected = _NODE.but(job_ids=(f"job-{number}",)) if fault.recur_key is RecurKey.GPU_ACROSS_JOBS else _NODE
+        earlier = _signal(fault).replace(observed_at=datetime.fromtimestamp(_AT.timestamp() - spread, UTC))
+        affected = _NODE.replace(job_ids=(f"job-{number}",)) if fault.recur_key is RecurKey.GPU_ACROSS_JOBS else _NODE
         history = with_occurrence(history, earlier, affected, f"inc-{number}")
     incident = _incident(fault, policy, history)
     recurrences = incident.recurrences if incident else ()

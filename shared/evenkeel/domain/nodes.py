@@ -370,7 +370,7 @@ class FleetNode(Value):
             for label, at in sorted(left.items())
             if label not in self.unmanaged_workloads and at > self.changed_at - LEFT_WORKLOADS_KEPT
         }
-        return self.but(left_workloads=kept).keeping_unknown(stored)
+        return self.replace(left_workloads=kept).keeping_unknown(stored)
 
     @property
     def record(self) -> ProviderNode | None:

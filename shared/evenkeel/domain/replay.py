@@ -106,15 +106,15 @@ def _facts(kind: type[F], record: Decision) -> F:
 def in_mode(record: Decision, mode: Mode) -> Decision:
     """Return a record as if its incident had another mode. A kind that does not depend on the mode stays unchanged."""
     if record.kind == "RECOVERY":
-        facts: Value = _facts(PlanFacts, record).but(mode=mode)
+        facts: Value = _facts(PlanFacts, record).replace(mode=mode)
     elif record.kind == "REPAIR":
         # Keep the reason if it does not come from the mode, for example that drills may not act.
         recorded = _facts(RepairFacts, record)
         by_mode = why_not_allowed(mode, is_drill=False, drills_may_act=True)
-        facts = recorded.but(not_allowed=by_mode if recorded.not_allowed in _BY_MODE else recorded.not_allowed)
+        facts = recorded.replace(not_allowed=by_mode if recorded.not_allowed in _BY_MODE else recorded.not_allowed)
     else:
         return record
-    return record.but(facts=facts.to_json(), mode=mode)
+    return record.replace(facts=facts.to_json(), mode=mode)
 
 
 def effect_of(record: Decision, intent: str) -> str:

@@ -238,7 +238,7 @@ def _with_stale_clusters(age: SourceAge, clusters: Sequence[str]) -> SourceAge:
         return age
     ran = span(age.age_seconds or 0)
     reason = f"Whether the scheduling cycle can start jobs on {', '.join(clusters)} is unknown (last run {ran} ago)."
-    return age.but(state=SourceState.UNKNOWN, reason=reason)
+    return age.replace(state=SourceState.UNKNOWN, reason=reason)
 
 
 def complaints(ages: Iterable[SourceAge]) -> tuple[list[str], list[str]]:

@@ -91,7 +91,7 @@ class Value(BaseModel):
         """Return this value: it is frozen. Pydantic copies a default for each new object."""
         return self
 
-    def but(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed, validated again. It keeps the unknown keys of this value.
 
         Raises:
@@ -101,8 +101,8 @@ class Value(BaseModel):
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         return type(self).model_validate({**(self.__pydantic_extra__ or {}), **fields, **changes}, extra="allow")
 
-    def but_unchecked(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed, as `but` does, without validation of their values.
+    def replace_unchecked(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed, as `replace` does, without validation of their values.
 
         For values that a scheduling cycle makes by the thousand.
 

@@ -71,7 +71,7 @@ def _with_progress(state: GraphState, visits: list[Visit], *, is_running: bool) 
     progress = StateProgress.DONE
     if last.exited_at is None:
         progress = StateProgress.CURRENT if is_running else StateProgress.FAILED
-    return state.but(progress=progress, entered_at=last.entered_at, exited_at=last.exited_at, visits=len(visits))
+    return state.replace(progress=progress, entered_at=last.entered_at, exited_at=last.exited_at, visits=len(visits))
 
 
 def _states(definition: Definition, inside: str, branch: int) -> Iterator[GraphState]:

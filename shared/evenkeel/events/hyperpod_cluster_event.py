@@ -216,7 +216,7 @@ def _unnamed_fact(event: EventEnvelope[_Detail]) -> Fact:
     """Return an error that no rule names: a minor fault of its instance, or a note on its group."""
     if not event.detail.event_details.instance_id:
         return _group_fact(event, GroupFactKind.OTHER_ERROR, "")
-    return _progress_fact(event, "").but(kind=FactKind.FAULT, fault_key=UNKNOWN_FAULT, code="other")
+    return _progress_fact(event, "").replace(kind=FactKind.FAULT, fault_key=UNKNOWN_FAULT, code="other")
 
 
 def _words(record: _Record) -> str:

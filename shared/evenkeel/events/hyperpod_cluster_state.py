@@ -64,12 +64,12 @@ def _facts(event: EventEnvelope[_Detail]) -> Iterator[GroupFact]:
     )
     yield whole
     if detail.cluster_status in _FAILED:
-        yield whole.but(kind=GroupFactKind.CLUSTER_FAILED, fault_key="hp:cluster_failed")
+        yield whole.replace(kind=GroupFactKind.CLUSTER_FAILED, fault_key="hp:cluster_failed")
     if detail.node_recovery:
-        yield whole.but(kind=GroupFactKind.NODE_RECOVERY, code=fields.quoted(detail.node_recovery)[:40], detail="")
+        yield whole.replace(kind=GroupFactKind.NODE_RECOVERY, code=fields.quoted(detail.node_recovery)[:40], detail="")
     for group in detail.instance_groups:
         if group.instance_group_name and group.status:
-            yield whole.but(
+            yield whole.replace(
                 kind=GroupFactKind.GROUP_STATUS,
                 instance_group=fields.quoted(group.instance_group_name)[:256],
                 code=fields.quoted(group.status)[:40],

@@ -238,7 +238,7 @@ def _recovery_facts(
     well = _fact(
         node, source, NamedFault("", ""), since, occurrence=rfc3339(since), detail=f"Node {node.name} is healthy again."
     )
-    yield well.but(kind=FactKind.RECOVERED)
+    yield well.replace(kind=FactKind.RECOVERED)
 
 
 def _from_reservation(node: KubernetesNode, ending: Mapping[str, GroupFact], now: datetime) -> Iterator[NodeFact]:
@@ -251,7 +251,7 @@ def _from_reservation(node: KubernetesNode, ending: Mapping[str, GroupFact], now
     detail = f"Capacity reservation {reservation} ends node {node.name} at {rfc3339(terminates_at)}."
     occurrence = f"{reservation}-{rfc3339(terminates_at)}"
     fact = _fact(node, SOURCE_RESERVATION, reading, now, occurrence=occurrence, detail=detail)
-    yield fact.but(deadline_at=terminates_at, is_drill=notice.is_drill)
+    yield fact.replace(deadline_at=terminates_at, is_drill=notice.is_drill)
 
 
 def _from_labels(node: KubernetesNode, now: datetime) -> tuple[NodeFact, ...]:

@@ -129,7 +129,7 @@ class Context:
         self._ports.policies.accept(policy, read_at)
         return tuple(answers)
 
-    def but(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> Self:
         """Return a copy with these attributes replaced. Ports that are not built yet stay so."""
         known = {name: value for name, value in vars(self).items() if name != "_ports"}
         return type(self)(self._ports, **{**known, **changes})

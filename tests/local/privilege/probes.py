@@ -169,7 +169,7 @@ def an_attempt(
 
 def stored(stage: PermissionBench, job: Job, *attempts: Attempt) -> tuple[Job, Attempt]:
     """Store a job with its attempts; the last is the current one."""
-    job = job.but(current_attempt=len(attempts))
+    job = job.replace(current_attempt=len(attempts))
     live = [attempt for attempt in attempts if not attempt.state.has_ended]
     stage.put(job_rows.job_row(job, 0), *(job_rows.attempt_row(attempt, 0) for attempt in attempts))
     stage.forget(*(quota_rows.charge_key(attempt) for attempt in attempts))
@@ -210,9 +210,9 @@ def launch(stage: PermissionBench, job: Job, attempt: Attempt) -> None:
 def a_mounted_run(stage: PermissionBench) -> Attempt:
     """Store a run with pods in the cluster and with checkpoints that no function can read."""
     job, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
-    spec = job.spec.but(checkpoint_uri="file:///fsx/probe", checkpoint_claim="fsx")
-    attempt = attempt.but(launched_at=now())
-    stage.put(job_rows.job_row(job.but(spec=spec), 0), job_rows.attempt_row(attempt, 0))
+    spec = job.spec.replace(checkpoint_uri="file:///fsx/probe", checkpoint_claim="fsx")
+    attempt = attempt.replace(launched_at=now())
+    stage.put(job_rows.job_row(job.replace(spec=spec), 0), job_rows.attempt_row(attempt, 0))
     return attempt
 
 
@@ -735,7 +735,7 @@ def returns_a_karpenter_machine(stage: PermissionBench) -> Json:
 def owned(stage: PermissionBench, incident: Incident, owner: str) -> Incident:
     """Store the incident with another owner of the repair."""
     assert incident.plan
-    changed = incident.but(plan=incident.plan.but(owner=owner))
+    changed = incident.replace(plan=incident.plan.replace(owner=owner))
     stage.forget(incident_rows.incident_key(incident.incident_id))
     stage.put(incident_rows.incident_row(changed, 0))
     return changed
@@ -828,7 +828,7 @@ def plans_the_migration_back(stage: PermissionBench) -> Json:
 def weighs_rented_nodes(stage: PermissionBench) -> Json:
     """More nodes than there are: nothing else can be had at once."""
     job, attempt = a_run(stage, AttemptState.RUNNING, node=1)
-    stage.put(job_rows.job_row(job.but(spec=job.spec.but(nodes=99)), 0))
+    stage.put(job_rows.job_row(job.replace(spec=job.spec.replace(nodes=99)), 0))
     return of_incident(planned(stage, affected_jobs=(AffectedJob(job_id=job.job_id, attempt=attempt.attempt),)))
 
 
@@ -876,7 +876,7 @@ def waits_for_a_run_that_was_asked_to_stop(stage: PermissionBench) -> Json:
 def waits_for_kueue(stage: PermissionBench) -> Json:
     job = a_job(stage, JobState.STARTING)
     seated = an_attempt(stage, job, AttemptState.LAUNCHED)
-    job, attempt = stored(stage, job, seated.but(local_queue="default", nodes=(), node_names=()))
+    job, attempt = stored(stage, job, seated.replace(local_queue="default", nodes=(), node_names=()))
     stage.clear_workloads()
     stage.cluster.launch(LaunchSpec(job.spec, attempt, "", SERVICE_ACCOUNT))
     return of_attempt(attempt, kind="ATTEMPT_ADMITTED", token="a-token-of-no-task")
@@ -890,7 +890,7 @@ def waits_until_it_is_not_blocked(stage: PermissionBench) -> Json:
 def barred(stage: PermissionBench) -> Incident:
     """Store an incident with a barred repair."""
     block = Block(guardrail="POOL_REPAIRS", reason="A probe.", since=now(), act="replace")
-    incident = planned(stage, block=block).but(state=IncidentState.BLOCKED)
+    incident = planned(stage, block=block).replace(state=IncidentState.BLOCKED)
     stage.put(incident_rows.incident_row(incident, 0))
     registered(stage, RegisterName.REPAIRS, 0)
     return incident
@@ -985,7 +985,7 @@ def launches_from_a_checkpoint(stage: PermissionBench) -> Json:
 @probe("launch_job", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "NOT_YET")
 def ends_the_previous_attempt(stage: PermissionBench) -> Json:
     job, first = a_run(stage, AttemptState.RUNNING, launched=True)
-    ended = first.but(state=AttemptState.LOST, ended_at=now())
+    ended = first.replace(state=AttemptState.LOST, ended_at=now())
     _, attempt = stored(stage, job, ended, an_attempt(stage, job, AttemptState.STARTING, 2))
     return of_attempt(attempt)
 
@@ -1120,7 +1120,7 @@ def asks_another_pool(stage: PermissionBench) -> Json:
         policy_hash="0",
         decided_at=now(),
     )
-    stage.put(subject_rows.decision_row(record), job_rows.rental_row(rental.but(decision_id=record.decision_id), 0))
+    stage.put(subject_rows.decision_row(record), job_rows.rental_row(rental.replace(decision_id=record.decision_id), 0))
     return of_rental(rental, step="NEXT", reason="A probe.")
 
 
@@ -1157,7 +1157,7 @@ def rents(stage: PermissionBench) -> Json:
     stage.settle_everything()
     stage.clear_workloads()
     job = a_job(stage, JobState.PENDING)
-    stage.put(job_rows.job_row(job.but(spec=job.spec.but(instance_types=(MARKET[0],))), 0))
+    stage.put(job_rows.job_row(job.replace(spec=job.spec.replace(instance_types=(MARKET[0],))), 0))
     return {}
 
 
@@ -1196,7 +1196,7 @@ def asked_to_stop(stage: PermissionBench, state: AttemptState) -> Attempt:
     """Store a run with a stop request: its waits are answered at once."""
     job, attempt = a_run(stage, state)
     stop = StopRequest(attempt=1, reason="A probe.", by="probe", grace_seconds=1, requested_at=now())
-    stage.put(job_rows.job_row(job.but(stop_request=stop), 0))
+    stage.put(job_rows.job_row(job.replace(stop_request=stop), 0))
     return attempt
 
 
@@ -1222,7 +1222,7 @@ def of_a_failed_run(stage: PermissionBench) -> None:
     """Store a wait for the end of a run with a recent application failure."""
     command = ("python", "-c", "raise SystemExit(1)")
     job = a_job(stage, JobState.RUNNING)
-    job = job.but(spec=job.spec.but(command=command))
+    job = job.replace(spec=job.spec.replace(command=command))
     job, attempt = stored(stage, job, an_attempt(stage, job, AttemptState.RUNNING))
     launch(stage, job, attempt)
     until(lambda: any(pod.has_ended for pod in pods_of(stage, attempt)), "the probe's pod has failed")
@@ -1286,7 +1286,7 @@ def finds_much_left_half_done(stage: PermissionBench) -> Json:
     job, attempt = a_run(stage, AttemptState.STARTING)
     stage.end_run(attempt.workload_name)
     cancelled, ending = a_run(stage, AttemptState.STARTING)
-    stage.put(job_rows.job_row(cancelled.but(state=JobState.STOPPING), 0))
+    stage.put(job_rows.job_row(cancelled.replace(state=JobState.STOPPING), 0))
     stage.end_run(ending.workload_name)
     fact = NodeFact(
         kind=FactKind.FAULT,
@@ -1296,7 +1296,7 @@ def finds_much_left_half_done(stage: PermissionBench) -> Json:
         observed_at=now(),
         envelope_id="probe",
     )
-    known = fact.but(instance_id=left_behind.life.instance_id, occurrence=job.job_id)
+    known = fact.replace(instance_id=left_behind.life.instance_id, occurrence=job.job_id)
     stage.put(*(incident_rows.unresolved_row(one.to_json(), one.fact_key, now()) for one in (fact, known)))
     stage.put(incident_rows.early_row(fact.instance_id, [fact], now(), 0))
     stage.put(
@@ -1338,7 +1338,7 @@ def continues_a_restart(stage: PermissionBench) -> Json:
 def ends_pods_of_settled_attempts(stage: PermissionBench) -> Json:
     stage.settle_everything()
     job, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
-    stored(stage, job, attempt.but(state=AttemptState.LOST, ended_at=now() - timedelta(minutes=1)))
+    stored(stage, job, attempt.replace(state=AttemptState.LOST, ended_at=now() - timedelta(minutes=1)))
     return {}
 
 
@@ -1542,7 +1542,7 @@ def releases_a_hold(stage: PermissionBench) -> Json:
 def approves_a_plan(stage: PermissionBench) -> Json:
     incident = planned(stage)
     assert incident.plan
-    stage.put(incident_rows.incident_row(incident.but(plan=incident.plan.but(outcome="ASK")), 0))
+    stage.put(incident_rows.incident_row(incident.replace(plan=incident.plan.replace(outcome="ASK")), 0))
     body = {"decisionId": incident.plan.decision_id, "reason": "A probe."}
     return a_request("POST", f"/v1/incidents/{incident.incident_id}/approve", body)
 
@@ -1577,7 +1577,7 @@ def plans_a_replacement(stage: PermissionBench) -> Json:
 @probe("api_operate", succeeds=answered)
 def plans_a_replacement_of_a_node_that_is_gone(stage: PermissionBench) -> Json:
     gone = a_node_without_a_slot(stage)
-    seen = FleetNode.seen(stage.nodes[1], NONE, now()).but(**gone)
+    seen = FleetNode.seen(stage.nodes[1], NONE, now()).replace(**gone)
     stage.put(fleet_rows.node_row(seen.life.cluster, seen.life.instance_id, seen.to_json(), 0, None))
     body = {"reason": "A probe.", "dryRun": True}
     return a_request("POST", f"/v1/nodes/{seen.life.instance_id}/replace", body)
@@ -1587,7 +1587,7 @@ def plans_a_replacement_of_a_node_that_is_gone(stage: PermissionBench) -> Json:
 def reports_a_fault_of_a_node_by_its_name(stage: PermissionBench) -> Json:
     machine = stage.nodes[0]
     name = stage.ids.new("node")
-    seen = FleetNode.seen(machine, NONE, now()).but(node_name=name)
+    seen = FleetNode.seen(machine, NONE, now()).replace(node_name=name)
     stage.put(fleet_rows.node_row(machine.life.cluster, machine.life.instance_id, seen.to_json(), 0, None))
     fault = {"nodeName": name, "code": "79", "observedAt": rfc3339(now())}
     return a_request("POST", "/v1/faults", {"faults": [fault]})

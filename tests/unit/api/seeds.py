@@ -139,7 +139,9 @@ def some_evidence(incident: Incident, **changes: Any) -> Evidence:
         envelope_id="83eaffff-1111-2222-3333-444455556666",
         detail="NVRM: Xid (PCI:0000:b3:00): 79, GPU has fallen off the bus.",
     )
-    return Evidence(incident_id=incident.incident_id, fact=fact.but(**changes), joined_at=ago(minutes=12), opened=True)
+    return Evidence(
+        incident_id=incident.incident_id, fact=fact.replace(**changes), joined_at=ago(minutes=12), opened=True
+    )
 
 
 def affected(job: Job, attempt: int = 1) -> tuple[AffectedJob, ...]:

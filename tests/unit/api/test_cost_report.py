@@ -103,13 +103,13 @@ def test_interruption_belongs_to_the_window_in_which_its_attempt_ended(gateway: 
 
 def test_losses_of_a_job_that_is_older_than_the_window_are_whole(gateway: Gateway) -> None:
     job, first, second = a_lost_job()
-    earlier = first.but(running_at=ago(days=9), admitted_at=ago(days=9), ended_at=ago(days=8))
-    ended = second.but(
+    earlier = first.replace(running_at=ago(days=9), admitted_at=ago(days=9), ended_at=ago(days=8))
+    ended = second.replace(
         state="LOST", admitted_at=ago(days=7), launched_at=None, running_at=ago(days=7), ended_at=ago(hours=1)
     )
     # The third attempt resumes from a checkpoint of the first one, before the window.
-    third = second.but(attempt=3, resumed_work_from=ago(days=8, hours=1))
-    stored(gateway.fakes.ledger, job.but(current_attempt=3), earlier, ended, third)
+    third = second.replace(attempt=3, resumed_work_from=ago(days=8, hours=1))
+    stored(gateway.fakes.ledger, job.replace(current_attempt=3), earlier, ended, third)
 
     found = report(gateway, f"?since={rfc3339(ago(hours=2))}")
 
@@ -120,7 +120,7 @@ def test_losses_of_a_job_that_is_older_than_the_window_are_whole(gateway: Gatewa
 
 def test_preemption_is_no_failure(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
-    stored(gateway.fakes.ledger, job, lost.but(state="STOPPED"), again)
+    stored(gateway.fakes.ledger, job, lost.replace(state="STOPPED"), again)
 
     found = report(gateway)
 

@@ -26,7 +26,7 @@ def submitted(
     gateway: Gateway, number: int, *, recorded_at: datetime, at: datetime | None = None, team: str = ""
 ) -> None:
     job = a_job(number)
-    row = job_rows.job_row(job.but(spec=job.spec.but(team=team)), 1)
+    row = job_rows.job_row(job.replace(spec=job.spec.replace(team=team)), 1)
     publish(gateway, row, at=at or recorded_at, recorded_at=recorded_at)
 
 

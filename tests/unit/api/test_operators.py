@@ -62,7 +62,7 @@ def test_second_approver_gets_a_conflict_with_the_author(asking: Gateway) -> Non
 
 @pytest.mark.parametrize("body", [{"decisionId": "dec-0000000009"}, {"decisionId": "dec-0000000001"}])
 def test_answer_without_a_pending_approval_is_refused(gateway: Gateway, body: dict[str, Any]) -> None:
-    plan = ASKS.but(outcome="ACT") if body["decisionId"] == ASKS.decision_id else ASKS
+    plan = ASKS.replace(outcome="ACT") if body["decisionId"] == ASKS.decision_id else ASKS
     stored(gateway.fakes.ledger, an_incident(1, plan=plan))
 
     answer = answer_to(gateway, "approve", body)

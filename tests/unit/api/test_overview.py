@@ -27,7 +27,7 @@ ROUTE = "/v1/overview"
 def sweep(gateway: Gateway, *, minutes_ago: float = 0) -> Json:
     """Store the counts, as the sweep does."""
     context = a_context(gateway.fakes, now=A_MOMENT - timedelta(minutes=minutes_ago))
-    counts = read_overview.count(context, read_sources.run(context))
+    counts = read_overview.count(read_sources.run(context), context)
     row = gateway.fakes.ledger.get(fleet_rows.overview_key())
     gateway.fakes.ledger.commit(Put(Row(fleet_rows.overview_key(), counts, row.version if row else 0)))
     return counts
@@ -37,7 +37,7 @@ def fill(gateway: Gateway, nodes: int, jobs: int, incidents: int, teams: int = 3
     stored(gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, nodes + 1)))
     for number in range(1, jobs + 1):
         job = a_job(number % 29, job_id=f"job-{number:010d}", state=("PENDING", "RUNNING")[number % 2])
-        stored(gateway.fakes.ledger, job.but(spec=job.spec.but(team=f"team-{number % teams}")))
+        stored(gateway.fakes.ledger, job.replace(spec=job.spec.replace(team=f"team-{number % teams}")))
     stored(gateway.fakes.ledger, *(an_incident(number) for number in range(1, incidents + 1)))
 
 
@@ -48,10 +48,10 @@ def reads_of(size: int) -> tuple[int, int]:
     heartbeats(gateway.fakes.ledger)
     sweep(gateway)
     counted = CountedCalls(gateway.fakes)
-    context = a_context(gateway.fakes).but(**counted.ports)
+    context = a_context(gateway.fakes).replace(**counted.ports)
     counted.clear()
 
-    read_overview.show(context, read_sources.run(context))
+    read_overview.show(read_sources.run(context), context)
 
     return sum(counted.calls.values()), counted.rows_read
 
@@ -143,9 +143,9 @@ def test_team_has_the_ninetieth_percentile_of_its_waits() -> None:
     gateway = Gateway()
     for number in range(1, 11):
         job = a_job(1, job_id=f"job-{number:010d}", submitted_at=ago(minutes=10 * number))
-        stored(gateway.fakes.ledger, job.but(spec=job.spec.but(team="nlp")))
+        stored(gateway.fakes.ledger, job.replace(spec=job.spec.replace(team="nlp")))
     started = a_job(1, job_id="job-0000000099", submitted_at=ago(hours=9), started_at=ago(hours=8))
-    stored(gateway.fakes.ledger, started.but(spec=started.spec.but(team="vision")))
+    stored(gateway.fakes.ledger, started.replace(spec=started.spec.replace(team="vision")))
 
     waits = {team["team"]: team["p90WaitSeconds"] for team in sweep(gateway)["teams"]}
 

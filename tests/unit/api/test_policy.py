@@ -440,7 +440,7 @@ def test_unusable_change_is_shown_with_the_policy_in_force(site: Gateway) -> Non
     give(site, {"repair": {"maxAttempts": 1}}, key="k2")
     change = stored(site)
     assert change
-    nonsense = change.but(changes={"repair": {"noLonger": 1}}, number=3, before=change.changes)
+    nonsense = change.replace(changes={"repair": {"noLonger": 1}}, number=3, before=change.changes)
     given = site.get(PATH).document
     key = site_policy_key(Table.INCIDENTS)
     row = site.fakes.ledger.get(key)

@@ -97,7 +97,7 @@ def test_state_change_between_pages_loses_and_repeats_no_job(gateway: Gateway) -
         row = ledger.get(job_rows.job_key(f"job-{number:010d}"))
         assert row
         ledger.commit(Delete(row.key, row.version))
-        stored(ledger, a_job(number, state="RUNNING").but(submitted_at=row.doc["submittedAt"]))
+        stored(ledger, a_job(number, state="RUNNING").replace(submitted_at=row.doc["submittedAt"]))
     stored(ledger, a_job(9))
 
     second = gateway.get(f"/v1/jobs?pageSize=3&nextPageToken={first['nextPageToken']}").document
@@ -531,10 +531,10 @@ def test_status_shows_rentals_of_deployments(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     rental = a_rental(1)
     note = PlacementNote(key="RENT", text="1 node of chat-burst is rented for the job.", decision_id=rental.decision_id)
-    memory = ServingState.of(CHAT).but(rentals=1, last_note=note)
+    memory = ServingState.of(CHAT).replace(rentals=1, last_note=note)
     before = gateway.get("/v1/status").document["serving"]
-    over = ended(a_rental(2).but(state=RentalState.ENDING), A_MOMENT).rental
-    memory = memory.but(rentals=2)
+    over = ended(a_rental(2).replace(state=RentalState.ENDING), A_MOMENT).rental
+    memory = memory.replace(rentals=2)
     ledger.commit(
         Put(job_rows.serving_row(memory, 0)), Put(job_rows.rental_row(rental, 0)), Put(job_rows.rental_row(over, 0))
     )
@@ -635,7 +635,7 @@ def test_old_incident_that_needs_a_person_is_always_shown(gateway: Gateway) -> N
             planned_at=ago(days=8),
         ),
     )
-    stored(ledger, forgotten, doubted.but(affected_jobs=affected(job)), job.but(current_attempt=1))
+    stored(ledger, forgotten, doubted.replace(affected_jobs=affected(job)), job.replace(current_attempt=1))
     stored(ledger, a_fleet_node(1, is_cordoned=True, incident_id=forgotten.incident_id), a_fleet_node(2))
     newer = (an_incident(n, state="FAILED", opened_at=ago(days=2), slot="settled") for n in range(10, 160))
     stored(ledger, *newer, a_fleet_node(3, slot="settled"))
@@ -871,7 +871,7 @@ def test_outage_of_a_zone_is_one_headline() -> None:
     block = Block(guardrail="SHARED_CAUSE", reason="3 of 4.", since=since, act="replace", cause="zone/usw2-az2")
     barred = {"state": IncidentState.BLOCKED, "first_signal_at": since}
     down = [an_incident(number, block=block, **barred) for number in (1, 2, 3)]
-    alone = an_incident(4, block=block.but(guardrail="POOL_REPAIRS", cause=""), **barred)
+    alone = an_incident(4, block=block.replace(guardrail="POOL_REPAIRS", cause=""), **barred)
     stored(gateway.fakes.ledger, *down, alone)
 
     overview = gateway.get("/v1/status").document
@@ -882,7 +882,7 @@ def test_outage_of_a_zone_is_one_headline() -> None:
     assert overview["reasons"][0].startswith(headline)
 
 
-LATER = ASKS.but(outcome="LATER")
+LATER = ASKS.replace(outcome="LATER")
 
 
 @pytest.mark.parametrize("plan", [ASKS, LATER], ids=["asks a person", "waits for HyperPod"])
@@ -910,7 +910,7 @@ def test_why_says_that_a_plan_waits_for_hyperpod(gateway: Gateway) -> None:
 
 def test_status_shows_the_mode_that_the_policy_sets() -> None:
     rules = (ModeRule(mode=Mode.RECOMMEND), ModeRule(pool="p5-workers", mode=Mode.OBSERVE))
-    gateway = Gateway(FakeWorld(policy=FakeWorld().policy.but(modes=rules)))
+    gateway = Gateway(FakeWorld(policy=FakeWorld().policy.replace(modes=rules)))
 
     automation = gateway.get("/v1/status").document["automation"]
 

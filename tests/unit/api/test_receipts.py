@@ -162,7 +162,7 @@ def test_estimates_are_marked_and_state_their_assumptions(gateway: Gateway) -> N
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"plan": ACTS.but(outcome="OBSERVE")}, "Evenkeel did not act"),
+        ({"plan": ACTS.replace(outcome="OBSERVE")}, "Evenkeel did not act"),
         ({"is_drill": True}, "A drill saves nothing."),
     ],
 )
@@ -203,7 +203,7 @@ def test_later_incident_of_the_same_attempt_counts_nothing_again(gateway: Gatewa
 
 def test_unknown_resume_point_is_unknown_and_not_zero(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
-    stored(gateway.fakes.ledger, job, lost, again.but(is_pinned=False), its_incident(job))
+    stored(gateway.fakes.ledger, job, lost, again.replace(is_pinned=False), its_incident(job))
 
     (interruption,) = receipt(gateway, "incidents/inc-0000000001")["jobs"]
 
@@ -215,7 +215,7 @@ def test_type_without_a_price_has_no_dollars(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
     changes: dict[str, Any] = {"instance_type": "ml.p5e.48xlarge", "usd_per_accelerator_hour": None}
     incident = its_incident(job, instance_type="ml.p5e.48xlarge")
-    stored(gateway.fakes.ledger, job, lost.but(**changes), again.but(**changes), incident)
+    stored(gateway.fakes.ledger, job, lost.replace(**changes), again.replace(**changes), incident)
 
     found = receipt(gateway, "incidents/inc-0000000001")
 

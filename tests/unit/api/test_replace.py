@@ -100,7 +100,7 @@ def test_replacement_request_never_plans_a_weaker_repair(fleet: Gateway) -> None
 
 
 def test_dry_run_names_the_blocking_guardrail(fleet: Gateway) -> None:
-    fleet.fakes.provider.settings = fleet.fakes.provider.settings.but(status="SystemUpdating")
+    fleet.fakes.provider.settings = fleet.fakes.provider.settings.replace(status="SystemUpdating")
     busy = rehearse(fleet)
 
     assert (busy["outcome"], "leaves the node alone" in busy["reason"]) == ("LATER", True)

@@ -23,7 +23,7 @@ def showback(gateway: Gateway, query: str = HERE, caller: str = "") -> Any:
 
 
 def a_labelled(job: Job, project: str, team: str = "nlp", owner: str = "role/Nlp") -> Job:
-    return job.but(spec=job.spec.but(team=team, labels={"project": project}), owner=owner)
+    return job.replace(spec=job.spec.replace(team=team, labels={"project": project}), owner=owner)
 
 
 def two_jobs(gateway: Gateway) -> None:
@@ -34,8 +34,8 @@ def two_jobs(gateway: Gateway) -> None:
     stored(
         gateway.fakes.ledger,
         a_labelled(job, "llama"),
-        lost.but(team="nlp"),
-        again.but(team="nlp"),
+        lost.replace(team="nlp"),
+        again.replace(team="nlp"),
         other,
         held,
     )
@@ -70,7 +70,7 @@ def test_use_is_cut_at_the_window(gateway: Gateway) -> None:
 def test_rented_nodes_cost_their_bill(gateway: Gateway) -> None:
     job = a_labelled(a_job(1, state="RUNNING", rentals=1), "llama")
     attempt = an_attempt(job, team="nlp", is_rented=True, running_at=ago(minutes=20), instance_type="p5.48xlarge")
-    rental = a_rental(1, 0, None).but(job_id=job.job_id, begun_at=ago(minutes=30))
+    rental = a_rental(1, 0, None).replace(job_id=job.job_id, begun_at=ago(minutes=30))
     rental = rental.with_offer(opened_at=ago(minutes=30))
     stored(gateway.fakes.ledger, job, attempt)
     gateway.fakes.ledger.commit(Put(job_rows.rental_row(rental, 0)))

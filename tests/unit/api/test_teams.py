@@ -362,7 +362,7 @@ def test_pending_job_shows_its_position_and_estimated_start(site: Gateway) -> No
     for number in range(5):
         ran = {"started_at": ago(minutes=60), "ended_at": ago(minutes=60 - 10 * (number + 1))}
         old = a_job(20 + number, state="SUCCEEDED", **ran)
-        stored(site.fakes.ledger, old.but(spec=old.spec.but(team="nlp")))
+        stored(site.fakes.ledger, old.replace(spec=old.spec.replace(team="nlp")))
     first = submitted(site, key="1", nodes=2).document["jobId"]
     second = submitted(site, key="2", nodes=2).document["jobId"]
 

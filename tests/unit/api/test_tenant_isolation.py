@@ -131,7 +131,7 @@ def a_team(name: str, *members: tuple[str, str]) -> dict[str, Any]:
 def secret_job() -> Job:
     """A job whose every field names the team, except fields that every caller may read."""
     job = a_job(1, state="FAILED", reason=f"{SECRET} exit message", current_attempt=1)
-    spec = job.spec.but(
+    spec = job.spec.replace(
         team="nlp",
         image=f"registry/{SECRET}:1",
         command=("python", f"--token={SECRET}"),
@@ -142,7 +142,7 @@ def secret_job() -> Job:
         checkpoint_claim=SECRET,
         labels={"experiment": SECRET},
     )
-    return job.but(
+    return job.replace(
         spec=spec,
         owner="role/Nlp",
         submitted_by="role/Nlp (ana)",
@@ -217,11 +217,11 @@ def seeded(gateway: Gateway) -> None:
         (ago(minutes=11), "job", f"{SECRET} comes back."),
     )
     publish_events.run(
-        RowChange(job_rows.job_row(job.but(state="RUNNING"), 1), job_rows.job_row(job, 2), ago(minutes=20)),
+        RowChange(job_rows.job_row(job.replace(state="RUNNING"), 1), job_rows.job_row(job, 2), ago(minutes=20)),
         a_context(gateway.fakes),
     )
     heartbeats(ledger)
-    counts = read_overview.count(a_context(gateway.fakes), ())
+    counts = read_overview.count((), a_context(gateway.fakes))
     ledger.commit(Put(Row(fleet_rows.overview_key(), counts)))
     gateway.fakes.cluster.launch(LaunchSpec(job.spec, secret_attempt(job), "", "trainer"))
     gateway.fakes.cluster.launched(job.job_id, 1).uid = SECRET
@@ -296,7 +296,7 @@ def test_decision_about_a_vanished_job_is_withheld(site: Gateway) -> None:
 )
 def test_pending_reason_is_public_without_the_failure(site: Gateway, reason: str, shown: str) -> None:
     pending = a_job(2, state="PENDING", reason=reason, owner="role/Nlp")
-    stored(site.fakes.ledger, pending.but(spec=pending.spec.but(team="nlp")))
+    stored(site.fakes.ledger, pending.replace(spec=pending.spec.replace(team="nlp")))
 
     whole = site.get("/v1/jobs/job-0000000002", caller=session("Stranger"))
     listed = site.get("/v1/jobs?state=PENDING", caller=session("Stranger"))
@@ -321,7 +321,10 @@ def test_checkpoint_conflict_does_not_name_another_teams_job(site: Gateway, call
 
 def test_job_older_than_its_team_belongs_to_its_submitter(site: Gateway) -> None:
     job = secret_job()
-    stored(site.fakes.ledger, job.but(job_id="job-0000000007", spec=job.spec.but(team="speech"), owner="role/Stranger"))
+    stored(
+        site.fakes.ledger,
+        job.replace(job_id="job-0000000007", spec=job.spec.replace(team="speech"), owner="role/Stranger"),
+    )
 
     mine = site.get("/v1/jobs/job-0000000007", caller=session("Stranger"))
     others = site.get("/v1/jobs/job-0000000007", caller=session("Nlp"))
@@ -338,7 +341,7 @@ def test_submitter_who_left_the_team_reads_no_more(site: Gateway) -> None:
 
 def test_author_of_a_resume_is_visible_only_to_the_team(site: Gateway) -> None:
     held = a_job(2, state="SUSPENDED", is_suspended=True, owner="role/NlpLead")
-    stored(site.fakes.ledger, held.but(spec=held.spec.but(team="nlp")))
+    stored(site.fakes.ledger, held.replace(spec=held.spec.replace(team="nlp")))
     body = {"reason": f"{SECRET} is fixed"}
     assert site.post("/v1/jobs/job-0000000002/resume", body, caller=session("NlpLead")).status == 202
 

@@ -128,7 +128,7 @@ def test_misspelt_filter_is_no_empty_list(site: Gateway, query: str, field: str,
 
 def test_jobs_of_a_team_that_was_removed_are_still_listed(site: Gateway) -> None:
     job = a_job(1)
-    stored(site.fakes.ledger, job.but(spec=job.spec.but(team="speech")))
+    stored(site.fakes.ledger, job.replace(spec=job.spec.replace(team="speech")))
 
     assert len(site.get("/v1/jobs?team=speech").document["items"]) == 1
     assert site.get("/v1/jobs?team=vision").document["items"] == []

@@ -110,7 +110,7 @@ def test_fleet_that_no_sweep_has_read_refuses_nothing(gateway: Gateway) -> None:
 
 def why(site: Gateway, nodes: int, setup: TeamSetup, policy: Policy, **more: Any) -> SpecError | None:
     job: Job = a_job()
-    job = job.but(spec=job.spec.but(nodes=nodes, **more), queue=more.get("team", ""))
+    job = job.replace(spec=job.spec.replace(nodes=nodes, **more), queue=more.get("team", ""))
     fleet = check_fit.read_fleet(job.cluster, site.fakes.ledger)
     return check_fit.why_never(job, fleet, setup, policy, A_MOMENT)
 

@@ -72,9 +72,9 @@ def _jobs(gateway: Gateway, team: str, number: int) -> None:
         [("pretrain-70b", "RUNNING"), ("finetune", "RUNNING"), ("ablation", "PENDING"), ("eval", "PENDING")][:number]
     ):
         job = a_job(first + index, state=state, submitted_at=ago(hours=3 + index), current_attempt=1)
-        spec = job.spec.but(name=f"{team}-{name}", team=team, priority_class=list(_CLASSES)[index])
+        spec = job.spec.replace(name=f"{team}-{name}", team=team, priority_class=list(_CLASSES)[index])
         running = state == JobState.RUNNING
-        job = job.but(
+        job = job.replace(
             spec=spec,
             reason="All 2 pods are running." if running else _WAIT,
             started_at=ago(hours=2 + index) if running else None,

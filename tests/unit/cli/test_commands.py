@@ -478,7 +478,7 @@ def test_ambiguous_prefix_exits_2_and_names_the_candidates(served: CliFixture) -
 @pytest.mark.parametrize("state", ["RECOVERING", "RECOVERED"])
 def test_why_of_a_node_shows_its_latest_incident(served: CliFixture, typed: str, state: str) -> None:
     earlier, now = an_incident(1, state="RECOVERED", opened_at=ago(days=1)), an_incident(2, state=state)
-    stored(served.gateway.fakes.ledger, a_job(1), a_fleet_node(1), earlier, now.but(life=earlier.life))
+    stored(served.gateway.fakes.ledger, a_job(1), a_fleet_node(1), earlier, now.replace(life=earlier.life))
 
     said = served.run("why", typed, "-o", "json")
 
@@ -523,7 +523,7 @@ def test_why_of_an_unknown_name_is_refused(served: CliFixture) -> None:
 def namesakes(served: CliFixture, *states: str) -> None:
     """Store jobs of one name, the oldest first; job 1 waits in the queue of a team, which is listed before all."""
     jobs = [a_job(number, state=state, queue="research") for number, state in enumerate(states, 1)]
-    stored(served.gateway.fakes.ledger, *(job.but(spec=job.spec.but(name="llama")) for job in jobs))
+    stored(served.gateway.fakes.ledger, *(job.replace(spec=job.spec.replace(name="llama")) for job in jobs))
 
 
 def test_newest_of_several_jobs_with_one_name_is_shown(served: CliFixture) -> None:
@@ -894,14 +894,14 @@ def test_help_exits_0(served: CliFixture, words: str) -> None:
 
 def test_status_shows_rentals_of_a_deployment(served: CliFixture) -> None:
     text = "1 node of chat-burst is rented for the job."
-    memory = ServingState.of(CHAT).but(rentals=1, last_note=PlacementNote(key="RENT", text=text))
+    memory = ServingState.of(CHAT).replace(rentals=1, last_note=PlacementNote(key="RENT", text=text))
     served.gateway.fakes.ledger.commit(
         Put(job_rows.serving_row(memory, 0)), Put(job_rows.rental_row(serving_rental(1), 0))
     )
 
     shown = served.run("status", terminal=True).out
-    served.gateway.fakes.ledger.commit(Put(job_rows.serving_row(memory.but(last_note=None), 1)))
-    over = ended(serving_rental(1).but(state=RentalState.ENDING), A_MOMENT).rental
+    served.gateway.fakes.ledger.commit(Put(job_rows.serving_row(memory.replace(last_note=None), 1)))
+    over = ended(serving_rental(1).replace(state=RentalState.ENDING), A_MOMENT).rental
     served.gateway.fakes.ledger.commit(Put(job_rows.rental_row(over, 1)))
 
     assert f"SERVING serving/chat: 1 node rented\n        {text}\n" in shown
@@ -1025,7 +1025,7 @@ def test_job_of_another_team_is_shown_partly(served: CliFixture) -> None:
     new = {"If-None-Match": "*"}
     assert served.gateway.call("PUT", "/v1/teams/nlp/quota", {"team": team, "reason": "x"}, headers=new).status == 200
     job = a_job(1, state="FAILED", reason="The exit message.", current_attempt=1)
-    stored(served.gateway.fakes.ledger, job.but(spec=job.spec.but(team="nlp")), an_attempt(job, state="FAILED"))
+    stored(served.gateway.fakes.ledger, job.replace(spec=job.spec.replace(team="nlp")), an_attempt(job, state="FAILED"))
 
     shown, why, logs = (
         served.run(*words, terminal=True)

@@ -85,7 +85,7 @@ def test_page_names_a_person_only_if_asked(served: CliFixture) -> None:
 
 def test_job_without_a_checkpoint_is_named(served: CliFixture) -> None:
     job = a_job(1, state="RUNNING")
-    job = job.but(spec=job.spec.but(checkpoint_uri=""))
+    job = job.replace(spec=job.spec.replace(checkpoint_uri=""))
     stored(served.gateway.fakes.ledger, job, an_incident(1, affected_jobs=affected(job)))
 
     text = "- `job-0000000001` has no checkpoint, so it started again from step 0. Set `checkpoint.uri`."
@@ -96,7 +96,7 @@ def test_text_of_a_detector_cannot_break_the_page(served: CliFixture) -> None:
     incident = an_incident(1)
     evidence = some_evidence(incident)
     hostile = "a | b\n# Owned <script> *x* [y](z) \x1b[2J"
-    stored(served.gateway.fakes.ledger, incident, evidence.but(fact=evidence.fact.but(detail=hostile)))
+    stored(served.gateway.fakes.ledger, incident, evidence.replace(fact=evidence.fact.replace(detail=hostile)))
 
     page = written(served)
 

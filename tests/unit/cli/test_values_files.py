@@ -135,7 +135,7 @@ def test_each_setting_is_imported_or_its_loss_is_named(path: tuple[Any, ...]) ->
     except ValuesError:
         return  # the setting names another part of the file, such as a pool's label
 
-    documents = [each.but(losses=(), additions=()).to_json() for each in found]
+    documents = [each.replace(losses=(), additions=()).to_json() for each in found]
     field = ".".join(map(str, path))
     assert documents[0] != documents[1] or any(loss.startswith(field) for each in found for loss in each.losses)
 

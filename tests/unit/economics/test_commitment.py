@@ -76,7 +76,7 @@ def test_started_node_counts_as_a_whole_node() -> None:
 
 
 def test_broken_committed_units_cost_more_per_usable_hour() -> None:
-    terms = TERMS.but(reserved_availability=0.5)
+    terms = TERMS.replace(reserved_availability=0.5)
 
     assert terms.break_even_share == 1.2
     assert advise_commitment(hours(3, 3), terms).best.units == 0
@@ -100,9 +100,9 @@ def test_two_figures_for_one_hour_are_refused() -> None:
 @pytest.mark.parametrize(
     ("terms", "field"),
     [
-        (TERMS.but(reserved_usd_per_hour=-1), "reserved_usd_per_hour"),
-        (TERMS.but(on_demand_usd_per_hour=0), "on_demand_usd_per_hour"),
-        (TERMS.but(on_demand_availability=0), "on_demand_availability"),
+        (TERMS.replace(reserved_usd_per_hour=-1), "reserved_usd_per_hour"),
+        (TERMS.replace(on_demand_usd_per_hour=0), "on_demand_usd_per_hour"),
+        (TERMS.replace(on_demand_availability=0), "on_demand_availability"),
     ],
 )
 def test_wrong_price_is_refused_by_its_name(terms: CommitmentTerms, field: str) -> None:

@@ -34,7 +34,7 @@ def test_short_rental_is_billed_for_the_minimum_time() -> None:
 
 
 def test_running_rental_is_billed_until_now() -> None:
-    running = a_rental(0).but(ended_at=None)
+    running = a_rental(0).replace(ended_at=None)
 
     assert running.parts(NOW + timedelta(hours=2)) == 2 * 3600 * 16_288_000
 

@@ -39,7 +39,7 @@ def test_hyperpod_type_has_the_price_of_its_hardware() -> None:
 
 def test_hyperpod_price_is_a_column_of_its_own() -> None:
     row = (DatedPrice.model_validate({"from": "2026-01-01", "microsPerNodeHour": 2, "source": "s"}),)
-    dearer = (row[0].but(micros_per_node_hour=3),)
+    dearer = (row[0].replace(micros_per_node_hour=3),)
     source = PriceSource(link="https://example.com", read_at=date(2026, 1, 1), description="d")
     prices = ListPrices(region="r", sources={"s": source}, ec2={"p5.48xlarge": row}, hyperpod={"p5.48xlarge": dearer})
 

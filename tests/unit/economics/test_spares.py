@@ -63,7 +63,7 @@ def test_stock_agrees_with_the_simulation(*, takes_from_stock_only: bool) -> Non
 
 @given(st.integers(1, 2000), st.floats(1e-6, 1e-2), st.floats(60, 50_000), st.floats(0, 20_000))
 def test_best_number_is_the_cheapest(nodes: int, rate: float, lead: float, wait: float) -> None:
-    terms = CASE.but(nodes=nodes, failures_per_node_hour=rate, lead_seconds=lead, wait_seconds=wait)
+    terms = CASE.replace(nodes=nodes, failures_per_node_hour=rate, lead_seconds=lead, wait_seconds=wait)
     best = spares.best_spares(terms)
 
     costs = [spares.spare_cost(count, terms).cost_factor for count in range(best + 30)]
@@ -128,6 +128,6 @@ def test_fleet_without_failures_is_never_short() -> None:
 @pytest.mark.parametrize("field", ["nodes", "failures_per_node_hour", "lead_seconds", "wait_seconds"])
 def test_negative_figure_is_refused_by_its_name(field: str) -> None:
     with pytest.raises(WrongFigure) as refused:
-        spares.spare_cost(1, CASE.but(**{field: -1}))
+        spares.spare_cost(1, CASE.replace(**{field: -1}))
 
     assert refused.value.field in (field, "lead_hours")

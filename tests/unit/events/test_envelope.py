@@ -72,7 +72,7 @@ def test_drill_differs_from_the_real_event_only_in_its_flag() -> None:
     drill, real = (only(envelope.parse(body(name))) for name in ("drill-hyperpod-node-unhealthy.json", UNHEALTHY))
 
     assert drill.is_drill
-    assert real == drill.but(is_drill=False, envelope_id=real.envelope_id, observed_at=real.observed_at)
+    assert real == drill.replace(is_drill=False, envelope_id=real.envelope_id, observed_at=real.observed_at)
 
 
 def test_copies_are_one_fact_and_another_day_is_another() -> None:
@@ -95,7 +95,7 @@ def test_drill_of_any_kind_gives_the_same_facts_flagged(name: str) -> None:
     real, drill = parsed(event | {"source": event["source"]}), parsed(event | {"source": "evenkeel.drill"})
 
     assert all(fact.is_drill for fact in drill.facts)
-    flagged = [fact.but(is_drill=True) for fact in real.facts]
+    flagged = [fact.replace(is_drill=True) for fact in real.facts]
     assert list(drill.facts) == flagged
 
 

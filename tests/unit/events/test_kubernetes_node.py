@@ -60,7 +60,7 @@ def test_not_ready_keeps_its_fact_key() -> None:
 
 
 def test_going_not_ready_twice_within_a_minute_is_two_facts() -> None:
-    again = a_lost_node().but(not_ready_since=A_MOMENT + timedelta(seconds=20))
+    again = a_lost_node().replace(not_ready_since=A_MOMENT + timedelta(seconds=20))
 
     [first], [second] = facts(a_lost_node(), 600), facts(again, 600)
     assert first.fact_key != second.fact_key
@@ -156,12 +156,12 @@ def test_pending_label_and_failed_deep_check_are_facts() -> None:
     ],
 )
 def test_labels_count_if_the_annotation_is_unreadable(details: str) -> None:
-    assert keys(a_marked_node().but(fault_details=details)) == ["hp:NvidiaErrorReboot"]
+    assert keys(a_marked_node().replace(fault_details=details)) == ["hp:NvidiaErrorReboot"]
 
 
 def test_annotation_accepts_epoch_milliseconds_and_drops_bad_names() -> None:
     stamped = a_marked_node(a_detail(timestamp=1793700840000, type="bad name!", reason="XidUserAppError"), types="")
-    stamped = stamped.but(labels={**stamped.labels, f"{PREFIX}fault-types": "NvidiaErrorReboot"})
+    stamped = stamped.replace(labels={**stamped.labels, f"{PREFIX}fault-types": "NvidiaErrorReboot"})
 
     assert keys(stamped) == ["hp:NvidiaErrorReboot"]
 
@@ -267,14 +267,14 @@ def test_hyperpod_condition_counts_without_its_labels() -> None:
     faulty = a_condition("NvidiaErrorReboot", "True", "XidHardwareFailure", -3)
 
     assert facts_of_node(a_node(conditions=(faulty,))) == [("FAULT", "hyperpod.node-labels", "hp:NvidiaErrorReboot")]
-    assert keys(a_marked_node(a_detail()).but(conditions=(faulty,)), 1) == ["hp:NvidiaErrorReboot"]
+    assert keys(a_marked_node(a_detail()).replace(conditions=(faulty,)), 1) == ["hp:NvidiaErrorReboot"]
 
 
 def test_hyperpod_condition_recovers_once_the_labels_are_gone() -> None:
     well = (a_condition("NvidiaErrorReboot", "False", "Recovered"),)
 
     assert facts_of_node(a_node(conditions=well)) == [("RECOVERED", "hyperpod.node-labels", "")]
-    assert ("RECOVERED", "hyperpod.node-labels", "") not in facts_of_node(a_marked_node().but(conditions=well))
+    assert ("RECOVERED", "hyperpod.node-labels", "") not in facts_of_node(a_marked_node().replace(conditions=well))
 
 
 # ---------------------------------------------------------------- whatever comes
@@ -333,7 +333,7 @@ def test_node_of_an_ending_reservation_has_a_deadline() -> None:
 
     [fact] = facts_of(node, POLICY, A_MOMENT, {said.code: said})
     [later] = facts_of(node, POLICY, A_MOMENT + timedelta(minutes=5), {said.code: said})
-    [drill] = facts_of(node, POLICY, A_MOMENT, {said.code: said.but(is_drill=True)})
+    [drill] = facts_of(node, POLICY, A_MOMENT, {said.code: said.replace(is_drill=True)})
 
     assert (fact.fault_key, fact.deadline_at) == ("ec2:capacity_block_expiring", ends_at)
     assert fact.fact_key == later.fact_key

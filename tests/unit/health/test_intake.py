@@ -151,7 +151,7 @@ def test_repair_progress_joins_without_changing_fault_or_sources() -> None:
     assert decision.action is IntakeAction.JOIN
     assert decision.incident
     assert [(each.code, each.at) for each in decision.incident.progress] == [("reboot_in_progress", news.observed_at)]
-    assert decision.incident.but(progress=(), evidence_count=1) == incident
+    assert decision.incident.replace(progress=(), evidence_count=1) == incident
 
 
 def test_repair_progress_opens_no_incident() -> None:
@@ -271,7 +271,7 @@ def test_a_cleanup_code_opens_nothing_and_changes_nothing() -> None:
     incident = an_incident(a_fact(fault_key="node:pressure"))
 
     assert decide(trace).action is IntakeAction.IGNORED
-    assert with_fact(incident, trace) == incident.but(evidence_count=2)
+    assert with_fact(incident, trace) == incident.replace(evidence_count=2)
 
 
 def test_planned_work_opens_no_incident() -> None:
@@ -494,7 +494,7 @@ def test_drill_and_real_incident_open_side_by_side(is_drill: bool) -> None:
 
 def test_drill_has_its_own_fact_key() -> None:
     for fact in (a_fact(), a_fact(kind=FactKind.PROGRESS, code="reboot_in_progress"), a_fact(occurrence="boot-1")):
-        assert fact.but(is_drill=True).fact_key != fact.fact_key
+        assert fact.replace(is_drill=True).fact_key != fact.fact_key
 
 
 @pytest.mark.parametrize(
@@ -511,11 +511,11 @@ def test_drill_has_its_own_fact_key() -> None:
 def test_not_ready_after_our_reboot_is_no_evidence(
     seconds: float, back: float | None, repairs: tuple[str, ...], action: IntakeAction
 ) -> None:
-    stages = an_incident().stages.but(
+    stages = an_incident().stages.replace(
         repair_requested_at=A_MOMENT + timedelta(seconds=10),
         node_back_at=A_MOMENT + timedelta(seconds=back) if back else None,
     )
-    current = an_incident().but(repairs=repairs, stages=stages)
+    current = an_incident().replace(repairs=repairs, stages=stages)
 
     decision = decide(a_fact(seconds, fault_key="node:not_ready", source="kubernetes.node"), current=current)
 

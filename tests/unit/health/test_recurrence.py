@@ -163,14 +163,14 @@ def test_only_faults_with_the_same_key_count(
 
 
 def test_new_node_resets_the_count_unless_its_slot_is_counted() -> None:
-    affected = AFFECTED.but(life=NEXT)
+    affected = AFFECTED.replace(life=NEXT)
 
     assert repeated(a_fact(1), a_history(0), affected) is None
     assert repeated(a_fact(1, fault_key="xid:64"), a_history(0, fault_key="xid:64"), affected)
 
 
 def test_second_fault_of_a_job_counts_on_another_node() -> None:
-    hang, here = "train:hang", AFFECTED.but(job_ids=("job-1",))
+    hang, here = "train:hang", AFFECTED.replace(job_ids=("job-1",))
     there = AffectedNode(life=NEXT, slot=f"{CLUSTER}/seat-2", job_ids=("job-1", "job-2"))
 
     before = a_history(0, affected=here, fault_key=hang)
@@ -179,16 +179,16 @@ def test_second_fault_of_a_job_counts_on_another_node() -> None:
     found = repeated(a_fact(1, fault_key=hang), before, there)
     assert found
     assert found.rung is Rung.DIAGNOSE
-    assert repeated(a_fact(1, fault_key=hang), before, there.but(job_ids=("job-2",))) is None
+    assert repeated(a_fact(1, fault_key=hang), before, there.replace(job_ids=("job-2",))) is None
 
 
 def test_overheating_in_two_jobs_is_a_fault_of_the_node() -> None:
     heat = "thermal:slowdown"
-    first = a_history(0, 1, 2, affected=AFFECTED.but(job_ids=("job-1",)), fault_key=heat)
+    first = a_history(0, 1, 2, affected=AFFECTED.replace(job_ids=("job-1",)), fault_key=heat)
 
-    assert repeated(a_fact(5, fault_key=heat), first, AFFECTED.but(job_ids=("job-1",))) is None
+    assert repeated(a_fact(5, fault_key=heat), first, AFFECTED.replace(job_ids=("job-1",))) is None
     assert repeated(a_fact(5, fault_key=heat), a_history(0, 1, fault_key=heat)) is None
-    found = repeated(a_fact(5, fault_key=heat), first, AFFECTED.but(job_ids=("job-2",)))
+    found = repeated(a_fact(5, fault_key=heat), first, AFFECTED.replace(job_ids=("job-2",)))
     assert found
     assert found.rung is Rung.REPLACE
 
@@ -219,7 +219,7 @@ def test_repeated_minor_fault_does_not_block_a_major_repair() -> None:
 
 def test_repetition_confirms_only_watched_faults() -> None:
     for key, proves in (("thermal:slowdown", True), ("gpu:driver_hang", False)):
-        nodes = [AFFECTED.but(job_ids=(f"job-{number}",)) for number in range(2)]
+        nodes = [AFFECTED.replace(job_ids=(f"job-{number}",)) for number in range(2)]
         history = a_history(0, fault_key=key, affected=nodes[0])
         incident = decide(a_fact(9, fault_key=key), history, nodes[1]).incident
         assert incident
@@ -254,7 +254,7 @@ def test_a_sticky_code_is_one_incident_and_one_occurrence() -> None:
         (a_fact(0.1, fault_key="sxid:11012"), AFFECTED),  # after six minutes of silence
         (a_fact(0.01, fault_key="sxid:11012", source="site:prober"), AFFECTED),  # another witness
         (a_fact(0.01, fault_key="sxid:11012", link="9"), AFFECTED),  # another link
-        (a_fact(0.01, fault_key="sxid:11012"), AFFECTED.but(job_ids=("job-9",))),  # another job on it
+        (a_fact(0.01, fault_key="sxid:11012"), AFFECTED.replace(job_ids=("job-9",))),  # another job on it
         (a_fact(0.01, fault_key="xid:79"), AFFECTED),  # another fault
     ],
 )

@@ -97,20 +97,20 @@ def test_job_transition_has_its_event(before: str | None, after: str, attempt: i
 
 def test_incident_opens_asks_and_settles_once_each() -> None:
     opened = an_incident()
-    asks = opened.but(plan=asking())
-    asks_again = opened.but(plan=asking(2))
-    approved = asks.but(approval=Approval(decision_id="dec-1", approves=True, by="ana", reason="", at=AT))
-    failed = approved.but(state="WAITING_FOR_PERSON", outcome="Every repair was used.")
-    recovered = approved.but(state="RECOVERED", outcome="The node is back.")
+    asks = opened.replace(plan=asking())
+    asks_again = opened.replace(plan=asking(2))
+    approved = asks.replace(approval=Approval(decision_id="dec-1", approves=True, by="ana", reason="", at=AT))
+    failed = approved.replace(state="WAITING_FOR_PERSON", outcome="Every repair was used.")
+    recovered = approved.replace(state="RECOVERED", outcome="The node is back.")
 
     assert kinds(of_incident(None, opened)) == ["Incident Opened"]
     assert kinds(of_incident(opened, asks)) == ["Incident Needs Person"]
-    assert kinds(of_incident(asks, asks.but(evidence_count=2))) == []
+    assert kinds(of_incident(asks, asks.replace(evidence_count=2))) == []
     assert kinds(of_incident(asks, asks_again)) == ["Incident Needs Person"], "another plan is another question"
     assert kinds(of_incident(asks, approved)) == []
     assert kinds(of_incident(approved, failed)) == ["Incident Needs Person", "Incident Settled"]
     assert kinds(of_incident(approved, recovered)) == ["Incident Settled"]
-    assert kinds(of_incident(failed, failed.but(paged_at=AT))) == []
+    assert kinds(of_incident(failed, failed.replace(paged_at=AT))) == []
 
 
 def test_node_joins_and_leaves() -> None:
@@ -118,9 +118,9 @@ def test_node_joins_and_leaves() -> None:
     key = fleet_rows.node_key(node.life.cluster, node.life.instance_id)
 
     assert kinds(changed(key, None, node)) == ["Node Joined"]
-    assert kinds(changed(key, node, node.but(accelerators_in_use=8))) == []
-    assert kinds(changed(key, node, node.but(is_gone=True))) == ["Node Left"]
-    assert kinds(changed(key, node.but(is_gone=True), node.but(is_gone=True, zone="b"))) == []
+    assert kinds(changed(key, node, node.replace(accelerators_in_use=8))) == []
+    assert kinds(changed(key, node, node.replace(is_gone=True))) == ["Node Left"]
+    assert kinds(changed(key, node.replace(is_gone=True), node.replace(is_gone=True, zone="b"))) == []
 
 
 def test_changes_by_people_name_the_person() -> None:
@@ -179,7 +179,7 @@ EVERY_KIND = [
         if kind
     ),
     changed(fleet_rows.node_key("c", "i-1"), None, a_fleet_node(1)),
-    changed(fleet_rows.node_key("c", "i-1"), a_fleet_node(1), a_fleet_node(1).but(is_gone=True)),
+    changed(fleet_rows.node_key("c", "i-1"), a_fleet_node(1), a_fleet_node(1).replace(is_gone=True)),
     RowChange(None, fleet_rows.automation_event_row(TimelineEntry(at=AT, kind="held", text="Held."), "r"), AT),
     RowChange(None, quota_rows.setup_event_row(TimelineEntry(at=AT, kind="setup", text="Set."), 3), AT),
     changed(
@@ -222,7 +222,7 @@ def test_repeated_change_has_one_listing_and_one_id(world: FakeWorld) -> None:
     change = of_job(a_job(state="STARTING"), a_job(state="RUNNING", current_attempt=1))
 
     publish_events.run(change, context_of(world))
-    publish_events.run(change, context_of(world).but(now=AT + timedelta(hours=1)))
+    publish_events.run(change, context_of(world).replace(now=AT + timedelta(hours=1)))
 
     first, second = world.event_bus.events
     assert first.detail["metadata"]["id"] == second.detail["metadata"]["id"]
@@ -232,8 +232,8 @@ def test_repeated_change_has_one_listing_and_one_id(world: FakeWorld) -> None:
 
 def test_two_changes_have_two_ids() -> None:
     job = a_job(state="RUNNING", current_attempt=1)
-    once = changed(job_rows.job_key(job.job_id), job, job.but(state="PENDING"), 7)
-    later = changed(job_rows.job_key(job.job_id), job, job.but(state="PENDING"), 12)
+    once = changed(job_rows.job_key(job.job_id), job, job.replace(state="PENDING"), 7)
+    later = changed(job_rows.job_key(job.job_id), job, job.replace(state="PENDING"), 12)
 
     ids = {event.event_id for change in (once, later) for event in publish_events.derive(change, "research")}
 
@@ -245,7 +245,7 @@ def test_crash_before_the_bus_is_repaired_by_the_next_delivery(world: FakeWorld)
     context = context_of(world)
 
     with pytest.raises(Throttled):
-        publish_events.run(change, context.but(event_bus=BusyBus()))
+        publish_events.run(change, context.replace(event_bus=BusyBus()))
     assert len(world.ledger.by_state(Table.INCIDENTS, "EVT#2026-11").rows) == 1
     publish_events.run(change, context)
 
@@ -255,15 +255,15 @@ def test_crash_before_the_bus_is_repaired_by_the_next_delivery(world: FakeWorld)
 
 def test_private_fields_of_a_job_are_never_published(world: FakeWorld) -> None:
     job = a_job(state="RUNNING", current_attempt=1, reason=f"{SECRET} exit message. Restart 1 of 3 follows.")
-    spec = job.spec.but(
+    spec = job.spec.replace(
         image=f"registry/{SECRET}:1",
         command=("python", f"--token={SECRET}"),
         env={f"{SECRET}_NAME": SECRET},
         checkpoint_uri=f"s3://{SECRET}/llama",
     )
-    secret = job.but(spec=spec)
+    secret = job.replace(spec=spec)
     for after in ("PENDING", "FAILED", "SUSPENDED"):
-        publish_events.run(of_job(secret, secret.but(state=after)), context_of(world))
+        publish_events.run(of_job(secret, secret.replace(state=after)), context_of(world))
 
     assert len(world.event_bus.events) == 3
     assert SECRET not in json.dumps([event.detail for event in world.event_bus.events])
@@ -330,8 +330,8 @@ def published(batch: list[dict[str, Any]]) -> None:
 def test_batch_of_the_stream_is_published_in_order(streamed: FakeWorld) -> None:
     job = a_job(state="STARTING", current_attempt=1)
     batch = [
-        record(of_job(job, job.but(state="RUNNING"))),
-        record(of_job(job.but(state="RUNNING"), job.but(state="SUCCEEDED"))),
+        record(of_job(job, job.replace(state="RUNNING"))),
+        record(of_job(job.replace(state="RUNNING"), job.replace(state="SUCCEEDED"))),
         {**record(of_job(job, job)), "eventName": "REMOVE"},
     ]
 
@@ -343,10 +343,10 @@ def test_batch_of_the_stream_is_published_in_order(streamed: FakeWorld) -> None:
 
 def test_unreadable_change_does_not_stop_the_others(streamed: FakeWorld) -> None:
     job = a_job(state="STARTING", current_attempt=1)
-    bad = record(of_job(job, job.but(state="RUNNING")))
+    bad = record(of_job(job, job.replace(state="RUNNING")))
     bad["dynamodb"]["NewImage"]["doc"] = {"S": '{"state": "NONSENSE"}'}
 
-    published([bad, record(of_job(job, job.but(state="RUNNING")))])
+    published([bad, record(of_job(job, job.replace(state="RUNNING")))])
 
     assert [event.detail_type for event in streamed.event_bus.events] == ["Job Started"]
     assert [line.message for line in streamed.telemetry.lines if line.level == "ERROR"] == ["ChangeNotPublished"]
@@ -367,7 +367,7 @@ def test_transient_failure_returns_the_batch_to_the_stream(streamed: FakeWorld) 
         wiring.use_world(wiring.World(wiring.world().settings, **ports, event_bus=BusyBus())),
         pytest.raises(Throttled),
     ):
-        published([record(of_job(job, job.but(state="RUNNING")))])
+        published([record(of_job(job, job.replace(state="RUNNING")))])
 
 
 def test_denied_publication_is_tried_again(streamed: FakeWorld) -> None:
@@ -383,4 +383,4 @@ def test_denied_publication_is_tried_again(streamed: FakeWorld) -> None:
         wiring.use_world(wiring.World(wiring.world().settings, **ports, event_bus=Denied())),
         pytest.raises(NotAllowed),
     ):
-        published([record(of_job(job, job.but(state="RUNNING")))])
+        published([record(of_job(job, job.replace(state="RUNNING")))])

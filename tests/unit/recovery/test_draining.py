@@ -30,7 +30,7 @@ SPOT = default_catalogue().look_up("ec2:spot_interruption")
 
 
 def a_fault(drain_seconds: int = 300, can_save: CanSave = CanSave.TRY, **changes: Any) -> Fault:
-    return default_catalogue().look_up("xid:79").but(drain_seconds=drain_seconds, can_save=can_save, **changes)
+    return default_catalogue().look_up("xid:79").replace(drain_seconds=drain_seconds, can_save=can_save, **changes)
 
 
 def drained(fault: Fault, wanted: int, act: JobAction = JobAction.MOVE, deadline_at: datetime | None = None) -> Drain:

@@ -84,7 +84,7 @@ BARRED: list[tuple[str, GuardrailName, GuardedAction, dict[str, Any], str]] = [
         "its pool is held",
         GuardrailName.HOLD,
         GuardedAction.STOP,
-        {"hold": HOLD.but(pool="p5")},
+        {"hold": HOLD.replace(pool="p5")},
         "ana holds automation on p5:",
     ),
     (
@@ -211,7 +211,7 @@ ALLOWED: list[tuple[str, GuardrailName, GuardedAction, dict[str, Any]]] = [
         {
             "group_facts": (
                 reason_of(GroupFactKind.CLUSTER_FAILED, 9_500, ""),
-                reason_of(GroupFactKind.CLUSTER_STATUS, 9_600, "").but(code="InService"),
+                reason_of(GroupFactKind.CLUSTER_STATUS, 9_600, "").replace(code="InService"),
             )
         },
     ),
@@ -323,8 +323,8 @@ def test_rule_that_clears_by_time_gives_the_time(act: GuardedAction, changes: di
     assert verdict.clears_at == at(clears)
     before = {"now": at(clears - 1)}
     after: dict[str, Any] = {"now": at(clears)} | ({"hold": None} if facts.hold else {})
-    assert not check_guardrails(act, facts.but(**before), POLICY).allowed
-    assert check_guardrails(act, facts.but(**after), POLICY).allowed
+    assert not check_guardrails(act, facts.replace(**before), POLICY).allowed
+    assert check_guardrails(act, facts.replace(**after), POLICY).allowed
 
 
 # ---------------------------------------------------------------- share and count
@@ -492,7 +492,7 @@ def test_incidents_released_together_stay_within_the_limits(crowd: list[tuple[Se
 
 
 def test_a_hold_covers_the_fleet_a_pool_or_a_machine() -> None:
-    of_pool, of_machine = HOLD.but(pool="p5"), HOLD.but(instance_id="i-1")
+    of_pool, of_machine = HOLD.replace(pool="p5"), HOLD.replace(instance_id="i-1")
     holds = Holds(holds=(of_machine, of_pool))
 
     assert holds.on("p5", "i-1", NOW) == of_machine

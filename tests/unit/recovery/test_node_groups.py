@@ -21,16 +21,16 @@ NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NODE = "i-0123456789abcdef0"
 POLICY = RepairPolicy()
 OWN_GROUP = NodeGroup(name="gpu-asg", cluster="train", desired=4, in_service=4)
-REPAIRING_GROUP = OWN_GROUP.but(nodegroup="gpu", has_auto_repair=True)
-SHORT_GROUP = OWN_GROUP.but(in_service=3)
+REPAIRING_GROUP = OWN_GROUP.replace(nodegroup="gpu", has_auto_repair=True)
+SHORT_GROUP = OWN_GROUP.replace(in_service=3)
 
 
 def a_member(group: NodeGroup = OWN_GROUP, **changes: Any) -> GroupMember:
-    return GroupMember(instance_id=NODE, group=group, lifecycle=IN_SERVICE).but(**changes)
+    return GroupMember(instance_id=NODE, group=group, lifecycle=IN_SERVICE).replace(**changes)
 
 
 def some_facts(**changes: Any) -> GroupFacts:
-    return GroupFacts(instance_id=NODE, cluster="train", member=a_member(), now=NOW).but(**changes)
+    return GroupFacts(instance_id=NODE, cluster="train", member=a_member(), now=NOW).replace(**changes)
 
 
 def before(seconds: int) -> datetime:
@@ -48,14 +48,14 @@ def test_healthy_group_replaces_its_faulty_instance() -> None:
     [
         (some_facts(member=None), "in no Auto Scaling group"),
         (some_facts(member=a_member(instance_id="i-0aaaaaaaaaaaaaaaa")), "not i-0123456789abcdef0"),
-        (some_facts(member=a_member(OWN_GROUP.but(cluster="other"))), "belongs to cluster other"),
-        (some_facts(member=a_member(OWN_GROUP.but(cluster=""))), "has no tag of a cluster"),
+        (some_facts(member=a_member(OWN_GROUP.replace(cluster="other"))), "belongs to cluster other"),
+        (some_facts(member=a_member(OWN_GROUP.replace(cluster=""))), "has no tag of a cluster"),
         (some_facts(member=a_member(lifecycle="Standby")), "is Standby"),
         (some_facts(member=a_member(lifecycle="Terminating:Retained")), "is Terminating:Retained"),
         (some_facts(member=a_member(lifecycle="a state of tomorrow")), "a person must act"),
         (some_facts(member=a_member(is_protected=True)), "protected from scale-in"),
-        (some_facts(member=a_member(OWN_GROUP.but(suspended=("Launch",)))), "has suspended Launch"),
-        (some_facts(member=a_member(OWN_GROUP.but(suspended=("Launch", "Terminate")))), "Launch and Terminate"),
+        (some_facts(member=a_member(OWN_GROUP.replace(suspended=("Launch",)))), "has suspended Launch"),
+        (some_facts(member=a_member(OWN_GROUP.replace(suspended=("Launch", "Terminate")))), "Launch and Terminate"),
         (some_facts(member=None, group=SHORT_GROUP), "without a request from Evenkeel"),
     ],
 )
@@ -71,8 +71,8 @@ def test_unsafe_termination_is_refused_with_its_reason(facts: GroupFacts, words:
     [
         (some_facts(member=a_member(lifecycle="Terminating:Wait")), GroupAction.AWAIT),
         (some_facts(member=a_member(lifecycle="Pending")), GroupAction.LATER),
-        (some_facts(member=a_member(OWN_GROUP.but(in_service=5))), GroupAction.LATER),
-        (some_facts(member=a_member(OWN_GROUP.but(suspended=("AlarmNotification",)))), GroupAction.TERMINATE),
+        (some_facts(member=a_member(OWN_GROUP.replace(in_service=5))), GroupAction.LATER),
+        (some_facts(member=a_member(OWN_GROUP.replace(suspended=("AlarmNotification",)))), GroupAction.TERMINATE),
         (some_facts(requested_at=before(60)), GroupAction.AWAIT),
         (some_facts(member=None, group=SHORT_GROUP, requested_at=before(60)), GroupAction.AWAIT),
         (some_facts(member=None, group=OWN_GROUP, requested_at=before(60)), GroupAction.REPLACED),
@@ -90,7 +90,7 @@ def test_changing_instance_is_awaited(facts: GroupFacts, expected: GroupAction) 
     ],
 )
 def test_person_is_asked_after_the_deadline(facts: GroupFacts, words: str) -> None:
-    late = facts.but(requested_at=before(POLICY.replace_deadline_seconds))
+    late = facts.replace(requested_at=before(POLICY.replace_deadline_seconds))
 
     decision = choose_group_repair(late, POLICY)
 
@@ -106,9 +106,9 @@ def test_group_with_auto_repair_is_watched_until_a_deadline() -> None:
         choose_group_repair(facts, POLICY).action
         for facts in (
             watched,
-            watched.but(watched_at=before(deadline - 1)),
-            watched.but(watched_at=before(deadline)),
-            watched.but(member=None, group=REPAIRING_GROUP, watched_at=before(60)),
+            watched.replace(watched_at=before(deadline - 1)),
+            watched.replace(watched_at=before(deadline)),
+            watched.replace(member=None, group=REPAIRING_GROUP, watched_at=before(60)),
         )
     ]
 

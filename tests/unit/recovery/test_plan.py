@@ -127,7 +127,7 @@ def test_every_mode_records_the_same_intent() -> None:
 
 
 def test_settling_time_comes_from_the_catalogue_scaled_by_policy() -> None:
-    plan = plan_recovery(plan_facts(), POLICY.but(settle_scale=0.5))
+    plan = plan_recovery(plan_facts(), POLICY.replace(settle_scale=0.5))
 
     assert plan.settle_seconds == default_catalogue().look_up("hp:NvidiaErrorReboot").settle_seconds / 2
 

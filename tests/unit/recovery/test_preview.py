@@ -44,7 +44,7 @@ def test_changed_fault_changes_the_preview_and_its_hashes() -> None:
 def test_unnamed_settings_keep_their_defaults() -> None:
     site = changed(POLICY, {"repair": {"maxAttempts": 2}})
 
-    assert site == POLICY.but(repair=POLICY.repair.but(max_attempts=2))
+    assert site == POLICY.replace(repair=POLICY.repair.replace(max_attempts=2))
     assert changed(POLICY, {}) == POLICY
 
 

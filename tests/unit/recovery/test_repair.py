@@ -44,7 +44,9 @@ def progress_facts(*told: tuple[str, float]) -> tuple[RepairProgress, ...]:
 def with_status(status: str) -> SlotState:
     slot_state = a_slot_state()
     assert slot_state.original.record
-    return slot_state.but(original=slot_state.original.but(record=slot_state.original.record.but(status=status)))
+    return slot_state.replace(
+        original=slot_state.original.replace(record=slot_state.original.record.replace(status=status))
+    )
 
 
 def choose(**changes: Any) -> RepairDecision:
@@ -247,7 +249,7 @@ def test_karpenter_nodes_are_drained_and_terminated(
 ) -> None:
     facts = repair_facts(**{**KARPENTERS, **changes})
 
-    decision = choose_repair(facts, POLICY.but(karpenter_repairs=repairs))
+    decision = choose_repair(facts, POLICY.replace(karpenter_repairs=repairs))
 
     assert decision.action is action, f"{why}: {decision.reason}"
 
@@ -338,12 +340,12 @@ def test_lost_reply_is_resolved_from_the_node(
     status = changes.get("status", "Running")
     slot_state = changes.get("slot_state") or a_slot_state()
     assert slot_state.original.record
-    original = slot_state.original.but(record=slot_state.original.record.but(status=status))
+    original = slot_state.original.replace(record=slot_state.original.record.replace(status=status))
     ladder = ("reboot", "replace") if rung == "reboot" else ("replace",)
     requests = (an_ask(rung, answer=answer),)
 
     decision = choose(
-        requests=requests, now=changes["now"], slot_state=slot_state.but(original=original), ladder=ladder
+        requests=requests, now=changes["now"], slot_state=slot_state.replace(original=original), ladder=ladder
     )
 
     assert decision.action is action, f"{why}: {decision.reason}"

@@ -396,7 +396,7 @@ def test_nothing_is_rented_that_a_cycle_would_not_start() -> None:
 
 
 def test_equal_jobs_do_not_preempt_each_other() -> None:
-    equal = SMALL.but(accelerators=128, usd_per_hour_of_delay=150)
+    equal = SMALL.replace(accelerators=128, usd_per_hour_of_delay=150)
 
     assert large(renting=None, preemption_victims=(equal,)).option is ResumeOption.WAIT_FOR_REPAIR
 
@@ -435,7 +435,7 @@ def test_chosen_option_loses_least_within_the_caps(
 ) -> None:
     decision = large(
         renting=renting(micros=micros, cap=cap, run=run),
-        preemption_victims=(SMALL.but(accelerators=accelerators),),
+        preemption_victims=(SMALL.replace(accelerators=accelerators),),
         delays=delays(repair=repair),
     )
 

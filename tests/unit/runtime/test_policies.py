@@ -67,7 +67,7 @@ def test_policy_is_read_with_the_first_rows_and_then_not_at_all() -> None:
 
 def test_unusable_policy_change_falls_back_and_alerts() -> None:
     world = FakeWorld()
-    give(world, a_change(repair={"noLonger": 1}).but(before={"repair": {"maxAttempts": 2}}))
+    give(world, a_change(repair={"noLonger": 1}).replace(before={"repair": {"maxAttempts": 2}}))
 
     policy = site(world).current()
 
@@ -77,7 +77,7 @@ def test_unusable_policy_change_falls_back_and_alerts() -> None:
 
 
 def test_shipped_policy_applies_if_no_stored_policy_is_usable() -> None:
-    nonsense = a_change(repair=3).but(before={"faults": {"xid:9999": {}}})
+    nonsense = a_change(repair=3).replace(before={"faults": {"xid:9999": {}}})
 
     policy, problem = in_force(BASE, nonsense)
 

@@ -262,14 +262,14 @@ def test_hyperpod_node_without_provider_record_is_ignored() -> None:
     seen = a_node().kubernetes
     assert seen
 
-    assert join_nodes([seen.but(hyperpod_cluster_id="abcdefghijkl", created_at=NOW)], [], CLUSTER) == ()
+    assert join_nodes([seen.replace(hyperpod_cluster_id="abcdefghijkl", created_at=NOW)], [], CLUSTER) == ()
 
 
 def test_burst_node_life_starts_with_its_node_object() -> None:
     seen = a_node().kubernetes
     assert seen
 
-    (node,) = join_nodes([seen.but(created_at=NOW)], [], "another")
+    (node,) = join_nodes([seen.replace(created_at=NOW)], [], "another")
 
     assert (node.life.launched_at, node.pool) == (NOW, "workers")
 

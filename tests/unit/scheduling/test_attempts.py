@@ -308,7 +308,7 @@ def test_repeatedly_damaged_checkpoint_counts_as_failure() -> None:
     attempt = an_attempt(resume_from=point)
 
     first = settle(a_job(), attempt, damage, POLICY, NOW)
-    second = settle(first.job.but(state=JobState.RUNNING), attempt, damage, POLICY, NOW)
+    second = settle(first.job.replace(state=JobState.RUNNING), attempt, damage, POLICY, NOW)
 
     assert (first.attempt.state, first.job.application_failures) == (AttemptState.LOST, 0)
     assert first.job.damaged_checkpoints == second.job.damaged_checkpoints == (point,)
@@ -473,9 +473,9 @@ def test_same_failure_twice_ends_the_job(
     job, outcomes = a_job(), []
     for code, point in zip(exit_codes, points, strict=True):
         attempt = an_attempt(resume_from=point, running_at=NOW)
-        decided = settle(job, attempt, CRASH.but(exit_code=code), policy, NOW + timedelta(seconds=ran))
+        decided = settle(job, attempt, CRASH.replace(exit_code=code), policy, NOW + timedelta(seconds=ran))
         outcomes.append(decided.outcome)
-        job = decided.job.but(state=JobState.RUNNING)
+        job = decided.job.replace(state=JobState.RUNNING)
 
     ended = outcomes.index(SettleOutcome.JOB_FAILED) + 1 if SettleOutcome.JOB_FAILED in outcomes else None
     assert ended == ends_after
@@ -484,11 +484,11 @@ def test_same_failure_twice_ends_the_job(
 def test_infrastructure_end_between_same_failures_does_not_reset_them() -> None:
     policy = JobPolicy(same_failures=2)
     lost = AttemptEnd(state=AttemptState.LOST, reason="Its node died.")
-    first = settle(a_job(), an_attempt(), CRASH.but(exit_code=1), policy, NOW).job
+    first = settle(a_job(), an_attempt(), CRASH.replace(exit_code=1), policy, NOW).job
 
-    between = settle(first.but(state=JobState.RUNNING), an_attempt(), lost, policy, NOW).job
+    between = settle(first.replace(state=JobState.RUNNING), an_attempt(), lost, policy, NOW).job
 
-    second = settle(between.but(state=JobState.RUNNING), an_attempt(), CRASH.but(exit_code=1), policy, NOW)
+    second = settle(between.replace(state=JobState.RUNNING), an_attempt(), CRASH.replace(exit_code=1), policy, NOW)
     assert second.outcome is SettleOutcome.JOB_FAILED
     assert "2 times" in second.job.reason
 

@@ -30,7 +30,7 @@ def a_setup(*budgets: dict[str, Any]) -> TeamSetup:
 
 
 def a_rental(since: datetime, **changes: Any) -> Rental:
-    offer = RentalOffer.of(POOL, since).but(joined_node_names=("ip-1", "ip-2"))
+    offer = RentalOffer.of(POOL, since).replace(joined_node_names=("ip-1", "ip-2"))
     return ready(team="red", begun_at=since, offers=(offer,), **changes)
 
 
@@ -49,17 +49,19 @@ def left(*rentals: Rental, budget: dict[str, Any], now: datetime, **facts: Any) 
 def test_rent_parts_of_each_period_add_up_to_the_bill(begins: int, length: int, first: int, price: int) -> None:
     since = MIDNIGHT - timedelta(days=35) + timedelta(microseconds=begins)
     second_offer_at = since + timedelta(microseconds=first)
-    pool = POOL.but(micros_per_node_hour=price)
+    pool = POOL.replace(micros_per_node_hour=price)
     offers = (
-        RentalOffer.of(pool, since).but(joined_node_names=("ip-1",), closed_at=second_offer_at, refused="no capacity"),
-        RentalOffer.of(pool, second_offer_at).but(joined_node_names=("ip-2", "ip-3")),
+        RentalOffer.of(pool, since).replace(
+            joined_node_names=("ip-1",), closed_at=second_offer_at, refused="no capacity"
+        ),
+        RentalOffer.of(pool, second_offer_at).replace(joined_node_names=("ip-2", "ip-3")),
     )
     rental = ready(team="red", offers=offers)
     now = second_offer_at + timedelta(microseconds=length)
 
     parts = rent_by_period(rental, now)
 
-    bill = ended(rental.but(state=RentalState.ENDING), now).rental.cost_parts / (money.PARTS / money.MICROS)
+    bill = ended(rental.replace(state=RentalState.ENDING), now).rental.cost_parts / (money.PARTS / money.MICROS)
     for kind in (10, 8, 7):  # `2026-11-03`, `2026-W45`, `2026-11`
         parts_of_kind = [part.spent.usd_micros for part in parts if len(part.key) == kind]
         if length < 12 * 86_400_000_000:
@@ -90,7 +92,7 @@ def test_rest_of_a_budget_excludes_settled_running_and_expected_costs() -> None:
     charge = Charge(
         job_id="job-b", attempt=1, team="red", cluster="c", node_names=("n",), accelerators=8, admitted_at=MIDNIGHT
     )
-    on_rented = charge.but(is_rented=True, accelerators=16)
+    on_rented = charge.replace(is_rented=True, accelerators=16)
     rental = a_rental(MIDNIGHT, expected_parts=10 * 2 * PRICE * 3600)
 
     found = left(

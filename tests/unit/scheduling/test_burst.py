@@ -78,10 +78,10 @@ def test_migration_must_also_save_one_restart() -> None:
     [
         ({"target": None}, "No committed pool has enough free nodes"),
         ({"candidate": a_migration_candidate(checkpoint_seconds=None)}, "from step 0"),
-        ({"target": HOME.but(differences=("data is another volume.",))}, "another volume"),
-        ({"target": HOME.but(usable_until=at(1200))}, "ends before the job could save"),
+        ({"target": HOME.replace(differences=("data is another volume.",))}, "another volume"),
+        ({"target": HOME.replace(usable_until=at(1200))}, "ends before the job could save"),
         ({"candidate": a_migration_candidate(deadline_at=at(3 * HOUR + 300))}, "its deadline"),
-        ({"target": HOME.but(opportunity_micros_per_accelerator_hour=4 * MICROS)}, "would save $0.00"),
+        ({"target": HOME.replace(opportunity_micros_per_accelerator_hour=4 * MICROS)}, "would save $0.00"),
     ],
 )
 def test_migration_is_refused_with_a_reason(change: dict[str, Any], message: str) -> None:
@@ -141,7 +141,7 @@ def test_committed_nodes_idle_no_longer_than_the_move_costs(
     candidate = a_migration_candidate(
         nodes=nodes, left_seconds=left, micros_per_hour_of_delay=value * MICROS, restart_seconds=restart
     )
-    target = HOME.but(opportunity_micros_per_accelerator_hour=opportunity)
+    target = HOME.replace(opportunity_micros_per_accelerator_hour=opportunity)
 
     decision = decide_migration(migration_facts(market, candidate=candidate, target=target))
 
@@ -199,7 +199,7 @@ def test_job_without_checkpoints_is_not_moved_early() -> None:
     )
 
     assert decide_temporary_capacity(facts).state is TemporaryCapacityState.KEEP
-    assert decide_temporary_capacity(facts.but(now=at(4 * HOUR))).state is TemporaryCapacityState.END
+    assert decide_temporary_capacity(facts.replace(now=at(4 * HOUR))).state is TemporaryCapacityState.END
 
 
 def test_returned_temporary_capacity_is_over() -> None:

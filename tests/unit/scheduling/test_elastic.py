@@ -158,7 +158,7 @@ def test_growth_costs_more_idle_time_if_throughput_scales_badly() -> None:
     assert [each.to_nodes for each in decision.resizes] == [8]
     assert decision.reason.endswith("from 2000 to 14000 per second, by the values that its submission declares.")
     assert plan_growth(grow_facts(job, nodes=7, idle=just - 0.1)).resizes == ()
-    assert plan_growth(grow_facts(job.but(throughput=None), nodes=7, idle=just - 0.1)).resizes != ()
+    assert plan_growth(grow_facts(job.replace(throughput=None), nodes=7, idle=just - 0.1)).resizes != ()
 
 
 def test_job_grows_only_to_the_size_of_most_throughput() -> None:
@@ -238,7 +238,7 @@ def test_job_without_checkpoint_reports_is_charged_the_median() -> None:
     good, bad = a_job(2, since_checkpoint_seconds=100, sizes=None), a_job(3, since_checkpoint_seconds=900, sizes=None)
 
     assert plan_shrink([unreported, good, bad], 8, priority=1).resizes[0].job_id == "job-2"
-    assert plan_shrink([unreported, bad, bad.but(job_id="job-4")], 8, priority=1).resizes[0].job_id == "job-1"
+    assert plan_shrink([unreported, bad, bad.replace(job_id="job-4")], 8, priority=1).resizes[0].job_id == "job-1"
 
 
 members = st.builds(
@@ -326,7 +326,7 @@ def test_resizes_end_without_outside_changes(fleet, idle) -> None:  # type: igno
             idle -= each.to_nodes - each.from_nodes
             stood = 0.0
             jobs = [
-                job.but(nodes=each.to_nodes, resized_at=at(seconds)) if job.job_id == each.job_id else job
+                job.replace(nodes=each.to_nodes, resized_at=at(seconds)) if job.job_id == each.job_id else job
                 for job in jobs
             ]
     last = plan_growth(

@@ -35,7 +35,7 @@ NOTHING = TeamSetup()
 
 
 def owned(**changes: Any) -> Job:
-    return a_job(spec=a_spec(team="nlp"), owner="role/Ana").but(**changes)
+    return a_job(spec=a_spec(team="nlp"), owner="role/Ana").replace(**changes)
 
 
 NLP: dict[str, Any] = {"team": "nlp", "image": "registry/nlp/train:1", "checkpoint_uri": "s3://bucket/nlp/llama"}
@@ -81,7 +81,7 @@ def test_without_teams_the_policy_lists_priority_classes() -> None:
     spec = a_spec(team="whatever", priority_class="system-node-critical")
 
     assert [fault.field for fault in check_permitted(spec, NOTHING, {"high"})] == ["priorityClass"]
-    assert check_permitted(spec.but(priority_class="high"), NOTHING, {"high"}) == ()
+    assert check_permitted(spec.replace(priority_class="high"), NOTHING, {"high"}) == ()
 
 
 def test_without_teams_any_team_and_image_is_allowed() -> None:

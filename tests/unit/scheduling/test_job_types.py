@@ -153,7 +153,7 @@ def test_preferred_pool_is_used_despite_a_tighter_one() -> None:
 
 
 def test_job_uses_its_next_pool_when_the_first_is_full() -> None:
-    capacities = (ROOMS[0].but(free=NONE), *ROOMS[1:])
+    capacities = (ROOMS[0].replace(free=NONE), *ROOMS[1:])
 
     assert decided(a_request(pools=(HYPERPOD, DEMAND)), *capacities).pool == "burst"
     decision = decided(a_request(pools=(HYPERPOD,)), *capacities)
@@ -166,7 +166,7 @@ def test_tainted_node_accepts_jobs_that_tolerate_all_taints() -> None:
 
     assert decided(a_request(), tainted).action is Action.WAIT
     assert decided(a_request(tolerations=(toleration,)), tainted).action is Action.ADMIT
-    other = tainted.but(taints=("dedicated=hyperpod:NoSchedule", "spot=true:NoSchedule"))
+    other = tainted.replace(taints=("dedicated=hyperpod:NoSchedule", "spot=true:NoSchedule"))
     assert decided(a_request(tolerations=(toleration,)), other).action is Action.WAIT
 
 

@@ -47,7 +47,7 @@ def the_sample(wait_hours: float, *, value: int = 40) -> PlacementFacts:
     committed = a_candidate_pool(C, wait_seconds=wait_hours * HOUR, opportunity_micros_per_accelerator_hour=1_500_000)
     rented = a_candidate_pool(O, pool={"launch": a_delay(0.25 * HOUR)})
     # The wait counts from the start of the rented nodes.
-    return facts_of(committed.but(wait_seconds=(wait_hours + 0.25) * HOUR), rented, job=job)
+    return facts_of(committed.replace(wait_seconds=(wait_hours + 0.25) * HOUR), rented, job=job)
 
 
 def test_premium_is_price_less_opportunity_cost() -> None:
@@ -83,12 +83,12 @@ def test_recovery_rents_up_to_the_planned_value() -> None:
     rent = choose_pool(the_sample(2)).table[0].rent_parts
 
     def worth(parts: int) -> PlacementDecision:
-        return choose_pool(facts.but(job=facts.job.but(max_rent_parts=parts)))
+        return choose_pool(facts.replace(job=facts.job.replace(max_rent_parts=parts)))
 
     assert (worth(rent).action, worth(rent).pool) == (PlacementAction.RENT, "on-demand")
     assert worth(rent).reason.startswith("The job's recovery chose to rent: on-demand costs $")
     assert worth(rent - 1).action is PlacementAction.WAIT
-    dear = facts.but(job=facts.job.but(max_rent_parts=10**18), spending=SpendLimits())
+    dear = facts.replace(job=facts.job.replace(max_rent_parts=10**18), spending=SpendLimits())
     assert choose_pool(dear).action is PlacementAction.WAIT
 
 
@@ -144,7 +144,7 @@ def test_deadline_renting_respects_the_caps() -> None:
     candidates = a_candidate_pool(C, wait_seconds=2 * HOUR), a_candidate_pool(O)
 
     capped = choose_pool(facts_of(*candidates, job=job, spending=SpendLimits()))
-    dry = choose_pool(facts_of(*candidates, job=job, spending=RICH.but(team_budget_left_parts=95 * PARTS)))
+    dry = choose_pool(facts_of(*candidates, job=job, spending=RICH.replace(team_budget_left_parts=95 * PARTS)))
 
     for decision, message in ((capped, "an hour, which exceeds the limit"), (dry, "but the budget of team")):
         assert (decision.action, decision.pool) == (PlacementAction.WAIT, "committed")
@@ -176,7 +176,7 @@ def test_lost_deadline_leaves_the_delay_price_to_decide() -> None:
     )
     lost = a_waiting(submitted_at=at(-9 * HOUR), deadline_at=at(-HOUR))
 
-    without, with_it = (choose_pool(facts_of(*candidates, job=job)) for job in (lost.but(deadline_at=None), lost))
+    without, with_it = (choose_pool(facts_of(*candidates, job=job)) for job in (lost.replace(deadline_at=None), lost))
 
     assert (with_it.action, with_it.pool) == (without.action, without.pool) == (PlacementAction.RENT, "spot")
 
@@ -190,9 +190,9 @@ def test_job_without_delay_price_or_deadline_is_not_rented_for() -> None:
 
 def test_recovery_rents_up_to_its_value_with_any_deadline() -> None:
     facts = the_sample(1.5)
-    job = facts.job.but(max_rent_parts=10**18)
+    job = facts.job.replace(max_rent_parts=10**18)
 
-    met, lost = (choose_pool(facts.but(job=job.but(deadline_at=at(hours * HOUR)))) for hours in (5, 2))
+    met, lost = (choose_pool(facts.replace(job=job.replace(deadline_at=at(hours * HOUR)))) for hours in (5, 2))
 
     for decision in (met, lost):
         assert (decision.action, decision.pool) == (PlacementAction.RENT, "on-demand")
@@ -204,8 +204,8 @@ def test_job_behind_its_deadline_stays_marked_until_ahead() -> None:
     job = a_waiting(submitted_at=at(-10 * HOUR), deadline_at=at(10 * HOUR))
 
     assert must_avoid_spot(facts_of(a_candidate_pool(O), job=job))
-    assert not must_avoid_spot(facts_of(a_candidate_pool(O), job=job.but(done_seconds=9 * HOUR)))
-    assert not must_avoid_spot(facts_of(a_candidate_pool(O), job=job.but(deadline_at=None)))
+    assert not must_avoid_spot(facts_of(a_candidate_pool(O), job=job.replace(done_seconds=9 * HOUR)))
+    assert not must_avoid_spot(facts_of(a_candidate_pool(O), job=job.replace(deadline_at=None)))
 
 
 @pytest.mark.parametrize(
@@ -343,9 +343,9 @@ def test_future_reservation_is_waited_for() -> None:
     ("spending", "message"),
     [
         (SpendLimits(), "the fleet|team vision"),
-        (RICH.but(team_cap_micros_per_hour=40 * MICROS, team_micros_per_hour=10 * MICROS), "team vision spends"),
-        (RICH.but(fleet_cap_micros_per_hour=40 * MICROS, fleet_micros_per_hour=10 * MICROS), "the fleet spends"),
-        (RICH.but(team_budget_left_parts=90 * PARTS), "but the budget of team"),
+        (RICH.replace(team_cap_micros_per_hour=40 * MICROS, team_micros_per_hour=10 * MICROS), "team vision spends"),
+        (RICH.replace(fleet_cap_micros_per_hour=40 * MICROS, fleet_micros_per_hour=10 * MICROS), "the fleet spends"),
+        (RICH.replace(team_budget_left_parts=90 * PARTS), "but the budget of team"),
     ],
 )
 def test_no_cap_or_budget_is_exceeded(spending: SpendLimits, message: str) -> None:
@@ -366,7 +366,7 @@ def test_no_cap_or_budget_is_exceeded(spending: SpendLimits, message: str) -> No
 def test_second_job_sees_what_the_first_left(limit: dict[str, int]) -> None:
     # Each would rent at $32 an hour, for $96.
     requests = [
-        facts_of(a_candidate_pool(O), job=a_waiting(job_id=f"job-{n}"), spending=RICH.but(**limit)) for n in (1, 2)
+        facts_of(a_candidate_pool(O), job=a_waiting(job_id=f"job-{n}"), spending=RICH.replace(**limit)) for n in (1, 2)
     ]
 
     assert [each.action for each in place_in_queue_order(requests)] == [PlacementAction.RENT, PlacementAction.NO_POOL]
@@ -468,7 +468,7 @@ def rate_of(decision: PlacementDecision) -> int:
 def test_cycle_never_exceeds_caps_budgets_or_capacity(pools, spending, others, waiting) -> None:  # type: ignore[no-untyped-def]
     """Each team has its own caps and budget, and all share those of the fleet; includes deadlines and recoveries."""
     fleet = {name: getattr(spending, name) for name in ("fleet_micros_per_hour", "fleet_cap_micros_per_hour")}
-    spends = {"vision": spending, "speech": others.but(**fleet)}
+    spends = {"vision": spending, "speech": others.replace(**fleet)}
 
     decisions = place_in_queue_order([facts_of(*pools, job=job, spending=spends[job.team]) for job in waiting])
 
@@ -512,7 +512,7 @@ def test_nothing_is_rented_while_committed_nodes_fit(pools, spending, job) -> No
 @settings(max_examples=examples(150), deadline=None)
 @given(pools, spendings, jobs)
 def test_deadline_is_met_by_the_cheapest_suitable_pool(pools, spending, job) -> None:  # type: ignore[no-untyped-def]
-    job = job.but(deadline_at=job.deadline_at or at(30 * HOUR), max_rent_parts=None)
+    job = job.replace(deadline_at=job.deadline_at or at(30 * HOUR), max_rent_parts=None)
 
     decision = choose_pool(facts_of(*pools, job=job, spending=spending))
 
@@ -531,7 +531,7 @@ def test_job_without_delay_price_rents_only_for_its_deadline(  # type: ignore[no
     pools, spending, job
 ) -> None:
     decision = choose_pool(
-        facts_of(*pools, job=job.but(micros_per_hour_of_delay=0, max_rent_parts=None), spending=spending)
+        facts_of(*pools, job=job.replace(micros_per_hour_of_delay=0, max_rent_parts=None), spending=spending)
     )
 
     if decision.action is PlacementAction.RENT:
@@ -561,7 +561,7 @@ def test_higher_delay_price_never_delays_a_job(pools, job, more) -> None:  # typ
     # A class without a delay price rents nothing at all: the property compares rising prices only.
     value = max(MICROS, job.micros_per_hour_of_delay)
     patient, hurried = (
-        choose_pool(facts_of(*pools, job=job.but(deadline_at=None, micros_per_hour_of_delay=price)))
+        choose_pool(facts_of(*pools, job=job.replace(deadline_at=None, micros_per_hour_of_delay=price)))
         for price in (value, value + more * MICROS)
     )
 

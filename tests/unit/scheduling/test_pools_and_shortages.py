@@ -95,14 +95,18 @@ HERE = PoolEnvironment(accelerator="a100", accelerator_memory_gib=80, fabric="ef
     ("needs", "place", "message"),
     [
         (EnvironmentNeeds(architectures=("arm64",)), HERE, "image is for arm64"),
-        (EnvironmentNeeds(accelerator_memory_gib=60), HERE.but(accelerator_memory_gib=40), "needs 60 GiB on each"),
-        (EnvironmentNeeds(accelerator_memory_gib=60), HERE.but(accelerator_memory_gib=0), "accelerators is unknown"),
+        (EnvironmentNeeds(accelerator_memory_gib=60), HERE.replace(accelerator_memory_gib=40), "needs 60 GiB on each"),
+        (
+            EnvironmentNeeds(accelerator_memory_gib=60),
+            HERE.replace(accelerator_memory_gib=0),
+            "accelerators is unknown",
+        ),
         (EnvironmentNeeds(accelerators=("h100",)), HERE, "runs on h100"),
-        (EnvironmentNeeds(accelerators=("h100",)), HERE.but(accelerator=""), "an unknown model"),
-        (EnvironmentNeeds(fabric="efa"), HERE.but(fabric=""), "needs the network efa"),
+        (EnvironmentNeeds(accelerators=("h100",)), HERE.replace(accelerator=""), "an unknown model"),
+        (EnvironmentNeeds(fabric="efa"), HERE.replace(fabric=""), "needs the network efa"),
         (
             EnvironmentNeeds(storage={"data": "fs-1"}),
-            HERE.but(storage={"data": "fs-2"}),
+            HERE.replace(storage={"data": "fs-2"}),
             "but fs-1 in the job's cluster",
         ),
         (EnvironmentNeeds(storage={"models": "fs-1"}), HERE, "No storage is known for claim models"),

@@ -29,7 +29,7 @@ def setup(*, fair: bool = True) -> TeamSetup:
 
 def fleet(count: int, *down: int, used: tuple[int, ...] = ()) -> tuple[NodeCapacity, ...]:
     return tuple(
-        capacity.but(unschedulable_reason="not ready", free=NONE) if number in down else capacity
+        capacity.replace(unschedulable_reason="not ready", free=NONE) if number in down else capacity
         for number, capacity in enumerate(capacities(count, *used), start=1)
     )
 

@@ -31,7 +31,7 @@ from tests.unit.scheduling.markets import a_candidate_pool, a_waiting, facts_of
 from tests.unit.scheduling.test_renting import POLICY, POOL, START, a_rental
 
 LATER = START + timedelta(seconds=100)
-SPOT_OFFER = RentalOffer.of(POOL.but(market=Market.SPOT), START)
+SPOT_OFFER = RentalOffer.of(POOL.replace(market=Market.SPOT), START)
 
 
 def a_placement(nodes: int = 2) -> PlacementDecision:
@@ -162,4 +162,4 @@ def test_observation_without_news_changes_nothing() -> None:
     rental = nodes_joined(a_rental(state=RentalState.READY), ["ip-1"])
 
     assert nodes_joined(rental, ["ip-1"]) is rental
-    assert replicas_seen(rental.but(was_used=True), has_replicas=True, now=LATER) == rental.but(was_used=True)
+    assert replicas_seen(rental.replace(was_used=True), has_replicas=True, now=LATER) == rental.replace(was_used=True)

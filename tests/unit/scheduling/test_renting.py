@@ -162,7 +162,7 @@ def test_reserved_nodes_are_offered_whole_and_only_to_their_job() -> None:
 
     assert [offer.pool for offer in pool_fits(owner, (*reserved, common), POLICY.scheduling)] == ["burst"]
     assert [offer.pool for offer in pool_fits(other_job, (*reserved, common), POLICY.scheduling)] == ["p5-workers"]
-    with_lost_node = (reserved[0], reserved[1].but(unschedulable_reason="not ready"), common)
+    with_lost_node = (reserved[0], reserved[1].replace(unschedulable_reason="not ready"), common)
     assert [offer.pool for offer in pool_fits(owner, with_lost_node, POLICY.scheduling)] == ["p5-workers"]
 
 
@@ -199,7 +199,7 @@ def test_pool_facts_survive_their_record() -> None:
 
 @given(st.integers(0, 4), st.integers(0, 300_000_000))
 def test_no_placement_breaks_a_cap_or_a_limit(rented: int, cap: int) -> None:
-    burst = POLICY.burst.but(fleet_cap_micros_per_hour=cap)
+    burst = POLICY.burst.replace(fleet_cap_micros_per_hour=cap)
     hold = RentalAllocation(
         job_id="job-z",
         number=1,
@@ -212,7 +212,7 @@ def test_no_placement_breaks_a_cap_or_a_limit(rented: int, cap: int) -> None:
     )
     seen = conditions(committed(1), committed(2), rented=RentalBook(allocations=(hold,)))
 
-    decision = choose_pool(placement_facts(a_job(), seen, POLICY.but(burst=burst)))
+    decision = choose_pool(placement_facts(a_job(), seen, POLICY.replace(burst=burst)))
 
     if decision.action is PlacementAction.RENT:
         assert rented * 50_000_000 + 2 * POOL.micros_per_node_hour <= cap
@@ -285,9 +285,9 @@ def test_migrating_or_interrupted_job_keeps_no_rental() -> None:
 def test_bill_is_exact_and_offers_without_nodes_cost_nothing(
     nodes: int, price: int, microseconds: int, offers: int
 ) -> None:
-    empty = RentalOffer.of(POOL, START).but(refused="no", closed_at=START + timedelta(hours=5))
+    empty = RentalOffer.of(POOL, START).replace(refused="no", closed_at=START + timedelta(hours=5))
     joined = tuple(f"ip-{number}" for number in range(nodes))
-    last = RentalOffer.of(POOL.but(micros_per_node_hour=price), START).but(joined_node_names=joined)
+    last = RentalOffer.of(POOL.replace(micros_per_node_hour=price), START).replace(joined_node_names=joined)
     rental = a_rental(nodes=nodes, offers=(*[empty] * offers, last), state=RentalState.ENDING)
 
     over = ended(rental, START + timedelta(microseconds=microseconds)).rental

@@ -160,7 +160,7 @@ def a_rental(team: str, nodes: int, pool: RentedPool, row: Any, now: Any) -> Ren
         state=RentalState.READY,
         reason="It cannot wait.",
         nodes=nodes,
-        offers=(RentalOffer.of(pool, now).but(joined_node_names=tuple(f"ip-{number}" for number in range(nodes))),),
+        offers=(RentalOffer.of(pool, now).replace(joined_node_names=tuple(f"ip-{number}" for number in range(nodes))),),
         begun_at=now,
         ready_by=now,
         decision_id="dec-1",

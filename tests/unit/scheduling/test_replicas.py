@@ -160,14 +160,19 @@ def decided(
 
 def test_holder_id_is_a_valid_kubernetes_name() -> None:
     for name in ("chat", "Chat.v2_prod", "a" * 200, "-"):
-        found = holder_id(CHAT.but(name=name))
+        found = holder_id(CHAT.replace(name=name))
         assert found.startswith("srv-")
         assert len(found) <= 46
         assert set(found) <= set("abcdefghijklmnopqrstuvwxyz0123456789-"), found
 
 
 def test_no_two_deployments_have_the_same_id() -> None:
-    names = [CHAT, CHAT.but(cluster="other"), CHAT.but(namespace="serving-chat", name="x"), CHAT.but(name="chat-x")]
+    names = [
+        CHAT,
+        CHAT.replace(cluster="other"),
+        CHAT.replace(namespace="serving-chat", name="x"),
+        CHAT.replace(name="chat-x"),
+    ]
 
     assert len({holder_id(each) for each in names}) == len(names)
 
@@ -289,7 +294,7 @@ def test_serving_rentals_respect_limits_and_replay(
         ({"tolerations": (Toleration(key="evenkeel.io/serving", operator=Operator.EXISTS),)}, ""),
         ({"tolerations": (Toleration(key="", operator=Operator.EXISTS),)}, ""),
         ({"tolerations": (Toleration(key="evenkeel.io/serving", value="search"),)}, "do not tolerate"),
-        ({"tolerations": (BORNE.but(effect=Effect.NO_EXECUTE),)}, "do not tolerate"),
+        ({"tolerations": (BORNE.replace(effect=Effect.NO_EXECUTE),)}, "do not tolerate"),
         ({"selector": {"karpenter.sh/nodepool": "chat-burst", "kubernetes.io/arch": "amd64"}}, ""),
         ({"selector": {"karpenter.sh/nodepool": "other"}}, "select karpenter.sh/nodepool=other"),
         ({"selector": {"disk": "nvme"}}, "select disk=nvme"),
@@ -302,7 +307,7 @@ def test_replica_fits_a_pool_by_tolerations_and_labels(changes: dict[str, Any], 
 
 
 def test_configured_pool_labels_are_known() -> None:
-    assert why_not_schedulable(a_replica(selector={"disk": "nvme"}), POOL.but(labels={"disk": "nvme"})) == ""
+    assert why_not_schedulable(a_replica(selector={"disk": "nvme"}), POOL.replace(labels={"disk": "nvme"})) == ""
 
 
 # ---------------------------------------------------------------- demand for launching nodes
@@ -346,7 +351,7 @@ def test_launching_node_is_needed_by_unplaced_replicas(
 def test_removed_registration_needs_no_node() -> None:
     rental = a_rental(1, RentalState.OPENING)
 
-    for registered in ((), (CHAT.but(rents_from=()),)):
+    for registered in ((), (CHAT.replace(rents_from=()),)):
         assert "no longer" in why_node_not_needed(rental, (), registered, [a_replica()], ())
 
 
@@ -420,7 +425,7 @@ def test_replicas_request_only_nodes_beyond_rented_ones() -> None:
 def test_longest_waiting_replicas_count_up_to_the_agreed_number() -> None:
     pods = [a_replica(number, created_at=START - timedelta(seconds=number)) for number in range(3)]
 
-    (short,) = replica_shortfalls((CHAT.but(max_replicas=2),), {CLUSTER: pods})
+    (short,) = replica_shortfalls((CHAT.replace(max_replicas=2),), {CLUSTER: pods})
 
     assert isinstance(short, ReplicaShortfall)
     assert [pod.name for pod in short.waiting] == ["chat-7d9f-2", "chat-7d9f-1"]

@@ -134,7 +134,7 @@ def test_no_job_is_preempted_if_nodes_still_do_not_fit() -> None:
     setup = a_setup(a_team("red"), a_team("blue"))
     charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4)]
     broken = tuple(
-        capacity.but(unschedulable_reason="not ready") if capacity.node_name == "node-4" else capacity
+        capacity.replace(unschedulable_reason="not ready") if capacity.node_name == "node-4" else capacity
         for capacity in capacities(4, 1, 2, 3, 4)
     )
 

@@ -26,7 +26,7 @@ QUOTA = {"ml.p5.48xlarge": {"nvidia.com/gpu": 32}, "p5.48xlarge": {"nvidia.com/g
 def sharing(*budgets: dict[str, Any], **changes: Any) -> RentalScenario:
     """A team with quota enough, for whose nodes nothing but rent is paid: the others' price is nothing."""
     policy = a_policy(**changes)
-    market = RentalScenario(policy=policy.but(economy=policy.economy.but(other_usd_per_accelerator_hour=0)))
+    market = RentalScenario(policy=policy.replace(economy=policy.economy.replace(other_usd_per_accelerator_hour=0)))
     members = [{"principal": "arn:aws:iam::111122223333:role/ana"}]
     queue = {"cohort": "fleet", "groups": [QUOTA]}
     team = {"name": "red", "queue": queue, "members": members, "budgets": budgets}

@@ -207,7 +207,7 @@ def loses_its_node(scenario: JobScenario, job_id: str, attempt: int) -> None:
         avoid=(affected.nodes[0].key,),
         planned_at=now,
     )
-    scenario.set_job(scenario.job(job_id).but(stop_request=request).with_plan(plan, is_doubted=False))
+    scenario.set_job(scenario.job(job_id).replace(stop_request=request).with_plan(plan, is_doubted=False))
 
 
 TALES = {"succeeds": succeeds, "fails_once": fails_once, "is_cancelled": is_cancelled, "loses_its_node": loses_its_node}

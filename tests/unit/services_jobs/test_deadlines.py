@@ -88,7 +88,7 @@ def test_missed_deadline_is_shown_until_the_job_ends() -> None:
         return str(explain.why_job(job.job_id, Reader(), market.world.context())["sentence"])
 
     assert sentence().endswith("Its deadline passed 1h ago.")
-    market.scenario.set_job(market.scenario.job(job.job_id).but(state=JobState.CANCELLED))
+    market.scenario.set_job(market.scenario.job(job.job_id).replace(state=JobState.CANCELLED))
     assert "deadline passed" not in sentence()
 
 

@@ -56,7 +56,7 @@ def test_a_gang_waits_for_the_efa_plugin() -> None:
     cluster = scenario.world.cluster
     offers = dict(cluster.by_name)
     for place, node in offers.items():
-        cluster.by_name[place] = node.but(efa=0)
+        cluster.by_name[place] = node.replace(efa=0)
     job = scenario.submit(nodes=2)
 
     assert scenario.run_scheduling_cycle().admitted == ()

@@ -208,7 +208,7 @@ def test_no_job_grows_onto_nodes_of_a_pending_minimum_size() -> None:
     scenario = a_scenario(size=3)
     job = scenario.running(nodes=1, elastic={"min_nodes": 1, "max_nodes": 3})
     other = scenario.submit("other", nodes=4, elastic={"min_nodes": 3, "max_nodes": 4})
-    scenario.set_job(other.but(current_attempt=1))  # it ran when the pool was larger
+    scenario.set_job(other.replace(current_attempt=1))  # it ran when the pool was larger
 
     idle_for(scenario, 600)
 
@@ -420,7 +420,7 @@ def test_suspended_job_drops_its_planned_growth() -> None:
     job = scenario.running(**ELASTIC)
     idle_for(scenario, 21)
     held = scenario.job(job.job_id)
-    scenario.set_job(held.but(is_suspended=True))
+    scenario.set_job(held.replace(is_suspended=True))
 
     follow(scenario, job.job_id)
 
@@ -518,7 +518,9 @@ def loses_a_node(scenario: JobScenario, job_id: str, waits_seconds: float) -> No
         planned_at=now,
     )
     scenario.set_job(
-        scenario.job(job_id).but(stop_request=stop.but(outcome=AttemptState.LOST)).with_plan(plan, is_doubted=False)
+        scenario.job(job_id)
+        .replace(stop_request=stop.replace(outcome=AttemptState.LOST))
+        .with_plan(plan, is_doubted=False)
     )
     follow(scenario, job_id)
 

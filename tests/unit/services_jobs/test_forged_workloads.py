@@ -144,9 +144,9 @@ def test_completed_job_with_a_live_pod_has_not_succeeded() -> None:
     scenario.world.cluster.finish_pods(job.job_id, 1)
     cluster = scenario.world.cluster
     listed = cluster.workloads(CLUSTER)[0]
-    alive = listed.pods[1].but(phase=PodPhase.RUNNING, exit_code=None)
+    alive = listed.pods[1].replace(phase=PodPhase.RUNNING, exit_code=None)
     cluster.jobs[CLUSTER].clear()
-    cluster.forged = [listed.but(pods=(listed.pods[0], alive))]
+    cluster.forged = [listed.replace(pods=(listed.pods[0], alive))]
     scenario.world.clock.advance(3600)
 
     scenario.sweep()

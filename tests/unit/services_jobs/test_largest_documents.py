@@ -51,7 +51,7 @@ def largest_spec(character: str, key: str, **more: Any) -> JobSpec:
         **more,
     )
     secrets: dict[str, Any] = {}
-    while not check_spec(larger := spec.but(secret_env=secrets)):
+    while not check_spec(larger := spec.replace(secret_env=secrets)):
         spec = larger
         secrets = {**secrets, f"V{len(secrets):03d}{'A' * 240}": {"secret": "s" * 253, "key": "k" * 253}}
     return spec

@@ -198,7 +198,7 @@ def test_paused_jobs_without_teams_starve_no_job() -> None:
     scenario, small = crowded_without_teams(60, nodes=1)
     for row in scenario.world.ledger.by_state(Table.JOBS, "JOB#PENDING", limit=60).rows:
         job = rows.read(row, Job)
-        scenario.set_job(job.but(not_before=scenario.world.clock.now() + timedelta(hours=1)))
+        scenario.set_job(job.replace(not_before=scenario.world.clock.now() + timedelta(hours=1)))
 
     assert cycles_until_started(scenario, small, 20) <= 13
 
@@ -208,7 +208,7 @@ def test_jobs_of_a_removed_team_starve_no_job() -> None:
     set_up(scenario, a_team("red", 16, members=MEMBERS))
     for number in range(40):
         job = scenario.submit(f"key-{number}", team="red", nodes=1)
-        scenario.set_job(job.but(spec=job.spec.but(team="gone"), queue="a-gone", namespace="gone"))
+        scenario.set_job(job.replace(spec=job.spec.replace(team="gone"), queue="a-gone", namespace="gone"))
     late = scenario.submit("late", team="red", nodes=1)
 
     assert cycles_until_started(scenario, late, 10) == 1
@@ -262,7 +262,7 @@ def test_jobs_without_a_matching_node_are_not_remembered_as_barriers() -> None:
     scenario, small = crowded_without_teams(60, nodes=1, instance_types=("ml.p9.xlarge",))
     for row in scenario.world.ledger.by_state(Table.JOBS, "JOB#PENDING", limit=60).rows:
         job = rows.read(row, Job)
-        scenario.set_job(job.but(current_attempt=1))  # the nodes that they ran on are gone for good
+        scenario.set_job(job.replace(current_attempt=1))  # the nodes that they ran on are gone for good
 
     for _ in range(10):
         scenario.run_scheduling_cycle()

@@ -92,7 +92,7 @@ def test_interrupted_job_stays_open() -> None:
 def test_job_older_than_the_limits_is_not_subtracted() -> None:
     scenario = a_scenario()
     job = scenario.submit("a")
-    scenario.set_job(job.but(open_job_counters=()))
+    scenario.set_job(job.replace(open_job_counters=()))
 
     scenario.cancel(job.job_id)
 

@@ -135,7 +135,7 @@ def test_unlisted_writer_is_refused() -> None:
     row = play.scenario.world.ledger.get(job_rows.job_key(job.job_id))
     assert row
     with pytest.raises(AssertionError, match="nobody may not take"):
-        audited.commit(Put(job_rows.job_row(job.but(state=JobState.RUNNING), row.version)))
+        audited.commit(Put(job_rows.job_row(job.replace(state=JobState.RUNNING), row.version)))
 
 
 # ---------------------------------------------------------------- what the docs say

@@ -47,6 +47,6 @@ def test_requeued_job_is_ordered_by_its_new_time() -> None:
 
 
 def test_started_job_leaves_its_queue() -> None:
-    row = job_rows.job_row(queued(1, queue="red", priority=3).but(state=JobState.RUNNING), 0)
+    row = job_rows.job_row(queued(1, queue="red", priority=3).replace(state=JobState.RUNNING), 0)
 
     assert row.state == ("JOB#RUNNING", f"{rfc3339(NOW)}#job-1")

@@ -41,7 +41,7 @@ def a_plan(**changes: Any) -> ReservedPool:
 def policy_with(plan: ReservedPool) -> Policy:
     scheduling = SchedulingPolicy(reservations=(plan,), elastic=TERMS)
     economy = EconomyPolicy(expected_checkpoint_seconds=CHECKPOINT_SECONDS, expected_launch_seconds=LAUNCH_SECONDS)
-    return a_policy().but(scheduling=scheduling, economy=economy)
+    return a_policy().replace(scheduling=scheduling, economy=economy)
 
 
 POLICY = policy_with(a_plan())
@@ -131,7 +131,7 @@ def test_job_does_not_migrate_to_expiring_nodes() -> None:
 def test_job_is_not_admitted_to_nodes_that_expire_first(
     seconds: float, change: dict[str, Any], state: JobState
 ) -> None:
-    market = RentalScenario(policy=POLICY.but(burst=Policy().burst))
+    market = RentalScenario(policy=POLICY.replace(burst=Policy().burst))
     market.world.clock.advance(seconds)
     job = market.scenario.submit("late", **change)
 
@@ -144,7 +144,7 @@ def test_job_is_not_admitted_to_nodes_that_expire_first(
 
 @pytest.mark.parametrize("has_teams", [False, True])
 def test_job_too_long_for_a_reservation_blocks_no_shorter_job(*, has_teams: bool) -> None:
-    scenario = JobScenario(size=2, policy=POLICY.but(burst=Policy().burst))
+    scenario = JobScenario(size=2, policy=POLICY.replace(burst=Policy().burst))
     team = {"team": "red"} if has_teams else {}
     if has_teams:
         set_up(scenario, a_team("red", 32, members=MEMBERS))
@@ -174,7 +174,7 @@ def test_rental_serves_a_job_that_a_reservation_would_cut_off() -> None:
 
 @pytest.mark.parametrize(("seconds", "grows"), [(0, True), (LAST_START + 1, False)])
 def test_elastic_job_does_not_grow_onto_expiring_nodes(seconds: float, *, grows: bool) -> None:
-    market = RentalScenario(policy=POLICY.but(burst=Policy().burst))
+    market = RentalScenario(policy=POLICY.replace(burst=Policy().burst))
     job = a_job_at_work(market, nodes=1, elastic={"min_nodes": 1, "max_nodes": 2})
     market.scenario.submit("keeps nothing, and so waits for no machine of these", nodes=1, checkpoint_uri="")
 

@@ -461,7 +461,7 @@ def test_launch_deletes_pods_that_a_crash_left() -> None:
     scenario.world.cluster.stop = lambda *_: None  # type: ignore[method-assign]  # the settlement's last effect is lost
     scenario.settle(job.job_id, failure={"Error": "States.Timeout", "Cause": ""})
     scenario.world.cluster.stop = stop  # type: ignore[method-assign]
-    scenario.set_job(scenario.job(job.job_id).but(spec=job.spec.but(nodes=1)))
+    scenario.set_job(scenario.job(job.job_id).replace(spec=job.spec.replace(nodes=1)))
     scenario.run_scheduling_cycle()
 
     first = scenario.launch(job.job_id, 2)

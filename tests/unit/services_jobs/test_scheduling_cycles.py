@@ -123,7 +123,7 @@ def test_job_held_in_a_kueue_namespace_blocks_no_other_job() -> None:
     held, free = scenario.submit("a"), scenario.submit("b")
     row = scenario.world.ledger.get(job_rows.job_key(held.job_id))
     assert row is not None
-    scenario.world.ledger.commit(Put(job_rows.job_row(rows.read(row, Job).but(namespace="kueues"), row.version)))
+    scenario.world.ledger.commit(Put(job_rows.job_row(rows.read(row, Job).replace(namespace="kueues"), row.version)))
     scenario.world.cluster.kueue_managed["kueues"] = "its LocalQueue default"
 
     outcome = scenario.run_scheduling_cycle()

@@ -61,7 +61,7 @@ def a_serving_pool(name: str = SERVING, **changes: Any) -> RentedPool:
 def a_serving_policy(chat: ServingWorkload = CHAT, **changes: Any) -> Policy:
     pools = (a_pool(ON_DEMAND, Market.ON_DEMAND), a_serving_pool(), a_serving_pool(DEARER))
     policy = a_policy(**{"pools": pools, **changes})
-    return policy.but(scheduling=SchedulingPolicy(serving=(chat,)))
+    return policy.replace(scheduling=SchedulingPolicy(serving=(chat,)))
 
 
 @dataclass
@@ -123,7 +123,7 @@ class ServingSpike(RentalScenario):
                 has_room = node.accelerators - used.get(node.name, 0) >= pod.accelerators
                 tolerates = all_tolerated(node.blocking_taints, pod.tolerations)
                 if has_room and tolerates and node.is_ready and node.name not in held:
-                    cluster.unmanaged[place] = pod.but(node_name=node.name)
+                    cluster.unmanaged[place] = pod.replace(node_name=node.name)
                     break
 
     def karpenter(self) -> None:
@@ -265,7 +265,7 @@ def test_replicas_share_a_rented_node() -> None:
 
 
 def test_nothing_is_rented_without_a_pool_for_the_deployment() -> None:
-    for policy in (Policy(), a_serving_policy(CHAT.but(rents_from=()))):
+    for policy in (Policy(), a_serving_policy(CHAT.replace(rents_from=()))):
         market = ServingSpike(policy=policy)
         market.spike()
 
@@ -533,10 +533,10 @@ def test_reclaimed_node_ends_its_rental_and_is_replaced() -> None:
 
 
 def test_node_with_a_replica_is_returned_only_after_its_time() -> None:
-    market = ServingSpike(policy=a_serving_policy(CHAT.but(rented_seconds=3600)))
+    market = ServingSpike(policy=a_serving_policy(CHAT.replace(rented_seconds=3600)))
     market.spike(replicas=1)
     market.turns(3)
-    market.policy = market.scenario.policy = a_serving_policy(CHAT.but(rents_from=(), rented_seconds=3600))
+    market.policy = market.scenario.policy = a_serving_policy(CHAT.replace(rents_from=(), rented_seconds=3600))
     market.turns(20)
     before = market.rentals()[0].state
     market.world.clock.advance(3600)
@@ -687,12 +687,12 @@ def _play(plan: CrashPlan, *, lands_first: bool) -> Any:
 def test_registration_that_rents_needs_its_own_pools(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         Policy.model_validate(
-            a_serving_policy().to_json() | {"scheduling": {"serving": [CHAT.but(**changes).to_json()]}}
+            a_serving_policy().to_json() | {"scheduling": {"serving": [CHAT.replace(**changes).to_json()]}}
         )
 
 
 def test_pool_belongs_to_one_deployment() -> None:
-    other = CHAT.but(name="search", rents_from=(DEARER,))
+    other = CHAT.replace(name="search", rents_from=(DEARER,))
     document = a_serving_policy().to_json() | {"scheduling": {"serving": [CHAT.to_json(), other.to_json()]}}
 
     with pytest.raises(ValueError, match=f"{DEARER} is a pool of serving/chat and of serving/search"):

@@ -419,7 +419,7 @@ def test_recorded_answer_is_delivered_by_the_sweep() -> None:
     row = scenario.world.ledger.get(subject_rows.wait_key(job_id, "attempt-1-running"))
     assert row
     answer = WaitAnswer(outcome="RUNNING", reason="All pods run.")
-    scenario.put(subject_rows.wait_row(rows.read(row, Wait).but(state=WaitState.ANSWERED, answer=answer), 0))
+    scenario.put(subject_rows.wait_row(rows.read(row, Wait).replace(state=WaitState.ANSWERED, answer=answer), 0))
 
     scenario.sweep()
 
@@ -501,7 +501,7 @@ def test_replacement_node_is_validated_by_its_incident() -> None:
 def test_new_node_waits_for_any_incident_without_node_slots() -> None:
     scenario = JobScenario()
     incident = an_incident(scenario, 1)
-    scenario.put(incident_rows.incident_row(incident.but(slot=incident.life.key), 0))
+    scenario.put(incident_rows.incident_row(incident.replace(slot=incident.life.key), 0))
     name = arrive(scenario)
 
     scenario.sweep()

@@ -129,7 +129,7 @@ def test_raised_priority_of_a_running_job_counts_next_cycle() -> None:
     low = scenario.running(team="red", priority_class="low")
     found = scenario.world.ledger.get(job_rows.job_key(low.job_id))
     assert found
-    raised = rows.read(found, Job).but(priority=20)
+    raised = rows.read(found, Job).replace(priority=20)
     scenario.world.ledger.commit(Put(job_rows.job_row(raised, found.version)))
     high = scenario.submit("high", team="red", priority_class="high")
 
@@ -188,7 +188,7 @@ def test_job_waits_if_its_namespace_belongs_to_another_team() -> None:
         row = scenario.world.ledger.get(quota_rows.team_key(name))
         assert row
         team = Team.model_validate_json(row.doc["document"])
-        scenario.put(quota_rows.setup_row(row.key, team.but(namespace=namespace), row.version))
+        scenario.put(quota_rows.setup_row(row.key, team.replace(namespace=namespace), row.version))
 
     scenario.run_scheduling_cycle()
 
@@ -200,7 +200,7 @@ def test_job_waits_if_its_namespace_belongs_to_another_team() -> None:
 def test_a_team_keeps_its_namespace_while_it_has_jobs() -> None:
     scenario = shared()
     waiting = scenario.submit(team="red")
-    moved = setup_of(scenario).by_name["red"].but(namespace="rouge")
+    moved = setup_of(scenario).by_name["red"].replace(namespace="rouge")
 
     for _ in range(2):
         with pytest.raises(TeamInUse):

@@ -34,7 +34,7 @@ def lent(market: RentalScenario) -> tuple[Job, Job]:
     plan = ResumePlan(
         incident_id="inc-1", after_attempt=0, option=ResumeOption.RENT, lost_committed=True, planned_at=now
     )
-    market.scenario.set_job(market.scenario.job(second.job_id).but(resume_plan=plan))
+    market.scenario.set_job(market.scenario.job(second.job_id).replace(resume_plan=plan))
     for _ in range(2):
         market.scenario.run_scheduling_cycle()
         market.advance()

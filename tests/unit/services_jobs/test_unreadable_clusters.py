@@ -36,7 +36,7 @@ def two_clusters(**more: Any) -> JobScenario:
 
 def submit_on(scenario: JobScenario, cluster: str, key: str, **changes: Any) -> Job:
     job = scenario.submit(key, **changes)
-    scenario.set_job(job.but(cluster=cluster))
+    scenario.set_job(job.replace(cluster=cluster))
     return scenario.job(job.job_id)
 
 

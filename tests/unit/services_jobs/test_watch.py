@@ -72,7 +72,7 @@ def test_cancel_is_noticed_without_a_cluster_change() -> None:
 
 
 def test_simultaneous_changes_need_one_snapshot() -> None:
-    scenario = JobScenario(policy=LOCAL.but(watch=WatchPolicy(watch_seconds=1, tick_seconds=60)))
+    scenario = JobScenario(policy=LOCAL.replace(watch=WatchPolicy(watch_seconds=1, tick_seconds=60)))
     scenario.world.cluster.changes.extend(["pod"] * 40)
 
     assert scenario.watch().snapshots <= 2

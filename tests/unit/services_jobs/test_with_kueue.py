@@ -135,7 +135,7 @@ def test_a_pause_after_a_failure_is_kept() -> None:
     row = scenario.world.ledger.get(job_rows.job_key(job.job_id))
     assert row
     later = scenario.world.clock.now() + timedelta(seconds=60)
-    scenario.world.ledger.commit(Put(job_rows.job_row(job.but(not_before=later), row.version)))
+    scenario.world.ledger.commit(Put(job_rows.job_row(job.replace(not_before=later), row.version)))
 
     assert scenario.run_scheduling_cycle().admitted == ()
     scenario.world.clock.advance(61)
@@ -169,7 +169,7 @@ def test_attempt_after_a_recovery_avoids_the_faulty_nodes() -> None:
         avoid=(faulty.key,),
         planned_at=scenario.world.clock.now(),
     )
-    scenario.world.ledger.commit(Put(job_rows.job_row(job.but(resume_plan=plan), row.version)))
+    scenario.world.ledger.commit(Put(job_rows.job_row(job.replace(resume_plan=plan), row.version)))
     scenario.run_scheduling_cycle()
 
     scenario.launch(job.job_id)

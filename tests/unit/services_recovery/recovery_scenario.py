@@ -248,7 +248,7 @@ class RecoveryScenario:
             if approved == "SUPERSEDED":
                 plan = self.state("PlanRecovery", plan_recovery)
             elif approved != "APPROVED":
-                plan = plan.but(outcome="OBSERVE")
+                plan = plan.replace(outcome="OBSERVE")
                 break
         if plan.outcome == "ACT" or approved == "APPROVED":
             if plan.repairs_node:

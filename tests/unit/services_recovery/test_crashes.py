@@ -12,7 +12,7 @@ from tests.fakes import CrashPlan
 from tests.fakes.crashes import CrashTiming
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario
 
-EXAMINES = QUICK.but(repair=QUICK.repair.but(test_job_image="registry/node-test:1"))
+EXAMINES = QUICK.replace(repair=QUICK.repair.replace(test_job_image="registry/node-test:1"))
 
 SCENARIOS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "reboot": ({}, {}),

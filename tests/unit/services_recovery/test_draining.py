@@ -23,7 +23,7 @@ from tests.fakes.cluster import instance_id
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario
 
 NODE = f"hyperpod-{instance_id(1)}"
-SAVES = QUICK.but(repair=QUICK.repair.but(drain_scale=1.0))
+SAVES = QUICK.replace(repair=QUICK.repair.replace(drain_scale=1.0))
 
 
 def drained(fault_key: str = "hp:NvidiaErrorReboot", **settings: Any) -> RecoveryScenario:
@@ -33,7 +33,7 @@ def drained(fault_key: str = "hp:NvidiaErrorReboot", **settings: Any) -> Recover
     recovery = RecoveryScenario(**{"policy": SAVES, **settings})
     recovery.world.cluster.unmanaged.extend(pods)
     if recovery.job_id:
-        recovery.scenario.set_job(recovery.job.but(spec=recovery.job.spec.but(**spec)))
+        recovery.scenario.set_job(recovery.job.replace(spec=recovery.job.spec.replace(**spec)))
     recovery.report_fault(fault_key=fault_key, **fact)
     for service in (plan_recovery, cordon_node, drain_node):
         recovery.state("", service)
@@ -146,8 +146,8 @@ def test_only_application_failures_use_restarts(act: JobAction, fault_key: str, 
     recovery.report_fault()
     recovery.state("", plan_recovery)
     assert recovery.incident.plan
-    plan = recovery.incident.plan.but(jobs=act)
-    recovery.scenario.put(incident_rows.incident_row(recovery.incident.but(plan=plan, fault_key=fault_key), 0))
+    plan = recovery.incident.plan.replace(jobs=act)
+    recovery.scenario.put(incident_rows.incident_row(recovery.incident.replace(plan=plan, fault_key=fault_key), 0))
 
     recovery.state("DrainNode", drain_node)
     recovery.scenario.stop(recovery.job_id)
@@ -233,7 +233,7 @@ def test_unanswered_eviction_does_not_end_the_drain(answer: EvictionAnswer) -> N
 
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_repair_continues_if_the_policy_deletes_remaining_pods(answer: EvictionAnswer) -> None:
-    policy = SAVES.but(repair=SAVES.repair.but(ends_unmanaged_pods=True))
+    policy = SAVES.replace(repair=SAVES.repair.replace(ends_unmanaged_pods=True))
     recovery = drained(with_job=False, policy=policy, pods=[a_pod("kept")])
     recovery.world.cluster.evictions["kept"] = answer
     recovery.state("RepairNode", repair_node)
@@ -290,7 +290,7 @@ def test_job_whose_pods_cannot_be_deleted_does_not_end_the_recovery() -> None:
 
 def test_person_decides_about_pods_that_remain_after_the_drain() -> None:
     def after_the_drain(**repair: Any) -> str:
-        policy = SAVES.but(repair=RepairPolicy.model_validate({**SAVES.repair.model_dump(), **repair}))
+        policy = SAVES.replace(repair=RepairPolicy.model_validate({**SAVES.repair.model_dump(), **repair}))
         recovery = drained(with_job=False, policy=policy, pods=[a_pod("bare", PodRecreation.NEVER)])
         recovery.world.clock.advance(3600)
         return str(recovery.state("RepairNode", repair_node).outcome)
@@ -341,7 +341,7 @@ def test_pod_is_evicted_once_after_a_crash(when: str) -> None:
 
 
 def test_day_long_drain_fits_the_loops_of_a_workflow() -> None:
-    policy = SAVES.but(repair=SAVES.repair.but(retry_seconds=30))
+    policy = SAVES.replace(repair=SAVES.repair.replace(retry_seconds=30))
     recovery = drained("xid:63", with_job=False, policy=policy, pods=[a_pod("kept")])
     recovery.mark(instance_id(1), "NvidiaErrorReboot")
     recovery.world.cluster.budgeted.add("kept")

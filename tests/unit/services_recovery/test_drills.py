@@ -286,7 +286,7 @@ def test_drill_between_plan_and_settlement_keeps_the_end() -> None:
 def test_notice_survives_any_number_of_drills_about_its_machine() -> None:
     recovery = RecoveryScenario(drills_may_act=True)
     notice = a_fact(77, source="ec2.notice", fault_key="ec2:spot_interruption", envelope_id="real")
-    drills = [notice.but(is_drill=True, occurrence=str(number)) for number in range(9)]
+    drills = [notice.replace(is_drill=True, occurrence=str(number)) for number in range(9)]
     for fact in [*drills[:4], notice, *drills[4:]]:
         recovery.ingest(fact)
 

@@ -41,7 +41,7 @@ P5 = "p5-workers"
 def guarded(**changes: Any) -> Policy:
     """A policy whose shares limit no recovery, unless a test changes it."""
     wide = {"pool_repair_share": None, "pool_cordon_share": None, "shared_cause_count": 99} | changes
-    return QUICK.but(repair=QUICK.repair.but(guardrails=GuardrailPolicy.model_validate(wide)))
+    return QUICK.replace(repair=QUICK.repair.replace(guardrails=GuardrailPolicy.model_validate(wide)))
 
 
 def fleet(size: int = 6, *, with_job: bool = False, policy: Policy | None = None, **settings: Any) -> RecoveryScenario:
@@ -57,7 +57,7 @@ def remember(recovery: RecoveryScenario, number: int, **changes: Any) -> None:
     there = next(node for node in recovery.world.cluster.by_name.values() if node.instance_id == machine)
     record = recovery.world.provider.by_id[machine]
     life = NodeLife(cluster=CLUSTER, instance_id=machine, launched_at=record.launched_at)
-    seen = FleetNode.seen(Node(life=life, kubernetes=there, provider=record), NONE, recovery.now).but(**changes)
+    seen = FleetNode.seen(Node(life=life, kubernetes=there, provider=record), NONE, recovery.now).replace(**changes)
     row = recovery.world.ledger.get(fleet_rows.node_key(CLUSTER, machine))
     fresh = fleet_rows.node_row(CLUSTER, machine, seen.to_json(), row.version if row else 0, None)
     recovery.world.ledger.commit(Put(fresh))
@@ -479,7 +479,7 @@ def test_page_is_sent_after_a_crash_before_it() -> None:
 def end_cause(recovery: RecoveryScenario, cause: str = "zone/us-west-2a", **changes: Any) -> dict[str, Any]:
     request = hold_automation.ReleaseRequest(
         by="role/Op (bo)", reason="the zone is back", cause=cause, request_id="e-1", fingerprint="f"
-    ).but(**changes)
+    ).replace(**changes)
     return hold_automation.release(request, recovery.world.context())
 
 
@@ -807,7 +807,7 @@ def test_approved_plan_stops_in_mode_observe(service: Any) -> None:
 
 
 def test_mode_rule_lowers_the_mode_of_its_pool_only() -> None:
-    policy = guarded().but(modes=(ModeRule(pool=P5, mode=Mode.OBSERVE),))
+    policy = guarded().replace(modes=(ModeRule(pool=P5, mode=Mode.OBSERVE),))
     recovery = fleet(policy=policy)
     recovery.report_fault(1)
 

@@ -241,7 +241,7 @@ def test_fault_on_a_node_with_hundreds_of_jobs_is_ingested() -> None:
         life=NodeLife(cluster=CLUSTER, instance_id=fact.instance_id, launched_at=world.clock.now()),
         provider=a_provider_node(1),
     )
-    seen = FleetNode.seen(node, NONE, world.clock.now()).but(job_ids=tuple(f"job-{n:03d}" for n in range(250)))
+    seen = FleetNode.seen(node, NONE, world.clock.now()).replace(job_ids=tuple(f"job-{n:03d}" for n in range(250)))
     row = fleet_rows.node_row(CLUSTER, fact.instance_id, seen.to_json(), 0, None)
     world.ledger.commit(Put(row))
 

@@ -94,7 +94,7 @@ def test_largest_event_of_each_kind_is_ingested(name: str, character: str) -> No
     assert isinstance(said, ParsedEvent | Ignored)
 
     facts = said.facts if isinstance(said, ParsedEvent) else ()
-    about_a_node = [fact.but(instance_id=instance_id(1)) for fact in facts if isinstance(fact, NodeFact)]
+    about_a_node = [fact.replace(instance_id=instance_id(1)) for fact in facts if isinstance(fact, NodeFact)]
     world = recovery.world
     receive_event.ingest_facts(
         (*facts, *about_a_node),

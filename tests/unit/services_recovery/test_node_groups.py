@@ -62,14 +62,14 @@ class GroupScenario(RecoveryScenario):
         node = next(each for each in self.world.cluster.by_name.values() if each.instance_id == gone)
         self.world.cluster.remove_node(node.name)
         self.world.cluster.add_node(
-            node.but(name=f"ip-{launched}", instance_id=launched, labels={}, is_cordoned=False, incident_id=None)
+            node.replace(name=f"ip-{launched}", instance_id=launched, labels={}, is_cordoned=False, incident_id=None)
         )
 
     def change(self, **changes: Any) -> None:
         """Change the membership of the faulty node."""
         member = self.groups.member(FAULTY)
         assert member
-        self.groups.put(member.but(**changes))
+        self.groups.put(member.replace(**changes))
 
     def fault(self) -> "GroupScenario":
         self.report_fault(source="kubernetes.node", fault_key="xid:79", observed_at=self.now)
@@ -96,9 +96,9 @@ def test_group_replaces_a_faulty_node_without_a_person() -> None:
     [
         (lambda it: it.change(is_protected=True), "protected from scale-in"),
         (lambda it: it.change(lifecycle="Standby"), "Standby"),
-        (lambda it: it.groups.set_group(GROUP.but(suspended=("Launch",))), "suspended Launch"),
-        (lambda it: it.groups.set_group(GROUP.but(cluster="other")), "belongs to cluster other"),
-        (lambda it: it.groups.set_group(GROUP.but(cluster="")), "no tag of a cluster"),
+        (lambda it: it.groups.set_group(GROUP.replace(suspended=("Launch",))), "suspended Launch"),
+        (lambda it: it.groups.set_group(GROUP.replace(cluster="other")), "belongs to cluster other"),
+        (lambda it: it.groups.set_group(GROUP.replace(cluster="")), "no tag of a cluster"),
     ],
     ids=["protected", "standby", "suspended", "other-cluster", "no-cluster"],
 )
@@ -120,7 +120,7 @@ def test_person_repairs_a_node_outside_every_group() -> None:
 
 
 def test_evenkeel_waits_for_auto_repair_of_eks() -> None:
-    recovery = GroupScenario(GROUP.but(has_auto_repair=True)).fault()
+    recovery = GroupScenario(GROUP.replace(has_auto_repair=True)).fault()
     recovery.eks_terminates_at = 3
 
     assert recovery.recover() == IncidentState.RECOVERED
@@ -129,7 +129,7 @@ def test_evenkeel_waits_for_auto_repair_of_eks() -> None:
 
 
 def test_auto_repair_that_does_nothing_ends_with_a_page_and_no_termination() -> None:
-    recovery = GroupScenario(GROUP.but(has_auto_repair=True)).fault()
+    recovery = GroupScenario(GROUP.replace(has_auto_repair=True)).fault()
 
     assert recovery.recover() == IncidentState.WAITING_FOR_PERSON
     assert recovery.groups.terminated == []

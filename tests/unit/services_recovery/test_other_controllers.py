@@ -130,7 +130,9 @@ def test_mark_that_comes_after_the_plan_stops_the_repair(mark: dict[str, Any]) -
 
 def test_node_of_hyperpods_own_karpenter_is_repaired_by_hyperpod() -> None:
     recovery = RecoveryScenario()
-    recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True, has_karpenter=True)
+    recovery.world.provider.settings = recovery.world.provider.settings.replace(
+        repairs_by_itself=True, has_karpenter=True
+    )
     recovery.world.cluster.set_node(NODE, labels={"karpenter.sh/nodepool": "research"})
     recovery.report_fault(**FAULT)
 

@@ -19,8 +19,8 @@ from evenkeel.services.resume import plan_resume
 from evenkeel.services.storage import incident_rows, rows
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, say
 
-WITH_ITS_OWN_PRICE = QUICK.but(
-    economy=QUICK.economy.but(usd_per_accelerator_hour={"ml.p5.48xlarge": 2.5}, min_samples=2)
+WITH_ITS_OWN_PRICE = QUICK.replace(
+    economy=QUICK.economy.replace(usd_per_accelerator_hour={"ml.p5.48xlarge": 2.5}, min_samples=2)
 )
 
 
@@ -30,7 +30,7 @@ def planned(*durations: int, size: int = 3) -> RecoveryScenario:
     recovery.report_fault()
     for number, seconds in enumerate(durations):
         asked_at = recovery.now - timedelta(days=number + 1)
-        past = recovery.incident.but(
+        past = recovery.incident.replace(
             incident_id=f"inc-past{number}",
             state=IncidentState.RECOVERED,
             repairs=("reboot",),
@@ -88,7 +88,9 @@ def test_why_shows_every_option_with_figures_or_a_reason() -> None:
 def test_expected_lost_work_includes_the_distrusted_window() -> None:
     def lost(fault_key: str) -> float:
         recovery = RecoveryScenario()
-        recovery.scenario.set_job(recovery.job.but(spec=recovery.job.spec.but(checkpoint_uri="s3://checkpoints/one")))
+        recovery.scenario.set_job(
+            recovery.job.replace(spec=recovery.job.spec.replace(checkpoint_uri="s3://checkpoints/one"))
+        )
         recovery.world.clock.advance(7200)
         recovery.report_fault(fault_key=fault_key, observed_at=recovery.now)
         for service in (plan_recovery, drain_node, plan_resume):
@@ -124,7 +126,7 @@ def test_free_node_without_efa_does_not_resume_a_gang(offered: int, option: str)
     recovery.report_fault(fault_key="hp:NvidiaErrorTerminate")
     used, by_name = recovery.scenario.attempt(recovery.job_id).node_names, recovery.world.cluster.by_name
     (spare,) = (place for place in by_name if place[1] not in used)
-    by_name[spare] = by_name[spare].but(efa=offered)
+    by_name[spare] = by_name[spare].replace(efa=offered)
     for service in (plan_recovery, drain_node, plan_resume):
         recovery.state("", service)
 
@@ -133,11 +135,12 @@ def test_free_node_without_efa_does_not_resume_a_gang(offered: int, option: str)
 
 def test_elastic_job_that_lost_a_node_is_planned_smaller() -> None:
     recovery = RecoveryScenario(
-        size=2, policy=WITH_ITS_OWN_PRICE.but(economy=WITH_ITS_OWN_PRICE.economy.but(expected_reboot_seconds=3600))
+        size=2,
+        policy=WITH_ITS_OWN_PRICE.replace(economy=WITH_ITS_OWN_PRICE.economy.replace(expected_reboot_seconds=3600)),
     )
     sizes = ElasticSpec(min_nodes=1, max_nodes=2)
     recovery.scenario.set_job(
-        recovery.job.but(spec=recovery.job.spec.but(elastic=sizes, checkpoint_uri="s3://checkpoints/one"))
+        recovery.job.replace(spec=recovery.job.spec.replace(elastic=sizes, checkpoint_uri="s3://checkpoints/one"))
     )
     recovery.report_fault()
     for service in (plan_recovery, drain_node, plan_resume):

@@ -47,14 +47,14 @@ HOUR = 3600
 def burst(**changes: Any) -> Policy:
     """Nodes take two hours to come back, and an hour's delay is worth $500."""
     economy = EconomyPolicy(expected_reboot_seconds=2 * HOUR)
-    return QUICK.but(burst=a_policy(**changes).burst, economy=economy)
+    return QUICK.replace(burst=a_policy(**changes).burst, economy=economy)
 
 
 def planned(policy: Policy, size: int = 2, **spec: Any) -> RecoveryScenario:
     """A recovery up to its resume plan, of a job that has every node."""
     recovery = RecoveryScenario(size=size, policy=policy)
     spec = {"checkpoint_uri": "s3://checkpoints/one", **spec}
-    recovery.scenario.set_job(recovery.job.but(spec=recovery.job.spec.but(**spec)))
+    recovery.scenario.set_job(recovery.job.replace(spec=recovery.job.spec.replace(**spec)))
     return plan(recovery)
 
 
@@ -128,8 +128,8 @@ def test_recovery_and_cycle_compute_the_same_rent() -> None:
 def test_cycle_rents_the_pool_that_the_recovery_chose() -> None:
     def reluctant(recovery: RecoveryScenario) -> None:
         """Let passes believe that the node is back at once."""
-        recovery.scenario.policy = recovery.policy.but(
-            jobs=recovery.policy.jobs.but(expected_replace_seconds=1, expected_resume_seconds=1)
+        recovery.scenario.policy = recovery.policy.replace(
+            jobs=recovery.policy.jobs.replace(expected_replace_seconds=1, expected_resume_seconds=1)
         )
         stop(recovery)
         recovery.scenario.run_scheduling_cycle()
@@ -139,7 +139,7 @@ def test_cycle_rents_the_pool_that_the_recovery_chose() -> None:
     waits = planned(burst())
     waiting = waits.job.resume_plan
     assert waiting
-    waits.scenario.set_job(waits.job.but(resume_plan=waiting.but(max_rent_parts=None)))
+    waits.scenario.set_job(waits.job.replace(resume_plan=waiting.replace(max_rent_parts=None)))
     reluctant(waits)
 
     assert (recovery.job.state, recovery.job.rentals) == (JobState.PENDING, 1)
@@ -281,14 +281,17 @@ def test_record_from_before_preemption_replays() -> None:
     since = ("renting", "preemptionVictims", "usdPerHourOfDelay")
     facts = {name: value for name, value in found.facts.items() if name not in since} | {"offers": refused}
     said = {each["option"]: each["whyNot"] for each in refused}
-    table = tuple(each.but(why_not=said.get(each.option, each.why_not)) for each in found.alternatives)
+    table = tuple(each.replace(why_not=said.get(each.option, each.why_not)) for each in found.alternatives)
 
-    assert replay(found.but(facts=facts, alternatives=table), QUICK).differs_from(found.but(alternatives=table)) == ""
+    assert (
+        replay(found.replace(facts=facts, alternatives=table), QUICK).differs_from(found.replace(alternatives=table))
+        == ""
+    )
 
 
 def test_kueue_admission_prevents_renting_and_preemption() -> None:
     recovery = RecoveryScenario(size=2, policy=burst())
-    recovery.scenario.set_job(recovery.job.but(local_queue="red"))
+    recovery.scenario.set_job(recovery.job.replace(local_queue="red"))
     plan(recovery)
 
     assert weighed(recovery, "RENT").why_not.startswith("Kueue admits jobs here")
@@ -307,7 +310,7 @@ def test_only_an_approved_recovery_rents_in_recommend_mode() -> None:
 
     assert asked(Mode.RECOMMEND) is rent_capacity.RentOutcome.GO
     assert asked(Mode.OBSERVE) is rent_capacity.RentOutcome.ENDING
-    recovery.scenario.set_job(recovery.job.but(resume_plan=None))
+    recovery.scenario.set_job(recovery.job.replace(resume_plan=None))
     assert asked(Mode.RECOMMEND) is rent_capacity.RentOutcome.ENDING
 
 
@@ -327,8 +330,10 @@ def test_least_expected_loss_is_chosen_within_the_caps(
         other_team_cap_micros_per_hour=team_cap * 1_000_000,
         other_delay_micros_per_hour=delay * 1_000_000,
     )
-    recovery = RecoveryScenario(size=2, policy=policy.but(economy=EconomyPolicy(expected_reboot_seconds=repair)))
-    recovery.scenario.set_job(recovery.job.but(spec=recovery.job.spec.but(checkpoint_uri="s3://checkpoints/one")))
+    recovery = RecoveryScenario(size=2, policy=policy.replace(economy=EconomyPolicy(expected_reboot_seconds=repair)))
+    recovery.scenario.set_job(
+        recovery.job.replace(spec=recovery.job.spec.replace(checkpoint_uri="s3://checkpoints/one"))
+    )
     before = held * 1_000_000
     if held:
         hold = RentalAllocation(
@@ -365,7 +370,7 @@ def test_least_expected_loss_is_chosen_within_the_caps(
 
 def teams(*, blue_borrows: bool, **blue: Any) -> tuple[RecoveryScenario, str]:
     """Three nodes: the interrupted job of red held two; a low job of blue runs on the third."""
-    policy = QUICK.but(economy=EconomyPolicy(expected_reboot_seconds=2 * HOUR))
+    policy = QUICK.replace(economy=EconomyPolicy(expected_reboot_seconds=2 * HOUR))
     recovery = RecoveryScenario(size=3, policy=policy, with_job=False)
     set_up(
         recovery.scenario,
@@ -436,7 +441,7 @@ def test_waiting_for_the_repair_preempts_no_job() -> None:
     recovery, other = teams(blue_borrows=True)
     plan = recovery.job.resume_plan
     assert plan
-    recovery.scenario.set_job(recovery.job.but(resume_plan=plan.but(option=ResumeOption.WAIT_FOR_REPAIR)))
+    recovery.scenario.set_job(recovery.job.replace(resume_plan=plan.replace(option=ResumeOption.WAIT_FOR_REPAIR)))
     stop(recovery)
 
     recovery.scenario.run_scheduling_cycle()
@@ -448,8 +453,8 @@ def test_waiting_for_the_repair_preempts_no_job() -> None:
 def test_job_with_a_costly_delay_is_not_preempted() -> None:
     recovery, _ = teams(blue_borrows=True)
     facts = ResumeFacts.model_validate(record(recovery).facts)
-    dear = facts.but(
-        preemption_victims=tuple(each.but(usd_per_hour_of_delay=100.0) for each in facts.preemption_victims)
+    dear = facts.replace(
+        preemption_victims=tuple(each.replace(usd_per_hour_of_delay=100.0) for each in facts.preemption_victims)
     )
 
     decided = choose(dear, recovery.policy.jobs)

@@ -81,7 +81,7 @@ def test_two_facts_of_one_moment_make_one_decision() -> None:
     recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
     recovery.scenario.sweep()
     first = a_fact(observed_at=recovery.now)
-    second = first.but(fault_key="xid:79", observed_at=recovery.now + timedelta(seconds=1))
+    second = first.replace(fault_key="xid:79", observed_at=recovery.now + timedelta(seconds=1))
     affected = resolve(instance_id(1), recovery.context(), provider=None)
     assert affected
 

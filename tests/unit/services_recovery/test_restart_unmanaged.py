@@ -168,7 +168,7 @@ def test_job_whose_operator_restarts_it_is_only_moved() -> None:
 def test_only_jobs_that_may_be_restarted_are(
     job: UnmanagedJob, adopted: tuple[str, ...], *, is_restarted: bool
 ) -> None:
-    recovery = with_jobs(job, policy=SAVES.but(adoption=AdoptionPolicy(namespaces=adopted)))
+    recovery = with_jobs(job, policy=SAVES.replace(adoption=AdoptionPolicy(namespaces=adopted)))
 
     assert bool(steps(recovery)) is is_restarted
     assert evicted(recovery) == []
@@ -245,7 +245,7 @@ def test_job_in_a_namespace_without_the_rights_is_left_as_it_is() -> None:
 
 
 def test_job_that_fails_again_and_again_is_restarted_a_few_times() -> None:
-    recovery = with_jobs(a_failed_job(), policy=SAVES.but(adoption=AdoptionPolicy(max_restarts=2)))
+    recovery = with_jobs(a_failed_job(), policy=SAVES.replace(adoption=AdoptionPolicy(max_restarts=2)))
     for number in range(4):
         advance(recovery, a_job())
         recovery.world.cluster.submit(CLUSTER, a_failed_job(uid=f"again-{number}"))
@@ -341,7 +341,7 @@ def test_job_is_not_stopped_for_an_incident_that_is_over() -> None:
     incident = recovery.incident
     row = recovery.world.ledger.get(incident_rows.incident_key(incident.incident_id))
     assert row is not None
-    settled = incident.but(state=IncidentState.RECOVERED)
+    settled = incident.replace(state=IncidentState.RECOVERED)
     recovery.world.ledger.commit(Put(incident_rows.incident_row(settled, row.version)))
 
     restart = advance(recovery, a_job())

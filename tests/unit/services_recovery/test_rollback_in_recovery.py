@@ -22,7 +22,7 @@ def moved(plan: CrashPlan | None = None, *, policy: object = QUICK) -> RecoveryS
     recovery = RecoveryScenario(size=5, plan=plan or CrashPlan(), policy=policy)  # type: ignore[arg-type]
     scenario, world = recovery.scenario, recovery.world
     job = scenario.job(recovery.job_id)
-    scenario.set_job(job.but(spec=job.spec.but(checkpoint_uri="s3://checkpoints/one")))
+    scenario.set_job(job.replace(spec=job.spec.replace(checkpoint_uri="s3://checkpoints/one")))
     scenario.save(job.job_id, 1, 10, seconds=-3600)
     scenario.save(job.job_id, 1, 20)
     world.clock.advance(10)
@@ -79,7 +79,7 @@ def test_other_signals_roll_nothing_back() -> None:
 
 
 def test_job_rolled_back_too_often_waits_for_a_person() -> None:
-    recovery = moved(policy=QUICK.but(jobs=QUICK.jobs.but(max_rollbacks=0)))
+    recovery = moved(policy=QUICK.replace(jobs=QUICK.jobs.replace(max_rollbacks=0)))
     learn_that_it_corrupts(recovery)
 
     sweep(recovery)
@@ -106,10 +106,10 @@ def test_late_fault_rolls_back_a_moved_job() -> None:
     scenario = recovery.scenario
     ended_at = scenario.attempt(recovery.job_id, 1).ended_at
     assert ended_at
-    soon = recovery.incident.but(first_signal_at=ended_at + timedelta(seconds=200), fault_key=CORRUPTS, signals=())
+    soon = recovery.incident.replace(first_signal_at=ended_at + timedelta(seconds=200), fault_key=CORRUPTS, signals=())
 
     affected = drain_node.find_affected_jobs(soon, recovery.world.context(policy=QUICK))
-    trusted = soon.but(fault_key="hp:NvidiaErrorReboot")
+    trusted = soon.replace(fault_key="hp:NvidiaErrorReboot")
     not_affected = drain_node.find_affected_jobs(trusted, recovery.world.context(policy=QUICK))
 
     assert [(each.job_id, each.attempt) for each in affected] == [(recovery.job_id, 1)]
@@ -149,9 +149,9 @@ def test_hold_delays_a_rollback() -> None:
 def test_suspicion_counts_until_a_pin_respects_it(is_pinned: bool, through: int) -> None:
     recovery = moved()
     scenario, doubted_from = recovery.scenario, recovery.now - timedelta(hours=1)
-    scenario.set_job(recovery.job.but(distrust_after=doubted_from, distrust_through_attempt=1))
+    scenario.set_job(recovery.job.replace(distrust_after=doubted_from, distrust_through_attempt=1))
     attempt = scenario.attempt(recovery.job_id, 2)
-    scenario.put(job_rows.attempt_row(attempt.but(is_pinned=is_pinned), 0))
+    scenario.put(job_rows.attempt_row(attempt.replace(is_pinned=is_pinned), 0))
 
     recovery.report_fault(int(attempt.nodes[0].instance_id[-2:]), envelope_id="2")
     for service in (plan_recovery, cordon_node, drain_node, plan_resume):

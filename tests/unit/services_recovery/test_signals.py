@@ -254,7 +254,7 @@ def test_progress_after_settlement_changes_nothing() -> None:
     [incident] = incidents(world)
     row = world.ledger.get(incident_rows.incident_key(incident.incident_id))
     assert row
-    world.ledger.commit(Put(incident_rows.incident_row(incident.but(state="RECOVERED"), row.version)))
+    world.ledger.commit(Put(incident_rows.incident_row(incident.replace(state="RECOVERED"), row.version)))
 
     assert ingest(world, progress_fact(9, logical_id="seat-1")) == ["IGNORED"]
 

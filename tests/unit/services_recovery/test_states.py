@@ -117,7 +117,7 @@ def test_next_run_of_a_failed_recovery_succeeds() -> None:
     row = recovery.world.ledger.get(incident_rows.incident_key(recovery.incident_id))
     assert row
     recovery.world.ledger.commit(
-        Put(incident_rows.incident_row(recovery.incident.but(run=2, failed_at=None), row.version))
+        Put(incident_rows.incident_row(recovery.incident.replace(run=2, failed_at=None), row.version))
     )
     recovery.run = 2
 
@@ -126,7 +126,7 @@ def test_next_run_of_a_failed_recovery_succeeds() -> None:
 
 
 def test_last_failed_run_closes_the_incident_and_pages() -> None:
-    recovery = faulty(policy=QUICK.but(watch=QUICK.watch.but(max_runs=1)))
+    recovery = faulty(policy=QUICK.replace(watch=QUICK.watch.replace(max_runs=1)))
     recovery.state("PlanRecovery", plan_recovery)
 
     outcome = recovery.state("SettleIncident", settle_incident, failure=FAILURE)
@@ -282,8 +282,8 @@ def test_late_signal_of_a_replaced_node_spares_its_replacement(fault_key: str, o
 
 # ---------------------------------------------------------------- what vouches for a node
 
-DEEP = QUICK.but(repair=QUICK.repair.but(deep_checks_after=("hardware",), deep_check_min_seconds=1))
-TESTED = QUICK.but(repair=QUICK.repair.but(test_job_image="registry/node-test:1"))
+DEEP = QUICK.replace(repair=QUICK.repair.replace(deep_checks_after=("hardware",), deep_check_min_seconds=1))
+TESTED = QUICK.replace(repair=QUICK.repair.replace(test_job_image="registry/node-test:1"))
 EXAMINED = {"fault_key": "xid:79", "source": "hyperpod.node-labels"}
 
 
@@ -330,7 +330,9 @@ def test_hyperpod_repairs_a_node_after_a_failed_deep_check() -> None:
 
 def test_declined_deep_check_falls_back_to_a_basic_check() -> None:
     recovery = back_from_reboot(DEEP)
-    recovery.world.provider.by_id[instance_id(1)] = recovery.world.provider.by_id[instance_id(1)].but(status="Failure")
+    recovery.world.provider.by_id[instance_id(1)] = recovery.world.provider.by_id[instance_id(1)].replace(
+        status="Failure"
+    )
 
     assert recovery.state("CheckNode", check_node).outcome == "BASIC"
 
@@ -368,7 +370,7 @@ def test_each_failed_validation_gets_its_own_check() -> None:
 
 
 def test_lemon_is_watched_longer_and_then_replaced() -> None:
-    policy = QUICK.but(repair=QUICK.repair.but(lemon_returns=2, flap_margin_factor=3))
+    policy = QUICK.replace(repair=QUICK.repair.replace(lemon_returns=2, flap_margin_factor=3))
     recovery = RecoveryScenario(policy=policy, with_job=False)
     took, lemons = [], []
     for number in range(3):
@@ -391,7 +393,7 @@ def test_lemon_is_watched_longer_and_then_replaced() -> None:
 
 
 def test_lemon_that_recovers_by_itself_is_still_replaced() -> None:
-    recovery = RecoveryScenario(policy=QUICK.but(repair=QUICK.repair.but(lemon_returns=0)), with_job=False)
+    recovery = RecoveryScenario(policy=QUICK.replace(repair=QUICK.repair.replace(lemon_returns=0)), with_job=False)
     recovery.report_fault(fault_key="node:not_ready", source="kubernetes.node")
 
     recovery.state("PlanRecovery", plan_recovery)
@@ -417,7 +419,7 @@ def test_cordon_of_a_person_stays_and_its_jobs_move() -> None:
 
 def test_hyperpod_repairs_under_automatic_node_recovery() -> None:
     recovery = RecoveryScenario()
-    recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
+    recovery.world.provider.settings = recovery.world.provider.settings.replace(repairs_by_itself=True)
     recovery.report_fault()
     recovery.state("PlanRecovery", plan_recovery)
     # HyperPod's own repair, not ours:
@@ -431,7 +433,7 @@ def test_hyperpod_repairs_under_automatic_node_recovery() -> None:
 
 def test_evenkeel_takes_over_from_an_idle_owner() -> None:
     recovery = RecoveryScenario()
-    recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
+    recovery.world.provider.settings = recovery.world.provider.settings.replace(repairs_by_itself=True)
     recovery.report_fault()
     heard_at = recovery.now
 
@@ -448,7 +450,7 @@ def test_evenkeel_takes_over_from_an_idle_owner() -> None:
 
 def test_end_of_an_earlier_provider_repair_is_noticed() -> None:
     recovery = RecoveryScenario()
-    recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
+    recovery.world.provider.settings = recovery.world.provider.settings.replace(repairs_by_itself=True)
     recovery.report_fault()
     recovery.state("PlanRecovery", plan_recovery)
     recovery.world.provider.reboot(instance_id(1))
@@ -465,7 +467,7 @@ def test_end_of_an_earlier_provider_repair_is_noticed() -> None:
 
 def test_active_provider_repair_is_never_interrupted() -> None:
     recovery = RecoveryScenario(is_stuck=True)
-    recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
+    recovery.world.provider.settings = recovery.world.provider.settings.replace(repairs_by_itself=True)
     recovery.report_fault()
     recovery.world.provider.reboot(instance_id(1))
     recovery.world.provider.asked.clear()
@@ -476,14 +478,14 @@ def test_active_provider_repair_is_never_interrupted() -> None:
 
 def test_recovery_waits_while_hyperpod_updates_the_cluster() -> None:
     recovery = RecoveryScenario()
-    updating = recovery.world.provider.settings.but(status="SystemUpdating")
+    updating = recovery.world.provider.settings.replace(status="SystemUpdating")
     recovery.world.provider.settings = updating
     recovery.report_fault()
     first = recovery.state("PlanRecovery", plan_recovery)
     again = recovery.state("PlanRecovery", plan_recovery)
     recovery.open(ConditionKind.REPAIR_POSSIBLE)
     during = recovery.look()
-    recovery.world.provider.settings = updating.but(status="InService")
+    recovery.world.provider.settings = updating.replace(status="InService")
 
     assert (first.outcome, again, during, recovery.look()) == ("LATER", first, [], ["REPAIR_POSSIBLE"])
     assert effects(recovery) == []
@@ -494,7 +496,7 @@ def test_cluster_update_delays_the_next_rung() -> None:
     recovery = faulty()
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node)):
         recovery.state(name, service)
-    recovery.world.provider.settings = recovery.world.provider.settings.but(status="RollingBack")
+    recovery.world.provider.settings = recovery.world.provider.settings.replace(status="RollingBack")
 
     outcomes = [recovery.state("RepairNode", repair_node).outcome for _ in range(2)]
 
@@ -504,7 +506,7 @@ def test_cluster_update_delays_the_next_rung() -> None:
 
 
 def test_job_finishes_before_the_repair_of_a_minor_fault() -> None:
-    recovery = RecoveryScenario(policy=QUICK.but(repair=QUICK.repair.but(drain_scale=0.001)))
+    recovery = RecoveryScenario(policy=QUICK.replace(repair=QUICK.repair.replace(drain_scale=0.001)))
     recovery.report_fault(fault_key="xid:63")
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("DrainNode", drain_node)):
         recovery.state(name, service)
@@ -520,7 +522,7 @@ def test_job_finishes_before_the_repair_of_a_minor_fault() -> None:
 
 
 def test_job_past_its_finishing_time_is_stopped_before_the_repair() -> None:
-    recovery = RecoveryScenario(policy=QUICK.but(repair=QUICK.repair.but(drain_scale=0.001)))
+    recovery = RecoveryScenario(policy=QUICK.replace(repair=QUICK.repair.replace(drain_scale=0.001)))
     recovery.report_fault(fault_key="xid:63")
 
     assert recovery.recover() == IncidentState.RECOVERED
@@ -618,7 +620,7 @@ def test_other_incident_of_the_slot_keeps_its_lease() -> None:
         recovery.state(name, service)
     recovery.world.provider.finish_all()
     first = recovery.incident_id
-    other = recovery.incident.but(incident_id="inc-other", repairs=())
+    other = recovery.incident.replace(incident_id="inc-other", repairs=())
     recovery.world.ledger.commit(Put(incident_rows.incident_row(other, 0)))
     recovery.incident_id = "inc-other"
 
@@ -657,7 +659,7 @@ def test_second_run_continues_after_the_first(rung: str) -> None:
 
 
 def test_affected_job_is_stopped_with_the_grace_of_the_fault() -> None:
-    policy = QUICK.but(repair=QUICK.repair.but(drain_scale=0.05))
+    policy = QUICK.replace(repair=QUICK.repair.replace(drain_scale=0.05))
     recovery = faulty(policy=policy)
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("DrainNode", drain_node)
@@ -668,7 +670,7 @@ def test_affected_job_is_stopped_with_the_grace_of_the_fault() -> None:
 
 
 def test_repair_waits_for_the_grace_of_the_pods() -> None:
-    policy = QUICK.but(repair=QUICK.repair.but(drain_scale=0.05))
+    policy = QUICK.replace(repair=QUICK.repair.replace(drain_scale=0.05))
     recovery = faulty(policy=policy)
     recovery.world.cluster.stop = lambda *_: None  # type: ignore[method-assign]  # its pods take their time to save
     recovery.state("PlanRecovery", plan_recovery)
@@ -750,7 +752,7 @@ def test_page_names_a_node_that_never_started() -> None:
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("RepairNode", repair_node)
     patient = recovery.world.provider.by_id.pop(instance_id(1))
-    new_node = patient.but(instance_id=instance_id(99), launched_at=recovery.now, status="Pending")
+    new_node = patient.replace(instance_id=instance_id(99), launched_at=recovery.now, status="Pending")
     recovery.world.provider.by_id[new_node.instance_id] = new_node
     recovery.world.clock.advance(QUICK.repair.replace_deadline_seconds)
 

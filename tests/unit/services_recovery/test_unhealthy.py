@@ -207,7 +207,7 @@ def test_change_to_recommend_requests_approval() -> None:
 
 
 def test_policy_that_allows_the_class_resumes_the_recovery() -> None:
-    watched = QUICK.but(modes=(ModeRule(mode=Mode.OBSERVE),))
+    watched = QUICK.replace(modes=(ModeRule(mode=Mode.OBSERVE),))
     recovery = RecoveryScenario(with_job=False, policy=watched)
     recovery.report_fault()
     assert recovery.recover() == IncidentState.OBSERVED

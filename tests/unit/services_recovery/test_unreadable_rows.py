@@ -136,8 +136,8 @@ def test_stored_value_keeps_unknown_fields_at_every_depth() -> None:
 
     read = rows.read(Row(A_KEY, document), Outer)
 
-    assert read.but(name="b").to_json() == {**document, "name": "b"}
-    assert read.but(inner=read.inner.but(size=3)).to_json()["inner"] == {"size": 3, "shape": "round"}
+    assert read.replace(name="b").to_json() == {**document, "name": "b"}
+    assert read.replace(inner=read.inner.replace(size=3)).to_json()["inner"] == {"size": 3, "shape": "round"}
     rebuilt = Outer(name="c", inner=Inner(size=4)).keeping_unknown(read)
     assert rebuilt.to_json() == {"inner": {"size": 4, "shape": "round"}, "name": "c", "colour": "red"}
 

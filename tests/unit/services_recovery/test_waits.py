@@ -25,7 +25,7 @@ class Waits:
     """A running job on two of three nodes, and its waits."""
 
     def __init__(self, **jobs: Any) -> None:
-        self.policy = QUICK.but(jobs=JobPolicy.model_validate({**QUICK.jobs.model_dump(), **jobs}))
+        self.policy = QUICK.replace(jobs=JobPolicy.model_validate({**QUICK.jobs.model_dump(), **jobs}))
         self.scenario = JobScenario(size=3, policy=self.policy)
         self.world = self.scenario.world
         self.job_id = self.scenario.running(nodes=2, checkpoint_uri="").job_id
@@ -63,7 +63,7 @@ class Waits:
         request = StopRequest(
             attempt=1, reason="Cancelled.", by="ana", grace_seconds=5, requested_at=self.world.clock.now()
         )
-        self.scenario.set_job(job.but(stop_request=request))
+        self.scenario.set_job(job.replace(stop_request=request))
 
     @property
     def answers(self) -> dict[str, str]:
@@ -167,7 +167,7 @@ def test_second_answer_of_a_wait_is_not_sent(waits: Waits) -> None:
 def test_the_first_recorded_answer_is_the_one_that_is_sent(waits: Waits) -> None:
     waits.open(K.ATTEMPT_RUNNING)
     [wait] = waits.rows()
-    recorded = wait.but(state="ANSWERED", answer=WaitAnswer(outcome="DEADLINE_PASSED", reason="Late."))
+    recorded = wait.replace(state="ANSWERED", answer=WaitAnswer(outcome="DEADLINE_PASSED", reason="Late."))
     row = waits.world.ledger.get(subject_rows.wait_key(wait.subject, wait.name))
     assert row
     waits.world.ledger.commit(Put(subject_rows.wait_row(recorded, row.version)))
@@ -189,7 +189,7 @@ def test_sweep_requests_an_unsent_answer_again(waits: Waits) -> None:
     [wait] = waits.rows()
     row = waits.world.ledger.get(subject_rows.wait_key(wait.subject, wait.name))
     assert row
-    recorded = wait.but(state="ANSWERED", answer=WaitAnswer(outcome="RUNNING", reason="All run."))
+    recorded = wait.replace(state="ANSWERED", answer=WaitAnswer(outcome="RUNNING", reason="All run."))
     waits.world.ledger.commit(Put(subject_rows.wait_row(recorded, row.version)))
 
     assert waits.look() == []

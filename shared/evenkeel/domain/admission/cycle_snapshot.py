@@ -148,7 +148,7 @@ class CycleSnapshot(NamedTuple):
             return self.held
         # The priority of a job may have changed since its admission.
         current = (
-            charge.but(priority=self.holders[charge.job_id].priority) if charge.job_id in self.holders else charge
+            charge.replace(priority=self.holders[charge.job_id].priority) if charge.job_id in self.holders else charge
             for charge in self.held
         )
         return (*current, *self._retained())

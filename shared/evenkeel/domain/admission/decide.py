@@ -258,10 +258,10 @@ def from_quota_decision(facts: AdmissionFacts, weighed: CycleDecision) -> Admiss
             for (flavor, resource), amount in weighed.assignment.use.items():
                 use.setdefault(flavor, {})[resource] = amount
             admitted = _admitted(facts, f"{weighed.reason} ", use)
-            return admitted.but_unchecked(alternatives=(*admitted.alternatives, *considered))
+            return admitted.replace_unchecked(alternatives=(*admitted.alternatives, *considered))
         case Result.PREEMPTING:
             victims = tuple(JobToPreempt(job_id=victim.workload_id, reason=victim.reason) for victim in weighed.victims)
-            return _decided(facts, Action.PREEMPT, weighed.reason, considered).but_unchecked(victims=victims)
+            return _decided(facts, Action.PREEMPT, weighed.reason, considered).replace_unchecked(victims=victims)
         case Result.NO_NODES:
             reason = f"The job's quota is available. {weighed.reason}"
             return _decided(facts, Action.WAIT, reason, (*_rejected_fits(facts, None), *considered))
@@ -280,7 +280,7 @@ def with_preemption(decided: AdmissionDecision) -> AdmissionDecision:
         return decided
     names = ", ".join(victim.job_id for victim in preemption_plan.victims)
     reason = f"The job's quota is available, and its recovery preempts other jobs. It waits until they stop: {names}."
-    return decided.but_unchecked(action=Action.PREEMPT, reason=reason, victims=preemption_plan.victims)
+    return decided.replace_unchecked(action=Action.PREEMPT, reason=reason, victims=preemption_plan.victims)
 
 
 def _shortage_text(weighed: CycleDecision) -> str:

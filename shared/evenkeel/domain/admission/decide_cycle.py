@@ -233,7 +233,7 @@ def _with_serving(policy: Policy, snapshot: CycleSnapshot) -> Policy:
     if not snapshot.unreadable:
         return policy
     serving = tuple(workload for workload in policy.scheduling.serving if workload.cluster not in snapshot.unreadable)
-    return policy.but(scheduling=policy.scheduling.but(serving=serving))
+    return policy.replace(scheduling=policy.scheduling.replace(serving=serving))
 
 
 def _serving_demand(

@@ -47,5 +47,7 @@ def with_spares(facts: AdmissionFacts, policy: SchedulingPolicy) -> AdmissionFac
     """Return the facts as they would be if pools reserved the spares of this policy. Nodes and quotas stay the same."""
     if facts.request.is_recovery:
         return facts
-    offers = tuple(offer.but_unchecked(reserved_spares=policy.spare_nodes.get(offer.pool, 0)) for offer in facts.offers)
-    return facts.but_unchecked(offers=offers)
+    offers = tuple(
+        offer.replace_unchecked(reserved_spares=policy.spare_nodes.get(offer.pool, 0)) for offer in facts.offers
+    )
+    return facts.replace_unchecked(offers=offers)

@@ -329,7 +329,7 @@ def _decisions_on_rental(
     job: Job, pool: RentedPool, snapshot: CycleSnapshot, queue: QueueSnapshot, policy: Policy, now: datetime
 ) -> tuple[AdmissionDecision, ...]:
     """Return the decisions about the pending jobs if nodes of a pool were rented for one of them."""
-    moved = {**snapshot.pending, job.job_id: job.but(cluster=pool.cluster)}
+    moved = {**snapshot.pending, job.job_id: job.replace(cluster=pool.cluster)}
     with_rented = queue._replace(
         capacities=(*queue.capacities, *nodes_to_rent(job, pool, now)),
         pending=_requests_of(moved, snapshot, policy, now),
@@ -472,7 +472,7 @@ def _committed_target(
     """Return the committed pool in which a job of a rental would start if it waited alone; None if it would not."""
     alone = queue._replace(
         capacities=capacities,
-        pending=_requests_of({job.job_id: job.but(state=JobState.PENDING)}, snapshot, policy, now),
+        pending=_requests_of({job.job_id: job.replace(state=JobState.PENDING)}, snapshot, policy, now),
         charges=tuple(charge for charge in queue.charges if charge.job_id != job.job_id),
         last_reasons={job.job_id: job.queue_reason},
     )

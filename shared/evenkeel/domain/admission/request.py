@@ -115,7 +115,7 @@ class AdmissionRequest(Value):
 
     def requesting(self, per_node: Resources) -> "AdmissionRequest":
         """Return the same request with these amounts for each pod."""
-        return self.but_unchecked(
+        return self.replace_unchecked(
             accelerators_per_node=per_node.accelerators,
             cpu_millis_per_node=per_node.cpu_millis,
             memory_mib_per_node=per_node.memory_mib,
@@ -144,4 +144,4 @@ class AdmissionRequest(Value):
 
     def with_nodes(self, nodes: int) -> "AdmissionRequest":
         """Return the same request for another number of nodes."""
-        return self.but_unchecked(nodes=nodes)
+        return self.replace_unchecked(nodes=nodes)

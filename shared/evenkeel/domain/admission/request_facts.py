@@ -26,7 +26,7 @@ def with_reservation_ends(capacities: Iterable[NodeCapacity], policy: Policy) ->
     if not ends:
         return tuple(capacities)
     return tuple(
-        capacity.but_unchecked(usable_until=ends[capacity.cluster, capacity.pool])
+        capacity.replace_unchecked(usable_until=ends[capacity.cluster, capacity.pool])
         if (capacity.cluster, capacity.pool) in ends
         else capacity
         for capacity in capacities
@@ -47,7 +47,7 @@ def admission_request(job: Job, shares: NodeShares, policy: Policy, now: datetim
     request = with_open_amounts(AdmissionRequest.of(job), shares)
     if job.lost_at is not None and not job.is_preempted:
         replaced_by = job.lost_at + timedelta(seconds=policy.repair.replace_deadline_seconds)
-        request = request.but_unchecked(is_interrupted=now < replaced_by)
+        request = request.replace_unchecked(is_interrupted=now < replaced_by)
     if not policy.scheduling.reservations:
         return request
     run = policy.burst.run_seconds_of(job.spec.priority_class)
@@ -55,4 +55,4 @@ def admission_request(job: Job, shares: NodeShares, policy: Policy, now: datetim
     works = min(run, policy.economy.expected_checkpoint_seconds) if keeps else 2 * run
     starts = policy.economy.expected_launch_seconds + policy.jobs.expected_resume_seconds
     seconds = starts + works + job.spec.grace_seconds + RiskLimits().grace_seconds
-    return request.but_unchecked(needs_node_until=now + timedelta(seconds=seconds))
+    return request.replace_unchecked(needs_node_until=now + timedelta(seconds=seconds))

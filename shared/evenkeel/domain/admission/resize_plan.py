@@ -326,7 +326,9 @@ class _Planner:
             smaller = tuple(size for size in held.sizes.legal if least <= size <= held.nodes)
             if smaller and smaller[0] < held.nodes:
                 sizes = Sizes(least=smaller[0], most=held.nodes, discrete=(*smaller, held.nodes))
-                candidates[job.job_id] = held.but(priority=MAY_SHRINK, sizes=sizes, is_preemptable=job.job_id in fresh)
+                candidates[job.job_id] = held.replace(
+                    priority=MAY_SHRINK, sizes=sizes, is_preemptable=job.job_id in fresh
+                )
         for name in sorted(fresh - candidates.keys()):
             charge = self.charges.get(name)
             if charge is not None and charge.node_names:
@@ -387,7 +389,7 @@ class _Planner:
     def _schedulable_first(self, charge: Charge) -> Charge:
         """Return a charge with its closed nodes last: the job frees those first, since it cannot start there again."""
         closed = self._unschedulable_nodes(charge)
-        return charge.but_unchecked(node_names=tuple(sorted(charge.node_names, key=closed.__contains__)))
+        return charge.replace_unchecked(node_names=tuple(sorted(charge.node_names, key=closed.__contains__)))
 
     # ------------------------------------------------------------ growing
 
@@ -447,13 +449,13 @@ class _Planner:
             assert elastic_job.sizes is not None  # a job without sizes does not grow
             most = elastic_job.sizes.at_most(resize.to_nodes - 1) or elastic_job.sizes.least
             legal = tuple(size for size in elastic_job.sizes.legal if size <= most)
-            weighed[resize.job_id] = elastic_job.but(sizes=Sizes(least=legal[0], most=most, discrete=legal))
+            weighed[resize.job_id] = elastic_job.replace(sizes=Sizes(least=legal[0], most=most, discrete=legal))
         return None
 
     def _would_start_at(self, job: Job, nodes: int) -> bool:
         """Whether the rules would start a running job at another size if it waited instead."""
         fleet = self._fleet_after({job.job_id: 0})
-        request = admission_request(job, self.shares, self.policy, self.now).but_unchecked(
+        request = admission_request(job, self.shares, self.policy, self.now).replace_unchecked(
             nodes=nodes, requested_nodes=0, sizes=(), is_resize=True, queued_at=job.queued_at
         )
         decisions = self._decide(fleet._replace(pending=(request,)))
@@ -507,7 +509,7 @@ def shrunk_charge(charge: Charge, nodes: int) -> Charge:
     count = len(charge.node_names)
     if nodes == count:
         return charge
-    return charge.but_unchecked(
+    return charge.replace_unchecked(
         node_names=charge.node_names[:nodes],
         accelerators=charge.accelerators * nodes // count,
         cpu_millis=charge.cpu_millis * nodes // count,

@@ -34,7 +34,7 @@ class ElasticState(Value):
         if not is_elastic and job_id not in self.resizing:
             return self
         jobs = tuple(sorted({*self.jobs, job_id})) if is_elastic else self.jobs
-        return self.but(jobs=jobs, resizing=tuple(name for name in self.resizing if name != job_id))
+        return self.replace(jobs=jobs, resizing=tuple(name for name in self.resizing if name != job_id))
 
 
 MAX_PAIRS = 500
@@ -75,7 +75,7 @@ class SchedulerState(Value):
 
     def after_admission(self, queue: str, job_id: str) -> "SchedulerState":
         """Return the state after a job has started."""
-        return self.but(
+        return self.replace(
             sticky={name: head for name, head in self.sticky.items() if (name, head) != (queue, job_id)},
             stopping={name: head for name, head in self.stopping.items() if name != job_id},
         )
@@ -87,7 +87,7 @@ class SchedulerState(Value):
             *self.evictions,
             *(EvictionRecord(preemptor=job_id, victim=victim, at=now) for victim in stopping),
         )
-        return self.but(
+        return self.replace(
             sticky={**self.sticky, queue: job_id},
             stopping={**self.stopping, **dict.fromkeys(stopping, job_id)},
             evictions=evictions[-MAX_PAIRS:],
@@ -97,7 +97,7 @@ class SchedulerState(Value):
         """Return the state without jobs that hold no charge, and without evictions older than the flap guard."""
         held = {charge.job_id for charge in charges}
         guard = setup.fleet.switches.flap_guard_seconds
-        return self.but(
+        return self.replace(
             sticky={queue: head for queue, head in self.sticky.items() if queue in setup.by_name},
             stopping={name: head for name, head in self.stopping.items() if name in held},
             evictions=tuple(eviction for eviction in self.evictions if (now - eviction.at).total_seconds() < guard),

@@ -27,7 +27,7 @@ def with_spare_wait(request: AdmissionRequest, lost_at: datetime | None, terms: 
     """Return the request of a job that waits for spares before it shrinks, if it lost nodes and has no plan yet."""
     if lost_at is None or not request.sizes or request.is_recovery:
         return request
-    return request.but_unchecked(shrinks_at=lost_at + timedelta(seconds=terms.spare_wait_seconds))
+    return request.replace_unchecked(shrinks_at=lost_at + timedelta(seconds=terms.spare_wait_seconds))
 
 
 def decide_with_sizes(
@@ -57,7 +57,7 @@ def fit_sizes(
     """
     fitting = {decided.job_id: decided for decided in decisions}
     waiting = [
-        request.but_unchecked(sizes=smaller)
+        request.replace_unchecked(sizes=smaller)
         for request in snapshot.pending
         if request.job_id not in full_size_only
         and (smaller := _smaller_sizes(request, now))

@@ -312,14 +312,14 @@ class _TeamCycle:
         if request.resumes_by_preemption and decided.action is Action.WAIT:
             if request.job_id not in self.preemption_plans:
                 self.preemption_plans[request.job_id] = self._plan_preemption(request, latest.decision)
-            facts = facts.but_unchecked(preemption_plan=self.preemption_plans[request.job_id])
-            decided = with_preemption(decided.but_unchecked(facts=facts))
+            facts = facts.replace_unchecked(preemption_plan=self.preemption_plans[request.job_id])
+            decided = with_preemption(decided.replace_unchecked(facts=facts))
         is_done = decided.action in (Action.ADMIT, Action.PREEMPT)  # and so recorded, whatever the last reason was
         if not is_done and self.snapshot.last_reasons.get(request.job_id) == decided.reason:
             return decided
         document = self.jobs[request.job_id].model_dump(mode="json", by_alias=True, exclude_defaults=True)
         quota = quota_facts_of(document, latest.decision, latest.before, self.scheduler, self.documents)
-        return decided.but_unchecked(facts=facts.but_unchecked(quota=quota))
+        return decided.replace_unchecked(facts=facts.replace_unchecked(quota=quota))
 
     def _plan_preemption(self, request: AdmissionRequest, decision: CycleDecision) -> PreemptionPlan | None:
         """Choose the fewest victims, in the order of the queue's policies, that free nodes for a job that has quota.

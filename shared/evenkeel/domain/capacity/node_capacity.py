@@ -64,7 +64,7 @@ class NodeCapacity(Value):
         return not why_too_small(wanted, self.offered, self.offered)
 
     def with_free(self, free: Resources) -> "NodeCapacity":
-        return self.but_unchecked(free=free)
+        return self.replace_unchecked(free=free)
 
     @property
     def is_open(self) -> bool:
@@ -185,7 +185,7 @@ def _stored_capacity_of(
 ) -> NodeCapacity:
     place = _place(node)
     reason = _closed_because(node if node.node_name else None, node.taints, place in unhealthy)
-    return idle_capacity(node, node.allocatable).but_unchecked(
+    return idle_capacity(node, node.allocatable).replace_unchecked(
         node_name=node.node_name,
         free=node.allocatable.minus(taken.get(place, NONE)),
         unschedulable_reason=reason,

@@ -69,7 +69,7 @@ def complete_request(wanted: Resources, node: Resources, stated: Resources = NON
         stated: The allocatable amounts of its node object; 0 = not stated. An open amount never exceeds its share.
     """
     usable = available_to_pods(node)
-    usable = usable.but(
+    usable = usable.replace(
         cpu_millis=min(usable.cpu_millis, stated.cpu_millis or usable.cpu_millis),
         memory_mib=min(usable.memory_mib, stated.memory_mib or usable.memory_mib),
     )
@@ -179,4 +179,4 @@ def expected_offer(instance_type: str, accelerators: int) -> Resources:
     """Return what a node that does not exist yet will offer pods. CPU and memory of an unknown type are left open."""
     known = shipped().of(instance_type)
     usable = available_to_pods(whole_machine(known)) if known else NONE
-    return usable.but_unchecked(accelerators=accelerators)
+    return usable.replace_unchecked(accelerators=accelerators)

@@ -61,11 +61,13 @@ class Shortages(Value):
         remembered = (
             shortage for shortage in self.entries if shortage.key != key and shortage.weight_at(now) >= MIN_WEIGHT
         )
-        return self.but(entries=tuple(sorted((*remembered, entry), key=lambda shortage: shortage.key)))
+        return self.replace(entries=tuple(sorted((*remembered, entry), key=lambda shortage: shortage.key)))
 
     def with_success(self, instance_type: str, zone: str, market: Market) -> "Shortages":
         """Return the shortages after a node was launched: earlier refusals no longer count."""
-        return self.but(entries=tuple(entry for entry in self.entries if entry.key != (instance_type, zone, market)))
+        return self.replace(
+            entries=tuple(entry for entry in self.entries if entry.key != (instance_type, zone, market))
+        )
 
     def barred_until(self, instance_type: str, zone: str, market: Market, now: datetime) -> datetime | None:
         """Return when this market may be asked again; None if it may be asked now."""

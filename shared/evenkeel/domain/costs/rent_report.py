@@ -92,7 +92,7 @@ def rented_times(rental: Rental, window: Span) -> Iterator[RentedTime]:
 
 
 def _parts_until(bill: money.BillableRental, at: datetime) -> int:
-    return bill.but(ended_at=at, min_billed_seconds=0).parts(at)
+    return bill.replace(ended_at=at, min_billed_seconds=0).parts(at)
 
 
 def _sums(hired: Iterable[RentedTime], by: str) -> tuple[RentedSum, ...]:

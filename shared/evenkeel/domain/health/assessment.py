@@ -44,7 +44,7 @@ def merge_signal(signals: Iterable[Signal], new: Signal) -> tuple[Signal, ...]:
     """
     same = [signal for signal in signals if _is_same(signal, new) and _is_same_series(signal, new)]
     others = [signal for signal in signals if signal not in same]
-    merged = new.but(
+    merged = new.replace(
         first_at=min(signal.first_at for signal in (new, *same)), last_at=max(signal.last_at for signal in (new, *same))
     )
     ordered = sorted((*others, merged), key=_sort_key)

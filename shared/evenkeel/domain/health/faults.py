@@ -326,7 +326,7 @@ class FaultCatalogue(Mapping[str, Fault]):
             changes = override.model_dump(exclude_none=True)
             for alias in (key, *(other for other, fault in self._faults.items() if fault.alias_of == key)):
                 try:
-                    faults[alias] = self._faults[alias].but(**changes)
+                    faults[alias] = self._faults[alias].replace(**changes)
                 except ValidationError as error:
                     raise CatalogueError(f"{key}: {_first_error(error)}") from error
         changed = {key: overrides[key].model_dump(mode="json", exclude_none=True) for key in sorted(overrides)}

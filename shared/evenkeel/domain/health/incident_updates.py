@@ -105,10 +105,10 @@ def with_fact(
     fact = report.fact
     if fact.is_drill is not incident.is_drill:
         return incident
-    counted = incident.but(evidence_count=incident.evidence_count + 1)
+    counted = incident.replace(evidence_count=incident.evidence_count + 1)
     if fact.kind is FactKind.PROGRESS:
         latest = RepairProgress(code=fact.code, at=fact.observed_at, instance_id=fact.instance_id, message=fact.detail)
-        return counted.but(
+        return counted.replace(
             progress=sorted((*incident.progress, latest), key=lambda progress: progress.at)[-_MAX_PROGRESS:]
         )
     if fact.kind is FactKind.RECOVERED:
@@ -116,12 +116,12 @@ def with_fact(
             incident.cleared_faults, ClearedFault(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
         )
         signals = signals_to_clear(signals_of(incident), catalogue)
-        return counted.but(cleared_faults=cleared, recovered_at=cleared_at(signals, cleared))
+        return counted.replace(cleared_faults=cleared, recovered_at=cleared_at(signals, cleared))
     if not report.is_evidence:
         return counted
     recurrences = _updated_recurrences(incident.recurrences, report, incident.incident_id, histories)
     deadlines = [at for at in (incident.deadline_at, fact.deadline_at) if at]
-    after = counted.but(
+    after = counted.replace(
         deadline_at=min(deadlines, default=None),
         last_signal_at=max(incident.last_signal_at or fact.observed_at, fact.observed_at),
     )
@@ -132,7 +132,7 @@ def _reassess(
     incident: Incident, signals: tuple[Signal, ...], recurrences: Sequence[Recurrence], catalogue: FaultCatalogue
 ) -> Incident:
     assessment = assess(signals, recurrences, catalogue)
-    return incident.but(
+    return incident.replace(
         signals=signals,
         recurrences=tuple(recurrences),
         fault_key=assessment.fault_key,

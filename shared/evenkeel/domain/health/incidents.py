@@ -407,13 +407,13 @@ class Incident(Value):
         if self.block is None:
             return self
         state = IncidentState.RECOVERING if self.state is IncidentState.BLOCKED else self.state
-        return self.but(state=state, block=None)
+        return self.replace(state=state, block=None)
 
     def at_stage(self, name: str, at: datetime) -> "Incident":
         """Return this incident with the time of a stage. A stage keeps its first time."""
         if getattr(self.stages, name) is not None:
             return self
-        return self.but(stages=self.stages.but(**{name: at}))
+        return self.replace(stages=self.stages.replace(**{name: at}))
 
 
 class Evidence(Value):

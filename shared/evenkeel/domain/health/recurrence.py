@@ -79,7 +79,7 @@ def with_occurrence(history: FaultHistory, fact: NodeFact, affected: AffectedNod
         last_at=fact.observed_at,
     )
     same = [fault_occurrence for fault_occurrence in history.occurrences if _is_same(fault_occurrence, occurrence)]
-    merged = occurrence.but(
+    merged = occurrence.replace(
         sources=tuple(
             sorted({*occurrence.sources, *(source for fault_occurrence in same for source in fault_occurrence.sources)})
         )[:_MAX_SOURCES],
@@ -103,7 +103,7 @@ def with_occurrence(history: FaultHistory, fact: NodeFact, affected: AffectedNod
             fault_occurrence.link,
         ),
     )
-    return history.but(occurrences=tuple(newest[-_MAX_OCCURRENCES:]))
+    return history.replace(occurrences=tuple(newest[-_MAX_OCCURRENCES:]))
 
 
 def _is_same(first: FaultOccurrence, other: FaultOccurrence) -> bool:

@@ -245,7 +245,7 @@ def without_blame(ending: AttemptEnd, attempt: Attempt, faulty_nodes: frozenset[
         return ending
     failure_text = "The attempt failed" if ending.state is A.FAILED else "The attempt did not start"
     reason = f"{failure_text} on {_named(faulty_used)}, which is lost or faulty: {ending.reason}"
-    return ending.but(state=A.LOST, reason=reason, counts_as_failure=False)
+    return ending.replace(state=A.LOST, reason=reason, counts_as_failure=False)
 
 
 def _blame_order(pod: ObservedPod) -> tuple[int, str]:

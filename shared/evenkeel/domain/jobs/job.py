@@ -298,7 +298,7 @@ class Job(Value):
         """Return this job with its next attempt admitted to this many nodes."""
         resize = self.live_resize()
         has_failed = resize is not None and resize.from_nodes < resize.nodes > nodes
-        return self.but(
+        return self.replace(
             size=nodes,
             resized_at=now if resize or self.size not in (0, nodes) else self.resized_at,
             failed_growths=self.failed_growths + has_failed,
@@ -314,7 +314,9 @@ class Job(Value):
     def with_throughput(self, nodes: int, per_second: float) -> "Job":
         """Return this job with the throughput that it reported at a size. The last `MAX_POINTS` sizes are kept."""
         others = [point for point in self.measured_throughput if point.nodes != nodes]
-        return self.but(measured_throughput=(*others, SizeThroughput(nodes=nodes, per_second=per_second))[-MAX_POINTS:])
+        return self.replace(
+            measured_throughput=(*others, SizeThroughput(nodes=nodes, per_second=per_second))[-MAX_POINTS:]
+        )
 
     def is_growth_attempt(self, attempt: int) -> bool:
         """Whether a smaller attempt was stopped to start this attempt."""
@@ -345,6 +347,6 @@ class Job(Value):
                 self.requirement, requirement, key=lambda checkpoint_requirement: checkpoint_requirement.rank
             )
         through = plan.after_attempt if after or requirement is not CheckpointRequirement.CONVENTION else 0
-        return self.but(
+        return self.replace(
             resume_plan=plan, distrust_after=after, distrust_through_attempt=through, requirement=requirement
         )

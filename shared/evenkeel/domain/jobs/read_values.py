@@ -67,7 +67,7 @@ def read_values(document: Any) -> JobTemplates:
     )
     if read.of() is None:
         raise ValuesError(f"jobType: there is no template {read.default!r}")
-    return read.but(findings=tuple(find_traps(document, read)))
+    return read.replace(findings=tuple(find_traps(document, read)))
 
 
 def _pull_secrets(document: Json) -> Iterator[str]:

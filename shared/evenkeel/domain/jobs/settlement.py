@@ -35,7 +35,7 @@ def settle(job: Job, attempt: Attempt, ending: AttemptEnd, policy: JobPolicy, no
     Only failures of the application use up restarts. An attempt that infrastructure ended is always repeated.
     """
     request = job.stop_of(attempt.attempt)
-    ended = attempt.but(
+    ended = attempt.replace(
         state=ending.state,
         reason=ending.reason,
         exit_codes=ending.exit_codes,
@@ -47,9 +47,9 @@ def settle(job: Job, attempt: Attempt, ending: AttemptEnd, policy: JobPolicy, no
     if damaged & {*job.damaged_checkpoints}:
         # An older training library ignores the list of damaged checkpoints. Without this count it would retry for ever.
         reason = f"{ending.reason} Evenkeel knew of the damage, but the attempt resumed from it again."
-        ending = ending.but(state=A.FAILED, counts_as_failure=True, reason=reason)
-        ended = ended.but(state=ending.state, reason=reason)
-    job = job.but(
+        ending = ending.replace(state=A.FAILED, counts_as_failure=True, reason=reason)
+        ended = ended.replace(state=ending.state, reason=reason)
+    job = job.replace(
         stop_request=None if request else job.stop_request,
         damaged_checkpoints=tuple(dict.fromkeys((*job.damaged_checkpoints, *damaged))),
         is_preempted=job.is_preempted or ending.was_preempted,
@@ -70,8 +70,8 @@ def _after_infrastructure(job: Job, ended: Attempt, ending: AttemptEnd, policy: 
     never_ran = job.launch_failures + 1 if ending.state is A.NEVER_RAN else 0
     not_before = now + _backoff(never_ran, policy) if never_ran else None
     if never_ran and job.is_growth_attempt(ended.attempt):
-        job = job.but(failed_growths=job.failed_growths + 1, growth_failed_at=now)
-    requeued = job.but(
+        job = job.replace(failed_growths=job.failed_growths + 1, growth_failed_at=now)
+    requeued = job.replace(
         reason=f"{ending.reason} The job waits to run again.",
         not_before=not_before,
         launch_failures=never_ran,
@@ -87,7 +87,7 @@ def _after_application_failure(
 ) -> Settlement:
     """Restart the application, unless its restarts are used up or it fails in the same way each time."""
     repeated = _repeated_failure(job, ended, ending, policy, now)
-    job = job.but(last_failure=repeated)
+    job = job.replace(last_failure=repeated)
     if repeated is not None and policy.same_failures and repeated.times >= policy.same_failures:
         message = (
             f" It failed {repeated.times} times in the same way from the same checkpoint, so Evenkeel does not retry."
@@ -95,20 +95,20 @@ def _after_application_failure(
         return _settled_job(SettleOutcome.JOB_FAILED, job, ended, ending.reason + message, now)
     failures = job.application_failures + 1
     allowed = policy.application_restarts if job.spec.max_restarts is None else job.spec.max_restarts
-    job = job.but(application_failures=failures)
+    job = job.replace(application_failures=failures)
     if failures > allowed:
         used = f" The job has used all of its {allowed} restarts." if allowed else " The job allows no restarts."
         return _settled_job(SettleOutcome.JOB_FAILED, job, ended, ending.reason + used, now)
     reason = f"{ending.reason} Restart {failures} of {allowed} follows."
-    return _requeued(job.but(reason=reason, not_before=now + _backoff(failures, policy)), ended, ending)
+    return _requeued(job.replace(reason=reason, not_before=now + _backoff(failures, policy)), ended, ending)
 
 
 def _requeued(job: Job, ended: Attempt, ending: AttemptEnd) -> Settlement:
     """Return the job to the queue, or suspend it if a person suspended it."""
     if job.is_suspended:
-        requeued = job.but(state=J.SUSPENDED, reason=ending.reason, not_before=None, resize=None)
+        requeued = job.replace(state=J.SUSPENDED, reason=ending.reason, not_before=None, resize=None)
     else:
-        requeued = job.but(state=J.PENDING)
+        requeued = job.replace(state=J.PENDING)
     return Settlement(outcome=SettleOutcome.JOB_REQUEUED, attempt=ended, job=requeued)
 
 
@@ -159,5 +159,7 @@ def _settled_job(outcome: SettleOutcome, job: Job, ended: Attempt, reason: str, 
     # A cancelled job keeps the reason of its cancellation, however its last attempt ended.
     text = job.reason if outcome is SettleOutcome.JOB_CANCELLED else reason
     return Settlement(
-        outcome=outcome, attempt=ended, job=job.but(state=states[outcome], reason=text, ended_at=now, not_before=None)
+        outcome=outcome,
+        attempt=ended,
+        job=job.replace(state=states[outcome], reason=text, ended_at=now, not_before=None),
     )

@@ -128,7 +128,7 @@ def with_defaults(spec: JobSpec, types: JobTypes) -> JobSpec:
     if spec.keeps_checkpoints_in_cluster and not spec.checkpoint_claim:
         given["checkpoint_claim"] = job_type.checkpoint_claim
     fills = {name: value for name, value in given.items() if value not in (None, "", ())}
-    return spec.but(
+    return spec.replace(
         **fills,
         env={**job_type.env, **spec.env},
         job_type=name,

@@ -47,7 +47,7 @@ def add_rent(spent: Spends, setup: TeamSetup, rentals: Iterable[Rental], now: da
         for key, more in rent_by_period(rental, now):
             if key in current:
                 before = result.get((team.name, key), Spent())
-                result[team.name, key] = before.but(usd_micros=before.usd_micros + more.usd_micros)
+                result[team.name, key] = before.replace(usd_micros=before.usd_micros + more.usd_micros)
     return result
 
 
@@ -117,7 +117,7 @@ def _split_by_period(bill: money.BillableRental, period: Period, now: datetime) 
     pieces = split_by_period(period, bill.started_at, bill.ended_at or now)
     for key, _, until in pieces[:-1]:
         # A started second is billed. A second across the border belongs to the earlier period.
-        by_then = min(total, bill.but(ended_at=until, min_billed_seconds=0).parts(now))
+        by_then = min(total, bill.replace(ended_at=until, min_billed_seconds=0).parts(now))
         result.append((key, by_then - before))
         before = by_then
     return [*result, (pieces[-1][0], total - before)]

@@ -247,7 +247,7 @@ class TeamSetup(Value):
     def with_team(self, team: Team) -> "TeamSetup":
         """Return this set-up with a team added, or replaced if its name is known."""
         other_teams = (other for other in self.teams if other.name != team.name)
-        return self.but(teams=tuple(sorted((*other_teams, team), key=lambda other_team: other_team.name)))
+        return self.replace(teams=tuple(sorted((*other_teams, team), key=lambda other_team: other_team.name)))
 
     @cached_property
     def queues(self) -> Queues:

@@ -76,7 +76,7 @@ class Register(Value):
 
     def at(self, now: datetime) -> "Register":
         """Return the register without requests older than an hour. A node counts until it is removed."""
-        return self.but(requested_at=tuple(at for at in self.requested_at if now - at < _AN_HOUR))
+        return self.replace(requested_at=tuple(at for at in self.requested_at if now - at < _AN_HOUR))
 
     def count_others(self, life: str, pool: str = "") -> int:
         """Return the number of other nodes in the register, in a pool or in all pools."""
@@ -86,7 +86,7 @@ class Register(Value):
         """Return the register with a node added. With `is_request`, it counts as a repair request, too."""
         others = tuple(register_entry for register_entry in self.entries if register_entry.life != entry.life)
         requested_at = (*self.requested_at, entry.since) if is_request else self.requested_at
-        return self.but(entries=(*others, entry), requested_at=requested_at)
+        return self.replace(entries=(*others, entry), requested_at=requested_at)
 
     def merged_with(self, other: "Register") -> "Register":
         """Return the union of both registers."""
@@ -97,7 +97,7 @@ class Register(Value):
 
     def without(self, *lives: str) -> "Register":
         """Return the register without some nodes. Their repair requests still count for an hour."""
-        return self.but(entries=tuple(entry for entry in self.entries if entry.life not in lives))
+        return self.replace(entries=tuple(entry for entry in self.entries if entry.life not in lives))
 
 
 class SharedCause(Value):
@@ -383,7 +383,7 @@ def released_actions(waiting: Iterable[BlockedAction], policy: GuardrailPolicy) 
         under_way = action.facts.under_way
         for entry in earlier:
             under_way = under_way.with_entry(entry, is_request=action.act in REPAIRS)
-        verdict = check_guardrails(action.act, action.facts.but(under_way=under_way), policy)
+        verdict = check_guardrails(action.act, action.facts.replace(under_way=under_way), policy)
         if verdict.allowed:
             facts = action.facts
             earlier.append(

@@ -76,9 +76,9 @@ def released_lease(
     """
     came_back = is_returned and not is_over
     returns = (*lease.returns, *([NodeReturn(life=life.key, at=now)] if came_back else ()))
-    released = lease.but(incident_id="", returns=returns)
+    released = lease.replace(incident_id="", returns=returns)
     is_marked = not is_over and is_lemon(released, life, policy, now)
-    return released.but(returns=returns[-_MAX_RETURNS:], lemon=life.key if is_marked else "")
+    return released.replace(returns=returns[-_MAX_RETURNS:], lemon=life.key if is_marked else "")
 
 
 def is_lemon(lease: RepairLease, life: NodeLife, policy: RepairPolicy, now: datetime) -> bool:
@@ -110,11 +110,11 @@ class ManualCordons(Value):
     def with_cordon(self, cordon: ManualCordon) -> "ManualCordons":
         """Return the cordons with a new one added. At most `MAX_MANUAL_CORDONS` are kept; the oldest is dropped."""
         others = tuple(manual_cordon for manual_cordon in self.cordons if manual_cordon.life != cordon.life)
-        return self.but(cordons=(*others, cordon)[-MAX_MANUAL_CORDONS:])
+        return self.replace(cordons=(*others, cordon)[-MAX_MANUAL_CORDONS:])
 
     def without(self, life: str) -> "ManualCordons":
         """Return the cordons without that of a node life."""
-        return self.but(cordons=tuple(cordon for cordon in self.cordons if cordon.life != life))
+        return self.replace(cordons=tuple(cordon for cordon in self.cordons if cordon.life != life))
 
 
 MAX_MANUAL_CORDONS = 200

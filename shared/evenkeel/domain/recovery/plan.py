@@ -148,10 +148,10 @@ def plan_recovery(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     intended = _intended_plan(facts, policy)
     outcome = outcome_of(intended.intent, facts)
     if outcome is PlanOutcome.ASK:
-        return intended.but(outcome=outcome, reason=f"Waits for approval. Plan: {intended.reason}")
+        return intended.replace(outcome=outcome, reason=f"Waits for approval. Plan: {intended.reason}")
     if outcome is PlanOutcome.OBSERVE:
         why_not = why_not_allowed(facts.mode, is_drill=facts.is_drill, drills_may_act=facts.drills_may_act)
-        return intended.but(outcome=outcome, reason=f"{why_not} Plan: {intended.reason}")
+        return intended.replace(outcome=outcome, reason=f"{why_not} Plan: {intended.reason}")
     return intended
 
 

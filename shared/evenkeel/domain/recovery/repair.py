@@ -194,7 +194,9 @@ def _stand_down(facts: RepairFacts) -> RepairDecision | None:
     if facts.opt_out_reason:
         return _decided(Repair.STAND_DOWN, facts.opt_out_reason)
     if facts.is_manual_cordon:
-        return _decided(Repair.STAND_DOWN, "A person cordoned this node, so Evenkeel leaves it alone.").but(drains=True)
+        return _decided(Repair.STAND_DOWN, "A person cordoned this node, so Evenkeel leaves it alone.").replace(
+            drains=True
+        )
     return None
 
 
@@ -210,7 +212,7 @@ def _before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
         return _by_controller(facts.controller)
     if facts.owner is Owner.CONTROLLER:
         reason = "Another controller has removed its mark from this node: Evenkeel waits until the node is valid."
-        return _decided(Repair.AWAIT, reason).but(awaited_owner=CONTROLLER)
+        return _decided(Repair.AWAIT, reason).replace(awaited_owner=CONTROLLER)
     if _recovered_by_itself(facts, policy):
         return _decided(Repair.HEALTHY, "The node is Ready again and shows no other fault: it only needs validation.")
     awaited = _leave_to_owner(facts, policy)
@@ -225,15 +227,15 @@ def _leave_to_owner(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision 
     """Return the decision if the node's owner repairs it first, or if it has no owner; None if Evenkeel repairs it."""
     if facts.owner is Owner.NONE or (facts.owner is Owner.NODE_GROUP and facts.group is None):
         reason = "No owner of this node is known: it stays out of service until a person acts."
-        return _decided(Repair.ASK_PERSON, reason).but(drains=True)
+        return _decided(Repair.ASK_PERSON, reason).replace(drains=True)
     if facts.owner is Owner.HYPERPOD and _has_rebooted_since_opening(facts) and facts.validity.is_valid:
         return _decided(Repair.HEALTHY, "HyperPod has already rebooted the node.")
     if facts.owner is Owner.HYPERPOD:
         reason = "HyperPod repairs this node itself: Evenkeel waits and requests nothing."
-        return _decided(Repair.AWAIT, reason).but(awaited_owner=OWNER)
+        return _decided(Repair.AWAIT, reason).replace(awaited_owner=OWNER)
     if facts.owner is Owner.KARPENTER and policy.karpenter_repairs:
         reason = "Karpenter repairs this node itself: Evenkeel waits."
-        return _decided(Repair.AWAIT, reason).but(awaited_owner=KARPENTER)
+        return _decided(Repair.AWAIT, reason).replace(awaited_owner=KARPENTER)
     return None
 
 
@@ -241,9 +243,9 @@ def _by_controller(mark: ControllerMark) -> RepairDecision:
     """Decide while another controller has marked the node. Evenkeel never repairs such a node itself."""
     if mark.has_given_up:
         reason = f"{mark.controller} gave up its repair of this node ({mark.mark}): a person must repair it."
-        return _decided(Repair.ASK_PERSON, reason).but(drains=True)
+        return _decided(Repair.ASK_PERSON, reason).replace(drains=True)
     reason = f"{mark.controller} repairs this node ({mark.mark}): Evenkeel waits and requests nothing."
-    return _decided(Repair.AWAIT, reason).but(awaited_owner=CONTROLLER)
+    return _decided(Repair.AWAIT, reason).replace(awaited_owner=CONTROLLER)
 
 
 def _after_controller(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
@@ -322,7 +324,7 @@ def _after_reboot(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy)
     has_failed = facts.invalid_at is not None and facts.invalid_at >= last.requested_at
     if facts.validity.is_valid and not has_failed:
         return _decided(Repair.HEALTHY, "The node rebooted and is Ready.")
-    if facts.now < deadline_of(last.but(answer=RepairAnswer.ACCEPTED), policy) and not has_failed:
+    if facts.now < deadline_of(last.replace(answer=RepairAnswer.ACCEPTED), policy) and not has_failed:
         return _decided(Repair.AWAIT, "The node rebooted and is starting.")
     return _next_rung(facts, policy, failed=f"The reboot did not clear the fault: {facts.validity.reason}")
 
@@ -331,7 +333,7 @@ def _without_reply(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy
     """Decide after a request without a reply: wait for its effect, and then as long as for an accepted request."""
     evidence = took_effect(last, facts.slot_state, facts.progress)
     if evidence:
-        accepted = last.but(answer=RepairAnswer.ACCEPTED)
+        accepted = last.replace(answer=RepairAnswer.ACCEPTED)
         if facts.now < deadline_of(accepted, policy):
             return _decided(Repair.AWAIT, f"The {last.rung} request got no reply but took effect: {evidence}.")
         return _next_rung(facts, policy, failed=f"The {last.rung} request got no reply; the node is not back.")
@@ -370,7 +372,9 @@ def _after_deep_check(facts: RepairFacts, policy: RepairPolicy) -> RepairDecisio
     if len(marks) >= policy.max_attempts:
         return _decided(Repair.ASK_PERSON, f"The node failed its deep health check again, after {len(marks)} repairs.")
     reason = "The node failed its deep health check, and HyperPod repairs such nodes itself."
-    return _decided(Repair.AWAIT, reason, (REPLACE, "two repairs of one node would conflict")).but(awaited_owner=OWNER)
+    return _decided(Repair.AWAIT, reason, (REPLACE, "two repairs of one node would conflict")).replace(
+        awaited_owner=OWNER
+    )
 
 
 def _after_owner(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
@@ -452,7 +456,7 @@ def _next_rung(
     prefix = f"{failed} " if failed else ""
     if facts.controller is not None:
         by_controller = _by_controller(facts.controller)
-        return by_controller.but(reason=f"{prefix}{by_controller.reason}")
+        return by_controller.replace(reason=f"{prefix}{by_controller.reason}")
     if facts.owner is Owner.CONTROLLER:
         reason = f"{prefix}Another controller has repaired this node: Evenkeel requests nothing."
         return _decided(Repair.ASK_PERSON, reason, (REPLACE, "two repairs of one node would conflict"))
@@ -461,7 +465,7 @@ def _next_rung(
         return exhausted
     by_group = _by_group(facts, facts.group, policy) if facts.group is not None else None
     if by_group is not None:
-        return by_group.but(reason=f"{prefix}{by_group.reason}")
+        return by_group.replace(reason=f"{prefix}{by_group.reason}")
     rung, skipped = _first_open_rung(facts, policy)
     if not rung:
         return _decided(Repair.ASK_PERSON, f"{prefix}No rung is left for {facts.terms.name}.", *skipped)
@@ -475,7 +479,7 @@ def _next_rung(
     blocked = _blocked_rung(facts, policy, rung, prefix)
     if blocked is not None:
         return blocked
-    return _decided(Repair(rung.upper()), f"{prefix}{_rung_reason(facts, rung)}", *skipped).but(drains=True)
+    return _decided(Repair(rung.upper()), f"{prefix}{_rung_reason(facts, rung)}", *skipped).replace(drains=True)
 
 
 def _end_of_ladder(facts: RepairFacts, policy: RepairPolicy, prefix: str) -> RepairDecision | None:
@@ -492,7 +496,7 @@ def _end_of_ladder(facts: RepairFacts, policy: RepairPolicy, prefix: str) -> Rep
         return _decided(Repair.ASK_PERSON, reason, ("replace", "the earlier replacement may still succeed"))
     if not facts.ladder and facts.terms.ladder[0] in QUARANTINE_RUNGS:
         reason = f"{facts.terms.name}: Evenkeel keeps the node out of service and does not repair it."
-        return _decided(Repair.STAND_DOWN, reason).but(drains=not facts.leaves_work)
+        return _decided(Repair.STAND_DOWN, reason).replace(drains=not facts.leaves_work)
     if facts.calls_today >= policy.max_attempts_a_day:
         reason = f"{prefix}{facts.calls_today} repair requests within a day for this node slot, which is the limit."
         return _decided(Repair.ASK_PERSON, reason)
@@ -612,13 +616,13 @@ def _by_group(facts: RepairFacts, group: GroupFacts, policy: RepairPolicy) -> Re
     if decided.action is GroupAction.TERMINATE:
         return None
     if decided.action in (GroupAction.REFUSE, GroupAction.ASK_PERSON):
-        return _decided(Repair.ASK_PERSON, decided.reason).but(drains=True)
+        return _decided(Repair.ASK_PERSON, decided.reason).replace(drains=True)
     if decided.action is GroupAction.REPLACED:
         return _decided(Repair.NOT_NEEDED, decided.reason)
     if decided.action is GroupAction.LATER or not facts.slot_state.original.is_there:
-        return _decided(Repair.PAUSE, decided.reason).but(wait_seconds=policy.retry_seconds)
+        return _decided(Repair.PAUSE, decided.reason).replace(wait_seconds=policy.retry_seconds)
     is_recorded = group.requested_at is not None or group.watched_at is not None
-    return _decided(Repair.AWAIT, decided.reason).but(awaited_owner="" if is_recorded else NODE_GROUP)
+    return _decided(Repair.AWAIT, decided.reason).replace(awaited_owner="" if is_recorded else NODE_GROUP)
 
 
 _OWNER_NAMES = {Owner.KARPENTER: "Karpenter", Owner.NODE_GROUP: "EKS"}

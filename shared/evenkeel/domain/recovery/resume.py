@@ -277,7 +277,7 @@ def _renting(facts: ResumeFacts, renting: RentOption) -> _Option:
     rent = f"{money.format_usd(row.rent_parts)} for the expected run time"
     why = f"{nodes_subject(requirement.nodes, row.pool)} rented for it, {rent}."
     offer = ResumeOffer(option=ResumeOption.RENT, pool=row.pool, usd=premium / money.PARTS)
-    return _weighed(facts, ResumeOption.RENT, why, wait=max(0.0, wait), offer=offer).but(rent_parts=row.rent_parts)
+    return _weighed(facts, ResumeOption.RENT, why, wait=max(0.0, wait), offer=offer).replace(rent_parts=row.rent_parts)
 
 
 def _preempting(facts: ResumeFacts, wait: float) -> _Option:
@@ -307,7 +307,7 @@ def _shrinking(facts: ResumeFacts, fault: NodeLossFacts) -> _Option:
     decision = decide_after_node_loss(fault)
     begins_at = decision.recheck_at or fault.now
     if decision.action is NodeLossAction.WAIT:
-        decision = decide_after_node_loss(fault.but(now=begins_at))
+        decision = decide_after_node_loss(fault.replace(now=begins_at))
     if decision.action is not NodeLossAction.SHRINK:
         return _Option(option=ResumeOption.SHRINK, why_not=decision.reason.rstrip("."))
     delays, terms = facts.delays, fault.terms
@@ -323,7 +323,7 @@ def _shrinking(facts: ResumeFacts, fault: NodeLossFacts) -> _Option:
     wait = (begins_at - fault.now).total_seconds()
     when = f" from {begins_at:%H:%M:%S} UTC, unless a spare node is free before" if wait else ""
     why = f"The job continues on {decision.nodes} of {facts.nodes} nodes{when}, and grows back when nodes are free."
-    return _weighed(facts, ResumeOption.SHRINK, why, wait=wait, offer=offer).but(
+    return _weighed(facts, ResumeOption.SHRINK, why, wait=wait, offer=offer).replace(
         nodes=decision.nodes, shrinks_at=begins_at
     )
 

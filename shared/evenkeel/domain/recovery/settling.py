@@ -72,7 +72,7 @@ def choose_incident_end(
         return IncidentEnd(
             state=IncidentState.FAILED, reason="Evenkeel failed: the recovery workflow ended without an outcome."
         )
-    node, jobs = node.but(reason=error_message(node.reason)), jobs.but(reason=error_message(jobs.reason))
+    node, jobs = node.replace(reason=error_message(node.reason)), jobs.replace(reason=error_message(jobs.reason))
     both = f"{node.reason} {jobs.reason}".strip()
     if node.outcome not in tuple(NodeBranchResult):
         return IncidentEnd(state=IncidentState.FAILED, reason=f"The node branch failed: {both}")

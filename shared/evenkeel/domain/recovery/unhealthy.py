@@ -82,7 +82,7 @@ def with_cleared_fault(
     """Return an unhealthy node with one more cleared fault; None once every fault that needs a repair is gone."""
     cleared = add_cleared_fault((*node.cleared_faults, *incident.cleared_faults), new)
     signals = signals_to_clear(signals_of(incident), catalogue)
-    return None if cleared_at(signals, cleared) else node.but(cleared_faults=cleared)
+    return None if cleared_at(signals, cleared) else node.replace(cleared_faults=cleared)
 
 
 def why_healthy(incident: Incident, observed: ObservedNode, catalogue: FaultCatalogue, *, expected: int) -> str:
@@ -142,7 +142,7 @@ def resumed_incident(incident: Incident, node: UnhealthyNode, *, incident_id: st
     If a person approved the plan after the first incident had ended, the new incident keeps the plan and the approval.
     """
     approval: Approval | None = incident.approval if is_approved(incident) else None
-    return incident.but(
+    return incident.replace(
         incident_id=incident_id,
         state=IncidentState.OPEN,
         run=1,
@@ -154,7 +154,7 @@ def resumed_incident(incident: Incident, node: UnhealthyNode, *, incident_id: st
                 (fault.fault_key, fault.source): fault for fault in (*incident.cleared_faults, *node.cleared_faults)
             }.values()
         ),
-        plan=incident.plan.but(run=0) if approval and incident.plan else None,
+        plan=incident.plan.replace(run=0) if approval and incident.plan else None,
         approval=approval,
         mode="",
         block=None,

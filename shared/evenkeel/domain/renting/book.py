@@ -59,7 +59,7 @@ class RentalBook(NamedTuple):
         rental = self.serving.get(job.job_id)
         if rental is None or rental.state is not RentalState.READY or job.is_migrating_back:
             return job
-        return job if rental.offer.cluster == job.cluster else job.but(cluster=rental.offer.cluster)
+        return job if rental.offer.cluster == job.cluster else job.replace(cluster=rental.offer.cluster)
 
     def capacities(
         self, capacities: Iterable[NodeCapacity], jobs: Iterable[Job], pools: Iterable[Pool]
@@ -116,7 +116,7 @@ def reserve_rented_nodes(
             return capacity
         owner = owners.get((capacity.cluster, capacity.node_name), UNASSIGNED)
         free = capacity.free if owner == UNASSIGNED else capacity.offered
-        return capacity.but(reserved_for=owner, free=free)
+        return capacity.replace(reserved_for=owner, free=free)
 
     return tuple(map(reserved, capacities))
 

@@ -295,7 +295,7 @@ def facts_for_next_offer(
     tried = {offer.pool for offer in rental.offers}
     waited = (now - facts.now).total_seconds()
     committed = tuple(
-        candidate.but(wait_seconds=max(0.0, candidate.wait_seconds - waited))
+        candidate.replace(wait_seconds=max(0.0, candidate.wait_seconds - waited))
         for candidate in facts.candidates
         if not candidate.pool.market.is_rented
     )
@@ -311,7 +311,7 @@ def facts_for_next_offer(
         for pool in burst.pools
     )
     spending = spend_limits(facts.job.team, others, burst, budget_left_parts)
-    return facts.but(candidates=(*committed, *rented), spending=spending, now=now)
+    return facts.replace(candidates=(*committed, *rented), spending=spending, now=now)
 
 
 # ---------------------------------------------------------------- committed pools
@@ -441,7 +441,7 @@ def environment_in(pool: Pool, storage: Storage, catalogue: InstanceTypes) -> Po
     """Return what a job finds on a node of a pool: what its instance type offers, with the overrides in `place`."""
     environment = compatibility.environment_on(pool.instance_type, catalogue)
     given = {name: value for name in pool.place.model_fields_set if (value := getattr(pool.place, name))}
-    return environment.but(**{**given, "storage": {**storage.get(pool.cluster, {}), **pool.place.storage}})
+    return environment.replace(**{**given, "storage": {**storage.get(pool.cluster, {}), **pool.place.storage}})
 
 
 def _differences(job: Job, pool: Pool, storage: Storage) -> Iterator[str]:

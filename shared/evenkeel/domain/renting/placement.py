@@ -154,18 +154,18 @@ def place_in_queue_order(queue: Sequence[PlacementFacts]) -> tuple[PlacementDeci
         spending = before
         if fleet:
             left = before.team_budget_left_parts
-            spending = before.but(
+            spending = before.replace(
                 team_micros_per_hour=before.team_micros_per_hour + teams.get(job.team, 0),
                 fleet_micros_per_hour=before.fleet_micros_per_hour + fleet,
                 team_budget_left_parts=None if left is None else left - budgets.get(job.team, 0),
             )
         candidates = tuple(
-            candidate.but(accelerators_left=candidate.accelerators_left - taken[candidate.pool.name])
+            candidate.replace(accelerators_left=candidate.accelerators_left - taken[candidate.pool.name])
             if candidate.pool.name in taken
             else candidate
             for candidate in facts.candidates
         )
-        decision = choose_pool(facts.but(candidates=candidates, spending=spending))
+        decision = choose_pool(facts.replace(candidates=candidates, spending=spending))
         decisions.append(decision)
         if decision.row and decision.action in (PlacementAction.START, PlacementAction.RENT):
             pool = next(candidate.pool for candidate in candidates if candidate.pool.name == decision.pool)

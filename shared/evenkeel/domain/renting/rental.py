@@ -187,7 +187,7 @@ class Rental(Value):
 
     def with_offer(self, **changes: object) -> "Rental":
         """Return the rental with its current offer changed."""
-        return self.but(offers=(*self.offers[:-1], self.offer.but(**changes)))
+        return self.replace(offers=(*self.offers[:-1], self.offer.replace(**changes)))
 
     def bills(self) -> tuple[money.BillableRental, ...]:
         """Return what is billed: the nodes of each offer, from the request until the last of them is gone."""
@@ -243,7 +243,7 @@ def _moved(rental: Rental, state: RentalState, **changes: Any) -> Rental:
     """
     if state not in TRANSITIONS[rental.state]:
         raise IllegalTransitionError(f"{rental.name} cannot go from {rental.state} to {state}.")
-    return rental.but(state=state, **changes)
+    return rental.replace(state=state, **changes)
 
 
 class RentalHolder(NamedTuple):

@@ -70,9 +70,9 @@ class ServingState(Value):
     def after_end(self, *, was_used: bool, now: datetime) -> "ServingState":
         """Return the state once one of its nodes goes back."""
         if was_used:
-            return self.but(unused_rentals=0, not_before=None)
+            return self.replace(unused_rentals=0, not_before=None)
         seconds = min(_MAX_UNUSED_SECONDS, _UNUSED_SECONDS * 2**self.unused_rentals)
-        return self.but(unused_rentals=self.unused_rentals + 1, not_before=now + timedelta(seconds=seconds))
+        return self.replace(unused_rentals=self.unused_rentals + 1, not_before=now + timedelta(seconds=seconds))
 
     def next_holder(
         self, registered: ServingWorkload, per_replica: int, capacity_pod_namespace: str, now: datetime

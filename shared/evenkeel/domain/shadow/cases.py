@@ -87,7 +87,7 @@ class Aftermath(Value):
         """Return it with further events. Copies of an event, and events beyond the limit, change nothing."""
         known = {(event.at, event.kind, event.actor) for event in self.events}
         new = [event for event in dict.fromkeys(events) if (event.at, event.kind, event.actor) not in known]
-        return self.but(events=(*self.events, *new)[:_MAX_EVENTS])
+        return self.replace(events=(*self.events, *new)[:_MAX_EVENTS])
 
 
 FOLLOWED_FOR = timedelta(days=14)

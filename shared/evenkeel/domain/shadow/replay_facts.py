@@ -120,7 +120,7 @@ class FactReplay:
             fault_key=incident.fault_key,
             rungs=facts.rungs,
         )
-        return incident.but(plan=stored, mode=Mode.OBSERVE).at_stage("planned_at", decided_at)
+        return incident.replace(plan=stored, mode=Mode.OBSERVE).at_stage("planned_at", decided_at)
 
     def _plan_facts(self, incident: Incident, now: datetime) -> PlanFacts:
         then = self._node_at(incident.life.instance_id, now)

@@ -146,7 +146,7 @@ class _Course:
         until = act.at + timedelta(seconds=self.terms.same_seconds)
         copies = [event for event in self.events if event.kind is act.kind and act.at <= event.at <= until]
         named = next((copy for copy in copies if copy.actor is not Actor.UNKNOWN), act)
-        return named.but(at=act.at)
+        return named.replace(at=act.at)
 
     def healthy_from(self, since: datetime) -> tuple[datetime, str]:
         """Return from when the node showed no fault, with the evidence: after its last fault within the window."""
@@ -199,7 +199,7 @@ class _Course:
             verdict, reason = Verdict.EARLIER, f"{done} {_span(seconds)} after Evenkeel's decision."
         else:
             verdict, reason = Verdict.LATER, f"{done} {_span(-seconds)} before Evenkeel's decision."
-        return _acted(verdict, reason, act).but(seconds=seconds)
+        return _acted(verdict, reason, act).replace(seconds=seconds)
 
     def left_alone(self, act: NodeEvent | None) -> Judgement:
         """Judge a decision not to act."""
@@ -220,7 +220,7 @@ class _Course:
             reason = self.ended or f"No source shows the node in service after {_clock(until)}."
             return _unknown(Cause.NOTHING_KNOWN, f"{prefix}{reason}")
         reason = f"{prefix}The observation window is open until {_clock(until)}."
-        return _unknown(Cause.WINDOW_OPEN, reason).but(window_open_until=until)
+        return _unknown(Cause.WINDOW_OPEN, reason).replace(window_open_until=until)
 
 
 def _judge_cordon(course: _Course) -> Judgement:
@@ -258,7 +258,7 @@ def _gentler(course: _Course, act: NodeEvent) -> Judgement:
         return course.compared(act)
     reason = f"Evenkeel would have begun with {_NAMES[repair]}. {act.words} at {_clock(act.at)}."
     seconds = (act.at - course.decided_at).total_seconds()
-    return _acted(Verdict.DIFFERENT, reason, act).but(seconds=seconds)
+    return _acted(Verdict.DIFFERENT, reason, act).replace(seconds=seconds)
 
 
 _NAMES = {DIAGNOSE: "a check of the node", REBOOT: "a reboot", REPLACE: "a replacement"}

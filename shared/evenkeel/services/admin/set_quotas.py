@@ -117,4 +117,4 @@ def _now(setup: TeamSetup, name: str) -> dict[str, Any]:
 
 
 def _with(setup: TeamSetup, part: SetupPart) -> TeamSetup:
-    return setup.with_team(part) if isinstance(part, Team) else setup.but(fleet=part)
+    return setup.with_team(part) if isinstance(part, Team) else setup.replace(fleet=part)

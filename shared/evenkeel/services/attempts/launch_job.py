@@ -134,7 +134,7 @@ def _launch(
 ) -> Outcome:
     """Launch an attempt whose resume point is decided."""
     job, attempt, choice = stored.job, stored.attempt, answer.choice
-    decided = attempt.but(
+    decided = attempt.replace(
         is_pinned=answer.kind is PinOutcome.PINNED,
         resume_from=choice.resume_from,
         resumed_work_from=choice.began_at,
@@ -177,7 +177,7 @@ def _launch(
         reason = f"The cluster does not accept the attempt's Kubernetes Job now: {error}"
         return _give_up(stored, decided, reason, context, is_refused=False)
     rental_records.delete_capacity_pods_of(job, attempt, context)
-    launched = decided.but(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=context.now)
+    launched = decided.replace(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=context.now)
     _record_launch(stored, launched, answer, placement.network, context)
     context.telemetry.count("AttemptsLaunched")
     context.telemetry.info("AttemptLaunched", job_id=job.job_id, attempt=attempt.attempt, resume_from=resume_from)
@@ -320,7 +320,7 @@ def _with_priority_class(job: Job, attempt: Attempt, policy: Policy) -> JobSpec:
     A team's class orders its jobs in the queues. The scheduler of Kubernetes would evict by it, regardless of quota.
     """
     is_allowed = bool(attempt.local_queue) if job.queue else job.spec.priority_class in policy.jobs.priority_classes
-    return job.spec if is_allowed or not job.spec.priority_class else job.spec.but(priority_class="")
+    return job.spec if is_allowed or not job.spec.priority_class else job.spec.replace(priority_class="")
 
 
 def _give_up(
@@ -331,7 +331,7 @@ def _give_up(
     if (stored.attempt.reason, stored.attempt.is_refused) != (reason, is_refused):
         entry = TimelineEntry(at=context.now, kind="refused" if is_refused else "given up", text=reason, writer=WRITER)
         context.ledger.commit(
-            Put(job_rows.attempt_row(attempt.but(reason=reason, is_refused=is_refused), stored.attempt_version)),
+            Put(job_rows.attempt_row(attempt.replace(reason=reason, is_refused=is_refused), stored.attempt_version)),
             Put(subject_rows.timeline_row(attempt.job_id, entry, f"given-up-{attempt.attempt}")),
         )
     return Outcome(outcome=LaunchOutcome.GIVE_UP, reason=reason)

@@ -48,13 +48,13 @@ def _mark(request: Request, context: Context) -> Outcome:
     if attempt.state is not AttemptState.LAUNCHED or job.current_attempt != attempt.attempt:
         return Outcome(outcome=RunningOutcome.STALE)
     reported = measured_throughput.with_report(job, attempt, context.ledger)
-    changed = reported.but(launch_failures=0, started_at=job.started_at or context.now, is_preempted=False)
+    changed = reported.replace(launch_failures=0, started_at=job.started_at or context.now, is_preempted=False)
     if job.is_growth_attempt(attempt.attempt):
-        changed = changed.but(failed_growths=0, growth_failed_at=None)
+        changed = changed.replace(failed_growths=0, growth_failed_at=None)
     if job.state is JobState.STARTING:
-        changed = changed.but(state=JobState.RUNNING, reason=_runs(attempt))
+        changed = changed.replace(state=JobState.RUNNING, reason=_runs(attempt))
     entry = TimelineEntry(at=context.now, kind="running", text=_text(attempt), writer=WRITER)
-    running = attempt.but(state=AttemptState.RUNNING, running_at=context.now)
+    running = attempt.replace(state=AttemptState.RUNNING, running_at=context.now)
     context.ledger.commit(
         Put(job_rows.attempt_row(running, stored.attempt_version)),
         Put(job_rows.job_row(changed, stored.job_version)),

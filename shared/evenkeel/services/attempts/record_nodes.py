@@ -35,7 +35,7 @@ def run(job_id: str, number: int, context: Context) -> bool:
         for node in nodes
         if node.kubernetes
     }
-    with_nodes = attempt.but(
+    with_nodes = attempt.replace(
         nodes=tuple(node.life for node in nodes),
         node_names=names,
         pool=first.pool,

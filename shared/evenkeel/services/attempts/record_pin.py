@@ -32,7 +32,7 @@ def run(stored: attempt_record.StoredAttempt, context: Context) -> bool:
     choice = _reported_pin(text, attempt)
     if choice is None:
         return False
-    pinned = attempt.but(
+    pinned = attempt.replace(
         is_pinned=True,
         resume_from=choice.resume_from,
         resumed_work_from=choice.began_at,

@@ -122,7 +122,7 @@ def _reported_end(ended: Mapping[str, Any] | None) -> AttemptEnd | None:
     ending = AttemptEnd.model_validate(facts)
     if not ending.state.has_ended:
         return None
-    return ending.but(counts_as_failure=ending.counts_as_failure or ending.state is AttemptState.FAILED)
+    return ending.replace(counts_as_failure=ending.counts_as_failure or ending.state is AttemptState.FAILED)
 
 
 def _failure(failure: Mapping[str, Any] | None) -> str:

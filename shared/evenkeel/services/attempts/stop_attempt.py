@@ -60,7 +60,7 @@ def _record_deadline(request: Request, context: Context) -> StopRequest:
         wanted = _request(stored.job, stored.attempt, context)
         entry = TimelineEntry(at=context.now, kind="stopped", text=f"Stopped: {wanted.reason}", writer=WRITER)
         context.ledger.commit(
-            Put(job_rows.job_row(stored.job.but(stop_request=wanted), stored.job_version)),
+            Put(job_rows.job_row(stored.job.replace(stop_request=wanted), stored.job_version)),
             Put(subject_rows.timeline_row(request.job_id, entry, f"stopped-{request.attempt}")),
         )
         return wanted

@@ -39,6 +39,6 @@ def run(request: Request, context: Context) -> Incident:
         )
         acknowledgement = Acknowledgement(by=request.by, reason=request.reason, at=context.now)
         audited = Put(fleet_rows.automation_event_row(entry, request.request_id))
-        return current.but(acknowledgement=acknowledgement), [line, audited]
+        return current.replace(acknowledgement=acknowledgement), [line, audited]
 
     return incident_record.update(context.ledger, request.incident_id, change)

@@ -81,7 +81,7 @@ def run(request: Request, context: Context) -> Incident:
             writer=request.by,
         )
         audited = Put(fleet_rows.automation_event_row(entry, f"{request.by}#{request.decision_id}"))
-        return current.but(approval=answer), [line, audited]
+        return current.replace(approval=answer), [line, audited]
 
     after = incident_record.update(context.ledger, request.incident_id, change)
     context.telemetry.count("PlansAnswered", answer="approved" if request.approves else "declined")

@@ -174,7 +174,7 @@ def ingest_fact(fact: NodeFact, context: Context) -> Outcome:
             f"The drill names {fact.instance_id}, which is not a node of this fleet.", fact.source, context.telemetry
         )
     if affected is None and signal_source(fact.source).is_account_wide:
-        _store_early_notice(fact, context.but(now=context.clock.now()))
+        _store_early_notice(fact, context.replace(now=context.clock.now()))
         return _other_fleet_outcome(f"{fact.instance_id} is not a node of this fleet.", fact.source, context.telemetry)
     fact = _without_future_time(fact, context.clock.now())
     if affected is None:
@@ -186,7 +186,7 @@ def _without_future_time(fact: NodeFact, now: datetime) -> NodeFact:
     """Limit a fact's time to now: no later fact could supersede one from the future. Its identity stays the same."""
     if fact.observed_at <= now + _MAX_CLOCK_SKEW:
         return fact
-    return fact.but(observed_at=now, occurrence=fact.occurrence or f"{fact.observed_at:%Y%m%dT%H%M}")
+    return fact.replace(observed_at=now, occurrence=fact.occurrence or f"{fact.observed_at:%Y%m%dT%H%M}")
 
 
 def _node_in_repair(fact: NodeFact, context: Context) -> AffectedNode | None:
@@ -305,7 +305,7 @@ def _record_once(fact: NodeFact, affected: AffectedNode, context: Context) -> In
     """Load the rows, decide, and commit. Raises Conflict if a row changed since it was read."""
     now = context.clock.now()
     if fact.job_id:
-        affected = affected.but(job_ids=(fact.job_id,))
+        affected = affected.replace(job_ids=(fact.job_id,))
     report = ClassifiedFact.of(fact, affected, context.policy.catalogue)
     fact_rows = _read_fact_rows(report, affected, context.ledger, now)
     decision = join_or_open(

@@ -70,7 +70,7 @@ def run(request: Request, context: Context) -> Json:
         return _first_answer(row, request)
     new = accept_reports(request, context)
     for job_id, facts, blamed in new.laid:
-        record = decision_of("ATTRIBUTION", job_id, blamed.instance_id, blamed, facts, context.but(mode=""))
+        record = decision_of("ATTRIBUTION", job_id, blamed.instance_id, blamed, facts, context.replace(mode=""))
         context.ledger.commit(Put(subject_rows.decision_row(record)))
     if new.count:
         context.inbox.put(new.document)

@@ -71,7 +71,7 @@ def run(request: Request, context: Context) -> Outcome:
             if request.failure or incident.run >= context.policy.watch.max_runs
             else why_replan(incident, rungs, plan_ended)
         )
-        settled = incident.but(state=decided.state, outcome=decided.reason, block=None).at_stage(
+        settled = incident.replace(state=decided.state, outcome=decided.reason, block=None).at_stage(
             "settled_at", context.now
         )
         try:
@@ -99,7 +99,7 @@ def _hand_over_to_next_run(incident: Incident, version: int, more: str, context:
     entry = incident_record.timeline_put(
         incident.incident_id, f"resumed-{run_number}", reason, at=context.now, writer=WRITER
     )
-    after = incident.but(state=IncidentState.OPEN, run=run_number, outcome=reason, block=None)
+    after = incident.replace(state=IncidentState.OPEN, run=run_number, outcome=reason, block=None)
     context.ledger.commit(Put(incident_rows.incident_row(after, version)), entry)
     context.telemetry.count("RecoveriesReplanned")
     context.telemetry.info("RecoveryReplanned", run=run_number, reason=reason)
@@ -111,7 +111,7 @@ def _leave_open(incident: Incident, version: int, decided: IncidentEnd, context:
     reason = f"{decided.reason} Run {incident.run + 1} starts later."
     entry = incident_record.timeline_put(incident.incident_id, "failed", reason, at=context.now, writer=WRITER)
     # The run no longer waits for a guardrail, so its entry must not block later incidents.
-    after = incident.without_block().but(failed_at=context.now, outcome=reason)
+    after = incident.without_block().replace(failed_at=context.now, outcome=reason)
     context.ledger.commit(Put(incident_rows.incident_row(after, version)), entry)
     context.telemetry.count("RecoveryRunsFailed")
     context.telemetry.warning("RecoveryRunFailed", run=incident.run, reason=decided.reason)
@@ -163,7 +163,7 @@ def _settlement_writes(incident: Incident, request: Request, decided: IncidentEn
         is_replaced=replaced,
     )
     if last.returned_at is None and before is not None:
-        last = last.but(returned_at=before.returned_at, returned_by=before.returned_by or before.incident_id)
+        last = last.replace(returned_at=before.returned_at, returned_by=before.returned_by or before.incident_id)
     version = last_row.version if last_row else 0
     writes.append(Put(incident_rows.last_row(incident.life, last, version, context.now, is_drill=is_drill)))
     if not is_drill:
@@ -205,7 +205,7 @@ def _page(incident: Incident, context: Context) -> None:
     context.telemetry.error("IncidentNeedsPerson", outcome=incident.state, reason=incident.outcome, runbook=_RUNBOOK)
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        return None if current.paged_at else (current.but(paged_at=context.now), [])
+        return None if current.paged_at else (current.replace(paged_at=context.now), [])
 
     incident_record.update(context.ledger, incident.incident_id, change)
 

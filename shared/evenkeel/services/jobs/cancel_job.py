@@ -88,5 +88,7 @@ def _cancel(request: Request, setup: TeamSetup, context: Context) -> tuple[Outco
 
 def _cancelled(job: Job, actor: str, why: str, now: datetime) -> Job:
     if job.state in (JobState.PENDING, JobState.SUSPENDED):
-        return job.but(state=JobState.CANCELLED, reason=why, ended_at=now, not_before=None)
-    return job.but(state=JobState.STOPPING, reason=why, stop_request=job.with_stop_request(why, f"cancel/{actor}", now))
+        return job.replace(state=JobState.CANCELLED, reason=why, ended_at=now, not_before=None)
+    return job.replace(
+        state=JobState.STOPPING, reason=why, stop_request=job.with_stop_request(why, f"cancel/{actor}", now)
+    )

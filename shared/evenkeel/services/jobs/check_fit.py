@@ -64,7 +64,7 @@ def _unread(cluster: str, ledger: Ledger) -> bool:
 def _idle(node: FleetNode) -> NodeCapacity:
     amounts = amounts_of(node.instance_type, node.allocatable)
     # A node without a node object may offer whatever its instance type has.
-    offered = node.allocatable.at_least(amounts.but(cpu_millis=0, memory_mib=0))
+    offered = node.allocatable.at_least(amounts.replace(cpu_millis=0, memory_mib=0))
     if amounts == NONE:
         offered = Resources(accelerators=_UNKNOWN_ACCELERATORS)
     return idle_capacity(node, offered)
@@ -87,7 +87,7 @@ def why_never(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy
         return None  # a stopped queue starts no job, but it may be resumed at any time
 
     def decided(spec: JobSpec) -> AdmissionDecision:
-        return _decided(job.but(spec=spec), fleet, setup, policy, now)
+        return _decided(job.replace(spec=spec), fleet, setup, policy, now)
 
     answer = decided(job.spec)
     if answer.action is Action.ADMIT:
@@ -101,30 +101,30 @@ def why_never(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy
 
 def _with_one_requirement_removed(spec: JobSpec) -> Iterable[tuple[str, JobSpec]]:
     """Yield the job with one requirement less, with the field of that requirement."""
-    yield "nodes", spec.but(nodes=1, elastic=None)
+    yield "nodes", spec.replace(nodes=1, elastic=None)
     if spec.instance_types:
-        yield "instanceTypes", spec.but(instance_types=())
+        yield "instanceTypes", spec.replace(instance_types=())
     if spec.requires != Requirements():
-        yield "requires", spec.but(requires=Requirements())
+        yield "requires", spec.replace(requires=Requirements())
     if spec.pools:
-        yield "jobType", spec.but(pools=())
+        yield "jobType", spec.replace(pools=())
     if spec.cpu_per_node:
-        yield "cpuPerNode", spec.but(cpu_per_node=1)
+        yield "cpuPerNode", spec.replace(cpu_per_node=1)
     if spec.memory_gib_per_node:
-        yield "memoryGibPerNode", spec.but(memory_gib_per_node=1)
+        yield "memoryGibPerNode", spec.replace(memory_gib_per_node=1)
     if spec.accelerators_per_node > 1:
-        yield "gpusPerNode", spec.but(accelerators_per_node=1)
+        yield "gpusPerNode", spec.replace(accelerators_per_node=1)
 
 
 def _decided(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy, now: datetime) -> AdmissionDecision:
     shares = NodeShares(fleet.capacities, policy.burst.pools)
-    admission_request = AdmissionRequest.of(job).but_unchecked(not_before=None)
+    admission_request = AdmissionRequest.of(job).replace_unchecked(not_before=None)
     rented = {pool.name for pool in policy.burst.pools}
     home = tuple(capacity for capacity in fleet.capacities if capacity.pool not in rented)
     decision = _weighed(with_open_amounts(admission_request, shares), home, setup, policy, now)
     for pool in policy.burst.pools if decision.action is not Action.ADMIT else ():
         capacities = (*home, *nodes_to_rent(job, pool, now))
-        request = with_open_amounts(admission_request.but_unchecked(cluster=pool.cluster), shares)
+        request = with_open_amounts(admission_request.replace_unchecked(cluster=pool.cluster), shares)
         there = _weighed(request, capacities, setup, policy, now)
         if there.action is Action.ADMIT and job.spec.nodes <= pool.max_nodes:
             return there

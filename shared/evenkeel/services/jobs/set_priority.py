@@ -47,7 +47,7 @@ def run(request: Request, context: Context) -> Job:
     check_role.to_change(request.requester, job, setup)
     if job.state.has_ended or job.state is JobState.STOPPING:
         raise JobEnded(job.reason or f"{job.job_id} has ended.")
-    spec = job.spec.but(priority_class=request.priority_class)
+    spec = job.spec.replace(priority_class=request.priority_class)
     faults = (
         *check_spec(spec),
         *check_permitted(spec, setup, context.policy.priority_classes, context.policy.jobs.allowed),
@@ -55,7 +55,7 @@ def run(request: Request, context: Context) -> Job:
     wrong = tuple(fault for fault in faults if fault.field == "priorityClass")
     if wrong:
         raise Invalid("The job cannot have this class.", wrong)
-    after = job.but(spec=spec, priority=setup.priority_of(request.priority_class))
+    after = job.replace(spec=spec, priority=setup.priority_of(request.priority_class))
     if after == job:
         return job
     if row.version != request.expected:

@@ -78,7 +78,7 @@ def run(request: Request, context: Context) -> Outcome:
     if context.site.admission is AdmissionAuthority.EVENKEEL:
         refuse_in_kueue_namespace(job, context.ledger)
         refuse_unfit(job, setup, context)
-    job = job.but(open_job_counters=open_jobs.names_of(job))
+    job = job.replace(open_job_counters=open_jobs.names_of(job))
     text = f"Submitted by {job.submitted_by}."
     answer = {"jobId": job.job_id, "fingerprint": fingerprint}
     guard = job_rows.idempotency_row(requester.principal, request.idempotency_key, answer, context.now)
@@ -120,11 +120,11 @@ def job_of(
     """
     _refuse(check_type(spec, context.policy.job_types))
     spec = with_defaults(spec, context.policy.job_types)
-    spec = spec.but(team=team_of(spec, setup, requester.identity))
+    spec = spec.replace(team=team_of(spec, setup, requester.identity))
     if spec.team in setup.by_name:
         # Checked before the team's settings, because an error would disclose its images and folders.
         check_role.to_submit(requester, spec.team, setup)
-    _refuse((*check_spec(spec.but(team=spec.team or DEFAULT_TEAM)), *check_deadline(spec, context.now)))
+    _refuse((*check_spec(spec.replace(team=spec.team or DEFAULT_TEAM)), *check_deadline(spec, context.now)))
     _refuse(check_permitted(spec, setup, context.policy.priority_classes, context.policy.jobs.allowed))
     check_role.to_submit(requester, spec.team, setup)
     team = setup.by_name.get(spec.team)

@@ -51,9 +51,9 @@ def suspend(request: Request, context: Context) -> Job:
             return None
         why = f"Suspended by {_by(request)}."
         if job.state is JobState.PENDING:
-            return job.but(state=JobState.SUSPENDED, is_suspended=True, reason=why)
+            return job.replace(state=JobState.SUSPENDED, is_suspended=True, reason=why)
         stopping = job.with_stop_request(why, f"suspend/{request.requester.actor}", context.now)
-        return job.but(is_suspended=True, stop_request=stopping)
+        return job.replace(is_suspended=True, stop_request=stopping)
 
     return _change(request, "suspended", changed, context)
 
@@ -74,8 +74,8 @@ def resume(request: Request, context: Context) -> Job:
         if not job.is_suspended:
             return None
         if job.state is not JobState.SUSPENDED:
-            return job.but(is_suspended=False)
-        return job.but(state=JobState.PENDING, is_suspended=False, reason=f"Resumed by {request.requester.actor}.")
+            return job.replace(is_suspended=False)
+        return job.replace(state=JobState.PENDING, is_suspended=False, reason=f"Resumed by {request.requester.actor}.")
 
     return _change(request, "resumed", changed, context)
 

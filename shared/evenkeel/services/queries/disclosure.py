@@ -128,8 +128,8 @@ def public_decision(decision: Decision) -> Decision:
     if decision.kind in NODE_KINDS:
         return decision
     if decision.kind in QUEUE_KINDS:
-        return decision.but(facts={})
-    return decision.but(facts={}, reason="", alternatives=(), chosen=None)
+        return decision.replace(facts={})
+    return decision.replace(facts={}, reason="", alternatives=(), chosen=None)
 
 
 def job_timeline(entries: Iterable[Json]) -> list[Json]:
@@ -144,7 +144,7 @@ def incident_timeline(entries: Iterable[Json]) -> list[Json]:
 
 def _bare(entry: Json) -> Json:
     read = TimelineEntry.model_validate(entry)
-    return read.but(text="").to_json()
+    return read.replace(text="").to_json()
 
 
 def _only(value: Value, names: Iterable[str]) -> Mapping[str, Any]:

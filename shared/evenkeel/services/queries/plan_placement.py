@@ -71,12 +71,12 @@ def with_decision(facts: PlacementFacts, decided: AdmissionDecision) -> Placemen
             decided.instance_type,
         )
         if starts_here and not candidate.pool.market.is_rented:
-            candidates.append(candidate.but(accelerators_left=held, wait_seconds=0))
+            candidates.append(candidate.replace(accelerators_left=held, wait_seconds=0))
         elif aside and candidate.pool.market.is_rented:
-            candidates.append(candidate.but(differences=(*candidate.differences, aside)))
+            candidates.append(candidate.replace(differences=(*candidate.differences, aside)))
         else:
             candidates.append(candidate)
-    return facts.but(candidates=tuple(candidates))
+    return facts.replace(candidates=tuple(candidates))
 
 
 def shown(placed: PlacementDecision, now: datetime) -> Json:

@@ -22,7 +22,7 @@ _PERIOD = timedelta(days=30)
 """Without a start time, acts of this period are listed."""
 
 
-class Asked(NamedTuple):
+class AuditFilter(NamedTuple):
     """The requested part of the audit."""
 
     since: datetime | None = None
@@ -37,7 +37,7 @@ class _Act(NamedTuple):
     text: str
 
 
-def run(context: Context, asked: Asked, page: pagination.Request) -> Json:
+def run(asked: AuditFilter, page: pagination.Request, context: Context) -> Json:
     """Return one page of the acts of people, newest first.
 
     It reads month by month, so that a page reads few rows however long the fleet exists.

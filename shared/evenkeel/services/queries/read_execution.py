@@ -14,7 +14,7 @@ _CONSOLES = {"aws-cn": "console.amazonaws.cn", "aws-us-gov": "console.amazonaws-
 """Hosts of the AWS console in the partitions other than `aws`."""
 
 
-def show(context: Context, incident_id: str) -> Json:
+def show(incident_id: str, context: Context) -> Json:
     """Return the execution of the last run of an incident. Null: it did not start yet, or Step Functions dropped it.
 
     Step Functions keeps an ended execution for 90 days.

@@ -103,7 +103,7 @@ def _visible(evidence: Evidence, reader: Reader, ledger: Ledger) -> Evidence:
     fact = evidence.fact
     if not fact.job_id or reader.may_see_job_by_id(fact.job_id, ledger):
         return evidence
-    return evidence.but(fact=fact.but(detail=""))
+    return evidence.replace(fact=fact.replace(detail=""))
 
 
 def load_incident(ledger: Ledger, incident_id: str) -> Incident:
@@ -339,7 +339,7 @@ def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
             for life in attempt.nodes:
                 there[life.key][attempt.job_id] = AffectedJob(job_id=attempt.job_id, attempt=attempt.attempt)
     return [
-        incident.but(affected_jobs=tuple(there[incident.life.key].values())) if incident in blind else incident
+        incident.replace(affected_jobs=tuple(there[incident.life.key].values())) if incident in blind else incident
         for incident in listed
     ]
 

@@ -114,7 +114,7 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
     submitted = shown_fields(spec, only_public=is_redacted)
     waits = read_queue.waits_with_kueue(job, context.ledger)
     attempts = load_attempts(context.ledger, job_id)
-    listed = summary(job if waits is None else job.but(reason=waits.kueue_status))
+    listed = summary(job if waits is None else job.replace(reason=waits.kueue_status))
     public = (
         listed
         | {name: value for name, value in submitted.items() if name not in listed}

@@ -33,7 +33,7 @@ STALE_AFTER_SECONDS = 600
 """The sweep writes the counts each minute. Older ones are marked as stale."""
 
 
-def count(context: Context, sources: Sequence[SourceAge]) -> Json:
+def count(sources: Sequence[SourceAge], context: Context) -> Json:
     """Return the document that the sweep stores: the counts of the status, and the use of each budget."""
     status = read_fleet.status(sources, context)
     found = {name: status[name] for name in _COUNTED}
@@ -51,7 +51,7 @@ def count(context: Context, sources: Sequence[SourceAge]) -> Json:
     }
 
 
-def show(context: Context, sources: Sequence[SourceAge]) -> Json:
+def show(sources: Sequence[SourceAge], context: Context) -> Json:
     """Return the overview. Counts that no sweep has stored yet are null, and old ones are marked as stale."""
     counts = fleet_counts.load(context.ledger)
     listed, is_cut = read_fleet.open_incidents(context.ledger, at_most=MAX_SHOWN)

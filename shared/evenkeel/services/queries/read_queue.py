@@ -166,7 +166,7 @@ def plan(spec: JobSpec, requester: check_role.Requester, context: Context) -> Js
         request_facts.admission_request(other, shares, context.policy, context.now) for other in (*others, job)
     )
     memory = _scheduler_state(setup, context.ledger)
-    own = setup.but(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
+    own = setup.replace(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
     rented = rental_records.load(context.ledger).rentals if own.teams else ()
     spent = rental_records.spent_by_period(own, context, rented)
     left = remaining_by_team(own, spent, charges, rented, context.policy.economy, context.now)
@@ -184,7 +184,7 @@ def plan(spec: JobSpec, requester: check_role.Requester, context: Context) -> Js
     decided = next(decision for decision in decisions if decision.job_id == _PLANNED)
     if not capacities:
         unread = "No sweep has read the fleet yet, so Evenkeel does not know where the job could start."
-        decided = decided.but_unchecked(action=Action.WAIT, reason=unread, alternatives=())
+        decided = decided.replace_unchecked(action=Action.WAIT, reason=unread, alternatives=())
     ahead = sorted(
         (other for other in others if job_rows.queue_order(other) < job_rows.queue_order(job)), key=job_rows.queue_order
     )

@@ -47,7 +47,7 @@ class ShowbackFilter(NamedTuple):
     label: str = "project"
 
 
-def show(context: Context, asked: ShowbackFilter, page: pagination.Request, reader: Reader) -> Json:
+def show(asked: ShowbackFilter, page: pagination.Request, reader: Reader, context: Context) -> Json:
     """Return one page of rows, the sum of all rows, and the budgets of the teams that the caller sees.
 
     Of other teams' jobs, user, project and cost are withheld.
@@ -129,7 +129,7 @@ def _budgets(context: Context, reader: Reader, team: str) -> Iterator[BudgetFore
     wanted = [each for each in setup.teams if each.budgets and team in ("", each.name) and reader.may_see_team(each)]
     if not wanted:
         return
-    only = setup.but(teams=tuple(wanted))
+    only = setup.replace(teams=tuple(wanted))
     held = read_charges.held(context.ledger)
     spent = rental_records.spent_by_period(only, context, rental_records.load(context.ledger).rentals)
     for each in wanted:

@@ -51,7 +51,7 @@ def run(request: Request, context: Context) -> Outcome:
         return Outcome(outcome=check.kind, reason="The check already started.")
     answer = _begin(incident, observed, check, context)
     kind = check.kind if answer in (RepairAnswer.ACCEPTED, RepairAnswer.UNKNOWN) else CheckKind.BASIC
-    _answered(incident, check.but(kind=kind, answer=answer), context.ledger)
+    _answered(incident, check.replace(kind=kind, answer=answer), context.ledger)
     context.telemetry.count("ChecksStarted", kind=kind, answer=answer)
     reason = decision.reason if kind == check.kind else f"{check.kind} could not start: {answer}."
     return Outcome(outcome=kind, reason=reason)
@@ -84,11 +84,11 @@ def _noted(
         )
         record = decision_of(
             "CHECK", current.incident_id, decision.kind, decision, facts, context, decision_id=decision_id
-        ).but(mode="")
+        ).replace(mode="")
         line = incident_record.timeline_put(
             current.incident_id, "checked", decision.reason, at=context.now, writer=WRITER, decision_id=decision_id
         )
-        return current.but(check=check), [Put(subject_rows.decision_row(record)), line]
+        return current.replace(check=check), [Put(subject_rows.decision_row(record)), line]
 
     after = incident_record.update(context.ledger, incident.incident_id, change)
     assert after.check
@@ -121,6 +121,6 @@ def _begin(incident: Incident, observed: ObservedNode, check: NodeCheck, context
 def _answered(incident: Incident, check: NodeCheck, ledger: Ledger) -> None:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         is_same_check = current.check is not None and current.check.started_at == check.started_at
-        return (current.but(check=check), []) if is_same_check and current.check != check else None
+        return (current.replace(check=check), []) if is_same_check and current.check != check else None
 
     incident_record.update(ledger, incident.incident_id, change)

@@ -108,7 +108,7 @@ def cordon(
         if current.block is not None and current.block.act == GuardedAction.CORDON:
             after = after.without_block()
         if is_marked and current.cordon_marked_at is None:
-            after = after.but(cordon_marked_at=context.now)
+            after = after.replace(cordon_marked_at=context.now)
         if current.stages.cordoned_at is None and outcome in (CordonOutcome.CORDONED, CordonOutcome.BY_PERSON):
             after = after.at_stage("cordoned_at", context.now)
             writes.append(

@@ -100,7 +100,7 @@ def run(request: Request, context: Context) -> Outcome:
         record_block.unblock(incident, context.ledger)
         return drained
     record_block.block(incident, GuardedAction.STOP, verdict, context, writer=WRITER)
-    return drained.but(outcome=DrainOutcome.HELD)
+    return drained.replace(outcome=DrainOutcome.HELD)
 
 
 def drain(incident: Incident, context: Context) -> Outcome:
@@ -203,7 +203,7 @@ def _remember(incident: Incident, jobs: tuple[AffectedJob, ...], ledger: Ledger)
         ]
         merged = before | {affected.job_id: affected for affected in later}
         affected_jobs = tuple(merged.values())
-        return None if affected_jobs == current.affected_jobs else (current.but(affected_jobs=affected_jobs), [])
+        return None if affected_jobs == current.affected_jobs else (current.replace(affected_jobs=affected_jobs), [])
 
     return incident_record.update(ledger, incident.incident_id, change)
 
@@ -224,14 +224,14 @@ def _excuse_failure(incident: Incident, affected: AffectedJob, context: Context)
         if affected not in current.affected_jobs:
             return
         noted = tuple(
-            affected_job.but(is_failure_excused=True) if affected_job == affected else affected_job
+            affected_job.replace(is_failure_excused=True) if affected_job == affected else affected_job
             for affected_job in current.affected_jobs
         )
         subject = incident.incident_id
         text = f"The node caused the failure of attempt {affected.attempt}, not the application ({subject})."
         try:
             context.ledger.commit(
-                Put(incident_rows.incident_row(current.but(affected_jobs=noted), version)),
+                Put(incident_rows.incident_row(current.replace(affected_jobs=noted), version)),
                 Put(job_rows.job_row(_without_failure(job), job_version)),
                 incident_record.timeline_put(job.job_id, "forgiven", text, at=context.now, writer=WRITER),
             )
@@ -242,7 +242,7 @@ def _excuse_failure(incident: Incident, affected: AffectedJob, context: Context)
 
 
 def _without_failure(job: Job) -> Job:
-    return job.but(application_failures=job.application_failures - 1, last_failure=None)
+    return job.replace(application_failures=job.application_failures - 1, last_failure=None)
 
 
 def _allow_finish(incident: Incident, context: Context) -> tuple[Incident, frozenset[str]]:
@@ -267,7 +267,7 @@ def _allow_finish(incident: Incident, context: Context) -> tuple[Incident, froze
         names = ", ".join(sorted(until))
         text = f"Cordoned only: {names} may finish, until {latest:%Y-%m-%dT%H:%M:%SZ} at the latest."
         line = incident_record.timeline_put(current.incident_id, "job", text, at=context.now, writer=f"{WRITER}-finish")
-        return current.but(plan=current.plan.but(work_may_run_until=latest)), [line]
+        return current.replace(plan=current.plan.replace(work_may_run_until=latest)), [line]
 
     return incident_record.update(context.ledger, incident.incident_id, change), frozenset(until)
 
@@ -343,14 +343,16 @@ def _request_stop(incident: Incident, affected: AffectedJob, context: Context) -
     drain = _decide_drain(incident, fault, job, context.policy, context.now)
     stop_request = _request(incident, fault, affected, drain, context.now)
     record = decision_of(
-        "DRAIN", incident.incident_id, drain.action, drain, drain.facts, context.but(mode=incident.mode)
+        "DRAIN", incident.incident_id, drain.action, drain, drain.facts, context.replace(mode=incident.mode)
     )
     text = f"Stopped: {stop_request.reason} The job gets {drain.explanation}."
     line = incident_record.timeline_put(
         job.job_id, "stopped", text, at=context.now, writer=WRITER, decision_id=record.decision_id
     )
     context.ledger.commit(
-        Put(job_rows.job_row(job.but(stop_request=stop_request), version)), Put(subject_rows.decision_row(record)), line
+        Put(job_rows.job_row(job.replace(stop_request=stop_request), version)),
+        Put(subject_rows.decision_row(record)),
+        line,
     )
     keep_logs.run(job, attempt, context, within_seconds=keep_logs.BEFORE_STOP_SECONDS)
     return attempt, stop_request
@@ -411,7 +413,7 @@ def _record_unmanaged_workloads(incident: Incident, here: Sequence[UnmanagedPod]
         more = f" and {len(labels) - 4} more" if len(labels) > 4 else ""
         text = f"Workloads outside Evenkeel run on the node: {', '.join(labels[:4])}{more}."
         line = incident_record.timeline_put(current.incident_id, "job", text, at=context.now, writer=f"{WRITER}-others")
-        return current.but(unmanaged_workloads=labels[:_MAX_UNMANAGED_NAMES]), [line]
+        return current.replace(unmanaged_workloads=labels[:_MAX_UNMANAGED_NAMES]), [line]
 
     return incident_record.update(context.ledger, incident.incident_id, change)
 
@@ -496,7 +498,7 @@ def _record_failed_evictions(
         lines: list[Write] = [
             incident_record.timeline_put(current.incident_id, "job", text, at=context.now, writer=f"{WRITER}-unevicted")
         ]
-        return current.but(failed_evictions=unevicted), lines if new else []
+        return current.replace(failed_evictions=unevicted), lines if new else []
 
     return incident_record.update(context.ledger, incident.incident_id, change)
 

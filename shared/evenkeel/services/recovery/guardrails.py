@@ -130,7 +130,7 @@ class GuardrailInputs:
                 for listed_incident in self.faulty
                 if incident.is_drill or not listed_incident.is_drill
             ]
-            facts = facts.but(
+            facts = facts.replace(
                 causes=shared_causes(
                     life, pool, self.nodes, faulty, now=self.context.now, boot_seconds=boot_seconds, ended=self._ended
                 ),

@@ -211,7 +211,7 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
         ]
         left = (*others, wanted) if wanted else others
         if left:
-            held = Row(fleet_rows.hold_key(), stored.but(holds=left).to_json(), row.version if row else 0)
+            held = Row(fleet_rows.hold_key(), stored.replace(holds=left).to_json(), row.version if row else 0)
             writes.append(Put(held, first_version=milliseconds(now)))
         elif row is not None:
             writes.append(Delete(fleet_rows.hold_key(), row.version))

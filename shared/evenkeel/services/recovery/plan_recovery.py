@@ -108,7 +108,7 @@ def _observe(incident: Incident, context: Context) -> _Observed:
 def _decide(incident: Incident, observed: _Observed, context: Context, *, drills_may_act: bool) -> _Decided:
     fault = IncidentFault.of(incident, context.policy.catalogue)
     mode = _mode(incident, fault, observed.slot_state, context)
-    facts = _facts(incident, fault, observed, context.but(mode=mode), drills_may_act=drills_may_act)
+    facts = _facts(incident, fault, observed, context.replace(mode=mode), drills_may_act=drills_may_act)
     return _Decided(facts, plan_recovery(facts, context.policy.repair), mode)
 
 
@@ -121,7 +121,7 @@ def _records(
         return [_timeline_line(incident, text, approved, context)]
     decision = decision_of(
         "RECOVERY", incident.incident_id, made.plan.intent, made.plan, made.facts, context, decision_id=decision_id
-    ).but(mode=made.mode, simulated=made.plan.outcome is PlanOutcome.OBSERVE)
+    ).replace(mode=made.mode, simulated=made.plan.outcome is PlanOutcome.OBSERVE)
     return [Put(subject_rows.decision_row(decision)), _timeline_line(incident, made.plan.reason, decision_id, context)]
 
 
@@ -281,7 +281,7 @@ def _planned(
         had_recovered=facts.has_recovered,
         answer_by=context.now + approval_wait if plan.outcome is PlanOutcome.ASK else None,
     )
-    return incident.but(
+    return incident.replace(
         state=IncidentState.RECOVERING,
         run=run_number,
         mode=mode,

@@ -74,7 +74,7 @@ class SlotReader:
         if slot_state.replacement is None or slot_state.replacement.record is None:
             return slot_state
         node = self._node_object(slot_state.replacement.record.instance_id, "")
-        return slot_state.but(replacement=slot_state.replacement.but(node=node))
+        return slot_state.replace(replacement=slot_state.replacement.replace(node=node))
 
     def expected(self, observed: ObservedNode, instance_type: str = "") -> int:
         """Return how many accelerators a node should offer.

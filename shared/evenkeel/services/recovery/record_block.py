@@ -54,7 +54,7 @@ def block(
             clears_at=verdict.clears_at,
             cause=verdict.cause,
         )
-        after = current.but(state=IncidentState.BLOCKED, block=barred)
+        after = current.replace(state=IncidentState.BLOCKED, block=barred)
         if is_same:
             return after, []
         text = f"The {act} waits: {verdict.reason}"

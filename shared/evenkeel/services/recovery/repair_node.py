@@ -160,7 +160,7 @@ def _decide(
         return facts, decision, None
     fleet = guardrails.GuardrailInputs(context)
     guarded = fleet.guard_context(GuardedAction(decision.rung), incident, looks_healthy=facts.validity.is_valid)
-    facts = facts.but(guard=guarded.facts)
+    facts = facts.replace(guard=guarded.facts)
     return facts, choose_repair(facts, context.policy.repair), guarded
 
 
@@ -402,7 +402,7 @@ def _owner_request(facts: RepairFacts, decision: RepairDecision) -> RepairReques
     """
     mark = _repair_request(facts, decision.awaited_owner, RepairAnswer.ACCEPTED)
     is_of_opening = bool(facts.boot_id_at_opening) and facts.deep_check_failed_at is None
-    return mark.but(boot_id=facts.boot_id_at_opening) if is_of_opening else mark
+    return mark.replace(boot_id=facts.boot_id_at_opening) if is_of_opening else mark
 
 
 # ---------------------------------------------------------------- record
@@ -419,12 +419,12 @@ def _record_request(step: _Step, request: RepairRequest, enters: Put | None, led
     before = lease or RepairLease(slot=incident.slot, incident_id="", taken_at=request.requested_at)
     taken_at = before.taken_at if before.incident_id == incident.incident_id else request.requested_at
     requests = (*before.requests, request)[-_MAX_REQUESTS:]
-    ours = before.but(incident_id=incident.incident_id, taken_at=taken_at, requests=requests)
+    ours = before.replace(incident_id=incident.incident_id, taken_at=taken_at, requests=requests)
     version = lease_row.version if lease_row else 0
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         repairs = current.repairs if request.rung in OWNERS else (*current.repairs, request.rung)
-        after = current.without_block().but(repairs=repairs).at_stage("repair_requested_at", request.requested_at)
+        after = current.without_block().replace(repairs=repairs).at_stage("repair_requested_at", request.requested_at)
         verb = "watched" if request.rung in OWNERS else request.rung
         line = incident_record.timeline_put(
             current.incident_id,
@@ -449,12 +449,14 @@ def _record_answer(incident: Incident, answered: RepairRequest, answer: str, led
             return
         lease = rows.read(row, RepairLease)
         requests = tuple(
-            request.but(answer=answer)
+            request.replace(answer=answer)
             if (request.requested_at, request.rung) == (answered.requested_at, answered.rung)
             else request
             for request in lease.requests
         )
-        ledger.commit(Put(fleet_rows.lease_row(lease.but(requests=requests), row.version, is_drill=incident.is_drill)))
+        ledger.commit(
+            Put(fleet_rows.lease_row(lease.replace(requests=requests), row.version, is_drill=incident.is_drill))
+        )
 
     message = f"the repair lease of {incident.slot} changed on every try"
     until_committed(commit_once, message, tries=incident_record.MAX_TRIES)
@@ -478,21 +480,23 @@ def _note(incident: Incident, decision: RepairDecision, record: Decision, contex
         line = incident_record.timeline_put(
             current.incident_id, kind, decision.reason, at=context.now, writer=WRITER, decision_id=record.decision_id
         )
-        return current.but(outcome=decision.reason), [Put(subject_rows.decision_row(record)), line]
+        return current.replace(outcome=decision.reason), [Put(subject_rows.decision_row(record)), line]
 
     incident_record.update(context.ledger, incident.incident_id, change)
 
 
 def _block(incident: Incident, facts: RepairFacts, record: Decision, context: Context) -> None:
     """Show the guardrail that blocks the repair. If many nodes share the cause, page once."""
-    rung = choose_repair(facts.but(hold=None, guard=None), context.policy.repair).rung
+    rung = choose_repair(facts.replace(hold=None, guard=None), context.policy.repair).rung
     act = GuardedAction(rung) if rung else GuardedAction.STOP
     guard = facts.guard or GuardFacts(life=facts.life.key, pool=incident.pool, hold=facts.hold, now=facts.now)
     verdict = check_guardrails(act, guard, context.policy.repair.guardrails)
-    record_block.block(incident, act, verdict, context.but(now=facts.now), writer=WRITER, record=record)
+    record_block.block(incident, act, verdict, context.replace(now=facts.now), writer=WRITER, record=record)
     if verdict.cause:
         window = timedelta(seconds=context.policy.repair.guardrails.shared_cause_window_seconds)
-        record_block.page_shared_cause(verdict, context.but(now=facts.now), is_drill=incident.is_drill, window=window)
+        record_block.page_shared_cause(
+            verdict, context.replace(now=facts.now), is_drill=incident.is_drill, window=window
+        )
 
 
 def _end(incident: Incident, facts: RepairFacts, decision: RepairDecision, record: Decision, context: Context) -> None:
@@ -510,7 +514,7 @@ def _end(incident: Incident, facts: RepairFacts, decision: RepairDecision, recor
             if facts.slot_state.replacement
             else current.replacement_instance_id
         )
-        after = current.but(node_branch=branch, replacement_instance_id=successor)
+        after = current.replace(node_branch=branch, replacement_instance_id=successor)
         return after, [Put(subject_rows.decision_row(record)), line]
 
     incident_record.update(context.ledger, incident.incident_id, change)

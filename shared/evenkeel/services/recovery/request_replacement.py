@@ -54,14 +54,16 @@ def run(request: Request, context: Context) -> tuple[Json, str]:
     now = context.clock.now()
     report = _report(request, now)
     if not request.dry_run:
-        answer = report_faults.run(report, context.but(now=now))
+        answer = report_faults.run(report, context.replace(now=now))
         return {"instanceId": request.instance_id, "envelopeId": answer["envelopeId"]}, "/v1/incidents"
-    parsed = envelope.parse(json.dumps(report_faults.accept_reports(report, context.but(now=now)).document).encode())
+    parsed = envelope.parse(
+        json.dumps(report_faults.accept_reports(report, context.replace(now=now)).document).encode()
+    )
     affected = receive_event.resolve(request.instance_id, context, provider=None)
     if not isinstance(parsed, ParsedEvent) or affected is None:
         raise NotFound(f"{request.instance_id} is not a node of this fleet.")
     dry_run_ledger = DryRunLedger(context.ledger)
-    dry_run = context.but(ledger=dry_run_ledger, telemetry=NullTelemetry(), workflows=NullWorkflows(), now=now)
+    dry_run = context.replace(ledger=dry_run_ledger, telemetry=NullTelemetry(), workflows=NullWorkflows(), now=now)
     for fact in parsed.facts:
         assert isinstance(fact, NodeFact)
         noted = receive_event.record_fact(
@@ -78,7 +80,7 @@ def run(request: Request, context: Context) -> tuple[Json, str]:
     )
     row = dry_run_ledger.get(subject_rows.decision_key(outcome.decision_id))
     assert row, "a plan is recorded"
-    record = rows.read(row, Decision).but(subject=affected.life.key, simulated=True)
+    record = rows.read(row, Decision).replace(subject=affected.life.key, simulated=True)
     context.ledger.commit(Put(subject_rows.decision_row(record)))
     return _answer(
         request, affected.job_ids, record, outcome.outcome, outcome.reason

@@ -176,7 +176,7 @@ def _record(
         decision.action,
         decision,
         decision.facts,
-        context.but(mode=incident.mode or context.mode),
+        context.replace(mode=incident.mode or context.mode),
     )
     line = incident_record.timeline_put(
         incident.incident_id, "job", decision.reason, at=context.now, writer=WRITER, decision_id=record.decision_id
@@ -187,7 +187,7 @@ def _record(
         named = current.unmanaged_jobs
         if job.label in named or len(named) < _MAX_NAMED_JOBS:
             named = {**named, job.label: decision.action}
-        return current.but(unmanaged_jobs=named), [Put(subject_rows.decision_row(record)), line, *restarts]
+        return current.replace(unmanaged_jobs=named), [Put(subject_rows.decision_row(record)), line, *restarts]
 
     incident_record.update(context.ledger, incident.incident_id, change)
     context.telemetry.count("UnmanagedJobsDecided", action=decision.action)
@@ -235,7 +235,7 @@ class _Progress:
 
     def put(self, text: str = "", **changes: object) -> Restart:
         """Record changes, with a line in the timeline of the incident if there is a text."""
-        self.restart = self.restart.but(**changes)
+        self.restart = self.restart.replace(**changes)
         line = incident_record.timeline_put(
             self.restart.incident_id,
             "job",

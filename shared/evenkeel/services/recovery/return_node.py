@@ -83,9 +83,9 @@ def _record(incident: Incident, answer: Outcome, instance_id: str, context: Cont
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if current.node_branch == answer.outcome or current.state.is_settled:
             return None
-        after = current.but(node_branch=answer.outcome)
+        after = current.replace(node_branch=answer.outcome)
         if instance_id and instance_id != current.life.instance_id:
-            after = after.but(replacement_instance_id=instance_id)
+            after = after.replace(replacement_instance_id=instance_id)
         if answer.outcome == NodeBranchResult.RETURNED:
             after = after.at_stage("returned_at", context.now)
         life = current.life.key

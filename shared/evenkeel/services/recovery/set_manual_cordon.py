@@ -151,7 +151,7 @@ def _mark_trusted(node: FleetNode, by: str, incident_id: str, context: Context) 
         else UnhealthyNode(life=node.life, incident_id=incident_id, since=context.now, reason=reason)
     )
     with contextlib.suppress(Conflict):  # an incident of the node opened or ended at this moment, which is newer
-        trusted = left.but(trusted_by=by, trusted_at=context.now)
+        trusted = left.replace(trusted_by=by, trusted_at=context.now)
         context.ledger.commit(Put(incident_rows.unhealthy_row(trusted, row.version if row else 0)))
 
 

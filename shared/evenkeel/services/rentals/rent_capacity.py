@@ -315,7 +315,7 @@ def _next_offer(case: _StepCase) -> Outcome:
         rental,
         rental_records.load(context.ledger).allocations,
         rental_records.read_shortages(context.ledger)[0],
-        burst.but(pools=_pools_for(case)),
+        burst.replace(pools=_pools_for(case)),
         context.now,
         rental_records.budget_left_beside(rental, context),
     )

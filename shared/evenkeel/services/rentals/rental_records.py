@@ -110,7 +110,7 @@ def budget_left_beside(rental: Rental, context: Context) -> int | None:
     team = setup.by_name.get(rental.team)
     if team is None or all(budget.usd is None for budget in team.budgets):
         return None
-    only = setup.but(teams=(team,))
+    only = setup.replace(teams=(team,))
     rented = load(context.ledger).rentals
     charges = read_charges.held(context.ledger)
     others = [other for other in rented if other.name != rental.name]
@@ -124,7 +124,7 @@ def budget_left_beside(rental: Rental, context: Context) -> int | None:
 
 def record_of(placed: PlacementDecision, context: Context) -> Decision:
     """Return the decision record of a placement."""
-    recorded = placed.but_unchecked(reason=placed.recorded_reason(context.mode))
+    recorded = placed.replace_unchecked(reason=placed.recorded_reason(context.mode))
     return decision_of("PLACEMENT", placed.job_id, placed.action, recorded, placed.facts, context)
 
 
@@ -235,7 +235,7 @@ def begin_for_job(job: Job, version: int, placed: PlacementDecision, tree: Quota
     )
     record = record_of(placed, context)
     change = opened(holder, placed, record.decision_id, context.policy.burst, context.now)
-    pending = job.but(
+    pending = job.replace(
         reason=change.text,
         rentals=holder.number,
         placement=None,
@@ -272,7 +272,7 @@ def _begin_for_deployment(
     record = record_of(placed, context)
     change = opened(holder, placed, record.decision_id, burst, context.now)
     note = PlacementNote(key=placed.note_key, text=change.text, decision_id=record.decision_id)
-    after = state.but(rentals=holder.number, last_note=note)
+    after = state.replace(rentals=holder.number, last_note=note)
     _commit_begun(change, record, Put(job_rows.serving_row(after, plan.version)), tree, context)
     context.telemetry.info(
         "DeploymentNodeRented", job_id=plan.registered.label, rental=change.rental.name, pool=placed.pool
@@ -317,7 +317,7 @@ def _record_note(plan: ServingRentalPlan, context: Context) -> None:
         decided = plan.decisions[0]
         note, writes = _note(decided, f"{decided.note_key}{suffix}", plan.state.last_note, context)
     if note != plan.state.last_note:
-        context.ledger.commit(Put(job_rows.serving_row(plan.state.but(last_note=note), plan.version)), *writes)
+        context.ledger.commit(Put(job_rows.serving_row(plan.state.replace(last_note=note), plan.version)), *writes)
 
 
 def _note(
@@ -346,7 +346,7 @@ def departure_writes(
         writer=WRITER,
     )
     stop = job.with_stop_request(departure.message, f"{WRITER}/home", context.now)
-    leaving = job.but(stop_request=stop, reason=departure.message, is_migrating_back=True, moves=job.moves + 1)
+    leaving = job.replace(stop_request=stop, reason=departure.message, is_migrating_back=True, moves=job.moves + 1)
     writes = (
         Put(job_rows.job_row(leaving, version)),
         Put(subject_rows.decision_row(record)),

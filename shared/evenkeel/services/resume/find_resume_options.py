@@ -198,7 +198,7 @@ def _node_capacity(
         taken_resources(others_in_use, charged_resources(charges)),
     )
     return tuple(
-        capacity.but(unschedulable_reason="unhealthy", free=NONE)
+        capacity.replace(unschedulable_reason="unhealthy", free=NONE)
         if capacity.node_name == interrupted.faulty_node
         else capacity
         for capacity in capacities
@@ -236,7 +236,7 @@ def _as_waiting(interrupted: InterruptedJob, option: ResumeOption, now: datetime
         avoid=interrupted.avoid,
         planned_at=now,
     )
-    return interrupted.job.but(state=JobState.PENDING, resume_plan=plan, not_before=None, resize=None)
+    return interrupted.job.replace(state=JobState.PENDING, resume_plan=plan, not_before=None, resize=None)
 
 
 def _find_preemption_victims(
@@ -304,6 +304,6 @@ def _find_rental(
         return None, _unavailable(option, f"{_NO_PRICE}, and the job meets its deadline without renting")
     pool = next(rented_pool for rented_pool in context.policy.burst.pools if rented_pool.name == row.pool)
     with_rented = (*fleet.queue.capacities, *nodes_to_rent(job, pool, context.now))
-    jobs = (*fleet.waiting, job.but(cluster=pool.cluster))
+    jobs = (*fleet.waiting, job.replace(cluster=pool.cluster))
     decisions = _decide(jobs, fleet.queue._replace(capacities=with_rented), context.policy, context.now)
     return RentOption(placement=placement, barred=why_rental_would_not_help(name, pool, decisions)), None

@@ -263,11 +263,11 @@ def _rollback_writes(
             grace_seconds=0,
             requested_at=context.now,
         )
-    taken = planned.but(stop_request=stop or planned.stop_request, rollbacks=planned.rollbacks + 1)
-    moved = tuple(job.but(attempt=attempt.attempt) if job == affected else job for job in current.affected_jobs)
+    taken = planned.replace(stop_request=stop or planned.stop_request, rollbacks=planned.rollbacks + 1)
+    moved = tuple(job.replace(attempt=attempt.attempt) if job == affected else job for job in current.affected_jobs)
     return [
         Put(job_rows.job_row(taken, put.row.version)),
-        Put(incident_rows.incident_row(current.but(affected_jobs=moved), version)),
+        Put(incident_rows.incident_row(current.replace(affected_jobs=moved), version)),
         Put(subject_rows.decision_row(record)),
         incident_record.timeline_put(
             attempt.job_id, "rolled back", record.reason, at=context.now, writer=WRITER, decision_id=record.decision_id
@@ -331,12 +331,12 @@ def _page_suspect_job(
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if affected not in current.affected_jobs:
             return None
-        noted = tuple(job.but(suspect_attempt=attempt) if job == affected else job for job in current.affected_jobs)
+        noted = tuple(job.replace(suspect_attempt=attempt) if job == affected else job for job in current.affected_jobs)
         text = f"{affected.job_id} keeps running. {rollback.reason} A person must check it."
         line = incident_record.timeline_put(
             current.incident_id, "job", text, at=context.now, writer=WRITER, decision_id=record.decision_id
         )
-        return current.but(affected_jobs=noted), [Put(subject_rows.decision_row(record)), line]
+        return current.replace(affected_jobs=noted), [Put(subject_rows.decision_row(record)), line]
 
     incident_record.update(context.ledger, incident.incident_id, change)
 
@@ -526,7 +526,7 @@ def _writes(
     is_doubted: bool,
 ) -> list[Write]:
     record = decision_of("RESUME", incident.incident_id, decided.option, decided, facts, context)
-    decision = record.but(
+    decision = record.replace(
         chosen=Alternative(
             option=decided.option,
             why_not="",

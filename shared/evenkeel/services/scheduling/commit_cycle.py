@@ -116,7 +116,7 @@ def _admit(
         rental = loaded.snapshot.rented.serving.get(decided.job_id)
         is_rented = rental is not None and rental.hosts(attempt)
         price = context.policy.economy.price_of(attempt.instance_type, attempt.admitted_at, attempt.pool)
-        attempts[decided.job_id] = attempt.but(
+        attempts[decided.job_id] = attempt.replace(
             is_rented=is_rented, usd_per_accelerator_hour=price.usd if price and not is_rented else None
         )
     refused_jobs: set[str] = set()
@@ -145,7 +145,7 @@ def _admission_part(
     """Return the writes that admit one job: its attempt with its charge, the record and the timeline entry."""
     job, version = loaded.snapshot.pending[attempt.job_id], loaded.versions[attempt.job_id]
     number = attempt.attempt
-    started = _with_current_queue(job.at_size(attempt.ranks, context.now), loaded.snapshot.setup).but(
+    started = _with_current_queue(job.at_size(attempt.ranks, context.now), loaded.snapshot.setup).replace(
         state=JobState.STARTING,
         reason=decided.reason,
         current_attempt=number,
@@ -198,7 +198,9 @@ def _commit_attempts(
         job = loaded.snapshot.pending[attempt.job_id]
         usage[attempt.team] += attempt.accelerators
         memory = memory.after_admission(attempt.team, job.job_id)
-        memory = memory.but(elastic=memory.elastic.after_admission(job.job_id, is_elastic=job.spec.elastic is not None))
+        memory = memory.replace(
+            elastic=memory.elastic.after_admission(job.job_id, is_elastic=job.spec.elastic is not None)
+        )
     sums = (Add(quota_rows.usage_key(team), {"accelerators": count}) for team, count in usage.items())
     # The halves of a refused batch hold other writes, so they need other tokens.
     token = f"{attempts[0].decision_id}/{len(attempts)}"
@@ -236,7 +238,7 @@ def _defer_after_refusal(job_id: str, refused: Refused, context: Context) -> Non
     minutes = _RETRY_AFTER_REFUSAL.seconds // 60
     text = f"The ledger refused to store this job's decision. Evenkeel tries again after {minutes} min."
     entry = TimelineEntry(at=context.now, kind="deferred", text=text, writer=WRITER)
-    deferred = job.but(reason=text, placement=None, not_before=context.now + _RETRY_AFTER_REFUSAL)
+    deferred = job.replace(reason=text, placement=None, not_before=context.now + _RETRY_AFTER_REFUSAL)
     with contextlib.suppress(Conflict, Refused):
         context.ledger.commit(
             Put(job_rows.job_row(deferred, row.version)), Put(subject_rows.timeline_row(job_id, entry, "deferred"))
@@ -260,7 +262,7 @@ def _preempt(step: Preemption, loaded: LoadedCycle, tree: QuotaTree, context: Co
         why = f"Preempted by {job.job_id} of team {job.spec.team}: {reason_text(reason)}."
         parts.append(batches.WriteGroup(name, _stop_writes(name, why, f"{WRITER}/{job.job_id}", loaded, context.now)))
     record = _record(decided, context.ids.new("dec"), decided.reason, Mode.ACT, context)
-    waits = _with_current_queue(job, loaded.snapshot.setup).but(reason=decided.reason)
+    waits = _with_current_queue(job, loaded.snapshot.setup).replace(reason=decided.reason)
     own: tuple[Write, ...] = (Put(job_rows.job_row(waits, version)), Put(subject_rows.decision_row(record)))
     token = record.decision_id
     try:
@@ -298,7 +300,7 @@ def _stop_writes(
     )
     entry = TimelineEntry(at=now, kind=kind, text=why, writer=WRITER)
     return (
-        Put(job_rows.job_row(job.but(stop_request=request, reason=why, is_preempted=True), version)),
+        Put(job_rows.job_row(job.replace(stop_request=request, reason=why, is_preempted=True), version)),
         Put(subject_rows.timeline_row(job.job_id, entry, f"{kind}-{job.current_attempt}")),
     )
 
@@ -313,7 +315,7 @@ def _displace(step: Displacement, loaded: LoadedCycle, tree: QuotaTree, context:
     decided = step.displacement
     job, version = loaded.snapshot.pending[decided.job_id], loaded.versions[decided.job_id]
     record = decision_of("DISPLACEMENT", job.job_id, decided.action, decided, decided.facts, context)
-    waits = _with_current_queue(job, loaded.snapshot.setup).but(reason=decided.reason, displacing_since=context.now)
+    waits = _with_current_queue(job, loaded.snapshot.setup).replace(reason=decided.reason, displacing_since=context.now)
     entry = TimelineEntry(
         at=context.now, kind="displacing", text=decided.reason, decision_id=record.decision_id, writer=WRITER
     )
@@ -353,7 +355,7 @@ def _displacement_writes(
         return ()
     text = f"The job frees its nodes for {for_job} and continues on rented nodes."
     stop = job.with_stop_request(text, displacement_requester(for_job), now)
-    moving = job.but(stop_request=stop, reason=text, displaced_at=now, queued_at=now, moves=job.moves + 1)
+    moving = job.replace(stop_request=stop, reason=text, displaced_at=now, queued_at=now, moves=job.moves + 1)
     entry = TimelineEntry(at=now, kind="displaced", text=text, decision_id=decision_id, writer=WRITER)
     return (
         Put(job_rows.job_row(moving, version)),
@@ -366,7 +368,7 @@ def _rent(step: RentalStart, loaded: LoadedCycle, tree: QuotaTree, context: Cont
     job, version = loaded.stored(step.decision.job_id)
     job = _with_current_queue(job, loaded.snapshot.setup)
     try:
-        rental_records.begin_for_job(job, version, step.placement, tree, context.but(mode=Mode.ACT))
+        rental_records.begin_for_job(job, version, step.placement, tree, context.replace(mode=Mode.ACT))
     except Refused as refused:
         _defer_after_refusal(job.job_id, refused, context)
 
@@ -418,7 +420,7 @@ def _commit_queue_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, c
     for name in plan.queue_stops:
         job, _ = loaded.stored(name)
         why = f"The queue of team {job.spec.team} is drained."
-        memory = tree.memory.but(stopping={**tree.memory.stopping, name: ""})
+        memory = tree.memory.replace(stopping={**tree.memory.stopping, name: ""})
         try:
             writes = _stop_writes(name, why, f"{WRITER}/drain", loaded, context.now, kind="drained")
             context.ledger.commit(tree.put(memory), *writes)
@@ -431,7 +433,7 @@ def _commit_queue_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, c
 
 def _with_stopping(memory: SchedulerState, names: Iterable[str], setup: TeamSetup) -> SchedulerState:
     """Return the state with jobs that stop for no other job. Without teams it is not needed."""
-    return memory.but(stopping={**memory.stopping, **dict.fromkeys(names, "")}) if setup.has_teams else memory
+    return memory.replace(stopping={**memory.stopping, **dict.fromkeys(names, "")}) if setup.has_teams else memory
 
 
 # ---------------------------------------------------------------- reasons
@@ -467,12 +469,12 @@ def _reason_writes(step: PendingStep, loaded: LoadedCycle, context: Context) -> 
     """Return the writes that record why a job waits; none if the job records it already."""
     decided = step.decision
     job, version = loaded.snapshot.pending[decided.job_id], loaded.versions[decided.job_id]
-    note, records = rental_records.placement_note(job, step.placement, context.but(mode=step.mode))
+    note, records = rental_records.placement_note(job, step.placement, context.replace(mode=step.mode))
     if decided.action is Action.BACK_OFF:
         return ()  # the job records already what failed
     reason = recorded_reason(decided, step.mode)
     text = f"{reason} {note.text}" if note else reason
-    placed = _with_current_queue(job, loaded.snapshot.setup).but(reason=text, placement=note)
+    placed = _with_current_queue(job, loaded.snapshot.setup).replace(reason=text, placement=note)
     if placed == job:
         return ()
     writes = (Put(job_rows.job_row(placed, version)), *records)
@@ -487,7 +489,7 @@ def _with_current_queue(job: Job, setup: TeamSetup) -> Job:
     queue = job.spec.team if job.spec.team in setup.by_name else ""
     if queue == job.queue:
         return job
-    return job.but(queue=queue, priority=setup.priority_of(job.spec.priority_class))
+    return job.replace(queue=queue, priority=setup.priority_of(job.spec.priority_class))
 
 
 def _record(decided: AdmissionDecision, decision_id: str, reason: str, mode: Mode, context: Context) -> Decision:

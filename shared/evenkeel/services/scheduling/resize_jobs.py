@@ -40,13 +40,13 @@ def carry_out(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Co
     resizes, pending = plan.resizes, plan.queue_plan.pending.keys()
     # A job that started in this cycle is in the tree's state already. It was pending when it was read.
     begun = tree.memory.elastic
-    elastic = resizes.memory.but(
+    elastic = resizes.memory.replace(
         jobs=tuple(sorted({*resizes.memory.jobs, *(pending & set(begun.jobs))})),
         resizing=tuple(name for name in resizes.memory.resizing if name in begun.resizing),
         last_announced={} if context.mode is Mode.ACT else resizes.memory.last_announced,
     )
     commit = _ResizeCommit(loaded, frozenset(pending), tree, context)
-    memory = tree.memory.but(elastic=elastic)
+    memory = tree.memory.replace(elastic=elastic)
     for planned in (*resizes.shrinks_by_waiter.values(), *([(resizes.growth,)] if resizes.growth else [])):
         try:
             memory = commit.run(planned, memory)
@@ -125,8 +125,8 @@ class _ResizeCommit:
     def _memory_after(self, resizes: Sequence[PlannedResize], memory: SchedulerState) -> SchedulerState:
         resizing = [resize.job_id for resize in resizes if resize.resize.to_nodes]
         stopping = {resize.job_id: resize.waiting_id for resize in resizes if resize.waiting_id in self.pending}
-        return memory.but(
-            elastic=memory.elastic.but(resizing=tuple(dict.fromkeys((*memory.elastic.resizing, *resizing)))),
+        return memory.replace(
+            elastic=memory.elastic.replace(resizing=tuple(dict.fromkeys((*memory.elastic.resizing, *resizing)))),
             stopping={**memory.stopping, **stopping},
         )
 
@@ -138,7 +138,9 @@ class _ResizeCommit:
         }
         if all(memory.elastic.last_announced.get(name) == text for name, text in messages.items()):
             return memory
-        changed = memory.but(elastic=memory.elastic.but(last_announced={**memory.elastic.last_announced, **messages}))
+        changed = memory.replace(
+            elastic=memory.elastic.replace(last_announced={**memory.elastic.last_announced, **messages})
+        )
         records = {resize.job_id: self._record(resize) for resize in planned}
         parts = [
             batches.WriteGroup(name, (Put(subject_rows.decision_row(record)),)) for name, record in records.items()
@@ -179,8 +181,8 @@ def _with_stop_request(job: Job, planned: PlannedResize, record: Decision, now: 
         requested_at=now,
     )
     if not planned.resize.to_nodes:
-        return job.but(stop_request=request, reason=request.reason, is_preempted=True)
-    return job.but(
+        return job.replace(stop_request=request, reason=request.reason, is_preempted=True)
+    return job.replace(
         stop_request=request, reason=request.reason, resize=resize_request_of(planned, record.decision_id, now)
     )
 

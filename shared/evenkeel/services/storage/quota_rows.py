@@ -50,7 +50,7 @@ def charge_row(attempt: Attempt, job: Job | None = None, use: Mapping[str, Mappi
 
 def released_charge_row(attempt: Attempt, version: int, now: datetime) -> Row:
     """Mark a charge as released by a job that waits again. The row stays, so that freed quota names its owner."""
-    return Row(charge_key(attempt), Charge.of(attempt).but(released_at=now).to_json(), version)
+    return Row(charge_key(attempt), Charge.of(attempt).replace(released_at=now).to_json(), version)
 
 
 def rental_allocation_key(job_id: str, number: int) -> Key:

@@ -49,7 +49,7 @@ def decision_row(decision: Decision) -> Row:
     return Row(
         decision_key(decision.decision_id),
         {
-            **decision.but(facts={}, alternatives=decision.alternatives[:MAX_ALTERNATIVES]).to_json(),
+            **decision.replace(facts={}, alternatives=decision.alternatives[:MAX_ALTERNATIVES]).to_json(),
             "facts": packed(decision.facts),
         },
         0,

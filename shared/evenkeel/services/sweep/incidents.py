@@ -53,7 +53,7 @@ def _start_next_run(sweep: SweepRun, ended: Incident) -> bool:
         entry = incident_record.timeline_put(
             subject, f"resumed-{ended.run + 1}", text, at=sweep.context.now, writer=WRITER
         )
-        return incident.but(run=ended.run + 1, failed_at=None), [entry]
+        return incident.replace(run=ended.run + 1, failed_at=None), [entry]
 
     after = incident_record.update(sweep.context.ledger, ended.incident_id, change)
     if after.state.is_settled:

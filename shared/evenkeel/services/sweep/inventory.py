@@ -43,7 +43,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
             if node.kubernetes
             else (),
             job_ids=jobs.get((node.life.cluster, node.kubernetes.name), ()) if node.kubernetes else (),
-        ).but(
+        ).replace(
             repaired_by=repaired_by(node.kubernetes),
             bound_in_use=bound.get((node.life.cluster, node.kubernetes.name), NONE) if node.kubernetes else None,
         )
@@ -59,7 +59,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
         elif not stored.is_gone and (
             stored.life.cluster in read or stored.life.cluster not in sweep.context.site.clusters
         ):
-            gone = stored.but(is_gone=True, is_ready=False, changed_at=sweep.context.now)
+            gone = stored.replace(is_gone=True, is_ready=False, changed_at=sweep.context.now)
             _store_node(sweep, gone, stored, row.version, expires_at=sweep.context.now + _GONE_KEPT)
     for place, node in stored_nodes.items():
         if place not in known:

@@ -93,7 +93,7 @@ def run(context: Context) -> Outcome:
     failed += [
         f"{name}: {error}" for name, error in sweep.results.errors.items() if error and not name.startswith(steps)
     ]
-    ended = context.but(now=context.clock.now())
+    ended = context.replace(now=context.clock.now())
     heartbeats.record_heartbeat(WRITER, ended, sweep.results, read_at=context.now)
     if measures:
         ages = read_sources.run(ended)
@@ -160,7 +160,7 @@ def answer_waits(sweep: SweepRun) -> int:
     if sweep.records is not None:
         # Node objects are listed again: an incident that is newer than the list may have cordoned its node since.
         reads.keep(evaluate_waits.HYPERPOD, "nodes", sweep.records)
-    judged = evaluate_waits.run(context.but(wait_answers=answers), repeat_answered=True, reads=reads)
+    judged = evaluate_waits.run(context.replace(wait_answers=answers), repeat_answered=True, reads=reads)
     sweep.notes["requested"] = answers.requested
     source = Source(kind=SourceKind.WAITS)
     if judged.failure:
@@ -223,7 +223,7 @@ def count_fleet(sweep: SweepRun) -> int:
     context = sweep.context
     key = fleet_rows.overview_key()
     row = context.ledger.get(key)
-    counts = read_overview.count(context, read_sources.run(context))
+    counts = read_overview.count(read_sources.run(context), context)
     try:
         context.ledger.commit(Put(Row(key, counts, row.version if row else 0)))
     except Conflict:

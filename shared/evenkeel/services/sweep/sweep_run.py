@@ -209,7 +209,7 @@ class SweepRun:
                 lemons.add(lease.lemon)
                 continue
             with contextlib.suppress(Conflict):  # a recovery holds it now; the next sweep reads it again
-                self.context.ledger.commit(Put(fleet_rows.lease_row(lease.but(lemon=""), row.version)))
+                self.context.ledger.commit(Put(fleet_rows.lease_row(lease.replace(lemon=""), row.version)))
         return frozenset(lemons)
 
     def listed(self, table: Table, state: str) -> Iterator[Row]:

@@ -62,7 +62,7 @@ def run(context: Context) -> Outcome:
     finally:
         if watch.lock is not None:
             locks.release(context.ledger, watch.lock, now=context.clock.now())
-    ended = context.but(now=context.clock.now())
+    ended = context.replace(now=context.clock.now())
     heartbeats.record_heartbeat(WRITER, ended, watch.results())
     return Outcome(
         outcome="WATCHED",
@@ -170,7 +170,7 @@ class _Watch:
 
     def answer_waits(self, now: datetime) -> str:
         """Evaluate every wait. Return why some could not be evaluated; empty if all were."""
-        context = self.context.but(now=now, wait_answers=self.answers)
+        context = self.context.replace(now=now, wait_answers=self.answers)
         try:
             judged = evaluate_waits.run(context, reads=self.reads)
         except EvenkeelError as error:
@@ -203,7 +203,7 @@ class _Watch:
         return failures
 
     def _ingest_facts_of(self, node: KubernetesNode, now: datetime) -> None:
-        context = self.context.but(now=now)
+        context = self.context.replace(now=now)
         for fact in kubernetes_node.facts_of(node, self.context.policy.watch, now):
             if fact.fact_key in self.ingested_facts:
                 continue

@@ -402,7 +402,7 @@ def _is_debounced(wait: Wait, row: Row, world: Observation) -> bool:
     if world.context.policy.jobs.attribution_delay_seconds <= 0:
         return True
     with contextlib.suppress(Conflict):  # the wait changed meanwhile; the next evaluation reads it
-        world.context.ledger.commit(Put(subject_rows.wait_row(wait.but(seen_since=world.context.now), row.version)))
+        world.context.ledger.commit(Put(subject_rows.wait_row(wait.replace(seen_since=world.context.now), row.version)))
     return False
 
 
@@ -559,7 +559,7 @@ def _record_kueue_status(wait: Wait, row: Row, world: Observation) -> tuple[Wait
         return wait, row
     attempt = rows.read(attempt_row, Attempt)
     status = world.workload(attempt).kueue
-    changed = wait.but(
+    changed = wait.replace(
         kueue_status=kueue_status.describe_status(status, attempt.local_queue, world.context.now),
         kueue_step=kueue_status.status_step(status),
         kueue_position=status.position if status else None,

@@ -46,7 +46,7 @@ def run(request: Request, context: Context) -> Outcome:
         if row is None or wait is None or wait.generation != request.generation:
             return Outcome(outcome="STALE", reason="That wait was already answered or reopened.")
         if wait.state is WaitState.OPEN:
-            wait = wait.but(state=WaitState.ANSWERED, answer=request.answer)
+            wait = wait.replace(state=WaitState.ANSWERED, answer=request.answer)
             try:
                 context.ledger.commit(
                     Put(subject_rows.wait_row(wait, row.version)), *_incident_writes(wait, request.answer, context)
@@ -83,7 +83,7 @@ def _incident_writes(wait: Wait, answer: WaitAnswer, context: Context) -> Sequen
     incident, version = incident_record.load(context.ledger, wait.subject)
     text = f"{_CONDITION_TEXT[wait.condition.kind]}: {answer.reason}"
     if is_failed_validation:
-        changed, kind = incident.but(invalid_at=context.now), "invalid"
+        changed, kind = incident.replace(invalid_at=context.now), "invalid"
     else:
         assert stage
         changed, kind = _at_stage(incident, stage[0], answer, context.now), stage[1]
@@ -108,8 +108,8 @@ _CONDITION_TEXT = {
 
 def _at_stage(incident: Incident, stage: str, answer: WaitAnswer, now: datetime) -> Incident:
     """Return the incident at the reached stage. The last time counts: a later rung brings the node back later."""
-    changed = incident.but(stages=incident.stages.but(**{stage: now}))
+    changed = incident.replace(stages=incident.stages.replace(**{stage: now}))
     instance_id = answer.facts.get("instanceId", "")
     if instance_id and instance_id != incident.life.instance_id:
-        return changed.but(replacement_instance_id=instance_id)
+        return changed.replace(replacement_instance_id=instance_id)
     return changed
