@@ -226,14 +226,6 @@ class Job(Value):
     """Whether its last rental avoided spot because of its deadline. It stays so until it is well ahead."""
     is_migrating_back: bool = False
     """Whether it was stopped on rented nodes to continue on committed ones, and has not started again since."""
-    displaced_at: Instant | None = None
-    """When it was stopped on committed nodes to free them for another job; None once it has started again. Until then
-    it is behind all other jobs without quotas, and in its queue behind jobs of equal priority."""
-    displacing_since: Instant | None = None
-    """When other jobs were asked to free nodes for it; None once it has started. Until then it goes before the jobs of
-    its queue that had no nodes before: the nodes become free for it."""
-    moves: int = 0
-    """How often it was moved between committed and rented nodes to save money."""
     open_job_counters: tuple[str, ...] = ()
     """The counters of open jobs that count it until it ends; none if it is older than the limits."""
     started_at: Instant | None = None

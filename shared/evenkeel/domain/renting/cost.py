@@ -11,9 +11,6 @@ reclaimed spot nodes, and faults of nodes of every market.
     delay = price of delay x (finish - run)
     cost  = rent + delay + opportunity cost
 
-A job that keeps checkpoints leaves its rented nodes as soon as committed nodes are free for it. So its rent lasts until
-then or until its end, whichever is earlier, and the move back costs a restart.
-
 A committed pool is paid for in any case, so its invoice does not count. It costs its opportunity cost: the price that
 the jobs that wait would pay for the same accelerators. A rented pool costs its rent. Amounts are in parts of
 `economics.money`.
@@ -25,7 +22,6 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from evenkeel.domain.capacity.pools import Market, Pool, Reservation
-from evenkeel.domain.capacity.run_times import seconds_within, share_beyond
 from evenkeel.domain.economics import money
 from evenkeel.domain.values import Instant, Value
 
@@ -50,10 +46,6 @@ class JobDemand(Value):
     run_seconds: float
     """Expected run time that is left."""
     p90_run_seconds: float
-    left_seconds: tuple[float, ...] = ()
-    """Equally likely values of the run time that is left; empty in older records. `run_seconds` is their mean."""
-    waiting_since: Instant | None = None
-    """Since when it waits for nodes; None in older records."""
     checkpoint_seconds: float | None = None
     """Seconds between two checkpoints; None if the job keeps none and restarts from step 0."""
     save_seconds: float = 60
@@ -123,8 +115,6 @@ class RiskLimits(Value):
 
     spot_checkpoint_share: float = 0.1
     """On spot nodes, the longest time between checkpoints as a share of the mean time between interruptions."""
-    max_wait_seconds: int = 0
-    """Wait after which nodes are rented for a job, whatever they cost within the caps; 0 for no limit."""
     grace_seconds: float = 60
     """Margin before the end of a reservation, besides the time for the last checkpoint."""
 
@@ -185,7 +175,6 @@ def cost_of_pool(
     terms: RiskLimits,
     now: datetime,
     changeover_seconds: float = 0,
-    target: CandidatePool | None = None,
 ) -> PoolCost:
     """Return the cost of one pool for one job, and why the job cannot run there.
 
@@ -196,7 +185,6 @@ def cost_of_pool(
         terms: Limits on risk.
         now: Time of the comparison.
         changeover_seconds: Seconds to restart on on-demand nodes; spot nodes must leave that much before a deadline.
-        target: The committed pool that the job would move to from rented nodes; None if there is none.
     """
     pool = candidate.pool
     is_available_now = not pool.market.is_rented and job.accelerators <= candidate.accelerators_left
@@ -211,20 +199,11 @@ def cost_of_pool(
     again = launch + job.restart_seconds
     lost = reclaims * (again + _loss_per_reclaim(job)) + faults * (again + _loss_per_fault(job))
     run = job.run_seconds * (1 + lost)
-    rent, moved_seconds = 0, 0.0
-    opportunity = candidate.opportunity_micros_per_accelerator_hour * job.accelerators * run
+    end = round(start + run, 3)
+    rent = 0
     if pool.market.is_rented:
-        rented_run = run
-        if target is not None and job.left_seconds and job.checkpoint_seconds is not None:
-            rented_run = (1 + lost) * seconds_within(job.left_seconds, target.wait_seconds)
-            moves = share_beyond(job.left_seconds, target.wait_seconds)
-            moved_seconds = moves * (job.save_seconds + target.pool.launch.p50_seconds + job.restart_seconds)
-            rented_run += moves * job.save_seconds
-            committed_run = max(0.0, run - rented_run)
-            opportunity = target.opportunity_micros_per_accelerator_hour * job.accelerators * committed_run
-        held = max(pool.min_billed_seconds, math.ceil(launch + job.restart_seconds + rented_run))
+        held = max(pool.min_billed_seconds, math.ceil(launch + job.restart_seconds + run))
         rent = pool.micros_per_node_hour * job.nodes * held
-    end = round(start + run + moved_seconds, 3)
     question = _PoolQuestion(job, candidate, spending, terms, now, start, end, rent, changeover_seconds)
     why_not = next(_rejections(question), "")
     return PoolCost(
@@ -234,8 +213,8 @@ def cost_of_pool(
         starts_after_seconds=round(start, 3),
         ends_after_seconds=end,
         rent_parts=rent,
-        delay_parts=round(job.micros_per_hour_of_delay * (start + run + moved_seconds - job.run_seconds)),
-        opportunity_parts=round(opportunity),
+        delay_parts=round(job.micros_per_hour_of_delay * (start + run - job.run_seconds)),
+        opportunity_parts=round(candidate.opportunity_micros_per_accelerator_hour * job.accelerators * run),
         interruptions=round((reclaims + faults) * job.run_seconds, 4),
         is_available_now=is_available_now and not why_not,
     )

@@ -6,7 +6,6 @@ from typing import Any
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
-from evenkeel.domain.capacity.run_times import run_times_of
 from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
@@ -18,7 +17,6 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rental_records
-from evenkeel.services.storage import past_runs
 
 Json = dict[str, Any]
 
@@ -53,7 +51,6 @@ def run(
         (*ahead, job),
         RentalBook(allocations=rental_records.load_allocations(context.ledger), budgets_left=budgets_left),
         rental_records.read_shortages(context.ledger)[0],
-        run_times_of(past_runs.load(context.ledger), context.policy.economy.min_samples),
     )
     return shown(choose_pool(with_decision(placement_facts(job, placement, context.policy), decided)), context.now)
 
