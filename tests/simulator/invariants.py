@@ -33,7 +33,7 @@ from evenkeel.events import envelope
 from evenkeel.ports import CapacitySpec, ExecutionState, Key, LaunchSpec, PermanentError, Row, Table, TransientError
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.queries import read_fleet, read_sources
-from evenkeel.services.rentals import rental_records
+from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, quota_rows, rows
 from evenkeel.services.storage.quota_tree import stored_state
@@ -850,7 +850,7 @@ def cycle_decisions(world: "Simulation") -> Iterator[Any]:
     capacities = node_capacity(nodes, resources_taken(in_use, charges, seen), unhealthy)
     if world.renting:
         # A rented node belongs to its job, and a job with a rental is not blocked by other jobs.
-        rented = rental_records.load(world.ledger)
+        rented = rentals.load(world.ledger)
         capacities = rented.capacities(capacities, _jobs(world), world.renting.pools)
         pending = [request for request in pending if request.job_id not in rented.serving]
     setup = world.sharing.setup if world.sharing else TeamSetup()

@@ -306,7 +306,7 @@ DOMAIN_PACKAGES = (
         "wrong_fields",
         "workflow_graph",
     ),
-    *("policy_base", "health.policy", "sources", "health", "capacity", "capacity.policy", "kueue"),
+    *("policy_section", "health.policy", "sources", "health", "capacity", "capacity.policy", "kueue"),
     *("external.policy", "external", "elastic", "admission.policy", "jobs.allowance", "jobs.policy", "jobs"),
     *("economics.policy", "economics", "recovery.policy", "renting.policy", "policy"),
     *(

@@ -62,7 +62,7 @@ def steps(plan: CyclePlan) -> dict[str, str]:
 def test_jobs_that_fit_start_and_the_next_one_waits() -> None:
     plan = decided(a_snapshot(waiting(1), waiting(2), waiting(3)))
 
-    assert steps(plan) == {"job-1": "Admission ADMIT", "job-2": "Admission ADMIT", "job-3": "Wait WAIT"}
+    assert steps(plan) == {"job-1": "AdmissionStep ADMIT", "job-2": "AdmissionStep ADMIT", "job-3": "PendingStep WAIT"}
     assert plan.waiting == 1
 
 
@@ -78,7 +78,7 @@ def test_no_job_starts_unless_the_mode_is_act(mode: Mode) -> None:
 def test_job_that_was_left_out_is_not_decided() -> None:
     plan = decided(a_snapshot(waiting(1), waiting(2), nodes=1).without(["job-1"]))
 
-    assert steps(plan) == {"job-2": "Admission ADMIT"}
+    assert steps(plan) == {"job-2": "AdmissionStep ADMIT"}
 
 
 def test_same_snapshot_gives_the_same_plan() -> None:
@@ -90,14 +90,14 @@ def test_same_snapshot_gives_the_same_plan() -> None:
 def test_job_on_an_unreadable_cluster_is_held() -> None:
     plan = decided(a_snapshot(waiting(1), unreadable=frozenset({CLUSTER}), capacities=()))
 
-    assert steps(plan) == {"job-1": "Wait HELD"}
+    assert steps(plan) == {"job-1": "PendingStep HELD"}
 
 
 def test_job_in_a_kueue_namespace_is_held() -> None:
     job = waiting(1)
     plan = decided(a_snapshot(job, kueue_namespaces={(CLUSTER, job.namespace): "its label"}))
 
-    assert steps(plan) == {"job-1": "Wait HELD"}
+    assert steps(plan) == {"job-1": "PendingStep HELD"}
     assert "its label" in plan.decisions[0].reason
 
 
@@ -105,7 +105,7 @@ def test_job_in_the_namespace_of_another_team_is_held() -> None:
     setup = a_setup(a_team("red"), a_team("blue"))
     plan = decided(a_snapshot(waiting(1, spec={"team": "red"}, namespace="blue"), setup=setup))
 
-    assert steps(plan) == {"job-1": "Wait HELD"}
+    assert steps(plan) == {"job-1": "PendingStep HELD"}
     assert "team blue" in plan.decisions[0].reason
 
 
@@ -143,11 +143,11 @@ def test_victim_that_was_asked_to_stop_is_not_asked_again() -> None:
     stopping = job.replace(stop_request=job.with_stop_request("It is cancelled.", "ana", NOW))
     snapshot = preempting()._replace(holders={"job-1": stopping})
 
-    assert steps(decided(snapshot)) == {"job-2": "Wait PREEMPT"}
+    assert steps(decided(snapshot)) == {"job-2": "PendingStep PREEMPT"}
 
 
 def test_victim_with_a_newer_attempt_is_not_asked() -> None:
-    assert steps(decided(preempting(current_attempt=2))) == {"job-2": "Wait PREEMPT"}
+    assert steps(decided(preempting(current_attempt=2))) == {"job-2": "PendingStep PREEMPT"}
 
 
 # ---------------------------------------------------------------- long queues
@@ -173,13 +173,13 @@ def test_parked_queue_is_read_further_once() -> None:
     plan = decide_cycle(snapshot._replace(pending=more), Policy(), Mode.ACT, NOW, draft=draft)
 
     assert not plan.is_incomplete
-    assert steps(plan) == {"job-1": "Wait NEVER_FITS", "job-2": "Admission ADMIT"}
+    assert steps(plan) == {"job-1": "PendingStep NEVER_FITS", "job-2": "AdmissionStep ADMIT"}
 
 
 def test_queue_in_which_a_job_starts_is_not_read_further() -> None:
     plan = decided(a_long_queue(waiting(1)))
 
-    assert steps(plan) == {"job-1": "Admission ADMIT"}
+    assert steps(plan) == {"job-1": "AdmissionStep ADMIT"}
 
 
 def test_jobs_behind_an_unblocked_job_are_read_again_first() -> None:
@@ -188,7 +188,7 @@ def test_jobs_behind_an_unblocked_job_are_read_again_first() -> None:
 
     plan = decided(snapshot._replace(queue_cursors=cursors))
 
-    assert steps(plan) == {"job-1": "Admission ADMIT"}
+    assert steps(plan) == {"job-1": "AdmissionStep ADMIT"}
     assert plan.queue_plan.cursors == cursors._replace(next_page={ALL_JOBS: "behind-job-1"}, barriers=())
 
 

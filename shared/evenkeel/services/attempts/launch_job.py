@@ -34,7 +34,7 @@ from evenkeel.ports import (
 from evenkeel.services.attempts import pin_resume_point
 from evenkeel.services.attempts.pin_resume_point import PinOutcome
 from evenkeel.services.context import Context
-from evenkeel.services.rentals import rental_records
+from evenkeel.services.rentals import rentals
 from evenkeel.services.storage import attempt_record, job_rows, rows, subject_rows
 
 WRITER = "launch_job"
@@ -176,7 +176,7 @@ def _launch(
         context.telemetry.warning("LaunchNotAllowed", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
         reason = f"The cluster does not accept the attempt's Kubernetes Job now: {error}"
         return _give_up(stored, decided, reason, context, is_refused=False)
-    rental_records.delete_capacity_pods_of(job, attempt, context)
+    rentals.delete_capacity_pods_of(job, attempt, context)
     launched = decided.replace(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=context.now)
     _record_launch(stored, launched, answer, placement.network, context)
     context.telemetry.count("AttemptsLaunched")

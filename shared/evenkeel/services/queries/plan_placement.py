@@ -16,7 +16,7 @@ from evenkeel.domain.renting.placement import PlacementDecision, PlacementFacts,
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
-from evenkeel.services.rentals import rental_records
+from evenkeel.services.rentals import rentals
 
 Json = dict[str, Any]
 
@@ -49,8 +49,8 @@ def run(
         tuple(charges),
         _classes(context.ledger),
         (*ahead, job),
-        RentalBook(allocations=rental_records.load_allocations(context.ledger), budgets_left=budgets_left),
-        rental_records.read_shortages(context.ledger)[0],
+        RentalBook(allocations=rentals.load_allocations(context.ledger), budgets_left=budgets_left),
+        rentals.read_shortages(context.ledger)[0],
     )
     return shown(choose_pool(with_decision(placement_facts(job, placement, context.policy), decided)), context.now)
 

@@ -17,7 +17,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.queries import read_fleet, read_incidents, read_sources
 from evenkeel.services.queries.read_fleet import Health, IncidentsByNeed
 from evenkeel.services.recovery import hold_automation
-from evenkeel.services.rentals import rental_records
+from evenkeel.services.rentals import rentals
 from evenkeel.services.storage import fleet_counts, read_charges, team_setup
 
 Json = dict[str, Any]
@@ -115,7 +115,7 @@ def _budgets(context: Context) -> list[Json]:
     setup = team_setup.load(context.ledger).setup
     if not any(team.budgets for team in setup.teams):
         return []
-    spent = rental_records.spent_by_period(setup, context, rental_records.load(context.ledger).rentals)
+    spent = rentals.spent_by_period(setup, context, rentals.load(context.ledger).rentals)
     held = read_charges.held(context.ledger)
     found = []
     for team in setup.teams:

@@ -30,7 +30,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.jobs import check_fit, check_role, submit_job
 from evenkeel.services.queries import plan_placement, read_teams
-from evenkeel.services.rentals import rental_records
+from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import job_rows, pagination, quota_rows, read_charges, rows, subject_rows, team_setup
 from evenkeel.services.storage.quota_tree import stored_state
@@ -170,8 +170,8 @@ def plan(spec: JobSpec, requester: check_role.Requester, context: Context) -> Js
     )
     memory = _scheduler_state(setup, context.ledger)
     own = setup.replace(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
-    rented = rental_records.load(context.ledger).rentals if own.teams else ()
-    spent = rental_records.spent_by_period(own, context, rented)
+    rented = rentals.load(context.ledger).rentals if own.teams else ()
+    spent = rentals.spent_by_period(own, context, rented)
     left = remaining_by_team(own, spent, charges, rented, context.policy.economy, context.now)
     queue = QueueSnapshot(
         capacities=capacities,

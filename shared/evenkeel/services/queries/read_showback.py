@@ -27,7 +27,7 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_cost_records
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.rentals import rental_records
+from evenkeel.services.rentals import rentals
 from evenkeel.services.storage import pagination, read_charges
 
 Json = dict[str, Any]
@@ -131,7 +131,7 @@ def _budgets(context: Context, reader: Reader, team: str) -> Iterator[BudgetFore
         return
     only = setup.replace(teams=tuple(wanted))
     held = read_charges.held(context.ledger)
-    spent = rental_records.spent_by_period(only, context, rental_records.load(context.ledger).rentals)
+    spent = rentals.spent_by_period(only, context, rentals.load(context.ledger).rentals)
     for each in wanted:
         charges = [charge for charge in held if charge.team == each.name]
         periods: dict[str, Spent] = {key: amount for (name, key), amount in spent.items() if name == each.name}

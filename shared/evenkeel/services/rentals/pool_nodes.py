@@ -5,7 +5,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.rental import Rental, RentalState, nodes_joined
 from evenkeel.ports import CapacitySpec, LimitResult, NodeClaim, Put
 from evenkeel.services.context import Context
-from evenkeel.services.rentals import rental_records
+from evenkeel.services.rentals import rentals
 from evenkeel.services.storage import job_rows, rows
 
 
@@ -17,9 +17,7 @@ def others_in_pool(rental: Rental, context: Context) -> tuple[Rental, ...]:
 def _in_pool(rental: Rental, context: Context) -> tuple[Rental, ...]:
     place = (rental.offer.cluster, rental.offer.pool)
     return tuple(
-        other
-        for other in rental_records.load(context.ledger).rentals
-        if (other.offer.cluster, other.offer.pool) == place
+        other for other in rentals.load(context.ledger).rentals if (other.offer.cluster, other.offer.pool) == place
     )
 
 

@@ -38,7 +38,7 @@ from evenkeel.domain.renting.serving import ServingState, registration_of, repli
 from evenkeel.domain.values import Value
 from evenkeel.ports import LimitResult, NotFound, Put, Row, Write
 from evenkeel.services.context import Context
-from evenkeel.services.rentals import pool_nodes, rental_records
+from evenkeel.services.rentals import pool_nodes, rentals
 from evenkeel.services.storage import job_rows, quota_rows, rows, subject_rows
 from evenkeel.services.storage.retries import until_committed
 
@@ -130,7 +130,7 @@ class _StepCase(NamedTuple):
     def commit(self, change: RentalChange, *more: Write, record: Decision | None = None) -> Rental:
         """Commit one transition. If capacity changes, the commit fails after any admission since the tree was read."""
         tree = [Put(Row(self.tree.key, self.tree.doc, self.tree.version))] if change.changes_capacity else []
-        writes = rental_records.writes_of(change, self.version, self.context, writer=WRITER, record=record)
+        writes = rentals.writes_of(change, self.version, self.context, writer=WRITER, record=record)
         token = record.decision_id if record else ""
         self.context.ledger.commit(*tree, *writes, *more, token=token)
         return change.rental
@@ -196,7 +196,7 @@ def _why_not_rented(case: _StepCase) -> str:
         return unwanted
     if not _may_rent(case):
         return f"Mode is {case.context.mode}: Evenkeel rents nothing."
-    limits = spend_limits(rental.team, rental_records.load(case.context.ledger).allocations, policy.burst)
+    limits = spend_limits(rental.team, rentals.load(case.context.ledger).allocations, policy.burst)
     for scope, spent, cap in limits.exceeded_caps(rental.team):
         most, rate = (money.format_usd(rate_micros * 3600) for rate_micros in (cap, spent))
         return (
@@ -220,7 +220,7 @@ def _why_unwanted(case: _StepCase) -> str:
         return why_not_needed(rental, case.job)
     # The pods first: a pod that finds a node between the reads is seen without a node, or with a node that is listed.
     pods, nodes = context.cluster.pods(case.cluster_name), context.cluster.nodes(case.cluster_name)
-    own = [other for other in rental_records.load(context.ledger).rentals if other.job_id == rental.job_id]
+    own = [other for other in rentals.load(context.ledger).rentals if other.job_id == rental.job_id]
     return why_node_not_needed(rental, own, context.policy.scheduling.serving, pods, nodes)
 
 
@@ -313,16 +313,16 @@ def _next_offer(case: _StepCase) -> Outcome:
     facts = facts_for_next_offer(
         PlacementFacts.model_validate(rows.read(began, Decision).facts, extra="allow"),
         rental,
-        rental_records.load(context.ledger).allocations,
-        rental_records.read_shortages(context.ledger)[0],
+        rentals.load(context.ledger).allocations,
+        rentals.read_shortages(context.ledger)[0],
         burst.replace(pools=_pools_for(case)),
         context.now,
-        rental_records.budget_left_beside(rental, context),
+        rentals.budget_left_beside(rental, context),
     )
     placed = choose_pool(facts)
     if placed.action is not PlacementAction.RENT or not _may_rent(case):
         return Outcome(outcome=RentOutcome.NONE, reason=placed.reason)
-    record = rental_records.record_of(placed, context)
+    record = rentals.record_of(placed, context)
     change = offered(rental, placed, record.reason, record.decision_id, burst, context.now)
     case.commit(change, record=record)
     return Outcome(outcome=RentOutcome.OPENED, reason=change.text)

@@ -31,7 +31,7 @@ from evenkeel.domain.renting.rental import RentalState
 from evenkeel.domain.resources import NONE, Resources
 from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.rentals import rental_records
+from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import job_rows, quota_rows, read_charges, rows, team_setup
 from evenkeel.services.storage.quota_tree import stored_state
@@ -140,8 +140,8 @@ def _load_fleet(
     )
     tree_row = context.ledger.get(tree)
     memory = stored_state(tree_row)
-    rented = rental_records.load(context.ledger)
-    spent = rental_records.spent_by_period(setup, context, rented.rentals)
+    rented = rentals.load(context.ledger)
+    spent = rentals.spent_by_period(setup, context, rented.rentals)
     rented = _remaining_rentals(interrupted, rented)
     rented = rented._replace(
         budgets_left=remaining_by_team(setup, spent, held, rented.rentals, context.policy.economy, context.now)
@@ -292,9 +292,9 @@ def _find_rental(
         {holder.job_id: holder.spec.priority_class for holder in fleet.holders.values()},
         (job, *fleet.waiting),  # a recovery goes first
         fleet.rented,
-        rental_records.read_shortages(context.ledger)[0],
+        rentals.read_shortages(context.ledger)[0],
     )
-    ran = run_seconds(rental_records.read_attempts(context.ledger, [job]), context.now)
+    ran = run_seconds(rentals.read_attempts(context.ledger, [job]), context.now)
     placement = placement_facts(job, rental_context, context.policy, ran.get(name, 0.0))
     placed = choose_pool(placement)
     row = cheapest_rental_in_time(placed)

@@ -26,7 +26,7 @@ from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Add, Conflict, Delete, Put, Refused, Row, TransientError, WorkflowName, Write
 from evenkeel.services.context import Context
-from evenkeel.services.rentals import rental_records
+from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import drain_reservations, resize_jobs
 from evenkeel.services.scheduling.load_cycle import LoadedCycle
 from evenkeel.services.storage import batches, job_rows, quota_rows, rows, subject_rows
@@ -60,7 +60,7 @@ def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Cont
     refused_jobs = _admit(plan.admissions, loaded, tree, admitted, context)
     if refused_jobs:
         return refused_jobs
-    rental_records.begin_for_deployments(plan.serving_rentals, tree, context)
+    rentals.begin_for_deployments(plan.serving_rentals, tree, context)
     reasons = _ReasonBatch(context)
     for step in plan.steps:
         match step:
@@ -297,7 +297,7 @@ def _rent(step: RentalStart, loaded: LoadedCycle, tree: QuotaTree, context: Cont
     job, version = loaded.stored(step.decision.job_id)
     job = _with_current_queue(job, loaded.snapshot.setup)
     try:
-        rental_records.begin_for_job(job, version, step.placement, tree, context.replace(mode=Mode.ACT))
+        rentals.begin_for_job(job, version, step.placement, tree, context.replace(mode=Mode.ACT))
     except Refused as refused:
         _defer_after_refusal(job.job_id, refused, context)
 
@@ -311,7 +311,7 @@ def _commit_departure(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, con
         return
     name = plan.departure.job_id
     job, version = loaded.stored(name)
-    writes, token = rental_records.departure_writes(job, version, plan.departure.decision, context)
+    writes, token = rentals.departure_writes(job, version, plan.departure.decision, context)
     memory = _with_stopping(tree.memory, [name], loaded.snapshot.setup)
     try:
         context.ledger.commit(tree.put(memory), *writes, token=token)
@@ -398,7 +398,7 @@ def _reason_writes(step: PendingStep, loaded: LoadedCycle, context: Context) -> 
     """Return the writes that record why a job waits; none if the job records it already."""
     decided = step.decision
     job, version = loaded.snapshot.pending[decided.job_id], loaded.versions[decided.job_id]
-    note, records = rental_records.placement_note(job, step.placement, context.replace(mode=step.mode))
+    note, records = rentals.placement_note(job, step.placement, context.replace(mode=step.mode))
     if decided.action is Action.BACK_OFF:
         return ()  # the job records already what failed
     reason = recorded_reason(decided, step.mode)

@@ -36,7 +36,7 @@ from evenkeel.domain.resources import Resources
 from evenkeel.ports import EvenkeelError, Key, Ledger, Page, PodGroup, Row, Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
-from evenkeel.services.rentals import rental_records
+from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import (
     attempt_record,
@@ -101,7 +101,7 @@ def run(context: Context) -> LoadedCycle:
     if snapshot.authority is AdmissionAuthority.KUEUE:
         return _with_jobs(LoadedCycle(tree, snapshot), queues, ElasticState(), context.ledger)
     # The rentals before the charges.
-    rented = rental_records.load(context.ledger)
+    rented = rentals.load(context.ledger)
     loaded = _with_jobs(LoadedCycle(tree, snapshot), queues, snapshot.memory.elastic, context.ledger)
     if _is_at_rest(loaded.snapshot, rented, context.policy):
         return loaded
@@ -120,8 +120,8 @@ def read_missing(loaded: LoadedCycle, missing: MissingFacts, context: Context) -
     jobs = (loaded.snapshot.known_job(name) for name in missing.attempts_of)
     return loaded._replace(
         snapshot=loaded.snapshot._replace(
-            shortages=rental_records.read_shortages(context.ledger)[0] if missing.shortages else None,
-            attempts=rental_records.read_attempts(context.ledger, (job for job in jobs if job)),
+            shortages=rentals.read_shortages(context.ledger)[0] if missing.shortages else None,
+            attempts=rentals.read_attempts(context.ledger, (job for job in jobs if job)),
         )
     )
 
@@ -297,7 +297,7 @@ def _with_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
     stored = _read_jobs(context.ledger, (job_rows.job_key(charge.job_id) for charge in snapshot.held))
     running = {name: entry for name, entry in stored.items() if name not in snapshot.pending}
     holders, rented = _jobs_of(stored), snapshot.rented
-    spent = rental_records.spent_by_period(setup, context, rented.rentals)
+    spent = rentals.spent_by_period(setup, context, rented.rentals)
     left = (
         remaining_by_team(setup, spent, snapshot.held, rented.rentals, policy.economy, context.now)
         if policy.burst.pools
@@ -382,7 +382,7 @@ def _with_clusters(loaded: LoadedCycle, rented: RentalBook, context: Context) ->
             unreadable=frozenset(errors),
             rented=rented,
             serving_pods={name: facts.pods for name, facts in clusters.items() if name in serves},
-            serving_states=rental_records.serving_states(policy.scheduling.serving, context.ledger),
+            serving_states=rentals.serving_states(policy.scheduling.serving, context.ledger),
         ),
         errors=errors,
     )

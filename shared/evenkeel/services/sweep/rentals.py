@@ -2,7 +2,7 @@
 
 from evenkeel.domain.renting.rental import Rental, RentalState, restarted
 from evenkeel.ports import ExecutionState, Put, Table, WorkflowName
-from evenkeel.services.rentals import rental_records
+from evenkeel.services.rentals import rentals
 from evenkeel.services.storage import job_rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
@@ -28,5 +28,5 @@ def resume_rentals(sweep: SweepRun) -> int:
                 sweep.context.telemetry.error("RentalWorkflowFails", rental=rental.name, runbook=_RUNBOOK)
             rental = restarted(rental)
             sweep.context.ledger.commit(Put(job_rows.rental_row(rental, row.version)))
-        repaired += rental_records.start(rental, sweep.context)
+        repaired += rentals.start(rental, sweep.context)
     return repaired
