@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatch
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -39,6 +39,7 @@ from evenkeel.events import kubernetes_node
 from evenkeel.ports import Delete, Put, Row, Table
 from evenkeel.ports import Key as RowKey
 from evenkeel.services.storage import fleet_rows, incident_rows, quota_rows
+from evenkeel.services.storage.retries import until_committed
 from evenkeel_local import PROJECT
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, FLEET, NAMESPACE, DataCentre, FleetShape
 from evenkeel_local.deployment import STACK_NAME, stack_resources
@@ -341,26 +342,32 @@ class PermissionBench:
 
     def put(self, *found: Row) -> None:
         """Store rows as they are, whatever was there."""
-        for row in found:
+
+        def write(row: Row) -> None:
             there = self.ledger.get(row.key)
             self.ledger.commit(Put(replace(row, version=there.version if there else 0)))
 
+        for row in found:
+            until_committed(partial(write, row), f"{row.key} changed on every try")
+
     def forget(self, *keys: RowKey) -> None:
-        """Remove rows."""
-        for key in keys:
+        """Remove rows, also while a function that still runs writes them."""
+
+        def delete(key: RowKey) -> None:
             there = self.ledger.get(key)
             if there is not None:
                 self.ledger.commit(Delete(key, there.version))
 
+        for key in keys:
+            until_committed(partial(delete, key), f"{key} changed on every try")
+
     def forget_partition(self, table: Table, pk: str, prefix: str = "") -> None:
         """Remove the rows of a partition."""
-        for row in self.ledger.partition(table, pk, prefix):
-            self.ledger.commit(Delete(row.key, row.version))
+        self.forget(*(row.key for row in self.ledger.partition(table, pk, prefix)))
 
     def forget_state(self, table: Table, state: str) -> None:
         """Delete every row of one partition of `byState`."""
-        for row in self.ledger.by_state(table, state).rows:
-            self.ledger.commit(Delete(row.key, row.version))
+        self.forget(*(row.key for row in self.ledger.by_state(table, state).rows))
 
     def checkpoint_uri(self, job_id: str) -> str:
         """Return a checkpoint URI for a job, in the bucket of the stack."""
