@@ -38,7 +38,7 @@ class Call(NamedTuple):
     operation: str
     parameters: Json
     problem: Callable[[Json], str]
-    """Returns what is wrong with an answer; empty if it is as expected."""
+    """Returns the problem of an answer; empty if the answer is as expected."""
 
 
 class Machine(NamedTuple):

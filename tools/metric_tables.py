@@ -1,6 +1,5 @@
 """Write the tables of docs/operate/metrics.md: the declared metrics, and the alarms of template.yaml."""
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from pydantic.alias_generators import to_pascal
 
 from evenkeel.domain.metrics import METRICS
 from tools.architecture import template
+from tools.page_tables import with_tables
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "operate" / "metrics.md"
 
@@ -45,15 +45,5 @@ TABLES = {"metrics": metric_rows, "alarms": alarm_rows}
 
 
 def files() -> dict[Path, str]:
-    """Return the page with its tables.
-
-    Raises:
-        ValueError: the page has not exactly one place for a table.
-    """
-    page = PAGE.read_text(encoding="utf-8")
-    for name, rows in TABLES.items():
-        places = re.findall(rf"<!-- table: {name} -->\n.*?<!-- end -->", page, flags=re.DOTALL)
-        if len(places) != 1:
-            raise ValueError(f"{PAGE.name} needs one place for the table {name}, it has {len(places)}")
-        page = page.replace(places[0], "\n".join([f"<!-- table: {name} -->", *rows(), "<!-- end -->"]))
-    return {PAGE: page}
+    """Return the page with its tables."""
+    return {PAGE: with_tables(PAGE, TABLES)}

@@ -372,7 +372,7 @@ _ANSWER_MODELS: dict[str, tuple[type[Value], Json]] = {
     "show_cost_report": (
         FleetReport,
         {
-            "isComplete": "False: the notes say what was left out.",
+            "isComplete": "False: records were left out, and the notes name them.",
             "isNodeTimeComplete": "False: records of some nodes of the window are gone.",
         },
     ),

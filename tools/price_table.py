@@ -6,9 +6,9 @@ from pathlib import Path
 from evenkeel.domain.capacity.instance_types import shipped
 from evenkeel.domain.capacity.list_prices import DatedPrice, shipped_prices
 from evenkeel.domain.economics import money
+from tools.page_tables import with_tables
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "operate" / "prices.md"
-_BEGIN, _END = "<!-- table: prices -->", "<!-- end -->"
 
 
 def rows() -> Iterator[str]:
@@ -42,9 +42,5 @@ def _text(price: DatedPrice, accelerators: int) -> str:
 
 def files() -> dict[Path, str]:
     """Return the page with its table."""
-    page = PAGE.read_text(encoding="utf-8")
-    head, _, rest = page.partition(_BEGIN)
-    _, _, tail = rest.partition(_END)
     region = f"All prices are for {shipped_prices().region}, Linux, on demand."
-    table = "\n".join([_BEGIN, region, "", *rows(), "", *sources(), _END])
-    return {PAGE: f"{head}{table}{tail}"}
+    return {PAGE: with_tables(PAGE, {"prices": lambda: (region, "", *rows(), "", *sources())})}

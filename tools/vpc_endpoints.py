@@ -5,12 +5,12 @@ the function by AWS itself, outside its VPC.
 """
 
 import functools
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tools.architecture import template
+from tools.page_tables import with_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "private-clusters.md"
@@ -251,15 +251,5 @@ TABLES = {"functions": function_rows, "endpoints": endpoint_rows}
 
 
 def files() -> dict[Path, str]:
-    """Return the page with its tables, and the stack.
-
-    Raises:
-        ValueError: the page has not exactly one place for a table.
-    """
-    page = PAGE.read_text(encoding="utf-8")
-    for name, rows in TABLES.items():
-        places = re.findall(rf"<!-- table: {name} -->\n.*?<!-- end -->", page, flags=re.DOTALL)
-        if len(places) != 1:
-            raise ValueError(f"{PAGE.name} needs one place for the table {name}, it has {len(places)}")
-        page = page.replace(places[0], "\n".join([f"<!-- table: {name} -->", *rows(), "<!-- end -->"]))
-    return {PAGE: page, STACK: stack()}
+    """Return the page with its tables, and the stack."""
+    return {PAGE: with_tables(PAGE, TABLES), STACK: stack()}

@@ -171,11 +171,13 @@ class MeteredLedger:
         return known[1]
 
 
-class MeteredCluster:
-    """The Kubernetes clusters, as calls of their API servers. Pods of the system are counted, not created."""
+class MeteredPort:
+    """A port. `calls_of` names the calls that its adapter makes for a method."""
 
-    def __init__(self, inner: Any, meter: Meter, sizes: ObjectSizes) -> None:
-        self._inner, self._meter, self._sizes = inner, meter, sizes
+    def __init__(
+        self, inner: Any, meter: Meter, calls_of: Callable[[str, tuple[Any, ...], Any], Iterator[ApiCall]]
+    ) -> None:
+        self._inner, self._meter, self._calls = inner, meter, calls_of
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._inner, name)
@@ -190,6 +192,17 @@ class MeteredCluster:
             return found
 
         return metered
+
+    def _calls_of(self, name: str, given: tuple[Any, ...], found: Any) -> Iterator[ApiCall]:
+        return self._calls(name, given, found)
+
+
+class MeteredCluster(MeteredPort):
+    """The Kubernetes clusters, as calls of their API servers. Pods of the system are counted, not created."""
+
+    def __init__(self, inner: Any, meter: Meter, sizes: ObjectSizes) -> None:
+        super().__init__(inner, meter, self._calls_of)
+        self._sizes = sizes
 
     def cordon(self, cluster: str, name: str, incident_id: str | None, seen_version: str = "") -> CordonResult:
         """Read the node unless it has the seen version, and cordon it when the second call arrives."""
@@ -288,29 +301,6 @@ class MeteredCluster:
 
     def _change(self, verb: str, kind: str, size: int) -> ApiCall:
         return ApiCall(f"kubernetes:{verb} {kind}", size, size)
-
-
-class MeteredPort:
-    """Any other port. `calls_of` names the calls that its adapter makes for a method."""
-
-    def __init__(
-        self, inner: Any, meter: Meter, calls_of: Callable[[str, tuple[Any, ...], Any], Iterator[ApiCall]]
-    ) -> None:
-        self._inner, self._meter, self._calls_of = inner, meter, calls_of
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._inner, name)
-        if not callable(method):
-            return method
-
-        def metered(*given: Any, **named: Any) -> Any:
-            with self._meter.outside():
-                found = method(*given, **named)
-            for call in self._calls_of(name, given, found):
-                self._meter.call(call)
-            return found
-
-        return metered
 
 
 def provider_calls(sizes: ObjectSizes) -> Callable[[str, tuple[Any, ...], Any], Iterator[ApiCall]]:

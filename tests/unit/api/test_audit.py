@@ -42,7 +42,7 @@ def call(method: str, target: str, body: dict[str, Any] | None, headers: Mapping
 
 def after(first: Change, then: Change) -> Change:
     def both(gateway: Gateway, caller: str) -> ApiResponse:
-        assert first(gateway, f"arn:aws:iam::{ACCOUNT}:user/somebody-else").status < 300
+        assert first(gateway, f"arn:aws:iam::{ACCOUNT}:user/another-person").status < 300
         return then(gateway, caller)
 
     return both

@@ -11,7 +11,7 @@ from tests.unit.api.gateway import ACCOUNT, Gateway
 from tests.unit.api.test_audit import AS_READ, CHANGES, JOB, NEW, NODE, TEAM, Change, a_site, call, post
 
 OPERATOR = f"arn:aws:iam::{ACCOUNT}:user/division/ana"
-OTHER = f"arn:aws:iam::{ACCOUNT}:user/somebody-else"
+OTHER = f"arn:aws:iam::{ACCOUNT}:user/another-person"
 _MAX_EFFECTS = 12
 
 

@@ -1,4 +1,4 @@
-"""`GET /v1/overview`: a constant number of reads, small, and honest about what is old or unknown."""
+"""`GET /v1/overview`: a constant number of reads, a small answer, and old or unknown values marked as such."""
 
 from datetime import timedelta
 from typing import Any

@@ -289,7 +289,7 @@ def _unknown(stage: Stage, attempt: Attempt, why: str) -> ReceiptPart:
 
 
 def subtract_spans(span: Span, taken: Iterable[Span]) -> list[Span]:
-    """Return what is left of a span without the spans that are taken."""
+    """Return the parts of a span that no taken span covers."""
     left = [span]
     for each in taken:
         left = [

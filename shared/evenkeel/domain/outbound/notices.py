@@ -26,14 +26,14 @@ CHAT_KINDS = frozenset(
 
 
 class Notice(NamedTuple):
-    """The answers to the five questions of a person who was woken up."""
+    """The answers to the five questions of a paged person."""
 
     what: str
     """What happened, and where?"""
     affects: str
     """Which jobs does it affect?"""
     doing: str
-    """What did Evenkeel do, and what is it doing?"""
+    """The actions of Evenkeel so far, and the present action."""
     until: str
     """When is it over, or what does it wait for?"""
     command: str

@@ -228,7 +228,7 @@ def _loss_per_reclaim(job: JobDemand) -> float:
 
 
 def _loss_per_fault(job: JobDemand) -> float:
-    """Return the seconds of work that a fault without notice is expected to lose: half of what is at risk."""
+    """Return the expected loss of work by a fault without notice, in seconds: half of the work at risk."""
     return (job.run_seconds if job.checkpoint_seconds is None else job.checkpoint_seconds) / 2
 
 

@@ -20,7 +20,7 @@ class Request(Value):
 def run(request: Request, context: Context) -> Incident:
     """Record who works on an incident, in its timeline and in the audit. Another person may take it over.
 
-    Idempotent: yes, a person who has the incident already changes nothing.
+    Idempotent: yes. A second acknowledgement by the same person changes nothing.
 
     Raises:
         NotFound: there is no such incident.

@@ -409,7 +409,7 @@ def _incident_writes(
         # The first writer creates the pointer, and all others check it. So two writers cannot both open an incident.
         Put(incident_rows.open_row(incident.life, subject, is_drill=incident.is_drill), first_version=milliseconds(now))
         if opens
-        else ConditionCheck(fact_rows.pointer.key, fact_rows.pointer.version),  # type: ignore[union-attr]  # joins only what is open
+        else ConditionCheck(fact_rows.pointer.key, fact_rows.pointer.version),  # type: ignore[union-attr]  # a fact joins an open incident only
         Put(incident_rows.incident_row(incident, 0 if opens else fact_rows.incident.version)),  # type: ignore[union-attr]  # the same
         Put(incident_rows.evidence_row(evidence)),
         Put(keyed),
