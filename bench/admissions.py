@@ -144,7 +144,7 @@ def _run_cycles(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]]]:
     world = scenario.world
     ledger = DynamoLedger(_names(task.prefix), client)
 
-    def run() -> schedule_jobs.Outcome:
+    def run() -> schedule_jobs.ScheduleJobsResult:
         return schedule_jobs.run(
             scenario.context(
                 ledger=ledger,
@@ -244,7 +244,7 @@ def _a_queue(credentials: Credentials, prefix: str, jobs: int) -> int:
     ]
     for where in (ledger, scenario.ledger):
         for part in parts:
-            request = set_quotas.Request(part=part, expected=0, by="role/Platform", reason="A benchmark.")
+            request = set_quotas.SetQuotasRequest(part=part, expected=0, by="role/Platform", reason="A benchmark.")
             set_quotas.run(request, scenario.context(ledger=where, now=now))
     # A cycle submits no jobs: they are submitted in memory, and their rows are stored a hundred at a time.
     waiting = [

@@ -189,7 +189,7 @@ def _set_up(scenario: JobScenario, nodes: int) -> TeamSetup:
         for name in TEAMS
     ]
     for part in parts:
-        request = set_quotas.Request(part=part, expected=0, by="role/Platform", reason="A crowd.")
+        request = set_quotas.SetQuotasRequest(part=part, expected=0, by="role/Platform", reason="A crowd.")
         set_quotas.run(request, scenario.context())
     return team_setup.load(scenario.ledger).setup
 

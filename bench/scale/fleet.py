@@ -55,7 +55,7 @@ def build(size: FleetSize) -> tuple[FakeWorld, tuple[str, ...]]:
     world = scenario.world
     running = scenario.running(nodes=1).job_id
     wait = {"kind": ConditionKind.ATTEMPT_ENDED, "token": "of-its-task", "job_id": running, "attempt": 1}
-    open_wait.run(open_wait.Request.model_validate(wait), scenario.context())
+    open_wait.run(open_wait.OpenWaitRequest.model_validate(wait), scenario.context())
     world.workflows.start(WorkflowName.RUN_JOB, f"{running}-a1", {})
     free = size.nodes - size.running
     fitting = scenario.submit("fitting", nodes=1).job_id
@@ -86,7 +86,9 @@ def build_long_queue(nodes: int, pending: int, teams: int) -> FakeWorld:
     quota = 8 * nodes // teams
     for name in names:
         part = a_team(name, quota, members=[{"principal": "arn:aws:iam::111122223333:role/ana"}])
-        set_quotas.run(set_quotas.Request(part=part, expected=0, by="role/Platform", reason="Quota."), world.context())
+        set_quotas.run(
+            set_quotas.SetQuotasRequest(part=part, expected=0, by="role/Platform", reason="Quota."), world.context()
+        )
     each = int(nodes * _RUNNING_SHARE) // teams
     running = scenario.running(nodes=1, team=names[0]).job_id
     waiting = scenario.submit("waiting", nodes=2, team=names[0]).job_id

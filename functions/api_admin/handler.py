@@ -13,7 +13,7 @@ def show_policy(cluster: str) -> api.Reply:
     query = app.query(api_types.PageQuery)
     context = wiring.context()
     app.expect_fleet(cluster, context.site.fleet)
-    page = pagination.Request(query.page_size, query.next_page_token)
+    page = pagination.PageRequest(query.page_size, query.next_page_token)
     policy = context.policy
     shown = read_policy.show(
         policy, wiring.world().policies.base, wiring.world().policies.change, ledger=context.ledger, page=page
@@ -26,7 +26,7 @@ def give_policy(cluster: str) -> api.Reply:
     context = wiring.context()
     app.expect_fleet(cluster, context.site.fleet)
     body = app.body(api_types.PolicyBody)
-    request = change_policy.Request(
+    request = change_policy.ChangePolicyRequest(
         changes=body.changes,
         by=app.caller().actor,
         reason=body.reason,
@@ -68,7 +68,9 @@ def set_team(team: str) -> api.Reply:
 def remove_a_team(team: str) -> api.Reply:
     context = wiring.context()
     reason = app.query(api_types.RemovalQuery).reason
-    request = remove_team.Request(team=team, expected=app.expected_version(), by=app.caller().actor, reason=reason)
+    request = remove_team.RemoveTeamRequest(
+        team=team, expected=app.expected_version(), by=app.caller().actor, reason=reason
+    )
     return app.done(remove_team.run(request, context).to_json())
 
 
@@ -81,11 +83,11 @@ def set_quotas_of_the_fleet(cluster: str) -> api.Reply:
 
 def _set(part: set_quotas.SetupPart, reason: str, expected: int) -> api.Reply:
     context = wiring.context()
-    request = set_quotas.Request(part=part, expected=expected, by=app.caller().actor, reason=reason)
-    outcome = set_quotas.run(
+    request = set_quotas.SetQuotasRequest(part=part, expected=expected, by=app.caller().actor, reason=reason)
+    result = set_quotas.run(
         request, context, own_namespaces=(context.site.job_namespace, context.policy.burst.capacity_pod_namespace)
     )
-    return app.done(team_setup.to_document(outcome.part, outcome.version))
+    return app.done(team_setup.to_document(result.part, result.version))
 
 
 @entry.api

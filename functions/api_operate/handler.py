@@ -65,7 +65,7 @@ def decline(incident_id: str) -> api.Reply:
 @app.post("/v1/incidents/<incident_id>/acknowledge")
 def acknowledge(incident_id: str) -> api.Reply:
     context = wiring.context()
-    request = acknowledge_incident.Request(
+    request = acknowledge_incident.AcknowledgeIncidentRequest(
         incident_id=incident_id,
         by=app.caller().actor,
         reason=app.body(api_types.RemarkBody).reason,
@@ -96,7 +96,7 @@ def uncordon(node_id: str) -> api.Reply:
 def replace(node_id: str) -> api.Reply:
     context = wiring.context()
     body = app.body(api_types.ReplaceBody)
-    request = request_replacement.Request(
+    request = request_replacement.ReplacementRequest(
         instance_id=node_id,
         code=body.code,
         reason=body.reason,
@@ -109,8 +109,10 @@ def replace(node_id: str) -> api.Reply:
     return app.accepted(answer, location)
 
 
-def _mark(node_id: str, body: api_types.RemarkBody, request_id: str, *, fingerprint: str) -> set_manual_cordon.Request:
-    return set_manual_cordon.Request(
+def _mark(
+    node_id: str, body: api_types.RemarkBody, request_id: str, *, fingerprint: str
+) -> set_manual_cordon.SetManualCordonRequest:
+    return set_manual_cordon.SetManualCordonRequest(
         instance_id=node_id,
         by=app.caller().actor,
         reason=body.reason,
@@ -125,7 +127,7 @@ def _incident(incident_id: str) -> str:
 
 def _answered(incident_id: str, body: api_types.ApprovalBody, *, approves: bool) -> dict[str, Any]:
     context = wiring.context()
-    request = approve_recovery.Request(
+    request = approve_recovery.ApproveRecoveryRequest(
         incident_id=incident_id,
         decision_id=body.decision_id,
         approves=approves,
@@ -140,7 +142,7 @@ def _answered(incident_id: str, body: api_types.ApprovalBody, *, approves: bool)
 @app.post("/v1/faults")
 def report() -> api.Reply:
     context = wiring.context()
-    request = report_faults.Request(
+    request = report_faults.ReportFaultsRequest(
         reports=app.body(api_types.FaultsBody).reports(),
         caller=app.caller().principal,
         request_id=app.request_id(),

@@ -74,7 +74,7 @@ def list_jobs() -> api.Reply:
     if query.unmanaged:
         context = wiring.context()
         return app.answer(_seen(read_jobs.list_unmanaged(context)))
-    page = pagination.Request(query.page_size, query.next_page_token)
+    page = pagination.PageRequest(query.page_size, query.next_page_token)
     filters = read_jobs.JobFilter(states=query.state, team=query.team, priority_class=query.priority_class)
     context = wiring.context()
     return app.answer(_seen(read_jobs.list_jobs(filters, page, _reader(), context)))
@@ -140,7 +140,7 @@ def show_quotas(cluster: str) -> api.Reply:
 @app.get("/v1/incidents")
 def list_incidents() -> api.Reply:
     query = app.query(api_types.IncidentsQuery)
-    page = pagination.Request(query.page_size, query.next_page_token)
+    page = pagination.PageRequest(query.page_size, query.next_page_token)
     context = wiring.context()
     return app.answer(_seen(read_incidents.list_incidents(query.state, page, context)))
 
@@ -187,7 +187,7 @@ def show_decision(decision_id: str) -> api.Reply:
 @app.get("/v1/nodes")
 def list_nodes() -> api.Reply:
     query = app.query(api_types.NodesQuery)
-    page = pagination.Request(query.page_size, query.next_page_token)
+    page = pagination.PageRequest(query.page_size, query.next_page_token)
     asked = read_fleet.NodeFilter(pool=query.pool, states=query.state, with_gone=bool(query.gone))
     return app.answer(_seen(read_fleet.list_nodes(wiring.context().ledger, page, asked)))
 
@@ -195,7 +195,7 @@ def list_nodes() -> api.Reply:
 @app.get("/v1/events")
 def list_events() -> api.Reply:
     query = app.query(api_types.EventsQuery)
-    page = pagination.Request(query.page_size, query.next_page_token)
+    page = pagination.PageRequest(query.page_size, query.next_page_token)
     asked = read_events.EventFilter(kinds=query.kind, subject=query.subject, team=query.team, since=query.since)
     return app.answer(read_events.list_events(asked, page, wiring.context()))
 
@@ -203,7 +203,7 @@ def list_events() -> api.Reply:
 @app.get("/v1/shadow-report")
 def show_shadow_report() -> api.Reply:
     query = app.query(api_types.ShadowReportQuery)
-    page = pagination.Request(query.page_size, query.next_page_token)
+    page = pagination.PageRequest(query.page_size, query.next_page_token)
     filters = read_shadow_report.ShadowFilter(since=query.since, pool=query.pool, window_hours=query.window_hours)
     return app.answer(_seen(read_shadow_report.show(filters, page, wiring.context())))
 
@@ -219,14 +219,14 @@ def show_cost_report() -> api.Reply:
 def show_showback() -> api.Reply:
     query = app.query(api_types.ShowbackQuery)
     asked = read_showback.ShowbackFilter(since=query.since, until=query.until, team=query.team, label=query.label)
-    page = pagination.Request(query.page_size, query.next_page_token)
+    page = pagination.PageRequest(query.page_size, query.next_page_token)
     return app.answer(read_showback.show(asked, page, _reader(), wiring.context()))
 
 
 @app.get("/v1/audit")
 def list_acts() -> api.Reply:
     query = app.query(api_types.AuditQuery)
-    page = pagination.Request(query.page_size, query.next_page_token)
+    page = pagination.PageRequest(query.page_size, query.next_page_token)
     return app.answer(read_audit.run(read_audit.AuditFilter(query.since, query.by), page, wiring.context()))
 
 

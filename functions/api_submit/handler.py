@@ -11,13 +11,13 @@ app = api.Resolver(lambda: wiring.world().telemetry)
 @app.post("/v1/jobs")
 def submit() -> api.Reply:
     context = wiring.context()
-    request = submit_job.Request(
+    request = submit_job.SubmitJobRequest(
         spec=app.body(api_types.JobBody).spec(),
         requester=_requester(),
         idempotency_key=app.idempotency_key(),
     )
-    outcome = submit_job.run(request, context)
-    return app.accepted(read_jobs.summary(outcome.job), f"/v1/jobs/{outcome.job.job_id}")
+    result = submit_job.run(request, context)
+    return app.accepted(read_jobs.summary(result.job), f"/v1/jobs/{result.job.job_id}")
 
 
 @app.post("/v1/jobs/plan")
@@ -31,17 +31,21 @@ def plan() -> api.Reply:
 def cancel(job_id: str) -> api.Reply:
     context = wiring.context()
     app.idempotency_key()  # the job's own state makes a repeat harmless; a key is asked of every change
-    request = cancel_job.Request(job_id=job_id, requester=_requester(), reason=app.body(api_types.CancelBody).reason)
-    outcome = cancel_job.run(request, context)
-    app.expect(outcome.outcome != cancel_job.CancelOutcome.ALREADY_ENDED, "JOB_ENDED", outcome.job.reason)
-    return app.accepted(read_jobs.summary(outcome.job), f"/v1/jobs/{job_id}")
+    request = cancel_job.CancelJobRequest(
+        job_id=job_id, requester=_requester(), reason=app.body(api_types.CancelBody).reason
+    )
+    result = cancel_job.run(request, context)
+    app.expect(result.outcome != cancel_job.CancelOutcome.ALREADY_ENDED, "JOB_ENDED", result.job.reason)
+    return app.accepted(read_jobs.summary(result.job), f"/v1/jobs/{job_id}")
 
 
 @app.post("/v1/jobs/<job_id>/suspend")
 def suspend(job_id: str) -> api.Reply:
     context = wiring.context()
     app.idempotency_key()  # as above
-    request = suspend_job.Request(job_id=job_id, requester=_requester(), reason=app.body(api_types.CancelBody).reason)
+    request = suspend_job.SuspendJobRequest(
+        job_id=job_id, requester=_requester(), reason=app.body(api_types.CancelBody).reason
+    )
     job = suspend_job.suspend(request, context)
     return app.accepted(read_jobs.summary(job), f"/v1/jobs/{job_id}")
 
@@ -50,7 +54,9 @@ def suspend(job_id: str) -> api.Reply:
 def resume(job_id: str) -> api.Reply:
     context = wiring.context()
     app.idempotency_key()  # as above
-    request = suspend_job.Request(job_id=job_id, requester=_requester(), reason=app.body(api_types.CancelBody).reason)
+    request = suspend_job.SuspendJobRequest(
+        job_id=job_id, requester=_requester(), reason=app.body(api_types.CancelBody).reason
+    )
     job = suspend_job.resume(request, context)
     return app.accepted(read_jobs.summary(job), f"/v1/jobs/{job_id}")
 
@@ -59,7 +65,7 @@ def resume(job_id: str) -> api.Reply:
 def change_priority(job_id: str) -> api.Reply:
     context = wiring.context()
     body = app.body(api_types.PriorityBody)
-    request = set_priority.Request(
+    request = set_priority.SetPriorityRequest(
         job_id=job_id,
         priority_class=body.priority_class,
         expected=app.expected_version(),

@@ -2,11 +2,12 @@
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.recovery import drain_node
+from evenkeel.services.storage import incident_record
 
 
 @entry.task
 def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
-    request = drain_node.Request.model_validate(event)
+    request = incident_record.RecoveryRun.model_validate(event)
     context = wiring.context()
-    outcome = drain_node.run(request, context)
-    return outcome.to_json()
+    result = drain_node.run(request, context)
+    return result.to_json()

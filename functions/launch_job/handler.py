@@ -2,11 +2,12 @@
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.attempts import launch_job
+from evenkeel.services.storage import attempt_record
 
 
 @entry.task
 def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
-    request = launch_job.Request.model_validate(event)
+    request = attempt_record.AttemptRequest.model_validate(event)
     context = wiring.context()
-    outcome = launch_job.run(request, context)
-    return outcome.to_json()
+    result = launch_job.run(request, context)
+    return result.to_json()

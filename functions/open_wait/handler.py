@@ -6,7 +6,7 @@ from evenkeel.services.waits import open_wait
 
 @entry.task
 def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
-    request = open_wait.Request.model_validate(event)
+    request = open_wait.OpenWaitRequest.model_validate(event)
     context = wiring.context()
-    outcome = open_wait.run(request, context)
-    return outcome.to_json()
+    result = open_wait.run(request, context)
+    return result.to_json()

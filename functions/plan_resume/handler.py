@@ -2,11 +2,12 @@
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.resume import plan_resume
+from evenkeel.services.storage import incident_record
 
 
 @entry.task
 def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
-    request = plan_resume.Request.model_validate(event)
+    request = incident_record.RecoveryRun.model_validate(event)
     context = wiring.context()
-    outcome = plan_resume.run(request, context)
-    return outcome.to_json()
+    result = plan_resume.run(request, context)
+    return result.to_json()

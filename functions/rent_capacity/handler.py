@@ -6,7 +6,7 @@ from evenkeel.services.rentals import rent_capacity
 
 @entry.task
 def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
-    request = rent_capacity.Request.model_validate(event)
+    request = rent_capacity.RentCapacityRequest.model_validate(event)
     context = wiring.context()
-    outcome = rent_capacity.run(request, context)
-    return outcome.to_json()
+    result = rent_capacity.run(request, context)
+    return result.to_json()

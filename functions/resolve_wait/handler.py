@@ -6,7 +6,7 @@ from evenkeel.services.waits import resolve_wait
 
 @entry.task
 def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
-    request = resolve_wait.Request.model_validate(event)
+    request = resolve_wait.ResolveWaitRequest.model_validate(event)
     context = wiring.context()
-    outcome = resolve_wait.run(request, context)
-    return outcome.to_json()
+    result = resolve_wait.run(request, context)
+    return result.to_json()

@@ -7,5 +7,5 @@ from evenkeel.services.scheduling import schedule_jobs
 @entry.scheduled
 def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     context = wiring.context()
-    outcome = schedule_jobs.run(context, requested_at=entry.newest_sent_at(event))
-    return outcome.to_json() | {"batchItemFailures": []}
+    result = schedule_jobs.run(context, requested_at=entry.newest_sent_at(event))
+    return result.to_json() | {"batchItemFailures": []}

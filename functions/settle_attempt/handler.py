@@ -6,7 +6,7 @@ from evenkeel.services.attempts import settle_attempt
 
 @entry.task
 def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
-    request = settle_attempt.Request.model_validate(event)
+    request = settle_attempt.SettleAttemptRequest.model_validate(event)
     context = wiring.context()
-    outcome = settle_attempt.run(request, context)
-    return outcome.to_json()
+    result = settle_attempt.run(request, context)
+    return result.to_json()

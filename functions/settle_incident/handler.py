@@ -6,7 +6,7 @@ from evenkeel.services.incidents import settle_incident
 
 @entry.task
 def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
-    request = settle_incident.Request.model_validate(event)
+    request = settle_incident.SettleIncidentRequest.model_validate(event)
     context = wiring.context()
-    outcome = settle_incident.run(request, context)
-    return outcome.to_json()
+    result = settle_incident.run(request, context)
+    return result.to_json()

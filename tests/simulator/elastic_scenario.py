@@ -324,12 +324,12 @@ class ElasticScenario:
 
     def _cancel(self, job_id: str) -> None:
         world = self.world
-        request = cancel_job.Request(job_id=job_id, requester=PEOPLE[0])
+        request = cancel_job.CancelJobRequest(job_id=job_id, requester=PEOPLE[0])
         world.person(f"ana cancels {job_id}", lambda: cancel_job.run(request, world.world.context()))
 
     def _suspend(self, job_id: str, seconds: float) -> None:
         world = self.world
-        request = suspend_job.Request(job_id=job_id, requester=PEOPLE[0], reason="later")
+        request = suspend_job.SuspendJobRequest(job_id=job_id, requester=PEOPLE[0], reason="later")
 
         def say(verb: str, service: Callable[..., Any]) -> None:
             world.person(

@@ -774,7 +774,7 @@ class Simulation:
             requester = self.sharing.submitter()
             whose = f", {spec.priority_class or 'no class'} of team {spec.team}"
         spec = self.elastic.sized(number, spec) if self.elastic else spec
-        request = submit_job.Request(spec=spec, requester=requester, idempotency_key=name)
+        request = submit_job.SubmitJobRequest(spec=spec, requester=requester, idempotency_key=name)
         world = self.world
         self.person(
             f"{requester.actor} submits {name}: {spec.nodes} nodes for {length:.0f} s{whose}",
@@ -791,10 +791,10 @@ class Simulation:
             if key.pk.startswith("JOB#") and key.sk == "META" and row.doc["spec"]["name"] == f"train-{number}"
         ]
         for job_id in found:
-            request = cancel_job.Request(job_id=job_id, requester=PEOPLE[0])
+            request = cancel_job.CancelJobRequest(job_id=job_id, requester=PEOPLE[0])
             self.person(f"ana cancels {job_id}", functools.partial(self._cancel, request))
 
-    def _cancel(self, request: cancel_job.Request) -> None:
+    def _cancel(self, request: cancel_job.CancelJobRequest) -> None:
         cancel_job.run(request, self.world.context())
 
     def answer_plans(self, *, approves: bool) -> None:
@@ -803,7 +803,7 @@ class Simulation:
             plan = row.doc.get("plan") if row.key.pk.startswith("INC#") and row.key.sk == "META" else None
             if not plan or plan["outcome"] != "ASK":
                 continue
-            request = approve_recovery.Request(
+            request = approve_recovery.ApproveRecoveryRequest(
                 incident_id=row.doc["incidentId"],
                 decision_id=plan["decisionId"],
                 approves=approves,
@@ -817,7 +817,7 @@ class Simulation:
             for seconds in self.chance.choice(((0.0,), (40.0,), (0.0, 20.0), (20.0, 90.0))):
                 self.loop.after(seconds, say)
 
-    def _approve(self, what: str, request: approve_recovery.Request) -> None:
+    def _approve(self, what: str, request: approve_recovery.ApproveRecoveryRequest) -> None:
         self.person(what, lambda: approve_recovery.run(request, self.world.context()))
 
     def hold_automation(self, seconds: float) -> None:

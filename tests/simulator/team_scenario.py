@@ -205,7 +205,7 @@ class TeamScenario:
     def _set_up(self, part: Team | FleetQuotas, expected: int) -> None:
         if isinstance(part, Team) and not part.namespace:
             part = part.replace(namespace=part.name)  # no two teams share one
-        request = set_quotas.Request(part=part, expected=expected, by="role/platform", reason="A plan.")
+        request = set_quotas.SetQuotasRequest(part=part, expected=expected, by="role/platform", reason="A plan.")
         world = self.world
         name = part.name if isinstance(part, Team) else "what holds for all teams"
         world.person(
@@ -370,7 +370,7 @@ class TeamScenario:
     def _hold_back(self, job_id: str, verb: str, service: Callable[..., Any], reason: str) -> None:
         world = self.world
         if job_id:
-            request = suspend_job.Request(job_id=job_id, requester=PEOPLE[0], reason=reason)
+            request = suspend_job.SuspendJobRequest(job_id=job_id, requester=PEOPLE[0], reason=reason)
             world.person(
                 f"ana {verb} {job_id}",
                 lambda: service(request, world.world.context()),
@@ -381,7 +381,7 @@ class TeamScenario:
         if not job_id:
             return
         row = world.ledger.rows[job_rows.job_key(job_id)]
-        request = set_priority.Request(
+        request = set_priority.SetPriorityRequest(
             job_id=job_id, priority_class=sorted(CLASSES)[number % 3], expected=row.version, requester=PEOPLE[0]
         )
         world.person(

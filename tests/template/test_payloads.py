@@ -2,7 +2,7 @@
 
 import importlib
 import re
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from jsonata import Jsonata
@@ -61,8 +61,9 @@ def evaluated(template: Any, variables: Json) -> Any:
 def request_of(state: Json) -> Any:
     """Return the class that the called service reads its request with."""
     words = re.findall(r"[A-Z][a-z]+", state["Arguments"]["FunctionName"].removesuffix("Arn}"))
-    (found,) = (ROOT / "shared" / "evenkeel" / "services").rglob(f"{'_'.join(words).lower()}.py")
-    return importlib.import_module(f"evenkeel.services.{found.parent.name}.{found.stem}").Request
+    (path,) = (ROOT / "shared" / "evenkeel" / "services").rglob(f"{'_'.join(words).lower()}.py")
+    service = importlib.import_module(f"evenkeel.services.{path.parent.name}.{path.stem}")
+    return get_type_hints(service.run)["request"]
 
 
 @pytest.mark.parametrize("is_broken", [False, True], ids=["well", "broken"])

@@ -31,7 +31,7 @@ class _Right(_Model):
     namespace: _Identifier = ""
 
 
-class Request(_Model):
+class SelfTestRequest(_Model):
     """The questions of a self-test. The function itself knows its clusters."""
 
     rights: tuple[_Right, ...] = Field((), max_length=500)
@@ -47,7 +47,7 @@ def run(document: Any, world: World) -> Json:
     Idempotent: yes, because it changes nothing.
     """
     try:
-        request = Request.model_validate(document)
+        request = SelfTestRequest.model_validate(document)
     except ValidationError as error:
         return {"error": f"not a self-test: {error.error_count()} fields are not valid"}
     rights = [
@@ -62,7 +62,7 @@ def run(document: Any, world: World) -> Json:
     }
 
 
-def _cluster(world: World, name: str, rights: list[KubernetesPermission], request: Request) -> Json:
+def _cluster(world: World, name: str, rights: list[KubernetesPermission], request: SelfTestRequest) -> Json:
     answer: Json = {"cluster": name, "serverVersion": "", "missing": [], "error": ""}
     answer |= {"kueueNamespaces": None, "kueueError": ""}
     try:

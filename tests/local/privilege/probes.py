@@ -402,7 +402,7 @@ def _policy_that_rents(stage: PermissionBench, function: str) -> Iterator[None]:
 
 
 def set_policy(stage: PermissionBench, changes: Json) -> None:
-    request = change_policy.Request(
+    request = change_policy.ChangePolicyRequest(
         changes=changes, by="probe", reason="A probe.", request_id=stage.ids.new("op"), fingerprint="probe"
     )
     change_policy.run(request, ledger=stage.ledger, base=load_policy("local"), now=now())

@@ -70,12 +70,12 @@ def test_a_report_opens_an_incident(fleet: Gateway) -> None:
     report(fleet, a_fault())
     fakes = fleet.fakes
 
-    outcomes = receive_event.ingest_facts(
+    results = receive_event.ingest_facts(
         reported(fleet),
         fakes.context(),
     )
 
-    assert [outcome.outcome for outcome in outcomes] == ["OPEN"]
+    assert [result.outcome for result in results] == ["OPEN"]
     assert {tuple(metric.dimensions.values()) for metric in fakes.telemetry.metrics if metric.name == "FactsOpen"} == {
         ("site",)
     }

@@ -421,7 +421,9 @@ def test_heads_per_cycle_has_bounds(site: Gateway, heads: int) -> None:
     ],
 )
 def test_null_value_is_no_policy_change(site: Gateway, changes: dict[str, Any]) -> None:
-    request = change_policy.Request(changes=changes, by="role/Admin", reason="x", request_id="r", fingerprint="f")
+    request = change_policy.ChangePolicyRequest(
+        changes=changes, by="role/Admin", reason="x", request_id="r", fingerprint="f"
+    )
 
     with pytest.raises(Invalid):
         change_policy.run(request, ledger=site.fakes.ledger, base=Policy(), now=ago())

@@ -70,15 +70,15 @@ def test_replacement_request_follows_the_fault_path(fleet: Gateway) -> None:
     assert isinstance(heard, ParsedEvent)
     fakes = fleet.fakes
 
-    outcomes = receive_event.ingest_facts(
+    results = receive_event.ingest_facts(
         heard.facts,
         fakes.context(),
     )
 
     assert (answer.status, answer.document["envelopeId"]) == (202, queued["id"])
-    assert [outcome.outcome for outcome in outcomes] == ["OPEN", "JOIN"]
+    assert [result.outcome for result in results] == ["OPEN", "JOIN"]
     assert recorded(fleet, planned["decisionId"]).facts["faultKey"] == "xid:79"
-    incident = fakes.ledger.get(incident_rows.incident_key(outcomes[0].incident_id))
+    incident = fakes.ledger.get(incident_rows.incident_key(results[0].incident_id))
     assert incident
     assert (incident.doc["faultKey"], incident.doc["sources"]) == ("xid:79", ["person:role/Researcher (ana)"])
 

@@ -16,7 +16,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.jobs import cancel_job, submit_job
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.scheduling import schedule_jobs
-from evenkeel.services.storage import job_rows, quota_rows, read_charges, rows
+from evenkeel.services.storage import attempt_record, job_rows, quota_rows, read_charges, rows
 from evenkeel.services.sweep import sweep_fleet, watch_cluster
 from tests.fakes import CrashPlan, FakeWorld, crashing
 from tests.fakes.cluster import CLUSTER
@@ -77,44 +77,46 @@ class JobScenario:
     def submit(self, key: str = "key-1", **changes: Any) -> Job:
         return self.submission(key, **changes).job
 
-    def submission(self, key: str = "key-1", principal: str = "role/ana", **changes: Any) -> submit_job.Outcome:
+    def submission(self, key: str = "key-1", principal: str = "role/ana", **changes: Any) -> submit_job.SubmitJobResult:
         own_path = {"checkpoint_uri": f"s3://checkpoints/{principal}/{key}"}
-        request = submit_job.Request(
+        request = submit_job.SubmitJobRequest(
             spec=a_spec(**(own_path | changes)),
             requester=Requester(principal=principal, identity=f"111122223333:{principal}"),
             idempotency_key=key,
         )
         return submit_job.run(request, self.context())
 
-    def cancel(self, job_id: str, reason: str = "") -> cancel_job.Outcome:
-        request = cancel_job.Request(
+    def cancel(self, job_id: str, reason: str = "") -> cancel_job.CancelJobResult:
+        request = cancel_job.CancelJobRequest(
             job_id=job_id,
             requester=Requester(principal="role/ana", identity="111122223333:role/ana", actor="ana"),
             reason=reason,
         )
         return cancel_job.run(request, self.context())
 
-    def run_scheduling_cycle(self) -> schedule_jobs.Outcome:
+    def run_scheduling_cycle(self) -> schedule_jobs.ScheduleJobsResult:
         return schedule_jobs.run(self.context())
 
-    def launch(self, job_id: str, attempt: int = 1) -> launch_job.Outcome:
-        return launch_job.run(launch_job.Request(job_id=job_id, attempt=attempt), self.context())
+    def launch(self, job_id: str, attempt: int = 1) -> launch_job.LaunchJobResult:
+        return launch_job.run(attempt_record.AttemptRequest(job_id=job_id, attempt=attempt), self.context())
 
-    def mark_running(self, job_id: str, attempt: int = 1) -> mark_running.Outcome:
-        request = mark_running.Request(job_id=job_id, attempt=attempt)
+    def mark_running(self, job_id: str, attempt: int = 1) -> mark_running.MarkRunningResult:
+        request = attempt_record.AttemptRequest(job_id=job_id, attempt=attempt)
         return mark_running.run(request, self.context())
 
-    def stop(self, job_id: str, attempt: int = 1) -> stop_attempt.Outcome:
-        request = stop_attempt.Request(job_id=job_id, attempt=attempt)
+    def stop(self, job_id: str, attempt: int = 1) -> stop_attempt.StopAttemptResult:
+        request = attempt_record.AttemptRequest(job_id=job_id, attempt=attempt)
         return stop_attempt.run(request, self.context())
 
-    def settle(self, job_id: str, attempt: int = 1, **more: Any) -> settle_attempt.Outcome:
-        return settle_attempt.run(settle_attempt.Request(job_id=job_id, attempt=attempt, **more), self.context())
+    def settle(self, job_id: str, attempt: int = 1, **more: Any) -> settle_attempt.SettleAttemptResult:
+        return settle_attempt.run(
+            settle_attempt.SettleAttemptRequest(job_id=job_id, attempt=attempt, **more), self.context()
+        )
 
-    def sweep(self, *clusters: str) -> sweep_fleet.Outcome:
+    def sweep(self, *clusters: str) -> sweep_fleet.SweepFleetResult:
         return sweep_fleet.run(self.context(clusters=clusters or (CLUSTER,)))
 
-    def watch(self, *clusters: str) -> watch_cluster.Outcome:
+    def watch(self, *clusters: str) -> watch_cluster.WatchClusterResult:
         return watch_cluster.run(self.context(clusters=clusters or (CLUSTER,)))
 
     # ------------------------------------------------------------ several beats at once

@@ -130,10 +130,10 @@ def test_reported_end_with_live_pods_queues_the_job_again(state: AttemptState) -
     scenario = JobScenario()
     job = scenario.running(nodes=1)
 
-    outcome = scenario.settle(job.job_id, ended={"facts": {"state": state, "reason": "It was seen to end."}})
+    result = scenario.settle(job.job_id, ended={"facts": {"state": state, "reason": "It was seen to end."}})
 
     attempt = scenario.attempt(job.job_id)
-    assert (attempt.state, outcome.outcome) == (AttemptState.LOST, SettleOutcome.JOB_REQUEUED)
+    assert (attempt.state, result.outcome) == (AttemptState.LOST, SettleOutcome.JOB_REQUEUED)
     assert "its pods still run" in attempt.reason
     assert scenario.job(job.job_id).application_failures == 0
 

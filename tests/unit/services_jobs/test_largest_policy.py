@@ -128,7 +128,7 @@ def test_the_largest_policy_lets_jobs_run_and_recover(name: str) -> None:
     policy = changed(QUICK, changes)
     scenario = JobScenario(size=4, policy=policy)
     for n in range(3):
-        request = change_policy.Request(
+        request = change_policy.ChangePolicyRequest(
             changes=changes, by="b" * 100, reason=WIDE * 300, request_id=f"r{n}", fingerprint="f"
         )
         change_policy.run(request, ledger=scenario.ledger, base=QUICK, now=scenario.world.clock.now())

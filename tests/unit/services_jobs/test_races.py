@@ -57,9 +57,9 @@ def test_workflow_and_sweeper_settle_one_attempt_once() -> None:
     job = scenario.running()
     scenario.world.cluster.fail_pods(job.job_id, 1)
 
-    outcomes = at_once(scenario, "ATTEMPT#", lambda: scenario.settle(job.job_id))
+    results = at_once(scenario, "ATTEMPT#", lambda: scenario.settle(job.job_id))
 
-    counted = Counter(outcome.outcome for outcome in outcomes)
+    counted = Counter(result.outcome for result in results)
     assert counted == {SettleOutcome.JOB_REQUEUED: 1, SettleOutcome.ALREADY_SETTLED: RIVALS - 1}
     assert (scenario.usage(), scenario.charges(), scenario.job(job.job_id).application_failures) == (0, [], 1)
 
@@ -83,9 +83,9 @@ def test_one_of_many_concurrent_cancels_is_recorded() -> None:
     scenario = JobScenario()
     job = scenario.submit()
 
-    outcomes = at_once(scenario, "/META", lambda: scenario.cancel(job.job_id))
+    results = at_once(scenario, "/META", lambda: scenario.cancel(job.job_id))
 
-    assert {outcome.outcome for outcome in outcomes} == {CancelOutcome.CANCELLED}
+    assert {result.outcome for result in results} == {CancelOutcome.CANCELLED}
     assert scenario.timeline(job.job_id).count("cancelled") == 1
 
 

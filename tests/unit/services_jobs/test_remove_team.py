@@ -13,8 +13,8 @@ from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_teams import shared
 
 
-def removed(scenario: JobScenario, ledger: Any = None, version: int = 1) -> remove_team.Outcome:
-    request = remove_team.Request(team="blue", expected=version, by="role/Platform", reason="Merged.")
+def removed(scenario: JobScenario, ledger: Any = None, version: int = 1) -> remove_team.RemoveTeamResult:
+    request = remove_team.RemoveTeamRequest(team="blue", expected=version, by="role/Platform", reason="Merged.")
     return remove_team.run(request, scenario.context(ledger=ledger or scenario.ledger))
 
 

@@ -110,10 +110,10 @@ class RentalScenario:
                     )
                 )
 
-    def task(self, rental: Rental, step: RentalStep, reason: str = "") -> rent_capacity.Outcome:
+    def task(self, rental: Rental, step: RentalStep, reason: str = "") -> rent_capacity.RentCapacityResult:
         scenario = self.scenario
         return rent_capacity.run(
-            rent_capacity.Request(step=step, job_id=rental.job_id, rental=rental.number, reason=reason),
+            rent_capacity.RentCapacityRequest(step=step, job_id=rental.job_id, rental=rental.number, reason=reason),
             scenario.context(policy=self.policy, mode=self.mode),
         )
 
@@ -123,7 +123,7 @@ class RentalScenario:
         row = self.world.ledger.get(subject_rows.wait_key(rental.job_id, name))
         context = self.world.context(cluster=self.scenario.cluster, policy=self.policy)
         if row is None:
-            request = open_wait.Request(kind=kind, token="t", job_id=rental.job_id, rental=rental.number)
+            request = open_wait.OpenWaitRequest(kind=kind, token="t", job_id=rental.job_id, rental=rental.number)
             open_wait.run(request, context)
             row = self.world.ledger.get(subject_rows.wait_key(rental.job_id, name))
             assert row is not None

@@ -45,11 +45,11 @@ def test_the_first_launch_raises_the_fence_and_creates_the_job() -> None:
     scenario = JobScenario()
     job = scenario.started()
 
-    outcome = scenario.launch(job.job_id)
+    result = scenario.launch(job.job_id)
 
     document = fence(scenario, job)
     assert document
-    assert (outcome.outcome, document["attempt"], document["resumeFrom"]) == (LaunchOutcome.LAUNCHED, 1, None)
+    assert (result.outcome, document["attempt"], document["resumeFrom"]) == (LaunchOutcome.LAUNCHED, 1, None)
     attempt = scenario.attempt(job.job_id)
     assert (attempt.state, attempt.workload_uid, attempt.is_pinned) == (AttemptState.LAUNCHED, "uid-1", True)
 
@@ -74,11 +74,11 @@ def test_attempt_resumes_from_the_newest_valid_checkpoint() -> None:
     scenario.world.checkpoints.put(job.spec.checkpoint_uri, bad.replace("manifest.json", "shard-0-of-2.bin"), b"torn")
     lost(scenario, job)
 
-    outcome = scenario.launch(job.job_id, 2)
+    result = scenario.launch(job.job_id, 2)
 
     attempt = scenario.attempt(job.job_id, 2)
     assert attempt.resume_from
-    assert (attempt.resume_from.manifest, outcome.outcome) == (good, LaunchOutcome.LAUNCHED)
+    assert (attempt.resume_from.manifest, result.outcome) == (good, LaunchOutcome.LAUNCHED)
     assert [(out["step"], out["code"]) for out in attempt.rejected_checkpoints] == [(30, "SHARD_SIZE")]
     assert scenario.world.cluster.launched(job.job_id, 2).spec.resume_from == good
 
@@ -141,10 +141,10 @@ def test_attempt_without_a_finished_checkpoint_starts_from_the_beginning() -> No
     spoil(scenario, job, scenario.save(job.job_id, 1, 10), "manifest.json", None)
     lost(scenario, job)
 
-    outcome = scenario.launch(job.job_id, 2)
+    result = scenario.launch(job.job_id, 2)
 
     attempt = scenario.attempt(job.job_id, 2)
-    assert (outcome.outcome, attempt.resume_from, attempt.is_pinned) == (LaunchOutcome.LAUNCHED, None, True)
+    assert (result.outcome, attempt.resume_from, attempt.is_pinned) == (LaunchOutcome.LAUNCHED, None, True)
     assert [out["code"] for out in attempt.rejected_checkpoints] == ["MANIFEST_MISSING"]
 
 
@@ -155,12 +155,12 @@ def test_nothing_is_launched_without_a_proved_checkpoint() -> None:
     lost(scenario, job)
     before = fence(scenario, job)
 
-    outcome = scenario.launch(job.job_id, 2)
+    result = scenario.launch(job.job_id, 2)
     again = scenario.launch(job.job_id, 2)
     settled = scenario.settle(job.job_id, 2)
 
     attempt, waiting = scenario.attempt(job.job_id, 2), scenario.job(job.job_id)
-    assert (outcome.outcome, again) == (LaunchOutcome.GIVE_UP, outcome)
+    assert (result.outcome, again) == (LaunchOutcome.GIVE_UP, result)
     assert (settled.outcome, attempt.state, attempt.is_pinned) == (
         SettleOutcome.JOB_REQUEUED,
         AttemptState.NEVER_RAN,
@@ -232,10 +232,10 @@ def test_damaged_checkpoints_never_restart_training_from_the_beginning() -> None
     scenario.settle(job.job_id, 2)
     scenario.run_scheduling_cycle()
 
-    outcome = scenario.launch(job.job_id, 3)
+    result = scenario.launch(job.job_id, 3)
 
-    assert outcome.outcome is LaunchOutcome.GIVE_UP
-    assert "step 20 of attempt 1 (DAMAGED)" in outcome.reason
+    assert result.outcome is LaunchOutcome.GIVE_UP
+    assert "step 20 of attempt 1 (DAMAGED)" in result.reason
 
 
 def test_job_resumes_once_its_checkpoint_is_restored() -> None:
@@ -347,10 +347,10 @@ def test_launch_examines_a_bounded_number_of_checkpoints() -> None:
         spoil(scenario, job, scenario.save(job.job_id, 1, step), "shard-1-of-2.bin", None)
     lost(scenario, job)
 
-    outcome = scenario.launch(job.job_id, 2)
+    result = scenario.launch(job.job_id, 2)
 
     codes = [out["code"] for out in scenario.attempt(job.job_id, 2).rejected_checkpoints]
-    assert outcome.outcome is LaunchOutcome.GIVE_UP
+    assert result.outcome is LaunchOutcome.GIVE_UP
     assert codes == ["SHARD_MISSING"] * MAX_CHECKPOINTS_READ + ["NOT_EXAMINED"]
 
 
@@ -367,10 +367,10 @@ def test_rank_0_chooses_checkpoints_that_functions_cannot_read() -> None:
     scenario.set_job(scenario.job(job.job_id).with_plan(plan, is_doubted=False))
     lost(scenario, job)
 
-    outcome = scenario.launch(job.job_id, 2)
+    result = scenario.launch(job.job_id, 2)
 
     attempt, spec = scenario.attempt(job.job_id, 2), scenario.world.cluster.launched(job.job_id, 2).spec
-    assert (outcome.outcome, attempt.state, attempt.is_pinned) == (
+    assert (result.outcome, attempt.state, attempt.is_pinned) == (
         LaunchOutcome.LAUNCHED,
         AttemptState.LAUNCHED,
         False,
@@ -545,10 +545,10 @@ def test_observe_mode_requeues_the_job_without_launching() -> None:
     job = scenario.started()
     scenario.mode = Mode.OBSERVE
 
-    outcome = scenario.launch(job.job_id)
+    result = scenario.launch(job.job_id)
     settled = scenario.settle(job.job_id)
 
-    assert (outcome.outcome, outcome.reason) == (LaunchOutcome.GIVE_UP, "Mode is observe: Evenkeel launches nothing.")
+    assert (result.outcome, result.reason) == (LaunchOutcome.GIVE_UP, "Mode is observe: Evenkeel launches nothing.")
     assert (settled.outcome, scenario.attempt(job.job_id).state) == (SettleOutcome.JOB_REQUEUED, AttemptState.NEVER_RAN)
     assert (scenario.attempt(job.job_id).reason, scenario.usage()) == ("Mode is observe: Evenkeel launches nothing.", 0)
     assert (fence(scenario, job), scenario.world.cluster.calls) == (None, [])
@@ -710,9 +710,9 @@ def test_start_deadline_records_its_reason_before_the_pods_end() -> None:
     scenario.world.cluster.set_pods(job.job_id, 1, PodPhase.PENDING, reason="ImagePullBackOff")
 
     scenario.stop(job.job_id)
-    outcome = scenario.settle(job.job_id)
+    result = scenario.settle(job.job_id)
 
-    assert (outcome.outcome, scenario.attempt(job.job_id).state) == (SettleOutcome.JOB_REQUEUED, AttemptState.NEVER_RAN)
+    assert (result.outcome, scenario.attempt(job.job_id).state) == (SettleOutcome.JOB_REQUEUED, AttemptState.NEVER_RAN)
     assert "did not start in time (ImagePullBackOff)" in scenario.attempt(job.job_id).reason
     assert scenario.job(job.job_id).application_failures == 1
 
@@ -725,9 +725,9 @@ def test_success_releases_the_charge_and_keeps_the_logs() -> None:
     job = scenario.running()
     scenario.world.cluster.finish_pods(job.job_id, 1)
 
-    outcome = scenario.settle(job.job_id)
+    result = scenario.settle(job.job_id)
 
-    assert (outcome.outcome, scenario.job(job.job_id).state) == (SettleOutcome.JOB_SUCCEEDED, JobState.SUCCEEDED)
+    assert (result.outcome, scenario.job(job.job_id).state) == (SettleOutcome.JOB_SUCCEEDED, JobState.SUCCEEDED)
     assert (scenario.usage(), scenario.charges()) == (0, [])
     assert "stop" not in [call[0] for call in scenario.world.cluster.calls]
 
@@ -739,9 +739,9 @@ def test_settling_twice_releases_the_charge_once() -> None:
     scenario.settle(job.job_id)
     before = scenario.world.ledger.contents()
 
-    outcome = scenario.settle(job.job_id)
+    result = scenario.settle(job.job_id)
 
-    assert outcome.outcome is SettleOutcome.ALREADY_SETTLED
+    assert result.outcome is SettleOutcome.ALREADY_SETTLED
     assert scenario.world.ledger.contents() == before
     assert scenario.usage() == 0
 
@@ -772,9 +772,9 @@ def test_failure_is_attributed_to_a_marked_node_before_its_incident(marks: dict[
     scenario.world.cluster.set_node(scenario.attempt(job.job_id).node_names[1], **marks)
     scenario.world.cluster.fail_pods(job.job_id, 1, exit_code=134)
 
-    outcome = scenario.settle(job.job_id)
+    result = scenario.settle(job.job_id)
 
-    assert outcome.outcome is SettleOutcome.JOB_REQUEUED
+    assert result.outcome is SettleOutcome.JOB_REQUEUED
     assert scenario.attempt(job.job_id).state is AttemptState.LOST
 
 
@@ -798,18 +798,18 @@ def test_wait_answer_without_an_end_is_ignored() -> None:
     job = scenario.running()
     scenario.world.cluster.finish_pods(job.job_id, 1)
 
-    outcome = scenario.settle(job.job_id, ended={"outcome": "RUNNING", "reason": "All pods run.", "facts": {}})
+    result = scenario.settle(job.job_id, ended={"outcome": "RUNNING", "reason": "All pods run.", "facts": {}})
 
-    assert outcome.outcome is SettleOutcome.JOB_SUCCEEDED
+    assert result.outcome is SettleOutcome.JOB_SUCCEEDED
 
 
 def test_failed_workflow_stops_the_pods_and_requeues_the_job() -> None:
     scenario = JobScenario()
     job = scenario.running()
 
-    outcome = scenario.settle(job.job_id, failure={"Error": "States.Timeout", "Cause": "too slow"})
+    result = scenario.settle(job.job_id, failure={"Error": "States.Timeout", "Cause": "too slow"})
 
-    assert (outcome.outcome, scenario.attempt(job.job_id).state) == (SettleOutcome.JOB_REQUEUED, AttemptState.LOST)
+    assert (result.outcome, scenario.attempt(job.job_id).state) == (SettleOutcome.JOB_REQUEUED, AttemptState.LOST)
     assert scenario.world.cluster.calls[-1][0] == "stop"
 
 

@@ -153,7 +153,7 @@ class ServingSpike(RentalScenario):
                 )
             )
 
-    def task(self, rental: Rental, step: RentalStep, reason: str = "") -> rent_capacity.Outcome:
+    def task(self, rental: Rental, step: RentalStep, reason: str = "") -> rent_capacity.RentCapacityResult:
         told = super().task(rental, step, reason)
         return super().task(rental, step, reason) if self.does_twice else told
 

@@ -10,8 +10,10 @@ from tests.fakes import FakeWorld
 from tests.unit.scheduling.test_teams import a_team
 
 
-def put(world: FakeWorld, part: Team | FleetQuotas, expected: int = 0, ledger: Any = None) -> set_quotas.Outcome:
-    request = set_quotas.Request(part=part, expected=expected, by="role/Platform (ana)", reason="First quota.")
+def put(
+    world: FakeWorld, part: Team | FleetQuotas, expected: int = 0, ledger: Any = None
+) -> set_quotas.SetQuotasResult:
+    request = set_quotas.SetQuotasRequest(part=part, expected=expected, by="role/Platform (ana)", reason="First quota.")
     return set_quotas.run(request, world.context(ledger=ledger or world.ledger))
 
 
@@ -126,7 +128,7 @@ def test_second_team_of_a_namespace_is_refused() -> None:
 
 def test_no_team_has_a_namespace_of_the_stack() -> None:
     world = FakeWorld()
-    request = set_quotas.Request(part=a_team(namespace="training"), expected=0, by="role/Ops", reason="x")
+    request = set_quotas.SetQuotasRequest(part=a_team(namespace="training"), expected=0, by="role/Ops", reason="x")
 
     with pytest.raises(Invalid):
         set_quotas.run(request, world.context(), own_namespaces=("training",))

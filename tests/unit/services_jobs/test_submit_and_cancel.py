@@ -71,9 +71,9 @@ def test_a_pending_job_is_cancelled_at_once() -> None:
     scenario = JobScenario()
     job = scenario.submit()
 
-    outcome = scenario.cancel(job.job_id)
+    result = scenario.cancel(job.job_id)
 
-    assert outcome.outcome is CancelOutcome.CANCELLED
+    assert result.outcome is CancelOutcome.CANCELLED
     assert scenario.job(job.job_id).state is JobState.CANCELLED
     assert scenario.job(job.job_id).ended_at
 
@@ -82,11 +82,11 @@ def test_live_job_gets_a_stop_request() -> None:
     scenario = JobScenario()
     job = scenario.running(grace_seconds=77)
 
-    outcome = scenario.cancel(job.job_id)
+    result = scenario.cancel(job.job_id)
 
     request = scenario.job(job.job_id).stop_of(1)
     assert request
-    assert (outcome.outcome, scenario.job(job.job_id).state) == (CancelOutcome.STOPPING, JobState.STOPPING)
+    assert (result.outcome, scenario.job(job.job_id).state) == (CancelOutcome.STOPPING, JobState.STOPPING)
     assert (request.outcome, request.grace_seconds, request.by) == (AttemptState.STOPPED, 77, "cancel/ana")
 
 

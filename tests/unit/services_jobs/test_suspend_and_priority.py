@@ -21,12 +21,12 @@ STRANGER = Requester(principal="role/Other", identity=OTHER, actor="role/Other (
 
 
 def suspend(scenario: JobScenario, job: Job, requester: Requester = ASKER) -> Job:
-    request = suspend_job.Request(job_id=job.job_id, requester=requester, reason="needs a look")
+    request = suspend_job.SuspendJobRequest(job_id=job.job_id, requester=requester, reason="needs a look")
     return suspend_job.suspend(request, scenario.world.context())
 
 
 def resume(scenario: JobScenario, job: Job, requester: Requester = ASKER) -> Job:
-    request = suspend_job.Request(job_id=job.job_id, requester=requester)
+    request = suspend_job.SuspendJobRequest(job_id=job.job_id, requester=requester)
     return suspend_job.resume(request, scenario.world.context())
 
 
@@ -34,7 +34,9 @@ def rank(scenario: JobScenario, job: Job, name: str, expected: int | None = None
     row = scenario.world.ledger.get(job_rows.job_key(job.job_id))
     assert row
     version = row.version if expected is None else expected
-    request = set_priority.Request(job_id=job.job_id, priority_class=name, expected=version, requester=requester)
+    request = set_priority.SetPriorityRequest(
+        job_id=job.job_id, priority_class=name, expected=version, requester=requester
+    )
     return set_priority.run(request, scenario.world.context())
 
 
@@ -42,13 +44,15 @@ def set_up(scenario: JobScenario) -> None:
     fleet = FleetQuotas.model_validate({"priorityClasses": {"high": 100, "low": -1}})
     team = a_team("nlp", namespace="nlp", serviceAccount="trainer", members=[member(ANA, "submitter")])
     for part in (fleet, team):
-        request = set_quotas.Request(part=part, expected=0, by="ops", reason="first")
+        request = set_quotas.SetQuotasRequest(part=part, expected=0, by="ops", reason="first")
         set_quotas.run(request, scenario.world.context())
 
 
 def submit(scenario: JobScenario, requester: Requester = ASKER, **changes: Any) -> Job:
     return submit_job.run(
-        submit_job.Request(spec=a_spec(**{"team": "", **changes}), requester=requester, idempotency_key="key-1"),
+        submit_job.SubmitJobRequest(
+            spec=a_spec(**{"team": "", **changes}), requester=requester, idempotency_key="key-1"
+        ),
         scenario.world.context(clusters=("research-eks",), job_namespace="shared"),
     ).job
 
@@ -116,9 +120,9 @@ def test_suspended_job_can_be_cancelled() -> None:
     job = scenario.submit()
     suspend(scenario, job)
 
-    outcome = scenario.cancel(job.job_id)
+    result = scenario.cancel(job.job_id)
 
-    assert (outcome.outcome, outcome.job.state) == (cancel_job.CancelOutcome.CANCELLED, JobState.CANCELLED)
+    assert (result.outcome, result.job.state) == (cancel_job.CancelOutcome.CANCELLED, JobState.CANCELLED)
     with pytest.raises(suspend_job.JobEnded):
         resume(scenario, job)
     with pytest.raises(suspend_job.JobEnded):
@@ -149,7 +153,7 @@ def test_caller_outside_the_team_cannot_change_its_job() -> None:
         resume(scenario, job, STRANGER)
     with pytest.raises(NotYourTeam):
         rank(scenario, job, "high", requester=STRANGER)
-    request = cancel_job.Request(job_id=job.job_id, requester=STRANGER)
+    request = cancel_job.CancelJobRequest(job_id=job.job_id, requester=STRANGER)
     with pytest.raises(NotYourTeam):
         cancel_job.run(request, scenario.world.context())
 

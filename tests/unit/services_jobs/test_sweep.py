@@ -71,9 +71,9 @@ def test_sweep_of_a_healthy_fleet_corrects_nothing() -> None:
     scenario.running()
     later(scenario)
 
-    outcome = scenario.sweep()
+    result = scenario.sweep()
 
-    assert (outcome.outcome, outcome.corrections, outcome.failed) == ("SWEPT", {}, ())
+    assert (result.outcome, result.corrections, result.failed) == ("SWEPT", {}, ())
     assert scenario.world.ledger.get(fleet_rows.heartbeat_key("sweep_fleet"))
 
 

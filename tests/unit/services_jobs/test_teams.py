@@ -38,7 +38,9 @@ def set_up(scenario: JobScenario, *parts: Team | FleetQuotas) -> None:
     found = team_setup.load(scenario.world.ledger)
     for part in parts:
         name = part.name if isinstance(part, Team) else team_setup.FLEET
-        request = set_quotas.Request(part=part, expected=found.version_of(name), by="role/Platform", reason="Quota.")
+        request = set_quotas.SetQuotasRequest(
+            part=part, expected=found.version_of(name), by="role/Platform", reason="Quota."
+        )
         set_quotas.run(request, scenario.world.context())
 
 

@@ -41,7 +41,7 @@ def leave(scenario: JobScenario, number: int = 1) -> Row:
 
 
 def uncordon(scenario: JobScenario, number: int = 1) -> None:
-    request = set_manual_cordon.Request(
+    request = set_manual_cordon.SetManualCordonRequest(
         instance_id=instance_id(number), by="role/Op (bo)", reason="mended", request_id="r-1", fingerprint="f-1"
     )
     set_manual_cordon.uncordon(request, scenario.world.context())

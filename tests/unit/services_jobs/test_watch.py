@@ -40,9 +40,9 @@ def test_cluster_change_answers_a_due_wait() -> None:
     a_wait(scenario, job.job_id)
     scenario.world.cluster.run_pods(job.job_id, 1)
 
-    outcome = scenario.watch()
+    result = scenario.watch()
 
-    assert (outcome.outcome, outcome.failed_snapshots) == ("WATCHED", 0)
+    assert (result.outcome, result.failed_snapshots) == ("WATCHED", 0)
     assert outcomes(scenario.world.wait_answers.requests) == {(job.job_id, "attempt-1-running", "RUNNING")}
 
 

@@ -43,7 +43,7 @@ def handed_over(scenario: JobScenario, **changes: Any) -> Job:
 def await_(scenario: JobScenario, kind: ConditionKind, job_id: str, attempt: int = 1) -> str:
     """Open a wait as the workflow does; return what was answered at once, or nothing."""
     world = scenario.world
-    request = open_wait.Request(kind=kind, token="token", job_id=job_id, attempt=attempt)
+    request = open_wait.OpenWaitRequest(kind=kind, token="token", job_id=job_id, attempt=attempt)
     before = len(world.wait_answers.requests)
     open_wait.run(request, world.context(policy=scenario.policy))
     asked = world.wait_answers.requests[before:]
@@ -267,10 +267,10 @@ def test_eviction_requeues_the_job_without_using_a_restart() -> None:
     scenario.world.cluster.kueue_evicts(job.job_id, 1, "Preempted", "Preempted to accommodate a workload (UID: 7)")
     assert await_(scenario, ConditionKind.ATTEMPT_ENDED, job.job_id) == "ENDED"
 
-    outcome = scenario.settle(job.job_id)
+    result = scenario.settle(job.job_id)
 
     attempt, again = scenario.attempt(job.job_id), scenario.job(job.job_id)
-    assert (outcome.outcome, attempt.state) == (SettleOutcome.JOB_REQUEUED, AttemptState.STOPPED)
+    assert (result.outcome, attempt.state) == (SettleOutcome.JOB_REQUEUED, AttemptState.STOPPED)
     assert attempt.reason == "Kueue preempted the job: Preempted to accommodate a workload (UID: 7)."
     assert attempt.stop_asked_at == scenario.world.clock.now()
     assert (again.state, again.is_preempted, again.application_failures, again.not_before) == (

@@ -7,7 +7,7 @@ Functions, the queue or the sweeper would do it.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState, NodeFact
 from evenkeel.domain.health.policy import WatchPolicy
@@ -139,20 +139,20 @@ class RecoveryScenario:
         }
         return self.world.context(**{**known, **given})
 
-    def ingest(self, fact: NodeFact) -> receive_event.Outcome:
+    def ingest(self, fact: NodeFact) -> receive_event.IngestResult:
         return self.until_done(lambda: receive_event.ingest_fact(fact, self.context()))
 
     def state(self, name: str, service: Any, **asked: Any) -> Any:
         """Run a task state."""
-        request = service.Request(incident_id=self.incident_id, run=self.run, **asked)
-        outcome = self.until_done(lambda: service.run(request, self.context()))
-        self.visited.append(f"{name}: {outcome.outcome}")
-        return outcome
+        request = get_type_hints(service.run)["request"](incident_id=self.incident_id, run=self.run, **asked)
+        result = self.until_done(lambda: service.run(request, self.context()))
+        self.visited.append(f"{name}: {result.outcome}")
+        return result
 
     def wait(self, name: str, kind: ConditionKind, meanwhile: Callable[[], None] | None = None) -> dict[str, Any]:
         """Run a waiting state: open the wait, then run the other parts until an answer arrives."""
         token = f"token-{name}-{len(self.visited)}"
-        request = open_wait.Request(kind=kind, token=token, incident_id=self.incident_id, run=self.run)
+        request = open_wait.OpenWaitRequest(kind=kind, token=token, incident_id=self.incident_id, run=self.run)
         self.until_done(lambda: open_wait.run(request, self.context()))
         self.deliver()
         for _ in range(200):
@@ -169,7 +169,9 @@ class RecoveryScenario:
 
     def open(self, kind: ConditionKind) -> None:
         """Open a wait and leave it open."""
-        request = open_wait.Request(kind=kind, token=f"token-{kind}", incident_id=self.incident_id, run=self.run)
+        request = open_wait.OpenWaitRequest(
+            kind=kind, token=f"token-{kind}", incident_id=self.incident_id, run=self.run
+        )
         open_wait.run(request, self.context())
 
     def look(self) -> list[str]:
@@ -181,7 +183,7 @@ class RecoveryScenario:
         """Let `resolve_wait` have every answer that was asked for, each twice."""
         asked, self.world.wait_answers.requests[:] = list(self.world.wait_answers.requests), []
         for each in [*asked, *asked]:
-            request = resolve_wait.Request.model_validate(
+            request = resolve_wait.ResolveWaitRequest.model_validate(
                 {"subject": each.subject, "name": each.name, "generation": each.generation, "answer": each.answer}
             )
             self.until_done(lambda request=request: resolve_wait.run(request, self.context()))  # type: ignore[misc]  # bound now
@@ -363,7 +365,7 @@ def say(
     """Let a person answer the plan that asks now."""
     plan = recovery.incident.plan
     assert plan
-    request = approve_recovery.Request(
+    request = approve_recovery.ApproveRecoveryRequest(
         incident_id=recovery.incident_id,
         decision_id=decision_id or plan.decision_id,
         approves=approves,

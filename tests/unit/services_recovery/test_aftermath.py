@@ -54,7 +54,7 @@ def name_of(recovery: RecoveryScenario) -> str:
 
 def report(recovery: RecoveryScenario, **asked: Any) -> Any:
     context = recovery.world.context(policy=recovery.policy, mode=recovery.mode)
-    return read_shadow_report.show(read_shadow_report.ShadowFilter(**asked), pagination.Request(), context)
+    return read_shadow_report.show(read_shadow_report.ShadowFilter(**asked), pagination.PageRequest(), context)
 
 
 def verdicts(recovery: RecoveryScenario) -> tuple[str, str]:

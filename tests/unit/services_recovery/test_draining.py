@@ -282,9 +282,9 @@ def test_job_whose_pods_cannot_be_deleted_does_not_end_the_recovery() -> None:
     recovery.report_fault()
 
     for service in (plan_recovery, cordon_node, drain_node):
-        outcome = recovery.state("", service)
+        result = recovery.state("", service)
 
-    assert outcome.outcome == "JOBS_AFFECTED"
+    assert result.outcome == "JOBS_AFFECTED"
     assert recovery.job.stop_of(1) is not None
 
 

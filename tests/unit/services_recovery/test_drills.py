@@ -15,7 +15,7 @@ from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState, 
 from evenkeel.ports import Table
 from evenkeel.services.incidents import note_group_fact, receive_event, settle_incident
 from evenkeel.services.recovery import plan_recovery
-from evenkeel.services.storage import fleet_rows, incident_rows
+from evenkeel.services.storage import fleet_rows, incident_record, incident_rows
 from tests.fakes import a_provider_node
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_fact
@@ -92,12 +92,12 @@ class RecoveryWithDrills(RecoveryScenario):
         world = self.world
         request = {"incident_id": incident_id, "run": 1}
         plan = plan_recovery.run(
-            plan_recovery.Request(**request),
+            incident_record.RecoveryRun(**request),
             world.context(ids=self.drill_ids, policy=self.policy, mode=self.mode),
         )
         ended = {"outcome": plan.outcome, "reason": plan.reason}
         settle_incident.run(
-            settle_incident.Request.model_validate({**request, "plan": ended}),
+            settle_incident.SettleIncidentRequest.model_validate({**request, "plan": ended}),
             world.context(policy=self.policy, now=self.now),
         )
 

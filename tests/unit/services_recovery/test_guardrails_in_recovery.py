@@ -77,9 +77,9 @@ def at_repair(recovery: RecoveryScenario, number: int, **fact: Any) -> str:
     return incident_id
 
 
-def repair(recovery: RecoveryScenario, incident_id: str) -> repair_node.Outcome:
+def repair(recovery: RecoveryScenario, incident_id: str) -> repair_node.RepairNodeResult:
     recovery.incident_id = incident_id
-    outcome: repair_node.Outcome = recovery.state("RepairNode", repair_node)
+    outcome: repair_node.RepairNodeResult = recovery.state("RepairNode", repair_node)
     return outcome
 
 
@@ -358,8 +358,8 @@ def test_delayed_cordon_precedes_the_repair() -> None:
 # ---------------------------------------------------------------- never barred
 
 
-def by_operator(number: int) -> set_manual_cordon.Request:
-    return set_manual_cordon.Request(
+def by_operator(number: int) -> set_manual_cordon.SetManualCordonRequest:
+    return set_manual_cordon.SetManualCordonRequest(
         instance_id=instance_id(number),
         by="role/Op (ana)",
         reason="it is well",

@@ -19,7 +19,7 @@ from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_fact
 
 
-def ingest(world: FakeWorld, fact: NodeFact) -> receive_event.Outcome:
+def ingest(world: FakeWorld, fact: NodeFact) -> receive_event.IngestResult:
     return receive_event.ingest_fact(fact, world.context())
 
 
@@ -98,9 +98,9 @@ def test_evidence_shows_opening_and_joined_signals() -> None:
 def test_node_life_comes_from_the_provider() -> None:
     world = FakeWorld()
 
-    outcome = ingest(world, a_fact(number=77))
+    result = ingest(world, a_fact(number=77))
 
-    assert outcome.outcome == "UNRESOLVED"
+    assert result.outcome == "UNRESOLVED"
     assert incidents(world) == []
     assert world.workflows.executions == {}
 
@@ -186,9 +186,9 @@ def test_late_signal_of_a_replaced_node_opens_no_incident() -> None:
     }
     recovery.world.ledger.commit(Put(fleet_rows.node_row(CLUSTER, instance_id(1), row, 0, None)))
 
-    outcome = recovery.ingest(a_fact(observed_at=recovery.now + timedelta(minutes=5), envelope_id="ghost"))
+    result = recovery.ingest(a_fact(observed_at=recovery.now + timedelta(minutes=5), envelope_id="ghost"))
 
-    assert outcome.outcome == "STALE"
+    assert result.outcome == "STALE"
 
 
 class CrashingIntakeLedger:

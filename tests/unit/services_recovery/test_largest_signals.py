@@ -154,8 +154,8 @@ def test_answers_about_the_most_jobs_of_a_node_fit_a_workflow() -> None:
     )
     reason = ", ".join(f"{each.job_id} ({each.option})" for each in back)
 
-    stopped = drain_node.Outcome(outcome="JOBS_AFFECTED", reason=reason, jobs=affected)
-    planned = plan_resume.Outcome(outcome="PLANNED", reason=reason, jobs=back)
+    stopped = drain_node.DrainNodeResult(outcome="JOBS_AFFECTED", reason=reason, jobs=affected)
+    planned = plan_resume.PlanResumeResult(outcome="PLANNED", reason=reason, jobs=back)
 
     assert len(json.dumps(stopped.to_json())) < 200_000
     assert len(json.dumps(planned.to_json())) < 200_000

@@ -303,7 +303,9 @@ def test_only_an_approved_recovery_rents_in_recommend_mode() -> None:
     stop(recovery)
     recovery.scenario.run_scheduling_cycle()
     rental = rental_of(recovery)
-    check = rent_capacity.Request(step=rent_capacity.RentalStep.CHECK, job_id=rental.job_id, rental=rental.number)
+    check = rent_capacity.RentCapacityRequest(
+        step=rent_capacity.RentalStep.CHECK, job_id=rental.job_id, rental=rental.number
+    )
 
     def asked(mode: Mode) -> rent_capacity.RentOutcome:
         return rent_capacity.run(check, recovery.world.context(policy=recovery.policy, mode=mode)).outcome

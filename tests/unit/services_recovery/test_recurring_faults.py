@@ -134,9 +134,9 @@ def test_every_decision_names_its_catalogue() -> None:
 # ---------------------------------------------------------------- what comes between the plan and the end
 
 
-def settled(recovery: RecoveryScenario, plan: plan_recovery.Outcome) -> settle_incident.Outcome:
+def settled(recovery: RecoveryScenario, plan: plan_recovery.PlanRecoveryResult) -> settle_incident.SettleIncidentResult:
     said = BranchEnd(outcome=plan.outcome, reason=plan.reason)
-    outcome: settle_incident.Outcome = recovery.state("SettleIncident", settle_incident, plan=said)
+    outcome: settle_incident.SettleIncidentResult = recovery.state("SettleIncident", settle_incident, plan=said)
     return outcome
 
 

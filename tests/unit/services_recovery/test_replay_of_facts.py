@@ -60,9 +60,9 @@ def test_replay_decides_as_the_service(steps: list[tuple[int, int, str, str, Fac
             envelope_id=f"e-{len(facts)}",
         )
         facts.append(fact)
-        outcome = recovery.ingest(fact)
-        if outcome.outcome == "OPEN":
-            recovery.incident_id, recovery.run = outcome.incident_id, 1
+        result = recovery.ingest(fact)
+        if result.outcome == "OPEN":
+            recovery.incident_id, recovery.run = result.incident_id, 1
             recovery.recover()
 
     def node_at(instance: str, _at: object) -> NodeThen:

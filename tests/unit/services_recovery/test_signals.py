@@ -21,11 +21,11 @@ Fact = NodeFact | GroupFact
 
 
 def ingest(world: FakeWorld, *facts: Fact, cluster_arn: str = CLUSTER_ARN, **ports: Any) -> list[str]:
-    outcomes = receive_event.ingest_facts(
+    results = receive_event.ingest_facts(
         facts,
         world.context(hyperpod_cluster_arn=cluster_arn, **ports),
     )
-    return [outcome.outcome for outcome in outcomes]
+    return [result.outcome for result in results]
 
 
 def incidents(world: FakeWorld) -> list[Incident]:

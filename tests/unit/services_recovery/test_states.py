@@ -129,9 +129,9 @@ def test_last_failed_run_closes_the_incident_and_pages() -> None:
     recovery = faulty(policy=QUICK.replace(watch=QUICK.watch.replace(max_runs=1)))
     recovery.state("PlanRecovery", plan_recovery)
 
-    outcome = recovery.state("SettleIncident", settle_incident, failure=FAILURE)
+    result = recovery.state("SettleIncident", settle_incident, failure=FAILURE)
 
-    assert (outcome.outcome, recovery.incident.state) == ("FAILED", IncidentState.FAILED)
+    assert (result.outcome, recovery.incident.state) == ("FAILED", IncidentState.FAILED)
     assert [page.key for page in recovery.world.pager.pages] == [f"{recovery.incident_id}-FAILED"]
 
 
@@ -624,9 +624,9 @@ def test_other_incident_of_the_slot_keeps_its_lease() -> None:
     recovery.world.ledger.commit(Put(incident_rows.incident_row(other, 0)))
     recovery.incident_id = "inc-other"
 
-    outcome = recovery.state("RepairNode", repair_node)
+    result = recovery.state("RepairNode", repair_node)
 
-    assert (outcome.outcome, first in outcome.reason) == ("STAND_DOWN", True)
+    assert (result.outcome, first in result.reason) == ("STAND_DOWN", True)
 
 
 def test_superseded_run_changes_nothing() -> None:
@@ -756,10 +756,10 @@ def test_page_names_a_node_that_never_started() -> None:
     recovery.world.provider.by_id[new_node.instance_id] = new_node
     recovery.world.clock.advance(QUICK.repair.replace_deadline_seconds)
 
-    outcome = recovery.state("RepairNode", repair_node)
+    result = recovery.state("RepairNode", repair_node)
 
-    assert outcome.outcome == "ASK_PERSON"
-    assert new_node.instance_id in outcome.reason
+    assert result.outcome == "ASK_PERSON"
+    assert new_node.instance_id in result.reason
     assert recovery.incident.replacement_instance_id == new_node.instance_id
 
 

@@ -262,7 +262,7 @@ def test_node_that_a_person_cordoned_is_not_resumed(mode: Mode) -> None:
 
 
 def uncordon(recovery: RecoveryScenario) -> None:
-    request = set_manual_cordon.Request(
+    request = set_manual_cordon.SetManualCordonRequest(
         instance_id=instance_id(1), by="role/Op (bo)", reason="mended", request_id="r-1", fingerprint="f-1"
     )
     set_manual_cordon.uncordon(request, recovery.world.context())

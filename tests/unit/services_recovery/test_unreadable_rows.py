@@ -86,8 +86,8 @@ def test_unknown_value_stops_no_other_work(name: str, key: Key, place: tuple[str
         lambda: sweep_fleet.run(scenario.context()),
         lambda: watch_cluster.run(scenario.context()),
         lambda: evaluate_waits.run(scenario.context(), repeat_answered=True),
-        lambda: read_jobs.list_jobs(read_jobs.JobFilter(), pagination.Request(), Reader(), scenario.context()),
-        lambda: read_incidents.list_incidents((), pagination.Request(), scenario.context()),
+        lambda: read_jobs.list_jobs(read_jobs.JobFilter(), pagination.PageRequest(), Reader(), scenario.context()),
+        lambda: read_incidents.list_incidents((), pagination.PageRequest(), scenario.context()),
         lambda: read_fleet.status(read_sources.run(scenario.context()), scenario.context()),
     ]
     for call in calls:

@@ -33,8 +33,8 @@ class Waits:
     def context(self, **given: Any) -> Context:
         return self.world.context(**{"policy": self.policy, **given})
 
-    def open(self, kind: ConditionKind = K.ATTEMPT_ENDED, token: str = "token-1") -> open_wait.Outcome:
-        request = open_wait.Request(kind=kind, token=token, job_id=self.job_id, attempt=1)
+    def open(self, kind: ConditionKind = K.ATTEMPT_ENDED, token: str = "token-1") -> open_wait.OpenWaitResult:
+        request = open_wait.OpenWaitRequest(kind=kind, token=token, job_id=self.job_id, attempt=1)
         return open_wait.run(request, self.context())
 
     def look(self, **more: Any) -> list[str]:
@@ -51,7 +51,7 @@ class Waits:
             **changes,
         }
         return resolve_wait.run(
-            resolve_wait.Request.model_validate(document),
+            resolve_wait.ResolveWaitRequest.model_validate(document),
             self.context(ledger=ledger or self.world.ledger),
         ).outcome
 
@@ -152,7 +152,7 @@ def test_delayed_answer_keeps_a_newer_wait_open(waits: Waits) -> None:
 
 def test_wait_without_a_subject_is_refused(waits: Waits) -> None:
     with pytest.raises(Refused):
-        open_wait.run(open_wait.Request(kind=K.RELEASED, token="t"), waits.context())
+        open_wait.run(open_wait.OpenWaitRequest(kind=K.RELEASED, token="t"), waits.context())
 
 
 # ---------------------------------------------------------------- resolve
@@ -300,7 +300,7 @@ def test_failed_wait_does_not_delay_the_others() -> None:
     recovery = RecoveryScenario()
     recovery.report_fault()
     for kind in (K.NODE_BACK, K.RELEASED):
-        request = open_wait.Request(kind=kind, token=kind, incident_id=recovery.incident_id, run=1)
+        request = open_wait.OpenWaitRequest(kind=kind, token=kind, incident_id=recovery.incident_id, run=1)
         recovery.world.clock.advance(1)
         open_wait.run(request, recovery.context())
 
@@ -327,7 +327,7 @@ def test_held_recovery_waits_longer_than_the_longest_hold() -> None:
     recovery = RecoveryScenario()
     recovery.report_fault()
     recovery.hold(seconds=120)
-    request = open_wait.Request(kind=K.RELEASED, token="t", incident_id=recovery.incident_id, run=1)
+    request = open_wait.OpenWaitRequest(kind=K.RELEASED, token="t", incident_id=recovery.incident_id, run=1)
     open_wait.run(request, recovery.context())
 
     row = recovery.world.ledger.get(subject_rows.wait_key(recovery.incident_id, "released"))

@@ -11,7 +11,7 @@ from evenkeel.services.storage import incident_rows, rows
 _TRIES = 5
 
 
-class Request(Value):
+class ChangePolicyRequest(Value):
     """A change of the policy: the values, the person and the reason."""
 
     changes: dict[str, Any]
@@ -25,7 +25,7 @@ class Request(Value):
     """Digest of the whole request. The same id with another digest is refused."""
 
 
-def run(request: Request, *, ledger: Ledger, base: Policy, now: datetime) -> PolicyChange:
+def run(request: ChangePolicyRequest, *, ledger: Ledger, base: Policy, now: datetime) -> PolicyChange:
     """Put a site's changes in force, instead of the earlier ones. Each function uses them within half a minute.
 
     Idempotent: yes, by the request id, which is recorded in the same commit. A late repeat undoes nothing.

@@ -23,7 +23,7 @@ class TeamInUse(Refused):
     code = "TEAM_IN_USE"
 
 
-class Request(Value):
+class RemoveTeamRequest(Value):
     """A request to remove a team: the person and the reason."""
 
     team: str
@@ -33,7 +33,7 @@ class Request(Value):
     reason: str
 
 
-class Outcome(Value):
+class RemoveTeamResult(Value):
     """The result: there is no team of that name."""
 
     team: str
@@ -41,7 +41,7 @@ class Outcome(Value):
     """False if the team was removed before."""
 
 
-def run(request: Request, context: Context) -> Outcome:
+def run(request: RemoveTeamRequest, context: Context) -> RemoveTeamResult:
     """Remove a team from the setup, and request a scheduling cycle. Its spending is kept for a new team of that name.
 
         TREE (version v) ── no charges, no jobs, no lent quota ── commit: team deleted, VERSION as read, TREE still v
@@ -58,10 +58,10 @@ def run(request: Request, context: Context) -> Outcome:
     was_there = until_committed(lambda: _remove(request, context), "The setup changed on every try. Try again.")
     if was_there:
         context.cycle_requests.request(f"Team {request.team} removed")
-    return Outcome(team=request.team, was_there=was_there)
+    return RemoveTeamResult(team=request.team, was_there=was_there)
 
 
-def _remove(request: Request, context: Context) -> bool:
+def _remove(request: RemoveTeamRequest, context: Context) -> bool:
     """Remove the team in one commit. Return whether there was one."""
     name = request.team
     tree = _tree(context.ledger)

@@ -19,7 +19,7 @@ WRITER = "set_quotas"
 SetupPart = Team | FleetQuotas
 
 
-class Request(Value):
+class SetQuotasRequest(Value):
     """A part of the setup to store: the person and the reason."""
 
     part: SetupPart
@@ -29,14 +29,14 @@ class Request(Value):
     reason: str
 
 
-class Outcome(Value):
+class SetQuotasResult(Value):
     """The stored part."""
 
     part: SetupPart
     version: int
 
 
-def run(request: Request, context: Context, *, own_namespaces: Collection[str] = ()) -> Outcome:
+def run(request: SetQuotasRequest, context: Context, *, own_namespaces: Collection[str] = ()) -> SetQuotasResult:
     """Store a part of the setup, and request a scheduling cycle.
 
         this part at `expected` ── checked with all other parts ── commit: the part, VERSION as read, TREE raised
@@ -62,10 +62,10 @@ def run(request: Request, context: Context, *, own_namespaces: Collection[str] =
         _refuse((SetupError("namespace", f"{request.part.namespace} is reserved for Evenkeel."),), field)
     until_committed(lambda: _set(request, context), "The setup changed on every try. Try again.")
     context.cycle_requests.request(f"{_part_text(name)} set")
-    return Outcome(part=request.part, version=request.expected + 1)
+    return SetQuotasResult(part=request.part, version=request.expected + 1)
 
 
-def _set(request: Request, context: Context) -> None:
+def _set(request: SetQuotasRequest, context: Context) -> None:
     """Store the part in one commit, unless it is stored already."""
     part = request.part
     name = part.name if isinstance(part, Team) else team_setup.FLEET

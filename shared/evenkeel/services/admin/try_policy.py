@@ -55,7 +55,7 @@ def run(
     since = since or now - LOOKBACK
     incidents = list(islice(_incidents(ledger, since), _MAX_INCIDENTS + 1))
     jobs = pagination.newest_first(
-        ledger, Table.JOBS, [f"JOB#{state}" for state in JobState], pagination.Request(_MAX_JOBS)
+        ledger, Table.JOBS, [f"JOB#{state}" for state in JobState], pagination.PageRequest(_MAX_JOBS)
     )
     modes = {
         incident.incident_id: mode
@@ -93,7 +93,7 @@ def _incidents(ledger: Ledger, since: datetime) -> Iterator[Incident]:
     token = ""
     while True:
         page = pagination.newest_first(
-            ledger, Table.INCIDENTS, [f"INC#{state}" for state in IncidentState], pagination.Request(100, token)
+            ledger, Table.INCIDENTS, [f"INC#{state}" for state in IncidentState], pagination.PageRequest(100, token)
         )
         for incident in (rows.read(row, Incident) for row in page.rows):
             if incident.opened_at < since:

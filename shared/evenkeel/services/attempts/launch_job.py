@@ -39,8 +39,6 @@ from evenkeel.services.storage import attempt_record, job_rows, rows, subject_ro
 
 WRITER = "launch_job"
 
-Request = attempt_record.Request
-
 
 class LaunchOutcome(StrEnum):
     """The outcome of LaunchJob."""
@@ -56,7 +54,7 @@ class LaunchOutcome(StrEnum):
     """The attempt cannot be launched and must be settled."""
 
 
-class Outcome(Value):
+class LaunchJobResult(Value):
     """The outcome, with a sentence."""
 
     outcome: LaunchOutcome
@@ -84,7 +82,7 @@ class _EarlierAttempt(NamedTuple):
     """Lost nodes with its pods."""
 
 
-def run(request: Request, context: Context) -> Outcome:
+def run(request: attempt_record.AttemptRequest, context: Context) -> LaunchJobResult:
     """Launch an attempt, if the earlier attempts are gone or fenced out.
 
     Idempotent: yes, by the fence and by the Kubernetes Job's name. A repeated call finds the pin and the Job, and
@@ -93,9 +91,9 @@ def run(request: Request, context: Context) -> Outcome:
     stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
     job, attempt = stored.job, stored.attempt
     if attempt.state.has_ended or job.current_attempt != attempt.attempt:
-        return Outcome(outcome=LaunchOutcome.STALE, reason=f"{attempt.workload_name} has already ended.")
+        return LaunchJobResult(outcome=LaunchOutcome.STALE, reason=f"{attempt.workload_name} has already ended.")
     if attempt.state is not AttemptState.STARTING:
-        return Outcome(outcome=_launched(attempt), reason=f"{attempt.workload_name} was already launched.")
+        return LaunchJobResult(outcome=_launched(attempt), reason=f"{attempt.workload_name} was already launched.")
     given_up = _why_give_up(job, attempt, context)
     # A Job whose creation had no reply is recorded as it is, and stopped like any other. Settling the attempt now
     # would free its nodes while pods run.
@@ -110,7 +108,7 @@ def run(request: Request, context: Context) -> Outcome:
     blocking_pods = [pod for left in past for pod in left.blocking_pods]
     if blocking_pods:
         reason = f"The job waits for pods of an earlier attempt to end: {', '.join(blocking_pods[:3])}."
-        return Outcome(
+        return LaunchJobResult(
             outcome=LaunchOutcome.NOT_YET, wait_seconds=context.policy.jobs.launch_retry_seconds, reason=reason
         )
 
@@ -122,7 +120,7 @@ def run(request: Request, context: Context) -> Outcome:
         reason = f"The job's checkpoints cannot be used: {error}"
         return _give_up(stored, attempt, reason, context, is_refused=True)
     if answer.kind is PinOutcome.STALE:
-        return Outcome(outcome=LaunchOutcome.STALE, reason=answer.choice.reason)
+        return LaunchJobResult(outcome=LaunchOutcome.STALE, reason=answer.choice.reason)
     return _launch(stored, past, answer, context)
 
 
@@ -131,7 +129,7 @@ def _launch(
     past: Iterable[_EarlierAttempt],
     answer: pin_resume_point.PinAnswer,
     context: Context,
-) -> Outcome:
+) -> LaunchJobResult:
     """Launch an attempt whose resume point is decided."""
     job, attempt, choice = stored.job, stored.attempt, answer.choice
     decided = attempt.replace(
@@ -181,7 +179,7 @@ def _launch(
     _record_launch(stored, launched, answer, placement.network, context)
     context.telemetry.count("AttemptsLaunched")
     context.telemetry.info("AttemptLaunched", job_id=job.job_id, attempt=attempt.attempt, resume_from=resume_from)
-    return Outcome(outcome=_launched(attempt), reason=choice.reason)
+    return LaunchJobResult(outcome=_launched(attempt), reason=choice.reason)
 
 
 def _launched(attempt: Attempt) -> LaunchOutcome:
@@ -325,7 +323,7 @@ def _with_priority_class(job: Job, attempt: Attempt, policy: Policy) -> JobSpec:
 
 def _give_up(
     stored: attempt_record.StoredAttempt, attempt: Attempt, why: str, context: Context, *, is_refused: bool
-) -> Outcome:
+) -> LaunchJobResult:
     """Record on the attempt why it is not launched. SettleAttempt reads it there."""
     reason = why[:1000]
     if (stored.attempt.reason, stored.attempt.is_refused) != (reason, is_refused):
@@ -334,4 +332,4 @@ def _give_up(
             Put(job_rows.attempt_row(attempt.replace(reason=reason, is_refused=is_refused), stored.attempt_version)),
             Put(subject_rows.timeline_row(attempt.job_id, entry, f"given-up-{attempt.attempt}")),
         )
-    return Outcome(outcome=LaunchOutcome.GIVE_UP, reason=reason)
+    return LaunchJobResult(outcome=LaunchOutcome.GIVE_UP, reason=reason)

@@ -14,8 +14,6 @@ from evenkeel.services.storage.retries import until_committed
 
 WRITER = "mark_running"
 
-Request = attempt_record.Request
-
 
 class RunningOutcome(StrEnum):
     """The outcome of MarkRunning."""
@@ -25,13 +23,13 @@ class RunningOutcome(StrEnum):
     """The attempt has ended already, or was never launched."""
 
 
-class Outcome(Value):
+class MarkRunningResult(Value):
     """The outcome, with a sentence."""
 
     outcome: RunningOutcome
 
 
-def run(request: Request, context: Context) -> Outcome:
+def run(request: attempt_record.AttemptRequest, context: Context) -> MarkRunningResult:
     """Mark an attempt and its job as running.
 
     Idempotent: yes, by the attempt's state.
@@ -40,13 +38,13 @@ def run(request: Request, context: Context) -> Outcome:
     return until_committed(lambda: _mark(request, context), message)
 
 
-def _mark(request: Request, context: Context) -> Outcome:
+def _mark(request: attempt_record.AttemptRequest, context: Context) -> MarkRunningResult:
     stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
     job, attempt = stored.job, stored.attempt
     if attempt.state is AttemptState.RUNNING:
-        return Outcome(outcome=RunningOutcome.RUNNING)
+        return MarkRunningResult(outcome=RunningOutcome.RUNNING)
     if attempt.state is not AttemptState.LAUNCHED or job.current_attempt != attempt.attempt:
-        return Outcome(outcome=RunningOutcome.STALE)
+        return MarkRunningResult(outcome=RunningOutcome.STALE)
     reported = measured_throughput.with_report(job, attempt, context.ledger)
     changed = reported.replace(launch_failures=0, started_at=job.started_at or context.now, is_preempted=False)
     if job.is_growth_attempt(attempt.attempt):
@@ -62,7 +60,7 @@ def _mark(request: Request, context: Context) -> Outcome:
     )
     context.telemetry.count("AttemptsRunning")
     context.telemetry.seconds("AdmittedToRunning", (context.now - attempt.admitted_at).total_seconds())
-    return Outcome(outcome=RunningOutcome.RUNNING)
+    return MarkRunningResult(outcome=RunningOutcome.RUNNING)
 
 
 def _text(attempt: Attempt) -> str:

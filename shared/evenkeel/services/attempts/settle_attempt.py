@@ -35,7 +35,7 @@ _MOST_READ_SINGLY = 20
 """Nodes that are read one by one. A list of a fleet of 10,000 nodes takes as many calls."""
 
 
-class Request(attempt_record.Request):
+class SettleAttemptRequest(attempt_record.AttemptRequest):
     """An attempt, and what its workflow knows about its end."""
 
     ended: dict[str, Any] | None = None
@@ -46,14 +46,14 @@ class Request(attempt_record.Request):
     """`{Error, Cause}` if the workflow itself failed."""
 
 
-class Outcome(Value):
+class SettleAttemptResult(Value):
     """The outcome for the job."""
 
     outcome: SettleOutcome
     reason: str
 
 
-def run(request: Request, context: Context) -> Outcome:
+def run(request: SettleAttemptRequest, context: Context) -> SettleAttemptResult:
     """Settle an attempt: its state, its charge and the job's next state in one commit.
 
     Safe even if pods of it remain: the next launch waits for them or fences them out.
@@ -64,7 +64,7 @@ def run(request: Request, context: Context) -> Outcome:
     return until_committed(lambda: _settle(request, context), message)
 
 
-def _settle(request: Request, context: Context) -> Outcome:
+def _settle(request: SettleAttemptRequest, context: Context) -> SettleAttemptResult:
     stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
     if record_pin.run(stored, context):
         stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
@@ -75,7 +75,7 @@ def _settle(request: Request, context: Context) -> Outcome:
         _clear(job, attempt, workload, context.cluster)
         context.cycle_requests.request(f"{attempt.workload_name} settled")
         reason = f"{attempt.workload_name} was settled before: {settled_outcome(job)}."
-        return Outcome(outcome=SettleOutcome.ALREADY_SETTLED, reason=reason)
+        return SettleAttemptResult(outcome=SettleOutcome.ALREADY_SETTLED, reason=reason)
     ending = _judge(request, job, attempt, workload, context)
     reported = measured_throughput.with_report(job, attempt, context.ledger)
     decided = settle(reported, attempt, ending, context.policy.jobs, context.now)
@@ -85,10 +85,12 @@ def _settle(request: Request, context: Context) -> Outcome:
     _clear(job, decided.attempt, workload, context.cluster)
     context.telemetry.count("AttemptsSettled", state=decided.attempt.state)
     context.telemetry.info("AttemptSettled", job_id=job.job_id, attempt=attempt.attempt, outcome=decided.outcome)
-    return Outcome(outcome=decided.outcome, reason=decided.job.reason)
+    return SettleAttemptResult(outcome=decided.outcome, reason=decided.job.reason)
 
 
-def _judge(request: Request, job: Job, attempt: Attempt, workload: ObservedWorkload, context: Context) -> AttemptEnd:
+def _judge(
+    request: SettleAttemptRequest, job: Job, attempt: Attempt, workload: ObservedWorkload, context: Context
+) -> AttemptEnd:
     """Judge the end by the existing objects, else by the last wait; without either, the attempt is given up."""
     nodes = _nodes_of(attempt, workload, context.cluster)
     lost = lost_nodes(nodes, attempt.nodes_in(workload), context.now, context.policy.jobs.lost_node_seconds)

@@ -15,8 +15,6 @@ from evenkeel.services.storage.retries import until_committed
 
 WRITER = "stop_attempt"
 
-Request = attempt_record.Request
-
 
 class StopOutcome(StrEnum):
     """The outcome of StopAttempt."""
@@ -24,14 +22,14 @@ class StopOutcome(StrEnum):
     STOPPING = "STOPPING"
 
 
-class Outcome(Value):
+class StopAttemptResult(Value):
     """The outcome, with a sentence."""
 
     outcome: StopOutcome = StopOutcome.STOPPING
     reason: str
 
 
-def run(request: Request, context: Context) -> Outcome:
+def run(request: attempt_record.AttemptRequest, context: Context) -> StopAttemptResult:
     """Delete an attempt's Kubernetes Job and pods with the grace period of the stop request.
 
     Without a request, a deadline has passed. That is recorded as the request first, so that it explains the end. A
@@ -41,15 +39,15 @@ def run(request: Request, context: Context) -> Outcome:
     """
     stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
     if stored.attempt.state.has_ended:
-        return Outcome(reason=stored.attempt.reason)
+        return StopAttemptResult(reason=stored.attempt.reason)
     wanted = stored.job.stop_of(request.attempt) or _record_deadline(request, context)
     within = keep_logs.BEFORE_STOP_SECONDS
     keep_logs.run(stored.job, stored.attempt, context, within_seconds=within)
     context.cluster.stop(stored.attempt, wanted.grace_seconds, wanted.nodes_without_grace)
-    return Outcome(reason=wanted.reason)
+    return StopAttemptResult(reason=wanted.reason)
 
 
-def _record_deadline(request: Request, context: Context) -> StopRequest:
+def _record_deadline(request: attempt_record.AttemptRequest, context: Context) -> StopRequest:
     """Record on the job why its attempt is stopped, before the evidence is deleted."""
 
     def commit_once() -> StopRequest:

@@ -8,7 +8,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.storage import fleet_rows, incident_record
 
 
-class Request(Value):
+class AcknowledgeIncidentRequest(Value):
     """The incident, the person and a remark."""
 
     incident_id: str
@@ -17,7 +17,7 @@ class Request(Value):
     request_id: str
 
 
-def run(request: Request, context: Context) -> Incident:
+def run(request: AcknowledgeIncidentRequest, context: Context) -> Incident:
     """Record who works on an incident, in its timeline and in the audit. Another person may take it over.
 
     Idempotent: yes. A second acknowledgement by the same person changes nothing.

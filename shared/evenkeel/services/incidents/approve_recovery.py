@@ -10,7 +10,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.storage import fleet_rows, incident_record, incident_rows, rows
 
 
-class Request(Value):
+class ApproveRecoveryRequest(Value):
     """The answer of a person to one plan."""
 
     incident_id: str
@@ -32,7 +32,7 @@ class PlanSuperseded(Refused):
     code = "PLAN_SUPERSEDED"
 
 
-def run(request: Request, context: Context) -> Incident:
+def run(request: ApproveRecoveryRequest, context: Context) -> Incident:
     """Record the answer, unless another answer exists or the plan no longer awaits approval.
 
     A plan that was declined, or not answered in time, may be approved while its node is unhealthy. The sweep then
@@ -88,7 +88,7 @@ def run(request: Request, context: Context) -> Incident:
     return after
 
 
-def _why_not(incident: Incident, request: Request, ledger: Ledger) -> str:
+def _why_not(incident: Incident, request: ApproveRecoveryRequest, ledger: Ledger) -> str:
     plan = incident.plan
     if incident.state.is_settled and not (request.approves and _is_left_unhealthy(incident, ledger)):
         return f"{incident.incident_id} is settled: {incident.outcome}"

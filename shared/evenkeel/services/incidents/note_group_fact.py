@@ -14,7 +14,7 @@ from evenkeel.services.storage import fleet_rows, rows
 _NO_CAPACITY, _PROVISIONED = GroupFactKind.NO_CAPACITY, GroupFactKind.PROVISIONED
 
 
-class Outcome(Value):
+class NoteGroupFactResult(Value):
     """The outcome for a fact about a group."""
 
     outcome: str
@@ -22,14 +22,14 @@ class Outcome(Value):
     reason: str
 
 
-def run(fact: GroupFact, context: Context) -> Outcome:
+def run(fact: GroupFact, context: Context) -> NoteGroupFactResult:
     """Store the fact.
 
     Idempotent: yes, by the fact's own row. Copies are recognised in any order.
     """
     row = fleet_rows.group_fact_row(fact, context.clock.now())
     subject = fact.instance_group or "the cluster"
-    known = Outcome(outcome="DUPLICATE", reason=f"Already recorded for {subject}: {fact.kind}.")
+    known = NoteGroupFactResult(outcome="DUPLICATE", reason=f"Already recorded for {subject}: {fact.kind}.")
     if context.ledger.get(row.key) is not None:
         return known
     try:
@@ -43,7 +43,7 @@ def run(fact: GroupFact, context: Context) -> Outcome:
         context.telemetry.warning("InstanceGroupUnhealthy", **keys, fault=fact.fault_key, detail=fact.detail)
     else:
         context.telemetry.info("InstanceGroupChanged", **keys)
-    return Outcome(outcome="NOTED", reason=f"Recorded for {subject}: {fact.kind}.")
+    return NoteGroupFactResult(outcome="NOTED", reason=f"Recorded for {subject}: {fact.kind}.")
 
 
 def _remember_capacity(fact: GroupFact, ledger: Ledger) -> None:

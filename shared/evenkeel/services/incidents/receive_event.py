@@ -66,7 +66,7 @@ _MAX_EARLY_FACTS = 5
 _CLUSTER_ID = re.compile(r".*:cluster/[a-z0-9]{12}", re.ASCII)
 
 
-class Outcome(Value):
+class IngestResult(Value):
     """The outcome for a fact."""
 
     outcome: str
@@ -104,7 +104,7 @@ def receive(event: ParsedEvent, context: Context) -> dict[str, Any]:
     return {"outcome": "SPLIT", "reason": f"{len(event.facts)} facts, queued as {len(event.parts)} events."}
 
 
-def ingest_facts(facts: Iterable[NodeFact | GroupFact], context: Context) -> tuple[Outcome, ...]:
+def ingest_facts(facts: Iterable[NodeFact | GroupFact], context: Context) -> tuple[IngestResult, ...]:
     """Ingest the facts of one event, each by itself. A failing fact does not stop the rest.
 
     Idempotent: yes, as `ingest_fact` and `note_group_fact.run`. A fact that was ingested before a failure is a
@@ -113,7 +113,7 @@ def ingest_facts(facts: Iterable[NodeFact | GroupFact], context: Context) -> tup
     Raises:
         EvenkeelError: the first failure, after every fact was tried.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[IngestResult] = []
     failures: list[EvenkeelError] = []
     for fact in facts:
         try:
@@ -125,7 +125,7 @@ def ingest_facts(facts: Iterable[NodeFact | GroupFact], context: Context) -> tup
                 )
             elif isinstance(fact, GroupFact):
                 noted = note_group_fact.run(fact, context)
-                outcomes.append(Outcome(outcome=noted.outcome, reason=noted.reason))
+                outcomes.append(IngestResult(outcome=noted.outcome, reason=noted.reason))
             else:
                 outcomes.append(ingest_fact(fact, context))
         except EvenkeelError as error:
@@ -135,12 +135,12 @@ def ingest_facts(facts: Iterable[NodeFact | GroupFact], context: Context) -> tup
     return tuple(outcomes)
 
 
-def summary(outcomes: tuple[Outcome, ...]) -> dict[str, Any]:
+def summary(outcomes: tuple[IngestResult, ...]) -> dict[str, Any]:
     """Return the handler's answer for an event: its single outcome, or the number of each outcome."""
     if len(outcomes) == 1:
         return outcomes[0].to_json()
-    counts = Counter(outcome.outcome for outcome in outcomes)
-    return {"outcome": "INGESTED", "reason": ", ".join(f"{count} {outcome}" for outcome, count in counts.items())}
+    counts = Counter(result.outcome for result in outcomes)
+    return {"outcome": "INGESTED", "reason": ", ".join(f"{count} {result}" for result, count in counts.items())}
 
 
 def _is_of_another_cluster(stated_arn: str, ours: str) -> bool:
@@ -150,12 +150,12 @@ def _is_of_another_cluster(stated_arn: str, ours: str) -> bool:
     return not ours or (_CLUSTER_ID.fullmatch(stated_arn) is not None and _CLUSTER_ID.fullmatch(ours) is not None)
 
 
-def _other_fleet_outcome(reason: str, source: str, telemetry: Telemetry) -> Outcome:
+def _other_fleet_outcome(reason: str, source: str, telemetry: Telemetry) -> IngestResult:
     telemetry.count("FactsOtherFleet", source=source.partition(":")[0])
-    return Outcome(outcome=OTHER_FLEET, reason=reason)
+    return IngestResult(outcome=OTHER_FLEET, reason=reason)
 
 
-def ingest_fact(fact: NodeFact, context: Context) -> Outcome:
+def ingest_fact(fact: NodeFact, context: Context) -> IngestResult:
     """Ingest one fact: find its node, then record it.
 
     Idempotent: yes, by the fact's own row. Any number of copies, in any order and at once, make one incident.
@@ -165,7 +165,7 @@ def ingest_fact(fact: NodeFact, context: Context) -> Outcome:
         if affected is None:
             named = resolve(fact.instance_id, context, provider=None)
             record_aftermath.record_progress(fact, named.life if named else None, context)
-            return Outcome(outcome=IntakeAction.IGNORED, reason="No repair of this node is in progress.")
+            return IngestResult(outcome=IntakeAction.IGNORED, reason="No repair of this node is in progress.")
     else:
         provider = None if signal_source(fact.source).is_account_wide else context.provider
         affected = resolve(fact.instance_id, context, provider=provider)
@@ -235,7 +235,7 @@ def resolve(instance_id: str, context: Context, *, provider: Provider | None) ->
     return affected_node_of(Node(life=life, provider=record))
 
 
-def record_fact(fact: NodeFact, affected: AffectedNode, context: Context) -> Outcome:
+def record_fact(fact: NodeFact, affected: AffectedNode, context: Context) -> IngestResult:
     """Let a fact about a known node join or open its incident, and ensure that the recovery runs.
 
     Idempotent: yes, by the fact's row and the conditions of the commit.
@@ -256,7 +256,7 @@ def record_fact(fact: NodeFact, affected: AffectedNode, context: Context) -> Out
     started = False
     if incident is not None and incident.state is IncidentState.OPEN:
         started = start_recovery(incident, context.workflows)
-    return Outcome(
+    return IngestResult(
         outcome=decision.action,
         reason=decision.reason,
         incident_id=incident.incident_id if incident else "",
@@ -454,7 +454,7 @@ def _count(decision: IntakeDecision, fact: NodeFact, telemetry: Telemetry) -> No
 # ---------------------------------------------------------------- facts whose node is not known yet
 
 
-def _store_unresolved(fact: NodeFact, context: Context) -> Outcome:
+def _store_unresolved(fact: NodeFact, context: Context) -> IngestResult:
     reason = f"No control plane lists {fact.instance_id} yet; the sweep tries again."
     row = incident_rows.unresolved_row(fact.to_json(), fact.fact_key, context.clock.now())
     if context.ledger.get(row.key) is None:
@@ -465,7 +465,7 @@ def _store_unresolved(fact: NodeFact, context: Context) -> Outcome:
         else:
             context.telemetry.count("FactsUnresolved")
             context.telemetry.warning("FactUnresolved", instanceId=fact.instance_id, source=fact.source)
-    return Outcome(outcome=UNRESOLVED, reason=reason)
+    return IngestResult(outcome=UNRESOLVED, reason=reason)
 
 
 def _store_early_notice(fact: NodeFact, context: Context) -> None:
@@ -492,7 +492,7 @@ def early_facts(row: Row) -> tuple[NodeFact, ...]:
     return tuple(rows.parse(row.key, NodeFact, fact) for fact in row.doc["facts"])
 
 
-def retry_unresolved(context: Context) -> tuple[Outcome, ...]:
+def retry_unresolved(context: Context) -> tuple[IngestResult, ...]:
     """Try again to find the nodes of the kept facts, and drop facts whose node stays unknown. Called by the sweep.
 
     Each call takes the next facts of the list, so every fact is tried however long the list is. Drills come after real
@@ -503,7 +503,7 @@ def retry_unresolved(context: Context) -> tuple[Outcome, ...]:
     Raises:
         EvenkeelError: the first failure, after each fact was tried.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[IngestResult] = []
     failures: list[EvenkeelError] = []
     for row, fact in rows.readable(_next_unresolved(context), NodeFact, failures.append):
         try:

@@ -40,7 +40,7 @@ _MAX_AGE = timedelta(days=7)
 _HYPERPOD_NAME = re.compile(r"hyperpod-(?P<id>i-[0-9a-f]{8,17})", re.ASCII)
 
 
-class Request(Value):
+class ReportFaultsRequest(Value):
     """A report of a detector."""
 
     reports: tuple[FaultReport, ...]
@@ -54,7 +54,7 @@ class Request(Value):
     """Digest of the whole report. The same id with another digest is refused."""
 
 
-def run(request: Request, context: Context) -> Json:
+def run(request: ReportFaultsRequest, context: Context) -> Json:
     """Ingest a report, as a whole or not at all.
 
     Idempotent: yes, by the request id, and before that by the envelope's id, which follows from it.
@@ -100,7 +100,7 @@ class AcceptedReports:
     """Jobs whose faults were attributed to a node."""
 
 
-def accept_reports(request: Request, context: Context) -> AcceptedReports:
+def accept_reports(request: ReportFaultsRequest, context: Context) -> AcceptedReports:
     """Check a report and find its nodes. Writes nothing.
 
     Raises:
@@ -124,14 +124,14 @@ def accept_reports(request: Request, context: Context) -> AcceptedReports:
     return AcceptedReports(document, len(faults), sum(not readings for readings in read), tuple(laid))
 
 
-def _first_answer(row: Row, request: Request) -> Json:
+def _first_answer(row: Row, request: ReportFaultsRequest) -> Json:
     if row.doc["fingerprint"] != request.fingerprint:
         raise KeyReused("This idempotency key was used for a different request. Use a new key.")
     given: Json = row.doc["answer"]
     return given
 
 
-def _checked(request: Request, now: datetime) -> list[tuple[NamedFault, ...]]:
+def _checked(request: ReportFaultsRequest, now: datetime) -> list[tuple[NamedFault, ...]]:
     """Return the faults of a report; none for a line without evidence.
 
     Raises:
@@ -171,7 +171,7 @@ def _reserved(fault_key: str) -> str:
 
 
 def _instance_ids(
-    request: Request, context: Context
+    request: ReportFaultsRequest, context: Context
 ) -> tuple[list[str], list[tuple[str, AttributionFacts, Attribution]]]:
     """Return the instance id of each fault, and how the nodes of jobs were found.
 
@@ -246,7 +246,7 @@ def _by_name(ledger: Ledger) -> dict[str, str]:
     return {node.node_name: node.life.instance_id for node in nodes if node.node_name and not node.is_gone}
 
 
-def _enveloped(request: Request, faults: list[dict[str, str]], now: datetime) -> Json:
+def _enveloped(request: ReportFaultsRequest, faults: list[dict[str, str]], now: datetime) -> Json:
     """Return the envelope that carries a report.
 
     Raises:

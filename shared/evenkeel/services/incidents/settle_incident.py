@@ -33,7 +33,7 @@ WRITER = "settle_incident"
 _CAUSE_LIMIT = 300
 
 
-class Request(incident_record.Request):
+class SettleIncidentRequest(incident_record.RecoveryRun):
     """The results of one run of a recovery."""
 
     plan: BranchEnd | None = None
@@ -43,14 +43,14 @@ class Request(incident_record.Request):
     """`{Error, Cause}` if the workflow itself failed."""
 
 
-class Outcome(Value):
+class SettleIncidentResult(Value):
     """The outcome of the incident."""
 
     outcome: str
     reason: str
 
 
-def run(request: Request, context: Context) -> Outcome:
+def run(request: SettleIncidentRequest, context: Context) -> SettleIncidentResult:
     """Close an incident, and page if a person must act. A failure of Evenkeel closes it only with its last run.
 
     Idempotent: yes, the first outcome stands. The key of the page is the incident and its outcome, and it is recorded.
@@ -58,11 +58,11 @@ def run(request: Request, context: Context) -> Outcome:
     for _ in range(incident_record.MAX_TRIES):
         incident, version = incident_record.load(context.ledger, request.incident_id)
         if request.run < incident.run:
-            return Outcome(outcome=IncidentState.STOOD_DOWN, reason=f"Run {incident.run} took over.")
+            return SettleIncidentResult(outcome=IncidentState.STOOD_DOWN, reason=f"Run {incident.run} took over.")
         if incident.state.is_settled:
             break
         if incident.failed_at is not None and request.run == incident.run:
-            return Outcome(outcome=IncidentState.FAILED, reason=incident.outcome)
+            return SettleIncidentResult(outcome=IncidentState.FAILED, reason=incident.outcome)
         rungs = IncidentFault.of(incident, context.policy.catalogue).rungs
         decided = choose_incident_end(rungs, request.plan, request.node, request.jobs, _failure(request.failure))
         plan_ended = request.plan.outcome if request.plan else ""
@@ -89,10 +89,10 @@ def run(request: Request, context: Context) -> Outcome:
     else:
         raise Conflict(f"incident {request.incident_id} changed on every try to settle it")
     _page(incident, context)
-    return Outcome(outcome=incident.state, reason=incident.outcome)
+    return SettleIncidentResult(outcome=incident.state, reason=incident.outcome)
 
 
-def _hand_over_to_next_run(incident: Incident, version: int, more: str, context: Context) -> Outcome:
+def _hand_over_to_next_run(incident: Incident, version: int, more: str, context: Context) -> SettleIncidentResult:
     """Leave the incident to its next run, for facts that joined it after the plan. The sweep starts that run."""
     run_number = incident.run + 1
     reason = f"{more} Run {run_number} makes a new plan."
@@ -103,10 +103,10 @@ def _hand_over_to_next_run(incident: Incident, version: int, more: str, context:
     context.ledger.commit(Put(incident_rows.incident_row(after, version)), entry)
     context.telemetry.count("RecoveriesReplanned")
     context.telemetry.info("RecoveryReplanned", run=run_number, reason=reason)
-    return Outcome(outcome=IncidentState.STOOD_DOWN, reason=reason)
+    return SettleIncidentResult(outcome=IncidentState.STOOD_DOWN, reason=reason)
 
 
-def _leave_open(incident: Incident, version: int, decided: IncidentEnd, context: Context) -> Outcome:
+def _leave_open(incident: Incident, version: int, decided: IncidentEnd, context: Context) -> SettleIncidentResult:
     """Record that this run failed. Its pointer and its lease stay for the next run."""
     reason = f"{decided.reason} Run {incident.run + 1} starts later."
     entry = incident_record.timeline_put(incident.incident_id, "failed", reason, at=context.now, writer=WRITER)
@@ -115,7 +115,7 @@ def _leave_open(incident: Incident, version: int, decided: IncidentEnd, context:
     context.ledger.commit(Put(incident_rows.incident_row(after, version)), entry)
     context.telemetry.count("RecoveryRunsFailed")
     context.telemetry.warning("RecoveryRunFailed", run=incident.run, reason=decided.reason)
-    return Outcome(outcome=IncidentState.FAILED, reason=reason)
+    return SettleIncidentResult(outcome=IncidentState.FAILED, reason=reason)
 
 
 def _failure(failure: dict[str, Any] | None) -> str:
@@ -125,7 +125,9 @@ def _failure(failure: dict[str, Any] | None) -> str:
     return f"{failure.get('Error', 'unknown')}: {cause}"
 
 
-def _settlement_writes(incident: Incident, request: Request, decided: IncidentEnd, context: Context) -> list[Write]:
+def _settlement_writes(
+    incident: Incident, request: SettleIncidentRequest, decided: IncidentEnd, context: Context
+) -> list[Write]:
     subject = incident.incident_id
     writes: list[Write] = [
         incident_record.timeline_put(

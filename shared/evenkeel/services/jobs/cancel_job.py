@@ -16,7 +16,7 @@ from evenkeel.services.storage.retries import until_committed
 WRITER = "cancel_job"
 
 
-class Request(Value):
+class CancelJobRequest(Value):
     """A request to cancel a job."""
 
     job_id: str
@@ -35,14 +35,14 @@ class CancelOutcome(StrEnum):
     """The job had succeeded or failed before."""
 
 
-class Outcome(Value):
+class CancelJobResult(Value):
     """The job after the request."""
 
     outcome: CancelOutcome
     job: Job
 
 
-def run(request: Request, context: Context) -> Outcome:
+def run(request: CancelJobRequest, context: Context) -> CancelJobResult:
     """Cancel a job: at once while it is pending, else by a stop request that the attempt's workflow carries out.
 
     Idempotent: yes, by the job's state. Works in every mode, because a person decides and not automation.
@@ -60,7 +60,7 @@ def run(request: Request, context: Context) -> Outcome:
     return outcome
 
 
-def _cancel(request: Request, setup: TeamSetup, context: Context) -> tuple[Outcome, bool]:
+def _cancel(request: CancelJobRequest, setup: TeamSetup, context: Context) -> tuple[CancelJobResult, bool]:
     """Return the outcome, and whether this call changed the job."""
     row = context.ledger.get(job_rows.job_key(request.job_id))
     if row is None:
@@ -70,9 +70,9 @@ def _cancel(request: Request, setup: TeamSetup, context: Context) -> tuple[Outco
     if job.state.has_ended:
         was_cancelled = job.state is JobState.CANCELLED
         outcome = CancelOutcome.CANCELLED if was_cancelled else CancelOutcome.ALREADY_ENDED
-        return Outcome(outcome=outcome, job=job), False
+        return CancelJobResult(outcome=outcome, job=job), False
     if job.state is JobState.STOPPING:
-        return Outcome(outcome=CancelOutcome.STOPPING, job=job), False
+        return CancelJobResult(outcome=CancelOutcome.STOPPING, job=job), False
     actor = request.requester.actor
     why = f"Cancelled by {actor}{f': {request.reason}' if request.reason else ''}."
     changed = _cancelled(job, actor, why, context.now)
@@ -83,7 +83,7 @@ def _cancel(request: Request, setup: TeamSetup, context: Context) -> tuple[Outco
         *(open_jobs.ended(changed) if changed.state.has_ended else ()),
     )
     is_over = changed.state is JobState.CANCELLED
-    return Outcome(outcome=CancelOutcome.CANCELLED if is_over else CancelOutcome.STOPPING, job=changed), True
+    return CancelJobResult(outcome=CancelOutcome.CANCELLED if is_over else CancelOutcome.STOPPING, job=changed), True
 
 
 def _cancelled(job: Job, actor: str, why: str, now: datetime) -> Job:

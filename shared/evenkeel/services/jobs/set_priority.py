@@ -14,7 +14,7 @@ from evenkeel.services.storage import job_rows, rows, subject_rows, team_setup
 WRITER = "set_priority"
 
 
-class Request(Value):
+class SetPriorityRequest(Value):
     """A request to change a priority class."""
 
     job_id: str
@@ -25,7 +25,7 @@ class Request(Value):
     reason: str = ""
 
 
-def run(request: Request, context: Context) -> Job:
+def run(request: SetPriorityRequest, context: Context) -> Job:
     """Set a job's priority class, and so its place in the queue and the jobs that it may preempt.
 
     A running job keeps running. The next scheduling cycle uses the new priority.

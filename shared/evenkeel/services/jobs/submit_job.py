@@ -28,7 +28,7 @@ _MAX_INSIDE = 20
 """Claims of nested checkpoint folders that one submission reads. Most of them belong to jobs that never ran."""
 
 
-class Request(Value):
+class SubmitJobRequest(Value):
     """A submission: the job, the caller and the idempotency key."""
 
     spec: JobSpec
@@ -37,14 +37,14 @@ class Request(Value):
     idempotency_key: str
 
 
-class Outcome(Value):
+class SubmitJobResult(Value):
     """The job as it was accepted, or its present state if the request is a repeat."""
 
     job: Job
     is_repeat: bool
 
 
-def run(request: Request, context: Context) -> Outcome:
+def run(request: SubmitJobRequest, context: Context) -> SubmitJobResult:
     """Queue a job and request a scheduling cycle.
 
     The job type fills omitted fields once; a later change of the type changes no job. If teams exist, the team decides
@@ -100,7 +100,7 @@ def run(request: Request, context: Context) -> Outcome:
                 continue  # another submission or end was counted, or another job claimed the checkpoints
             raise
         context.cycle_requests.request(f"{job.job_id} submitted")
-        return Outcome(job=job, is_repeat=False)
+        return SubmitJobResult(job=job, is_repeat=False)
     raise Throttled("other submissions changed the same rows on every attempt; submit the job again")
 
 
@@ -238,7 +238,7 @@ def _is_kept(claim: Row, ledger: Ledger) -> bool:
     return first is not None and rows.read(first, Attempt).launched_at is not None
 
 
-def _repeated_outcome(earlier: Row, fingerprint: str, context: Context) -> Outcome:
+def _repeated_outcome(earlier: Row, fingerprint: str, context: Context) -> SubmitJobResult:
     job_id = str(earlier.doc["jobId"])
     if earlier.doc.get("fingerprint") != fingerprint:
         raise KeyReused(f"This idempotency key was already used for another job, {job_id}.")
@@ -246,7 +246,7 @@ def _repeated_outcome(earlier: Row, fingerprint: str, context: Context) -> Outco
     if row is None:
         raise Conflict(f"{job_id} was accepted under this idempotency key, but its row is gone.")
     context.cycle_requests.request(f"{job_id} submitted")
-    return Outcome(job=rows.read(row, Job), is_repeat=True)
+    return SubmitJobResult(job=rows.read(row, Job), is_repeat=True)
 
 
 def _has_expired(row: Row, now: datetime) -> bool:

@@ -24,13 +24,13 @@ from evenkeel.services.queries import disclosure
 from evenkeel.services.storage import outbound_rows, rows
 
 
-class Outcome(Value):
+class PublishEventsResult(Value):
     """The number of published events."""
 
     events: int
 
 
-def run(change: RowChange, context: Context) -> Outcome:
+def run(change: RowChange, context: Context) -> PublishEventsResult:
     """Publish the events of one change.
 
     Idempotent: no, because the bus and the chat cannot recognise a repeat; guarded by the id in each event. Every
@@ -56,7 +56,7 @@ def run(change: RowChange, context: Context) -> Outcome:
             if event.kind is OutboundKind.INCIDENT_NEEDS_PERSON:
                 notice = notices.about_incident(rows.read(change.after, Incident))
             context.chat.send(notices.chat_message(event, context.site.fleet, notice))
-    return Outcome(events=len(found))
+    return PublishEventsResult(events=len(found))
 
 
 def derive(change: RowChange, fleet: str) -> tuple[OutboundEvent, ...]:

@@ -37,7 +37,7 @@ class _Act(NamedTuple):
     text: str
 
 
-def run(asked: AuditFilter, page: pagination.Request, context: Context) -> Json:
+def run(asked: AuditFilter, page: pagination.PageRequest, context: Context) -> Json:
     """Return one page of the acts of people, newest first.
 
     It reads month by month, so that a page reads few rows however long the fleet exists.

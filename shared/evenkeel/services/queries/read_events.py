@@ -34,7 +34,7 @@ class EventFilter(NamedTuple):
         )
 
 
-def list_events(asked: EventFilter, page: pagination.Request, context: Context) -> Json:
+def list_events(asked: EventFilter, page: pagination.PageRequest, context: Context) -> Json:
     """Return one page of events, by the time of their record, newest first.
 
     That time only grows, however late a change was published. So a caller that asks again since its newest record

@@ -154,7 +154,7 @@ class NodeFilter(NamedTuple):
     with_gone: bool = False
 
 
-def list_nodes(ledger: Ledger, page: pagination.Request, asked: NodeFilter) -> Json:
+def list_nodes(ledger: Ledger, page: pagination.PageRequest, asked: NodeFilter) -> Json:
     """Return one page of nodes, by pool. Nodes that are gone are kept for a while and listed only on request.
 
     `counts` has the number of nodes by state as the last sweep counted them; None if it is unknown.

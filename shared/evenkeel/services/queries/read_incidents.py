@@ -43,7 +43,7 @@ FRESH_FOR = timedelta(days=1)
 """How long a failed outcome asks for a person if no fact shows whether it was handled."""
 
 
-def list_incidents(states: Sequence[IncidentState], page: pagination.Request, context: Context) -> Json:
+def list_incidents(states: Sequence[IncidentState], page: pagination.PageRequest, context: Context) -> Json:
     """Return one page of incidents, newest first; no states = all."""
     partitions = [f"INC#{state}" for state in LIST_ORDER if not states or state in states]
     answer = pagination.newest_first(context.ledger, Table.INCIDENTS, partitions, page)
@@ -119,7 +119,7 @@ def incidents_since(ledger: Ledger, start: datetime) -> tuple[list[Incident], bo
     """Return the incidents that opened since a time, oldest first, and whether these are all: at most `MAX_READ`."""
     partitions = [f"INC#{state}" for state in LIST_ORDER]
     incidents: list[Incident] = []
-    request = pagination.Request(_PAGE)
+    request = pagination.PageRequest(_PAGE)
     while True:
         answer = pagination.newest_first(ledger, Table.INCIDENTS, partitions, request)
         listed = [rows.read(row, Incident) for row in answer.rows]
@@ -128,7 +128,7 @@ def incidents_since(ledger: Ledger, start: datetime) -> tuple[list[Incident], bo
         is_complete = len(recent) < len(listed) or not answer.next_token
         if is_complete or len(incidents) >= MAX_READ:
             return sorted(incidents, key=lambda incident: (incident.opened_at, incident.incident_id)), is_complete
-        request = pagination.Request(_PAGE, answer.next_token)
+        request = pagination.PageRequest(_PAGE, answer.next_token)
 
 
 def load_affected_jobs(ledger: Ledger, incident: Incident) -> dict[str, Job]:

@@ -41,7 +41,7 @@ class JobFilter(NamedTuple):
         return fits_team and self.priority_class in (None, spec.get("priorityClass") or "")
 
 
-def list_jobs(filters: JobFilter, page: pagination.Request, reader: Reader, context: Context) -> Json:
+def list_jobs(filters: JobFilter, page: pagination.PageRequest, reader: Reader, context: Context) -> Json:
     """Return one page of jobs, newest first; a list of pending jobs only, in the order of their queues.
 
     If teams exist, pending jobs come before all others, by team, the last of each queue first: the index has this

@@ -10,7 +10,7 @@ Json = dict[str, Any]
 
 
 def show(
-    policy: Policy, base: Policy, change: PolicyChange | None, *, ledger: Ledger, page: pagination.Request
+    policy: Policy, base: Policy, change: PolicyChange | None, *, ledger: Ledger, page: pagination.PageRequest
 ) -> Json:
     """Return the policy in force with one page of its changes.
 

@@ -54,7 +54,7 @@ class ShadowFilter(NamedTuple):
         return ShadowTerms(window_hours=self.window_hours)
 
 
-def show(filters: ShadowFilter, page: pagination.Request, context: Context) -> Json:
+def show(filters: ShadowFilter, page: pagination.PageRequest, context: Context) -> Json:
     """Return the sum of all cases, and one page of the cases, newest first.
 
     Raises:
@@ -203,7 +203,7 @@ def _events_of_row(decision: ShadowDecision, node: _NodeRecords, known: Iterable
 # ---------------------------------------------------------------- pages of cases
 
 
-def _page_of(judged: Iterable[JudgedCase], page: pagination.Request) -> tuple[list[JudgedCase], str]:
+def _page_of(judged: Iterable[JudgedCase], page: pagination.PageRequest) -> tuple[list[JudgedCase], str]:
     ordered = sorted(judged, key=_place, reverse=True)
     after = _read_token(page.token)
     rest = [case for case in ordered if after is None or _place(case) < after]

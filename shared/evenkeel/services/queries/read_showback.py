@@ -47,7 +47,7 @@ class ShowbackFilter(NamedTuple):
     label: str = "project"
 
 
-def show(asked: ShowbackFilter, page: pagination.Request, reader: Reader, context: Context) -> Json:
+def show(asked: ShowbackFilter, page: pagination.PageRequest, reader: Reader, context: Context) -> Json:
     """Return one page of rows, the sum of all rows, and the budgets of the teams that the caller sees.
 
     Of other teams' jobs, user, project and cost are withheld.
@@ -143,7 +143,7 @@ def _budgets(context: Context, reader: Reader, team: str) -> Iterator[BudgetFore
 # ---------------------------------------------------------------- pages of rows
 
 
-def _page_of(rows: Iterable[ShowbackRow], page: pagination.Request) -> tuple[list[ShowbackRow], str]:
+def _page_of(rows: Iterable[ShowbackRow], page: pagination.PageRequest) -> tuple[list[ShowbackRow], str]:
     after = _read_token(page.token)
     rest = [row for row in rows if after is None or row.place > after]
     shown = rest[: page.size]

@@ -19,10 +19,8 @@ from evenkeel.services.storage.decision_record import decision_of
 
 WRITER = "check_node"
 
-Request = incident_record.Request
 
-
-class Outcome(Value):
+class CheckNodeResult(Value):
     """The check of the node."""
 
     outcome: str
@@ -30,7 +28,7 @@ class Outcome(Value):
     reason: str
 
 
-def run(request: Request, context: Context) -> Outcome:
+def run(request: incident_record.RecoveryRun, context: Context) -> CheckNodeResult:
     """Start the check of the node in the slot. If it cannot start, the state that the control planes show decides.
 
     Idempotent: yes. The incident records one check for each node life, boot and failed validation.
@@ -45,16 +43,16 @@ def run(request: Request, context: Context) -> Outcome:
     )
     decision = choose_check(facts, context.policy.repair)
     if decision.kind is CheckKind.BASIC or observed.node is None or incident.state.is_settled:
-        return Outcome(outcome=CheckKind.BASIC, reason=decision.reason)
+        return CheckNodeResult(outcome=CheckKind.BASIC, reason=decision.reason)
     check = _noted(incident, observed, facts, decision, context)
     if check.answer:
-        return Outcome(outcome=check.kind, reason="The check already started.")
+        return CheckNodeResult(outcome=check.kind, reason="The check already started.")
     answer = _begin(incident, observed, check, context)
     kind = check.kind if answer in (RepairAnswer.ACCEPTED, RepairAnswer.UNKNOWN) else CheckKind.BASIC
     _answered(incident, check.replace(kind=kind, answer=answer), context.ledger)
     context.telemetry.count("ChecksStarted", kind=kind, answer=answer)
     reason = decision.reason if kind == check.kind else f"{check.kind} could not start: {answer}."
-    return Outcome(outcome=kind, reason=reason)
+    return CheckNodeResult(outcome=kind, reason=reason)
 
 
 def _is_of(check: NodeCheck | None, observed: ObservedNode, incident: Incident) -> bool:

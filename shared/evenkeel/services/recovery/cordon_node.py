@@ -20,8 +20,6 @@ from evenkeel.services.storage.guardrail_registers import RegisterName
 
 WRITER = "cordon_node"
 
-Request = incident_record.Request
-
 
 class CordonOutcome(StrEnum):
     """The outcomes of CordonNode."""
@@ -38,7 +36,7 @@ class CordonOutcome(StrEnum):
     """A guardrail blocks the cordon."""
 
 
-class Outcome(Value):
+class CordonNodeResult(Value):
     """The outcome for the node."""
 
     outcome: CordonOutcome
@@ -54,7 +52,7 @@ _OUTCOME_TEXT = {
 }
 
 
-def run(request: Request, context: Context) -> Outcome:
+def run(request: incident_record.RecoveryRun, context: Context) -> CordonNodeResult:
     """Cordon the node with Evenkeel's mark, unless too many nodes are cordoned.
 
     Idempotent: yes, by the mark. A person's cordon stays unchanged.
@@ -63,15 +61,15 @@ def run(request: Request, context: Context) -> Outcome:
     incident, version, known_rows = incident_record.load_with(request.incident_id, context, *keys)
     barred = incident_record.why_may_not_act(incident, context)
     if barred or incident.state.is_settled:
-        return Outcome(outcome=CordonOutcome.NOT_ALLOWED, reason=barred or "The incident is settled.")
+        return CordonNodeResult(outcome=CordonOutcome.NOT_ALLOWED, reason=barred or "The incident is settled.")
     if incident.plan is not None and not incident.plan.repairs_node:
-        return Outcome(outcome=CordonOutcome.NOT_NEEDED, reason="The node needs no action.")
+        return CordonNodeResult(outcome=CordonOutcome.NOT_NEEDED, reason="The node needs no action.")
     return cordon(incident, context, version=version, known=dict(zip(keys, known_rows, strict=True)))
 
 
 def cordon(
     incident: Incident, context: Context, *, version: int = 0, known: Mapping[Key, Row | None] | None = None
-) -> Outcome:
+) -> CordonNodeResult:
     """Check the guardrails and cordon. Right before a repair this runs again, if a guardrail blocked the first try.
 
     A hold on automation does not block a cordon, because a cordoned node can wait safely.
@@ -85,12 +83,12 @@ def cordon(
     Idempotent: yes, as `run`.
     """
     if not incident.node_name:
-        return Outcome(outcome=CordonOutcome.GONE, reason="The node never joined its cluster.")
+        return CordonNodeResult(outcome=CordonOutcome.GONE, reason="The node never joined its cluster.")
     verdict = _register_cordon(incident, context, known)
     # A node that is gone needs no entry. To wait for one would keep its slot locked for its replacement.
     if not verdict.allowed and context.cluster.node(incident.life.cluster, incident.node_name) is not None:
         record_block.block(incident, GuardedAction.CORDON, verdict, context, writer=WRITER)
-        return Outcome(outcome=CordonOutcome.BLOCKED, reason=verdict.reason)
+        return CordonNodeResult(outcome=CordonOutcome.BLOCKED, reason=verdict.reason)
     seen_version = incident.plan.node_version if incident.plan else ""
     result = context.cluster.cordon(incident.life.cluster, incident.node_name, incident.incident_id, seen_version)
     outcome, reason = _OUTCOME_TEXT[result]
@@ -120,7 +118,7 @@ def cordon(
     incident_record.update(context.ledger, incident.incident_id, change, known=read_before)
     if result is CordonResult.CORDONED:
         context.telemetry.seconds("DetectedToCordoned", (context.now - incident.opened_at).total_seconds())
-    return Outcome(outcome=outcome, reason=reason)
+    return CordonNodeResult(outcome=outcome, reason=reason)
 
 
 def _register_cordon(incident: Incident, context: Context, known: Mapping[Key, Row | None] | None) -> GuardrailVerdict:

@@ -53,8 +53,6 @@ _MAX_UNANSWERED = 3
 """Evictions without an answer after which a try ends. Each takes about 15 seconds."""
 _MAX_DRAIN_CHECKS = 20
 
-Request = incident_record.Request
-
 
 class DrainOutcome(StrEnum):
     """The outcomes of DrainNode."""
@@ -67,7 +65,7 @@ class DrainOutcome(StrEnum):
     """A hold forbids the stop. The workflow waits until it ends."""
 
 
-class Outcome(Value):
+class DrainNodeResult(Value):
     """The affected jobs."""
 
     outcome: DrainOutcome
@@ -75,7 +73,7 @@ class Outcome(Value):
     jobs: tuple[AffectedJob, ...] = ()
 
 
-def run(request: Request, context: Context) -> Outcome:
+def run(request: incident_record.RecoveryRun, context: Context) -> DrainNodeResult:
     """Find the jobs on the node and stop them.
 
     Idempotent: yes. The affected jobs are stored and the list only grows, a stop request stays, and deleting a missing
@@ -84,9 +82,9 @@ def run(request: Request, context: Context) -> Outcome:
     incident, _ = incident_record.load(context.ledger, request.incident_id)
     barred = incident_record.why_may_not_act(incident, context)
     if barred or incident.state.is_settled:
-        return Outcome(outcome=DrainOutcome.NO_JOBS, reason=barred or "The incident is settled.")
+        return DrainNodeResult(outcome=DrainOutcome.NO_JOBS, reason=barred or "The incident is settled.")
     if incident.plan is not None and incident.plan.jobs is JobAction.LEAVE:
-        return Outcome(outcome=DrainOutcome.NO_JOBS, reason="The jobs on the node keep running.")
+        return DrainNodeResult(outcome=DrainOutcome.NO_JOBS, reason="The jobs on the node keep running.")
     if incident.plan is not None and incident.plan.repairs_node:
         verdict = guardrails.check_stop_allowed(incident, context)
         incident, moved = evict_movable_pods(incident, context, may_stop=verdict.allowed)
@@ -103,7 +101,7 @@ def run(request: Request, context: Context) -> Outcome:
     return drained.replace(outcome=DrainOutcome.HELD)
 
 
-def drain(incident: Incident, context: Context) -> Outcome:
+def drain(incident: Incident, context: Context) -> DrainNodeResult:
     """Stop the work on the incident's node. Right before a repair this runs again, for work that started meanwhile.
 
     Idempotent: yes, as `run`.
@@ -114,10 +112,10 @@ def drain(incident: Incident, context: Context) -> Outcome:
         for affected in incident.affected_jobs:
             _excuse_failure(incident, affected, context)
     if not incident.affected_jobs:
-        return Outcome(outcome=DrainOutcome.NO_JOBS, reason="No job ran on the node.")
+        return DrainNodeResult(outcome=DrainOutcome.NO_JOBS, reason="No job ran on the node.")
     verdict = guardrails.check_stop_allowed(incident, context)
     if not verdict.allowed:
-        return Outcome(
+        return DrainNodeResult(
             outcome=DrainOutcome.JOBS_AFFECTED,
             reason=f"The jobs keep running. {verdict.reason}",
             jobs=incident.affected_jobs,
@@ -131,7 +129,7 @@ def drain(incident: Incident, context: Context) -> Outcome:
         [f"Stopped to move to other nodes: {', '.join(affected.job_id for affected in leaving)}."] if leaving else []
     )
     messages += [f"May finish on the node: {', '.join(sorted(finishing))}."] if finishing else []
-    return Outcome(outcome=DrainOutcome.JOBS_AFFECTED, reason=" ".join(messages), jobs=incident.affected_jobs)
+    return DrainNodeResult(outcome=DrainOutcome.JOBS_AFFECTED, reason=" ".join(messages), jobs=incident.affected_jobs)
 
 
 def find_affected_jobs(incident: Incident, context: Context) -> tuple[AffectedJob, ...]:

@@ -32,10 +32,8 @@ from evenkeel.services.storage.decision_record import decision_of
 
 WRITER = "plan_recovery"
 
-Request = incident_record.Request
 
-
-class Outcome(Value):
+class PlanRecoveryResult(Value):
     """The plan, as the workflow needs it."""
 
     outcome: PlanOutcome
@@ -46,7 +44,7 @@ class Outcome(Value):
     reason: str
 
 
-def run(request: Request, context: Context) -> Outcome:
+def run(request: incident_record.RecoveryRun, context: Context) -> PlanRecoveryResult:
     """Decide what to do about an incident, and record the decision when the incident becomes RECOVERING.
 
     Idempotent: yes. The plan of a run is stored with its incident, and returned again.
@@ -71,13 +69,13 @@ def run(request: Request, context: Context) -> Outcome:
         return planned, _records(current, made, request, decision_id, approved, context)
 
     after = incident_record.update(context.ledger, request.incident_id, change, known=(incident, version))
-    outcome = _stored_outcome(after, request)
-    assert outcome
-    context.telemetry.count("RecoveriesPlanned", outcome=outcome.outcome)
+    result = _stored_outcome(after, request)
+    assert result
+    context.telemetry.count("RecoveriesPlanned", outcome=result.outcome)
     context.telemetry.info(
-        "RecoveryPlanned", decisionId=outcome.decision_id, outcome=outcome.outcome, reason=outcome.reason
+        "RecoveryPlanned", decisionId=result.decision_id, outcome=result.outcome, reason=result.reason
     )
-    return outcome
+    return result
 
 
 class _Observed(NamedTuple):
@@ -113,7 +111,12 @@ def _decide(incident: Incident, observed: _Observed, context: Context, *, drills
 
 
 def _records(
-    incident: Incident, made: _Decided, request: Request, decision_id: str, approved: str, context: Context
+    incident: Incident,
+    made: _Decided,
+    request: incident_record.RecoveryRun,
+    decision_id: str,
+    approved: str,
+    context: Context,
 ) -> list[Write]:
     """Return the decision and its timeline entry. A plan that a person approved before needs no new decision."""
     if approved:
@@ -148,7 +151,9 @@ def _mode(incident: Incident, fault: IncidentFault, slot_state: SlotState, conte
     return mode_for(context.mode, context.policy.modes, fault.fault.fault_class, pool)
 
 
-def _outcome_in_force(incident: Incident, request: Request, slot_state: SlotState | None = None) -> Outcome | None:
+def _outcome_in_force(
+    incident: Incident, request: incident_record.RecoveryRun, slot_state: SlotState | None = None
+) -> PlanRecoveryResult | None:
     """Return the plan that this run must follow; None if it must plan again: later, or because the facts changed."""
     stored = _stored_outcome(incident, request)
     if stored is None or stored.outcome is PlanOutcome.LATER:
@@ -162,13 +167,15 @@ def _pool(incident: Incident, node: KubernetesNode | None) -> str:
     return incident.pool or (node.pool if node else "")
 
 
-def _is_still_later(incident: Incident, plan: RecoveryPlan, request: Request) -> bool:
+def _is_still_later(incident: Incident, plan: RecoveryPlan, request: incident_record.RecoveryRun) -> bool:
     """Whether the same obstacle still delays the plan. That is no new decision."""
     stored = _stored_outcome(incident, request)
     return plan.outcome is PlanOutcome.LATER and stored is not None and stored.reason == plan.reason
 
 
-def _approved_decision_id(incident: Incident, facts: PlanFacts, plan: RecoveryPlan, request: Request) -> str:
+def _approved_decision_id(
+    incident: Incident, facts: PlanFacts, plan: RecoveryPlan, request: incident_record.RecoveryRun
+) -> str:
     """Return the decision that a person approved for an earlier run, if this run plans the same; else an empty string.
 
     Without it, an approved recovery that Evenkeel interrupted would stay half done until a person approved again.
@@ -180,15 +187,17 @@ def _approved_decision_id(incident: Incident, facts: PlanFacts, plan: RecoveryPl
     return before.decision_id if is_same and not beyond_approval(incident, facts.ladder) else ""
 
 
-def _stored_outcome(incident: Incident, request: Request) -> Outcome | None:
+def _stored_outcome(incident: Incident, request: incident_record.RecoveryRun) -> PlanRecoveryResult | None:
     """Return the earlier plan of this run; NOTHING if the incident is over or belongs to another run."""
     stored_plan = incident.plan
     if stored_plan is not None and stored_plan.run == request.run and not incident.state.is_settled:
-        return Outcome.model_validate({name: getattr(stored_plan, name) for name in Outcome.model_fields})
+        return PlanRecoveryResult.model_validate(
+            {name: getattr(stored_plan, name) for name in PlanRecoveryResult.model_fields}
+        )
     if not incident.state.is_settled and request.run >= incident.run:
         return None
     over = "the incident is settled" if incident.state.is_settled else f"run {incident.run} took over"
-    return Outcome(
+    return PlanRecoveryResult(
         outcome=PlanOutcome.NOTHING,
         repairs_node=False,
         settle_seconds=0,

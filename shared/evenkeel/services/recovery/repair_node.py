@@ -58,8 +58,6 @@ from evenkeel.services.storage.retries import until_committed
 WRITER = "repair_node"
 _MAX_REQUESTS = 20
 
-Request = incident_record.Request
-
 
 class RepairOutcome(StrEnum):
     """The outcomes of RepairNode. Each decides the next state of the node branch."""
@@ -82,7 +80,7 @@ class RepairOutcome(StrEnum):
     STAND_DOWN = "STAND_DOWN"
 
 
-class Outcome(Value):
+class RepairNodeResult(Value):
     """The outcome that decides the next state of the node branch."""
 
     outcome: RepairOutcome
@@ -110,7 +108,7 @@ _BRANCH_ENDS = {
 }
 
 
-def run(request: Request, context: Context) -> Outcome:
+def run(request: incident_record.RecoveryRun, context: Context) -> RepairNodeResult:
     """Do the next step for the node: at most one provider call.
 
     Idempotent: yes, guarded by the lease. Reboot and replace have no client token, so the intent is recorded first.
@@ -118,14 +116,14 @@ def run(request: Request, context: Context) -> Outcome:
     """
     incident, _ = incident_record.load(context.ledger, request.incident_id)
     if incident.state.is_settled or request.run < incident.run:
-        return Outcome(outcome="STAND_DOWN", reason="The incident is settled, or a later run took over.")
+        return RepairNodeResult(outcome="STAND_DOWN", reason="The incident is settled, or a later run took over.")
     lease_row = context.ledger.get(fleet_rows.lease_key(incident.slot, is_drill=incident.is_drill))
     lease = rows.read(lease_row, RepairLease) if lease_row else None
     facts, decision, guarded = _decide(incident, lease, context)
     if _needs_cordon(incident, facts, decision):
         late = cordon_node.cordon(incident, context)
         if late.outcome == "BLOCKED":
-            return Outcome(outcome=late.outcome, reason=late.reason)
+            return RepairNodeResult(outcome=late.outcome, reason=late.reason)
         incident, _ = incident_record.load(context.ledger, request.incident_id)
         if incident.plan is None or incident.plan.jobs is not JobAction.LEAVE:
             drain_node.drain(incident, context)
@@ -164,21 +162,23 @@ def _decide(
     return facts, choose_repair(facts, context.policy.repair), guarded
 
 
-def _drain_first(incident: Incident, facts: RepairFacts, decision: RepairDecision, context: Context) -> Outcome | None:
+def _drain_first(
+    incident: Incident, facts: RepairFacts, decision: RepairDecision, context: Context
+) -> RepairNodeResult | None:
     """Give the pods on the node time to save. Return the outcome of a repair that waits for them, else None."""
     wait = _drain(incident, context, facts)
     if decision.rung:
         unmanaged = drain_node.drain_unmanaged_pods(incident, context)
         if unmanaged.question:
-            return Outcome(outcome="ASK_PERSON", reason=unmanaged.question)
+            return RepairNodeResult(outcome="ASK_PERSON", reason=unmanaged.question)
         wait = max(wait, unmanaged.wait_seconds)
     if wait and decision.action not in _BRANCH_ENDS:
         reason = f"{decision.reason} Its pods first get {wait} s to save."
-        return Outcome(outcome="RETRY", wait_seconds=wait, reason=reason)
+        return RepairNodeResult(outcome="RETRY", wait_seconds=wait, reason=reason)
     return None
 
 
-def _carry_out(step: _Step, context: Context) -> Outcome:
+def _carry_out(step: _Step, context: Context) -> RepairNodeResult:
     """Record a decision that calls no provider."""
     incident, decision = step.incident, step.decision
     if decision.awaited_owner:
@@ -193,7 +193,7 @@ def _carry_out(step: _Step, context: Context) -> Outcome:
         record_block.unblock(incident, context.ledger)
     if decision.action in _BRANCH_ENDS:
         _end(incident, step.facts, decision, step.record, context)
-    return Outcome(
+    return RepairNodeResult(
         outcome=_OUTCOMES[decision.action],
         rung=_last_rung(step.lease, incident),
         wait_seconds=decision.wait_seconds,
@@ -339,7 +339,7 @@ def _drain(incident: Incident, context: Context, facts: RepairFacts) -> int:
     return max(0, round((until - context.now).total_seconds()))
 
 
-def _call(step: _Step, context: Context) -> Outcome:
+def _call(step: _Step, context: Context) -> RepairNodeResult:
     """Record the intent, call the provider, and record its answer."""
     incident, facts, decision, guarded = step.incident, step.facts, step.decision, step.guarded
     assert guarded
@@ -373,10 +373,10 @@ def _call(step: _Step, context: Context) -> Outcome:
     context.telemetry.info("RepairRequested", rung=request.rung, answer=answer, decisionId=step.record.decision_id)
     if answer in (RepairAnswer.NOT_NOW, RepairAnswer.FAILED):
         reason = f"{decision.reason} The provider answered {answer}."
-        return Outcome(
+        return RepairNodeResult(
             outcome="RETRY", rung=request.rung, wait_seconds=context.policy.repair.retry_seconds, reason=reason
         )
-    return Outcome(outcome=RepairOutcome.REQUESTED, rung=request.rung, reason=decision.reason)
+    return RepairNodeResult(outcome=RepairOutcome.REQUESTED, rung=request.rung, reason=decision.reason)
 
 
 def _repair_request(facts: RepairFacts, rung: str, answer: str) -> RepairRequest:

@@ -26,7 +26,7 @@ ASKED_FOR = "person:replace"
 """Key of the fault that stands for a person's request."""
 
 
-class Request(Value):
+class ReplacementRequest(Value):
     """A request: the node, the fault and the person."""
 
     instance_id: str
@@ -40,7 +40,7 @@ class Request(Value):
     fingerprint: str
 
 
-def run(request: Request, context: Context) -> tuple[Json, str]:
+def run(request: ReplacementRequest, context: Context) -> tuple[Json, str]:
     """Report the request. In a dry run, plan and record the decision. Return the answer and where to find the result.
 
     Idempotent: yes, as `report_faults.run`. Each dry run is recorded, and changes nothing else.
@@ -74,22 +74,22 @@ def run(request: Request, context: Context) -> tuple[Json, str]:
     if not noted.incident_id:
         return _answer(request, affected.job_ids, None, "NOTHING", noted.reason), f"/v1/nodes/{request.instance_id}"
     incident, _ = incident_record.load(dry_run_ledger, noted.incident_id)
-    outcome = plan_recovery.run(
-        plan_recovery.Request(incident_id=incident.incident_id, run=incident.run + (incident.plan is not None)),
+    result = plan_recovery.run(
+        incident_record.RecoveryRun(incident_id=incident.incident_id, run=incident.run + (incident.plan is not None)),
         dry_run,
     )
-    row = dry_run_ledger.get(subject_rows.decision_key(outcome.decision_id))
+    row = dry_run_ledger.get(subject_rows.decision_key(result.decision_id))
     assert row, "a plan is recorded"
     record = rows.read(row, Decision).replace(subject=affected.life.key, simulated=True)
     context.ledger.commit(Put(subject_rows.decision_row(record)))
     return _answer(
-        request, affected.job_ids, record, outcome.outcome, outcome.reason
+        request, affected.job_ids, record, result.outcome, result.reason
     ), f"/v1/decisions/{record.decision_id}"
 
 
-def _report(request: Request, now: datetime) -> report_faults.Request:
+def _report(request: ReplacementRequest, now: datetime) -> report_faults.ReportFaultsRequest:
     codes = dict.fromkeys((ASKED_FOR, request.code) if request.code else (ASKED_FOR,))
-    return report_faults.Request(
+    return report_faults.ReportFaultsRequest(
         reports=tuple(
             FaultReport(instance_id=request.instance_id, code=code, detail=request.reason, observed_at=now)
             for code in codes
@@ -101,7 +101,9 @@ def _report(request: Request, now: datetime) -> report_faults.Request:
     )
 
 
-def _answer(request: Request, jobs: tuple[str, ...], record: Decision | None, outcome: str, reason: str) -> Json:
+def _answer(
+    request: ReplacementRequest, jobs: tuple[str, ...], record: Decision | None, outcome: str, reason: str
+) -> Json:
     return {
         "instanceId": request.instance_id,
         "dryRun": True,

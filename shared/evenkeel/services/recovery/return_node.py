@@ -9,10 +9,9 @@ from evenkeel.services.storage import guardrail_registers, incident_record, inci
 from evenkeel.services.storage.guardrail_registers import RegisterName
 
 WRITER = "return_node"
-Request = incident_record.Request
 
 
-class Outcome(Value):
+class ReturnNodeResult(Value):
     """The outcome for the node."""
 
     outcome: str
@@ -30,7 +29,7 @@ _OUTCOME_TEXT = {
 }
 
 
-def run(request: Request, context: Context) -> Outcome:
+def run(request: incident_record.RecoveryRun, context: Context) -> ReturnNodeResult:
     """Remove Evenkeel's cordon and the validation taint from the node in the slot, and request a scheduling cycle.
 
     No mode and no hold blocks this: it only undoes what this recovery did.
@@ -43,17 +42,19 @@ def run(request: Request, context: Context) -> Outcome:
     observed = slot_state.replacement or slot_state.original
     node = observed.node
     if node is None:
-        return _record(incident, Outcome(outcome=NodeBranchResult.GONE, reason="The node slot is empty."), "", context)
+        return _record(
+            incident, ReturnNodeResult(outcome=NodeBranchResult.GONE, reason="The node slot is empty."), "", context
+        )
     if incident.is_drill and context.ledger.get(incident_rows.open_key(incident.life)) is not None:
         reason = f"{node.name} stays cordoned, because a real incident is open for it."
         return _record(
-            incident, Outcome(outcome=NodeBranchResult.NOT_OURS, reason=reason), observed.instance_id, context
+            incident, ReturnNodeResult(outcome=NodeBranchResult.NOT_OURS, reason=reason), observed.instance_id, context
         )
     mark = _mark(node.incident_id, incident, context.ledger)
     result = context.cluster.release(incident.life.cluster, node.name, mark)
     outcome, text = _OUTCOME_TEXT[result]
     answer = _record(
-        incident, Outcome(outcome=outcome, reason=text.format(name=node.name)), observed.instance_id, context
+        incident, ReturnNodeResult(outcome=outcome, reason=text.format(name=node.name)), observed.instance_id, context
     )
     context.cycle_requests.request(f"{node.name} returned")
     if result is ReleaseResult.RELEASED:
@@ -79,7 +80,7 @@ def _mark(mark: str | None, incident: Incident, ledger: Ledger) -> str:
     return incident.incident_id
 
 
-def _record(incident: Incident, answer: Outcome, instance_id: str, context: Context) -> Outcome:
+def _record(incident: Incident, answer: ReturnNodeResult, instance_id: str, context: Context) -> ReturnNodeResult:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if current.node_branch == answer.outcome or current.state.is_settled:
             return None

@@ -23,7 +23,7 @@ from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel.services.storage.retries import until_committed
 
 
-class Request(Value):
+class SetManualCordonRequest(Value):
     """A request of a person: the node and the reason."""
 
     instance_id: str
@@ -46,7 +46,7 @@ class Begun(NamedTuple):
     """Incident whose cordon that was; empty if none."""
 
 
-class Outcome(Value):
+class SetManualCordonResult(Value):
     """The outcome for the node."""
 
     outcome: str
@@ -69,7 +69,7 @@ class CordonedByRecovery(Refused):
     code = "CORDONED_BY_RECOVERY"
 
 
-def cordon(request: Request, context: Context) -> Outcome:
+def cordon(request: SetManualCordonRequest, context: Context) -> SetManualCordonResult:
     """Cordon a node as a person: without Evenkeel's mark, so that no recovery removes the cordon.
 
     The author and the reason are recorded first, because the node cannot hold them; `uncordon` removes only recorded
@@ -104,10 +104,10 @@ def cordon(request: Request, context: Context) -> Outcome:
         raise NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
     if result is CordonResult.CORDONED or (begun.is_repeat and not begun.was_cordoned):
         _record(request, f"{request.by} cordoned {node.node_name}", "cordoned", begun.at, context)
-    return Outcome(outcome="CORDONED", instance_id=request.instance_id, node_name=node.node_name)
+    return SetManualCordonResult(outcome="CORDONED", instance_id=request.instance_id, node_name=node.node_name)
 
 
-def uncordon(request: Request, context: Context) -> Outcome:
+def uncordon(request: SetManualCordonRequest, context: Context) -> SetManualCordonResult:
     """Remove Evenkeel's cordon from a node, with the taint of its validation. A recovery of the node stands down.
 
     Cordons of `cordon` are removed, too. Idempotent: yes, a node without a cordon is success.
@@ -136,7 +136,9 @@ def uncordon(request: Request, context: Context) -> Outcome:
         _record(request, f"{request.by} uncordoned {node.node_name}", "uncordoned", begun.at, context)
     _record_on_incident(request, node, incident_id, begun.at, context)
     _mark_trusted(node, request.by, incident_id, context)
-    return Outcome(outcome=result, instance_id=request.instance_id, node_name=node.node_name, incident_id=incident_id)
+    return SetManualCordonResult(
+        outcome=result, instance_id=request.instance_id, node_name=node.node_name, incident_id=incident_id
+    )
 
 
 def _mark_trusted(node: FleetNode, by: str, incident_id: str, context: Context) -> None:
@@ -164,7 +166,7 @@ def _find(instance_id: str, context: Context) -> FleetNode:
     raise known_names.no_node(instance_id, context.ledger)
 
 
-def _begin(request: Request, node: FleetNode, context: Context) -> Begun:
+def _begin(request: SetManualCordonRequest, node: FleetNode, context: Context) -> Begun:
     """Record a request, and the cordon of the node before it, unless an earlier try did.
 
     Raises:
@@ -195,7 +197,7 @@ def _begin(request: Request, node: FleetNode, context: Context) -> Begun:
     return until_committed(begin, f"request {request.request_id} changed on every try")
 
 
-def _record(request: Request, text: str, kind: str, at: datetime, context: Context) -> None:
+def _record(request: SetManualCordonRequest, text: str, kind: str, at: datetime, context: Context) -> None:
     """Record the act. Idempotent: yes, a repeat has the same key."""
     reason = f": {request.reason}" if request.reason else "."
     entry = TimelineEntry(at=at, kind=kind, text=f"{text}{reason}", writer=request.by)
@@ -203,7 +205,9 @@ def _record(request: Request, text: str, kind: str, at: datetime, context: Conte
         context.ledger.commit(Put(fleet_rows.automation_event_row(entry, request.request_id)))
 
 
-def _record_on_incident(request: Request, node: FleetNode, incident_id: str, at: datetime, context: Context) -> None:
+def _record_on_incident(
+    request: SetManualCordonRequest, node: FleetNode, incident_id: str, at: datetime, context: Context
+) -> None:
     """Remove the node from the register of cordons, and write the incident's timeline, in one commit.
 
     If this is lost, the sweep removes the node from the register.

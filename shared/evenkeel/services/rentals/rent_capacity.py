@@ -56,7 +56,7 @@ class RentalStep(StrEnum):
     SETTLE = "SETTLE"
 
 
-class Request(Value):
+class RentCapacityRequest(Value):
     """A step of one rental."""
 
     schema_version: int = 1
@@ -103,7 +103,7 @@ class RentOutcome(StrEnum):
     SETTLED = "SETTLED"
 
 
-class Outcome(Value):
+class RentCapacityResult(Value):
     """Answer of a step, with its reason."""
 
     outcome: RentOutcome
@@ -114,7 +114,7 @@ class Outcome(Value):
 class _StepCase(NamedTuple):
     """A call with its request and everything that was read for it."""
 
-    request: Request
+    request: RentCapacityRequest
     context: Context
     rental: Rental
     version: int
@@ -141,7 +141,7 @@ class _StepCase(NamedTuple):
             self.context.ledger.commit(Put(job_rows.rental_row(stored, self.version)))
 
 
-def run(request: Request, context: Context) -> Outcome:
+def run(request: RentCapacityRequest, context: Context) -> RentCapacityResult:
     """Do one step of a rental.
 
     Idempotent: yes, by the rental's state; a repeated step finds what is done and does the rest.
@@ -150,16 +150,16 @@ def run(request: Request, context: Context) -> Outcome:
         NotFound: There is no such rental.
     """
 
-    def commit_once() -> Outcome:
+    def commit_once() -> RentCapacityResult:
         case = _load(request, context)
         if case.rental.state is RentalState.ENDED:
-            return Outcome(outcome=RentOutcome.STALE, reason=case.rental.reason)
+            return RentCapacityResult(outcome=RentOutcome.STALE, reason=case.rental.reason)
         return _STEPS[request.step](case)
 
     return until_committed(commit_once, f"rental {request.rental} of {request.job_id} kept changing")
 
 
-def _load(request: Request, context: Context) -> _StepCase:
+def _load(request: RentCapacityRequest, context: Context) -> _StepCase:
     # The tree first: a commit that raises its version fails after any admission since this read.
     ledger = context.ledger
     tree = ledger.get(quota_rows.tree_key()) or Row(quota_rows.tree_key(), {})
@@ -174,18 +174,18 @@ def _load(request: Request, context: Context) -> _StepCase:
 # ---------------------------------------------------------------- the steps
 
 
-def _check(case: _StepCase) -> Outcome:
+def _check(case: _StepCase) -> RentCapacityResult:
     """State CheckBudget: check that the rental is still needed and allowed; after a crash, say where to go on."""
     rental = case.rental
     if rental.state is RentalState.READY:
         _free_node(case)
-        return Outcome(outcome=RentOutcome.READY, reason="The job received its nodes.")
+        return RentCapacityResult(outcome=RentOutcome.READY, reason="The job received its nodes.")
     if rental.state is RentalState.ENDING:
-        return Outcome(outcome=RentOutcome.ENDING, reason=rental.reason)
+        return RentCapacityResult(outcome=RentOutcome.ENDING, reason=rental.reason)
     why_not = _why_not_rented(case)
     if why_not:
-        return Outcome(outcome=RentOutcome.ENDING, reason=why_not)
-    return Outcome(outcome=RentOutcome.GO, reason=rental.reason)
+        return RentCapacityResult(outcome=RentOutcome.ENDING, reason=why_not)
+    return RentCapacityResult(outcome=RentOutcome.GO, reason=rental.reason)
 
 
 def _why_not_rented(case: _StepCase) -> str:
@@ -233,31 +233,33 @@ def _free_node(case: _StepCase) -> None:
         case.context.cluster.delete_capacity_pods(case.cluster_name, case.rental.namespace, case.rental.pods_name)
 
 
-def _open(case: _StepCase) -> Outcome:
+def _open(case: _StepCase) -> RentCapacityResult:
     """State OpenPool: raise the pool's limit by the rented nodes, and request all nodes at once."""
     rental, context = case.rental, case.context
     if rental.state is not RentalState.OPENING:
-        return Outcome(outcome=RentOutcome.NOT_WANTED, reason=rental.reason)
+        return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=rental.reason)
     unwanted = _why_unwanted(case)
     if unwanted:
-        return Outcome(outcome=RentOutcome.NOT_WANTED, reason=unwanted)
+        return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=unwanted)
     offer = rental.offer
     if offer.refused:  # an earlier execution died while it released this offer
-        return Outcome(outcome=RentOutcome.REFUSED, reason=offer.refused)
+        return RentCapacityResult(outcome=RentOutcome.REFUSED, reason=offer.refused)
     case.store(other_nodes_seen(rental, pool_nodes.others_in_pool(rental, context)))
     limited = pool_nodes.set_limit(rental, context)
     if limited is LimitResult.UNBOUNDED:
         reason = f"NodePool {offer.pool} has no limit, and Evenkeel never opens such a pool."
-        return Outcome(outcome=RentOutcome.REFUSED, reason=reason)
+        return RentCapacityResult(outcome=RentOutcome.REFUSED, reason=reason)
     if limited is LimitResult.GONE:
-        return Outcome(outcome=RentOutcome.REFUSED, reason=f"NodePool {offer.pool} does not exist in {offer.cluster}.")
+        return RentCapacityResult(
+            outcome=RentOutcome.REFUSED, reason=f"NodePool {offer.pool} does not exist in {offer.cluster}."
+        )
     context.cluster.create_capacity_pods(pool_nodes.capacity_pods(rental, context.policy))
     reason = f"{nodes_subject(rental.nodes, offer.pool)} requested."
     context.telemetry.info("PoolOpened", job_id=rental.job_id, rental=rental.name, pool=offer.pool)
-    return Outcome(outcome=RentOutcome.OPENED, reason=reason)
+    return RentCapacityResult(outcome=RentOutcome.OPENED, reason=reason)
 
 
-def _hand_over(case: _StepCase) -> Outcome:
+def _hand_over(case: _StepCase) -> RentCapacityResult:
     """State HandOver: assign all nodes in one commit, which raises the tree's version. The next cycle uses them."""
     rental, context = case.rental, case.context
     if rental.state is not RentalState.OPENING:
@@ -265,10 +267,10 @@ def _hand_over(case: _StepCase) -> Outcome:
         if rental.state is RentalState.READY:
             outcome = RentOutcome.HANDED_OVER
             _free_node(case)
-        return Outcome(outcome=outcome, reason=rental.reason)
+        return RentCapacityResult(outcome=outcome, reason=rental.reason)
     unwanted = _why_unwanted(case)
     if unwanted:
-        return Outcome(outcome=RentOutcome.NOT_WANTED, reason=unwanted)
+        return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=unwanted)
     others = pool_nodes.others_in_pool(rental, context)
     taken = {name for other in others for name in other.node_names}
     joined = joined_nodes(rental, context.cluster.nodes(case.cluster_name), taken)
@@ -285,14 +287,14 @@ def _hand_over(case: _StepCase) -> Outcome:
     context.cycle_requests.request(f"{rental.name} handed over")
     context.telemetry.count("RentalsReady")
     context.telemetry.seconds("RentalReadySeconds", (context.now - rental.begun_at).total_seconds())
-    return Outcome(outcome=RentOutcome.HANDED_OVER, reason=change.text)
+    return RentCapacityResult(outcome=RentOutcome.HANDED_OVER, reason=change.text)
 
 
-def _next_offer(case: _StepCase) -> Outcome:
+def _next_offer(case: _StepCase) -> RentCapacityResult:
     """State NextOffer: return the refused offer completely, record the refusal, and place the job again."""
     context = case.context
     if case.rental.state is not RentalState.OPENING:
-        return Outcome(outcome=RentOutcome.NONE, reason=case.rental.reason)
+        return RentCapacityResult(outcome=RentOutcome.NONE, reason=case.rental.reason)
     if not case.rental.offer.refused:
         case.commit(refused(case.rental, case.request.why))
         context.telemetry.count("CapacityUnavailable", market=case.rental.offer.market)
@@ -304,12 +306,14 @@ def _next_offer(case: _StepCase) -> Outcome:
     rental, burst = case.rental, context.policy.burst
     unwanted = _why_unwanted(case)
     if unwanted:
-        return Outcome(outcome=RentOutcome.NONE, reason=unwanted)
+        return RentCapacityResult(outcome=RentOutcome.NONE, reason=unwanted)
     if len(rental.offers) >= burst.max_offers:
-        return Outcome(outcome=RentOutcome.NONE, reason=f"Evenkeel asked {len(rental.offers)} pools. {rental.reason}")
+        return RentCapacityResult(
+            outcome=RentOutcome.NONE, reason=f"Evenkeel asked {len(rental.offers)} pools. {rental.reason}"
+        )
     began = context.ledger.get(subject_rows.decision_key(rental.decision_id))
     if began is None:
-        return Outcome(outcome=RentOutcome.NONE, reason=rental.reason)
+        return RentCapacityResult(outcome=RentOutcome.NONE, reason=rental.reason)
     facts = facts_for_next_offer(
         PlacementFacts.model_validate(rows.read(began, Decision).facts, extra="allow"),
         rental,
@@ -321,11 +325,11 @@ def _next_offer(case: _StepCase) -> Outcome:
     )
     placed = choose_pool(facts)
     if placed.action is not PlacementAction.RENT or not _may_rent(case):
-        return Outcome(outcome=RentOutcome.NONE, reason=placed.reason)
+        return RentCapacityResult(outcome=RentOutcome.NONE, reason=placed.reason)
     record = rentals.record_of(placed, context)
     change = offered(rental, placed, record.reason, record.decision_id, burst, context.now)
     case.commit(change, record=record)
-    return Outcome(outcome=RentOutcome.OPENED, reason=change.text)
+    return RentCapacityResult(outcome=RentOutcome.OPENED, reason=change.text)
 
 
 def _pools_for(case: _StepCase) -> tuple[RentedPool, ...]:
@@ -337,7 +341,7 @@ def _pools_for(case: _StepCase) -> tuple[RentedPool, ...]:
     return policy.pools_for(registered) if registered else ()
 
 
-def _release(case: _StepCase) -> Outcome:
+def _release(case: _StepCase) -> RentCapacityResult:
     """State ReleasePool: stop new pods on its nodes, and release the nodes until none is left."""
     rental, context = case.rental, case.context
     if rental.state is not RentalState.ENDING:
@@ -345,7 +349,7 @@ def _release(case: _StepCase) -> Outcome:
             users = (
                 f"Replicas of {rental.serving_target.label} run" if rental.serving_target else f"{rental.job_id} runs"
             )
-            return Outcome(outcome=RentOutcome.IN_USE, reason=f"{users} on these nodes.")
+            return RentCapacityResult(outcome=RentOutcome.IN_USE, reason=f"{users} on these nodes.")
         nodes = context.cluster.nodes(case.cluster_name)
         usable = [node.name for node in nodes if is_usable(node, rental.offer)]
         ending = case.commit(released(rental, case.request.why, usable), *_serving_state_writes(case))
@@ -354,19 +358,19 @@ def _release(case: _StepCase) -> Outcome:
     left = pool_nodes.release_offer(case.rental, context)
     if left:
         return _not_yet(case, left)
-    return Outcome(outcome=RentOutcome.RELEASED, reason="All of its nodes are gone.")
+    return RentCapacityResult(outcome=RentOutcome.RELEASED, reason="All of its nodes are gone.")
 
 
-def _settle(case: _StepCase) -> Outcome:
+def _settle(case: _StepCase) -> RentCapacityResult:
     """State SettleRental: write the bill and free the caps, once nothing of the rental is left."""
     rental, context = case.rental, case.context
     if rental.state is not RentalState.ENDING:
-        return Outcome(
+        return RentCapacityResult(
             outcome=RentOutcome.NOT_YET, reason=f"The rental is {rental.state}. Another run of its workflow continues."
         )
     left = pool_nodes.release_offer(case.rental, context)
     if left:
-        return Outcome(outcome=RentOutcome.NOT_YET, reason=left)
+        return RentCapacityResult(outcome=RentOutcome.NOT_YET, reason=left)
     case = _load(case.request, context)
     change = ended(case.rental, context.now)
     over = case.commit(change)
@@ -374,7 +378,7 @@ def _settle(case: _StepCase) -> Outcome:
     context.telemetry.count("RentalsEnded")
     context.telemetry.count("RentalCostUsd", over.cost_parts / money.PARTS)
     context.telemetry.info("RentalEnded", job_id=rental.job_id, rental=rental.name, cost=over.shown_cost)
-    return Outcome(outcome=RentOutcome.SETTLED, reason=change.text)
+    return RentCapacityResult(outcome=RentOutcome.SETTLED, reason=change.text)
 
 
 def _serving_state_writes(case: _StepCase) -> tuple[Write, ...]:
@@ -406,10 +410,10 @@ _STEPS = {
 # ---------------------------------------------------------------- what the steps ask
 
 
-def _not_yet(case: _StepCase, reason: str) -> Outcome:
+def _not_yet(case: _StepCase, reason: str) -> RentCapacityResult:
     """Return the answer for a step that waits for nodes. They take minutes to join or to go."""
     seconds = 2 * case.context.policy.jobs.launch_retry_seconds
-    return Outcome(outcome=RentOutcome.NOT_YET, reason=reason, wait_seconds=seconds)
+    return RentCapacityResult(outcome=RentOutcome.NOT_YET, reason=reason, wait_seconds=seconds)
 
 
 def _is_in_use(case: _StepCase) -> bool:

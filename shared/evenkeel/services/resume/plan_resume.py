@@ -68,10 +68,7 @@ class PlannedJob(Value):
     """None if the job resumes already: a later attempt existed before the plan."""
 
 
-Request = incident_record.Request
-
-
-class Outcome(Value):
+class PlanResumeResult(Value):
     """The jobs that resume, with their plans."""
 
     outcome: str
@@ -80,7 +77,7 @@ class Outcome(Value):
     jobs: tuple[PlannedJob, ...] = ()
 
 
-def run(request: Request, context: Context) -> Outcome:
+def run(request: incident_record.RecoveryRun, context: Context) -> PlanResumeResult:
     """Record a resume plan on each interrupted job.
 
     Idempotent: yes, by the incident and attempt that a plan names. Each call requests a scheduling cycle.
@@ -88,9 +85,9 @@ def run(request: Request, context: Context) -> Outcome:
     incident, _ = incident_record.load(context.ledger, request.incident_id)
     barred = incident_record.why_may_not_act(incident, context)
     if barred or incident.state.is_settled:
-        return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
+        return PlanResumeResult(outcome="NO_JOBS", reason=barred or "The incident is settled.")
     if not incident.affected_jobs:
-        return Outcome(outcome="NO_JOBS", reason="No job ran on the node.")
+        return PlanResumeResult(outcome="NO_JOBS", reason="No job ran on the node.")
     observed = _observe(incident, context)
     is_held = guardrails.GuardrailInputs(context).hold_on(incident) is not None
     planned = []
@@ -99,12 +96,12 @@ def run(request: Request, context: Context) -> Outcome:
         if done is not None:
             planned.append(done)
     if not planned:
-        return Outcome(outcome="NO_JOBS", reason="Every interrupted job has ended.")
+        return PlanResumeResult(outcome="NO_JOBS", reason="Every interrupted job has ended.")
     context.cycle_requests.request(f"{incident.incident_id} planned the resume")
     for job in planned:
         context.telemetry.count("ResumesPlanned", option=job.option or "ON_ITS_WAY")
     summary = ", ".join(f"{job.job_id} ({job.option or 'already resuming'})" for job in planned)
-    return Outcome(outcome="PLANNED", reason=f"Planned to resume: {summary}.", jobs=tuple(planned))
+    return PlanResumeResult(outcome="PLANNED", reason=f"Planned to resume: {summary}.", jobs=tuple(planned))
 
 
 class _Observed(NamedTuple):

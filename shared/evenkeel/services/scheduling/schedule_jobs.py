@@ -31,7 +31,7 @@ _MAX_RETRIES = 3
 """Snapshots of one invocation. After that the next invocation continues."""
 
 
-class Outcome(Value):
+class ScheduleJobsResult(Value):
     """The result of a scheduling cycle."""
 
     admitted: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Outcome(Value):
     """Whether an earlier cycle had answered the requests, so that no cycle ran."""
 
 
-def run(context: Context, *, requested_at: datetime | None = None) -> Outcome:
+def run(context: Context, *, requested_at: datetime | None = None) -> ScheduleJobsResult:
     """Run one scheduling cycle. In any mode but `act` it records the same decisions and starts no job.
 
     Args:
@@ -56,7 +56,7 @@ def run(context: Context, *, requested_at: datetime | None = None) -> Outcome:
     """
     finished = context.ledger.get(quota_rows.finished_cycle_key()) if requested_at else None
     if requested_at and finished and is_answered(requested_at, datetime.fromisoformat(finished.doc["startedAt"])):
-        return Outcome(is_answered=True)
+        return ScheduleJobsResult(is_answered=True)
     cycle = Source(kind=SourceKind.SCHEDULING_CYCLE)
     results = heartbeats.SourceResults()
     try:
@@ -83,7 +83,7 @@ def _record_finished(started_at: datetime, before: Row | None, context: Context)
         context.ledger.commit(Put(row))
 
 
-def _run(results: heartbeats.SourceResults, context: Context) -> tuple[Outcome, datetime | None]:
+def _run(results: heartbeats.SourceResults, context: Context) -> tuple[ScheduleJobsResult, datetime | None]:
     """Return the outcome, and when the cycle began to read the facts of its last decisions.
 
     The time is None if a cluster could not be read: such a cycle answers only its own requests.
@@ -113,9 +113,9 @@ def _run(results: heartbeats.SourceResults, context: Context) -> tuple[Outcome, 
         if loaded.errors.keys() >= set(context.site.clusters):
             # The reasons of the jobs are recorded. The error repeats the request for this cycle.
             raise loaded.errors[context.site.clusters[0]]
-        return Outcome(admitted=tuple(admitted), waiting=plan.waiting), None if loaded.errors else started_at
+        return ScheduleJobsResult(admitted=tuple(admitted), waiting=plan.waiting), None if loaded.errors else started_at
     context.telemetry.warning("CycleEndedEarly", retries=_MAX_RETRIES)
-    return Outcome(admitted=tuple(admitted), is_complete=False), None
+    return ScheduleJobsResult(admitted=tuple(admitted), is_complete=False), None
 
 
 def _measure_rents(loaded: LoadedCycle, context: Context) -> None:

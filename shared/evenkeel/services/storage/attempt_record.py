@@ -10,7 +10,7 @@ from evenkeel.ports import Ledger, NotFound, get_all
 from evenkeel.services.storage import job_rows, rows
 
 
-class Request(Value):
+class AttemptRequest(Value):
     """An attempt: the input of most states of its workflow."""
 
     schema_version: int = 1

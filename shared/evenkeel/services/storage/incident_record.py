@@ -22,7 +22,7 @@ Change = Callable[[Incident], tuple[Incident, Sequence[Write]] | None]
 """Maps the present incident to the new one, with further writes; None = no change."""
 
 
-class Request(Value):
+class RecoveryRun(Value):
     """A run of the recovery of an incident: the input of most of its states."""
 
     schema_version: int = 1

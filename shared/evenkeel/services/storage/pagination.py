@@ -24,7 +24,7 @@ class BadPageToken(Refused):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PageRequest:
     """The requested page."""
 
     size: int = 50
@@ -72,7 +72,7 @@ def newest_first(
     ledger: Ledger,
     table: Table,
     partitions: Sequence[str],
-    request: Request,
+    request: PageRequest,
     keep: Callable[[Row], bool] | None = None,
 ) -> PageAnswer:
     """Merge the partitions by their sort value, newest first.
@@ -93,7 +93,7 @@ def in_order(
     ledger: Ledger,
     table: Table,
     partition: str,
-    request: Request,
+    request: PageRequest,
     keep: Callable[[Row], bool] | None = None,
     *,
     prefix: str = "",
@@ -110,7 +110,7 @@ def _merged(
     ledger: Ledger,
     table: Table,
     partitions: Sequence[str],
-    request: Request,
+    request: PageRequest,
     keep: Callable[[Row], bool] | None,
     *,
     is_newest_first: bool,

@@ -69,14 +69,14 @@ def _without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, workload: Obs
         return True
     running = [pod for pod in workload.pods if pod.phase is PodPhase.RUNNING]
     if attempt.state is AttemptState.LAUNCHED and len(running) >= attempt.ranks:
-        request = mark_running.Request(job_id=attempt.job_id, attempt=attempt.attempt)
+        request = attempt_record.AttemptRequest(job_id=attempt.job_id, attempt=attempt.attempt)
         mark_running.run(request, sweep.context)
         return True
     return False
 
 
 def _settle(sweep: SweepRun, attempt: Attempt) -> None:
-    request = settle_attempt.Request(job_id=attempt.job_id, attempt=attempt.attempt)
+    request = settle_attempt.SettleAttemptRequest(job_id=attempt.job_id, attempt=attempt.attempt)
     settle_attempt.run(request, sweep.context)
 
 

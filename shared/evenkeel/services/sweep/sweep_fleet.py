@@ -37,7 +37,7 @@ _MAX_COUNTED = 1000
 """Maximum number of rows that a gauge counts. Beyond it the figure is a lower bound."""
 
 
-class Outcome(Value):
+class SweepFleetResult(Value):
     """The result of one sweep."""
 
     outcome: str
@@ -48,7 +48,7 @@ class Outcome(Value):
     """Failed steps and unreadable sources, each with the reason."""
 
 
-def run(context: Context) -> Outcome:
+def run(context: Context) -> SweepFleetResult:
     """Sweep once.
 
     Idempotent: yes, each step is. A sweep that finds nothing to repair changes only the heartbeat.
@@ -56,7 +56,7 @@ def run(context: Context) -> Outcome:
     now = context.now
     lock = locks.take(context.ledger, LOCK, context.ids.new("op"), seconds=_LOCK_SECONDS, now=now)
     if lock is None:
-        return Outcome(outcome="LOCKED")
+        return SweepFleetResult(outcome="LOCKED")
     sweep = SweepRun(context, lock.notes)
     corrections: dict[str, int] = {}
     failed: list[str] = []
@@ -98,7 +98,7 @@ def run(context: Context) -> Outcome:
     if measures:
         ages = read_sources.run(ended)
         _measure_sources(ages, context.telemetry)
-    return Outcome(outcome="SWEPT", corrections=corrections, failed=tuple(failed))
+    return SweepFleetResult(outcome="SWEPT", corrections=corrections, failed=tuple(failed))
 
 
 def _note_lists(sweep: SweepRun) -> None:

@@ -33,7 +33,7 @@ _MAX_LOST_WATCHES = 3
 """How often one invocation restarts a failed watch. After that, the next invocation does."""
 
 
-class Outcome(Value):
+class WatchClusterResult(Value):
     """The result of one invocation."""
 
     outcome: str
@@ -46,7 +46,7 @@ class Outcome(Value):
     failed_snapshots: int = 0
 
 
-def run(context: Context) -> Outcome:
+def run(context: Context) -> WatchClusterResult:
     """Watch until the time is up.
 
     Idempotent: yes. A round only requests answers and ingests facts, and repeats of both are recognised.
@@ -55,7 +55,7 @@ def run(context: Context) -> Outcome:
         context.ledger, LOCK, context.ids.new("op"), seconds=_lock_seconds(context.policy), now=context.now
     )
     if lock is None:
-        return Outcome(outcome="LOCKED")
+        return WatchClusterResult(outcome="LOCKED")
     watch = _Watch(context, lock)
     try:
         watch.until_time_is_up()
@@ -64,7 +64,7 @@ def run(context: Context) -> Outcome:
             locks.release(context.ledger, watch.lock, now=context.clock.now())
     ended = context.replace(now=context.clock.now())
     heartbeats.record_heartbeat(WRITER, ended, watch.results())
-    return Outcome(
+    return WatchClusterResult(
         outcome="WATCHED",
         snapshots=watch.snapshots,
         answered=watch.answers.requests,

@@ -25,7 +25,7 @@ _KUEUE_WAIT_SECONDS = 30_000_000
 """Seconds, most of a year: just below the timeout of the state. A job may wait in its queue without limit."""
 
 
-class Request(Value):
+class OpenWaitRequest(Value):
     """The wait of a state, with the task token that ends it."""
 
     schema_version: int = 1
@@ -43,7 +43,7 @@ class Request(Value):
         return self.incident_id or self.job_id
 
 
-class Outcome(Value):
+class OpenWaitResult(Value):
     """The opened wait. The output of the state is the answer, not this."""
 
     outcome: str = "OPENED"
@@ -51,7 +51,7 @@ class Outcome(Value):
     generation: int
 
 
-def run(request: Request, context: Context) -> Outcome:
+def run(request: OpenWaitRequest, context: Context) -> OpenWaitResult:
     """Write the wait's row, then evaluate it once, unless it waits for permission.
 
     A retried state overwrites the row with its new token and a higher generation, so that answers to the older one no
@@ -93,14 +93,14 @@ def run(request: Request, context: Context) -> Outcome:
     if request.kind is ConditionKind.RELEASED:
         # The guardrails were checked a moment ago, and each check reads all blocked incidents. The watch does it once
         # for all.
-        return Outcome(reason="The wait is queued.", generation=wait.generation)
+        return OpenWaitResult(reason="The wait is queued.", generation=wait.generation)
     stored = subject_rows.wait_row(wait, fresh.version)
     outcome = evaluate_waits.evaluate_one(wait, stored, context)
     reason = f"Already true: {outcome}." if outcome else f"Waits until {rfc3339(wait.deadline_at)} at most."
-    return Outcome(reason=reason, generation=wait.generation)
+    return OpenWaitResult(reason=reason, generation=wait.generation)
 
 
-def _condition(request: Request, context: Context) -> tuple[dict[str, Any], datetime]:
+def _condition(request: OpenWaitRequest, context: Context) -> tuple[dict[str, Any], datetime]:
     """Return the facts that the evaluation needs, and the deadline from the policy."""
     jobs = context.policy.jobs
     seconds = {
@@ -138,7 +138,7 @@ def _condition(request: Request, context: Context) -> tuple[dict[str, Any], date
     return facts, deadline_of(last_request, context.policy.repair, slot_state, incident.progress)
 
 
-def _rental_condition(request: Request, context: Context) -> tuple[dict[str, Any], datetime]:
+def _rental_condition(request: OpenWaitRequest, context: Context) -> tuple[dict[str, Any], datetime]:
     """Return the facts of a rental's waits. Its nodes have a deadline; its end has only the timeout of the run."""
     rental = rows.load(
         context.ledger,

@@ -18,7 +18,7 @@ from evenkeel.services.storage import incident_record, incident_rows, rows, subj
 WRITER = "resolve_wait"
 
 
-class Request(Value):
+class ResolveWaitRequest(Value):
     """An answer to one generation of a wait."""
 
     subject: str
@@ -27,7 +27,7 @@ class Request(Value):
     answer: WaitAnswer
 
 
-class Outcome(Value):
+class ResolveWaitResult(Value):
     """The outcome for the answer."""
 
     outcome: str
@@ -35,7 +35,7 @@ class Outcome(Value):
     reason: str
 
 
-def run(request: Request, context: Context) -> Outcome:
+def run(request: ResolveWaitRequest, context: Context) -> ResolveWaitResult:
     """Answer a wait once. The first recorded answer is sent, however many were requested.
 
     Idempotent: yes, by OPEN -> ANSWERED. A token that was used or has expired counts as answered.
@@ -44,7 +44,7 @@ def run(request: Request, context: Context) -> Outcome:
         row = context.ledger.get(subject_rows.wait_key(request.subject, request.name))
         wait = rows.read(row, Wait) if row else None
         if row is None or wait is None or wait.generation != request.generation:
-            return Outcome(outcome="STALE", reason="That wait was already answered or reopened.")
+            return ResolveWaitResult(outcome="STALE", reason="That wait was already answered or reopened.")
         if wait.state is WaitState.OPEN:
             wait = wait.replace(state=WaitState.ANSWERED, answer=request.answer)
             try:
@@ -61,14 +61,14 @@ def run(request: Request, context: Context) -> Outcome:
     raise Conflict(f"wait {request.name} of {request.subject} changed on every try")
 
 
-def _send(wait: Wait, row: Row, context: Context) -> Outcome:
+def _send(wait: Wait, row: Row, context: Context) -> ResolveWaitResult:
     assert wait.answer
     taken = context.tokens.succeed(wait.token, wait.answer.to_json())
     with contextlib.suppress(Conflict):  # opened again, or deleted by another answer
         context.ledger.commit(Delete(row.key, row.version))
     if taken:
-        return Outcome(outcome="ANSWERED", reason=f"{wait.answer.outcome}: {wait.answer.reason}")
-    return Outcome(outcome="OVER", reason="The task had already ended.")
+        return ResolveWaitResult(outcome="ANSWERED", reason=f"{wait.answer.outcome}: {wait.answer.reason}")
+    return ResolveWaitResult(outcome="OVER", reason="The task had already ended.")
 
 
 def _incident_writes(wait: Wait, answer: WaitAnswer, context: Context) -> Sequence[Write]:
