@@ -20,6 +20,7 @@ from evenkeel.services.queries import (
     read_teams,
     read_timelines,
     read_utilization,
+    sorted_list,
 )
 from evenkeel.services.recovery import hold_automation
 from evenkeel.services.storage import pagination, team_setup
@@ -77,7 +78,8 @@ def list_jobs() -> api.Reply:
     page = pagination.PageRequest(query.page_size, query.next_page_token)
     filters = read_jobs.JobFilter(states=query.state, team=query.team, priority_class=query.priority_class)
     context = wiring.context()
-    return app.answer(_seen(read_jobs.list_jobs(filters, page, _reader(), context)))
+    found = read_jobs.list_jobs(filters, page, _reader(), context, sort=sorted_list.Sort.parse(query.sort))
+    return app.answer(_seen(found))
 
 
 @app.get("/v1/jobs/<job_id>")
@@ -105,9 +107,16 @@ def why_job(job_id: str) -> api.Reply:
 def job_logs(job_id: str) -> api.Reply:
     query = app.query(api_types.LogsQuery)
     context = wiring.context()
-    return app.answer(
-        read_jobs.job_logs(job_id, _reader(), context, attempt=query.attempt, rank=query.rank, tail=query.tail)
+    found = read_jobs.job_logs(
+        job_id,
+        _reader(),
+        context,
+        attempt=query.attempt,
+        rank=query.rank,
+        tail=query.tail,
+        timestamps=bool(query.timestamps),
     )
+    return app.answer(found)
 
 
 @app.get("/v1/jobs/<job_id>/receipt")
@@ -189,7 +198,8 @@ def list_nodes() -> api.Reply:
     query = app.query(api_types.NodesQuery)
     page = pagination.PageRequest(query.page_size, query.next_page_token)
     asked = read_fleet.NodeFilter(pool=query.pool, states=query.state, with_gone=bool(query.gone))
-    return app.answer(_seen(read_fleet.list_nodes(wiring.context().ledger, page, asked)))
+    sort = sorted_list.Sort.parse(query.sort)
+    return app.answer(_seen(read_fleet.list_nodes(wiring.context().ledger, page, asked, sort=sort)))
 
 
 @app.get("/v1/events")

@@ -1,5 +1,6 @@
 """The port Cluster: one body for the fake and for the adapter on the local GPU cluster."""
 
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -412,6 +413,10 @@ def test_the_last_lines_of_a_ranks_log_are_read(bench: ClusterUnderTest) -> None
     assert [tail(rank).splitlines() for rank in (0, 1)] == [["two", "rank 0"], ["two", "rank 1"]]
     head = bench.cluster.logs(spec.attempt, 0, None)
     assert head.splitlines() == ["one", "two", "rank 0"]
+    stamped = bench.cluster.logs(spec.attempt, 0, 2, timestamps=True).splitlines()
+    times, lines = zip(*(line.split(" ", 1) for line in stamped), strict=True)
+    assert lines == ("two", "rank 0")
+    assert [bool(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", each)) for each in times] == [True, True]
     with pytest.raises(NotFound):
         tail(2)
 

@@ -32,6 +32,8 @@ from tests.fakes.capacity import FakeCapacity
 from tests.fakes.system import FixedClock
 from tests.fakes.unmanaged_jobs import FakeUnmanagedJobs
 
+LOG_TIME = "2026-11-03T10:00:00.000000000Z"
+"""The time of each line of a log."""
 CLUSTER = "research-eks"
 GPUS = 8
 TAINT_TEXT = f"{AWAITING_VALIDATION_TAINT}=true:NoSchedule"
@@ -325,12 +327,14 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
         self._forget_empty(attempt.cluster)
         self._changed("pod")
 
-    def logs(self, attempt: Attempt, rank: int, tail_lines: int | None) -> str:
+    def logs(self, attempt: Attempt, rank: int, tail_lines: int | None, *, timestamps: bool = False) -> str:
         found = self._own(attempt)
         name = f"{attempt.workload_name}-{rank}"
         if found is None or name not in {pod.name for pod in found.pods}:
             raise NotFound(f"no pod {name} in {attempt.namespace}")
         text = self.text.get(name, "")
+        if timestamps:
+            text = "\n".join(f"{LOG_TIME} {line}" for line in text.splitlines())
         return text[:65_536] if tail_lines is None else "\n".join(text.splitlines()[-tail_lines:])
 
     def tails(self, attempt: Attempt, lines: int, most: int, within_seconds: float) -> Mapping[int, LogTail]:

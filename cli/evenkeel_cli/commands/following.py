@@ -53,6 +53,21 @@ class _RetryingClient:
             return None
 
 
+class LogQuery(NamedTuple):
+    """The requested part of a log."""
+
+    attempt: int | None = None
+    """The only attempt to read; None = the latest, and when following also those after it."""
+    tail: int = 200
+    """Lines to begin with."""
+    timestamps: bool = False
+    """Whether each line begins with its time."""
+
+    def parameters(self) -> dict[str, str | int | None]:
+        """Return the parameters of the API's route."""
+        return {"attempt": self.attempt, "tail": self.tail, "timestamps": "true" if self.timestamps else None}
+
+
 class LogReading(NamedTuple):
     """The progress of a job, as read at one time."""
 
@@ -164,12 +179,10 @@ def watch_job(client: ApiClient, job_id: str, draw: Callable[[Json, LogReading, 
 class _FollowedLog:
     """The log of one rank, attempt after attempt."""
 
-    def __init__(
-        self, client: _RetryingClient, job_id: str, rank: int, attempt: int | None, tail: int, write: Write
-    ) -> None:
-        self._client, self._job_id, self._rank, self._attempt, self._tail = client, job_id, rank, attempt, tail
+    def __init__(self, client: _RetryingClient, job_id: str, rank: int, asked: LogQuery, write: Write) -> None:
+        self._client, self._job_id, self._rank, self._asked = client, job_id, rank, asked
         self._write = write
-        self._lines = max(tail, _POLL_NOTE)
+        self._lines = max(asked.tail, _POLL_NOTE)
         self._current, self._seen, self._is_awaited = 0, "", False
 
     def poll(self, job: Json | None) -> bool:
@@ -178,11 +191,11 @@ class _FollowedLog:
         Raises:
             CommandFailed: the job has ended without a log of this rank.
         """
-        is_over = job is not None and _is_log_complete(job, self._attempt)
+        is_over = job is not None and _is_log_complete(job, self._asked.attempt)
         found = None
         try:
             if job is not None:
-                found = self._read(self._attempt, self._lines)
+                found = self._read(self._asked.attempt, self._lines)
             if found and found["attempt"] != self._current and (self._current or self._is_awaited):
                 found = self._read(found["attempt"], _MAX_LOG_LINES)
             is_over = is_over and found is not None
@@ -200,7 +213,8 @@ class _FollowedLog:
         return is_over
 
     def _read(self, attempt: int | None, tail: int) -> Json | None:
-        return self._client.get(f"/jobs/{self._job_id}/logs", rank=self._rank, attempt=attempt, tail=tail)
+        asked = self._asked._replace(attempt=attempt, tail=tail)
+        return self._client.get(f"/jobs/{self._job_id}/logs", rank=self._rank, **asked.parameters())
 
     def _print(self, found: Json) -> None:
         if self._current and found["attempt"] != self._current:
@@ -211,11 +225,11 @@ class _FollowedLog:
         # Kept lines of an attempt that was followed are a copy of what was printed.
         is_copy = self._current == found["attempt"] and bool(found.get("keptAt"))
         text = self._seen if is_copy else found["text"]
-        self._write(_last_lines(text, self._tail) if is_first else new_log_text(self._seen, text))
+        self._write(_last_lines(text, self._asked.tail) if is_first else new_log_text(self._seen, text))
         self._current, self._seen = found["attempt"], _last_lines(text, self._lines)
 
 
-def follow_logs(client: ApiClient, job_id: str, writers: Mapping[int, Write], attempt: int | None, tail: int) -> None:
+def follow_logs(client: ApiClient, job_id: str, writers: Mapping[int, Write], asked: LogQuery) -> None:
     """Print the logs of ranks and their new lines, attempt after attempt, until the job or the attempt ends.
 
     Between two attempts there is no log; that is not an error.
@@ -224,11 +238,10 @@ def follow_logs(client: ApiClient, job_id: str, writers: Mapping[int, Write], at
         client: To read with.
         job_id: The job.
         writers: By rank: prints its text.
-        attempt: The only attempt to follow; None = the latest and those after it.
-        tail: Lines to begin with.
+        asked: The part to print.
     """
     patience = _RetryingClient(client)
-    logs = [_FollowedLog(patience, job_id, rank, attempt, tail, write) for rank, write in writers.items()]
+    logs = [_FollowedLog(patience, job_id, rank, asked, write) for rank, write in writers.items()]
     while True:
         job = patience.get(f"/jobs/{job_id}")
         logs = [log for log in logs if not log.poll(job)]

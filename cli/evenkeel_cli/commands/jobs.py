@@ -8,6 +8,7 @@ import typer
 
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.following import (
+    LogQuery,
     LogReading,
     follow_logs,
     missing_newline,
@@ -92,18 +93,22 @@ def plan(body: Json, arguments: str, output: lookup.OutputOption = OutputFormat.
 
 
 @app.command("ls")
-def list_jobs(
+def list_jobs(  # noqa: PLR0913, PLR0917 - options, each given by its name
     state: lookup.StateOption = None,
     team: Annotated[str | None, typer.Option("--team", help="Only of this team.")] = None,
     priority_class: Annotated[
         str | None, typer.Option("--class", help="Only of this priority class; (unset) for none.")
     ] = None,
+    sort: lookup.SortOption = None,
     unmanaged: Annotated[bool, typer.Option("--unmanaged", help="List unmanaged workloads instead.")] = False,
     limit: lookup.LimitOption = 50,
     watch: lookup.WatchOption = False,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """List jobs, newest first; `--state pending` in the order of the queues."""
+    """List jobs, newest first; `--state pending` in the order of the queues.
+
+    `--sort` takes state, name, team, nodes, submittedAt, startedAt or endedAt.
+    """
     client = lookup.current_client()
 
     def draw_unmanaged(others: list[Json]) -> None:
@@ -121,7 +126,7 @@ def list_jobs(
     # An empty class is a filter, too: those without one.
     path = "/jobs?class=" if priority_class == "(unset)" else "/jobs"
     given = None if priority_class == "(unset)" else priority_class
-    found: Json = {"state": state and state.upper(), "team": team, "class": given}
+    found: Json = {"state": state and state.upper(), "team": team, "class": given, "sort": sort}
     nothing = "No jobs." if not state else f"No jobs are {state.lower()}."
 
     def draw(listed: tuple[list[Json], str | None]) -> None:
@@ -156,7 +161,7 @@ def timeline(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE)
 
 
 @app.command("logs")
-def logs(
+def logs(  # noqa: PLR0913, PLR0917 - options, each given by its name
     job: JobArgument,
     rank: Annotated[int, typer.Option(min=0, help="Rank of the pod in the gang.")] = 0,
     all_ranks: Annotated[
@@ -164,6 +169,7 @@ def logs(
     ] = False,
     attempt: Annotated[int | None, typer.Option(min=1, help="Attempt number; the latest if omitted.")] = None,
     tail: Annotated[int, typer.Option(min=1, max=5000, help="Number of lines from the end.")] = 200,
+    timestamps: Annotated[bool, typer.Option("--timestamps", help="Begin each line with its time, in UTC.")] = False,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the log until the job ends.")] = False,
     is_raw: Annotated[bool, typer.Option("--raw", help="Print the bytes unchanged, with escapes.")] = False,
 ) -> None:
@@ -174,14 +180,15 @@ def logs(
     job_id = lookup.find_job(client, job)
     ranks = range(_rank_count(client.get(f"/jobs/{job_id}"), attempt)) if all_ranks else [rank]
     writers = {number: with_prefix(f"[{number}] ", write) if all_ranks else write for number in ranks}
+    asked = LogQuery(attempt, tail, timestamps)
     if follow:
         try:
-            follow_logs(client, job_id, writers, attempt, tail)
+            follow_logs(client, job_id, writers, asked)
         except KeyboardInterrupt:
             raise CommandFailed(Exit.INTERRUPTED, "Stopped following the log. The job continues.") from None
         return
     for number, write_rank in writers.items():
-        said = client.get(f"/jobs/{job_id}/logs", rank=number, attempt=attempt, tail=tail)
+        said = client.get(f"/jobs/{job_id}/logs", rank=number, **asked.parameters())
         write_rank(said["text"] + missing_newline(said["text"]))
         if said.get("note"):
             sys.stdout.flush()

@@ -28,6 +28,9 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for con
 StateOption = Annotated[
     str | None, typer.Option("--state", help="Only these states, comma-separated.", metavar="STATE,…")
 ]
+SortOption = Annotated[
+    str | None, typer.Option("--sort", help="Sort by this field; with - before it, in descending order.")
+]
 WatchOption = Annotated[bool, typer.Option("-w", "--watch", help="Refresh every two seconds until Ctrl-C.")]
 LimitOption = Annotated[
     int, typer.Option("--limit", min=1, max=MAX_LISTED, help="Maximum number of items, newest first.")

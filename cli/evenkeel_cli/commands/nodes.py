@@ -29,18 +29,23 @@ def list_nodes(
     lemons: Annotated[
         bool, typer.Option("--lemons", help="Only lemons: nodes that returned to service too often recently.")
     ] = False,
+    sort: lookup.SortOption = None,
     limit: lookup.LimitOption = 1000,
     watch: lookup.WatchOption = False,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """List nodes by pool."""
+    """List nodes by pool. `--sort state` lists problems first.
+
+    `--sort` takes state, instanceId, pool, instanceType, gpusInUse, launchedAt or changedAt.
+    """
     client = lookup.current_client()
     nothing = "No node is a lemon." if lemons else "No nodes are known yet. The first sweep adds them."
 
     def draw(listed: tuple[list[Json], str | None]) -> None:
         found, token = listed
         nodes = [node for node in found if node["state"] != "GONE" and (node["isLemon"] or not lemons)]
-        nodes.sort(key=lambda node: (node["pool"], node["slot"]))
+        if not sort:
+            nodes.sort(key=lambda node: (node["pool"], node["slot"]))
         has_cordons = any(node.get("cordon") for node in nodes)
         answer_list(
             nodes,
@@ -52,7 +57,7 @@ def list_nodes(
             ends_after=limit,
         )
 
-    show(lambda: lookup.listed(client, "/nodes", limit), draw, output, watch=watch)
+    show(lambda: lookup.listed(client, "/nodes", limit, sort=sort), draw, output, watch=watch)
 
 
 @app.command("show")

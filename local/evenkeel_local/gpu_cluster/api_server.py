@@ -110,7 +110,9 @@ class Authorizer(Protocol):
 class Logs(Protocol):
     """Reads the output of containers."""
 
-    def stream(self, pod: Obj, container: str, follow: bool, previous: bool) -> AsyncIterator[bytes]:
+    def stream(
+        self, pod: Obj, container: str, *, follow: bool, previous: bool, timestamps: bool
+    ) -> AsyncIterator[bytes]:
         """Yield a container's output."""
 
 
@@ -606,7 +608,8 @@ class ApiServer:
         follow = _flag(http, "follow")
         tail = int(http.query["tailLines"]) if "tailLines" in http.query else None
         limit = int(http.query["limitBytes"]) if "limitBytes" in http.query else None
-        source = self._logs.stream(pod, container, follow, _flag(http, "previous"))
+        previous, timestamps = _flag(http, "previous"), _flag(http, "timestamps")
+        source = self._logs.stream(pod, container, follow=follow, previous=previous, timestamps=timestamps)
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         first = await anext(source, b"")
         if tail is not None:

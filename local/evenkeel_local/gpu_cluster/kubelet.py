@@ -8,12 +8,13 @@ import os
 import shutil
 import signal
 import sys
+from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenkeel_local.gpu_cluster import catalogue, errors
+from evenkeel_local.gpu_cluster import catalogue, errors, processes
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.exec_session import Begin, Session
 from evenkeel_local.gpu_cluster.objects import has_ended, is_deleting, is_true
@@ -340,8 +341,12 @@ class LogReader:
         self._store = store
         self._pods_dir = run_dir / "pods"
 
-    async def stream(self, pod: Obj, container: str, follow: bool, previous: bool) -> AsyncIterator[bytes]:
+    async def stream(
+        self, pod: Obj, container: str, *, follow: bool, previous: bool, timestamps: bool
+    ) -> AsyncIterator[bytes]:
         """Yield a container's output; with `follow`, until the container ended.
+
+        With `timestamps`, each line begins with the time at which it was written.
 
         Raises:
             ApiError: 400 while the container has not started.
@@ -363,20 +368,44 @@ class LogReader:
         if not files:
             yield b""
             return
-        with files[-2 if previous else -1].open("rb") as output:
-            yield output.read()
+        file = files[-2 if previous else -1]
+        with file.open("rb") as output:
+            stamp = _LineStamps(file) if timestamps else bytes
+            yield stamp(output.read())
             while follow and not previous and self._runs(worker, container):
                 await asyncio.sleep(LOG_POLL_SECONDS)
                 if data := output.read():
-                    yield data
+                    yield stamp(data)
             if data := output.read():
-                yield data
+                yield stamp(data)
 
     def _runs(self, worker: PodWorker | None, name: str) -> bool:
         if worker is None or worker.is_over:
             return False
         runs: list[ContainerRun] = [item for item in worker.containers + worker.init_containers if item.name == name]
         return bool(runs) and "terminated" not in runs[0].state
+
+
+class _LineStamps:
+    """Puts its time before each line of a log, part by part."""
+
+    def __init__(self, log: Path) -> None:
+        self._file = processes.times_file(log)
+        self._offset = 0
+        self._begins_line = True
+
+    def __call__(self, data: bytes) -> bytes:
+        """Return the next part of the log, with the time of each line that begins in it."""
+        parts = [entry.split(" ") for entry in self._file.read_text().splitlines()]
+        offsets = [int(offset) for offset, _ in parts]
+        stamped = b""
+        for line in data.splitlines(keepends=True):
+            if self._begins_line:
+                stamped += parts[bisect_right(offsets, self._offset) - 1][1].encode() + b" "
+            stamped += line
+            self._offset += len(line)
+            self._begins_line = line.endswith(b"\n")
+        return stamped
 
 
 class ExecRunner:

@@ -102,6 +102,52 @@ class ProcessGuard:
         self._process = None
 
 
+class ContainerLog:
+    """Copies the output of a container from a pipe to its log file, and notes when each part arrived.
+
+    As in a container runtime, the time of a line is the time at which it was read. `times_file` holds a line for each
+    part: its offset in the log, and its time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the pipe and the files; the running event loop reads the pipe until all its writers are gone."""
+        self._source, self.sink = os.pipe()
+        os.set_blocking(self._source, False)
+        self._log = path.open("ab", buffering=0)
+        self._times = times_file(path).open("a", buffering=1)
+        self._offset = path.stat().st_size
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._source, self.copy)
+
+    def copy(self) -> None:
+        """Copy what the pipe holds now."""
+        while not self._log.closed:
+            try:
+                data = os.read(self._source, 65_536)
+            except BlockingIOError:
+                return
+            if not data:
+                self.close()
+                return
+            # The time comes first: a reader that sees the data can then find its time.
+            self._times.write(f"{self._offset} {datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}000Z\n")
+            self._log.write(data)
+            self._offset += len(data)
+
+    def close(self) -> None:
+        """Stop copying. A second call does nothing."""
+        if not self._log.closed:
+            self._loop.remove_reader(self._source)
+            os.close(self._source)
+            self._log.close()
+            self._times.close()
+
+
+def times_file(log: Path) -> Path:
+    """Return the file with the times of a container's log."""
+    return log.with_name(f"{log.name}.times")
+
+
 @dataclass
 class RunningProcess:
     """One container's process."""
@@ -109,6 +155,7 @@ class RunningProcess:
     process: asyncio.subprocess.Process
     container_id: str
     guard: ProcessGuard
+    log: ContainerLog
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     ended_at: datetime | None = None
     forced_exit_code: int | None = None
@@ -137,6 +184,7 @@ class RunningProcess:
         code = await self.process.wait()
         kill_group(self.group, signal.SIGKILL)
         kill_marked(self.container_id)
+        self.log.copy()
         self.guard.send("-", self.group)
         self.ended_at = datetime.now(UTC)
         if self.forced_exit_code is not None:
@@ -158,16 +206,22 @@ async def start(
     Raises:
         OSError: the command cannot be started (not found, not executable).
     """
-    with log.open("ab") as output:
+    output = ContainerLog(log)
+    try:
         process = await asyncio.create_subprocess_exec(
             *argv,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
+            stdout=output.sink,
+            stderr=output.sink,
             cwd=folder,
             env={**env, MARK: container_id},
             start_new_session=True,
             preexec_fn=before_exec,
         )
+    except BaseException:
+        output.close()
+        raise
+    finally:
+        os.close(output.sink)
     guard.send("+", process.pid)
-    return RunningProcess(process, container_id, guard)
+    return RunningProcess(process, container_id, guard, output)

@@ -389,7 +389,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         for pod in lost:
             _delete_pod(api, pod, gracePeriodSeconds=0)
 
-    def logs(self, attempt: Attempt, rank: int, tail_lines: int | None) -> str:
+    def logs(self, attempt: Attempt, rank: int, tail_lines: int | None, *, timestamps: bool = False) -> str:
         is_indexed = attempt.kind in (WorkloadKind.JOB, WorkloadKind.JOB_SET)
         objects = self._objects(attempt, f",{INDEX_LABEL}={rank}" if is_indexed else "")
         pods = [pod for pod in objects.pods if rank_of(pod) == rank]
@@ -397,6 +397,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
             raise NotFound(f"no pod of rank {rank} of {attempt.workload_name} in {attempt.namespace}")
         path = f"/api/v1/namespaces/{attempt.namespace}/pods/{pods[-1]['metadata']['name']}/log"
         part = {"limitBytes": str(_LOG_HEAD_BYTES)} if tail_lines is None else {"tailLines": str(tail_lines)}
+        part |= {"timestamps": "true"} if timestamps else {}
         return self._api(attempt.cluster).text(path, container=operator_manifests.container_of(attempt.kind), **part)
 
     def tails(self, attempt: Attempt, lines: int, most: int, within_seconds: float) -> Mapping[int, LogTail]:

@@ -267,8 +267,10 @@ class Cluster(RentedCapacity, UnmanagedJobs, Protocol):
         """
         ...
 
-    def logs(self, attempt: Attempt, rank: int, tail_lines: int | None) -> str:
+    def logs(self, attempt: Attempt, rank: int, tail_lines: int | None, *, timestamps: bool = False) -> str:
         """Return the last lines of the log of an attempt's own pod; with None its first 64 KiB.
+
+        With `timestamps`, each line begins with the time at which the node read it, in RFC 3339, and a space.
 
         Raises:
             NotFound: The pod does not exist.

@@ -56,6 +56,7 @@ PROBLEMS: Mapping[str, ProblemKind] = {
     "VALIDATION_FAILED": ProblemKind(400, "The request is not valid", "Correct the fields that `errors` names."),
     "NOT_JSON": ProblemKind(400, "The body is not a JSON object", "Send one JSON object, UTF-8, at most 64 kB."),
     "BAD_PAGE_TOKEN": ProblemKind(400, "Unknown page token", "Start the list again without nextPageToken."),
+    "TOO_MANY_TO_SORT": ProblemKind(400, "Too many rows to sort", "Add a filter, for example state, or omit sort."),
     "IDEMPOTENCY_KEY_MISSING": ProblemKind(
         400, "Idempotency-Key is missing", "Send a header Idempotency-Key of 1 to 128 visible ASCII characters."
     ),

@@ -241,9 +241,9 @@ def _split(value: object) -> object:
 
 
 def _check_unmanaged_filter(value: str, fields: ValidationInfo) -> str:
-    has_filters = any(map(fields.data.get, ("state", "team", "next_page_token")))
+    has_filters = any(map(fields.data.get, ("state", "team", "sort", "next_page_token")))
     if value and (has_filters or fields.data.get("priority_class") is not None):
-        raise ValueError("cannot be combined with state, team, class or nextPageToken")
+        raise ValueError("cannot be combined with state, team, class, sort or nextPageToken")
     return value
 
 
@@ -264,6 +264,42 @@ class PageQuery(Body):
     next_page_token: Annotated[str, StringConstraints(max_length=8192)] = ""
 
 
+NodeSort = Literal[
+    "",
+    "state",
+    "-state",
+    "instanceId",
+    "-instanceId",
+    "pool",
+    "-pool",
+    "instanceType",
+    "-instanceType",
+    "gpusInUse",
+    "-gpusInUse",
+    "launchedAt",
+    "-launchedAt",
+    "changedAt",
+    "-changedAt",
+]
+JobSort = Literal[
+    "",
+    "state",
+    "-state",
+    "name",
+    "-name",
+    "team",
+    "-team",
+    "nodes",
+    "-nodes",
+    "submittedAt",
+    "-submittedAt",
+    "startedAt",
+    "-startedAt",
+    "endedAt",
+    "-endedAt",
+]
+
+
 class NodesQuery(PageQuery):
     """`GET /v1/nodes`."""
 
@@ -272,6 +308,8 @@ class NodesQuery(PageQuery):
     state: Annotated[tuple[NodeState, ...], BeforeValidator(_split)] = ()
     gone: Literal["", "true"] = ""
     """`true`: with those that are gone, which are remembered for 30 days."""
+    sort: NodeSort = ""
+    """Field to sort by; with `-`, in descending order. `state` lists nodes with problems first."""
 
 
 class UtilizationQuery(Body):
@@ -292,6 +330,8 @@ class JobsQuery(PageQuery):
     team: Annotated[str, StringConstraints(max_length=63)] = ""
     priority_class: Annotated[str | None, StringConstraints(max_length=63), Field(alias="class")] = None
     """Empty: those without one."""
+    sort: JobSort = ""
+    """Field to sort by; with `-`, in descending order. Jobs without a value come last."""
     unmanaged: Annotated[Literal["", "true"], AfterValidator(_check_unmanaged_filter)] = ""
     """`true`: the work that Evenkeel did not start, instead."""
 
@@ -360,3 +400,5 @@ class LogsQuery(Body):
     attempt: Annotated[int, Field(ge=1)] | None = None
     rank: Annotated[int, Field(ge=0, le=4096)] = 0
     tail: Annotated[int, Field(ge=1, le=LONGEST_LOG_TAIL)] = 200
+    timestamps: Literal["", "true"] = ""
+    """`true`: each line begins with its time, in RFC 3339 UTC. Kept lines have none."""

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -242,6 +243,10 @@ def test_logs_follow_until_the_end(kube: KubeClient) -> None:
 
     assert followed == "0\n1\n2\n3\n"
     assert kube.get(f"{PODS}/talker/log?tailLines=2") == "2\n3\n"
+    stamped = [line.split(" ") for line in kube.get(f"{PODS}/talker/log?timestamps=true").splitlines()]
+    assert [text for _, text in stamped] == ["0", "1", "2", "3"]
+    times = [datetime.fromisoformat(at) for at, _ in stamped]
+    assert times == sorted(set(times)), "each line has the time of its own write"
     assert kube.status_of("GET", f"{PODS}/talker/log?container=other").code == 400
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from evenkeel.ports import LaunchSpec
+from tests.fakes.cluster import LOG_TIME
 from tests.unit.api.gateway import ApiResponse, Gateway
 from tests.unit.api.seeds import a_job, an_attempt, heartbeats, stored
 from tests.unit.cli.conftest import CliFixture
@@ -168,6 +169,15 @@ def test_lines_of_all_ranks_begin_with_their_rank(served: CliFixture, follow: tu
     said = served.run("jobs", "logs", "job-0000000001", "--all-ranks", *follow)
 
     assert (said.exit_code, said.err, said.out) == (0, "", "[0] a\n[0] b\n[1] c\n")
+
+
+@pytest.mark.parametrize("follow", [(), ("-f",)], ids=["once", "followed"])
+def test_timestamps_begin_each_line(served: CliFixture, follow: tuple[str, ...]) -> None:
+    there_is(served, "SUCCEEDED", log="a\nb")
+
+    said = served.run("jobs", "logs", "job-0000000001", "--timestamps", *follow)
+
+    assert (said.exit_code, said.out) == (0, f"{LOG_TIME} a\n{LOG_TIME} b\n")
 
 
 def test_follow_continues_with_the_next_attempt(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:

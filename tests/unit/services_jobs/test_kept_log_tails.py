@@ -10,7 +10,7 @@ from evenkeel.services.queries import read_jobs
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.recovery import drain_node, plan_recovery
 from evenkeel.services.storage import job_rows, rows
-from tests.fakes.cluster import CLUSTER
+from tests.fakes.cluster import CLUSTER, LOG_TIME
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
 
@@ -44,6 +44,22 @@ def test_stopped_attempts_logs_are_kept_before_its_pods_go() -> None:
         assert said["text"] == f"step 1\nrank {rank} says goodbye\n"
         assert said["keptAt"]
         assert "The rest is on hyperpod-i-" in said["note"]
+
+
+def test_kept_lines_say_that_they_have_no_timestamps() -> None:
+    scenario = JobScenario()
+    job = scenario.running()
+    writes(scenario, job.job_id, 0, "step 1\n")
+    live = read_jobs.job_logs(job.job_id, Reader(), scenario.context(), attempt=1, rank=0, tail=9, timestamps=True)
+    scenario.cancel(job.job_id)
+    scenario.stop(job.job_id)
+    scenario.settle(job.job_id)
+
+    kept_log = read_jobs.job_logs(job.job_id, Reader(), scenario.context(), attempt=1, rank=0, tail=9, timestamps=True)
+
+    assert (live["text"], live["note"]) == (f"{LOG_TIME} step 1", None)
+    assert kept_log["text"] == "step 1\n"
+    assert kept_log["note"].endswith(" Kept lines have no timestamps.")
 
 
 def test_settled_attempts_logs_outlive_their_node() -> None:

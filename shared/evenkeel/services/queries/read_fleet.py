@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
+from operator import itemgetter
 from typing import Any, NamedTuple, TypedDict
 
 from evenkeel.domain.health.incidents import LIST_ORDER, Incident
@@ -19,7 +20,15 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Row, Table
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
-from evenkeel.services.queries import read_incidents, read_jobs, read_queue, read_serving, read_sources, read_teams
+from evenkeel.services.queries import (
+    read_incidents,
+    read_jobs,
+    read_queue,
+    read_serving,
+    read_sources,
+    read_teams,
+    sorted_list,
+)
 from evenkeel.services.recovery import hold_automation, manual_cordons
 from evenkeel.services.storage import fleet_counts, fleet_rows, incident_rows, job_rows, known_names, pagination, rows
 
@@ -154,10 +163,38 @@ class NodeFilter(NamedTuple):
     with_gone: bool = False
 
 
-def list_nodes(ledger: Ledger, page: pagination.PageRequest, asked: NodeFilter) -> Json:
+_PROBLEMS_FIRST = (
+    NodeState.QUARANTINED,
+    NodeState.UNHEALTHY,
+    NodeState.BLOCKED,
+    NodeState.WAITING,
+    NodeState.NOT_READY,
+    NodeState.REPAIRING,
+    NodeState.CORDONED,
+    NodeState.STARTING,
+    NodeState.IN_SERVICE,
+    NodeState.GONE,
+)
+_SORT_VALUES: dict[str, sorted_list.SortValue] = {
+    "state": lambda node: _PROBLEMS_FIRST.index(node["state"]),
+    **{
+        name: itemgetter(name)
+        for name in ("instanceId", "pool", "instanceType", "gpusInUse", "launchedAt", "changedAt")
+    },
+}
+
+
+def list_nodes(
+    ledger: Ledger, page: pagination.PageRequest, asked: NodeFilter, *, sort: sorted_list.Sort | None = None
+) -> Json:
     """Return one page of nodes, by pool. Nodes that are gone are kept for a while and listed only on request.
 
-    `counts` has the number of nodes by state as the last sweep counted them; None if it is unknown.
+    `counts` has the number of nodes by state as the last sweep counted them; None if it is unknown. Sorted by state,
+    nodes with problems come first.
+
+    Raises:
+        BadPageToken: this list did not issue the token.
+        TooManyToSort: more nodes match than a list can sort.
     """
     listed_incidents, is_cut = open_incidents(ledger)
     incidents = _by_node(listed_incidents)
@@ -178,21 +215,29 @@ def list_nodes(ledger: Ledger, page: pagination.PageRequest, asked: NodeFilter) 
             and (not asked.states or state_of(row) in asked.states)
         )
 
-    filters = not shows_gone or asked.pool or asked.states
-    answer = pagination.newest_first(ledger, Table.FLEET, ["NODE"], page, keep if filters else None)
+    filters = keep if not shows_gone or asked.pool or asked.states else None
     unhealthy = _untrusted(left)
     cordons = manual_cordons.load(ledger)
-    items = [
-        _node(
-            node,
-            incident_of(node),
-            cordons.get(node.life.key),
-            unhealthy.get(node.life.key),
-            is_unhealthy=unhealthy_nodes.is_unhealthy_node(node, left),
-        )
-        for _, node in rows.readable(answer.rows, FleetNode)
-    ]
-    return {"items": items, "nextPageToken": answer.next_token or None, "counts": fleet_counts.of_nodes(ledger)}
+
+    def shown(found: Sequence[Row]) -> list[Json]:
+        return [
+            _node(
+                node,
+                incident_of(node),
+                cordons.get(node.life.key),
+                unhealthy.get(node.life.key),
+                is_unhealthy=unhealthy_nodes.is_unhealthy_node(node, left),
+            )
+            for _, node in rows.readable(found, FleetNode)
+        ]
+
+    if sort is not None:
+        nodes = shown(sorted_list.matching_rows(ledger, Table.FLEET, ["NODE"], filters))
+        items, token = sorted_list.page(nodes, sort, _SORT_VALUES, page, item_id="instanceId")
+    else:
+        answer = pagination.newest_first(ledger, Table.FLEET, ["NODE"], page, filters)
+        items, token = shown(answer.rows), answer.next_token
+    return {"items": items, "nextPageToken": token or None, "counts": fleet_counts.of_nodes(ledger)}
 
 
 def show_node(instance_id: str, context: Context) -> Json:

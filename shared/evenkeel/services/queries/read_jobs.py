@@ -1,6 +1,7 @@
 """Jobs for the API: a list, one job with its attempts, its timeline and its logs."""
 
 from collections.abc import Collection, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from evenkeel.domain.economics import money
@@ -15,14 +16,18 @@ from evenkeel.domain.submitted import shown_fields
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Invalid, Ledger, NotFound, Refused, Row, Table, TransientError
 from evenkeel.services.context import Context
-from evenkeel.services.queries import disclosure, read_queue
+from evenkeel.services.queries import disclosure, read_queue, sorted_list
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.sorted_list import Sort
 from evenkeel.services.storage import fleet_counts, fleet_rows, job_rows, pagination, rows, subject_rows
 
 Json = dict[str, Any]
 
 LARGEST_LOG = 1_000_000
 """Characters of a log in one response: the newest ones. The response of a function is limited to 6 MB."""
+
+
+_NO_TIMES = " Kept lines have no timestamps."
 
 
 class JobFilter(NamedTuple):
@@ -41,7 +46,18 @@ class JobFilter(NamedTuple):
         return fits_team and self.priority_class in (None, spec.get("priorityClass") or "")
 
 
-def list_jobs(filters: JobFilter, page: pagination.PageRequest, reader: Reader, context: Context) -> Json:
+_JOB_ORDER = {state: place for place, state in enumerate(JobState)}
+_SORT_VALUES: dict[str, sorted_list.SortValue] = {
+    "state": lambda job: _JOB_ORDER[job["state"]],
+    "nodes": lambda job: job["currentNodes"] or job["nodes"],
+    **{name: itemgetter(name) for name in ("name", "team", "submittedAt", "startedAt", "endedAt")},
+}
+"""Field → its sort value in the summary of a job, as the caller may see it."""
+
+
+def list_jobs(
+    filters: JobFilter, page: pagination.PageRequest, reader: Reader, context: Context, *, sort: Sort | None = None
+) -> Json:
     """Return one page of jobs, newest first; a list of pending jobs only, in the order of their queues.
 
     If teams exist, pending jobs come before all others, by team, the last of each queue first: the index has this
@@ -50,9 +66,18 @@ def list_jobs(filters: JobFilter, page: pagination.PageRequest, reader: Reader, 
     Raises:
         BadPageToken: this list did not issue the token.
         Invalid: the list is empty, and a name in the filter is unknown.
+        TooManyToSort: more jobs match than a list can sort.
     """
     keep = filters.keeps if filters.team or filters.priority_class is not None else None
     partitions = [f"JOB#{state}" for state in LIST_ORDER if not filters.states or state in filters.states]
+    counts = fleet_counts.of_jobs(context.ledger)
+    if sort is not None:
+        found = sorted_list.matching_rows(context.ledger, Table.JOBS, partitions, keep)
+        if not found:
+            _check_names(filters, reader, context.policy.priority_classes)
+        jobs = [summary(reader.view(job)) for _, job in rows.readable(found, Job)]
+        items, token = sorted_list.page(jobs, sort, _SORT_VALUES, page, item_id="jobId")
+        return {"items": items, "nextPageToken": token or None, "counts": counts}
     if tuple(filters.states) == (JobState.PENDING,):
         answer = pagination.in_order(context.ledger, Table.JOBS, partitions[0], page, keep)
     else:
@@ -60,7 +85,6 @@ def list_jobs(filters: JobFilter, page: pagination.PageRequest, reader: Reader, 
     if not answer.rows and not page.token:
         _check_names(filters, reader, context.policy.priority_classes)
     items = [summary(reader.view(job)) for _, job in rows.readable(answer.rows, Job)]
-    counts = fleet_counts.of_jobs(context.ledger)
     return {"items": items, "nextPageToken": answer.next_token or None, "counts": counts}
 
 
@@ -145,10 +169,19 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
     }
 
 
-def job_logs(job_id: str, reader: Reader, context: Context, *, attempt: int | None, rank: int, tail: int) -> Json:
+def job_logs(
+    job_id: str,
+    reader: Reader,
+    context: Context,
+    *,
+    attempt: int | None,
+    rank: int,
+    tail: int,
+    timestamps: bool = False,
+) -> Json:
     """Return the last lines of a rank's log, of the latest attempt unless another is named.
 
-    If the pod is gone or not reachable, these are the lines that were kept with the attempt.
+    If the pod is gone or not reachable, these are the lines that were kept with the attempt. They have no timestamps.
 
     Raises:
         NotYourTeam: the caller is not in the job's team.
@@ -167,7 +200,7 @@ def job_logs(job_id: str, reader: Reader, context: Context, *, attempt: int | No
         raise Refused(f"Attempt {number} of {job_id} has {chosen.ranks} pods: its ranks are 0 to {chosen.ranks - 1}.")
     document: Json = {"jobId": job_id, "attempt": number, "rank": rank}
     try:
-        text = context.cluster.logs(chosen, rank, tail)
+        text = context.cluster.logs(chosen, rank, tail, timestamps=timestamps)
     except (NotFound, Refused, TransientError) as error:
         stored = context.ledger.get(job_rows.kept_log_key(job_id, number, rank))
         kept = rows.read(stored, KeptLog) if stored else None
@@ -182,7 +215,7 @@ def job_logs(job_id: str, reader: Reader, context: Context, *, attempt: int | No
             "text": text,
             "isCut": is_cut,
             "keptAt": rfc3339(kept.kept_at),
-            "note": _note(chosen, kept),
+            "note": f"{_note(chosen, kept)}{_NO_TIMES if timestamps else ''}",
         }
     return document | {"text": text[-LARGEST_LOG:], "isCut": len(text) > LARGEST_LOG, "keptAt": None, "note": None}
 

@@ -173,18 +173,46 @@ def _place(row: Row) -> tuple[str, str]:
 
 
 def _write_token(list_name: str, after: tuple[str, str], starts: dict[str, str | None]) -> str:
-    document = {"v": 1, "list": list_name, "after": after, "starts": {k: v for k, v in starts.items() if v}}
-    return base64.urlsafe_b64encode(json.dumps(document, separators=(",", ":")).encode()).decode().rstrip("=")
+    return _encoded({"v": 1, "list": list_name, "after": after, "starts": {k: v for k, v in starts.items() if v}})
 
 
 def _read_token(token: str, list_name: str) -> tuple[tuple[str, str] | None, dict[str, str]]:
     if not token:
         return None, {}
-    try:
-        document: Any = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-    except (ValueError, RecursionError) as error:
-        raise BadPageToken("The page token cannot be read.") from error
-    match document:
+    match _decoded(token):
         case {"v": 1, "list": str(name), "after": [str(sort), str(pk)], "starts": dict(starts)} if name == list_name:
             return (sort, pk), {str(k): str(v) for k, v in starts.items()}
-    raise BadPageToken("The page token belongs to another list, or to a filter that has changed since.")
+    raise BadPageToken(_OTHER_LIST)
+
+
+def write_place(after: tuple[Any, str], list_name: str) -> str:
+    """Return the token of a list that is sorted in memory: the value and the id of the last item."""
+    return _encoded({"v": 1, "list": list_name, "after": after})
+
+
+def read_place(token: str, list_name: str) -> tuple[Any, str] | None:
+    """Return the place that a token holds; None for the first page.
+
+    Raises:
+        BadPageToken: this list did not issue the token.
+    """
+    if not token:
+        return None
+    match _decoded(token):
+        case {"v": 1, "list": str(name), "after": [value, str(item_id)]} if name == list_name:
+            return value, item_id
+    raise BadPageToken(_OTHER_LIST)
+
+
+_OTHER_LIST = "The page token belongs to another list, or to a filter that has changed since."
+
+
+def _encoded(document: dict[str, Any]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(document, separators=(",", ":")).encode()).decode().rstrip("=")
+
+
+def _decoded(token: str) -> Any:
+    try:
+        return json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+    except (ValueError, RecursionError) as error:
+        raise BadPageToken("The page token cannot be read.") from error

@@ -1,0 +1,102 @@
+"""Lists in the order of any field: every matching row is read, so the number of rows is limited."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from evenkeel.ports import Key, Ledger, Refused, Row, Table
+from evenkeel.services.storage import pagination
+
+Json = dict[str, Any]
+SortValue = Callable[[Json], Any]
+
+MAX_SORTED = 5000
+"""Maximum number of rows of a sorted list. Each page reads them all again."""
+
+
+class TooManyToSort(Refused):
+    """More rows match than a list can sort."""
+
+    code = "TOO_MANY_TO_SORT"
+
+
+class Sort(NamedTuple):
+    """The order of a list."""
+
+    field: str
+    is_descending: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> "Sort | None":
+        """Read `field` or `-field`; None if the text is empty."""
+        return cls(text.removeprefix("-"), text.startswith("-")) if text else None
+
+
+def matching_rows(
+    ledger: Ledger, table: Table, partitions: Sequence[str], keep: Callable[[Row], bool] | None
+) -> tuple[Row, ...]:
+    """Return the rows of the partitions that `keep` accepts, each once.
+
+    Raises:
+        TooManyToSort: more than `MAX_SORTED` rows match.
+    """
+    found: dict[Key, Row] = {}
+    for partition in partitions:
+        listed, more = pagination.everything(ledger, table, partition, at_most=MAX_SORTED, keep=keep)
+        found |= {row.key: row for row in listed}
+        if more or len(found) > MAX_SORTED:
+            raise TooManyToSort(f"More than {MAX_SORTED} rows match. A list can be sorted only up to that number.")
+    return tuple(found.values())
+
+
+def page(
+    items: Sequence[Json], sort: Sort, values: Mapping[str, SortValue], request: pagination.PageRequest, *, item_id: str
+) -> tuple[list[Json], str]:
+    """Return one page of sorted items, and the token of the next page; empty at the end.
+
+    Items with the same value are in the order of their ids. Items without a value come last. The token holds the place
+    of the last item, so an item that was added between two pages hides no other. An item whose value changed between
+    two pages may be missing or returned twice.
+
+    Args:
+        items: All items.
+        sort: The order.
+        values: Field → its sort value in an item.
+        request: The page.
+        item_id: Field with the id of an item.
+
+    Raises:
+        BadPageToken: this list did not issue the token.
+    """
+    value_of, list_name = values[sort.field], f"{item_id}:{sort.field}:{sort.is_descending}"
+    after = pagination.read_place(request.token, list_name)
+    found: list[Json] = []
+    for place, item in _in_order(items, sort, lambda item: (value_of(item), item[item_id])):
+        try:
+            is_on_earlier_page = after is not None and not _is_beyond(place, after, sort)
+        except TypeError as error:
+            raise pagination.BadPageToken("The page token cannot be read.") from error
+        if is_on_earlier_page:
+            continue
+        if len(found) == request.size:
+            last = found[-1]
+            return found, pagination.write_place((value_of(last), last[item_id]), list_name)
+        found.append(item)
+    return found, ""
+
+
+def _in_order(
+    items: Sequence[Json], sort: Sort, place_of: Callable[[Json], tuple[Any, str]]
+) -> Iterator[tuple[tuple[Any, str], Json]]:
+    placed = [(place_of(item), item) for item in items]
+    known = [pair for pair in placed if pair[0][0] is not None]
+    unknown = [pair for pair in placed if pair[0][0] is None]
+    yield from sorted(known, key=lambda pair: pair[0], reverse=sort.is_descending)
+    yield from sorted(unknown, key=lambda pair: pair[0][1])
+
+
+def _is_beyond(place: tuple[Any, str], after: tuple[Any, str], sort: Sort) -> bool:
+    if (place[0] is None) != (after[0] is None):
+        return place[0] is None
+    if place[0] is None:
+        return place[1] > after[1]
+    return place < after if sort.is_descending else place > after

@@ -1,0 +1,135 @@
+"""Lists in the order of any field."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from evenkeel.services.queries import sorted_list
+from evenkeel.services.storage import pagination
+from tests.unit.api.gateway import Gateway
+from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_incident, heartbeats, stored
+
+
+def pages(gateway: Gateway, path: str, size: int) -> Iterator[list[Any]]:
+    token = ""
+    while True:
+        answer = gateway.get(f"{path}&pageSize={size}{token and f'&nextPageToken={token}'}")
+        assert answer.status == 200, answer.document
+        yield answer.document["items"]
+        if not (token := answer.document["nextPageToken"]):
+            return
+
+
+def ids(gateway: Gateway, path: str, field: str, size: int = 2) -> list[int]:
+    return [int(item[field][-2:], 16) for page in pages(gateway, path, size) for item in page]
+
+
+def jobs(gateway: Gateway) -> None:
+    heartbeats(gateway.fakes.ledger)
+    spec = a_job().spec
+    states = {1: "RUNNING", 2: "PENDING", 3: "SUCCEEDED", 4: "PENDING", 5: "FAILED"}
+    for number, state in states.items():
+        stored(
+            gateway.fakes.ledger,
+            a_job(
+                number,
+                state=state,
+                spec=spec.replace(name=f"name-{9 - number}", nodes=number % 3 + 1, team=""),
+                submitted_at=ago(minutes=number),
+                started_at=None if state == "PENDING" else ago(minutes=number % 2),
+                ended_at=ago() if state in ("SUCCEEDED", "FAILED") else None,
+            ),
+        )
+
+
+@pytest.mark.parametrize("size", [1, 2, 200])
+@pytest.mark.parametrize(
+    ("sort", "expected"),
+    [
+        ("state", [2, 4, 1, 3, 5]),
+        ("-state", [5, 3, 1, 4, 2]),
+        ("name", [5, 4, 3, 2, 1]),
+        ("nodes", [3, 1, 4, 2, 5]),
+        ("submittedAt", [5, 4, 3, 2, 1]),
+        ("-submittedAt", [1, 2, 3, 4, 5]),
+        ("startedAt", [1, 3, 5, 2, 4]),
+        ("-startedAt", [5, 3, 1, 2, 4]),
+    ],
+)
+def test_jobs_are_sorted_over_all_pages(gateway: Gateway, sort: str, expected: list[int], size: int) -> None:
+    jobs(gateway)
+
+    assert ids(gateway, f"/v1/jobs?sort={sort}", "jobId", size) == expected
+
+
+def test_sorted_jobs_keep_their_filter(gateway: Gateway) -> None:
+    jobs(gateway)
+
+    assert ids(gateway, "/v1/jobs?sort=-name&state=RUNNING,PENDING", "jobId") == [1, 2, 4]
+
+
+def test_job_added_between_pages_hides_no_other(gateway: Gateway) -> None:
+    jobs(gateway)
+    listing = pages(gateway, "/v1/jobs?sort=name", 2)
+    first = next(listing)
+    stored(gateway.fakes.ledger, a_job(9, spec=a_job().spec.replace(name="name-0")))
+
+    rest = [item for page in listing for item in page]
+
+    assert [item["name"] for item in (*first, *rest)] == [f"name-{number}" for number in range(4, 9)]
+
+
+def test_nodes_with_problems_come_first(gateway: Gateway) -> None:
+    heartbeats(gateway.fakes.ledger)
+    stored(
+        gateway.fakes.ledger,
+        a_fleet_node(1),
+        a_fleet_node(2, is_cordoned=True),
+        a_fleet_node(3),
+        an_incident(3, state="RECOVERING"),
+        a_fleet_node(4, is_ready=False, not_ready_since=ago(minutes=1)),
+    )
+
+    assert ids(gateway, "/v1/nodes?sort=state", "instanceId", 1) == [4, 3, 2, 1]
+    assert ids(gateway, "/v1/nodes?sort=-instanceId", "instanceId") == [4, 3, 2, 1]
+
+
+def test_order_is_part_of_the_page_token(gateway: Gateway) -> None:
+    jobs(gateway)
+    token = gateway.get("/v1/jobs?sort=name&pageSize=1").document["nextPageToken"]
+
+    answers = [
+        gateway.get(f"/v1/{path}nextPageToken={token}")
+        for path in ("jobs?", "jobs?sort=-name&", "nodes?sort=instanceId&")
+    ]
+
+    assert [(answer.status, answer.document["code"]) for answer in answers] == [(400, "BAD_PAGE_TOKEN")] * 3
+
+
+def test_forged_place_is_refused(gateway: Gateway) -> None:
+    jobs(gateway)
+    token = pagination.write_place((7, "job-0000000001"), "jobId:name:False")
+
+    answer = gateway.get(f"/v1/jobs?sort=name&nextPageToken={token}")
+
+    assert (answer.status, answer.document["code"]) == (400, "BAD_PAGE_TOKEN")
+
+
+def test_unknown_field_is_refused_with_the_known_ones(gateway: Gateway) -> None:
+    answer = gateway.get("/v1/jobs?sort=colour")
+
+    assert answer.status == 400
+    assert answer.document["errors"][0]["field"] == "sort"
+    assert "'submittedAt'" in answer.document["errors"][0]["message"]
+
+
+def test_list_that_is_too_long_to_sort_says_so(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs(gateway)
+    monkeypatch.setattr(sorted_list, "MAX_SORTED", 4)
+
+    whole, filtered = gateway.get("/v1/jobs?sort=name"), gateway.get("/v1/jobs?sort=name&state=PENDING")
+
+    assert (whole.status, whole.document["code"]) == (400, "TOO_MANY_TO_SORT")
+    assert whole.document["detail"].startswith("More than 4 rows match.")
+    assert len(filtered.document["items"]) == 2
