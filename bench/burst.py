@@ -422,7 +422,7 @@ class BurstSimulation:
         job.done = min(job.run, job.done + max(0.0, now - run.trains_at)) if job.saves else 0.0
         self.out.interruptions += 1
         assert run.pool is not None  # only rented nodes are reclaimed
-        self.shortages = self.shortages.with_refusal(run.pool.instance_type, run.zone, run.pool.market, _at(now))
+        self.shortages = self.shortages.with_refusal(run.pool.instance_type, run.zone, run.pool.market, instant(now))
         self._arrive(job, now)
         return 0
 
@@ -438,17 +438,17 @@ class BurstSimulation:
             team=run.job.team,
             micros_per_node_hour=run.pool.micros_per_node_hour,
             nodes=run.job.nodes,
-            started_at=_at(run.began),
-            ended_at=_at(now),
+            started_at=instant(run.began),
+            ended_at=instant(now),
         )
-        self.out.rent_parts += rental.parts(_at(now))
+        self.out.rent_parts += rental.parts(instant(now))
 
     # ------------------------------------------------ renting
 
     def _rent(self, job: TraceJob, pool: Pool, now: float, waited: float) -> bool:
         """Request nodes; return False and record the refusal if there is no capacity."""
         if not self.market.is_open(pool.instance_type, pool.zone, pool.market, now + waited):
-            self.shortages = self.shortages.with_refusal(pool.instance_type, pool.zone, pool.market, _at(now))
+            self.shortages = self.shortages.with_refusal(pool.instance_type, pool.zone, pool.market, instant(now))
             return False
         self.shortages = self.shortages.with_success(pool.instance_type, pool.zone, pool.market)
         after = self.market.interrupted_after(job) if pool.market is Market.SPOT else math.inf
@@ -475,7 +475,7 @@ class BurstSimulation:
             rate = pool.micros_per_node_hour * job.nodes
             if self.rates.get(job.team, 0) + rate > self.caps[0] or self.fleet_rate + rate > self.caps[1]:
                 continue
-            if self.shortages.barred_until(pool.instance_type, pool.zone, pool.market, _at(now)):
+            if self.shortages.barred_until(pool.instance_type, pool.zone, pool.market, instant(now)):
                 continue
             if self._rent(job, pool, now, waited):
                 self._unqueue(job)
@@ -535,7 +535,7 @@ class BurstSimulation:
             waited += self.setup["market"]["refusalAnswerSeconds"]
 
     def _facts(self, job: TraceJob, now: float, wait: float, opportunity: int) -> PlacementFacts:
-        moment = _at(now)
+        moment = instant(now)
         candidates = [
             # The job does not fit on committed nodes now: otherwise it would have started.
             CandidatePool(
@@ -560,7 +560,7 @@ class BurstSimulation:
             p90_run_seconds=job.guess * math.exp(1.2816 * self.sigma),
             checkpoint_seconds=self.setup["jobs"]["checkpointSeconds"] if job.saves else None,
             restart_seconds=self.setup["jobs"]["restartSeconds"] if job.starts else 0,
-            submitted_at=_at(job.at),
+            submitted_at=instant(job.at),
             done_seconds=job.done,
         )
         spending = SpendLimits(
@@ -592,7 +592,7 @@ class BurstSimulation:
                     launch_seconds=self.setup["committed"]["launchSeconds"],
                     opportunity_micros_per_accelerator_hour=self._opportunity_cost(job, queue_price),
                 ),
-                now=_at(now),
+                now=instant(now),
             )
             if decide_migration(facts).action is not MigrationAction.MIGRATE:
                 continue
@@ -626,7 +626,7 @@ TERMS = RiskLimits()
 
 
 @functools.lru_cache(maxsize=4096)
-def _at(seconds: float) -> datetime:
+def instant(seconds: float) -> datetime:
     return BEGIN + timedelta(seconds=seconds)
 
 
@@ -744,7 +744,7 @@ def described(outcomes: Mapping[int, BurstOutcome]) -> Json:
     }
 
 
-def _shown(policy: BaselinePolicy) -> Json:
+def parameters(policy: BaselinePolicy) -> Json:
     return {
         "order": policy.order,
         "spot": policy.spot,
@@ -766,7 +766,7 @@ def _frontier(setup: Json, best: Mapping[str, BaselinePolicy], seeds: Sequence[i
         figures = described({seed: BurstSimulation(setup, policy, seed).play() for seed in seeds})
         yield {
             "policy": policy.name,
-            **_shown(policy),
+            **parameters(policy),
             **{name: figures[name] for name in ("rentUsd", "delayUsd", "meanDelayHours")},
         }
 
@@ -789,7 +789,7 @@ def main(words: Sequence[str] | None = None) -> int:
     }
     for name, policies in groups.items():
         best[name], ranking = tuned(setup, policies, tuning)
-        found["tuned"][name] = {"tried": len(policies), **_shown(best[name]), "usd": round(ranking[0][0])}
+        found["tuned"][name] = {"tried": len(policies), **parameters(best[name]), "usd": round(ranking[0][0])}
         print(f"  tuned {name:<10} {found['tuned'][name]}", flush=True)
     outcomes = {
         name: {seed: BurstSimulation(setup, policy, seed).play() for seed in seeds} for name, policy in best.items()

@@ -69,7 +69,7 @@ from evenkeel.domain.recovery import (
     validation,
 )
 from evenkeel.domain.recovery.node_slot import ObservedNode
-from evenkeel.domain.renting import candidates, cost, migration, placement, rental_waits
+from evenkeel.domain.renting import candidates, cost, displacement, migration, placement, rental_waits
 from evenkeel.domain.resources import Resources
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.events import envelope, kubernetes_node
@@ -101,11 +101,12 @@ FACTS: Mapping[str, type[Value]] = {
     "RESIZE": resize_facts.ResizeFacts,
     "PLACEMENT": placement.PlacementFacts,
     "MIGRATION": migration.MigrationFacts,
+    "DISPLACEMENT": displacement.DisplacementFacts,
     "TEMPORARY_CAPACITY": migration.TemporaryCapacityFacts,
     "VALIDATION": ValidationFacts,
 }
 """The model that reads the facts of each kind of decision."""
-ADDED_LATER = frozenset({"RESTART"})
+ADDED_LATER = frozenset({"RESTART", "DISPLACEMENT"})
 """Kinds of decisions that did not exist when the corpus was recorded."""
 
 

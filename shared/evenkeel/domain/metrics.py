@@ -117,6 +117,7 @@ METRICS = {
         Metric("JobsOnSuspectCheckpoints", _COUNT, (), "A job keeps running from a suspect checkpoint."),
         Metric("WritesRejected", _COUNT, (), "The ledger refused a write."),
         Metric("JobsMigratedBack", _COUNT, (), "A job was asked to migrate back to committed capacity."),
+        Metric("JobsDisplaced", _COUNT, (), "Jobs asked to move to rented nodes to free nodes for another job."),
         Metric("JobsDrainedFromReservations", _COUNT, (), "Jobs asked to leave a pool whose reservation ends."),
         Metric("ResumesPlanned", _COUNT, ("option",), "How an interrupted job will resume."),
         Metric("AttemptsLaunched", _COUNT, (), "A Kubernetes Job was created."),

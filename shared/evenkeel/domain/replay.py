@@ -24,6 +24,7 @@ from evenkeel.domain.recovery.restarts import RestartFacts, decide_restart
 from evenkeel.domain.recovery.resume import ResumeFacts, plan_resume
 from evenkeel.domain.recovery.rollback import RollbackFacts, roll_back
 from evenkeel.domain.recovery.validation import CheckFacts, choose_check, judge_node
+from evenkeel.domain.renting.displacement import DisplacementFacts, decide_displacement
 from evenkeel.domain.renting.migration import (
     MigrationFacts,
     TemporaryCapacityFacts,
@@ -184,6 +185,11 @@ def _placement(record: Decision, _policy: Policy) -> Replayed:
     )
 
 
+def _displacement(record: Decision, _policy: Policy) -> Replayed:
+    displacement = decide_displacement(DisplacementFacts.model_validate(record.facts))
+    return Replayed(action=displacement.action, reason=displacement.reason, alternatives=displacement.alternatives)
+
+
 def _decide_migration(record: Decision, _policy: Policy) -> Replayed:
     judged = decide_migration(_facts(MigrationFacts, record))
     return Replayed(action=judged.action, reason=judged.reason, alternatives=judged.alternatives)
@@ -215,6 +221,7 @@ _BY_KIND: Mapping[str, Callable[[Decision, Policy], Replayed]] = {
     "ADMISSION": _admission,
     "RESIZE": _resize,
     "PLACEMENT": _placement,
+    "DISPLACEMENT": _displacement,
     "MIGRATION": _decide_migration,
     "TEMPORARY_CAPACITY": _temporary_capacity,
     "VALIDATION": _validation,

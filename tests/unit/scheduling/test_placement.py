@@ -2,6 +2,7 @@
 
 import math
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -90,6 +91,33 @@ def test_recovery_rents_up_to_the_planned_value() -> None:
     assert worth(rent - 1).action is PlacementAction.WAIT
     dear = facts.replace(job=facts.job.replace(max_rent_parts=10**18), spending=SpendLimits())
     assert choose_pool(dear).action is PlacementAction.WAIT
+
+
+@pytest.mark.parametrize(
+    ("changes", "moves"),
+    [
+        ({"micros_per_hour_of_delay": 1 * MICROS}, True),
+        ({"micros_per_hour_of_delay": 400 * MICROS}, False),  # a restart costs more than the rent that it saves
+        ({"micros_per_hour_of_delay": 400 * MICROS, "returns_when_free": True}, True),
+        ({"micros_per_hour_of_delay": 1 * MICROS, "checkpoint_seconds": None}, False),
+        ({"micros_per_hour_of_delay": 1 * MICROS, "deadline_at": at(3.3 * HOUR)}, False),
+        ({"micros_per_hour_of_delay": 1 * MICROS, "deadline_at": at(4 * HOUR)}, True),
+        ({"micros_per_hour_of_delay": 1 * MICROS, "left_seconds": (0.5 * HOUR,), "run_seconds": 0.5 * HOUR}, False),
+    ],
+)
+def test_rent_ends_when_the_job_would_move(changes: dict[str, Any], moves: bool) -> None:
+    """Committed nodes are free after an hour. A restart takes half an hour."""
+    job = a_waiting(**{"left_seconds": (3 * HOUR,), "restart_seconds": 0.25 * HOUR, **changes})
+    committed = a_candidate_pool(C, wait_seconds=HOUR, pool={"launch": a_delay(0.25 * HOUR)})
+
+    table = choose_pool(facts_of(committed, a_candidate_pool(O), job=job)).table
+
+    row = next(row for row in table if row.market is O)
+    rate = a_candidate_pool(O).pool.micros_per_node_hour
+    held = HOUR + job.save_seconds if moves else row.starts_after_seconds + job.run_seconds
+    assert row.rent_parts == pytest.approx(rate * held, abs=rate)
+    standstill = job.save_seconds + 0.25 * HOUR + job.restart_seconds if moves else 0
+    assert row.ends_after_seconds == pytest.approx(row.starts_after_seconds + job.run_seconds + standstill)
 
 
 def test_free_committed_nodes_are_used_first() -> None:

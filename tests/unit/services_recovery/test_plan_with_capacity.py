@@ -19,6 +19,7 @@ from evenkeel.domain.recovery.resume import ResumeFacts
 from evenkeel.domain.recovery.resume import plan_resume as choose
 from evenkeel.domain.renting.book import RentalAllocation
 from evenkeel.domain.renting.migration import temporary_capacity_of
+from evenkeel.domain.renting.placement import PlacementFacts, choose_pool
 from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Put, Row, Table
@@ -119,15 +120,56 @@ def test_recovery_and_cycle_compute_the_same_rent() -> None:
     assert plan
     assert plan.max_rent_parts is not None
     job, usd = facts.renting.placement.job, weighed(recovery, "RENT").usd
-    held = 60 * 1.1 + job.restart_seconds + job.run_seconds  # the slower of two launches of 60 s at the median
+    held = 2 * HOUR + job.save_seconds  # until the node is back
     rent = 2 * NODE_HOUR[SPOT] / 1e6 * held / HOUR
-    lost = facts.lost_work_seconds + facts.delays.launch.seconds + facts.delays.restore.seconds
+    moved = job.save_seconds + facts.delays.launch.seconds + job.restart_seconds
+    lost = facts.lost_work_seconds + facts.delays.launch.seconds + facts.delays.restore.seconds + moved
     assert usd == pytest.approx(rent + lost / HOUR * (16 * 5 + 500), rel=0.1)
+
+    stop(recovery)
+    recovery.scenario.run_scheduling_cycle()
+
+    placed = next(each for each in decisions(recovery) if each.kind == "PLACEMENT")
+    cycle = PlacementFacts.model_validate(placed.facts)
+    assert _rents(cycle) == _rents(facts.renting.placement)
+    assert cycle.job.replace(max_rent_parts=None) == facts.renting.placement.job
+
+
+def _rents(facts: PlacementFacts) -> dict[str, int]:
+    return {row.pool: row.rent_parts for row in choose_pool(facts).table}
+
+
+def test_recovery_and_cycle_use_the_same_past_runs() -> None:
+    recovery = RecoveryScenario(size=2, policy=burst())
+    for number in range(recovery.policy.economy.min_samples):
+        ended = recovery.job.replace(
+            job_id=f"job-ended-{number}",
+            state=JobState.SUCCEEDED,
+            started_at=recovery.now - timedelta(hours=9),
+            ended_at=recovery.now,
+        )
+        recovery.world.ledger.commit(Put(job_rows.job_row(ended, 0)))
+    recovery.scenario.set_job(
+        recovery.job.replace(spec=recovery.job.spec.replace(checkpoint_uri="s3://checkpoints/one"))
+    )
+    plan(recovery)
+
+    facts = ResumeFacts.model_validate(record(recovery).facts)
+
+    assert facts.renting
+    assert facts.renting.placement.job.run_seconds == pytest.approx(9 * HOUR, abs=60)
+    stop(recovery)
+    recovery.scenario.run_scheduling_cycle()
+    placed = next(each for each in decisions(recovery) if each.kind == "PLACEMENT")
+    assert _rents(PlacementFacts.model_validate(placed.facts)) == _rents(facts.renting.placement)
 
 
 def test_cycle_rents_the_pool_that_the_recovery_chose() -> None:
     def reluctant(recovery: RecoveryScenario) -> None:
-        """Let passes believe that the node is back at once."""
+        """Let scheduling cycles believe that the node is back at once."""
+        plan = recovery.job.resume_plan
+        assert plan
+        recovery.scenario.set_job(recovery.job.replace(resume_plan=plan.replace(capacity_at=None)))
         recovery.scenario.policy = recovery.policy.replace(
             jobs=recovery.policy.jobs.replace(expected_replace_seconds=1, expected_resume_seconds=1)
         )
@@ -228,17 +270,21 @@ def test_risky_spot_pool_loses_to_the_costlier_pool() -> None:
 
 
 @pytest.mark.parametrize(
-    ("minutes", "why_not"),
+    ("repair_hours", "minutes", "why_not"),
     [
-        (30, ""),
-        (90, "the policy sets no price on the delay of its class, and the job meets its deadline without renting"),
-        (1, "after its deadline, and the policy sets no price on the delay of its class"),
+        (3, 150, ""),
+        (1, 210, "the policy sets no price on the delay of its class, and the job meets its deadline without renting"),
+        (3, 121, "after its deadline, and the policy sets no price on the delay of its class"),
+        (2, 150, "after its deadline, and the policy sets no price on the delay of its class"),  # it has to move back
     ],
 )
-def test_class_without_a_price_rents_only_for_its_deadline(minutes: int, why_not: str) -> None:
-    """Two hours of work are left: done in 145 minutes on rented nodes, and in 160 on the node that comes back."""
+def test_class_without_a_price_rents_only_for_its_deadline(repair_hours: int, minutes: int, why_not: str) -> None:
+    """Two hours of work are left: done 145 minutes from now on rented nodes, 145 minutes after the repair on others."""
     recovery = planned(
-        burst(other_delay_micros_per_hour=0), deadline_at=RecoveryScenario().now + timedelta(minutes=120 + minutes)
+        burst(other_delay_micros_per_hour=0).replace(
+            economy=EconomyPolicy(expected_reboot_seconds=repair_hours * HOUR)
+        ),
+        deadline_at=RecoveryScenario().now + timedelta(minutes=minutes),
     )
 
     found = weighed(recovery, "RENT").why_not

@@ -11,6 +11,7 @@ from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.serving_demand import ServingDemand, ServingRentalPlan
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy_section import Mode
+from evenkeel.domain.renting.displacement import DisplacementDecision
 from evenkeel.domain.renting.migration import DepartureDecision, MigrationDecision
 from evenkeel.domain.renting.placement import PlacementDecision
 
@@ -39,6 +40,13 @@ class RentalStart(NamedTuple):
     placement: PlacementDecision
 
 
+class Displacement(NamedTuple):
+    """A job for which other jobs move to rented nodes now."""
+
+    decision: AdmissionDecision
+    displacement: DisplacementDecision
+
+
 class PendingStep(NamedTuple):
     """A job that waits, with the reason to record. In any mode but `act` the decision may be to start or to preempt."""
 
@@ -48,7 +56,7 @@ class PendingStep(NamedTuple):
     """Where the job could run otherwise; None if that was not examined."""
 
 
-JobStep = AdmissionStep | Preemption | RentalStart | PendingStep
+JobStep = AdmissionStep | Preemption | RentalStart | Displacement | PendingStep
 
 
 class Departure(NamedTuple):
@@ -69,6 +77,8 @@ class MissingFacts(NamedTuple):
     """Jobs whose attempts to read."""
     shortages: bool = False
     """Whether to read the recent refusals of capacity."""
+    past_runs: bool = False
+    """Whether to read the run times of jobs that ended."""
 
 
 class QueuePlan(NamedTuple):

@@ -13,6 +13,7 @@ from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.start_size import with_spare_wait
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pod_shares import NodeShares
+from evenkeel.domain.capacity.run_times import PastRun
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.attempt import Attempt
@@ -67,6 +68,8 @@ class CycleSnapshot(NamedTuple):
     rented: RentalBook = RentalBook()
     shortages: Shortages | None = None
     """Recent refusals of capacity; None until a decision needs them."""
+    past_runs: tuple[PastRun, ...] = ()
+    """The latest runs that ended by themselves; empty until a decision needs them."""
     serving_pods: Mapping[str, Sequence[UnmanagedPod]] = {}
     """Readable cluster with serving workloads → its pods."""
     serving_states: Mapping[str, tuple[ServingState, int]] = {}

@@ -15,6 +15,7 @@ from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.cycle_plan import (
     AdmissionStep,
     CyclePlan,
+    Displacement,
     JobStep,
     MissingFacts,
     PendingStep,
@@ -58,6 +59,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.candidates import jobs_to_place
+from evenkeel.domain.renting.displacement import DisplacementDecision
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision
 
 _PROGRESS = frozenset({Action.ADMIT, Action.PREEMPT})
@@ -97,11 +99,14 @@ def decide_cycle(
     planned = (decision for plan in serving_rentals for decision in plan.to_rent)
     rented = snapshot.rented.with_planned(planned, policy.burst.pools)
     placements = rent_plan.plan_placements(snapshot, queue, decisions, rented, policy, now)
+    displacement = None
+    if mode is Mode.ACT:
+        displacement = rent_plan.plan_displacement(snapshot, queue, decisions, placements, policy, now)
     has_teams = snapshot.setup.has_teams
     plan = CyclePlan(
         queue_plan=queue_plan,
         memory=snapshot.memory.pruned(queue.charges, snapshot.setup, now) if has_teams else snapshot.memory,
-        steps=tuple(_steps(snapshot, queue_plan, placements, mode)),
+        steps=tuple(_steps(snapshot, queue_plan, placements, displacement, mode)),
         serving_rentals=serving_rentals,
     )
     return _with_stops(plan, snapshot, policy, now) if mode is Mode.ACT else plan
@@ -117,7 +122,7 @@ def _plan_while_held(snapshot: CycleSnapshot, now: datetime) -> CyclePlan:
         resizes=ResizePlan(memory=snapshot.memory.elastic),
         cursors=snapshot.queue_cursors,
     )
-    steps = tuple(_steps(snapshot, queue_plan, {}, Mode.ACT))
+    steps = tuple(_steps(snapshot, queue_plan, {}, None, Mode.ACT))
     return CyclePlan(queue_plan=queue_plan, memory=snapshot.memory, steps=steps)
 
 
@@ -250,7 +255,7 @@ def _plan_serving_rentals(
 ) -> tuple[ServingRentalPlan, ...]:
     if snapshot.authority is AdmissionAuthority.KUEUE:
         return ()
-    context = rent_plan.placement_context(snapshot, queue_plan.queue, now)
+    context = rent_plan.placement_context(snapshot, queue_plan.queue, policy, now)
     return plan_serving_rentals(queue_plan.demand, snapshot.serving_states, context, _with_serving(policy, snapshot))
 
 
@@ -278,6 +283,7 @@ def _missing_facts(
         jobs=tuple(sorted(name for name in jobs if snapshot.known_job(name) is None)),
         attempts_of=tuple(sorted(name for name in attempts_of if _may_have_run(snapshot.known_job(name)))),
         shortages=has_demand,
+        past_runs=has_demand or bool(attempts_of),
     )
 
 
@@ -294,7 +300,11 @@ def draining_teams(setup: TeamSetup) -> frozenset[str]:
 
 
 def _steps(
-    snapshot: CycleSnapshot, queue_plan: QueuePlan, placements: Mapping[str, Placement], mode: Mode
+    snapshot: CycleSnapshot,
+    queue_plan: QueuePlan,
+    placements: Mapping[str, Placement],
+    displacement: DisplacementDecision | None,
+    mode: Mode,
 ) -> Iterator[JobStep]:
     """Yield the step for each pending job."""
     shrinks = queue_plan.resizes.shrinks_by_waiter
@@ -311,6 +321,8 @@ def _steps(
             yield Preemption(decided, victims) if victims else PendingStep(decided, allowed)
         elif decided.job_id in serving and decided.action is not Action.ADMIT:
             continue  # the job's reason names its rental already
+        elif displacement and displacement.job_id == decided.job_id and may_act and not shrinks:
+            yield Displacement(decided, displacement)
         elif _is_rent(placement) and may_act and not shrinks:
             yield RentalStart(decided, placement)
         else:
@@ -337,6 +349,7 @@ def _with_stops(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: d
     """Return the plan with the jobs that leave their nodes for another reason than a preemption or a resize."""
     queue, decisions = plan.queue_plan.queue, plan.decisions
     stopping = {name for step in plan.steps if isinstance(step, Preemption) for name in step.victims}
+    stopping |= {name for step in plan.steps if isinstance(step, Displacement) for name in step.displacement.victims}
     stopping |= {resize.job_id for resize in plan.resizes.planned}
     departure = rent_plan.next_departure(snapshot, queue, decisions, stopping, policy, now)
     stopping |= {departure.job_id} if departure else set()

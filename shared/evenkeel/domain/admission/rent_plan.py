@@ -5,7 +5,7 @@ the fleet with those nodes in it. In the same way a job leaves its rented nodes 
 committed nodes.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from evenkeel.domain.admission.cycle_plan import Departure, Placement
@@ -16,28 +16,49 @@ from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, with_taken
 from evenkeel.domain.capacity.pools import Pool
+from evenkeel.domain.capacity.run_times import run_times_of
 from evenkeel.domain.capacity.shortages import Shortages
-from evenkeel.domain.jobs.attempt import run_seconds
+from evenkeel.domain.jobs.attempt import Attempt, run_seconds
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import MAX_GRACE_SECONDS
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.book import RentalBook
+from evenkeel.domain.renting.book import RentalBook, spend_limits
 from evenkeel.domain.renting.candidates import (
     PlacementContext,
+    QueueForecasts,
     committed_pools,
+    job_demand,
     jobs_to_place,
     nodes_to_rent,
     placement_facts,
+    rented_candidate,
+    risk_limits,
+    why_not_tolerated,
+)
+from evenkeel.domain.renting.cost import SpendLimits, cost_of_pool
+from evenkeel.domain.renting.displacement import (
+    CommittedNode,
+    DisplacementAction,
+    DisplacementDecision,
+    DisplacementFacts,
+    MovableJob,
+    decide_displacement,
 )
 from evenkeel.domain.renting.migration import (
     MigrationAction,
     MigrationDecision,
     decide_departure,
     decide_migration,
+    has_moved_often,
     migration_facts,
 )
-from evenkeel.domain.renting.placement import PlacementAction, place_in_queue_order
+from evenkeel.domain.renting.placement import (
+    PlacementAction,
+    PlacementDecision,
+    migration_target,
+    place_in_queue_order,
+)
 from evenkeel.domain.renting.policy import RentedPool
 from evenkeel.domain.renting.rental import Rental, RentalState
 
@@ -45,6 +66,9 @@ _RENTABLE_ACTIONS = (Action.WAIT, Action.BLOCKED, Action.NEVER_FITS)
 """Decisions about jobs that wait for nodes. A job that waits for quota would wait on rented nodes, too."""
 _WAITING_FOR_NODES = (Action.WAIT, Action.BLOCKED, Action.PREEMPT)
 """Decisions about jobs that would use free committed nodes. Jobs that wait for quota cannot use them."""
+DISPLACER = "schedule_jobs/displace"
+"""Prefix of the requester of a stop that displaces a job."""
+_WAITING_FOR_NODES_OF_OTHERS = (Action.WAIT, Action.BLOCKED)
 _LOOKAHEAD = timedelta(seconds=MAX_GRACE_SECONDS + 600)
 """Time before the end of a reservation from which on jobs there are examined: no job needs longer to save."""
 
@@ -62,7 +86,7 @@ def jobs_without_nodes(snapshot: CycleSnapshot, decisions: Iterable[AdmissionDec
     )
 
 
-def placement_context(snapshot: CycleSnapshot, queue: QueueSnapshot, now: datetime) -> PlacementContext:
+def placement_context(snapshot: CycleSnapshot, queue: QueueSnapshot, policy: Policy, now: datetime) -> PlacementContext:
     """Return what all placements of one cycle have in common, before its admissions. Its queue is empty."""
     jobs = {charge.job_id: snapshot.known_job(charge.job_id) for charge in queue.charges}
     return PlacementContext(
@@ -72,6 +96,8 @@ def placement_context(snapshot: CycleSnapshot, queue: QueueSnapshot, now: dateti
         classes={name: job.spec.priority_class for name, job in jobs.items() if job},
         rented=snapshot.rented,
         shortages=snapshot.shortages or Shortages(),
+        run_times=run_times_of(snapshot.past_runs, policy.economy.min_samples),
+        holders={name: job for name, job in jobs.items() if job},
     )
 
 
@@ -94,13 +120,20 @@ def plan_placements(
         now: The time.
     """
     waiting = jobs_without_nodes(snapshot, decisions)
-    jobs = jobs_to_place(waiting, policy, now)
+    jobs = [job for job in jobs_to_place(waiting, policy, now) if not _jobs_being_displaced(job.job_id, snapshot)]
     if not jobs:
         return {}
     left = capacity_left(queue.capacities, decisions)
-    context = placement_context(snapshot, queue, now)._replace(capacities=left, queue=waiting, rented=rented)
+    context = placement_context(snapshot, queue, policy, now)._replace(capacities=left, queue=waiting, rented=rented)
     ran = run_seconds(snapshot.attempts)
-    placed = place_in_queue_order([placement_facts(job, context, policy, ran.get(job.job_id, 0.0)) for job in jobs])
+    ended = _last_ends(snapshot.attempts)
+    forecasts = QueueForecasts(context, policy)
+    placed = place_in_queue_order(
+        [
+            placement_facts(job, context, policy, ran.get(job.job_id, 0.0), forecasts, ended.get(job.job_id))
+            for job in jobs
+        ]
+    )
     placements: dict[str, Placement] = {}
     begun = len(rented.allocations) - len(snapshot.rented.allocations)
     for job, placement in zip(jobs, placed, strict=True):
@@ -118,6 +151,178 @@ def plan_placements(
         else:
             begun += 1
     return placements
+
+
+# ---------------------------------------------------------------- displaced jobs
+
+
+def displacement_requester(job_id: str) -> str:
+    """Return the requester of a stop that frees nodes for a job."""
+    return f"{DISPLACER}/{job_id}"
+
+
+def _jobs_being_displaced(job_id: str, snapshot: CycleSnapshot) -> list[str]:
+    """Return the jobs that received a request to free their nodes for a job, and still hold them."""
+    requester = displacement_requester(job_id)
+    holders = (snapshot.known_job(charge.job_id) for charge in snapshot.held)
+    return [
+        job.job_id for job in holders if job and (stop := job.stop_of(job.current_attempt)) and stop.by == requester
+    ]
+
+
+def plan_displacement(
+    snapshot: CycleSnapshot,
+    queue: QueueSnapshot,
+    decisions: Sequence[AdmissionDecision],
+    placements: Mapping[str, Placement],
+    policy: Policy,
+    now: datetime,
+) -> DisplacementDecision | None:
+    """Return which jobs move to rented nodes for a job that waits for committed nodes; None if it pays for no job.
+
+    Args:
+        snapshot: The snapshot of the cycle.
+        queue: The queue that was decided.
+        decisions: About the pending jobs.
+        placements: Where else the waiting jobs could run.
+        policy: The whole policy.
+        now: The time.
+    """
+    if not policy.burst.max_moves:
+        return None
+    left = capacity_left(queue.capacities, decisions)
+    movable: dict[str, tuple[MovableJob, ...]] = {}
+    displacements = []
+    for decided in decisions:
+        placement = placements.get(decided.job_id)
+        if decided.action not in _WAITING_FOR_NODES_OF_OTHERS or not isinstance(placement, PlacementDecision):
+            continue
+        facts = _displacement_facts(decided, placement, snapshot, queue, left, movable, policy, now)
+        if facts is not None:
+            displacements.append(decide_displacement(facts))
+    wanted = [decision for decision in displacements if decision.action is DisplacementAction.DISPLACE]
+    # The job that saves most. The others are decided again in the next cycle.
+    return max(wanted, key=_saving_key, default=None)
+
+
+def _saving_key(decision: DisplacementDecision) -> tuple[int, str]:
+    return (decision.facts.other_parts - decision.parts, decision.job_id)
+
+
+def _displacement_facts(  # noqa: PLR0913, PLR0917 - the parts of a snapshot
+    decided: AdmissionDecision,
+    placement: PlacementDecision,
+    snapshot: CycleSnapshot,
+    queue: QueueSnapshot,
+    left: Iterable[NodeCapacity],
+    movable_by_team: dict[str, tuple[MovableJob, ...]],
+    policy: Policy,
+    now: datetime,
+) -> DisplacementFacts | None:
+    """Return the facts for displacing jobs; None if no committed pool could run the job, or nothing else could."""
+    request, job = decided.facts.request, snapshot.pending[decided.job_id]
+    if placement.row is None or placement.action not in (PlacementAction.RENT, PlacementAction.WAIT):
+        return None
+    target = migration_target(placement.facts.candidates)
+    if target is None:
+        return None
+    kind = (target.pool.cluster, target.pool.name, target.pool.instance_type)
+    nodes = {
+        capacity.node_name: capacity.free.accelerators
+        for capacity in left
+        if capacity.is_open
+        and not capacity.reserved_for
+        and (capacity.cluster, capacity.pool, capacity.instance_type) == kind
+    }
+    team = job.spec.team if snapshot.setup.has_teams else ""
+    key = "/".join((*kind, team))
+    if key not in movable_by_team:
+        context = placement_context(snapshot, queue, policy, now)
+        movable_by_team[key] = tuple(_movable_jobs(snapshot, queue, nodes, team, context, policy))
+    movable = movable_by_team[key]
+    allocations = snapshot.rented.allocations
+    limits = {job.team: spend_limits(job.team, allocations, policy.burst) for job in movable}
+    fleet = spend_limits("", allocations, policy.burst)
+    save_seconds = max((job.save_seconds for job in movable), default=0)
+    row, demand = placement.row, placement.facts.job
+    return DisplacementFacts(
+        job_id=job.job_id,
+        nodes=request.nodes,
+        accelerators_per_node=request.accelerators_per_node,
+        micros_per_hour_of_delay=demand.micros_per_hour_of_delay,
+        start_seconds=save_seconds + target.pool.launch.p50_seconds + demand.restart_seconds,
+        wait_seconds=target.wait_seconds,
+        other_option=row.pool,
+        other_parts=row.rent_parts + row.delay_parts,
+        committed=tuple(CommittedNode(name=name, free=free) for name, free in sorted(nodes.items())),
+        movable=movable,
+        team_left_micros={
+            team: limit.team_cap_micros_per_hour - limit.team_micros_per_hour for team, limit in limits.items()
+        },
+        fleet_left_micros=fleet.fleet_cap_micros_per_hour - fleet.fleet_micros_per_hour,
+        now=now,
+    )
+
+
+def _movable_jobs(
+    snapshot: CycleSnapshot,
+    queue: QueueSnapshot,
+    nodes: Collection[str],
+    team: str,
+    context: PlacementContext,
+    policy: Policy,
+) -> Iterator[MovableJob]:
+    """Yield the jobs on some committed nodes that may continue on rented nodes.
+
+    These are running jobs that keep checkpoints and have no deadline. A team's queue moves only its own jobs, since
+    the rent is paid by the team of the moved job.
+    """
+    pools = sorted(policy.pools_for_jobs, key=lambda pool: pool.micros_per_node_hour)
+    forecasts = QueueForecasts(context, policy)
+    for charge in queue.charges:
+        job = snapshot.known_job(charge.job_id)
+        if job is None or not charge.node_names or not set(charge.node_names) <= set(nodes):
+            continue
+        spec, delay = job.spec, policy.burst.delay_of(job.spec.priority_class)
+        if job.state is not JobState.RUNNING or not job.is_stoppable or job.current_attempt != charge.attempt:
+            continue
+        is_bound = not spec.checkpoint_uri or spec.deadline_at or spec.elastic or has_moved_often(job, policy)
+        if is_bound or not delay or team not in ("", spec.team):
+            continue
+        ran = (context.now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0
+        demand = job_demand(job, context, policy, ran)
+        for pool in pools:
+            why_nots = (*why_not_tolerated(pool, spec.tolerations), *forecasts.why_not_portable(job, pool))
+            candidate = rented_candidate(pool, context, why_nots)
+            cost = cost_of_pool(demand, candidate, _NO_LIMITS, risk_limits(policy), context.now)
+            if not cost.why_not:
+                yield MovableJob(
+                    job_id=job.job_id,
+                    team=spec.team,
+                    nodes=dict.fromkeys(charge.node_names, charge.per_node.accelerators),
+                    micros_per_hour_of_delay=delay,
+                    left_seconds=demand.left_seconds,
+                    save_seconds=spec.grace_seconds,
+                    standstill_seconds=round(
+                        spec.grace_seconds + pool.launch.gang_seconds(spec.nodes) + demand.restart_seconds, 1
+                    ),
+                    pool=pool.name,
+                    rent_micros_per_hour=pool.micros_per_node_hour * spec.nodes,
+                )
+                break
+
+
+_NO_LIMITS = SpendLimits(team_cap_micros_per_hour=10**15, fleet_cap_micros_per_hour=10**15)
+"""The caps are compared for all moved jobs together."""
+
+
+def _last_ends(attempts: Iterable[Attempt]) -> dict[str, datetime]:
+    """Return when the last attempt of each job ended."""
+    ended: dict[str, datetime] = {}
+    for attempt in attempts:
+        if attempt.ended_at:
+            ended[attempt.job_id] = max(attempt.ended_at, ended.get(attempt.job_id, attempt.ended_at))
+    return ended
 
 
 def _decisions_on_rental(
@@ -204,12 +409,15 @@ def next_departure(
     left = _committed_left(queue.capacities, decisions)
     is_free = _has_free_node(left)
     ran = run_seconds(snapshot.attempts, now)
+    run_times = run_times_of(snapshot.past_runs, policy.economy.min_samples)
     for rental in _departure_candidates(snapshot, is_free=is_free):
         job = snapshot.known_job(rental.job_id)
         if job is None or job.job_id in asked_to_stop or not _may_leave(job, rental, queue.charges):
             continue
         target = _committed_target(job, rental, left, snapshot, queue, policy, now) if is_free else None
-        decided = decide_departure(job, rental, target, policy, now, ran_seconds=ran.get(job.job_id, 0.0))
+        decided = decide_departure(
+            job, rental, target, policy, now, ran_seconds=ran.get(job.job_id, 0.0), run_times=run_times
+        )
         if decided is not None:
             return Departure(job.job_id, decided)
     return None
@@ -217,13 +425,15 @@ def next_departure(
 
 def _departure_candidates(snapshot: CycleSnapshot, *, is_free: bool) -> list[Rental]:
     """Return the rentals whose jobs may leave now: all if a committed node is free, else those with a due time."""
-    return [
+    candidates = (
         rental
         for rental in snapshot.rented.rentals
         if rental.state is RentalState.READY
         and rental.offer.cluster not in snapshot.unreadable
         and (is_free or rental.due_at is not None)
-    ]
+    )
+    # The dearest first: it saves most.
+    return sorted(candidates, key=lambda rental: (-rental.offer.micros_per_node_hour * rental.nodes, rental.job_id))
 
 
 def _committed_left(

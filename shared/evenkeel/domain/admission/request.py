@@ -52,6 +52,10 @@ class AdmissionRequest(Value):
     """Whether its resume plan is to preempt: if the job has quota but no nodes, other jobs are stopped for it."""
     is_resize: bool = False
     """Whether the job was stopped to change size. The nodes that it asks for were its own, or idle."""
+    has_displaced: bool = False
+    """Whether other jobs were displaced for it. It then goes before jobs that wait for nodes of their own."""
+    is_displaced: bool = False
+    """Whether it was stopped to free nodes for another job, which therefore goes first."""
     is_serving: bool = False
     """Whether these are replicas of a Deployment. Their pods ask for no EFA."""
     pools: tuple[PoolChoice, ...] = ()
@@ -80,6 +84,8 @@ class AdmissionRequest(Value):
             last_nodes=job.size if job.spec.sizes else 0,
             resumes_by_preemption=comes_back and plan is not None and plan.option is ResumeOption.PREEMPT,
             is_resize=resize is not None and not plan,
+            has_displaced=job.displacing_since is not None,
+            is_displaced=job.displaced_at is not None and not comes_back,
             accelerators_per_node=job.spec.accelerators_per_node,
             cpu_millis_per_node=job.spec.per_node.cpu_millis,
             memory_mib_per_node=job.spec.per_node.memory_mib,
@@ -116,9 +122,10 @@ class AdmissionRequest(Value):
         )
 
     @property
-    def queue_order_key(self) -> tuple[bool, datetime, str]:
-        """Order in the queue: recoveries first, then by submission; the id makes the order total."""
-        return (not self.has_prior_grant, self.submitted_at, self.job_id)
+    def queue_order_key(self) -> tuple[int, datetime, str]:
+        """Order in the queue: recoveries, jobs that displaced others, other jobs, displaced jobs; by submission."""
+        rank = 0 if self.has_prior_grant else 1 if self.has_displaced else 3 if self.is_displaced else 2
+        return (rank, self.submitted_at, self.job_id)
 
     @property
     def has_prior_grant(self) -> bool:

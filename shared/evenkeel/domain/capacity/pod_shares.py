@@ -1,5 +1,6 @@
 """The share of a node that a pod requests if its job names no CPU or memory."""
 
+import functools
 from collections.abc import Iterable
 from fractions import Fraction
 
@@ -26,6 +27,7 @@ def whole_machine(instance_type: InstanceType) -> Resources:
     )
 
 
+@functools.lru_cache(maxsize=1024)
 def available_to_pods(node: Resources) -> Resources:
     """Return what the pods of users can request of a node, after what the node's own software takes.
 
@@ -54,6 +56,7 @@ def _allowance(
     return share + left * of_the_rest
 
 
+@functools.lru_cache(maxsize=4096)
 def complete_request(wanted: Resources, node: Resources, stated: Resources = NONE) -> Resources:
     """Return a pod's request on a node, with the CPU and the memory that it leaves open.
 

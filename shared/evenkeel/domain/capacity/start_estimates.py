@@ -25,6 +25,8 @@ class WaitingUse(NamedTuple):
 
     accelerators: int
     seconds: float
+    whole_nodes: int = 0
+    """Nodes that it needs for itself; 0 if it may share a node with other jobs."""
 
 
 def expected_starts(free: int, held: Iterable[RunningUse], queue: Sequence[WaitingUse]) -> tuple[float, ...]:
@@ -49,6 +51,28 @@ def expected_starts(free: int, held: Iterable[RunningUse], queue: Sequence[Waiti
         starts.append(now)
         heapq.heappush(ends, (now + demand.seconds, demand.accelerators))
     return tuple(starts)
+
+
+def after_whole_nodes(
+    starts: Sequence[float], queue: Sequence[WaitingUse], empty_after: Sequence[float]
+) -> tuple[float, ...]:
+    """Return the starts of a queue, each gang not before enough nodes are expected to be empty at once.
+
+    Free accelerators on many nodes are of no use to a job that needs whole nodes.
+
+    Args:
+        starts: Starts by the free accelerators alone.
+        queue: The queue.
+        empty_after: For each node, after how many seconds its last job is expected to end; 0 if it is empty.
+    """
+    ordered, taken, later = sorted(empty_after), 0, []
+    for start, demand in zip(starts, queue, strict=True):
+        taken += demand.whole_nodes
+        if demand.whole_nodes:
+            later.append(max([start, *ordered[min(taken, len(ordered)) - 1 :][:1]]))
+        else:
+            later.append(start)
+    return tuple(later)
 
 
 def remaining_seconds(estimate_seconds: float, ran_seconds: float) -> float:

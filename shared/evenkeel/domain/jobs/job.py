@@ -102,6 +102,8 @@ class ResumePlan(Value):
     """When an elastic job continues with fewer nodes instead of waiting for all; None if it is not elastic."""
     max_rent_parts: int | None = None
     """Most rent for which it is resumed on rented nodes, in parts of `economics.money`; None if it waits."""
+    capacity_at: Instant | None = None
+    """When its recovery expects committed nodes for the job. Until then, scheduling cycles expect the same."""
     lost_committed: bool = False
     """Whether the faulty node is committed capacity. Nodes rented meanwhile are temporary capacity in its place."""
     decision_id: str = ""
@@ -226,6 +228,14 @@ class Job(Value):
     """Whether its last rental avoided spot because of its deadline. It stays so until it is well ahead."""
     is_migrating_back: bool = False
     """Whether it was stopped on rented nodes to continue on committed ones, and has not started again since."""
+    displaced_at: Instant | None = None
+    """When it was stopped on committed nodes to free them for another job; None once it has started again. Until then
+    it is behind all other jobs without quotas, and in its queue behind jobs of equal priority."""
+    displacing_since: Instant | None = None
+    """When other jobs were asked to free nodes for it; None once it has started. Until then it goes before the jobs of
+    its queue that had no nodes before: the nodes become free for it."""
+    moves: int = 0
+    """How often it was moved between committed and rented nodes to save money."""
     open_job_counters: tuple[str, ...] = ()
     """The counters of open jobs that count it until it ends; none if it is older than the limits."""
     started_at: Instant | None = None

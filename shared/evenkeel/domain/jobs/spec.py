@@ -21,6 +21,7 @@ MAX_CPU_PER_NODE = 1024
 MAX_MEMORY_GIB_PER_NODE = 32_768
 MAX_GRACE_SECONDS = 3600
 MAX_RESTARTS = 100
+MAX_EXPECTED_SECONDS = 31_536_000
 MAX_ENV = 200
 MAX_WORDS = 256
 """Maximum number of words of a command, and of its arguments."""
@@ -209,6 +210,12 @@ class JobSpec(Value):
     """Time that the pods get for a last checkpoint before they are stopped, in seconds."""
     deadline_at: Annotated[Instant | None, Submitted("deadline", option="--deadline")] = None
     """Deadline, such as 2026-11-03T10:15:00Z. It may cause renting or avoid spot nodes; the queue order stays."""
+    expected_seconds: Annotated[
+        int | None,
+        Submitted(option="--expected-seconds", limits=(1, MAX_EXPECTED_SECONDS), unit="seconds", is_public=True),
+    ] = None
+    """Expected run time without failures, in seconds. It may cause or avoid renting; no job is stopped because of it.
+    Null: learned from past runs of the submitter, else as the policy says."""
     labels: Annotated[dict[str, str], Submitted(max_length=63, max_items=MAX_LABELS, unit="labels")] = {}
     """Kubernetes labels of the pods."""
     pools: tuple[PoolChoice, ...] = ()

@@ -1,6 +1,6 @@
 """Choose how an interrupted job resumes: the option with the least expected loss."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
 from evenkeel.domain.decisions import Alternative
@@ -85,6 +85,22 @@ class ResumeDelays(Value):
     """From running pods until the job trains again."""
 
 
+def capacity_wait(delays: ResumeDelays, pools: Iterable[PoolCapacity], nodes: int, *, is_repaired: bool) -> float:
+    """Return the expected seconds until a job gets committed nodes by waiting.
+
+    Args:
+        delays: Expected durations.
+        pools: The nodes that can run the job now.
+        nodes: Nodes that the job needs.
+        is_repaired: Whether the faulty node will be repaired.
+    """
+    repair, capacity = delays.repair.seconds, delays.capacity.seconds
+    if not is_repaired:
+        return capacity
+    max_usable = max((pool.usable for pool in pools), default=0)
+    return max(repair, capacity) if nodes - max_usable > 1 else repair
+
+
 class ResumeFacts(Value):
     """Facts for the decision."""
 
@@ -140,6 +156,8 @@ class ResumeDecision(Value):
     """None if the accelerators have no price."""
     max_rent_parts: int | None = None
     """Highest rent at which RENT still loses least; None if no nodes are rented."""
+    capacity_seconds: float = 0
+    """Until committed nodes are expected for the job."""
     alternatives: tuple[Alternative, ...] = ()
 
 
@@ -198,6 +216,7 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
         gpu_hours_lost=best.gpu_hours,
         usd=best.usd if is_priced else None,
         max_rent_parts=max_rent_parts,
+        capacity_seconds=_wait_seconds(facts),
         alternatives=tuple(_rejected(option, best, is_priced=is_priced) for option in options if option is not best),
     )
 
@@ -223,7 +242,7 @@ def _options(facts: ResumeFacts) -> Iterator[_Option]:
     if facts.fault is not None:
         yield _shrinking(facts, facts.fault)
     if facts.preemption_victims:
-        yield _preempting(facts, _wait_seconds(facts, max_usable))
+        yield _preempting(facts, _wait_seconds(facts))
     if facts.renting is not None:
         yield _renting(facts, facts.renting)
     for offer in facts.offers:
@@ -247,15 +266,11 @@ def _waiting(facts: ResumeFacts, shortage: str, max_usable: int) -> _Option:
         why = f"{shortage}, so the job waits for capacity."
     elif facts.nodes - max_usable > 1:
         why = f"{shortage}: one repaired node is not enough, so the job waits for capacity."
-    return _weighed(facts, ResumeOption.WAIT_FOR_REPAIR, why, wait=_wait_seconds(facts, max_usable))
+    return _weighed(facts, ResumeOption.WAIT_FOR_REPAIR, why, wait=_wait_seconds(facts))
 
 
-def _wait_seconds(facts: ResumeFacts, max_usable: int) -> float:
-    """Return the expected seconds until a waiting job gets nodes."""
-    repair, capacity = facts.delays.repair.seconds, facts.delays.capacity.seconds
-    if not facts.is_repaired:
-        return capacity
-    return max(repair, capacity) if facts.nodes - max_usable > 1 else repair
+def _wait_seconds(facts: ResumeFacts) -> float:
+    return capacity_wait(facts.delays, facts.pools, facts.nodes, is_repaired=facts.is_repaired)
 
 
 def _renting(facts: ResumeFacts, renting: RentOption) -> _Option:

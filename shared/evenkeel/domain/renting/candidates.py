@@ -11,13 +11,14 @@ from evenkeel.domain.capacity.node_capacity import TAINTED, NodeCapacity
 from evenkeel.domain.capacity.pod_shares import expected_offer
 from evenkeel.domain.capacity.pool_choices import Toleration, all_tolerated
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
+from evenkeel.domain.capacity.run_times import NO_PAST_RUNS, LeftTime, RunOrigin, RunTimes
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.capacity.start_estimates import (
     RunningUse,
     WaitingUse,
+    after_whole_nodes,
     expected_starts,
     expected_wait,
-    remaining_seconds,
 )
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job
@@ -31,6 +32,10 @@ from evenkeel.domain.renting.rental import Rental
 
 _MAX_PLACED = 20
 """Pending jobs that one cycle places."""
+_STRIDE = 7
+"""Prime to the number of values of an estimate."""
+_MANY = 12
+"""Runs from which their ends are spread over the values of an estimate."""
 _LONGEST_WAIT = 30 * 86_400.0
 """Seconds. A forecast beyond a month says no more than that."""
 
@@ -47,9 +52,77 @@ class PlacementContext(NamedTuple):
     """Pending jobs without a rental, in queue order."""
     rented: RentalBook = RentalBook()
     shortages: Shortages = Shortages()
+    run_times: RunTimes = NO_PAST_RUNS
+    """Past runs."""
+    holders: Mapping[str, Job] = {}
+    """Jobs that hold a charge. A job that is missing here is known by its class alone."""
 
 
-def placement_facts(job: Job, context: PlacementContext, policy: Policy, done_seconds: float = 0) -> PlacementFacts:
+class QueueForecasts:
+    """The expected starts on the committed pools, and portability: equal for all placements of one cycle."""
+
+    def __init__(self, context: PlacementContext, policy: Policy) -> None:
+        self._context, self._policy = context, policy
+        self._differences: dict[object, tuple[str, ...]] = {}
+        self._starts: dict[tuple[str, str, str], dict[str, float]] = {}
+        self.delays: dict[tuple[str, str, str], int] = {}
+        """Committed pool → the price of delay of all jobs that wait for it, in micro-dollars an hour."""
+
+    def why_not_portable(self, job: Job, pool: Pool) -> tuple[str, ...]:
+        """Return why a job would not run the same in a pool."""
+        spec = job.spec
+        pools = job.job_id if spec.pools else ""
+        key = (spec.instance_types, pools, spec.requires, spec.checkpoint_claim, job.cluster, *_kind(pool))
+        if key not in self._differences:
+            self._differences[key] = why_not_portable(job, pool, self._policy.storage)
+        return self._differences[key]
+
+    def starts(self, pool: Pool) -> Mapping[str, float]:
+        """Return after how many seconds each waiting job is expected to start in a committed pool."""
+        kind = _kind(pool)
+        if kind not in self._starts:
+            burst = self._policy.burst
+            ahead = [job for job in self._context.queue if not self.why_not_portable(job, pool)]
+            waiting = [self._use_of(job, pool, place, len(ahead)) for place, job in enumerate(ahead)]
+            starts = forecast_starts(pool, waiting, self._context, self._policy)
+            self._starts[kind] = {job.job_id: start for job, start in zip(ahead, starts, strict=True)}
+            self.delays[kind] = sum(burst.delay_of(job.spec.priority_class) for job in ahead)
+        return self._starts[kind]
+
+    def _use_of(self, job: Job, pool: Pool, place: int, count: int) -> WaitingUse:
+        spec = job.spec
+        left = self._context.run_times.left(origin_of(job, self._policy), 0.0)
+        is_whole = spec.nodes > 1 or spec.accelerators_per_node >= pool.accelerators_per_node
+        return WaitingUse(spec.nodes * spec.accelerators_per_node, _one_of(left, place, count), spec.nodes * is_whole)
+
+
+def _kind(pool: Pool) -> tuple[str, str, str]:
+    return (pool.cluster, pool.name, pool.instance_type)
+
+
+def origin_of(job: Job, policy: Policy) -> RunOrigin:
+    """Return what is known of a job's run time before it ends."""
+    spec = job.spec
+    seconds = policy.burst.run_seconds_of(spec.priority_class)
+    return RunOrigin(spec.team, job.owner, spec.job_type, spec.expected_seconds, seconds)
+
+
+def _one_of(left: LeftTime, place: int, count: int) -> float:
+    """Return the expected time of one of several runs; of many runs, one of the equally likely times.
+
+    So the runs of a forecast end at different times, as they will.
+    """
+    return left.seconds[place * _STRIDE % len(left.seconds)] if count >= _MANY else left.mean
+
+
+def placement_facts(
+    job: Job,
+    context: PlacementContext,
+    policy: Policy,
+    done_seconds: float = 0,
+    forecasts: QueueForecasts | None = None,
+    waiting_since: datetime | None = None,
+) -> PlacementFacts:
     """Return the facts that the placement of one pending job is decided from.
 
     Args:
@@ -57,21 +130,55 @@ def placement_facts(job: Job, context: PlacementContext, policy: Policy, done_se
         context: The snapshot of the cycle.
         policy: Prices, caps and estimates.
         done_seconds: Run time of the job's earlier attempts. It counts only if the job keeps checkpoints.
+        forecasts: The forecasts of the cycle; None to compute them for this job alone.
+        waiting_since: When its last attempt ended; None for its submission.
     """
+    forecasts = forecasts or QueueForecasts(context, policy)
+    spec = job.spec
+    committed = (
+        _committed_candidate(job, pool, context, forecasts, policy)
+        for pool in committed_pools(context.capacities, policy)
+    )
+    rented = (
+        rented_candidate(
+            pool, context, (*why_not_tolerated(pool, spec.tolerations), *forecasts.why_not_portable(job, pool))
+        )
+        for pool in policy.pools_for_jobs
+    )
+    return PlacementFacts(
+        job=job_demand(job, context, policy, done_seconds, waiting_since),
+        candidates=(*committed, *rented),
+        spending=spend_limits(
+            spec.team, context.rented.allocations, policy.burst, context.rented.budgets_left.get(spec.team)
+        ),
+        terms=risk_limits(policy),
+        now=context.now,
+    )
+
+
+def job_demand(
+    job: Job,
+    context: PlacementContext,
+    policy: Policy,
+    done_seconds: float = 0,
+    waiting_since: datetime | None = None,
+) -> JobDemand:
+    """Return what the cost of a job in any pool depends on."""
     burst, spec = policy.burst, job.spec
     keeps = bool(spec.checkpoint_uri)
-    estimate = burst.run_seconds_of(spec.priority_class)
     done = done_seconds if keeps else 0.0
-    run = remaining_seconds(estimate, done) if done else float(estimate)
-    demand = JobDemand(
+    left, plan = context.run_times.left(origin_of(job, policy), done), job.live_plan()
+    return JobDemand(
         job_id=job.job_id,
         team=spec.team,
         job_class=spec.priority_class,
         nodes=spec.nodes,
         accelerators_per_node=spec.accelerators_per_node,
         micros_per_hour_of_delay=burst.delay_of(spec.priority_class),
-        run_seconds=run,
-        p90_run_seconds=2 * run,
+        run_seconds=round(left.mean, 1),
+        p90_run_seconds=left.p90,
+        left_seconds=left.seconds,
+        waiting_since=waiting_since or job.queued_at or job.submitted_at,
         checkpoint_seconds=policy.economy.expected_checkpoint_seconds if keeps else None,
         save_seconds=spec.grace_seconds,
         restart_seconds=policy.jobs.expected_resume_seconds,
@@ -79,25 +186,16 @@ def placement_facts(job: Job, context: PlacementContext, policy: Policy, done_se
         submitted_at=job.submitted_at,
         deadline_at=spec.deadline_at,
         done_seconds=done,
+        returns_when_free=bool(plan and plan.lost_committed),
         avoids_spot=job.avoids_spot,
-        max_rent_parts=plan.max_rent_parts if (plan := job.live_plan()) else None,
+        max_rent_parts=plan.max_rent_parts if plan else None,
     )
-    committed = (
-        _committed_candidate(job, pool, context, policy) for pool in committed_pools(context.capacities, policy)
-    )
-    rented = (
-        rented_candidate(
-            pool, context, (*why_not_tolerated(pool, spec.tolerations), *why_not_portable(job, pool, policy.storage))
-        )
-        for pool in policy.pools_for_jobs
-    )
-    return PlacementFacts(
-        job=demand,
-        candidates=(*committed, *rented),
-        spending=spend_limits(spec.team, context.rented.allocations, burst, context.rented.budgets_left.get(spec.team)),
-        terms=RiskLimits(spot_checkpoint_share=burst.spot_checkpoint_share),
-        now=context.now,
-    )
+
+
+def risk_limits(policy: Policy) -> RiskLimits:
+    """Return the limits on risk of a policy."""
+    burst = policy.burst
+    return RiskLimits(spot_checkpoint_share=burst.spot_checkpoint_share, max_wait_seconds=burst.max_wait_seconds)
 
 
 def jobs_to_place(pending: Iterable[Job], policy: Policy, now: datetime) -> list[Job]:
@@ -243,26 +341,26 @@ def committed_pools(capacities: Iterable[NodeCapacity], policy: Policy) -> tuple
     )
 
 
-def _committed_candidate(job: Job, pool: Pool, context: PlacementContext, policy: Policy) -> CandidatePool:
+def _committed_candidate(
+    job: Job, pool: Pool, context: PlacementContext, forecasts: QueueForecasts, policy: Policy
+) -> CandidatePool:
     """Return a committed pool. The cycle could not start the job there, so no free node counts as free for it."""
-    ahead = [other for other in context.queue if not why_not_portable(other, pool, policy.storage)]
-    waiting = [
-        WaitingUse(
-            other.spec.nodes * other.spec.accelerators_per_node, policy.burst.run_seconds_of(other.spec.priority_class)
-        )
-        for other in ahead
-    ]
-    starts = forecast_starts(pool, waiting, context, policy)
-    forecast = next((at for other, at in zip(ahead, starts, strict=True) if other.job_id == job.job_id), _LONGEST_WAIT)
+    starts = forecasts.starts(pool)
     waited = (context.now - (job.queued_at or job.submitted_at)).total_seconds()
-    others = sum(policy.burst.delay_of(other.spec.priority_class) for other in ahead if other.job_id != job.job_id)
+    own = policy.burst.delay_of(job.spec.priority_class) if job.job_id in starts else 0
+    wait = expected_wait(starts.get(job.job_id, _LONGEST_WAIT), waited)
+    plan = job.live_plan()
+    if plan and plan.capacity_at and plan.capacity_at > context.now and job.job_id in starts:
+        wait = (plan.capacity_at - context.now).total_seconds()  # the forecast that the recovery decided with
     return CandidatePool(
         pool=pool,
         accelerators_left=0,
-        wait_seconds=min(_LONGEST_WAIT, expected_wait(forecast, waited)),
-        opportunity_micros_per_accelerator_hour=opportunity_cost_of(pool, others, policy.burst),
+        wait_seconds=min(_LONGEST_WAIT, wait),
+        opportunity_micros_per_accelerator_hour=opportunity_cost_of(
+            pool, forecasts.delays[_kind(pool)] - own, policy.burst
+        ),
         barred_until=None,
-        differences=why_not_portable(job, pool, policy.storage),
+        differences=forecasts.why_not_portable(job, pool),
     )
 
 
@@ -284,17 +382,16 @@ def forecast_starts(
         for capacity in context.capacities
         if (capacity.cluster, capacity.pool, capacity.instance_type) == kind and not capacity.reserved_for
     ]
-    held = [
-        RunningUse(
-            charge.accelerators,
-            remaining_seconds(
-                policy.burst.run_seconds_of(context.classes.get(charge.job_id, "")),
-                (context.now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0,
-            ),
-        )
-        for charge in context.charges
-        if (charge.cluster, charge.pool, charge.instance_type) == kind
-    ]
+    held, busy_until = [], dict[str, float]()
+    charges = [charge for charge in context.charges if (charge.cluster, charge.pool, charge.instance_type) == kind]
+    for place, charge in enumerate(sorted(charges, key=lambda charge: charge.job_id)):
+        holder = context.holders.get(charge.job_id)
+        usual = policy.burst.run_seconds_of(context.classes.get(charge.job_id, ""))
+        origin = origin_of(holder, policy) if holder else RunOrigin(charge.team, charge.owner, "", None, usual)
+        ran = (context.now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0
+        left = _one_of(context.run_times.left(origin, ran), place, len(charges))
+        held.append(RunningUse(charge.accelerators, left))
+        busy_until |= {name: max(left, busy_until.get(name, 0.0)) for name in charge.node_names}
     # A node that is out of service usually comes back, so a booting node is no reason to rent. Not if HyperPod has just
     # reported that it has no capacity for the instance group.
     if context.shortages.barred_until(pool.name, "", Market.COMMITTED, context.now) is None:
@@ -306,7 +403,11 @@ def forecast_starts(
     free = sum(
         capacity.free.accelerators for capacity in own if capacity.is_open and capacity.free.accelerators >= min_free
     )
-    return expected_starts(free, held, queue)
+    return after_whole_nodes(
+        expected_starts(free, held, queue),
+        queue,
+        [busy_until.get(capacity.node_name, 0.0) for capacity in own if capacity.is_open],
+    )
 
 
 def opportunity_cost_of(pool: Pool, delay_micros_per_hour: int, burst: BurstPolicy) -> int:

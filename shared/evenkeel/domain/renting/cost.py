@@ -11,6 +11,10 @@ reclaimed spot nodes, and faults of nodes of every market.
     delay = price of delay x (finish - run)
     cost  = rent + delay + opportunity cost
 
+A job that keeps checkpoints can leave its rented nodes once committed nodes are free for it. Then its rent ends
+earlier, and the move costs a restart. `_rented_time` chooses the cheaper of the two, as `migration.py` does later.
+Temporary capacity is always returned then.
+
 A committed pool is paid for in any case, so its invoice does not count. It costs its opportunity cost: the price that
 the jobs that wait would pay for the same accelerators. A rented pool costs its rent. Amounts are in parts of
 `economics.money`.
@@ -22,6 +26,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from evenkeel.domain.capacity.pools import Market, Pool, Reservation
+from evenkeel.domain.capacity.run_times import seconds_within, share_beyond
 from evenkeel.domain.economics import money
 from evenkeel.domain.values import Instant, Value
 
@@ -46,6 +51,10 @@ class JobDemand(Value):
     run_seconds: float
     """Expected run time that is left."""
     p90_run_seconds: float
+    left_seconds: tuple[float, ...] = ()
+    """Equally likely values of the run time that is left; empty in older records. `run_seconds` is their mean."""
+    waiting_since: Instant | None = None
+    """Since when it waits for nodes; None in older records."""
     checkpoint_seconds: float | None = None
     """Seconds between two checkpoints; None if the job keeps none and restarts from step 0."""
     save_seconds: float = 60
@@ -57,6 +66,8 @@ class JobDemand(Value):
     deadline_at: Instant | None = None
     done_seconds: float = 0
     """Run time whose work is saved."""
+    returns_when_free: bool = False
+    """Whether rented nodes would be temporary capacity. The job leaves them once committed nodes are free for it."""
     avoids_spot: bool = False
     """The job fell behind its deadline on spot nodes and has not caught up yet."""
     max_rent_parts: int | None = None
@@ -115,6 +126,8 @@ class RiskLimits(Value):
 
     spot_checkpoint_share: float = 0.1
     """On spot nodes, the longest time between checkpoints as a share of the mean time between interruptions."""
+    max_wait_seconds: int = 0
+    """Wait after which nodes are rented for a job, whatever they cost within the caps; 0 for no limit."""
     grace_seconds: float = 60
     """Margin before the end of a reservation, besides the time for the last checkpoint."""
 
@@ -148,7 +161,7 @@ class PoolCost(Value):
 
     def premium_over(self, committed: "PoolCost | None") -> int:
         """Return what renting here costs more than the committed hours that it leaves to other jobs."""
-        return self.rent_parts - (committed.opportunity_parts if committed else 0)
+        return self.rent_parts + self.opportunity_parts - (committed.opportunity_parts if committed else 0)
 
 
 def cheapest_rented(rows: Iterable[PoolCost]) -> PoolCost | None:
@@ -175,6 +188,7 @@ def cost_of_pool(
     terms: RiskLimits,
     now: datetime,
     changeover_seconds: float = 0,
+    target: CandidatePool | None = None,
 ) -> PoolCost:
     """Return the cost of one pool for one job, and why the job cannot run there.
 
@@ -185,6 +199,7 @@ def cost_of_pool(
         terms: Limits on risk.
         now: Time of the comparison.
         changeover_seconds: Seconds to restart on on-demand nodes; spot nodes must leave that much before a deadline.
+        target: The committed pool that the job would move to from rented nodes; None if there is none.
     """
     pool = candidate.pool
     is_available_now = not pool.market.is_rented and job.accelerators <= candidate.accelerators_left
@@ -199,11 +214,13 @@ def cost_of_pool(
     again = launch + job.restart_seconds
     lost = reclaims * (again + _loss_per_reclaim(job)) + faults * (again + _loss_per_fault(job))
     run = job.run_seconds * (1 + lost)
-    end = round(start + run, 3)
-    rent = 0
     if pool.market.is_rented:
-        held = max(pool.min_billed_seconds, math.ceil(launch + job.restart_seconds + run))
-        rent = pool.micros_per_node_hour * job.nodes * held
+        time = _rented_time(job, pool, target, start, 1 + lost, now)
+        rent, moved_seconds, opportunity = time.rent_parts, time.moved_seconds, time.opportunity_parts
+    else:
+        rent, moved_seconds = 0, 0.0
+        opportunity = round(candidate.opportunity_micros_per_accelerator_hour * job.accelerators * run)
+    end = round(start + run + moved_seconds, 3)
     question = _PoolQuestion(job, candidate, spending, terms, now, start, end, rent, changeover_seconds)
     why_not = next(_rejections(question), "")
     return PoolCost(
@@ -213,11 +230,64 @@ def cost_of_pool(
         starts_after_seconds=round(start, 3),
         ends_after_seconds=end,
         rent_parts=rent,
-        delay_parts=round(job.micros_per_hour_of_delay * (start + run - job.run_seconds)),
-        opportunity_parts=round(candidate.opportunity_micros_per_accelerator_hour * job.accelerators * run),
+        delay_parts=round(job.micros_per_hour_of_delay * (start + run + moved_seconds - job.run_seconds)),
+        opportunity_parts=opportunity,
         interruptions=round((reclaims + faults) * job.run_seconds, 4),
         is_available_now=is_available_now and not why_not,
     )
+
+
+class _RentedTime(NamedTuple):
+    """The cost of a job from its rental until its end."""
+
+    rent_parts: int
+    moved_seconds: float
+    """Expected time without training, because the job moves to committed nodes."""
+    opportunity_parts: int
+    """Of the committed nodes after the move."""
+
+
+def _rented_time(
+    job: JobDemand, pool: Pool, target: CandidatePool | None, start: float, stretch: float, now: datetime
+) -> _RentedTime:
+    """Return the cost of a rental: until the job ends, or until it moves to committed nodes if that is cheaper.
+
+    Args:
+        job: The job.
+        pool: The rented pool.
+        target: The committed pool that the job could move to; None if there is none.
+        start: Seconds until the job trains on the rented nodes.
+        stretch: Run time with interruptions, as a multiple of the run time without.
+        now: The time.
+    """
+    run = stretch * job.run_seconds
+
+    def rent(seconds: float) -> int:
+        return pool.micros_per_node_hour * job.nodes * max(pool.min_billed_seconds, math.ceil(start + seconds))
+
+    stay = _RentedTime(rent(run), 0.0, 0)
+    if target is None or not job.left_seconds or job.checkpoint_seconds is None:
+        return stay
+    trains_until_free = max(0.0, target.wait_seconds - start)
+    moves = share_beyond([stretch * value for value in job.left_seconds], trains_until_free)
+    rented_run = seconds_within([stretch * value for value in job.left_seconds], trains_until_free)
+    standstill = job.save_seconds + target.pool.launch.p50_seconds + job.restart_seconds
+    committed_run = max(0.0, run - rented_run) * job.accelerators
+    move = _RentedTime(
+        rent(rented_run + moves * job.save_seconds),
+        moves * standstill,
+        round(target.opportunity_micros_per_accelerator_hour * committed_run),
+    )
+    if job.returns_when_free:
+        return move
+    ends_at = now + timedelta(seconds=start + run)
+    if job.deadline_at and ends_at <= job.deadline_at < ends_at + timedelta(seconds=move.moved_seconds):
+        return stay
+
+    def cost(time: _RentedTime) -> float:
+        return time.rent_parts + time.opportunity_parts + job.micros_per_hour_of_delay * time.moved_seconds
+
+    return min(stay, move, key=cost)
 
 
 def _loss_per_reclaim(job: JobDemand) -> float:

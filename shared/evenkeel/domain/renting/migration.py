@@ -10,12 +10,12 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from evenkeel.domain.capacity.pools import Pool
-from evenkeel.domain.capacity.start_estimates import remaining_seconds
+from evenkeel.domain.capacity.run_times import NO_PAST_RUNS, RunTimes
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.candidates import offered_pool, opportunity_cost_of
+from evenkeel.domain.renting.candidates import offered_pool, opportunity_cost_of, origin_of
 from evenkeel.domain.renting.cost import RiskLimits, cost_of_move, rent_saved
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import Instant, Value
@@ -195,7 +195,7 @@ def _why_not_migrate(facts: MigrationFacts, saving: int, cost: int) -> str:
 _NO_CHECKPOINTS = "The job keeps no checkpoints, so a migration would restart it from step 0."
 
 
-def migration_facts(
+def migration_facts(  # noqa: PLR0913 - facts, the last ones given by name
     job: Job,
     nodes: int,
     pool: Pool,
@@ -204,6 +204,7 @@ def migration_facts(
     now: datetime,
     *,
     ran_seconds: float,
+    run_times: RunTimes = NO_PAST_RUNS,
 ) -> MigrationFacts:
     """Return the facts that the migration of one job is decided from.
 
@@ -215,6 +216,7 @@ def migration_facts(
         policy: Prices and estimates.
         now: The time.
         ran_seconds: Run time of all its attempts.
+        run_times: Past runs.
     """
     spec = job.spec
     keeps = bool(spec.checkpoint_uri)
@@ -224,7 +226,7 @@ def migration_facts(
         nodes=nodes,
         accelerators_per_node=spec.accelerators_per_node,
         micros_per_hour_of_delay=policy.burst.delay_of(spec.priority_class),
-        left_seconds=remaining_seconds(policy.burst.run_seconds_of(spec.priority_class), ran_seconds),
+        left_seconds=round(run_times.left(origin_of(job, policy), ran_seconds).mean, 1),
         since_checkpoint_seconds=policy.economy.expected_checkpoint_seconds / 2 if keeps else ran_seconds,
         checkpoint_seconds=policy.economy.expected_checkpoint_seconds if keeps else None,
         save_seconds=spec.grace_seconds,
@@ -345,7 +347,14 @@ class DepartureDecision(NamedTuple):
 
 
 def decide_departure(
-    job: Job, rental: Rental, target: Pool | None, policy: Policy, now: datetime, *, ran_seconds: float
+    job: Job,
+    rental: Rental,
+    target: Pool | None,
+    policy: Policy,
+    now: datetime,
+    *,
+    ran_seconds: float,
+    run_times: RunTimes = NO_PAST_RUNS,
 ) -> DepartureDecision | None:
     """Decide whether a running job leaves its rented nodes: temporary capacity goes back, or a migration saves rent.
 
@@ -356,13 +365,19 @@ def decide_departure(
         policy: Prices and estimates.
         now: The time.
         ran_seconds: Run time of all the job's attempts.
+        run_times: Past runs.
 
     Returns:
         Why the job leaves; None if it stays.
     """
     return _return_temporary_capacity(job, rental, target, now) or _migrate_back(
-        job, rental, target, policy, now, ran_seconds=ran_seconds
+        job, rental, target, policy, now, ran_seconds=ran_seconds, run_times=run_times
     )
+
+
+def has_moved_often(job: Job, policy: Policy) -> bool:
+    """Whether a job was moved as often as the policy allows: each move costs it a restart."""
+    return 0 < policy.burst.max_moves <= job.moves
 
 
 def _return_temporary_capacity(
@@ -387,10 +402,17 @@ def _return_temporary_capacity(
 
 
 def _migrate_back(
-    job: Job, rental: Rental, target: Pool | None, policy: Policy, now: datetime, *, ran_seconds: float
+    job: Job,
+    rental: Rental,
+    target: Pool | None,
+    policy: Policy,
+    now: datetime,
+    *,
+    ran_seconds: float,
+    run_times: RunTimes,
 ) -> DepartureDecision | None:
     pool = offered_pool(rental, policy.burst.pools)
-    if target is None or pool is None:
+    if target is None or pool is None or has_moved_often(job, policy):
         return None
     committed = MigrationTarget(
         pool=target.name,
@@ -399,7 +421,7 @@ def _migrate_back(
         usable_until=target.reservation.usable_until if target.reservation else None,
     )
     decided = decide_migration(
-        migration_facts(job, rental.nodes, pool, committed, policy, now, ran_seconds=ran_seconds)
+        migration_facts(job, rental.nodes, pool, committed, policy, now, ran_seconds=ran_seconds, run_times=run_times)
     )
     if decided.action is not MigrationAction.MIGRATE:
         return None

@@ -4,9 +4,10 @@ Free committed nodes come first. Otherwise nodes are rented for a job exactly wh
 
     price of delay x (wait for committed - start of the rented) > rent - opportunity cost of the committed hours
 
-or where a rented pool meets the deadline and no committed pool does. Nothing is rented for a job that has neither a
-price of delay nor a deadline that renting meets. A recovery compares options by the cost of its job's standstill. If it
-chose to rent, nodes are rented up to the rent at which that option still lost least.
+or where a rented pool meets the deadline and no committed pool does, or where the job has waited longer than the policy
+allows. Nothing is rented for a job that has neither a price of delay nor a deadline that renting meets. A recovery
+compares options by the cost of its job's standstill. If it chose to rent, nodes are rented up to the rent at which that
+option still lost least.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -115,10 +116,21 @@ def choose_pool(facts: PlacementFacts) -> PlacementDecision:
         price, most = money.format_usd(rented.rent_parts), money.format_usd(worth)
         why = f"The job's recovery chose to rent: {rented.pool} costs {price}, below the limit of {most}."
         return _decided(facts, rows, PlacementAction.RENT, why + _deadline_text(facts, possible, rented), (rented,))
+    if not chosen.market.is_rented and rented and (waited := _overdue_seconds(facts)):
+        most = duration_text(facts.terms.max_wait_seconds)
+        why = f"The job has waited {duration_text(waited)}, longer than the policy's limit of {most}."
+        return _decided(facts, rows, PlacementAction.RENT, why + _deadline_text(facts, possible, rented), (rented,))
     is_rent = chosen.market.is_rented
     why = _rent_reason(possible, chosen) if is_rent else _wait_reason(rows, chosen)
     action = PlacementAction.RENT if is_rent else PlacementAction.WAIT
     return _decided(facts, rows, action, why + _deadline_text(facts, possible, chosen), in_time)
+
+
+def _overdue_seconds(facts: PlacementFacts) -> float:
+    """Return how long a job has waited if that exceeds the policy's limit; else 0."""
+    most, since = facts.terms.max_wait_seconds, facts.job.waiting_since
+    waited = (facts.now - since).total_seconds() if since else 0.0
+    return waited if most and waited >= most else 0.0
 
 
 def cheapest_rental_in_time(placed: PlacementDecision) -> PoolCost | None:
@@ -183,8 +195,17 @@ def _changeover_seconds(facts: PlacementFacts) -> float:
 
 def _pool_costs(facts: PlacementFacts) -> Iterator[PoolCost]:
     job, changeover = facts.job, _changeover_seconds(facts)
+    target = migration_target(facts.candidates)
     for candidate in facts.candidates:
-        yield cost_of_pool(job, candidate, facts.spending, facts.terms, facts.now, changeover)
+        yield cost_of_pool(job, candidate, facts.spending, facts.terms, facts.now, changeover, target)
+
+
+def migration_target(candidates: Iterable[CandidatePool]) -> CandidatePool | None:
+    """Return the committed pool that a job on rented nodes would move to: the one with the shortest wait."""
+    committed = (
+        candidate for candidate in candidates if not candidate.pool.market.is_rented and not candidate.differences
+    )
+    return min(committed, key=lambda candidate: candidate.wait_seconds, default=None)
 
 
 def _meeting_deadline(facts: PlacementFacts, possible: Sequence[PoolCost]) -> Sequence[PoolCost]:

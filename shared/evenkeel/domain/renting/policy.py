@@ -55,6 +55,12 @@ class BurstPolicy(Section):
     """Expected run time of a job by priority class."""
     other_expected_run_seconds: Deadline = 14_400
     """The run time for every other class."""
+    max_wait_seconds: Seconds = 0
+    """Wait after which nodes are rented for a job, whatever they cost within the caps. 0 for no limit. It holds for
+    classes with a price of delay, and for jobs with a deadline."""
+    max_moves: Tries = 0
+    """How often a job may be moved between committed and rented nodes to save money. At 0 no job is moved off committed
+    nodes for another job, and moves back have no limit."""
     ready_seconds: Deadline = 900
     """Time for one pool to supply all nodes. Then the next pool is asked."""
     quiet_seconds: Seconds = 300

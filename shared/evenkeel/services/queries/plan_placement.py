@@ -6,6 +6,7 @@ from typing import Any
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.capacity.run_times import run_times_of
 from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
@@ -17,6 +18,7 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
+from evenkeel.services.storage import past_runs, rows
 
 Json = dict[str, Any]
 
@@ -43,14 +45,17 @@ def run(
         ahead: Pending jobs before it.
         budgets_left: Team with a budget in dollars → its remaining amount.
     """
+    holders = _holders(context.ledger)
     placement = PlacementContext(
-        context.now,
-        capacities,
-        tuple(charges),
-        _classes(context.ledger),
-        (*ahead, job),
-        RentalBook(allocations=rentals.load_allocations(context.ledger), budgets_left=budgets_left),
-        rentals.read_shortages(context.ledger)[0],
+        now=context.now,
+        capacities=capacities,
+        charges=tuple(charges),
+        classes={name: holder.spec.priority_class for name, holder in holders.items()},
+        queue=(*ahead, job),
+        rented=RentalBook(allocations=rentals.load_allocations(context.ledger), budgets_left=budgets_left),
+        shortages=rentals.read_shortages(context.ledger)[0],
+        run_times=run_times_of(past_runs.load(context.ledger), context.policy.economy.min_samples),
+        holders=holders,
     )
     return shown(choose_pool(with_decision(placement_facts(job, placement, context.policy), decided)), context.now)
 
@@ -115,10 +120,9 @@ def _usd(parts: int) -> float:
     return round(parts / money.PARTS, 2)
 
 
-def _classes(ledger: Ledger) -> dict[str, str]:
-    """Return the priority class of each job that runs or is about to."""
+def _holders(ledger: Ledger) -> dict[str, Job]:
+    """Return the jobs that run or are about to, by id."""
     states = (JobState.RUNNING, JobState.STARTING)
     pages = (ledger.by_state(Table.JOBS, f"JOB#{state}", limit=_MAX_RUNNING) for state in states)
-    return {
-        str(row.doc["jobId"]): str(row.doc["spec"].get("priorityClass") or "") for page in pages for row in page.rows
-    }
+    jobs = (rows.read(row, Job) for page in pages for row in page.rows)
+    return {job.job_id: job for job in jobs}

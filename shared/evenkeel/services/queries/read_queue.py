@@ -1,7 +1,7 @@
 """The place of a pending job in its queue, its expected start, and the decision about a job that is not submitted."""
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from evenkeel.domain.admission import request_facts
@@ -32,13 +32,21 @@ from evenkeel.services.jobs import check_fit, check_role, submit_job
 from evenkeel.services.queries import plan_placement, read_teams
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
-from evenkeel.services.storage import job_rows, pagination, quota_rows, read_charges, rows, subject_rows, team_setup
+from evenkeel.services.storage import (
+    job_rows,
+    pagination,
+    past_runs,
+    quota_rows,
+    read_charges,
+    rows,
+    subject_rows,
+    team_setup,
+)
 from evenkeel.services.storage.quota_tree import stored_state
 
 Json = dict[str, Any]
 
 _MAX_AHEAD = 1000
-_MAX_RUNS = 200
 _MAX_NODES = 5000
 _PLANNED = "job-planned"
 
@@ -80,7 +88,7 @@ def _place_with_kueue(job: Job, ledger: Ledger) -> Json | None:
 
 
 def _estimate(job: Job, ahead: Sequence[Any], context: Context) -> Json | None:
-    runs = _runs(job.spec.team, context.ledger)
+    runs = [run.seconds for run in past_runs.load(context.ledger) if run.team == job.spec.team]
     if len(runs) < context.policy.economy.min_samples:
         return None
     setup, charges = team_setup.load(context.ledger).setup, read_charges.held(context.ledger)
@@ -112,17 +120,6 @@ def _estimate(job: Job, ahead: Sequence[Any], context: Context) -> Json | None:
         "samples": estimate.samples,
         "basis": BASIS,
     }
-
-
-def _runs(team: str, ledger: Ledger) -> list[float]:
-    """Return the run times of a team's jobs that succeeded, from their first start."""
-    page = ledger.by_state(Table.JOBS, f"JOB#{JobState.SUCCEEDED}", limit=_MAX_RUNS, newest_first=True)
-    mine = (row.doc for row in page.rows if row.doc["spec"]["team"] == team)
-    return [
-        (datetime.fromisoformat(doc["endedAt"]) - datetime.fromisoformat(doc["startedAt"])).total_seconds()
-        for doc in mine
-        if doc.get("startedAt") and doc.get("endedAt")
-    ]
 
 
 def _accelerators(spec: Json) -> int:

@@ -6,7 +6,7 @@ Nothing is requested here. A scheduling cycle rents and preempts for the chosen 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from evenkeel.domain.admission import request_facts
@@ -16,6 +16,7 @@ from evenkeel.domain.admission.rent_plan import why_rental_would_not_help
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, node_capacity, taken_resources
 from evenkeel.domain.capacity.pod_shares import NodeShares
+from evenkeel.domain.capacity.run_times import run_times_of
 from evenkeel.domain.jobs.attempt import Attempt, run_seconds
 from evenkeel.domain.jobs.charge import Charge, charged_resources
 from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
@@ -33,7 +34,7 @@ from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
-from evenkeel.services.storage import job_rows, quota_rows, read_charges, rows, team_setup
+from evenkeel.services.storage import job_rows, past_runs, quota_rows, read_charges, rows, team_setup
 from evenkeel.services.storage.quota_tree import stored_state
 
 _KUEUE = "Kueue admits jobs here, so Evenkeel neither rents nodes nor preempts"
@@ -57,6 +58,10 @@ class InterruptedJob(NamedTuple):
     """Name of the faulty node; empty if every node is healthy again."""
     avoid: tuple[str, ...]
     """Keys of node lives that the job must not use again."""
+    wait_seconds: float
+    """Until committed nodes are expected for it."""
+    lost_committed: bool
+    """Whether the faulty node is committed capacity."""
 
 
 def run(
@@ -234,6 +239,8 @@ def _as_waiting(interrupted: InterruptedJob, option: ResumeOption, now: datetime
         after_attempt=interrupted.job.current_attempt,
         option=option,
         avoid=interrupted.avoid,
+        capacity_at=now + timedelta(seconds=interrupted.wait_seconds),
+        lost_committed=interrupted.lost_committed,
         planned_at=now,
     )
     return interrupted.job.replace(state=JobState.PENDING, resume_plan=plan, not_before=None, resize=None)
@@ -286,16 +293,19 @@ def _find_rental(
         return None, _unavailable(option, f"nodes rented for the job {what}")
     job = _as_waiting(interrupted, option, context.now)
     rental_context = PlacementContext(
-        context.now,
-        fleet.queue.capacities,
-        fleet.queue.charges,
-        {holder.job_id: holder.spec.priority_class for holder in fleet.holders.values()},
-        (job, *fleet.waiting),  # a recovery goes first
-        fleet.rented,
-        rentals.read_shortages(context.ledger)[0],
+        now=context.now,
+        capacities=fleet.queue.capacities,
+        charges=fleet.queue.charges,
+        classes={holder.job_id: holder.spec.priority_class for holder in fleet.holders.values()},
+        queue=(job, *fleet.waiting),  # a recovery goes first
+        rented=fleet.rented,
+        shortages=rentals.read_shortages(context.ledger)[0],
+        run_times=run_times_of(past_runs.load(context.ledger), context.policy.economy.min_samples),
+        holders=fleet.holders,
     )
     ran = run_seconds(rentals.read_attempts(context.ledger, [job]), context.now)
-    placement = placement_facts(job, rental_context, context.policy, ran.get(name, 0.0))
+    waiting_since = interrupted.attempt.ended_at or context.now
+    placement = placement_facts(job, rental_context, context.policy, ran.get(name, 0.0), waiting_since=waiting_since)
     placed = choose_pool(placement)
     row = cheapest_rental_in_time(placed)
     if row is None:

@@ -6,7 +6,7 @@ The plan is recorded on the job; only `schedule_jobs` acts on it.
 import contextlib
 import itertools
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from evenkeel.domain.capacity import efa
@@ -28,6 +28,7 @@ from evenkeel.domain.recovery.resume import (
     ResumeDelays,
     ResumeFacts,
     ResumeOffer,
+    capacity_wait,
     distrust_after,
     lost_work_seconds,
     plan_resume,
@@ -384,7 +385,9 @@ def _nodes_wanted(job: Job) -> int:
     return max(job.spec.nodes, job.size) if job.spec.elastic else job.spec.nodes
 
 
-def _interrupted_job(incident: Incident, job: Job, attempt: Attempt) -> find_resume_options.InterruptedJob:
+def _interrupted_job(
+    incident: Incident, job: Job, attempt: Attempt, wait_seconds: float, policy: Policy
+) -> find_resume_options.InterruptedJob:
     stays = _stays_in_service(incident)
     other = job.live_plan()
     return find_resume_options.InterruptedJob(
@@ -392,6 +395,8 @@ def _interrupted_job(incident: Incident, job: Job, attempt: Attempt) -> find_res
         attempt,
         faulty_node="" if stays else incident.node_name,
         avoid=(*(other.avoid if other else ()), *(() if stays else (incident.life.key,))),
+        wait_seconds=wait_seconds,
+        lost_committed=_lost_committed(incident, policy),
     )
 
 
@@ -405,9 +410,12 @@ def _facts(
     may_rent_or_preempt: bool,
 ) -> ResumeFacts:
     pools = _pool_capacities(incident, job, attempt, observed, context.policy)
+    delays = _delays(incident, observed.past, _past_attempts(attempt, context.ledger), context.policy)
+    is_repaired = bool(incident.plan and incident.plan.repairs_node)
+    wait = capacity_wait(delays, pools, _nodes_wanted(job), is_repaired=is_repaired)
     offers = find_resume_options.ResumeOffers(refused=_NO_OFFERS)
     if may_rent_or_preempt and not any(pool.usable >= _nodes_wanted(job) for pool in pools):
-        interrupted = _interrupted_job(incident, job, attempt)
+        interrupted = _interrupted_job(incident, job, attempt, wait, context.policy)
         offers = find_resume_options.run(interrupted, observed.nodes, observed.in_use, context)
     policy, now = context.policy, context.now
     fault = IncidentFault.of(incident, policy.catalogue)
@@ -426,7 +434,7 @@ def _facts(
         preemption_victims=offers.preemption_victims,
         usd_per_hour_of_delay=policy.burst.usd_of_delay(job.spec.priority_class),
         fault=_fault(incident, job, attempt, pools, policy, now),
-        delays=_delays(incident, observed.past, _past_attempts(attempt, context.ledger), policy),
+        delays=delays,
         lost_work_seconds=lost_work_seconds(
             ran_seconds=(ended_at - (attempt.running_at or ended_at)).total_seconds(),
             keeps_checkpoints=bool(job.spec.checkpoint_uri),
@@ -441,7 +449,7 @@ def _facts(
         first_signal_at=since,
         faulty_life=incident.life.key,
         will_be_replaced=fault.node_rungs[:1] == (REPLACE,) and not _stays_in_service(incident),
-        is_repaired=bool(incident.plan and incident.plan.repairs_node),
+        is_repaired=is_repaired,
     )
 
 
@@ -562,7 +570,6 @@ def _resume_plan(
 ) -> ResumePlan:
     # Another node of the same job may have failed, too. Its node life stays avoided.
     other = job.live_plan()
-    rented = {(pool.cluster, pool.name) for pool in context.policy.burst.pools}
     return ResumePlan(
         incident_id=incident.incident_id,
         after_attempt=attempt,
@@ -572,7 +579,13 @@ def _resume_plan(
         requirement=decided.requirement,
         shrinks_at=decided.shrinks_at,
         max_rent_parts=decided.max_rent_parts,
-        lost_committed=(incident.life.cluster, incident.pool) not in rented,
+        capacity_at=context.now + timedelta(seconds=decided.capacity_seconds),
+        lost_committed=_lost_committed(incident, context.policy),
         decision_id=decision_id,
         planned_at=context.now,
     )
+
+
+def _lost_committed(incident: Incident, policy: Policy) -> bool:
+    """Whether the faulty node is committed capacity."""
+    return (incident.life.cluster, incident.pool) not in {(pool.cluster, pool.name) for pool in policy.burst.pools}

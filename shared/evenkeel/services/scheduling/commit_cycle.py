@@ -13,9 +13,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from evenkeel.domain.admission.cycle_plan import AdmissionStep, CyclePlan, PendingStep, Preemption, RentalStart
+from evenkeel.domain.admission.cycle_plan import (
+    AdmissionStep,
+    CyclePlan,
+    Displacement,
+    PendingStep,
+    Preemption,
+    RentalStart,
+)
 from evenkeel.domain.admission.decide import Action, AdmissionDecision, recorded_reason
 from evenkeel.domain.admission.queue_cursors import QueueCursors
+from evenkeel.domain.admission.rent_plan import displacement_requester
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
@@ -30,6 +38,7 @@ from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import drain_reservations, resize_jobs
 from evenkeel.services.scheduling.load_cycle import LoadedCycle
 from evenkeel.services.storage import batches, job_rows, quota_rows, rows, subject_rows
+from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.quota_tree import QuotaTree
 
 WRITER = "schedule_jobs"
@@ -68,6 +77,8 @@ def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Cont
                 _preempt(step, loaded, tree, context)
             case RentalStart():
                 _rent(step, loaded, tree, context)
+            case Displacement():
+                _displace(step, loaded, tree, context)
             case PendingStep():
                 reasons.add(_reason_writes(step, loaded, context), step.decision.job_id)
             case AdmissionStep():
@@ -145,6 +156,8 @@ def _admission_part(
         is_preempted=job.is_preempted and bool(attempt.local_queue),
         placement=None,
         is_migrating_back=False,
+        displaced_at=None,
+        displacing_since=None,
         lost_at=None,
     )
     where = ", ".join(attempt.node_names[:4]) + (" and more" if len(attempt.node_names) > 4 else "")
@@ -253,10 +266,10 @@ def _preempt(step: Preemption, loaded: LoadedCycle, tree: QuotaTree, context: Co
     own: tuple[Write, ...] = (Put(job_rows.job_row(waits, version)), Put(subject_rows.decision_row(record)))
     token = record.decision_id
     try:
-        for some in batches.cut(parts, common_writes=(tree.put(tree.memory), *own)):
-            victims = [part.subject for part in some]
+        for batch in batches.cut(parts, common_writes=(tree.put(tree.memory), *own)):
+            victims = [part.subject for part in batch]
             memory = tree.memory.after_preemption(job.spec.team, job.job_id, victims, context.now)
-            writes = (write for part in some for write in part.writes)
+            writes = (write for part in batch for write in part.writes)
             context.ledger.commit(tree.put(memory), *writes, *own, token=token)
             tree.raised(memory)
             own, token = (), context.ids.new("dec")
@@ -289,6 +302,64 @@ def _stop_writes(
     return (
         Put(job_rows.job_row(job.replace(stop_request=request, reason=why, is_preempted=True), version)),
         Put(subject_rows.timeline_row(job.job_id, entry, f"{kind}-{job.current_attempt}")),
+    )
+
+
+def _displace(step: Displacement, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+    """Ask jobs to move to rented nodes, with the record of why, unless the ledger refuses it.
+
+    The first commit lets the job go before others, so that none of them takes the nodes. A job that was asked is not
+    asked again. After a crash between two commits the nodes of the first jobs become free, and the next cycle decides
+    about the rest.
+    """
+    decided = step.displacement
+    job, version = loaded.snapshot.pending[decided.job_id], loaded.versions[decided.job_id]
+    record = decision_of("DISPLACEMENT", job.job_id, decided.action, decided, decided.facts, context)
+    waits = _with_current_queue(job, loaded.snapshot.setup).replace(reason=decided.reason, displacing_since=context.now)
+    entry = TimelineEntry(
+        at=context.now, kind="displacing", text=decided.reason, decision_id=record.decision_id, writer=WRITER
+    )
+    own: tuple[Write, ...] = (
+        Put(job_rows.job_row(waits, version)),
+        Put(subject_rows.decision_row(record)),
+        Put(subject_rows.timeline_row(job.job_id, entry, f"displacing-{record.decision_id}")),
+    )
+    parts = [
+        batches.WriteGroup(name, _displacement_writes(name, job.job_id, record.decision_id, loaded, context.now))
+        for name in decided.victims
+    ]
+    token = record.decision_id
+    try:
+        for batch in batches.cut(parts, common_writes=(tree.put(tree.memory), *own)):
+            names = [part.subject for part in batch]
+            memory = tree.memory
+            if loaded.snapshot.setup.has_teams:
+                memory = memory.after_preemption(job.spec.team, job.job_id, names, context.now)
+            writes = (write for part in batch for write in part.writes)
+            context.ledger.commit(tree.put(memory), *writes, *own, token=token)
+            tree.raised(memory)
+            own, token = (), context.ids.new("dec")
+    except Refused as refused:
+        _defer_after_refusal(job.job_id, refused, context)
+        return
+    context.telemetry.count("JobsDisplaced", len(decided.victims))
+    context.telemetry.info("DisplacementRequested", job_id=job.job_id, victims=list(decided.victims))
+
+
+def _displacement_writes(
+    name: str, for_job: str, decision_id: str, loaded: LoadedCycle, now: datetime
+) -> tuple[Write, ...]:
+    """Return the writes that ask a job to continue on rented nodes; none if it was asked to stop before."""
+    job, version = loaded.stored(name)
+    if not job.is_stoppable:
+        return ()
+    text = f"The job frees its nodes for {for_job} and continues on rented nodes."
+    stop = job.with_stop_request(text, displacement_requester(for_job), now)
+    moving = job.replace(stop_request=stop, reason=text, displaced_at=now, queued_at=now, moves=job.moves + 1)
+    entry = TimelineEntry(at=now, kind="displaced", text=text, decision_id=decision_id, writer=WRITER)
+    return (
+        Put(job_rows.job_row(moving, version)),
+        Put(subject_rows.timeline_row(name, entry, f"displaced-{job.current_attempt}")),
     )
 
 

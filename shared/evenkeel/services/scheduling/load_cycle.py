@@ -42,6 +42,7 @@ from evenkeel.services.storage import (
     attempt_record,
     fleet_rows,
     job_rows,
+    past_runs,
     provider_records,
     quota_rows,
     read_charges,
@@ -121,6 +122,7 @@ def read_missing(loaded: LoadedCycle, missing: MissingFacts, context: Context) -
     return loaded._replace(
         snapshot=loaded.snapshot._replace(
             shortages=rentals.read_shortages(context.ledger)[0] if missing.shortages else None,
+            past_runs=past_runs.load(context.ledger) if missing.past_runs else (),
             attempts=rentals.read_attempts(context.ledger, (job for job in jobs if job)),
         )
     )

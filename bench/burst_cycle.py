@@ -1,0 +1,619 @@
+"""The burst benchmark through the service's own scheduling cycle, with only the knowledge that the service has.
+
+`decide_cycle` decides about admissions, rentals and departures. Its snapshot has the same facts as in the service
+(`services/scheduling/load_cycle.py`). It knows the policy of the site and what jobs have done so far. It knows no
+run time in advance. Jobs, nodes, markets and bills are those of `bench.burst`, so every policy meets the same month.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.burst import (
+    HERE,
+    HOUR,
+    SAVE_SECONDS,
+    BaselinePolicy,
+    BurstOutcome,
+    BurstSimulation,
+    Json,
+    TraceJob,
+    TraceJobRun,
+    described,
+    instant,
+    interval,
+    load_setup,
+    parameters,
+    setup_hash,
+)
+from evenkeel.domain.admission.cycle_plan import AdmissionStep, Displacement, RentalStart
+from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
+from evenkeel.domain.admission.decide_cycle import decide_cycle
+from evenkeel.domain.admission.rent_plan import displacement_requester
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.capacity.pools import Market
+from evenkeel.domain.capacity.run_times import PastRun
+from evenkeel.domain.economics import money
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.jobs.spec import JobSpec
+from evenkeel.domain.nodes import KARPENTER_LABEL, NodeLife
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_section import Mode
+from evenkeel.domain.renting.book import RentalAllocation, RentalBook
+from evenkeel.domain.renting.candidates import facts_for_next_offer
+from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision, choose_pool
+from evenkeel.domain.renting.policy import RentedPool
+from evenkeel.domain.renting.rental import Rental, RentalHolder, RentalOffer, RentalState, opened
+from evenkeel.domain.resources import Resources
+
+_COMMITTED_CLUSTER = "hyperpod"
+_ARRIVAL, _TICK, _END, _RECLAIM, _READY, _REFUSAL, _SAVED = range(7)
+PAST_RUNS = 200
+"""Runs that a cycle reads, newest first."""
+THIS = BaselinePolicy("evenkeel", "service")
+
+
+def site_policy(
+    setup: Json, pools: Mapping[str, tuple[Any, ...]], *, delay_factor: float = 1.0, **burst: Any
+) -> Policy:
+    """Return the policy that a site with this setup writes: pools, caps, prices of delay, and known durations.
+
+    Args:
+        setup: The setup with its true prices.
+        pools: Pools to rent from, by instance type.
+        delay_factor: The price of delay in the policy, as a share of the true one.
+        burst: Further fields of the section `burst`.
+    """
+    rented = [
+        RentedPool.model_validate({name: getattr(pool, name) for name in type(pool).model_fields})
+        for group in pools.values()
+        for pool in group
+    ]
+    policy, caps, jobs = Policy(), setup["caps"], setup["jobs"]
+    return policy.replace(
+        burst=policy.burst.replace(
+            pools=tuple(rented),
+            fleet_cap_micros_per_hour=round(caps["fleetUsdPerHour"] * money.MICROS),
+            other_team_cap_micros_per_hour=round(caps["teamUsdPerHour"] * money.MICROS),
+            delay_micros_per_hour={
+                name: round(kind["usdPerHourOfDelay"] * delay_factor * money.MICROS)
+                for name, kind in jobs["classes"].items()
+            },
+            **burst,
+        ),
+        economy=policy.economy.replace(
+            expected_checkpoint_seconds=jobs["checkpointSeconds"],
+            expected_launch_seconds=setup["committed"]["launchSeconds"],
+        ),
+        jobs=policy.jobs.replace(expected_resume_seconds=jobs["restartSeconds"]),
+    )
+
+
+@dataclass
+class _Grant:
+    """A rental that the market granted."""
+
+    rental: Rental
+    token: int
+    requested_at: float
+    reclaimed_at: float
+    ready_at: float
+    pool: Any
+
+
+@dataclass
+class CycleSimulation(BurstSimulation):
+    """Simulates one month under `decide_cycle`, without teams."""
+
+    def __init__(self, setup: Json, seed: int, *, delay_share: float = 1.0, **burst: Any) -> None:
+        super().__init__(setup, THIS, seed)
+        self.site = site_policy(setup, self.pools, delay_factor=delay_share, **burst)
+        self.past: deque[PastRun] = deque(maxlen=PAST_RUNS)
+        self.first_start: dict[str, float] = {}
+        self.by_pool = {pool.name: pool for pool in self.site.burst.pools}
+        self.trace = {job.name: job for job in self.jobs}
+        self.pending: dict[str, Job] = {}
+        self.holders: dict[str, Job] = {}
+        self.charges: dict[str, Charge] = {}
+        self.done_attempts: dict[str, list[Attempt]] = {}
+        self.live: dict[str, TraceJobRun] = {}
+        self.rentals: dict[str, _Grant] = {}
+        self.nodes = {f"node-{number:02}": self._committed_node(number) for number in range(len(self.free))}
+        self.cycles = self.displacements = 0
+        self.wants_cycle = False
+
+    def _committed_node(self, number: int) -> NodeCapacity:
+        name, offered = f"node-{number:02}", Resources(accelerators=8)
+        return NodeCapacity(
+            life=NodeLife(cluster=_COMMITTED_CLUSTER, instance_id=name, launched_at=instant(0)),
+            node_name=name,
+            cluster=_COMMITTED_CLUSTER,
+            pool="committed",
+            instance_type=self.setup["committed"]["instanceType"],
+            offered=offered,
+            free=offered,
+        )
+
+    # ------------------------------------------------ the clock
+
+    def play(self) -> BurstOutcome:
+        """Simulate the month and the time until the last job ends."""
+        began = time.process_time()
+        for job in self.jobs:
+            self.at(job.at, _ARRIVAL, job.name)
+        self.at(self.setup["passSeconds"], _TICK, "")
+        left = len(self.jobs)
+        while left or self.rentals:
+            now = self.events[0][0]
+            while self.events and self.events[0][0] == now:
+                _, _, kind, what = heapq.heappop(self.events)
+                left -= self._happened(kind, what, now)
+            if self.wants_cycle:
+                self.wants_cycle = False
+                self._cycle(now)
+        window = self.setup["jobs"]["days"] * 86_400
+        self.out.idle_share = 1 - self.busy_gpu_seconds / (8 * len(self.free) * window)
+        self.out.cpu_seconds = time.process_time() - began
+        return self.out
+
+    def at(self, when: float, kind: int, what: Any) -> None:
+        heapq.heappush(self.events, (when, next(self.numbers), kind, what))
+
+    def _happened(self, kind: int, what: Any, now: float) -> int:
+        """Apply an event. Return the number of completed jobs."""
+        if kind == _TICK:
+            self.at(now + self.setup["passSeconds"], _TICK, "")
+            self.wants_cycle = bool(self.pending) or any(
+                grant.rental.state is RentalState.READY for grant in self.rentals.values()
+            )
+            return 0
+        self.wants_cycle = True
+        if kind == _ARRIVAL:
+            self.pending[what] = self._job(self.trace[what])
+        elif kind == _END:
+            name, token = what
+            if name in self.live and self.live[name].token == token:
+                self._stop(name, now, AttemptState.SUCCEEDED)
+                return 1
+        elif kind == _RECLAIM:
+            self._reclaimed(what[0], what[1], what[2], now)
+        elif kind == _READY:
+            self._ready(*what)
+        elif kind == _REFUSAL:
+            self._next_offer(what[0], what[1], what[2], now)
+        elif kind == _SAVED and what[0] in self.live and self.live[what[0]].token == what[1]:
+            job = self._stop(what[0], now, AttemptState.STOPPED)
+            is_displaced = what[2]
+            self.pending[what[0]] = (
+                job.replace(displaced_at=instant(now)) if is_displaced else job.replace(is_migrating_back=True)
+            )
+            self.out.moves += 1
+        return 0
+
+    def _job(self, trace: TraceJob) -> Job:
+        spec = JobSpec(
+            name=trace.name,
+            team=trace.team,
+            priority_class=trace.kind,
+            nodes=trace.nodes,
+            accelerators_per_node=trace.per_node,
+            checkpoint_uri=f"s3://checkpoints/{trace.name}" if trace.saves else "",
+            grace_seconds=int(SAVE_SECONDS),
+        )
+        return Job(
+            job_id=trace.name,
+            spec=spec,
+            state=JobState.PENDING,
+            submitted_at=instant(trace.at),
+            cluster=_COMMITTED_CLUSTER,
+            namespace="jobs",
+        )
+
+    # ------------------------------------------------ one cycle
+
+    def _cycle(self, now: float) -> None:
+        if not self.pending and not any(grant.rental.state is RentalState.READY for grant in self.rentals.values()):
+            return
+        self.cycles += 1
+        moment, snapshot = instant(now), self._snapshot()
+        plan = decide_cycle(snapshot, self.site, Mode.ACT, moment)
+        while plan.is_incomplete:
+            plan = decide_cycle(snapshot, self.site, Mode.ACT, moment, draft=plan)
+        for step in plan.steps:
+            if isinstance(step, AdmissionStep):
+                self._admitted(step, now)
+            elif isinstance(step, RentalStart):
+                self._opened(step, now)
+            elif isinstance(step, Displacement):
+                self.displacements += 1
+                waiting = step.displacement.job_id
+                self.pending[waiting] = self.pending[waiting].replace(displacing_since=moment)
+                for victim in step.displacement.victims:
+                    self._ask_to_stop(victim, displacement_requester(step.displacement.job_id), now, is_displaced=True)
+        if plan.departure:
+            name = plan.departure.job_id
+            self._ask_to_stop(name, "schedule_jobs/home", now, is_displaced=False)
+
+    def _ask_to_stop(self, name: str, by: str, now: float, *, is_displaced: bool) -> None:
+        job = self.holders[name]
+        stop = job.with_stop_request("", by, instant(now))
+        self.holders[name] = job.replace(stop_request=stop, moves=job.moves + 1)
+        self.at(now + SAVE_SECONDS, _SAVED, (name, self.live[name].token, is_displaced))
+
+    def _snapshot(self) -> CycleSnapshot:
+        rentals = tuple(grant.rental for grant in self.rentals.values())
+        rented = tuple(node for grant in self.rentals.values() for node in self._rented_nodes(grant))
+        names = {*self.pending, *(rental.job_id for rental in rentals)}
+        attempts = [attempt for name in names for attempt in self._attempts(name)]
+        return CycleSnapshot(
+            pending=dict(self.pending),
+            holders=dict(self.holders),
+            attempts=tuple(attempts),
+            held=tuple(self.charges.values()),
+            capacities=(*self.nodes.values(), *rented),
+            rented=RentalBook(rentals, tuple(map(RentalAllocation.of, rentals))),
+            shortages=self.shortages,
+            past_runs=tuple(self.past),
+        )
+
+    def _attempts(self, name: str) -> list[Attempt]:
+        ended = list(self.done_attempts.get(name, ()))
+        run = self.live.get(name)
+        return [*ended, self._attempt(name, run, AttemptState.RUNNING)] if run else ended
+
+    def _attempt(self, name: str, run: TraceJobRun, state: AttemptState, ended: float | None = None) -> Attempt:
+        charge = self.charges[name]
+        return Attempt(
+            job_id=name,
+            attempt=charge.attempt,
+            state=state,
+            cluster=charge.cluster,
+            namespace="jobs",
+            pool=charge.pool,
+            nodes=(),
+            node_names=charge.node_names,
+            accelerators=charge.accelerators,
+            admitted_at=charge.admitted_at or instant(run.began),
+            running_at=instant(run.trains_at),
+            ended_at=None if ended is None else instant(ended),
+        )
+
+    def _rented_nodes(self, grant: _Grant) -> tuple[NodeCapacity, ...]:
+        rental = grant.rental
+        if rental.state is not RentalState.READY:
+            return ()
+        offered = Resources(accelerators=rental.offer.accelerators_per_node)
+        return tuple(
+            NodeCapacity(
+                life=NodeLife(cluster=rental.offer.cluster, instance_id=name, launched_at=rental.begun_at),
+                node_name=name,
+                cluster=rental.offer.cluster,
+                pool=rental.offer.pool,
+                instance_type=rental.offer.instance_type,
+                offered=offered,
+                free=offered,
+                labels={KARPENTER_LABEL: rental.offer.pool},
+                reserved_for=rental.job_id,
+            )
+            for name in rental.node_names
+        )
+
+    # ------------------------------------------------ starts and ends
+
+    def _admitted(self, step: AdmissionStep, now: float) -> None:
+        decided = step.decision
+        name = decided.job_id
+        job, trace = self.pending.pop(name), self.trace[name]
+        grant = self.rentals.get(name)
+        is_rented = decided.pool != "committed"
+        charge = decided.to_charge()
+        self.charges[name] = charge.replace(is_rented=is_rented)
+        self.holders[name] = job.replace(
+            state=JobState.RUNNING,
+            current_attempt=job.current_attempt + 1,
+            is_migrating_back=False,
+            stop_request=None,
+            displaced_at=None,
+            displacing_since=None,
+        )
+        launch = 0.0
+        if not is_rented:
+            for place in decided.node_names:
+                node = self.nodes[place]
+                self.nodes[place] = node.with_free(node.free.minus(charge.per_node))
+            launch = self.setup["committed"]["launchSeconds"]
+            if grant:
+                self._end_rental(name, now)
+        restart = self.setup["jobs"]["restartSeconds"] if trace.starts else 0
+        trace.starts += 1
+        trains_at = now + launch + restart
+        slots = () if is_rented else tuple((0, trace.per_node) for _ in range(trace.nodes))
+        run = TraceJobRun(trace, next(self.numbers), now, trains_at, trains_at + trace.run - trace.done, 0.0, slots)
+        self.live[name] = run
+        self.first_start.setdefault(name, trains_at)
+        self.at(run.ends_at, _END, (name, run.token))
+
+    def _stop(self, name: str, now: float, state: AttemptState) -> Job:
+        """End the attempt of a job and free its nodes. A job that saves keeps its progress."""
+        run, trace = self.live.pop(name), self.trace[name]
+        ended = self._attempt(name, run, state, now)
+        charge, job = self.charges.pop(name), self.holders.pop(name)
+        if not charge.is_rented:
+            for place in charge.node_names:
+                node = self.nodes[place]
+                self.nodes[place] = node.with_free(node.free + charge.per_node)
+            window = self.setup["jobs"]["days"] * 86_400
+            self.busy_gpu_seconds += trace.gpus * max(0.0, min(now, window) - min(run.began, window))
+        self._end_rental(name, now)
+        if state is AttemptState.SUCCEEDED:
+            trace.ended = now
+            delay = max(0.0, now - trace.at - trace.run)
+            self.out.delays.append(delay)
+            self.out.delay_parts += round(trace.value * delay)
+            self.done_attempts.pop(name, None)
+            self.past.appendleft(PastRun(trace.team, "", "", now - self.first_start.pop(name)))
+            return job
+        trace.done = min(trace.run, trace.done + max(0.0, now - run.trains_at)) if trace.saves else 0.0
+        # Without checkpoints the work of an attempt is lost, so its run time says nothing about the next one.
+        self.done_attempts.setdefault(name, []).append(ended)
+        return job.replace(state=JobState.PENDING, stop_request=None)
+
+    # ------------------------------------------------ rentals
+
+    def _opened(self, step: RentalStart, now: float) -> None:
+        name = step.decision.job_id
+        job = self.pending[name]
+        self.pending[name] = job = job.replace(rentals=job.rentals + 1, is_migrating_back=False)
+        holder = RentalHolder(name, job.rentals, job.spec.team, "jobs")
+        rental = opened(holder, step.placement, f"dec-{name}", self.site.burst, instant(now)).rental
+        self._ask(rental, step.placement, now)
+
+    def _ask(self, rental: Rental, placed: PlacementDecision, now: float) -> None:
+        """Ask the pool of the current offer for the nodes."""
+        name, pool, trace = rental.job_id, self.by_pool[placed.pool], self.trace[rental.job_id]
+        grant = _Grant(rental, next(self.numbers), now, float("inf"), float("inf"), pool)
+        self.rentals[name] = grant
+        self._note_rates()
+        if not self.market.is_open(pool.instance_type, pool.zone, pool.market, now):
+            answer = now + self.setup["market"]["refusalAnswerSeconds"]
+            self.at(answer, _REFUSAL, (name, grant.token, placed))
+            return
+        if pool.market is Market.SPOT:
+            grant.reclaimed_at = now + self.market.interrupted_after(trace)
+            self.at(grant.reclaimed_at, _RECLAIM, (name, grant.token, placed))
+        grant.ready_at = now + self.market.launch_seconds(trace)
+        self.at(grant.ready_at, _READY, (name, grant.token))
+        self.out.rentals += 1
+
+    def _note_rates(self) -> None:
+        rates: dict[str, int] = {}
+        for rental in (grant.rental for grant in self.rentals.values()):
+            rates[rental.team] = rates.get(rental.team, 0) + rental.offer.micros_per_node_hour * rental.nodes
+        self.out.most_fleet_rate = max(self.out.most_fleet_rate, sum(rates.values()))
+        self.out.most_team_rate = max(self.out.most_team_rate, *rates.values())
+
+    def _ready(self, name: str, token: int) -> None:
+        grant = self.rentals.get(name)
+        if grant is None or grant.token != token:
+            return
+        pool = grant.pool
+        self.shortages = self.shortages.with_success(pool.instance_type, pool.zone, pool.market)
+        names = tuple(f"{grant.rental.name}-{number}" for number in range(grant.rental.nodes))
+        grant.rental = grant.rental.replace(state=RentalState.READY, node_names=names)
+
+    def _next_offer(self, name: str, token: int, placed: PlacementDecision, now: float) -> None:
+        """Ask the next pool after a refusal, as the workflow of the rental does; else the job waits again."""
+        grant = self.rentals.get(name)
+        if grant is None or grant.token != token:
+            return
+        pool, moment, rental = grant.pool, instant(now), grant.rental
+        self.shortages = self.shortages.with_refusal(pool.instance_type, pool.zone, pool.market, moment)
+        del self.rentals[name]
+        if len(rental.offers) >= self.site.burst.max_offers:
+            return
+        allocations = [RentalAllocation.of(other.rental) for other in self.rentals.values()]
+        facts = facts_for_next_offer(placed.facts, rental, allocations, self.shortages, self.site.burst, moment)
+        again = choose_pool(facts)
+        if again.action is PlacementAction.RENT:
+            offer = RentalOffer.of(self.by_pool[again.pool], moment)
+            self._ask(rental.replace(offers=(*rental.offers, offer)), again, now)
+
+    def _end_rental(self, name: str, now: float) -> None:
+        grant = self.rentals.pop(name, None)
+        if grant is None or grant.ready_at == float("inf"):
+            return
+        offer = grant.rental.offer
+        bill = money.BillableRental(
+            pool=offer.pool,
+            job_id=name,
+            team=grant.rental.team,
+            micros_per_node_hour=offer.micros_per_node_hour,
+            nodes=grant.rental.nodes,
+            min_billed_seconds=offer.min_billed_seconds,
+            started_at=instant(grant.requested_at),
+            ended_at=instant(now),
+        )
+        self.out.rent_parts += bill.parts(instant(now))
+
+    def _reclaimed(self, name: str, token: int, placed: PlacementDecision, now: float) -> None:
+        grant = self.rentals.get(name)
+        if grant is None or grant.token != token:
+            return
+        self.out.interruptions += 1
+        if grant.rental.state is RentalState.OPENING:
+            self._next_offer(name, token, placed, now)
+            return
+        pool = grant.pool
+        self.shortages = self.shortages.with_refusal(pool.instance_type, pool.zone, pool.market, instant(now))
+        if name in self.live:
+            self.pending[name] = self._stop(name, now, AttemptState.LOST).replace(lost_at=instant(now))
+        else:
+            self._end_rental(name, now)
+
+
+def at_cell(setup: Json, *, delay: float = 1, spot: float = 1, committed: float = 1) -> Json:
+    """Return the setup of a cell of the grid."""
+    jobs, market, fleet = setup["jobs"], setup["market"], setup["committed"]
+    classes = {
+        name: {**kind, "usdPerHourOfDelay": kind["usdPerHourOfDelay"] * delay} for name, kind in jobs["classes"].items()
+    }
+    return {
+        **setup,
+        "jobs": {**jobs, "classes": classes},
+        "market": {**market, "spotShareOfOnDemand": market["spotShareOfOnDemand"] * spot},
+        "committed": {**fleet, "nodes": max(1, round(fleet["nodes"] * committed))},
+    }
+
+
+def quantiles(delays: list[float]) -> Json:
+    """Return p50, p90, p99 and the maximum in hours."""
+    ordered = sorted(delays)
+    return {f"p{share}": round(ordered[int(share / 100 * len(ordered))] / HOUR, 3) for share in (50, 90, 99)} | {
+        "max": round(ordered[-1] / HOUR, 1)
+    }
+
+
+# ---------------------------------------------------------------- measuring
+
+
+SITE: dict[str, int] = {"max_moves": 3, "max_wait_seconds": 300}
+"""Fields of `burst` beside prices and caps. Chosen on tuning seeds."""
+
+
+def load_grid() -> Json:
+    """Return the settings that were fixed before any rule was tuned."""
+    grid: Json = json.loads((HERE / "setups" / "burst_grid.json").read_text(encoding="utf-8"))
+    return grid
+
+
+def cells_of(grid: Json) -> list[dict[str, float]]:
+    """Return the published setting, each factor alone, and every combination of the corners."""
+    listed, corners = grid["cells"], grid["cells"]["corners"]
+    whole = [dict(listed["published"])]
+    whole += [
+        {**listed["published"], factor: value} for factor in ("delay", "spot", "committed") for value in listed[factor]
+    ]
+    combined = itertools.product(corners["delay"], corners["spot"], corners["committed"])
+    return [*whole, *({"delay": delay, "spot": spot, "committed": nodes} for delay, spot, nodes in combined)]
+
+
+def _rivals(grid: Json) -> dict[str, list[BaselinePolicy]]:
+    knobs = grid["baselines"]
+    always, greedy = knobs["always"], knobs["greedy"]
+    return {
+        "committed": [BaselinePolicy("committed", order) for order in knobs["committed"]["orders"]],
+        "always": [
+            BaselinePolicy("always", *knob)
+            for knob in itertools.product(always["orders"], [0.0], always["spot"], always["maxGpus"])
+        ],
+        "greedy": [
+            BaselinePolicy("greedy", *knob)
+            for knob in itertools.product(greedy["orders"], greedy["patienceHours"], greedy["spot"], greedy["maxGpus"])
+        ],
+    }
+
+
+def best_rivals(setup: Json, grid: Json) -> dict[str, BaselinePolicy]:
+    """Return the best parameters of each baseline, tuned on this setting."""
+    seeds = grid["baselines"]["tuningSeeds"]
+
+    def cost(policy: BaselinePolicy) -> float:
+        return statistics.fmean(BurstSimulation(setup, policy, seed).play().usd for seed in seeds)
+
+    return {name: min(policies, key=cost) for name, policies in _rivals(grid).items()}
+
+
+def compared(
+    setup: Json, grid: Json, seeds: Sequence[int], known_share: float = 1.0, site: Mapping[str, int] | None = None
+) -> Json:
+    """Return the costs and delays of Evenkeel and of the tuned baselines on the same seeds.
+
+    Args:
+        setup: The setting.
+        grid: Parameters of the baselines.
+        seeds: Seeds to measure.
+        known_share: The price of delay in the policy, as a share of the true one.
+        site: Fields of `burst` beside prices and caps.
+    """
+    site = SITE if site is None else site
+    ours = {seed: CycleSimulation(setup, seed, delay_share=known_share, **site).play() for seed in seeds}
+    costs: Json = {"evenkeel": {**_shown_costs(ours), "site": dict(site)}}
+    played = {}
+    for name, policy in best_rivals(setup, grid).items():
+        played[name] = {seed: BurstSimulation(setup, policy, seed).play() for seed in seeds}
+        costs[name] = {**_shown_costs(played[name]), "tunedTo": parameters(policy)}
+    best = min(played, key=lambda name: float(costs[name]["usd"]))
+    ratio, low, high = interval([(ours[seed].usd, played[best][seed].usd) for seed in seeds])
+    longest = {name: max(map(max, (run.delays for run in runs.values()))) for name, runs in played.items()}
+    return {
+        "best": best,
+        "ratio": round(ratio, 3),
+        "low": round(low, 3),
+        "high": round(high, 3),
+        "wins": sum(ours[seed].usd < played[best][seed].usd for seed in seeds),
+        "seeds": len(seeds),
+        "longestHours": round(max(max(run.delays) for run in ours.values()) / HOUR, 2),
+        "longestHoursOfGreedy": round(longest["greedy"] / HOUR, 2),
+        "policies": costs,
+    }
+
+
+def _shown_costs(runs: Mapping[int, BurstOutcome]) -> Json:
+    figures = described(runs)
+    kept = ("usd", "rentUsd", "delayUsd", "meanDelayHours", "rentals", "interruptions", "moves", "idleShare", "bySeed")
+    delays = [delay for run in runs.values() for delay in run.delays]
+    longest = {str(seed): round(max(run.delays) / HOUR, 2) for seed, run in runs.items()}
+    return {**{name: figures[name] for name in kept}, "delayHours": quantiles(delays), "longestHoursBySeed": longest}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Compare, print, and write the figures as JSON after each cell."""
+    parser = argparse.ArgumentParser(prog="python -m bench.burst_cycle", description=__doc__)
+    parser.add_argument("--grid", action="store_true", help="all cells of the grid, on the grid's seeds")
+    parser.add_argument("--untold", action="store_true", help="the policy keeps the published prices of delay")
+    parser.add_argument("--plain", action="store_true", help="without `maxMoves` and `maxWaitSeconds`")
+    parser.add_argument("--seeds", type=int, nargs="*", help="seeds instead of those of the grid file")
+    parser.add_argument("--days", type=int, help="a shorter month")
+    parser.add_argument("--output", type=Path, help="file for the figures")
+    arguments = parser.parse_args(words)
+    grid, setup = load_grid(), load_setup()
+    if arguments.days:
+        setup = {**setup, "jobs": {**setup["jobs"], "days": arguments.days}}
+    seeds = arguments.seeds or grid["seeds"]["gridSeeds" if arguments.grid or arguments.untold else "published"]
+    cells = cells_of(grid) if arguments.grid or arguments.untold else [grid["cells"]["published"]]
+    if arguments.untold:
+        cells = [cell for cell in cells if cell["delay"] != 1 and cell["spot"] == cell["committed"] == 1]
+    figures: Json = {
+        "command": " ".join(["python -m bench.burst_cycle", *(sys.argv[1:] if words is None else words)]),
+        "commit": os.environ.get("BENCH_COMMIT", ""),
+        "setup": setup_hash(),
+        "days": setup["jobs"]["days"],
+        "seeds": seeds,
+        "cells": [],
+    }
+    for cell in cells:
+        known_share = 1 / cell["delay"] if arguments.untold else 1.0
+        row = {**cell, **compared(at_cell(setup, **cell), grid, seeds, known_share, {} if arguments.plain else None)}
+        figures["cells"].append(row)
+        print(json.dumps({name: value for name, value in row.items() if name != "policies"}), flush=True)
+        if arguments.output:
+            arguments.output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""How much longer a run is expected to take: learned from past runs, stated by the submission, or from the policy.
+
+Run times have heavy tails, so one figure says little. An estimate is a list of equally likely values: quantiles. The
+first of these sources that exists is used:
+
+    1. `expectedSeconds` of the submission
+    2. past runs of the same submitter and job type
+    3. past runs of the same team
+    4. past runs of the fleet
+    5. the policy's expected run time, as one value
+
+Past runs are those that lasted longer than this run has lasted already. If too few did, the run is expected to take
+half as long again.
+"""
+
+import functools
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from statistics import NormalDist, fmean
+from typing import NamedTuple
+
+from evenkeel.domain.capacity.start_estimates import remaining_seconds
+
+_VALUES = 12
+"""Equally likely values of an estimate."""
+_MIDS = tuple((number + 0.5) / _VALUES for number in range(_VALUES))
+_DEVIATES = tuple(NormalDist().inv_cdf(share) for share in _MIDS)
+_STATED_SIGMA = 0.8
+"""Spread of runs around what their submissions state: within a factor of 2.2 in two of three cases."""
+
+
+class PastRun(NamedTuple):
+    """A run that ended, and who submitted it."""
+
+    team: str
+    owner: str
+    job_type: str
+    seconds: float
+
+
+class RunOrigin(NamedTuple):
+    """The facts about a run that are known before its end."""
+
+    team: str
+    owner: str
+    job_type: str
+    stated_seconds: int | None
+    """`expectedSeconds` of the submission."""
+    policy_seconds: int
+    """The policy's expected run time of its class."""
+
+
+class LeftTime(NamedTuple):
+    """How much longer a run takes: equally likely values in seconds, ascending."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.seconds)
+
+    @property
+    def p90(self) -> float:
+        """The time that nine in ten runs do not exceed; of one value, twice that value."""
+        if len(self.seconds) == 1:
+            return 2 * self.seconds[0]
+        return self.seconds[int(0.9 * len(self.seconds))]
+
+    def within(self, horizon_seconds: float) -> float:
+        """Return the expected time until the run ends or the horizon is reached."""
+        return seconds_within(self.seconds, horizon_seconds)
+
+
+def seconds_within(left: Iterable[float], horizon_seconds: float) -> float:
+    """Return the mean of equally likely values that are cut at a horizon."""
+    return fmean(min(value, horizon_seconds) for value in left)
+
+
+def share_beyond(left: Iterable[float], horizon_seconds: float) -> float:
+    """Return the probability that a run with these equally likely times lasts longer than a horizon."""
+    return fmean(float(value > horizon_seconds) for value in left)
+
+
+class RunTimes:
+    """Estimates of run times from the past runs of a fleet."""
+
+    def __init__(self, past: Iterable[PastRun] = (), min_samples: int = 5) -> None:
+        """Group the past runs.
+
+        Args:
+            past: The latest runs that ended by themselves.
+            min_samples: Runs of a group from which they are used.
+        """
+        groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
+        for run in past:
+            for group in _groups(run.team, run.owner, run.job_type):
+                groups[group].append(run.seconds)
+        self._min_samples = min_samples
+        self._groups: Mapping[tuple[str, ...], list[float]] = {
+            group: sorted(runs) for group, runs in groups.items() if len(runs) >= min_samples
+        }
+
+    def left(self, run: RunOrigin, ran_seconds: float) -> LeftTime:
+        """Return how much longer a run is expected to take.
+
+        Args:
+            run: The run.
+            ran_seconds: How long it has run.
+        """
+        if run.stated_seconds:
+            return _after(_lognormal(run.stated_seconds, _STATED_SIGMA), ran_seconds, run.stated_seconds, 1)
+        for group in _groups(run.team, run.owner, run.job_type):
+            if past := self._groups.get(group):
+                return _after(past, ran_seconds, run.policy_seconds, self._min_samples)
+        return LeftTime((remaining_seconds(run.policy_seconds, ran_seconds),))
+
+
+NO_PAST_RUNS = RunTimes()
+
+
+@functools.lru_cache(maxsize=8)
+def run_times_of(past: tuple[PastRun, ...], min_samples: int) -> RunTimes:
+    """Return the estimates from past runs. A cycle needs them several times."""
+    return RunTimes(past, min_samples)
+
+
+def _groups(team: str, owner: str, job_type: str) -> tuple[tuple[str, ...], ...]:
+    """Return the groups of a run, the most specific first."""
+    return (team, owner, job_type), (team,), ()
+
+
+def _lognormal(median: float, sigma: float) -> list[float]:
+    return [median * math.exp(sigma * deviate) for deviate in _DEVIATES]
+
+
+def _after(ordered: list[float], ran_seconds: float, usual_seconds: float, min_samples: int) -> LeftTime:
+    """Return what is left of runs that lasted longer than a time."""
+    first = bisect_right(ordered, ran_seconds)
+    longer = len(ordered) - first
+    if longer < min_samples:
+        return LeftTime((remaining_seconds(min(usual_seconds, ran_seconds), ran_seconds),))
+    count = min(longer, _VALUES)
+    cuts = [first + number * longer // count for number in range(count + 1)]
+    # The mean of each part, so that the mean of all runs is kept.
+    parts = (fmean(ordered[start:end]) for start, end in pairwise(cuts))
+    return LeftTime(tuple(round(value - ran_seconds, 1) for value in parts))

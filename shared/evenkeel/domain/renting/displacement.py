@@ -1,0 +1,188 @@
+"""Displacement: move jobs that keep checkpoints from committed to rented nodes, so that another job can start there.
+
+A job without checkpoints can neither use spot nodes nor leave rented nodes before its end. A gang needs whole nodes,
+and small jobs spread over many. In both cases it is often cheaper to move other jobs. They save, stop and continue
+on rented nodes. They move back as soon as committed nodes are free.
+
+    cost = sum over the moved jobs (price of delay x standstill + rent until committed nodes are free again)
+           + price of delay of the job x (save + launch)
+
+Jobs are displaced if this costs less than renting for the job itself, and less than its wait.
+"""
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+
+from evenkeel.domain.capacity.run_times import seconds_within
+from evenkeel.domain.decisions import Alternative
+from evenkeel.domain.economics import money
+from evenkeel.domain.renting.cost import duration_text
+from evenkeel.domain.values import Instant, Value
+
+
+class CommittedNode(Value):
+    """A committed node."""
+
+    name: str
+    free: int
+    """Accelerators that no job uses."""
+
+
+class MovableJob(Value):
+    """A job on committed nodes that may continue on rented nodes."""
+
+    job_id: str
+    team: str
+    nodes: dict[str, int]
+    """Its nodes, with the accelerators that it uses there."""
+    micros_per_hour_of_delay: int
+    left_seconds: tuple[float, ...]
+    """Equally likely values of the run time that is left."""
+    save_seconds: float
+    standstill_seconds: float
+    """From its last checkpoint until it trains on rented nodes."""
+    pool: str
+    """Cheapest pool that can be rented for it now."""
+    rent_micros_per_hour: int
+
+
+class DisplacementFacts(Value):
+    """Everything that a displacement is decided from. A recorded decision replays from these facts alone."""
+
+    job_id: str
+    nodes: int
+    """Nodes that the job needs."""
+    accelerators_per_node: int
+    micros_per_hour_of_delay: int
+    start_seconds: float
+    """Until the job trains on the nodes: save of the other jobs and its launch."""
+    wait_seconds: float
+    """Expected wait for committed nodes if no job is displaced."""
+    other_option: str
+    """The cheapest other option: a rented pool, or the committed pool that the job waits for."""
+    other_parts: int
+    """Its cost, without the opportunity cost of committed hours."""
+    committed: tuple[CommittedNode, ...]
+    movable: tuple[MovableJob, ...]
+    team_left_micros: dict[str, int]
+    """Team of a movable job → what its cap leaves, in micro-dollars an hour."""
+    fleet_left_micros: int
+    now: Instant
+
+
+class DisplacementAction(StrEnum):
+    """Action for a job that waits for committed nodes."""
+
+    DISPLACE = "DISPLACE"
+    KEEP = "KEEP"
+
+
+class DisplacementDecision(Value):
+    """The jobs that move for another job, and why."""
+
+    job_id: str
+    action: DisplacementAction
+    reason: str
+    victims: tuple[str, ...] = ()
+    parts: int = 0
+    alternatives: tuple[Alternative, ...] = ()
+    facts: DisplacementFacts
+
+
+def decide_displacement(facts: DisplacementFacts) -> DisplacementDecision:
+    """Choose the jobs that move for a job; none if another option costs less, or if too few jobs can move."""
+    chosen = _cheapest_nodes(facts)
+    if chosen is None:
+        return _decided(facts, DisplacementAction.KEEP, "Too few nodes would become free if all movable jobs moved.")
+    victims = [job for job in facts.movable if job.job_id in chosen]
+    if not victims:
+        return _decided(facts, DisplacementAction.KEEP, "Enough nodes are free without moving a job.")
+    if why_not := _above_caps(facts, victims):
+        return _decided(facts, DisplacementAction.KEEP, why_not)
+    parts = round(facts.micros_per_hour_of_delay * facts.start_seconds) + sum(_cost(job, facts) for job in victims)
+    price, other = money.format_usd(parts), money.format_usd(facts.other_parts)
+    names = f"{len(victims)} job{'' if len(victims) == 1 else 's'}"
+    if parts >= facts.other_parts:
+        reason = f"Moving {names} to rented nodes would cost {price}, and {facts.other_option} costs {other}."
+        return _decided(facts, DisplacementAction.KEEP, reason, parts=parts)
+    return _decided(
+        facts,
+        DisplacementAction.DISPLACE,
+        f"{names} {'moves' if len(victims) == 1 else 'move'} to rented nodes, so that the job starts in "
+        f"{duration_text(facts.start_seconds)}. That costs {price}, and {facts.other_option} costs {other}.",
+        tuple(sorted(job.job_id for job in victims)),
+        parts,
+    )
+
+
+def _decided(
+    facts: DisplacementFacts, action: DisplacementAction, reason: str, victims: tuple[str, ...] = (), parts: int = 0
+) -> DisplacementDecision:
+    usd = round(facts.other_parts / money.PARTS, 2)
+    more = money.format_usd(facts.other_parts - parts)
+    alternatives = (
+        (Alternative(option=facts.other_option, why_not=f"It costs {more} more.", usd=usd),) if victims else ()
+    )
+    return DisplacementDecision(
+        job_id=facts.job_id,
+        action=action,
+        reason=reason,
+        victims=victims,
+        parts=parts,
+        alternatives=alternatives,
+        facts=facts,
+    )
+
+
+def _cost(job: MovableJob, facts: DisplacementFacts) -> int:
+    """Return the cost of moving one job: its standstill, and its rent or its wait, whichever is cheaper."""
+    rent = job.rent_micros_per_hour * seconds_within(job.left_seconds, facts.wait_seconds)
+    wait = job.micros_per_hour_of_delay * facts.wait_seconds
+    return round(job.micros_per_hour_of_delay * job.standstill_seconds + min(rent, wait))
+
+
+def _above_caps(facts: DisplacementFacts, victims: Sequence[MovableJob]) -> str:
+    teams: dict[str, int] = {}
+    for job in victims:
+        teams[job.team] = teams.get(job.team, 0) + job.rent_micros_per_hour
+    for team, rate in teams.items():
+        if rate > facts.team_left_micros.get(team, 0):
+            return f"The rents of the moved jobs would exceed the cap of team {team}."
+    if sum(teams.values()) > facts.fleet_left_micros:
+        return "The rents of the moved jobs would exceed the cap of the fleet."
+    return ""
+
+
+def _cheapest_nodes(facts: DisplacementFacts) -> set[str] | None:
+    """Return the jobs to move from the nodes that become free at the lowest cost; None if too few nodes can.
+
+    A job on several nodes is counted once, with all its nodes.
+    """
+    costs = {job.job_id: _cost(job, facts) for job in facts.movable}
+    options = sorted(_node_options(facts, costs), key=lambda option: (option[0], option[1]))
+    if len(options) < facts.nodes:
+        return None
+    moved: set[str] = set()
+    for _, _, victims in options[: facts.nodes]:
+        moved.update(victims)
+    return moved
+
+
+def _node_options(facts: DisplacementFacts, costs: dict[str, int]) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+    """Yield each node that can become free: the cost, its name, and the jobs to move."""
+    for node in facts.committed:
+        free, victims = node.free, list[str]()
+        on_node = [job for job in facts.movable if node.name in job.nodes]
+        # The cheapest accelerators first. Then jobs that the others make unnecessary stay.
+        for job in sorted(on_node, key=lambda job: (costs[job.job_id] / job.nodes[node.name], job.job_id)):
+            if free >= facts.accelerators_per_node:
+                break
+            free += job.nodes[node.name]
+            victims.append(job.job_id)
+        by_id = {job.job_id: job for job in on_node}
+        for name in sorted(victims, key=lambda name: -costs[name]):
+            if free - by_id[name].nodes[node.name] >= facts.accelerators_per_node:
+                free -= by_id[name].nodes[node.name]
+                victims.remove(name)
+        if free >= facts.accelerators_per_node:
+            yield sum(costs[name] for name in victims), node.name, tuple(victims)

@@ -1,0 +1,146 @@
+"""Displacement: which jobs move to rented nodes so that another job starts on committed nodes."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.economics import money
+from evenkeel.domain.renting.displacement import (
+    CommittedNode,
+    DisplacementAction,
+    DisplacementDecision,
+    DisplacementFacts,
+    MovableJob,
+    decide_displacement,
+)
+from tests.unit.scheduling.builders import NOW
+
+DOLLAR = money.MICROS
+
+
+def a_movable(name: str, *nodes: str, accelerators: int = 1, **changes: Any) -> MovableJob:
+    facts: dict[str, Any] = {
+        "job_id": name,
+        "team": "red",
+        "nodes": dict.fromkeys(nodes, accelerators),
+        "micros_per_hour_of_delay": DOLLAR,
+        "left_seconds": (3600.0,),
+        "save_seconds": 60,
+        "standstill_seconds": 360,
+        "pool": "spot",
+        "rent_micros_per_hour": DOLLAR // 2,
+    }
+    return MovableJob.model_validate(facts | changes)
+
+
+def decided(*movable: MovableJob, free: dict[str, int] | None = None, **changes: Any) -> DisplacementDecision:
+    committed = tuple(CommittedNode(name=name, free=count) for name, count in (free or {"n1": 6}).items())
+    facts: dict[str, Any] = {
+        "job_id": "gang",
+        "nodes": 1,
+        "accelerators_per_node": 8,
+        "micros_per_hour_of_delay": DOLLAR,
+        "start_seconds": 120,
+        "wait_seconds": 7200,
+        "other_option": "on-demand",
+        "other_parts": 30 * money.PARTS,
+        "committed": committed,
+        "movable": movable,
+        "team_left_micros": {"red": 10 * DOLLAR},
+        "fleet_left_micros": 10 * DOLLAR,
+        "now": NOW,
+    }
+    return decide_displacement(DisplacementFacts.model_validate(facts | changes))
+
+
+def test_jobs_move_if_that_costs_less_than_renting_for_the_gang() -> None:
+    decision = decided(a_movable("a", "n1"), a_movable("b", "n1"))
+
+    assert (decision.action, decision.victims) == (DisplacementAction.DISPLACE, ("a", "b"))
+    # Two moves: $0.10 of standstill and $0.50 of rent each; the gang waits 120 s at $1 an hour.
+    assert decision.parts == round((2 * 0.6 + 120 / 3600) * money.PARTS)
+    assert decision.alternatives[0].option == "on-demand"
+
+
+def test_no_job_moves_if_renting_for_the_gang_is_cheaper() -> None:
+    decision = decided(a_movable("a", "n1"), a_movable("b", "n1"), other_parts=money.PARTS)
+
+    assert (decision.action, decision.victims) == (DisplacementAction.KEEP, ())
+    assert decision.reason == "Moving 2 jobs to rented nodes would cost $1.23, and on-demand costs $1.00."
+
+
+def test_cheapest_node_becomes_free() -> None:
+    movable = (a_movable("dear", "n1", accelerators=2, micros_per_hour_of_delay=20 * DOLLAR), a_movable("cheap", "n2"))
+
+    assert decided(*movable, free={"n1": 6, "n2": 7}).victims == ("cheap",)
+
+
+def test_no_job_moves_that_others_make_unnecessary() -> None:
+    movable = (a_movable("small", "n1"), a_movable("large", "n1", accelerators=4, rent_micros_per_hour=2 * DOLLAR))
+
+    assert decided(*movable, free={"n1": 4}).victims == ("large",)
+
+
+def test_job_on_two_nodes_frees_both_and_counts_once() -> None:
+    decision = decided(a_movable("wide", "n1", "n2", accelerators=8), free={"n1": 0, "n2": 0}, nodes=2)
+
+    assert decision.victims == ("wide",)
+    assert decision.parts == round((0.6 + 120 / 3600) * money.PARTS)
+
+
+def test_no_job_moves_if_too_few_nodes_become_free() -> None:
+    decision = decided(a_movable("a", "n1"), free={"n1": 6})
+
+    assert (decision.action, decision.reason) == (
+        DisplacementAction.KEEP,
+        "Too few nodes would become free if all movable jobs moved.",
+    )
+
+
+def test_no_job_moves_above_the_caps() -> None:
+    movable = (a_movable("a", "n1"), a_movable("b", "n1"))
+
+    assert decided(*movable, team_left_micros={"red": DOLLAR - 1}).action is DisplacementAction.KEEP
+    assert decided(*movable, fleet_left_micros=DOLLAR - 1).action is DisplacementAction.KEEP
+    assert decided(*movable, team_left_micros={"red": DOLLAR}, fleet_left_micros=DOLLAR).victims == ("a", "b")
+
+
+def test_job_of_little_value_waits_instead_of_renting() -> None:
+    cheap = a_movable("a", "n1", accelerators=2, micros_per_hour_of_delay=DOLLAR // 100, rent_micros_per_hour=DOLLAR)
+
+    # Its wait of two hours costs $0.02, its rent for the same time $1.
+    assert decided(cheap).parts == round((0.02 + 0.001 + 120 / 3600) * money.PARTS)
+
+
+sizes = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 8), st.integers(0, 40)), max_size=12)
+
+
+@given(sizes, st.integers(1, 3), st.integers(1, 8), st.integers(0, 100))
+def test_moved_jobs_free_enough_nodes_and_cost_less(
+    jobs: list[tuple[int, int, int]], nodes: int, accelerators: int, other: int
+) -> None:
+    used = dict.fromkeys(("n0", "n1", "n2", "n3"), 0)
+    movable = []
+    for number, (node, count, price) in enumerate(jobs):
+        name = f"n{node}"
+        if used[name] + count <= 8:
+            used[name] += count
+            price_of_delay = price * DOLLAR
+            movable.append(
+                a_movable(f"job-{number}", name, accelerators=count, micros_per_hour_of_delay=price_of_delay)
+            )
+    free = {name: 8 - count for name, count in used.items()}
+
+    decision = decided(
+        *movable, free=free, nodes=nodes, accelerators_per_node=accelerators, other_parts=other * money.PARTS
+    )
+
+    assert decide_displacement(decision.facts) == decision
+    if decision.action is DisplacementAction.DISPLACE:
+        assert decision.parts < other * money.PARTS
+        for job in movable:
+            if job.job_id in decision.victims:
+                for name, count in job.nodes.items():
+                    free[name] += count
+        assert sum(count >= accelerators for count in free.values()) >= nodes
