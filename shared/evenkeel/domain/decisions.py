@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, TypeAdapter
 
 from evenkeel.domain.values import Instant, Sentence, Value
 
@@ -15,19 +15,21 @@ ENGINE_VERSION = "2"
 
 
 PACKED_FROM = 65_536
-"""Facts with at least this many characters are compressed. A row has at most 400 kB, and a commit 4 MB."""
+"""Facts with at least this many bytes are compressed. A row has at most 400 kB, and a commit 4 MB."""
 LARGEST_PACKED = 250_000
 """Maximum characters of compressed facts. Of larger facts a record keeps only the size, so that it can be stored."""
 MAX_ALTERNATIVES = 50
 """Maximum alternatives in one record, in the order in which they were considered."""
 _PACKED = "packed"
+_WRITER: TypeAdapter[Any] = TypeAdapter(Any)
+"""Writes JSON twice as fast as `json`: the facts of a scheduling cycle have megabytes."""
 OMITTED = "omitted"
 """Key that replaces facts that are too large. Its value is the reason. Such a record does not replay."""
 
 
 def packed(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return facts in the form of a record: unchanged, or compressed as `{"packed": <base64 of zlib>}` if long."""
-    text = json.dumps(facts, separators=(",", ":"))
+    text = _WRITER.dump_json(facts)
     if len(text) < PACKED_FROM:
         return dict(facts)
     compressed = _compressed(text)
@@ -38,11 +40,11 @@ def packed(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def packed_size(facts: Any) -> int:
     """Return the number of characters of a document after compression."""
-    return len(_compressed(json.dumps(facts, separators=(",", ":"))))
+    return len(_compressed(_WRITER.dump_json(facts)))
 
 
-def _compressed(text: str) -> str:
-    return base64.b64encode(zlib.compress(text.encode(), level=3)).decode("ascii")
+def _compressed(text: bytes) -> str:
+    return base64.b64encode(zlib.compress(text, level=3)).decode("ascii")
 
 
 def unpacked(facts: Any) -> Any:

@@ -42,7 +42,8 @@ from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import Amounts, Workload
 from evenkeel.domain.kueue.preemption import QuotaDemand, Victim, preemptable_victims
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.quotas.quota_facts import CycleState, DocumentCache, quota_facts_of
+from evenkeel.domain.quotas.quota_documents import DocumentCache
+from evenkeel.domain.quotas.quota_facts import CycleState, quota_facts_of
 
 _MAX_CYCLES = 2000
 

@@ -304,12 +304,18 @@ def _first_rule(
             continue
         preemptor_branch, queue_branch = targets.branches(queue)
         new, old = targets.share(preemptor_branch).rank, targets.share(queue_branch).rank
+        failed: list[Amounts] = []
         while targets.of[queue.name]:
             admitted = targets.take(queue)
+            # Until a candidate is removed, candidates of equal use get the same answer: most jobs of a queue are alike.
+            if admitted.use in failed:
+                retry.append(admitted)
+                continue
             with not_using(queue, admitted.use):
                 after = share_of(queue_branch).rank
             passes = new <= after if rule == "LessThanOrEqualToFinalShare" else new < old
             if not passes:
+                failed.append(admitted.use)
                 retry.append(admitted)
                 continue
             if remove(admitted, queue, Reason.IN_COHORT_FAIR_SHARING):

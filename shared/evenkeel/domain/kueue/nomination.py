@@ -30,6 +30,8 @@ class Nominator:
         """
         self._snapshot = snapshot
         self._cycle = cycle
+        self._victims: dict[tuple[frozenset[tuple[Key, int]], frozenset[Key]], list[Victim]] = {}
+        """The victims of the present workload by (wanted, contested): its simulation and its nomination often agree."""
 
     def nominate(
         self, workload: Workload, progress: FlavorCursor | None, only: tuple[Mapping[str, str], ...] | None = None
@@ -41,6 +43,7 @@ class Nominator:
             progress: Where an earlier scan of the flavors stopped.
             only: By pod set, the flavors to use; None allows all.
         """
+        self._victims.clear()
         queue = self._snapshot.queue_of(workload)
         replaced = queue.admitted.get(workload.replaces) if workload.replaces else None
         assigner = FlavorAssigner(
@@ -87,10 +90,12 @@ class Nominator:
         return best[1]
 
     def _find_victims(self, workload: Workload, wanted: Amounts, contested: frozenset[Key]) -> list[Victim]:
-        demand = QuotaDemand(workload, self._snapshot.queue_of(workload), wanted, contested, workload.replaces)
-        if self._snapshot.rules.fair_sharing:
-            return fair_sharing.fair_victims(demand, self._snapshot)
-        return classical_victims(demand, self._snapshot)
+        name = (frozenset(wanted.items()), contested)
+        if name not in self._victims:
+            demand = QuotaDemand(workload, self._snapshot.queue_of(workload), wanted, contested, workload.replaces)
+            find = fair_sharing.fair_victims if self._snapshot.rules.fair_sharing else classical_victims
+            self._victims[name] = find(demand, self._snapshot)
+        return [*self._victims[name]]
 
     def _simulate(self, workload: Workload, key: Key, amount: int) -> tuple[FlavorMode, int]:
         """Return whether preemption frees this amount of one key alone, and the borrowing level afterwards."""

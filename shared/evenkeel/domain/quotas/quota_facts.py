@@ -8,10 +8,10 @@ They are documents that `evenkeel plan` reads. The same cycle, run on them for t
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
+from pydantic import BeforeValidator, PlainSerializer
 
 from evenkeel.domain.decisions import packed_size
 from evenkeel.domain.kueue import short_form
@@ -33,24 +33,18 @@ from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.setup import Profile, QuotaDocuments
 from evenkeel.domain.kueue.snapshot import Rules
 from evenkeel.domain.kueue.why import AdmittingChange, why
-from evenkeel.domain.quotas.quota_holders import admitted_document, flat, is_sum, nested, sum_documents
+from evenkeel.domain.quotas.quota_documents import DocumentCache, HolderRun, SerializedDocuments, serialized
+from evenkeel.domain.quotas.quota_holders import flat, is_sum, nested, sum_documents
 from evenkeel.domain.values import Value
 
 Json = dict[str, Any]
-
-
-_WRITER: TypeAdapter[Any] = TypeAdapter(Any)
-
-
-def _serialized(document: Any) -> str:
-    return _WRITER.dump_json(document).decode()
 
 
 def _parsed(part: Any) -> Any:
     return json.loads(part) if isinstance(part, str) else part
 
 
-_AS_TEXT = (PlainSerializer(_serialized, return_type=str, when_used="json"), BeforeValidator(_parsed))
+_AS_TEXT = (PlainSerializer(serialized, return_type=str, when_used="json"), BeforeValidator(_parsed))
 StoredDocument = Annotated[Json, *_AS_TEXT]
 """A document stored as text. The order of a queue's flavors matters, and a stored map has no order."""
 StoredDocuments = Annotated[tuple[Json, ...], *_AS_TEXT]
@@ -127,29 +121,6 @@ class CycleState(NamedTuple):
         )
 
 
-class DocumentCache:
-    """Documents that the quota facts of one scheduling cycle share. Each is quota_document once."""
-
-    def __init__(self) -> None:
-        self._quotas: dict[tuple[str, ...], Json] = {}
-        self._holders: dict[tuple[str, float | None, bool], tuple[Json, int]] = {}
-
-    def quotas(self, queues: Mapping[str, Queue], state: CycleState) -> Json:
-        """Return the queues, cohorts and flavors of a tree, in the short form."""
-        names = tuple(queues)
-        if names not in self._quotas:
-            self._quotas[names] = _quotas(queues, state)
-        return self._quotas[names]
-
-    def holder(self, admitted: Admitted, was_evicted: bool) -> tuple[Json, int]:
-        """Return a holder of quota in the short form, and its size in characters."""
-        name = (admitted.workload.workload_id, admitted.reserved_at, was_evicted)
-        if name not in self._holders:
-            document = admitted_document(admitted, was_evicted=was_evicted)
-            self._holders[name] = (document, _size(document))
-        return self._holders[name]
-
-
 def quota_facts_of(
     document: Json, decision: CycleDecision, state: CycleState, scheduler: Scheduler, cache: DocumentCache
 ) -> QuotaFacts:
@@ -165,25 +136,28 @@ def quota_facts_of(
     workload = decision.workload
     root = scheduler.snapshot.queues[workload.queue].node.root
     # Stopped queues too: they admit no workload, but their quota and use count.
-    names = {name for name, queue in scheduler.snapshot.queues.items() if queue.node.root is root}
-    queues = {name: queue for name, queue in state.queues.items() if name in names}
-    holders = [
-        (admitted_workload, was_evicted)
-        for admitted_workload, was_evicted in state.holders
-        if admitted_workload.workload.queue in names
-    ]
-    single, summed = _split_holders(workload, holders, queues, frozenset(decision.earlier.victims))
-    quota_document = cache.quotas(queues, state)
-    single_documents = [cache.holder(admitted_workload, was_evicted) for admitted_workload, was_evicted in single]
-    keep = _max_single_holders(quota_document, single_documents)
-    is_cut = keep < len(single_documents)
+    tree = tuple(name for name in state.queues if scheduler.snapshot.queues[name].node.root is root)
+    queues = {name: state.queues[name] for name in tree}
+    quota_document = cache.quotas(tree, lambda: _quotas(queues, state))
+    runs = cache.runs(tree, state.holders)
+    single, summed = _split_holders(workload, runs, queues[workload.queue], frozenset(decision.earlier.victims))
+    parts = [cache.documents(run) for run in single]
+    documents, texts = [each for part, _ in parts for each in part], [text for _, text in parts]
+    use = [(run.queue, run.use) for run in summed]
+    size = len(quota_document.text) + sum(map(len, texts))
+    fits = size <= MAX_BYTES or (size <= _MAX_PLAIN_BYTES and cache.fits_packed(tree, documents, runs, MAX_BYTES))
+    keep = len(documents) if fits else _max_single_holders(quota_document, documents)
+    is_cut = keep < len(documents)
     if is_cut:
-        summed += [admitted_workload for admitted_workload, _ in single[keep:]]
-        single_documents = single_documents[:keep]
+        holders = [admitted for run in single for admitted, _ in run.holders]
+        use += [(admitted.workload.queue, admitted.use) for admitted in holders[keep:]]
+        documents = documents[:keep]
+        texts = [serialized(document) for document in documents]
+    sums = [*sum_documents(use)]
     earlier = decision.earlier
-    return QuotaFacts(
-        quotas=quota_document,
-        jobs=(*(document for document, _ in single_documents), *sum_documents(summed)),
+    facts = QuotaFacts(
+        quotas={},
+        jobs=(),
         job=document,
         # How use decays decides only which job is the head, not what the head may use.
         rules={
@@ -194,12 +168,12 @@ def quota_facts_of(
         reserved=tuple(
             ReservedQuota(queue=queue, amounts=nested(amounts), fits=True)
             for queue, amounts in state.reserved
-            if queue in names
+            if queue in queues
         ),
         earlier_use=tuple(
             ReservedQuota(queue=queue, amounts=nested(amounts), fits=fits)
             for queue, amounts, fits in earlier.usage
-            if queue in names
+            if queue in queues
         ),
         earlier_victims=earlier.victims,
         evicted_at={
@@ -209,26 +183,28 @@ def quota_facts_of(
             for other in pair - {workload.workload_id}
         },
         scan_start=tuple(dict(indexes) for indexes in decision.scan_start.tried) if decision.scan_start else (),
-        summed_holders=len(summed),
+        summed_holders=sum(len(run.holders) for run in summed) + sum(len(run.holders) for run in single) - keep,
         is_cut=is_cut,
     )
+    # Validation would copy each of these documents.
+    jobs = SerializedDocuments.of((*documents, *sums), (*texts, *map(serialized, sums)))
+    return facts.replace_unchecked(quotas=quota_document, jobs=jobs)
 
 
-def _size(document: Any) -> int:
-    return len(_serialized(document))
-
-
-def _max_single_holders(quota_document: Json, single_documents: list[tuple[Json, int]]) -> int:
+def _max_single_holders(quota_document: Json, documents: Sequence[Json]) -> int:
     """Return how many single holders fit into a record: as they are, or else packed."""
-    size = _size(quota_document)
+    size = len(serialized(quota_document))
     keep = 0
-    while keep < len(single_documents) and size + single_documents[keep][1] <= _MAX_PLAIN_BYTES:
-        size += single_documents[keep][1]
+    for document in documents:
+        length = len(serialized(document))
+        if size + length > _MAX_PLAIN_BYTES:
+            break
+        size += length
         keep += 1
     if size <= MAX_BYTES:
         return keep
     while keep:
-        size = packed_size([quota_document, *(document for document, _ in single_documents[:keep])])
+        size = packed_size([quota_document, *documents[:keep]])
         if size <= MAX_BYTES:
             break
         keep = min(keep - 1, keep * MAX_BYTES * 19 // (size * 20))
@@ -314,13 +290,9 @@ def _quotas(queues: Mapping[str, Queue], state: CycleState) -> Json:
 
 
 def _split_holders(
-    workload: Workload,
-    holders: Iterable[tuple[Admitted, bool]],
-    queues: Mapping[str, Queue],
-    victims: frozenset[str],
-) -> tuple[list[tuple[Admitted, bool]], list[Admitted]]:
+    workload: Workload, runs: Iterable[HolderRun], queue: Queue, victims: frozenset[str]
+) -> tuple[list[HolderRun], list[HolderRun]]:
     """Separate the holders that could be preempted, or already are for another job, from all other holders."""
-    queue = queues[workload.queue]
     keys = {
         (flavor.flavor, resource)
         for group in queue.groups
@@ -328,16 +300,23 @@ def _split_holders(
         for resource in group.resources
         if resource == PODS or any(resource in pods.requests for pods in workload.pod_sets)
     }
-    single, summed = [], []
-    for admitted_workload, was_evicted in holders:
-        is_own = admitted_workload.workload.queue == workload.queue
-        policy = queue.preemption.within if is_own else queue.preemption.reclaim
+    single: list[HolderRun] = []
+    summed: list[HolderRun] = []
+    for run in runs:
         # Only the policy of the preemptor's queue counts, not the policy of the victim's queue.
-        may_preempt = outranks(workload, admitted_workload.workload, policy) and policy is not PreemptionPolicy.NEVER
-        if admitted_workload.workload.workload_id in victims or (
-            may_preempt and not keys.isdisjoint(admitted_workload.use)
-        ):
-            single.append((admitted_workload, was_evicted))
+        policy = queue.preemption.within if run.queue == workload.queue else queue.preemption.reclaim
+        may_preempt = policy is not PreemptionPolicy.NEVER and not keys.isdisjoint(run.keys)
+
+        def is_single(admitted: Admitted, policy: PreemptionPolicy = policy, may_preempt: bool = may_preempt) -> bool:
+            is_victim = admitted.workload.workload_id in victims
+            return is_victim or (may_preempt and outranks(workload, admitted.workload, policy))
+
+        # Holders of one priority differ only by the time of their submission.
+        depends_on_time = run.priority == workload.priority and policy is PreemptionPolicy.LOWER_OR_NEWER_EQUAL_PRIORITY
+        if depends_on_time or not run.names.isdisjoint(victims):
+            parts = run.split(is_single)
         else:
-            summed.append(admitted_workload)
+            parts = iter([(is_single(run.holders[0][0]), run)])
+        for may_be_victim, part in parts:
+            (single if may_be_victim else summed).append(part)
     return single, summed

@@ -101,12 +101,16 @@ def admitted_document(admitted: Admitted, *, was_evicted: bool) -> Json:
     return job.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
-def sum_documents(holders: Iterable[Admitted]) -> Iterator[Json]:
-    """Yield one document for each queue with the sum of its holders. A sum can never be preempted."""
+def sum_documents(uses: Iterable[tuple[str, Amounts]]) -> Iterator[Json]:
+    """Yield one document for each queue with the sum of its use. A sum can never be preempted.
+
+    Args:
+        uses: (queue, use) of holders.
+    """
     by_queue: dict[str, Amounts] = {}
-    for holder in holders:
-        total = by_queue.setdefault(holder.workload.queue, {})
-        for key, amount in holder.use.items():
+    for queue, use in uses:
+        total = by_queue.setdefault(queue, {})
+        for key, amount in use.items():
             total[key] = total.get(key, 0) + amount
     for queue, use in sorted(by_queue.items()):
         if any(use.values()):

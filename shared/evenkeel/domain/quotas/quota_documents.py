@@ -1,0 +1,156 @@
+"""The documents of quota facts. The records of one scheduling cycle share most of them, so each is made once."""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from evenkeel.domain.decisions import packed_size
+from evenkeel.domain.kueue.objects import Admitted, Amounts
+from evenkeel.domain.quotas.quota_holders import admitted_document
+
+Json = dict[str, Any]
+Holder = tuple[Admitted, bool]
+"""A workload that holds quota, and whether it had been asked to stop before the cycle."""
+
+_WRITER: TypeAdapter[Any] = TypeAdapter(Any)
+
+
+class SerializedDocument(dict[str, Any]):
+    """A document with its text as compact JSON. It must not change."""
+
+    text: str
+
+    @classmethod
+    def of(cls, document: Json) -> "SerializedDocument":
+        """Return a document with its text."""
+        made = cls(document)
+        made.text = serialized(document)
+        return made
+
+
+class SerializedDocuments(tuple[Json, ...]):
+    """Documents with their text as a compact JSON list. They must not change."""
+
+    text: str
+
+    @classmethod
+    def of(cls, documents: Iterable[Json], texts: Iterable[str]) -> "SerializedDocuments":
+        """Return documents with their text. A given text is of one document, or of several with commas."""
+        made = cls(documents)
+        made.text = f"[{','.join(texts)}]"
+        return made
+
+
+def serialized(document: Any) -> str:
+    """Return a document, or several, as compact JSON."""
+    if isinstance(document, SerializedDocument | SerializedDocuments):
+        return document.text
+    return _WRITER.dump_json(document).decode()
+
+
+class HolderRun:
+    """Consecutive holders of one queue with one priority that use the same keys. Preemption rarely distinguishes them.
+
+    A tree has few runs and many holders. So the facts of a decision cost as much as the tree has runs.
+    """
+
+    def __init__(self, holders: Sequence[Holder]) -> None:
+        """Prepare a run of at least one holder."""
+        self.holders = tuple(holders)
+        workload = holders[0][0].workload
+        self.queue, self.priority = workload.queue, workload.priority
+        self.keys = frozenset(holders[0][0].use)
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """Ids of the workloads."""
+        return frozenset(admitted.workload.workload_id for admitted, _ in self.holders)
+
+    @functools.cached_property
+    def use(self) -> Amounts:
+        """Sum of the use of all holders."""
+        total: Amounts = {}
+        for admitted, _ in self.holders:
+            for key, amount in admitted.use.items():
+                total[key] = total.get(key, 0) + amount
+        return total
+
+    def split(self, is_single: Callable[[Admitted], bool]) -> "Iterator[tuple[bool, HolderRun]]":
+        """Yield the parts of the run of which all holders, or no holder, have a property."""
+        for has_property, holders in itertools.groupby(self.holders, key=lambda holder: is_single(holder[0])):
+            yield has_property, HolderRun(list(holders))
+
+
+def runs_of(holders: Iterable[Holder]) -> tuple[HolderRun, ...]:
+    """Return holders as runs, in their order."""
+    alike = itertools.groupby(holders, key=lambda holder: _likeness(holder[0]))
+    return tuple(HolderRun(list(group)) for _, group in alike)
+
+
+def _likeness(admitted: Admitted) -> tuple[str, int, frozenset[tuple[str, str]]]:
+    return admitted.workload.queue, admitted.workload.priority, frozenset(admitted.use)
+
+
+class DocumentCache:
+    """The documents of one scheduling cycle."""
+
+    def __init__(self) -> None:
+        self._quotas: dict[tuple[str, ...], SerializedDocument] = {}
+        self._holders: dict[tuple[str, float | None, bool], SerializedDocument] = {}
+        self._runs: dict[tuple[int, tuple[str, ...]], tuple[tuple[Holder, ...], tuple[HolderRun, ...]]] = {}
+        self._documents: dict[HolderRun, tuple[tuple[Json, ...], str]] = {}
+        self._measured: dict[tuple[str, ...], tuple[frozenset[int], int]] = {}
+
+    def quotas(self, tree: tuple[str, ...], make: Callable[[], Json]) -> SerializedDocument:
+        """Return the queues, cohorts and flavors of a tree, by the names of its queues."""
+        if tree not in self._quotas:
+            self._quotas[tree] = SerializedDocument.of(make())
+        return self._quotas[tree]
+
+    def runs(self, tree: tuple[str, ...], holders: tuple[Holder, ...]) -> tuple[HolderRun, ...]:
+        """Return the holders in a tree as runs."""
+        name = (id(holders), tree)
+        if name not in self._runs:
+            names = frozenset(tree)
+            runs = runs_of(holder for holder in holders if holder[0].workload.queue in names)
+            self._runs[name] = (holders, runs)  # the holders are kept, so that their id stays theirs
+        return self._runs[name][1]
+
+    def documents(self, run: HolderRun) -> tuple[tuple[Json, ...], str]:
+        """Return the holders of a run in the short form, and their text with commas."""
+        if run not in self._documents:
+            made = tuple(self.holder(*holder) for holder in run.holders)
+            self._documents[run] = (made, ",".join(document.text for document in made))
+        return self._documents[run]
+
+    def holder(self, admitted: Admitted, was_evicted: bool) -> SerializedDocument:
+        """Return a holder of quota in the short form."""
+        name = (admitted.workload.workload_id, admitted.reserved_at, was_evicted)
+        if name not in self._holders:
+            self._holders[name] = SerializedDocument.of(admitted_document(admitted, was_evicted=was_evicted))
+        return self._holders[name]
+
+    def fits_packed(
+        self, tree: tuple[str, ...], documents: Sequence[Json], runs: Iterable[HolderRun], most: int
+    ) -> bool:
+        """Whether some documents of a tree surely have at most so many characters after compression.
+
+        Packing takes milliseconds, and most records hold a part of the same documents. So all of them are packed once,
+        and a part of them is assumed to need at most a quarter more. False if that does not answer it.
+
+        Args:
+            tree: Names of the queues of the tree.
+            documents: The documents.
+            runs: All holders of the tree, to be packed together if the documents have others than were packed before.
+            most: The limit.
+        """
+        known, size = self._measured.get(tree, (frozenset[int](), 0))
+        if not known.issuperset(map(id, documents)):
+            everything = [document for run in runs for document in self.documents(run)[0]]
+            size = packed_size([self._quotas[tree], *everything])
+            known = frozenset(map(id, everything))
+            self._measured[tree] = (known, size)
+        return size * 5 <= most * 4 and known.issuperset(map(id, documents))

@@ -1,0 +1,136 @@
+"""The search for victims leaves out repeated work. It finds the victims that the plain search finds."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenkeel.domain.kueue import fair_sharing
+from evenkeel.domain.kueue.fair_sharing import _fits_without_itself, _Targets, share_of
+from evenkeel.domain.kueue.nomination import Nominator
+from evenkeel.domain.kueue.objects import (
+    Admitted,
+    Cohort,
+    Flavor,
+    FlavorQuotas,
+    Key,
+    PodSet,
+    PreemptionPolicy,
+    PreemptionRules,
+    Queue,
+    Quota,
+    ResourceGroup,
+    Workload,
+)
+from evenkeel.domain.kueue.preemption import QuotaDemand, Reason, Victim
+from evenkeel.domain.kueue.scheduler import Scheduler
+from evenkeel.domain.kueue.snapshot import Rules, Snapshot, not_using
+from tests.examples import examples
+
+
+def plain_first_rule(
+    demand: QuotaDemand, snapshot: Snapshot, candidates: list[Admitted], victims: list[Victim], rule: str
+) -> tuple[bool, list[Admitted]]:
+    """Remove candidates by the first rule, and compute the shares for each candidate anew."""
+    node = demand.queue.node
+    is_within_nominal = node.is_within_quota(demand.contested)
+    targets = _Targets(demand, candidates, snapshot.now)
+    retry: list[Admitted] = []
+    for queue in targets:
+        if queue is node or is_within_nominal:
+            chosen, reason = targets.take(queue), Reason.IN_COHORT_RECLAMATION
+            reason = Reason.IN_CLUSTER_QUEUE if queue is node else reason
+        else:
+            reason = Reason.IN_COHORT_FAIR_SHARING
+            mine, theirs = targets.branches(queue)
+            found = None
+            while targets.of[queue.name] and found is None:
+                candidate = targets.take(queue)
+                with not_using(queue, candidate.use):
+                    after = share_of(theirs).rank
+                before, now = share_of(theirs).rank, share_of(mine).rank
+                if now <= after if rule == "LessThanOrEqualToFinalShare" else now < before:
+                    found = candidate
+                else:
+                    retry.append(candidate)
+            if found is None:
+                continue
+            chosen = found
+        snapshot.release(chosen)
+        targets.lost(queue)
+        victims.append(Victim(chosen, reason))
+        if _fits_without_itself(demand):
+            return True, []
+    return False, retry
+
+
+def _workload(dice: random.Random, number: int, queue: str, gpus: int) -> Workload:
+    return Workload(
+        f"w{number:03}",
+        queue,
+        (PodSet("main", 1, {"gpu": gpus}),),
+        priority=dice.choice((0, 0, 1)),
+        created_at=float(dice.randint(0, 50)),
+    )
+
+
+class _Forgetful(dict[tuple[frozenset[tuple[Key, int]], frozenset[Key]], list[Victim]]):
+    """Claims to hold nothing, so that each search is made again."""
+
+    def __contains__(self, name: object) -> bool:
+        return False
+
+
+def _fleet(dice: random.Random, strategy: str) -> Scheduler:
+    """Return queues of one cohort whose workloads often use equal amounts, and borrow."""
+    names = "abcde"
+    policies = (PreemptionPolicy.LOWER_PRIORITY, PreemptionPolicy.LOWER_OR_NEWER_EQUAL_PRIORITY, PreemptionPolicy.ANY)
+    queues = [
+        Queue(
+            name,
+            dice.choice(("west", "east")),
+            (ResourceGroup(("gpu",), (FlavorQuotas("f", {"gpu": Quota(dice.randint(0, 6))}),)),),
+            dice.choice((0.0, 1.0, 1.0, 2.0)),
+            PreemptionRules(dice.choice(policies[:2]), dice.choice(policies)),
+        )
+        for name in names
+    ]
+    cohorts = (Cohort("west", "root"), Cohort("east", "root"), Cohort("root", ""))
+    rules = Rules(fair_sharing=dice.random() < 0.8, fair_strategies=(strategy, "LessThanInitialShare"))
+    scheduler = Scheduler(queues, cohorts, [Flavor("f")], rules)
+    for number in range(dice.randint(4, 24)):
+        workload = _workload(dice, number, dice.choice(names), dice.choice((1, 1, 2)))
+        admitted = Admitted(
+            workload, ({"gpu": "f"},), (1,), float(number), use={("f", "gpu"): workload.pod_sets[0].requests["gpu"]}
+        )
+        scheduler.restore(admitted)
+    return scheduler
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(("LessThanOrEqualToFinalShare", "LessThanInitialShare")))
+def test_search_without_repeated_work_finds_the_same_victims(seed: int, strategy: str) -> None:
+    def found() -> list[tuple[object, ...]]:
+        dice = random.Random(seed)
+        scheduler = _fleet(dice, strategy)
+        nominator = Nominator(scheduler.snapshot, 1)
+        nominated: list[tuple[object, ...]] = []
+        for number in range(100, 110):
+            nomination = nominator.nominate(_workload(dice, number, dice.choice("abcde"), dice.randint(1, 9)), None)
+            victims = [(victim.workload_id, victim.reason) for victim in nomination.victims]
+            nominated.append((nomination.assignment.verdict, nomination.assignment.flavors, victims))
+        return nominated
+
+    fast = found()
+
+    made = Nominator.__init__
+
+    def plain(self: Nominator, snapshot: Snapshot, cycle: int) -> None:
+        made(self, snapshot, cycle)
+        self._victims = _Forgetful()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Nominator, "__init__", plain)
+        patch.setattr(fair_sharing, "_first_rule", plain_first_rule)
+        assert fast == found()

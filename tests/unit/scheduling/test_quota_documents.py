@@ -1,0 +1,140 @@
+"""The facts of quota decisions are made from shared documents, and equal the facts that are made one by one."""
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenkeel.domain.admission import team_cycle
+from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
+from evenkeel.domain.admission.team_cycle import run_team_cycle
+from evenkeel.domain.decisions import packed_size
+from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.kueue.decisions import CycleDecision
+from evenkeel.domain.kueue.objects import PODS, Admitted, PreemptionPolicy, Queue, Workload
+from evenkeel.domain.kueue.preemption import outranks
+from evenkeel.domain.kueue.scheduler import Scheduler
+from evenkeel.domain.quotas import quota_facts
+from evenkeel.domain.quotas.quota_documents import DocumentCache, serialized
+from evenkeel.domain.quotas.quota_facts import CycleState, QuotaFacts
+from evenkeel.domain.quotas.quota_holders import admitted_document, sum_documents
+from tests.examples import examples
+from tests.unit.scheduling.builders import a_request, at
+from tests.unit.scheduling.test_sharing import GPU, P5, a_charge, a_setup, a_team, capacities
+from tests.unit.scheduling.test_sharing_properties import TEAMS, random_snapshot
+
+Json = dict[str, Any]
+_PLAIN_BYTES = 3_000_000
+
+
+def plain_jobs(
+    decision: CycleDecision, state: CycleState, scheduler: Scheduler, quotas: Json, most: int
+) -> tuple[list[Json], int, bool]:
+    """Return the documents of the holders, how many are in sums, and whether they were cut: holder by holder."""
+    workload = decision.workload
+    root = scheduler.snapshot.queues[workload.queue].node.root
+    single: list[tuple[Admitted, bool]] = []
+    summed: list[Admitted] = []
+    for admitted, was_evicted in state.holders:
+        if scheduler.snapshot.queues[admitted.workload.queue].node.root is not root:
+            continue
+        if _could_stop(workload, admitted, state.queues[workload.queue], decision.earlier.victims):
+            single.append((admitted, was_evicted))
+        else:
+            summed.append(admitted)
+    documents = [admitted_document(admitted, was_evicted=was) for admitted, was in single]
+    keep = _most_that_fit(quotas, documents, most)
+    cut = summed + [admitted for admitted, _ in single[keep:]]
+    sums = sum_documents((admitted.workload.queue, admitted.use) for admitted in cut)
+    return [*documents[:keep], *sums], len(cut), keep < len(documents)
+
+
+def _could_stop(workload: Workload, admitted: Admitted, queue: Queue, victims: Iterable[str]) -> bool:
+    keys = {
+        (flavor.flavor, resource)
+        for group in queue.groups
+        for flavor in group.flavors
+        for resource in group.resources
+        if resource == PODS or any(resource in pods.requests for pods in workload.pod_sets)
+    }
+    is_own = admitted.workload.queue == workload.queue
+    policy = queue.preemption.within if is_own else queue.preemption.reclaim
+    may_stop = policy is not PreemptionPolicy.NEVER and outranks(workload, admitted.workload, policy)
+    return admitted.workload.workload_id in victims or (may_stop and not keys.isdisjoint(admitted.use))
+
+
+def _most_that_fit(quotas: Json, documents: list[Json], most: int) -> int:
+    size = len(serialized(quotas)) + sum(len(serialized(document)) for document in documents)
+    assert size <= _PLAIN_BYTES
+    if size <= most:
+        return len(documents)
+    keep = len(documents)
+    while keep:
+        size = packed_size([quotas, *documents[:keep]])
+        if size <= most:
+            break
+        keep = min(keep - 1, keep * most * 19 // (size * 20))
+    return keep
+
+
+def _compared(snapshot: QueueSnapshot, most: int) -> list[QuotaFacts]:
+    """Run a cycle, compare the facts of each decision with the plain facts, and return them."""
+    found: list[QuotaFacts] = []
+    fast = quota_facts.quota_facts_of
+
+    def compared(
+        document: Json, decision: CycleDecision, state: CycleState, scheduler: Scheduler, cache: DocumentCache
+    ) -> QuotaFacts:
+        facts = fast(document, decision, state, scheduler, cache)
+        jobs, summed, is_cut = plain_jobs(decision, state, scheduler, facts.quotas, most)
+        assert ([*facts.jobs], facts.summed_holders, facts.is_cut) == (jobs, summed, is_cut)
+        assert facts.to_json()["jobs"] == serialized(jobs)
+        assert QuotaFacts.model_validate(facts.to_json()) == facts.replace(jobs=tuple(jobs))
+        found.append(facts)
+        return facts
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(team_cycle, "quota_facts_of", compared)
+        patch.setattr(quota_facts, "MAX_BYTES", most)
+        run_team_cycle(snapshot, SchedulingPolicy(), EconomyPolicy(), at(1000))
+    return found
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from((180_000, 1_500, 800, 300)))
+def test_shared_documents_give_the_facts_that_each_holder_gives(seed: int, most: int) -> None:
+    _compared(_snapshot(random.Random(seed)), most)
+
+
+def test_victim_of_an_earlier_head_is_listed_singly() -> None:
+    never = {"preemption": {"within": "Never", "reclaim": "Never"}}
+    setup = a_setup(a_team("blue", gpus=0), a_team("red", gpus=16), a_team("violet", gpus=16, queue=never))
+    charges = tuple(a_charge(number, "blue", number) for number in range(1, 5))
+    pending = (a_request(8, team="red", priority=5), a_request(9, team="violet", nodes=2))
+
+    found = _compared(QueueSnapshot(capacities(4, 1, 2, 3, 4), pending, setup, charges), 180_000)
+
+    (facts,) = (each for each in found if each.job["name"] == "job-9")
+    assert facts.earlier_victims == ("job-4",)
+    assert [job["name"] for job in facts.jobs] == ["job-4", "others-of-blue"]
+
+
+def _snapshot(dice: random.Random) -> QueueSnapshot:
+    """Return a random fleet with more holders of quota, which were submitted in another order than admitted."""
+    snapshot = random_snapshot(dice)
+    charges = [
+        a_charge(
+            number,
+            dice.choice(TEAMS),
+            number,
+            priority=dice.choice((0, 1)),
+            queued_at=at(dice.randint(0, 60)),
+            use={P5: {dice.choice((GPU, GPU, "cpu")): 8}},
+        )
+        for number in range(100, 100 + dice.randint(0, 30))
+    ]
+    return snapshot._replace(charges=(*snapshot.charges, *charges))
