@@ -29,6 +29,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from bench.origin import origin, write
 from evenkeel.domain.capacity.compatibility import PoolEnvironment
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
 from evenkeel.domain.capacity.shortages import Shortages
@@ -782,7 +783,7 @@ def main(words: Sequence[str] | None = None) -> int:
     tuning = setup["seeds"]["tuning"][: 1 if asked.quick else None]
     seeds = setup["seeds"]["measured"][: asked.seeds]
     best: dict[str, BaselinePolicy] = {}
-    found: Json = {"setup": setup_hash(), "seeds": seeds, "tuned": {}, "policies": {}}
+    found: Json = {**origin("bench.burst", words, seeds), "setup": setup_hash(), "tuned": {}, "policies": {}}
     groups = {
         **baselines(setup),
         "evenkeel": [BaselinePolicy("evenkeel", order) for order in ("backfill", "class", "value")],
@@ -814,17 +815,12 @@ def main(words: Sequence[str] | None = None) -> int:
     }
     for name, each in found["ratios"].items():
         print(f"  evenkeel / {name:<10} {each['ratio']:.3f}  ({each['low']:.3f} – {each['high']:.3f})", flush=True)
-    _write(asked.output, found)
+    write(asked.output, found)
     if not asked.quick:
         rival = min(rivals, key=lambda name: found["policies"][name]["usd"])
         _more(setup, best, rival, seeds, found)
-        _write(asked.output, found)
+        write(asked.output, found)
     return 0
-
-
-def _write(output: Path | None, found: Json) -> None:
-    if output:
-        output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def _more(setup: Json, best: Mapping[str, BaselinePolicy], rival: str, seeds: Sequence[int], found: Json) -> None:

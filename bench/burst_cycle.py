@@ -11,7 +11,6 @@ import argparse
 import heapq
 import itertools
 import json
-import os
 import statistics
 import sys
 import time
@@ -38,6 +37,7 @@ from bench.burst import (
     parameters,
     setup_hash,
 )
+from bench.origin import origin, write
 from evenkeel.domain.admission.cycle_plan import AdmissionStep, Displacement, RentalStart
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_cycle import decide_cycle
@@ -598,11 +598,9 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.untold:
         cells = [cell for cell in cells if cell["delay"] != 1 and cell["spot"] == cell["committed"] == 1]
     figures: Json = {
-        "command": " ".join(["python -m bench.burst_cycle", *(sys.argv[1:] if words is None else words)]),
-        "commit": os.environ.get("BENCH_COMMIT", ""),
+        **origin("bench.burst_cycle", words, seeds),
         "setup": setup_hash(),
         "days": setup["jobs"]["days"],
-        "seeds": seeds,
         "cells": [],
     }
     for cell in cells:
@@ -610,8 +608,7 @@ def main(words: Sequence[str] | None = None) -> int:
         row = {**cell, **compared(at_cell(setup, **cell), grid, seeds, known_share, {} if arguments.plain else None)}
         figures["cells"].append(row)
         print(json.dumps({name: value for name, value in row.items() if name != "policies"}), flush=True)
-        if arguments.output:
-            arguments.output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        write(arguments.output, figures)
     return 0
 
 

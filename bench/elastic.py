@@ -12,7 +12,6 @@ is the best result with perfect knowledge of the day, at the same cost per resiz
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 import statistics
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.burst import load_setup, setup_hash
+from bench.origin import origin, write
 from evenkeel.domain.elastic.grow_shrink import GrowFacts, IdleNodes, plan_growth, plan_shrink
 from evenkeel.domain.elastic.sizes import ElasticJob, Sizes
 
@@ -126,7 +126,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="where the figures go, as JSON")
     asked = parser.parse_args(words)
     setting = load_setup()["elasticDay"]
-    found: dict[str, Any] = {"setup": setup_hash()}
+    found: dict[str, Any] = {
+        **origin("bench.elastic", words, range(setting["raggedSeeds"])),
+        "setup": setup_hash(),
+    }
     print(f"  {'day':<10}{'idle GPU-h':>11}{'recovered':>11}{'bound':>8}{'of bound':>10}{'resizes':>9}{'at best':>9}")
     for name in setting["shapes"]:
         days = [a_day(setting, name, seed) for seed in range(setting["raggedSeeds"] if name == "ragged" else 1)]
@@ -146,8 +149,7 @@ def main(words: Sequence[str] | None = None) -> int:
             f"  {name:<10}{row['idleGpuHours']:>11}{row['recovered']:>11.1%}{row['bound']:>8.1%}"
             f"{row['recovered'] / row['bound']:>10.1%}{row['resizes']:>9}{row['bestResizes']:>9}"
         )
-    if asked.output:
-        asked.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write(asked.output, found)
     return 0
 
 

@@ -1,6 +1,6 @@
 """The time of `evenkeel plan`: 2,000 jobs in 50 queues; and of the command's start, up to its first byte to the API.
 
-    python -m bench.plan [--rounds 5]
+    python -m bench.plan [--rounds 5] [--output bench/results/plan.json]
 
 Prints processor seconds (user and system) of whole processes, with median and range. It compares them with a process
 that only imports the command's libraries. The ratio is comparable across machines; the seconds are not.
@@ -18,6 +18,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bench.cpu_usage import Usage
+from bench.origin import origin, write
+
 JOBS, QUEUES = 2_000, 50
 _EMPTY = "import typer, pydantic, yaml"
 
@@ -26,7 +29,9 @@ def main() -> int:
     """Measure the lanes alternately, so that a busy moment affects all of them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--output", type=Path, help="file for the figures, as JSON")
+    arguments = parser.parse_args()
+    before, rounds = Usage.now(), arguments.rounds
     with tempfile.TemporaryDirectory() as folder:
         lanes = _lanes(Path(folder))
         seconds: dict[str, list[float]] = {name: [] for name in lanes}
@@ -35,6 +40,11 @@ def main() -> int:
                 measure = _seconds_to_first_byte if name.endswith("first byte") else _processor_seconds
                 seconds[name].append(measure(command))
     empty = statistics.median(seconds["imports alone"])
+    others = round(Usage.now().others_since(before), 2)
+    write(
+        arguments.output,
+        {**origin("bench.plan", None, [1]), "rounds": rounds, "othersShare": others, "seconds": seconds},
+    )
     for name, found in seconds.items():
         middle = statistics.median(found)
         print(f"{name:30} {middle:5.2f} s  ({min(found):.2f}–{max(found):.2f})  {middle / empty:5.2f} × imports alone")

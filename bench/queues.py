@@ -14,7 +14,6 @@ import csv
 import gc
 import heapq
 import itertools
-import json
 import random
 import statistics
 import sys
@@ -26,6 +25,7 @@ from typing import Any, Final
 
 from bench.cpu_usage import Usage
 from bench.figures import quantile
+from bench.origin import origin, write
 from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import (
     Cohort,
@@ -248,8 +248,8 @@ SHAPES: Final = {
 NOMINAL: Final = 20
 
 
-PREEMPT_AFTER_SECONDS: Final = 0.5
-"""Evenkeel's own order: a job preempts after a wait of half the run time of a large job."""
+PREEMPT_AFTER_SECONDS: Final = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
+"""Values of Evenkeel's own setting `preemptAfterSeconds`. 0 is Kueue's order."""
 
 
 def generated(name: str, rules: Rules | None = None) -> tuple[Scheduler, list[Arrival], float]:
@@ -331,7 +331,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="where the figures go, as JSON")
     asked = parser.parse_args(words)
     lanes = asked.lanes or ["nominations", "generators", "philly"]
-    before, found = Usage.now(), dict[str, Any]()
+    before, found = Usage.now(), origin("bench.queues", words, [1])
     if "nominations" in lanes:
         found["nominations"] = _print_nominations(asked.most, asked.decisions, asked.repeats)
     if "generators" in lanes:
@@ -340,8 +340,7 @@ def main(words: Sequence[str] | None = None) -> int:
         found["philly"] = _print_philly()
     found["othersShare"] = round(Usage.now().others_since(before), 2)
     print(f"\nOther programs used {found['othersShare']:.0%} of the processors meanwhile.")
-    if asked.output:
-        asked.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write(asked.output, found)
     return 0
 
 
@@ -366,20 +365,21 @@ def _print_nominations(most: int, wanted: int, repeats: int) -> list[dict[str, A
     return found
 
 
-def _print_generators() -> dict[str, Any]:
+def _print_generators() -> list[dict[str, Any]]:
     print("\nKUEUE'S GENERATORS, virtual time; an evicted job restarts from the beginning\n")
     print(
-        f"  {'':<17}{'jobs':>6}{'makespan':>10}{'bound':>7}{'ratio':>7}{'evicted':>9}{'decided':>10}{'cpu s':>7}"
+        f"  {'':<11}{'after s':>8}{'jobs':>6}{'makespan':>10}{'bound':>7}{'ratio':>7}{'evicted':>9}{'decided':>10}"
+        f"{'cpu s':>7}"
         "  mean wait s"
     )
-    found = {}
-    orders = {"Kueue": Rules(), "own": Rules(preempt_after_seconds=PREEMPT_AFTER_SECONDS)}
-    for shape, order in itertools.product(SHAPES, orders):
-        name = shape if order == "Kueue" else f"{shape}, {order}"
-        scheduler, arrivals, bound = generated(shape, orders[order])
+    found = []
+    for shape, after in itertools.product(SHAPES, PREEMPT_AFTER_SECONDS):
+        scheduler, arrivals, bound = generated(shape, Rules(preempt_after_seconds=after))
         ran = run(scheduler, arrivals)
         waits = {kind: statistics.fmean(each) for kind, each in ran.waits.items()}
-        found[name] = {
+        figures = {
+            "shape": shape,
+            "preemptAfterSeconds": after,
             "jobs": len(arrivals),
             "makespan": round(ran.makespan, 2),
             "bound": round(bound, 2),
@@ -388,9 +388,10 @@ def _print_generators() -> dict[str, Any]:
             "cpuSeconds": round(ran.cpu_seconds, 1),
             "meanWaits": {kind: round(each, 2) for kind, each in waits.items()},
         }
+        found.append(figures)
         mean_waits = "  ".join(f"{kind} {each:.1f}" for kind, each in waits.items())
         print(
-            f"  {name:<17}{len(arrivals):>6}{ran.makespan:>10.1f}{bound:>7.1f}{ran.makespan / bound:>7.2f}"
+            f"  {shape:<11}{after:>8}{len(arrivals):>6}{ran.makespan:>10.1f}{bound:>7.1f}{ran.makespan / bound:>7.2f}"
             f"{ran.evictions:>9}{ran.nominations:>10}{ran.cpu_seconds:>7.1f}  {mean_waits}",
             flush=True,
         )

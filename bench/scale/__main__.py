@@ -10,8 +10,6 @@ in modelled time (`bench/setups/scale.json`). Calls, bytes and processor time ar
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.cpu_usage import Usage
+from bench.origin import origin, write
 from bench.scale import bill, client_costs, report
 from bench.scale.fleet import FleetSize
 from bench.scale.functions import MEASURED, cold_start
 from bench.scale.model import load_setup, setup_hash
 from bench.scale.scenarios import Bench, Measured
-from evenkeel_local import PROJECT
 
 OUTPUT: Final = Path(__file__).parents[1] / "results" / "scale.json"
 QUICK: Final = (FleetSize(100, 100), FleetSize(1_000, 1_000))
@@ -64,9 +62,7 @@ def main(words: Sequence[str] | None = None) -> int:
     others = Usage.now().others_since(before)
     print(f"\nOther programs used {others:.0%} of the processors meanwhile.")
     document = _document(asked, bench, results, others) | {"bills": bills}
-    if asked.output:
-        asked.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        print(f"Figures: {asked.output}")
+    write(asked.output, document)
     return 0
 
 
@@ -100,17 +96,8 @@ def _bills(bench: Bench, results: Sequence[Measured]) -> dict[str, Any]:
 
 
 def _document(asked: argparse.Namespace, bench: Bench, results: Sequence[Measured], others: float) -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],  # noqa: S607 - git of the developer
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
     return {
-        "command": " ".join(["python -m bench.scale", *(asked.words or sys.argv[1:])]),
-        "seed": asked.seed,
-        "commit": commit,
+        **origin("bench.scale", asked.words or None, [asked.seed]),
         "setup": setup_hash(),
         "othersShare": round(others, 2),
         "objectBytes": {
