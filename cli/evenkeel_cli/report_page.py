@@ -17,7 +17,7 @@ _SHOWN_SHARE = 0.0005
 _USE_TITLES = ("USED", "LOST", "STOPPED", "START", "REPAIR", "NO JOB")
 
 
-class Section(NamedTuple):
+class ReportSection(NamedTuple):
     """A table of the report."""
 
     title: str
@@ -71,9 +71,9 @@ def summary(report: Json) -> list[tuple[str, str]]:
     ]
 
 
-def sections(report: Json) -> Iterator[Section]:
+def sections(report: Json) -> Iterator[ReportSection]:
     """Yield the tables of the report; empty ones are left out."""
-    yield Section(
+    yield ReportSection(
         "What to change first",
         ("CHANGE", "GPU-HOURS", "WORTH AT MOST"),
         [
@@ -82,7 +82,7 @@ def sections(report: Json) -> Iterator[Section]:
         ],
         wraps=True,
     )
-    yield Section(
+    yield ReportSection(
         "Downtime by stage",
         ("STAGE", "P50", "P99", "MAX", "KNOWN", "UNKNOWN", "GPU-HOURS", "COST"),
         [
@@ -103,13 +103,13 @@ def sections(report: Json) -> Iterator[Section]:
         ("Lost by pool", "byPool"),
         ("Lost by instance type", "byInstanceType"),
     ):
-        yield Section(
+        yield ReportSection(
             title,
             ("GROUP", "TIMES", "OPEN", "GPU-HOURS", "COST", "UNKNOWN WORK"),
             [_loss(each) for each in report[name]],
         )
     if report["requested"]["interruptions"]:
-        yield Section(
+        yield ReportSection(
             "Stopped on request (no failures)",
             ("GROUP", "TIMES", "OPEN", "GPU-HOURS", "COST", "UNKNOWN WORK"),
             [_loss(report["requested"])],
@@ -120,8 +120,8 @@ def sections(report: Json) -> Iterator[Section]:
         ("Failures by instance type", "byInstanceType"),
     ):
         rows = [(each["group"], str(each["failures"]), *_rate_cells(each["rate"])) for each in report["failures"][name]]
-        yield Section(title, ("GROUP", "FAILURES", "PER 1000 NODE-DAYS", "95% INTERVAL", "NODE MTBF"), rows)
-    yield Section(
+        yield ReportSection(title, ("GROUP", "FAILURES", "PER 1000 NODE-DAYS", "95% INTERVAL", "NODE MTBF"), rows)
+    yield ReportSection(
         "Nodes with the largest losses",
         ("NODE", "POOL", "FAILURES", "ABOVE FLEET", "GPU-HOURS", "COST"),
         [
@@ -137,7 +137,7 @@ def sections(report: Json) -> Iterator[Section]:
         ],
         left=2,
     )
-    yield Section(
+    yield ReportSection(
         "GPU time by pool",
         ("POOL", "GPU-HOURS", *_USE_TITLES, "IDLE COST"),
         [_pool(each) for each in report["pools"]],
@@ -146,7 +146,7 @@ def sections(report: Json) -> Iterator[Section]:
         (each["name"], str(each["rentals"]), gpu_hours(each["nodeHours"]), dollars(each["usdMicros"]))
         for each in report["rent"]["pools"]
     ]
-    yield Section("Rented by pool", ("POOL", "RENTALS", "NODE-HOURS", "COST"), rented)
+    yield ReportSection("Rented by pool", ("POOL", "RENTALS", "NODE-HOURS", "COST"), rented)
 
 
 def draw(out: Printer, report: Json, *, is_wide: bool) -> None:
@@ -210,12 +210,12 @@ _STYLE = (
 _COLOURS = ("#17693a", "#b3201f", "#8a5300", "#0a5c78", "#6b4fa0", "#c6ccd3")
 
 
-def _html_section(section: Section, report: Json) -> str:
+def _html_section(section: ReportSection, report: Json) -> str:
     chart = _CHARTS.get(section.title, _no_chart)(report)
     return f"<h2>{escape(section.title)}</h2>{chart}{_html_table(section)}"
 
 
-def _html_table(section: Section) -> str:
+def _html_table(section: ReportSection) -> str:
     def cells(tag: str, row: Sequence[str]) -> str:
         kinds = [' class="text"' if place < section.left else "" for place in range(len(row))]
         return "".join(f"<{tag}{kind}>{escape(text)}</{tag}>" for kind, text in zip(kinds, row, strict=True))

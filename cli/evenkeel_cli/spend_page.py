@@ -24,7 +24,7 @@ FOCUS_COLUMNS = (
 """Columns of the FinOps Open Cost and Usage Specification (https://focus.finops.org); own ones begin with `x_`."""
 
 
-class GroupBy(StrEnum):
+class SpendGroupBy(StrEnum):
     """The group of a line of the page."""
 
     TEAM = "team"
@@ -45,14 +45,14 @@ def read(client: ApiClient, **query: str | None) -> Json:
     return found | {"items": rows}
 
 
-def draw(out: Printer, found: Json, by: GroupBy) -> None:
+def draw(out: Printer, found: Json, by: SpendGroupBy) -> None:
     """Draw the sums of each group, and the budgets."""
     out.line(f"{found['since'][:16]}Z to {found['until'][:16]}Z")
     out.line()
     rows = [*_groups(found["items"], by), ("all", "", found["total"])]
     columns = [
         Column("TEAM", 0),
-        *([] if by is GroupBy.TEAM else [Column(by.upper(), 1, may_shrink=True)]),
+        *([] if by is SpendGroupBy.TEAM else [Column(by.upper(), 1, may_shrink=True)]),
         Column("JOBS", lambda row: row[2]["jobs"], is_right=True),
         Column("GPU-HOURS", lambda row: gpu_hours(row[2]["gpuHours"]), is_right=True),
         Column("COST", lambda row: dollars(row[2]["usdMicros"]), is_right=True),
@@ -77,11 +77,11 @@ def draw(out: Printer, found: Json, by: GroupBy) -> None:
         out.paragraph(out.dim(text))
 
 
-def _groups(items: Iterable[Json], by: GroupBy) -> list[tuple[str, str, Json]]:
+def _groups(items: Iterable[Json], by: SpendGroupBy) -> list[tuple[str, str, Json]]:
     """Return the sums of the groups, the most expensive first. Jobs with use in several rows count in each."""
     sums: dict[tuple[str, str], Json] = {}
     for item in items:
-        name = "" if by is GroupBy.TEAM else _named(item, by)
+        name = "" if by is SpendGroupBy.TEAM else _named(item, by)
         group = sums.setdefault(
             (item["team"], name), {"jobs": 0, "gpuHours": 0.0, "usdMicros": None, "rent": 0, "unpricedGpuHours": 0.0}
         )
@@ -99,7 +99,7 @@ def _groups(items: Iterable[Json], by: GroupBy) -> list[tuple[str, str, Json]]:
     return sorted(rows, key=lambda row: (row[0], -(row[2]["usdMicros"] or 0), -row[2]["gpuHours"], row[1]))
 
 
-def _named(item: Json, by: GroupBy) -> str:
+def _named(item: Json, by: SpendGroupBy) -> str:
     value = item[by]
     return _WITHHELD if value is None else value or _NONE
 

@@ -28,7 +28,7 @@ from evenkeel_local import probes
 from evenkeel_local.data_centre import DataCentre, Say
 from evenkeel_local.deployment import STACK_NAME
 from evenkeel_local.processes import Child, ProcessMark, interruptible
-from evenkeel_local.supervisor import HangDetector, Restart, RestartLimitReached, SupervisedPart, Supervisor
+from evenkeel_local.supervisor import HangDetector, PartRestart, RestartLimitReached, SupervisedPart, Supervisor
 
 UP_SECONDS: Final = 240.0
 _ANSWER_SECONDS: Final = 3.0
@@ -163,7 +163,7 @@ class _DevDataCentre:
             _SupervisedPart("ticker", lambda: ticker is None or ticker.is_running(), self._restart_ticker),
         )
 
-    def publish(self, restarts: list[Restart]) -> None:
+    def publish(self, restarts: list[PartRestart]) -> None:
         """Write the files with the addresses and the restarts."""
         if self._centre is None:
             return

@@ -32,7 +32,7 @@ class RestartLimitReached(Exception):
 
 
 @dataclass(frozen=True)
-class Restart:
+class PartRestart:
     """A restart of a part."""
 
     part: str
@@ -105,7 +105,7 @@ class Supervisor:
         parts: Callable[[], tuple[SupervisedPart, ...]],
         *,
         say: Say,
-        restarted: Callable[[list[Restart]], None],
+        restarted: Callable[[list[PartRestart]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare to supervise.
@@ -121,7 +121,7 @@ class Supervisor:
         self._restarted = restarted
         self._clock = clock
         self._backoff = Backoff()
-        self.restarts: list[Restart] = []
+        self.restarts: list[PartRestart] = []
 
     def run(self, stopping: threading.Event) -> None:
         """Supervise until `stopping` is set.
@@ -155,7 +155,7 @@ class Supervisor:
                 why = f"{part.name} did not start ({error})"
                 continue
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            self.restarts.append(Restart(part.name, now, kept, lost))
+            self.restarts.append(PartRestart(part.name, now, kept, lost))
             self._say(f"{part.name} runs again. Kept: {kept} Lost: {lost}")
             self._restarted(self.restarts)
             return True

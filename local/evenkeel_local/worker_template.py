@@ -139,7 +139,7 @@ class WorkerTemplate:
         self._process.wait()
 
 
-class TemplatePool:
+class WorkerTemplates:
     """The template of each layer, started with the layer's first worker."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from evenkeel_local import worker_template
 from evenkeel_local.processes import group_members
-from evenkeel_local.worker_template import TemplatePool
+from evenkeel_local.worker_template import WorkerTemplates
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[TemplatePool]:
+def pool() -> Iterator[WorkerTemplates]:
     """A pool whose template of `layer` all tests share."""
-    shared = TemplatePool()
+    shared = WorkerTemplates()
     yield shared
     shared.close()
 
@@ -61,7 +61,7 @@ def pool() -> Iterator[TemplatePool]:
 class Started:
     """A worker that has printed its report."""
 
-    def __init__(self, pool: TemplatePool, layer: Path | None, folder: Path, **variables: str) -> None:
+    def __init__(self, pool: WorkerTemplates, layer: Path | None, folder: Path, **variables: str) -> None:
         script = folder / "worker.py"
         script.write_text(REPORT, encoding="utf-8")
         layers = {"_LAMBDA_LAYERS_DIRS": str(layer)} if layer else {}
@@ -91,7 +91,7 @@ class Started:
         self.end()
 
 
-def test_worker_is_a_fork_with_the_layer_loaded(pool: TemplatePool, layer: Path, tmp_path: Path) -> None:
+def test_worker_is_a_fork_with_the_layer_loaded(pool: WorkerTemplates, layer: Path, tmp_path: Path) -> None:
     with Started(pool, layer, tmp_path) as worker:
         assert worker.report["hasLayer"]
         assert worker.report["pid"] == worker.process.pid != worker.report["parent"] != os.getpid()
@@ -100,7 +100,7 @@ def test_worker_is_a_fork_with_the_layer_loaded(pool: TemplatePool, layer: Path,
         assert worker.process.poll() is None
 
 
-def test_workers_share_no_environment_chance_or_open_file(pool: TemplatePool, layer: Path, tmp_path: Path) -> None:
+def test_workers_share_no_environment_chance_or_open_file(pool: WorkerTemplates, layer: Path, tmp_path: Path) -> None:
     with Started(pool, layer, tmp_path, ROLE="first") as one, Started(pool, layer, tmp_path, ROLE="second") as other:
         common = {"PATH": os.defpath, "_LAMBDA_LAYERS_DIRS": str(layer)}
         assert one.report["environment"] == {**common, "ROLE": "first"}
@@ -110,7 +110,7 @@ def test_workers_share_no_environment_chance_or_open_file(pool: TemplatePool, la
 
 
 @pytest.mark.parametrize("how", ["terminate", "kill"])
-def test_stopped_worker_ends_alone(pool: TemplatePool, layer: Path, tmp_path: Path, how: str) -> None:
+def test_stopped_worker_ends_alone(pool: WorkerTemplates, layer: Path, tmp_path: Path, how: str) -> None:
     with Started(pool, layer, tmp_path) as stopped, Started(pool, layer, tmp_path) as other:
         with pytest.raises(subprocess.TimeoutExpired):
             stopped.process.wait(timeout=0)
@@ -125,7 +125,7 @@ def test_stopped_worker_ends_alone(pool: TemplatePool, layer: Path, tmp_path: Pa
 def test_worker_of_ended_template_is_a_plain_process(
     layer: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pool = TemplatePool()
+    pool = WorkerTemplates()
     with Started(pool, layer, tmp_path) as before:
         os.kill(before.report["parent"], signal.SIGKILL)
 
@@ -142,7 +142,7 @@ def test_layer_that_cannot_be_imported_is_logged(tmp_path: Path, capfd: pytest.C
     (broken / "python" / "evenkeel").mkdir(parents=True)
     (broken / "python" / "evenkeel" / "__init__.py").write_text("import absent_package\n")
 
-    with Started(TemplatePool(), broken, tmp_path) as worker:
+    with Started(WorkerTemplates(), broken, tmp_path) as worker:
         assert worker.report["parent"] == os.getpid()
 
     logged = capfd.readouterr().err
@@ -155,11 +155,11 @@ def test_silent_template_is_replaced_by_plain_processes(
 ) -> None:
     monkeypatch.setattr(worker_template, "START_SECONDS", 0.01)
 
-    with Started(TemplatePool(), layer, tmp_path) as worker:
+    with Started(WorkerTemplates(), layer, tmp_path) as worker:
         assert worker.report["parent"] == os.getpid()
 
 
-def test_worker_without_a_layer_is_a_plain_process(pool: TemplatePool, tmp_path: Path) -> None:
+def test_worker_without_a_layer_is_a_plain_process(pool: WorkerTemplates, tmp_path: Path) -> None:
     with Started(pool, None, tmp_path) as worker:
         assert worker.report["parent"] == os.getpid()
 

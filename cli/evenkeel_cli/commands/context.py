@@ -44,7 +44,7 @@ def add(
 ) -> None:
     """Add or replace the context of a fleet, with the API's address from its stack."""
     from evenkeel_cli.doctor.findings import CouldNotCheck
-    from evenkeel_cli.doctor.site import BotocoreAws, Site
+    from evenkeel_cli.doctor.site import BotocoreAws, InspectedSite
     from evenkeel_cli.offline import access
 
     file = _file_of(name)
@@ -52,7 +52,7 @@ def add(
     if not region:
         raise CommandFailed(Exit.USAGE, "The region is unknown.", code="USAGE", hint="Add --region REGION.")
     where = ApiContext(name="", url="", region=region, profile=profile or os.environ.get("EVENKEEL_PROFILE"))
-    site = Site(BotocoreAws(where), None, where, stack, access)
+    site = InspectedSite(BotocoreAws(where), None, where, stack, access)
     try:
         site.read_stack()
         document = {"name": site.parameter("FleetName"), "url": site.output("ApiUrl"), "region": region, "stack": stack}

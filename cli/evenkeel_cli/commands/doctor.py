@@ -17,7 +17,7 @@ from evenkeel_client.errors import CommandFailed, Exit
 if TYPE_CHECKING:
     from evenkeel_cli.doctor.checks import DoctorCheck
     from evenkeel_cli.doctor.findings import DoctorFinding
-    from evenkeel_cli.doctor.site import BotocoreAws, Site
+    from evenkeel_cli.doctor.site import BotocoreAws, InspectedSite
 
 app = lookup.single("doctor")
 
@@ -105,14 +105,14 @@ def _check_before(environment: str, skip: str, form: OutputFormat) -> NoReturn:
     raise typer.Exit(findings.exit_code(doctor_findings))
 
 
-def stack_site(stack: str) -> "tuple[Site, BotocoreAws]":
+def stack_site(stack: str) -> "tuple[InspectedSite, BotocoreAws]":
     """Return where the facts about a stack come from, and AWS as the caller sees it. `stack` may be empty."""
-    from evenkeel_cli.doctor.site import BotocoreAws, Site
+    from evenkeel_cli.doctor.site import BotocoreAws, InspectedSite
     from evenkeel_cli.offline import access
 
     where = _context(stack)
     aws = BotocoreAws(where)
-    site = Site(aws, _client(where) if where.url else None, where, stack or where.stack, access)
+    site = InspectedSite(aws, _client(where) if where.url else None, where, stack or where.stack, access)
     _locate(site, aws)
     return site, aws
 
@@ -133,7 +133,7 @@ def _client(where: context.ApiContext) -> ApiClient:
     return ApiClient(where, warn=None)  # the check `sources` says it
 
 
-def _locate(site: "Site", aws: "BotocoreAws") -> None:
+def _locate(site: "InspectedSite", aws: "BotocoreAws") -> None:
     """Complete what is known of the site from the stack's own description, where that can be read."""
     from evenkeel_cli.doctor.findings import CouldNotCheck
 

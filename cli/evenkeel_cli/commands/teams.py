@@ -11,7 +11,7 @@ from evenkeel_cli import spend_page
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer, answer_change, answer_list, write_csv, write_template
 from evenkeel_cli.render import Column, OutputFormat, Printer, note, page
-from evenkeel_cli.spend_page import GroupBy
+from evenkeel_cli.spend_page import SpendGroupBy
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
 
@@ -67,7 +67,7 @@ def spend(
     since: Annotated[str, typer.Option(metavar="WHEN", help="A time such as 30d or 12h, or an instant.")] = "30d",
     until: Annotated[str, typer.Option(metavar="WHEN", help="End of the window; if omitted, now.")] = "",
     team: Annotated[str, typer.Option("--team", metavar="TEAM", help="Only this team.")] = "",
-    by: Annotated[GroupBy, typer.Option("--by", help="The group of a line.")] = GroupBy.TEAM,
+    by: Annotated[SpendGroupBy, typer.Option("--by", help="The group of a line.")] = SpendGroupBy.TEAM,
     label: Annotated[str, typer.Option(metavar="LABEL", help="Label of jobs that names their project.")] = "project",
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:

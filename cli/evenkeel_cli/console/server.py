@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Any, NamedTuple, cast
 from urllib.parse import parse_qs, urlsplit
 
-from evenkeel_cli.console.session import Refusal, Session
+from evenkeel_cli.console.session import ConsoleSession, Refusal
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
 
@@ -59,7 +59,7 @@ class ConsoleServer(ThreadingHTTPServer):
         super().__init__((HOST, port), _Handler)
         self.client = client
         self.read_only = read_only
-        self.session = Session(self.server_port)
+        self.session = ConsoleSession(self.server_port)
 
     @property
     def link(self) -> str:

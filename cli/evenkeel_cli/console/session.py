@@ -20,7 +20,7 @@ class Refusal(NamedTuple):
     hint: str = ""
 
 
-class Session:
+class ConsoleSession:
     """The session of one console: its link, its cookie and its key.
 
     A cookie belongs to a host, whatever the port. Another server on this machine could therefore receive it. So a

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from evenkeel_cli.doctor import evaluate
 from evenkeel_cli.doctor.deadlines import CHECK_SECONDS, answers_within
 from evenkeel_cli.doctor.findings import CouldNotCheck, DoctorFinding, Status, failed, unknown
-from evenkeel_cli.doctor.site import KUEUE_READER, BadCredentials, ResourceNotFound, Site
+from evenkeel_cli.doctor.site import KUEUE_READER, BadCredentials, InspectedSite, ResourceNotFound
 from evenkeel_client.errors import CommandFailed
 
 Json = dict[str, Any]
@@ -32,7 +32,7 @@ class DoctorCheck(NamedTuple):
     """Status of the check if it does not finish in time."""
 
 
-def credentials(site: Site, _now: datetime) -> list[DoctorFinding]:
+def credentials(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     try:
         arn = site.aws.call("sts", "get_caller_identity")["Arn"]
     except BadCredentials as error:
@@ -40,7 +40,7 @@ def credentials(site: Site, _now: datetime) -> list[DoctorFinding]:
     return evaluate.judge_credentials(arn)
 
 
-def api(site: Site, _now: datetime) -> list[DoctorFinding]:
+def api(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     try:
         status = site.status()
     except CommandFailed as problem:
@@ -48,19 +48,19 @@ def api(site: Site, _now: datetime) -> list[DoctorFinding]:
     return evaluate.judge_api("", "", status)
 
 
-def stack(site: Site, _now: datetime) -> list[DoctorFinding]:
+def stack(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     site.read_stack()  # raises CouldNotCheck if the stack cannot be described
     url = site.context.url
     is_ours = not url or site.output("ApiId") in url
     return evaluate.judge_stack(site.described()["StackStatus"], is_ours, url)
 
 
-def api_logs(site: Site, _now: datetime) -> list[DoctorFinding]:
+def api_logs(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     role = site.aws.call("apigateway", "get_account").get("cloudwatchRoleArn") or ""
     return evaluate.judge_api_log_role(site.parameter("ApiLogRole") or "present", role)
 
 
-def hyperpod(site: Site, _now: datetime) -> list[DoctorFinding]:
+def hyperpod(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     arn = site.parameter("HyperPodClusterArn")
     if not arn:
         return evaluate.judge_hyperpod("", None)
@@ -71,13 +71,13 @@ def hyperpod(site: Site, _now: datetime) -> list[DoctorFinding]:
     return evaluate.judge_hyperpod(arn, found)
 
 
-def kubernetes(site: Site, _now: datetime) -> list[DoctorFinding]:
+def kubernetes(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     tests, problems = site.self_tests()
     states = {cluster: _eks_state(site, cluster) for cluster in site.clusters()}
     return evaluate.judge_kubernetes(states, tests, problems)
 
 
-def _eks_state(site: Site, cluster: str) -> str:
+def _eks_state(site: InspectedSite, cluster: str) -> str:
     try:
         return str(site.aws.call("eks", "describe_cluster", name=cluster)["cluster"].get("status", ""))
     except ResourceNotFound:
@@ -86,7 +86,7 @@ def _eks_state(site: Site, cluster: str) -> str:
         return ""  # the functions' own answers say more
 
 
-def access(site: Site, _now: datetime) -> list[DoctorFinding]:
+def access(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     tests, problems = site.self_tests()
     groups = {function: site.rights.groups_of(function) for function in tests}
     problem = site.namespaces_problem()
@@ -96,22 +96,22 @@ def access(site: Site, _now: datetime) -> list[DoctorFinding]:
     return [*evaluate.judge_access(tests, site.roles(), groups), *evaluate.judge_untested(problems), *partly]
 
 
-def kueue(site: Site, _now: datetime) -> list[DoctorFinding]:
+def kueue(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     return evaluate.judge_kueue(_reader(site), site.namespaces())
 
 
-def policy(site: Site, _now: datetime) -> list[DoctorFinding]:
+def policy(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     return evaluate.judge_policy(_reader(site)["policy"])
 
 
-def _reader(site: Site) -> Json:
+def _reader(site: InspectedSite) -> Json:
     tests, problems = site.self_tests()
     if KUEUE_READER not in tests:
         raise CouldNotCheck(*problems.get(KUEUE_READER, ("No function could be tested.", "docs/operate/doctor.md")))
     return tests[KUEUE_READER]
 
 
-def versions(site: Site, _now: datetime) -> list[DoctorFinding]:
+def versions(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     from importlib.metadata import version
 
     tests, _ = site.self_tests()
@@ -120,47 +120,47 @@ def versions(site: Site, _now: datetime) -> list[DoctorFinding]:
     return evaluate.judge_versions(version("evenkeel"), tests)
 
 
-def queues(site: Site, _now: datetime) -> list[DoctorFinding]:
+def queues(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     return evaluate.judge_queues(_waiting(site, "EventsQueue"), _waiting(site, "CyclesQueue"))
 
 
-def dead_letters(site: Site, _now: datetime) -> list[DoctorFinding]:
+def dead_letters(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     return evaluate.judge_dead_letters({name: _waiting(site, name) for name in evaluate.DEAD_LETTERS})
 
 
-def _waiting(site: Site, queue: str) -> int:
+def _waiting(site: InspectedSite, queue: str) -> int:
     names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
     url = site.output(f"{queue}Url")
     attributes = site.aws.call("sqs", "get_queue_attributes", QueueUrl=url, AttributeNames=names)["Attributes"]
     return sum(int(attributes[name]) for name in names)
 
 
-def schedules(site: Site, _now: datetime) -> list[DoctorFinding]:
+def schedules(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     return evaluate.judge_schedules({function: _schedule(site, function) for function in SCHEDULED}, ENABLE)
 
 
-def _schedule(site: Site, function: str) -> str:
+def _schedule(site: InspectedSite, function: str) -> str:
     try:
         return str(site.aws.call("scheduler", "get_schedule", Name=f"{site.stack}-{function}").get("State", ""))
     except ResourceNotFound:
         return ""
 
 
-def sources(site: Site, _now: datetime) -> list[DoctorFinding]:
+def sources(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     found = _status(site).get("sources")
     if not found:
         raise CouldNotCheck("The deployed API does not report the ages of sources.", "Deploy this version: make deploy")
     return evaluate.judge_sources(found)
 
 
-def _status(site: Site) -> Json:
+def _status(site: InspectedSite) -> Json:
     try:
         return site.status()
     except CommandFailed as problem:
         raise CouldNotCheck(f"The API call failed: {problem.text}", problem.hint or "evenkeel status") from problem
 
 
-def ages(site: Site, now: datetime) -> list[DoctorFinding]:
+def ages(site: InspectedSite, now: datetime) -> list[DoctorFinding]:
     status = _status(site)
     states = {}
     for function in SCHEDULED:
@@ -172,7 +172,7 @@ def ages(site: Site, now: datetime) -> list[DoctorFinding]:
     return evaluate.judge_ages(found, states, _deployed_seconds(site, now))
 
 
-def _deployed_seconds(site: Site, now: datetime) -> float | None:
+def _deployed_seconds(site: InspectedSite, now: datetime) -> float | None:
     """Return how long ago the stack was deployed; None where that cannot be read."""
     try:
         described = site.described()
@@ -186,7 +186,7 @@ def _age(instant: str | None, now: datetime) -> float | None:
     return None if instant is None else max(0.0, (now - datetime.fromisoformat(instant)).total_seconds())
 
 
-def concurrency(site: Site, now: datetime) -> list[DoctorFinding]:
+def concurrency(site: InspectedSite, now: datetime) -> list[DoctorFinding]:
     limits = site.aws.call("lambda", "get_account_settings")["AccountLimit"]
     try:
         peak = _metric(site, now, "AWS/Lambda", "ConcurrentExecutions", "Maximum")
@@ -195,7 +195,7 @@ def concurrency(site: Site, now: datetime) -> list[DoctorFinding]:
     return evaluate.judge_concurrency(limits["ConcurrentExecutions"], limits["UnreservedConcurrentExecutions"], peak)
 
 
-def events(site: Site, now: datetime) -> list[DoctorFinding]:
+def events(site: InspectedSite, now: datetime) -> list[DoctorFinding]:
     has_metrics = site.parameter("LocalEngine") != "true"
     found: dict[str, Json] = {}
     for logical in RULES:
@@ -207,7 +207,7 @@ def events(site: Site, now: datetime) -> list[DoctorFinding]:
     return evaluate.judge_events(found)
 
 
-def _rule(site: Site, name: str) -> str:
+def _rule(site: InspectedSite, name: str) -> str:
     if not name:
         return ""
     try:
@@ -216,7 +216,9 @@ def _rule(site: Site, name: str) -> str:
         return ""
 
 
-def _metric(site: Site, now: datetime, namespace: str, name: str, statistic: str, **dimensions: str) -> float | None:
+def _metric(
+    site: InspectedSite, now: datetime, namespace: str, name: str, statistic: str, **dimensions: str
+) -> float | None:
     """Return a metric's sum or maximum of the last day; None where there is no data point."""
     answer = site.aws.call(
         "cloudwatch",
@@ -235,13 +237,13 @@ def _metric(site: Site, now: datetime, namespace: str, name: str, statistic: str
     return max(points) if statistic == "Maximum" else sum(points)
 
 
-def pages(site: Site, _now: datetime) -> list[DoctorFinding]:
+def pages(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     topic = site.output("PageTopicArn")
     subscriptions = site.aws.call("sns", "list_subscriptions_by_topic", TopicArn=topic)["Subscriptions"]
     return evaluate.judge_pages([one["SubscriptionArn"] for one in subscriptions], topic)
 
 
-def fleets(site: Site, _now: datetime) -> list[DoctorFinding]:
+def fleets(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     own = site.parameter("FleetName")
     found: dict[str, Json] = {}
     token: dict[str, str] = {}

@@ -175,7 +175,7 @@ def read_once(read: Callable[[S], T]) -> Callable[[S], T]:
     return method
 
 
-class Site:
+class InspectedSite:
     """A stack and its surroundings. Facts that several checks need are read once."""
 
     def __init__(

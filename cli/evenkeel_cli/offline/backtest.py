@@ -100,7 +100,7 @@ class Intake:
                 raise CommandFailed(Exit.USAGE, f"{path}: {error.strerror or error}", code="USAGE") from error
         self.store.finish()
 
-    def _take(self, path: Path, document: json_stream.Document) -> None:
+    def _take(self, path: Path, document: json_stream.JsonDocument) -> None:
         self.documents += 1
         if document.problem:
             self._add_malformed(path, document.line, document.problem)

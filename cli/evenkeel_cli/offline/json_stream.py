@@ -27,7 +27,7 @@ _MARGIN = 16
 """A fault this close to the end of the buffer may only be a cut-off word, number or escape."""
 
 
-class Document(NamedTuple):
+class JsonDocument(NamedTuple):
     """A JSON document, or the reason why it could not be read."""
 
     line: int
@@ -36,7 +36,7 @@ class Document(NamedTuple):
     """Empty for a good document."""
 
 
-def documents(path: Path) -> Iterator[Document]:
+def documents(path: Path) -> Iterator[JsonDocument]:
     """Yield the documents of a file, which may be compressed with gzip.
 
     Raises:
@@ -63,7 +63,7 @@ class _Reader:
         self._problem = ""
         self._decoder = json.JSONDecoder()
 
-    def documents(self) -> Iterator[Document]:
+    def documents(self) -> Iterator[JsonDocument]:
         while self._skip_space():
             if self._text[self._at] == "[":
                 self._take(1)
@@ -78,7 +78,7 @@ class _Reader:
                 if document.problem and not self._skip_to_next_line():
                     break
         if self._problem:
-            yield Document(self._line, None, self._problem)
+            yield JsonDocument(self._line, None, self._problem)
 
     def _list_head(self) -> int | None:
         """Return the length of the beginning of an object up to its list; None if the object holds none."""
@@ -89,7 +89,7 @@ class _Reader:
         match = _LIST.match(self._text, self._at)
         return match.end() - self._at if match else None
 
-    def _entries(self) -> Iterator[Document]:
+    def _entries(self) -> Iterator[JsonDocument]:
         """Yield the entries of a list, up to its end."""
         while self._skip_space():
             if self._text[self._at] == "]":
@@ -103,9 +103,9 @@ class _Reader:
             yield document
             if self._skip_space() and self._text[self._at] == ",":
                 self._take(1)
-        yield Document(self._line, None, "the file ends inside a list")
+        yield JsonDocument(self._line, None, "the file ends inside a list")
 
-    def _rest_of_object(self) -> Iterator[Document]:
+    def _rest_of_object(self) -> Iterator[JsonDocument]:
         """Skip the fields after the list of an object."""
         if not self._skip_space() or self._text[self._at] not in ",}":
             return
@@ -120,7 +120,7 @@ class _Reader:
             yield document
             self._skip_to_next_line()
 
-    def _document(self) -> Document:
+    def _document(self) -> JsonDocument:
         """Read one document at the present place. A bad document stays unread."""
         line = self._line
         while True:
@@ -129,15 +129,15 @@ class _Reader:
             except json.JSONDecodeError as error:
                 unread = len(self._text) - self._at
                 if unread > LARGEST_DOCUMENT:
-                    return Document(line, None, f"the document has more than {LARGEST_DOCUMENT} characters")
+                    return JsonDocument(line, None, f"the document has more than {LARGEST_DOCUMENT} characters")
                 is_cut = error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - _MARGIN
                 if is_cut and self._fill(max(_CHUNK, unread)):
                     continue
-                return Document(line, None, f"not JSON: {error.msg.removesuffix(' at')}")
+                return JsonDocument(line, None, f"not JSON: {error.msg.removesuffix(' at')}")
             except RecursionError:
-                return Document(line, None, "not JSON: nested too deeply")
+                return JsonDocument(line, None, "not JSON: nested too deeply")
             self._take(end - self._at)
-            return Document(line, content)
+            return JsonDocument(line, content)
 
     def _skip_space(self) -> bool:
         """Go to the next character that is not white space. Return False at the end of the stream."""

@@ -11,7 +11,7 @@ from evenkeel_local.gpu_cluster.aws_auth import AwsAuth, Incoming
 from evenkeel_local.gpu_cluster.aws_model import AwsError
 from evenkeel_local.gpu_cluster.call_faults import ApiCall, CallFaults
 from evenkeel_local.gpu_cluster.config import ClusterConfig
-from evenkeel_local.gpu_cluster.node_groups import IN_SERVICE, GroupInstance, NodeGroups
+from evenkeel_local.gpu_cluster.node_groups import IN_SERVICE, AutoScalingGroups, GroupInstance
 
 VERSION = "2011-01-01"
 _XML_NAMESPACE = f"http://autoscaling.amazonaws.com/doc/{VERSION}/"
@@ -23,7 +23,7 @@ Query = dict[str, str]
 class AutoScalingApi:
     """Answers DescribeAutoScalingInstances, DescribeAutoScalingGroups and TerminateInstanceInAutoScalingGroup."""
 
-    def __init__(self, config: ClusterConfig, groups: NodeGroups, auth: AwsAuth, faults: CallFaults) -> None:
+    def __init__(self, config: ClusterConfig, groups: AutoScalingGroups, auth: AwsAuth, faults: CallFaults) -> None:
         self._config = config
         self._groups = groups
         self._auth = auth

@@ -19,7 +19,7 @@ from evenkeel_local.gpu_cluster.aws_model import AwsError, Json
 from evenkeel_local.gpu_cluster.call_faults import ApiCall, CallFailed, CallFaults, ReplyLost
 from evenkeel_local.gpu_cluster.config import SECURITY_GROUPS, SUBNETS, ClusterConfig
 from evenkeel_local.gpu_cluster.hyperpod import HyperPod
-from evenkeel_local.gpu_cluster.node_groups import NodeGroups
+from evenkeel_local.gpu_cluster.node_groups import AutoScalingGroups
 
 TARGET = "SageMaker."
 READS = ("Describe", "List", "Search")
@@ -65,7 +65,7 @@ class AwsApi:
         auth: AwsAuth,
         faults: CallFaults,
         access: ApiAccess,
-        groups: NodeGroups,
+        groups: AutoScalingGroups,
         entries: AccessEntriesApi,
     ) -> None:
         self._config = config

@@ -24,7 +24,7 @@ from evenkeel_local.gpu_cluster.disruption_controller import DisruptionControlle
 from evenkeel_local.gpu_cluster.endpoints_controller import EndpointsController
 from evenkeel_local.gpu_cluster.engine import EngineClient
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
-from evenkeel_local.gpu_cluster.event_bus import EventBus
+from evenkeel_local.gpu_cluster.event_bus import EngineEventBus
 from evenkeel_local.gpu_cluster.faults import FaultInjector
 from evenkeel_local.gpu_cluster.garbage_collector import GarbageCollector
 from evenkeel_local.gpu_cluster.health_agent import HealthAgent
@@ -36,7 +36,7 @@ from evenkeel_local.gpu_cluster.kubelet import ExecRunner, Kubelet, KubeletDirec
 from evenkeel_local.gpu_cluster.machines import MachineFleet
 from evenkeel_local.gpu_cluster.metrics import Metrics
 from evenkeel_local.gpu_cluster.node_controller import NodeController
-from evenkeel_local.gpu_cluster.node_groups import NodeGroups
+from evenkeel_local.gpu_cluster.node_groups import AutoScalingGroups
 from evenkeel_local.gpu_cluster.processes import CLUSTER_MARK, ProcessGuard
 from evenkeel_local.gpu_cluster.registry import Registry
 from evenkeel_local.gpu_cluster.replica_set_controller import ReplicaSetController
@@ -81,7 +81,7 @@ class GpuCluster:
         self.call_faults = CallFaults()
         self.access_entries: list[AccessEntry] = list(config.access_entries)
         self.pod_identities: list[PodIdentity] = list(config.pod_identities)
-        self.bus = EventBus(config, engine)
+        self.bus = EngineEventBus(config, engine)
         self._mark = mark
         self._guard = guard
         self._run_dir = run_dir
@@ -119,7 +119,7 @@ class GpuCluster:
             self.karpenter = Karpenter(config, config.karpenter, self.registry, self.directory, self.bus)
         operators = training_operators.OPERATORS if config.training_operators else ()
         self.operators = tuple(operator(self.registry) for operator in operators)
-        self.groups = NodeGroups(config, self.registry, self.directory)
+        self.groups = AutoScalingGroups(config, self.registry, self.directory)
         self.faults = FaultInjector(self.fleet, self.store, self.agent, self.bus, self.karpenter, self.groups)
         logs = LogReader(self.directory.of_pod, self.store, run_dir)
         executor = ExecRunner(self.directory.of_pod)

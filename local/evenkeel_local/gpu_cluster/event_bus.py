@@ -25,7 +25,7 @@ def source_of(detail_type: str) -> str:
     return "aws.health" if detail_type == "AWS Health Event" else "aws.ec2"
 
 
-class EventBus:
+class EngineEventBus:
     """Puts events on the engine's default bus; without an engine it only records them."""
 
     def __init__(self, config: ClusterConfig, engine: EngineClient | None) -> None:

@@ -30,12 +30,12 @@ PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 CHUNK_BYTES = 32 * 1024
 
 
-Begin = Callable[[], Awaitable["Session"]]
+Begin = Callable[[], Awaitable["ExecSession"]]
 """Starts a command."""
 
 
 @dataclass
-class Session:
+class ExecSession:
     """The process, its outputs by channel, and its terminal if it has one."""
 
     process: asyncio.subprocess.Process
@@ -78,7 +78,7 @@ async def start(
     *,
     tty: bool,
     stdin: bool,
-) -> Session:
+) -> ExecSession:
     """Start a command with a container's environment. It has the container's mark, so it ends with the container.
 
     Raises:
@@ -93,7 +93,7 @@ async def start(
         )
         guard.send("+", process.pid)
         streams = {STDOUT: process.stdout, STDERR: process.stderr}
-        return Session(
+        return ExecSession(
             process,
             {channel: stream_reader for channel, stream_reader in streams.items() if stream_reader is not None},
             guard,
@@ -112,7 +112,7 @@ async def start(
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(terminal), "rb", buffering=0)
     )
-    return Session(process, {STDOUT: reader}, guard, terminal)
+    return ExecSession(process, {STDOUT: reader}, guard, terminal)
 
 
 def _take_terminal() -> None:
@@ -155,7 +155,7 @@ async def _pump(socket: web.WebSocketResponse, channel: int, reader: asyncio.Str
             await socket.send_bytes(bytes([channel]) + data)
 
 
-async def _read(socket: web.WebSocketResponse, session: Session) -> None:
+async def _read(socket: web.WebSocketResponse, session: ExecSession) -> None:
     async for message in socket:
         if message.type is not WSMsgType.BINARY or not message.data:
             continue

@@ -21,7 +21,7 @@ from evenkeel_local.gpu_cluster.health_agent import HealthAgent
 from evenkeel_local.gpu_cluster.karpenter import Instance, Karpenter
 from evenkeel_local.gpu_cluster.kubelet import Kubelet
 from evenkeel_local.gpu_cluster.machines import BOOT_FAILURES, FailingBoots, HardwareFault, Machine, MachineFleet
-from evenkeel_local.gpu_cluster.node_groups import GroupInstance, NodeGroups
+from evenkeel_local.gpu_cluster.node_groups import AutoScalingGroups, GroupInstance
 from evenkeel_local.gpu_cluster.objects import controller_of
 from evenkeel_local.gpu_cluster.store import Store, name_of, namespace_of
 
@@ -129,7 +129,7 @@ class FaultInjector:
         agent: HealthAgent,
         bus: EventPublisher,
         karpenter: Karpenter | None,
-        groups: NodeGroups,
+        groups: AutoScalingGroups,
     ) -> None:
         self.fleet = fleet
         self.store = store

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from evenkeel_local.gpu_cluster import catalogue, errors, processes
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
-from evenkeel_local.gpu_cluster.exec_session import Begin, Session
+from evenkeel_local.gpu_cluster.exec_session import Begin, ExecSession
 from evenkeel_local.gpu_cluster.objects import has_ended, is_deleting, is_true
 from evenkeel_local.gpu_cluster.pod_worker import ContainerRun, MissingReference, PodWorker, terminated
 from evenkeel_local.gpu_cluster.processes import ProcessGuard, RunningProcess
@@ -431,7 +431,7 @@ class ExecRunner:
             raise ApiError(500, "InternalError", f'unable to upgrade connection: container not found ("{name}")')
         running, at = worker, container
 
-        async def begin() -> Session:
+        async def begin() -> ExecSession:
             try:
                 return await running.execute(at, command, tty=tty, stdin=stdin)
             except (OSError, MissingReference) as failed:

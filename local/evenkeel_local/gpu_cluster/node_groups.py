@@ -39,7 +39,7 @@ class GroupInstance(Instance):
     is_protected: bool = False
 
 
-class NodeGroups:
+class AutoScalingGroups:
     """The Auto Scaling groups of the cluster, in one loop."""
 
     def __init__(self, config: ClusterConfig, registry: Registry, directory: KubeletDirectory) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from evenkeel_local.gpu_cluster import catalogue, exec_session, processes, volumes
 from evenkeel_local.gpu_cluster.admission import GPU
 from evenkeel_local.gpu_cluster.errors import Obj
-from evenkeel_local.gpu_cluster.exec_session import Session
+from evenkeel_local.gpu_cluster.exec_session import ExecSession
 from evenkeel_local.gpu_cluster.objects import has_ended, labels_of
 from evenkeel_local.gpu_cluster.processes import ProcessGuard, RunningProcess
 from evenkeel_local.gpu_cluster.quantities import quantity
@@ -248,7 +248,7 @@ class PodWorker:
         env = {name: volumes.rewritten(text, mounted) for name, text in env.items()}
         return [volumes.rewritten(expand(part, env), mounted) for part in command], env
 
-    async def execute(self, container: ContainerRun, command: list[str], *, tty: bool, stdin: bool) -> Session:
+    async def execute(self, container: ContainerRun, command: list[str], *, tty: bool, stdin: bool) -> ExecSession:
         """Start another command in a running container.
 
         Raises:

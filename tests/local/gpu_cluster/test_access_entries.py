@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evenkeel_cli.commands import doctor
-from evenkeel_cli.doctor.site import Site
+from evenkeel_cli.doctor.site import InspectedSite
 from evenkeel_cli.main import main
 from evenkeel_cli.offline import access
 from evenkeel_client.context import ApiContext
@@ -46,7 +46,7 @@ class StackAws:
 @pytest.fixture
 def stack(cluster: ClusterHandle, monkeypatch: pytest.MonkeyPatch) -> Iterator[StackAws]:
     aws = StackAws(cluster)
-    site = Site(aws, None, ApiContext("dev", "", "us-west-2"), STACK, access)
+    site = InspectedSite(aws, None, ApiContext("dev", "", "us-west-2"), STACK, access)
     monkeypatch.setattr(doctor, "stack_site", lambda _: (site, aws))
     yield aws
     cluster.control("PUT", "access-entries", {"accessEntries": []})

@@ -24,7 +24,7 @@ from evenkeel_cli.doctor.checks import CHECKS
 from evenkeel_cli.doctor.evaluate import DEAD_LETTERS
 from evenkeel_cli.doctor.findings import CouldNotCheck, DoctorFinding, Status
 from evenkeel_cli.doctor.predeployment import BEFORE
-from evenkeel_cli.doctor.site import BadCredentials, BotocoreAws, ResourceNotFound, Site
+from evenkeel_cli.doctor.site import BadCredentials, BotocoreAws, InspectedSite, ResourceNotFound
 from evenkeel_cli.offline import access
 from evenkeel_cli.render import Printer
 from evenkeel_client.context import ApiContext
@@ -220,9 +220,9 @@ class FakeSite:
     def run(self, *skipped: str) -> list[DoctorFinding]:
         return checks.run(self.site(), A_MOMENT, skipped)
 
-    def site(self) -> Site:
+    def site(self) -> InspectedSite:
         client: Any = self.api
-        return Site(self.aws, client, self.context, "evenkeel", access)
+        return InspectedSite(self.aws, client, self.context, "evenkeel", access)
 
     def of(self, check: str) -> list[DoctorFinding]:
         others = {one.name for one in CHECKS} - {check}
@@ -738,12 +738,12 @@ def test_no_finding_is_ok_when_nothing_can_be_read() -> None:
 
 
 def test_failing_check_stops_no_other() -> None:
-    def breaks(_site: Site, _now: Any) -> list[DoctorFinding]:
+    def breaks(_site: InspectedSite, _now: Any) -> list[DoctorFinding]:
         raise ZeroDivisionError("bug")
 
     table = [checks.DoctorCheck("broken", breaks, ""), CHECKS[0]]
     client: Any = FakeApi()
-    site = Site(FakeAws(), client, ApiContext("x", URL, "us-west-2"), "evenkeel", access)
+    site = InspectedSite(FakeAws(), client, ApiContext("x", URL, "us-west-2"), "evenkeel", access)
 
     first, second = checks.run(site, A_MOMENT, (), table)
 
@@ -790,10 +790,10 @@ def test_silent_api_is_a_failure(silent: Silent) -> None:
 
 
 def test_slow_read_delays_no_other_read(silent: Silent) -> None:
-    def read_slowly(_: Site) -> object:
+    def read_slowly(_: InspectedSite) -> object:
         return silent()
 
-    def read_quickly(_: Site) -> str:
+    def read_quickly(_: InspectedSite) -> str:
         return "read"
 
     site = FakeSite().site()

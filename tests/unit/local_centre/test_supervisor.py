@@ -11,7 +11,7 @@ from evenkeel_local.supervisor import (
     WINDOW_SECONDS,
     Backoff,
     HangDetector,
-    Restart,
+    PartRestart,
     RestartLimitReached,
     Supervisor,
 )
@@ -53,9 +53,9 @@ class FakePart:
         return "its state.", "its processes."
 
 
-def supervised(*parts: FakePart, waits: int = 20) -> tuple[Supervisor, list[str], list[list[Restart]]]:
+def supervised(*parts: FakePart, waits: int = 20) -> tuple[Supervisor, list[str], list[list[PartRestart]]]:
     said: list[str] = []
-    published: list[list[Restart]] = []
+    published: list[list[PartRestart]] = []
     supervisor = Supervisor(
         lambda: parts, say=said.append, restarted=lambda restarts: published.append(list(restarts)), clock=lambda: 0.0
     )

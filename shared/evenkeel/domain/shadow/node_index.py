@@ -25,7 +25,7 @@ _STARTED = ("replacement_started", "replacement_completed", "provisioned")
 _GONE = (NodeEventKind.REPLACED, NodeEventKind.REMOVED)
 
 
-class Machine:
+class ExportedInstance:
     """An instance, as the exports show it."""
 
     def __init__(self, instance_id: str, first_at: datetime) -> None:
@@ -109,7 +109,7 @@ class NodeIndex:
         self.last_at: datetime | None = None
         self.unmatched = 0
         """Records about nodes that no record identifies."""
-        self.machines: dict[str, Machine] = {}
+        self.machines: dict[str, ExportedInstance] = {}
         self._not_ready = timedelta(seconds=not_ready_seconds)
         self._repairs_by_itself = repairs_by_itself
         self._names: dict[str, list[tuple[datetime, str]]] = defaultdict(list)
@@ -140,8 +140,8 @@ class NodeIndex:
             case _:
                 pass
 
-    def _machine(self, instance_id: str, at: datetime) -> Machine:
-        return self.machines.setdefault(instance_id, Machine(instance_id, at))
+    def _machine(self, instance_id: str, at: datetime) -> ExportedInstance:
+        return self.machines.setdefault(instance_id, ExportedInstance(instance_id, at))
 
     def _learn_node(self, observation: NodeSeen, at: datetime) -> None:
         machine = self._machine(observation.instance_id, at)
@@ -158,7 +158,7 @@ class NodeIndex:
                 observation.not_ready_since, (False, f"node object {observation.node_name}: not Ready")
             )
 
-    def _learn_slot(self, logical_id: str, machine: Machine, at: datetime) -> None:
+    def _learn_slot(self, logical_id: str, machine: ExportedInstance, at: datetime) -> None:
         if logical_id and not machine.logical_id:
             machine.logical_id = logical_id
             self._slots[logical_id].append((at, machine.instance_id))
@@ -185,7 +185,7 @@ class NodeIndex:
             case _:
                 pass
 
-    def _concerned(self, fact: NodeFact) -> list[Machine]:
+    def _concerned(self, fact: NodeFact) -> list[ExportedInstance]:
         """Return the instance that a fact is about. A replacement may name the new instance of the slot."""
         named = self.machines[fact.instance_id]
         if fact.kind is not FactKind.PROGRESS or fact.code not in _STARTED:
@@ -243,7 +243,7 @@ class NodeIndex:
                 yield from self._not_ready_fact(machine, name, since, self.last_at)
 
     def _not_ready_fact(
-        self, machine: Machine, name: str, since: datetime, until: datetime
+        self, machine: ExportedInstance, name: str, since: datetime, until: datetime
     ) -> Iterator[tuple[datetime, NodeFact]]:
         created_at = machine.seen.created_at if machine.seen else None
         is_first_boot = created_at is not None and since - created_at <= _FIRST_BOOT
