@@ -27,7 +27,7 @@ OUTPUT: Final = PROJECT / ".evenkeel" / "event_to_cordon.json"
 
 def main(words: Sequence[str] | None = None) -> int:
     """Return 0; 1 where a ratio got worse than its baseline allows; 2 where nothing could be measured or compared."""
-    asked = _arguments(words)
+    arguments = _arguments(words)
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -36,7 +36,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         with interruptible():
             report = event_to_cordon.run(
-                RUN_DIR, rounds=asked.rounds, warm_up=asked.warm_up, cold_rounds=asked.cold_rounds, say=say
+                RUN_DIR, rounds=arguments.rounds, warm_up=arguments.warm_up, cold_rounds=arguments.cold_rounds, say=say
             )
     except BenchFailed as failed:
         print(f"bench: {failed}. Logs: {RUN_DIR}", file=sys.stderr)
@@ -44,19 +44,19 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bench: interrupted, everything is ended", file=sys.stderr)
         return 130
-    asked.output.parent.mkdir(parents=True, exist_ok=True)
-    asked.output.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
     baseline: dict[str, Any] = json.loads(BASELINE.read_text(encoding="utf-8"))
     print("\n".join(table(report, baseline["ratios"])))
-    print(f"\nSamples: {asked.output}")
+    print(f"\nSamples: {arguments.output}")
     print(f"Other programs used {report.others:.0%} of the processors meanwhile.")
     if report.others > BUSY:
         print(f"Too busy to compare (at most {BUSY:.0%}): a lane with more calls waits more for its processor.")
         return 2
-    if asked.update:
+    if arguments.update:
         baseline |= {
-            "rounds": asked.rounds,
-            "coldRounds": asked.cold_rounds,
+            "rounds": arguments.rounds,
+            "coldRounds": arguments.cold_rounds,
             "othersShare": round(report.others, 2),
             "ratios": report.ratios(),
         }
@@ -91,7 +91,7 @@ def table(report: LatencyReport, baseline: dict[str, float]) -> list[str]:
     met = "met" if aimed.p50 <= AIM else "MISSED"
     lines += ["", f"  aim: {AIMED} ≤ {AIM} at the median: {met}", ""]
     lines.append(f"  {'stage, ms on this machine, warm':<48}{'evenkeel':>10}{'empty':>8}")
-    lines += [f"  {each.name:<48}{each.evenkeel * 1000:>10.1f}{each.empty * 1000:>8.1f}" for each in report.stages]
+    lines += [f"  {stage.name:<48}{stage.evenkeel * 1000:>10.1f}{stage.empty * 1000:>8.1f}" for stage in report.stages]
     lines += ["", f"  {'own time, ms on this machine':<36}{'p50':>8}{'p99':>8}"]
     lines += [
         f"  {name:<36}{statistics.median(spent) * 1000:>8.0f}{quantile(spent, 0.99) * 1000:>8.0f}"

@@ -115,7 +115,7 @@ class LatencyReport:
             "ratios": self.ratios(),
             "othersShare": round(self.others, 3),
             "p50Intervals": {name: [seen.p50_low, seen.p50_high] for name, seen in self.comparisons().items()},
-            "stages": [{"name": each.name, EVENKEEL: each.evenkeel, EMPTY: each.empty} for each in self.stages],
+            "stages": [{"name": stage.name, EVENKEEL: stage.evenkeel, EMPTY: stage.empty} for stage in self.stages],
             "ownSeconds": {name: list(spent) for name, spent in self.own.items()},
             "samples": {
                 kind: {lane: [_as_json(sample) for sample in each] for lane, each in samples.items()}

@@ -51,7 +51,9 @@ def _axes(most: int) -> Iterator[str]:
 
 def _lines(figures: Sequence[dict[str, Any]], most: int, style: str) -> Iterator[str]:
     for fair, name, colour in LINES:
-        points = [(each["queued"], each["nominationsPerSecond"]) for each in figures if each["fairSharing"] is fair]
+        points = [
+            (figure["queued"], figure["nominationsPerSecond"]) for figure in figures if figure["fairSharing"] is fair
+        ]
         if not points:
             continue
         places = [(_x(queued), _y(speed, most)) for queued, speed in points]
@@ -65,7 +67,7 @@ def _lines(figures: Sequence[dict[str, Any]], most: int, style: str) -> Iterator
 
 def main(words: Sequence[str]) -> int:
     """Draw the figures of the files that are named."""
-    now, before = ([*(json.loads(Path(each).read_text(encoding="utf-8"))["nominations"] for each in words), []])[:2]
+    now, before = ([*(json.loads(Path(word).read_text(encoding="utf-8"))["nominations"] for word in words), []])[:2]
     sys.stdout.write(svg(now, before))
     return 0
 

@@ -24,7 +24,7 @@ LINES = (
 
 def svg(figures: Sequence[Mapping[str, Any]]) -> str:
     """Draw the cases of the sizes with as many jobs as nodes; the dashed line is the aim."""
-    square = [each for each in figures if each["nodes"] == each["jobs"] and each["p99Seconds"]]
+    square = [figure for figure in figures if figure["nodes"] == figure["jobs"] and figure["p99Seconds"]]
     return "\n".join(
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
@@ -62,7 +62,7 @@ def _axes() -> Iterator[str]:
 def _lines(figures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     labels: list[float] = []
     for name, colour in sorted(LINES, key=lambda line: -_last(figures, line[0])):
-        points = [(each["nodes"], each["p99Seconds"]) for each in figures if each["case"] == name]
+        points = [(figure["nodes"], figure["p99Seconds"]) for figure in figures if figure["case"] == name]
         if not points:
             continue
         places = [(_x(nodes), _y(seconds)) for nodes, seconds in points]
@@ -75,13 +75,13 @@ def _lines(figures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _last(figures: Sequence[Mapping[str, Any]], name: str) -> float:
-    found = [float(each["p99Seconds"]) for each in figures if each["case"] == name]
+    found = [float(figure["p99Seconds"]) for figure in figures if figure["case"] == name]
     return found[-1] if found else 0.0
 
 
 def main(words: Sequence[str]) -> int:
     """Draw the figures of the files that are named."""
-    files = [json.loads(Path(each).read_text(encoding="utf-8"))["results"] for each in words]
+    files = [json.loads(Path(word).read_text(encoding="utf-8"))["results"] for word in words]
     sys.stdout.write(svg([figure for figures in files for figure in figures]))
     return 0
 

@@ -160,17 +160,17 @@ def join_or_open(  # noqa: PLR0913 - the arguments that the corpus recorded
     catalogue: FaultCatalogue | None = None,
 ) -> intake.IntakeDecision:
     """Return the effect of a fact."""
-    known = catalogue or default_catalogue()
+    fault_catalogue = catalogue or default_catalogue()
     records = intake.IntakeRecords(
         known_incident_id=known_incident_id, last=last, current=current, histories=dict(histories or {})
     )
-    report = ClassifiedFact.of(fact, affected, known)
-    return intake.join_or_open(report, records, known, new_id=new_id, now=now)
+    report = ClassifiedFact.of(fact, affected, fault_catalogue)
+    return intake.join_or_open(report, records, fault_catalogue, new_id=new_id, now=now)
 
 
 def independent_sources_of(signals: tuple[Signal, ...], catalogue: FaultCatalogue) -> tuple[str, ...]:
     """Return the independent source families of the signals."""
-    faults = {each.fault_key: catalogue.look_up(each.fault_key) for each in signals}
+    faults = {signal.fault_key: catalogue.look_up(signal.fault_key) for signal in signals}
     return assessment.independent_sources_of(signals, faults)
 
 
@@ -648,7 +648,7 @@ def read_lines(name: str) -> list[Json]:
 
 def write_lines(name: str, documents: list[Json]) -> None:
     """Write one file of the corpus: the same bytes for the same records."""
-    text = "".join(json.dumps(each, separators=(",", ":"), sort_keys=True) + "\n" for each in documents)
+    text = "".join(json.dumps(document, separators=(",", ":"), sort_keys=True) + "\n" for document in documents)
     (FOLDER / name).write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
 
 

@@ -135,7 +135,14 @@ class FakeKueue:
 
     def workload(self, job_name: str) -> Json:
         """Return the Workload of a Job."""
-        return next((one for one in self._workloads() if one["metadata"]["ownerReferences"][0]["name"] == job_name), {})
+        return next(
+            (
+                workload
+                for workload in self._workloads()
+                if workload["metadata"]["ownerReferences"][0]["name"] == job_name
+            ),
+            {},
+        )
 
     # ------------------------------------------------------------ one look after the other
 
@@ -156,12 +163,12 @@ class FakeKueue:
 
     def _look(self) -> None:
         jobs = {job["metadata"]["uid"]: job for job in self._jobs() if "deletionTimestamp" not in job["metadata"]}
-        kept = {one["metadata"]["labels"][_UID]: one for one in self._workloads()}
+        kept = {workload["metadata"]["labels"][_UID]: workload for workload in self._workloads()}
         for uid in kept.keys() - jobs.keys():  # its owner was deleted
             self._api.delete(self._path(kept.pop(uid)))
         for uid in jobs.keys() - kept.keys():
-            made = workload_of(jobs[uid], self.priorities)
-            kept[uid] = self._api.create(f"{API}/namespaces/{self._namespace}/workloads", made)
+            workload = workload_of(jobs[uid], self.priorities)
+            kept[uid] = self._api.create(f"{API}/namespaces/{self._namespace}/workloads", workload)
         for uid, one in kept.items():
             self._follow(jobs[uid], one)
         used = sum(asked(jobs[uid]) for uid, one in kept.items() if holds(one, "QuotaReserved") and not ended(one))

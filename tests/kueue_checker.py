@@ -31,17 +31,26 @@ def faults_of(decision: CycleDecision, queue: Queue) -> Iterator[str]:
 
 
 def _of_attempt(attempt: FlavorAttempt) -> Iterator[str]:
-    for each in attempt.compared:
-        figures = f"{attempt.flavor}/{each.resource}: {each.wanted} of {each.available}, at most {each.potential}"
-        if each.mode is FlavorMode.FIT and each.wanted > each.available:
+    for inequality in attempt.compared:
+        figures = (
+            f"{attempt.flavor}/{inequality.resource}: "
+            f"{inequality.wanted} of {inequality.available}, at most {inequality.potential}"
+        )
+        if inequality.mode is FlavorMode.FIT and inequality.wanted > inequality.available:
             yield f"{figures} does not fit"
-        if each.mode is not FlavorMode.FIT and each.wanted <= each.available and each.wanted <= each.potential:
+        if (
+            inequality.mode is not FlavorMode.FIT
+            and inequality.wanted <= inequality.available
+            and inequality.wanted <= inequality.potential
+        ):
             yield f"{figures} fits"
-        if each.mode not in (FlavorMode.FIT, FlavorMode.NO_FIT) and each.wanted > each.potential:
+        if inequality.mode not in (FlavorMode.FIT, FlavorMode.NO_FIT) and inequality.wanted > inequality.potential:
             yield f"{figures} can never fit"
-        if each.level < 0 or (each.level == 0 and each.mode is FlavorMode.FIT and _must_borrow(each.used, each)):
+        if inequality.level < 0 or (
+            inequality.level == 0 and inequality.mode is FlavorMode.FIT and _must_borrow(inequality.used, inequality)
+        ):
             yield f"{figures} borrows, but its level says that it does not"
-    modes = {each.mode for each in attempt.compared}
+    modes = {inequality.mode for inequality in attempt.compared}
     if attempt.compared and attempt.mode is not FlavorMode.NO_FIT and attempt.mode not in modes:
         yield f"{attempt.flavor}: {attempt.mode!r} is not the mode of any of its resources"
     if FlavorMode.NO_FIT in modes and attempt.mode is not FlavorMode.NO_FIT:
@@ -62,18 +71,22 @@ def _of_choices(decision: CycleDecision) -> Iterator[str]:
         tried = {attempt.flavor: attempt for attempt in assignment.attempts[index]}
         for resource, choice in choices.items():
             attempt = tried.get(choice.flavor)
-            seen = [each for each in attempt.compared if each.resource == resource] if attempt else []
-            if not seen:
+            inequalities = (
+                [inequality for inequality in attempt.compared if inequality.resource == resource] if attempt else []
+            )
+            if not inequalities:
                 yield f"{resource} got {choice.flavor}, which was not examined"
-            elif (seen[0].mode, seen[0].level) != (choice.mode, choice.level):
+            elif (inequalities[0].mode, inequalities[0].level) != (choice.mode, choice.level):
                 yield f"{resource} on {choice.flavor} differs from what was compared"
 
 
 def _of_size(decision: CycleDecision) -> Iterator[str]:
     pod_sets, counts = decision.workload.pod_sets, decision.assignment.counts
-    slack = [each.count - (each.count if each.min_count is None else each.min_count) for each in pod_sets]
+    slack = [
+        pod_set.count - (pod_set.count if pod_set.min_count is None else pod_set.min_count) for pod_set in pod_sets
+    ]
     steps = sum(max(0, each) for each in slack)
-    full = tuple(each.count for each in pod_sets)
+    full = tuple(pod_set.count for pod_set in pod_sets)
     sizes = {
         tuple(count - max(0, less) * step // steps for count, less in zip(full, slack, strict=True))
         for step in range(steps + 1)
@@ -110,7 +123,9 @@ def _of_result(decision: CycleDecision) -> Iterator[str]:
             if assignment.verdict is not AssignmentMode.NO_FIT or decision.pending is Pending.NONE:
                 yield "it does not fit, but there is no reason"
             if all(
-                any(attempt.mode is not FlavorMode.NO_FIT for attempt in each) for each in assignment.attempts if each
+                any(attempt.mode is not FlavorMode.NO_FIT for attempt in flavor_attempts)
+                for flavor_attempts in assignment.attempts
+                if flavor_attempts
             ):
                 yield "each of its pod sets got a flavor"
         case Result.NO_CANDIDATES | Result.DEFERRED | Result.SKIPPED | Result.INADMISSIBLE | Result.NO_NODES:
@@ -175,11 +190,11 @@ def overcommitted(queues: Iterable[Queue], cohorts: Iterable[Cohort], admitted: 
             of = (f"q:{each.workload.queue}", key)
             used[of] = used.get(of, 0) + amount
     keys = {
-        (each.flavor, resource)
+        (flavor.flavor, resource)
         for of_node in groups.values()
         for group in of_node
-        for each in group.flavors
-        for resource in each.quotas
+        for flavor in group.flavors
+        for resource in flavor.quotas
     } | {key for _, key in used}
     for key in sorted(keys):
         yield from _over(key, parents, groups, used)
@@ -199,20 +214,20 @@ def _over(
         """Yield each exceeded limit below a node; last the node's quota, usage and guaranteed quota."""
         quota = next(
             (
-                each.quotas[key[1]]
+                flavor.quotas[key[1]]
                 for group in groups[name]
-                for each in group.flavors
-                if each.flavor == key[0] and key[1] in each.quotas
+                for flavor in group.flavors
+                if flavor.flavor == key[0] and key[1] in flavor.quotas
             ),
             None,
         )
         holds, uses = quota.nominal if quota else 0, used.get((name, key), 0)
         for child in children.get(name, ()):
-            for found in node_figures(child):
-                if isinstance(found, str):
-                    yield found
+            for node_figure in node_figures(child):
+                if isinstance(node_figure, str):
+                    yield node_figure
                     continue
-                below, use, guaranteed = found
+                below, use, guaranteed = node_figure
                 holds += below - guaranteed
                 uses += max(0, use - guaranteed)
         most = None if not parents[name] else quota.borrow if quota else None
@@ -223,4 +238,4 @@ def _over(
         yield holds, uses, 0 if not quota or quota.lend is None else max(0, holds - quota.lend)
 
     for root in children.get("", ()):
-        yield from (found for found in node_figures(root) if isinstance(found, str))
+        yield from (node_figure for node_figure in node_figures(root) if isinstance(node_figure, str))

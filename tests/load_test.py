@@ -312,20 +312,20 @@ def main() -> int:
     options.add_argument("--jobs", type=int, default=2000, help="how many (2000)")
     options.add_argument("--seed", type=int, default=1, help="of teams, sizes, classes and deaths (1)")
     options.add_argument("--minutes", type=float, default=60, help="after which it is given up (60)")
-    given = options.parse_args()
+    args = options.parse_args()
     with tempfile.TemporaryDirectory() as folder, Engine.start(Path(folder)) as engine:
-        load = Load(given.jobs, nodes=24, seed=given.seed, patience_seconds=given.minutes * 60)
-        found = run(ledger_of(engine), load)
-    lost = len(found.jobs) != given.jobs or found.states != {JobState.SUCCEEDED}
-    again = found.admissions != found.attempts
-    for fault in (*found.faults, *map(repr, found.errors)):
+        load = Load(args.jobs, nodes=24, seed=args.seed, patience_seconds=args.minutes * 60)
+        result = run(ledger_of(engine), load)
+    lost = len(result.jobs) != args.jobs or result.states != {JobState.SUCCEEDED}
+    again = result.admissions != result.attempts
+    for fault in (*result.faults, *map(repr, result.errors)):
         print(f"  {fault}")
     print(
-        f"crowd: {len(found.jobs)} jobs in {found.seconds:.0f} s, {found.attempts} attempts, "
-        f"{found.preempted} preempted, {found.died} deaths; {len(found.faults)} broken limits, "
+        f"crowd: {len(result.jobs)} jobs in {result.seconds:.0f} s, {result.attempts} attempts, "
+        f"{result.preempted} preempted, {result.died} deaths; {len(result.faults)} broken limits, "
         f"{'some' if lost else 'none'} lost, {'some' if again else 'none'} started twice"
     )
-    return 1 if found.faults or found.errors or lost or again else 0
+    return 1 if result.faults or result.errors or lost or again else 0
 
 
 if __name__ == "__main__":

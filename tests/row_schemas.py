@@ -25,7 +25,9 @@ def schemas() -> Json:
     return {
         "rows": {f"{row.table} {row.pk} / {row.sk}": row.kind.__name__ for row in TYPES},
         "values": {each.__name__: _fields(each) for each in classes if issubclass(each, BaseModel)},
-        "enumerations": {each.__name__: [str(one.value) for one in each] for each in classes if issubclass(each, Enum)},
+        "enumerations": {
+            each.__name__: [str(enum.value) for enum in each] for each in classes if issubclass(each, Enum)
+        },
     }
 
 

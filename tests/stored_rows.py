@@ -241,13 +241,15 @@ TYPES = (
 
 def type_of(key: Key) -> RowType:
     """Return the type of a row. Exactly one must fit."""
-    found = [
-        each
-        for each in TYPES
-        if each.table is key.table and re.fullmatch(each.pk, key.pk, re.DOTALL) and re.fullmatch(each.sk, key.sk)
+    row_types = [
+        row_type
+        for row_type in TYPES
+        if row_type.table is key.table
+        and re.fullmatch(row_type.pk, key.pk, re.DOTALL)
+        and re.fullmatch(row_type.sk, key.sk)
     ]
-    assert len(found) == 1, f"{key}: {len(found)} types of rows fit"
-    return found[0]
+    assert len(row_types) == 1, f"{key}: {len(row_types)} types of rows fit"
+    return row_types[0]
 
 
 def classes_in(kind: Any) -> Iterator[type]:

@@ -27,7 +27,7 @@ def find() -> Path | None:
     """Return the interpreter: EVENKEEL_TORCH_PYTHON, that of `make torch`, or `python3`; None if none has PyTorch."""
     named = os.environ.get("EVENKEEL_TORCH_PYTHON")
     candidates = [named] if named else [str(ROOT / ".tools" / "torch" / "bin" / "python"), shutil.which("python3")]
-    return next((Path(each) for each in candidates if each and _can_run(each)), None)
+    return next((Path(candidate) for candidate in candidates if candidate and _can_run(candidate)), None)
 
 
 def _can_run(python: str) -> bool:

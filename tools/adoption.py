@@ -95,16 +95,16 @@ def main() -> int:
     parser.add_argument("environment", help="an environment of samconfig.toml, whose stack does not exist")
     parser.add_argument("names", nargs="+", help="the names of the four tables and of the bucket")
     parser.add_argument("--folder", type=Path, default=Path(".aws-sam") / "adoption")
-    given = parser.parse_args()
+    args = parser.parse_args()
     try:
-        planned = read_planned_stack(ROOT, given.environment)
-        listed = resources_to_import(given.names)
+        planned = read_planned_stack(ROOT, args.environment)
+        listed = resources_to_import(args.names)
     except (BadNames, CommandFailed) as error:
         sys.exit(f"adoption: {error}")
-    given.folder.mkdir(parents=True, exist_ok=True)
+    args.folder.mkdir(parents=True, exist_ok=True)
     for name, content in (("import-template", import_template(planned)), ("resources-to-import", listed)):
-        (given.folder / f"{name}.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-    print("Run these commands. Read the change set before you execute it.", *commands(planned, given.folder), sep="\n")
+        (args.folder / f"{name}.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    print("Run these commands. Read the change set before you execute it.", *commands(planned, args.folder), sep="\n")
     return 0
 
 

@@ -31,14 +31,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("environment", help="an environment of samconfig.toml")
     parser.add_argument("--build-dir", type=Path, default=ROOT / ".aws-sam" / "build")
-    given = parser.parse_args()
+    args = parser.parse_args()
     try:
-        planned = read_planned_stack(ROOT, given.environment)
+        planned = read_planned_stack(ROOT, args.environment)
     except CommandFailed as failed:
         sys.exit(f"build: {failed.text} {failed.hint}")
     runtime, architecture = planned.parameters["PythonRuntime"], planned.parameters["Architecture"]
-    print(f"build: {runtime} on {architecture}, for the environment {given.environment}", flush=True)
-    return build(runtime, architecture, given.build_dir)
+    print(f"build: {runtime} on {architecture}, for the environment {args.environment}", flush=True)
+    return build(runtime, architecture, args.build_dir)
 
 
 def build(runtime: str, architecture: str, folder: Path) -> int:

@@ -180,9 +180,9 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("environment", help="an environment of samconfig.toml, whose stack is deployed")
-    given = parser.parse_args()
+    args = parser.parse_args()
     try:
-        planned = read_planned_stack(ROOT, given.environment)
+        planned = read_planned_stack(ROOT, args.environment)
     except CommandFailed as failed:
         sys.exit(f"day one: {failed.text}")
     session = boto3.Session(region_name=planned.region)

@@ -17,12 +17,12 @@ SAM = ROOT / ".tools" / "sam" / "bin" / "sam"
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("environment", help="an environment of samconfig.toml")
-    given = parser.parse_args()
+    args = parser.parse_args()
     try:
-        planned = read_planned_stack(ROOT, given.environment)
+        planned = read_planned_stack(ROOT, args.environment)
     except CommandFailed as failed:
         sys.exit(f"deploy: {failed.text} {failed.hint}")
-    command = sam_command(given.environment, planned.parameters, deployment_id(datetime.now(UTC)))
+    command = sam_command(args.environment, planned.parameters, deployment_id(datetime.now(UTC)))
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 

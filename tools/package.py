@@ -54,11 +54,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("environment", help="an environment of samconfig.toml: it decides runtime and architecture")
     parser.add_argument("--dist", type=Path, default=DIST)
-    given = parser.parse_args()
-    planned = read_planned_stack(ROOT, given.environment)
+    args = parser.parse_args()
+    planned = read_planned_stack(ROOT, args.environment)
     runtime, architecture = planned.parameters["PythonRuntime"], planned.parameters["Architecture"]
-    folder = given.dist / f"evenkeel-{version()}"
-    shutil.rmtree(given.dist, ignore_errors=True)
+    folder = args.dist / f"evenkeel-{version()}"
+    shutil.rmtree(args.dist, ignore_errors=True)
     with tempfile.TemporaryDirectory() as scratch:
         built = Path(scratch, "build")
         if build.build(runtime, architecture, built):
@@ -71,7 +71,7 @@ def main() -> int:
     write_sboms(folder / "sbom")
     shutil.copy(ROOT / "LICENSE", folder)
     write_checksums(folder)
-    archive = given.dist / f"{folder.name}.tar.gz"
+    archive = args.dist / f"{folder.name}.tar.gz"
     write_tar(folder, archive, under=folder.name)
     print(f"package: {folder} and {archive.name}, sha256 {digest_of(archive)}")
     return 0

@@ -304,7 +304,7 @@ def main(arguments: list[str]) -> int:
         print(
             f"{name}: {len(finding)} findings, {debt.get(name, 0)} are known: rewrite the sentences that you changed\n"
         )
-    total = sum(len(each) for each in found.values())
+    total = sum(len(findings) for findings in found.values())
     print(f"prose: {total} findings in {len(found)} files, {len(worse)} files became worse")
     return 1 if worse else 0
 

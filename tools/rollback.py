@@ -111,8 +111,8 @@ def _resources(stack: str, kind: str, client: Client) -> list[str]:
 
 def complete_deployments(functions: list[DeployedFunction]) -> list[str]:
     """Return the deployments with a version of every function, oldest first."""
-    common = set.intersection(*(set(each.versions) for each in functions))
-    return sorted(common - {""}, key=lambda name: max(each.versions[name] for each in functions))
+    common = set.intersection(*(set(function.versions) for function in functions))
+    return sorted(common - {""}, key=lambda name: max(function.versions[name] for function in functions))
 
 
 def plan(functions: list[DeployedFunction], workflows: list[DeployedWorkflow], to: str = "") -> Rollback:
@@ -128,7 +128,7 @@ def plan(functions: list[DeployedFunction], workflows: list[DeployedWorkflow], t
     """
     known = complete_deployments(functions)
     if not to:
-        live = {each.deployment for each in functions}
+        live = {function.deployment for function in functions}
         if len(live) > 1:
             raise RollbackError(
                 f"The aliases are at several deployments: {', '.join(sorted(live))}. Name one with --to."
@@ -139,8 +139,8 @@ def plan(functions: list[DeployedFunction], workflows: list[DeployedWorkflow], t
         to = earlier[-1]
     if to not in known:
         raise RollbackError(f"There is no complete deployment {to}. There are: {', '.join(known) or 'none'}.")
-    chosen = {each.name: each.versions[to] for each in functions}
-    callable_versions = {f"{each.arn}:{chosen[each.name]}" for each in functions}
+    chosen = {function.name: function.versions[to] for function in functions}
+    callable_versions = {f"{function.arn}:{chosen[function.name]}" for function in functions}
     targets = {}
     for workflow in workflows:
         fitting = [arn for arn, called in workflow.versions if called and called <= callable_versions]
@@ -169,18 +169,18 @@ def main() -> int:
     parser.add_argument("environment", help="an environment of samconfig.toml")
     parser.add_argument("--to", default="", help="the deployment to return to")
     parser.add_argument("--list", action="store_true", help="list the deployments, and change nothing")
-    given = parser.parse_args()
+    args = parser.parse_args()
     import boto3
 
     try:
-        planned = read_planned_stack(ROOT, given.environment)
+        planned = read_planned_stack(ROOT, args.environment)
         session: Any = boto3.Session(region_name=planned.region)
         client: Client = session.client
         functions = list(read_functions(planned.name, client))
-        if given.list:
+        if args.list:
             print(*complete_deployments(functions), sep="\n")
             return 0
-        rollback = plan(functions, list(read_workflows(planned.name, client)), given.to)
+        rollback = plan(functions, list(read_workflows(planned.name, client)), args.to)
     except (RollbackError, CommandFailed) as failed:
         sys.exit(f"rollback: {failed}")
     carry_out(rollback, client)

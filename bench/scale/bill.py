@@ -56,7 +56,7 @@ def recovery_bill(setup: Mapping[str, Any], costs: ClientCosts, nodes: int) -> t
     outcome = scenario.recover()
     latencies, prices = Latencies(setup), setup["prices"]["usd"]
     share = min(1.0, _RECOVERY_MB / 1769)
-    seconds = sum(latencies.of(each.api).p50 + costs.seconds(each) / share for each in counter.calls)
+    seconds = sum(latencies.of(api_call.api).p50 + costs.seconds(api_call) / share for api_call in counter.calls)
     tasks = len(scenario.visited)
     transitions = tasks * (1 + _CHOICES_PER_TASK)
     bill = Bill()
@@ -76,7 +76,7 @@ def recovery_bill(setup: Mapping[str, Any], costs: ClientCosts, nodes: int) -> t
 def monthly_bill(setup: Mapping[str, Any], results: Sequence[Measured], size: FleetSize) -> Bill:
     """Return the bill of a month in which nothing fails: the schedules, the alarms, the metrics and the polling."""
     prices, policy = setup["prices"]["usd"], Policy()
-    cases = {each.case: each for each in results if each.size == size}
+    cases = {result.case: result for result in results if result.size == size}
     bill = Bill()
     for case, function in (("watch", "watch_cluster"), ("cycle", "schedule_jobs"), ("sweep", "sweep_fleet")):
         found = cases[case]

@@ -165,9 +165,9 @@ def _is_own(row: Row, job_id: str) -> bool:
 
 
 def _text(world: FakeWorld, key: Key) -> str:
-    found = world.ledger.get(key)
-    assert found is not None
-    return json.dumps(found.doc)
+    row = world.ledger.get(key)
+    assert row is not None
+    return json.dumps(row.doc)
 
 
 def _replacing(names: Mapping[str, str]) -> Callable[[str], str]:

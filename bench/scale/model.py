@@ -288,7 +288,7 @@ def seconds_of(
     own_since: defaultdict[float, float] = defaultdict(float)
     for step in trace:
         for branch in step.branches:
-            own = sum(each.processor for each in flat(branch)) / share
+            own = sum(step.processor for step in flat(branch)) / share
             open_branches[id(branch)] = (total, total + seconds_of(branch, latencies, dice, share), own)
         if step.joined is not None and id(step.joined) in open_branches:
             began, end, own = open_branches.pop(id(step.joined))

@@ -51,7 +51,7 @@ class Verdict:
 
 def verdicts(results: Sequence[Measured]) -> list[Verdict]:
     """Return each aim at each size: the missed ones first, the largest excess first."""
-    found = [verdict for each in results for verdict in _verdicts_of(each)]
+    found = [verdict for result in results for verdict in _verdicts_of(result)]
     return sorted(found, key=lambda each: (each.is_met, -each.excess))
 
 
@@ -103,19 +103,19 @@ def table(results: Sequence[Measured]) -> list[str]:
     """Return the figures of all cases as lines."""
     names = ("calls", "MB read", "own CPU s", "client CPU s", "p50 s", "p99 s", "peak MB")
     lines = ["", f"  {'case':<18}{'nodes':>8}{'jobs':>8}" + "".join(f"{name:>13}" for name in names)]
-    for each in results:
-        peaks = [figures.memory_bytes for figures in each.functions.values() if figures.memory_bytes is not None]
+    for result in results:
+        peaks = [figures.memory_bytes for figures in result.functions.values() if figures.memory_bytes is not None]
         figures = (
-            f"{sum(each.calls.values()):,}",
-            f"{each.received / _MB:,.2f}",
-            f"{each.own:,.3f}",
-            f"{each.clients:,.3f}",
-            f"{each.p50:,.2f}",
-            f"{each.p99:,.2f}",
+            f"{sum(result.calls.values()):,}",
+            f"{result.received / _MB:,.2f}",
+            f"{result.own:,.3f}",
+            f"{result.clients:,.3f}",
+            f"{result.p50:,.2f}",
+            f"{result.p99:,.2f}",
             f"{max(peaks) / _MB:,.0f}" if peaks else "-",
         )
         lines.append(
-            f"  {each.case:<18}{each.size.nodes:>8,}{each.size.jobs:>8,}" + "".join(f"{x:>13}" for x in figures)
+            f"  {result.case:<18}{result.size.nodes:>8,}{result.size.jobs:>8,}" + "".join(f"{x:>13}" for x in figures)
         )
     return lines
 

@@ -145,9 +145,9 @@ class Bench:
         found.notes["callsBeforeCordon"] = _calls_until(deployment.invocations, cordon)
         ends = _ends_on_path(deployment.invocations, cordon)
         found.notes["callsInARow"] = [
-            f"{each.function} {api}"
-            for each in deployment.invocations
-            for api in _longest_chain(each.trace, ends.get(each.function))
+            f"{invocation.function} {api}"
+            for invocation in deployment.invocations
+            for api in _longest_chain(invocation.trace, ends.get(invocation.function))
         ]
         for name, is_cold in (("warm", False), ("cold", True)):
             times = [self._path_seconds(deployment.invocations, cordon, dice, is_cold) for dice in self._dice()]
@@ -162,12 +162,14 @@ class Bench:
         platform = ["eventbridge delivery", "sqs to lambda", *(["states transition", "states to lambda"] * 2)]
         total = sum(latencies.of(name).sample(dice) for name in platform)
         ends = _ends_on_path(invocations, cordon)
-        for each in invocations:
-            total += seconds_of(each.trace, latencies, dice, min(1.0, each.share), ends.get(each.function))
+        for invocation in invocations:
+            total += seconds_of(
+                invocation.trace, latencies, dice, min(1.0, invocation.share), ends.get(invocation.function)
+            )
             if is_cold:
-                start = self.cold_starts[each.function]
+                start = self.cold_starts[invocation.function]
                 total += latencies.of("lambda cold start").sample(dice)
-                total += start.processor_seconds / min(1.0, each.share)
+                total += start.processor_seconds / min(1.0, invocation.share)
         return total
 
     # ------------------------------------------------------------ many events, many jobs
@@ -237,7 +239,7 @@ class Bench:
     # ------------------------------------------------------------ figures
 
     def _measured(self, case: str, size: FleetSize, invocations: Sequence[Invocation]) -> Measured:
-        steps = [step for each in invocations for step in flat(each.trace)]
+        steps = [step for invocation in invocations for step in flat(invocation.trace)]
         calls = [step.call for step in steps if step.call is not None]
         times = self._times(invocations)
         by_function: dict[str, list[list[float]]] = defaultdict(list)
@@ -272,8 +274,8 @@ class Bench:
         latencies = Latencies(self.setup)
         count = max(3, self.setup["samples"] // max(1, len(invocations)))
         return [
-            [seconds_of(each.trace, latencies, dice, min(1.0, each.share)) for dice in self._dice(count)]
-            for each in invocations
+            [seconds_of(invocation.trace, latencies, dice, min(1.0, invocation.share)) for dice in self._dice(count)]
+            for invocation in invocations
         ]
 
     def _dice(self, count: int | None = None) -> Iterator[random.Random]:
@@ -400,8 +402,8 @@ def _to_cordon(deployment: Deployment, event: Mapping[str, Any]) -> None:
 
 
 def _cordon_call(invocations: Sequence[Invocation]) -> ApiCall | None:
-    for each in invocations:
-        for step in flat(each.trace):
+    for invocation in invocations:
+        for step in flat(invocation.trace):
             if step.call is not None and step.call.api == CORDON:
                 return step.call
     return None
@@ -410,8 +412,8 @@ def _cordon_call(invocations: Sequence[Invocation]) -> ApiCall | None:
 def _calls_until(invocations: Sequence[Invocation], cordon: ApiCall | None) -> dict[str, int]:
     """Return the calls before the cordon, by API."""
     found: Counter[str] = Counter()
-    for each in invocations:
-        for step in flat(each.trace):
+    for invocation in invocations:
+        for step in flat(invocation.trace):
             if step.call is cordon and cordon is not None:
                 return dict(found)
             if step.call is not None:
@@ -428,7 +430,7 @@ def _ends_on_path(invocations: Sequence[Invocation], cordon: ApiCall | None) -> 
 
 
 def _call_of(invocations: Sequence[Invocation], api: str) -> ApiCall | None:
-    calls = (step.call for each in invocations for step in flat(each.trace) if step.call is not None)
+    calls = (step.call for invocation in invocations for step in flat(invocation.trace) if step.call is not None)
     return next((call for call in calls if call.api == api), None)
 
 

@@ -78,14 +78,14 @@ def complete(words: Sequence[str], live: Live) -> list[str]:
 
 def _of_parameters(parameters: Sequence[Any], before: Sequence[str], typed: str, live: Live) -> Iterable[str]:
     """Return candidates for an option, the value of the option before it, or a positional argument."""
-    options = {name: each for each in parameters for name in each.opts if name.startswith("-")}
+    options = {name: parameter for parameter in parameters for name in parameter.opts if name.startswith("-")}
     if typed.startswith("-"):
         return (name for name in [*options, "--help"] if name.startswith("--"))
     option = options.get(before[-1]) if before else None
     if option is not None and not option.is_flag:
         return _values_of(option, _KINDS_OF_OPTION.get(option.opts[0]), live)
     taken = _positional(before, options)
-    arguments = [each for each in parameters if each.param_type_name == "argument"]
+    arguments = [parameter for parameter in parameters if parameter.param_type_name == "argument"]
     if taken < len(arguments):
         return _values_of(arguments[taken], None, live)
     return ()
@@ -188,9 +188,9 @@ def run(words: Sequence[str]) -> None:
         if words[0] == REFRESH:
             refresh(words[1])
             return
-        out = page()
+        printer = page()
         for word in complete(words[1:], cached_names):
-            out.line(word)
+            printer.line(word)
 
 
 SCRIPTS = {

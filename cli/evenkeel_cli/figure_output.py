@@ -59,18 +59,18 @@ def print_figures(document: Json, output: FigureFormat, *, main: str = "") -> No
         output: The form asked for.
         main: The list that CSV prints; if empty, CSV prints everything.
     """
-    out = page()
+    printer = page()
     match output:
         case FigureFormat.JSON:
-            out.json(document)
+            printer.json(document)
         case FigureFormat.YAML:
-            out.document(document, OutputFormat.YAML)
+            printer.document(document, OutputFormat.YAML)
         case FigureFormat.CSV:
-            out.text(_csv(list(_parts({main: document[main]} if main else document))))
+            printer.text(_csv(list(_parts({main: document[main]} if main else document))))
         case FigureFormat.MD:
-            out.text(markdown(document))
+            printer.text(markdown(document))
         case FigureFormat.TABLE:
-            _draw(out if out.width else replace(out, columns=_PIPE_WIDTH), document)
+            _draw(printer if printer.width else replace(printer, columns=_PIPE_WIDTH), document)
 
 
 def markdown(document: Json) -> str:
@@ -119,7 +119,7 @@ def _draw_folded(out: Printer, part: _Part) -> None:
     """
     width, rows = out.width or _PIPE_WIDTH, [[shown(cell) for cell in row] for row in _named(part)]
     columns = [_column(part, index) for index in range(len(part.columns))]
-    whole = [max(map(visible, cells)) for cells in zip([each.title for each in columns], *rows, strict=True)]
+    whole = [max(map(visible, cells)) for cells in zip([column.title for column in columns], *rows, strict=True)]
     if not part.name or sum(whole) + _GAP * (len(whole) - 1) <= width:
         out.table(columns, _named(part))
         return
@@ -143,7 +143,7 @@ def _draw_folded(out: Printer, part: _Part) -> None:
 def _lines(cells: list[list[str]], *, at_bottom: bool = False) -> list[list[str]]:
     """Return the lines of a row of wrapped cells."""
     count = max(map(len, cells))
-    padded = [[""] * (count - len(each)) + each if at_bottom else each + [""] * (count - len(each)) for each in cells]
+    padded = [[""] * (count - len(cell)) + cell if at_bottom else cell + [""] * (count - len(cell)) for cell in cells]
     return [list(line) for line in zip(*padded, strict=True)]
 
 

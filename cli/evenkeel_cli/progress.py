@@ -39,17 +39,17 @@ class TrainingProgress(NamedTuple):
 
 def read_progress(text: str) -> TrainingProgress:
     """Return the newest step, number of steps and loss of a log with JSON lines or with `step 12/100, loss: 0.3`."""
-    found = TrainingProgress()
+    training_progress = TrainingProgress()
     for line in reversed(text.splitlines()[-MAX_LINES:]):
         stated = _of_json(line) or _of_words(line)
-        found = TrainingProgress(
-            stated.step if found.step is None else found.step,
-            stated.steps if found.steps is None else found.steps,
-            stated.loss if found.loss is None else found.loss,
+        training_progress = TrainingProgress(
+            stated.step if training_progress.step is None else training_progress.step,
+            stated.steps if training_progress.steps is None else training_progress.steps,
+            stated.loss if training_progress.loss is None else training_progress.loss,
         )
-        if None not in found:
+        if None not in training_progress:
             break
-    return found
+    return training_progress
 
 
 def _of_json(line: str) -> TrainingProgress | None:

@@ -186,8 +186,8 @@ class Printer:
         script = Path(sys.executable).with_name("evenkeel")
         if shutil.which("evenkeel", path=self.environment.get("PATH")) or not script.is_file():
             return "evenkeel"
-        here = Path.cwd()
-        return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
+        path = Path.cwd()
+        return shlex.quote(str(script.relative_to(path) if script.is_relative_to(path) else script))
 
     def as_typed(self, text: str) -> str:
         """Return a text whose commands can be pasted into the shell of this person."""

@@ -277,8 +277,8 @@ def status(root: Path) -> Json:
     state = _read_json(places.state)
     probe_results = probes.probe(state, _read_json(places.context), _read_json(places.kubeconfig))
     return {
-        "isUp": all(one.is_up for one in probe_results),
-        "parts": [_probe_document(one) for one in probe_results],
+        "isUp": all(result.is_up for result in probe_results),
+        "parts": [_probe_document(result) for result in probe_results],
         "stack": STACK_NAME,
         **state,
     }

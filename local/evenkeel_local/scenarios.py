@@ -569,7 +569,7 @@ def _add_node_pools(run: ScenarioRun, taint: Json | None = None, burst: Json | N
     taints = [taint] if taint else []
     market = {"burst-spot": "spot", "burst-on-demand": "on-demand"}
     run.centre.cluster.apply([node_pool(name, market[name], limit=0, taints=taints) for name in _NODE_POOLS])
-    shown = [f"{each['key']}={each['value']}:{each['effect']}" for each in taints]
+    shown = [f"{taint['key']}={taint['value']}:{taint['effect']}" for taint in taints]
     pools = [
         rented_pool(run.centre, name, market[name], max_nodes=2, price=price) | {"taints": shown}
         for name, price in PRICES.items()
@@ -619,7 +619,7 @@ def inference_burst(run: ScenarioRun) -> None:
     }
     _add_node_pools(run, taint, {"quietSeconds": 5}, scheduling={"serving": [chat]})
     training = run.submit("baseline", HOLDING_JOB).reach(9)
-    own = training.node(0)
+    node = training.node(0)
     run.serve("chat", 2, {**taint, "operator": "Equal"})
     run.wait("both replicas to run", lambda: run.serving("chat") == 2)
     # A replica may run on its node shortly before the node is assigned.
@@ -638,7 +638,7 @@ def inference_burst(run: ScenarioRun) -> None:
     run.check("the returned node had no replica", going[0]["nodeNames"] != run.served_on("chat"), going)
     run.serve("chat", 0)
     run.wait("the other rental to end", lambda: all(each["endedAt"] for each in run.rented_for_serving()))
-    run.check("training kept its node", training.node(0) == own, training.node(0))
+    run.check("training kept its node", training.node(0) == node, training.node(0))
     run.client.post(f"/jobs/{training.job_id}/cancel", {"reason": "seen enough"})
 
 

@@ -20,12 +20,12 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=None, help="seed of the faults, times and nodes (random)")
     options.add_argument("--only", choices=sorted(SHARED), help="run only this drill")
     options.add_argument("--nodes", type=int, default=5, help="nodes of the data centre (5)")
-    given = options.parse_args()
-    seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
-    print(f"soak: {given.drills} drills, seed {seed}", flush=True)
+    args = options.parse_args()
+    seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
+    print(f"soak: {args.drills} drills, seed {seed}", flush=True)
     try:
         with interruptible():
-            return _soak(given.drills, seed, given.only, given.nodes)
+            return _soak(args.drills, seed, args.only, args.nodes)
     except KeyboardInterrupt:
         return 130
 

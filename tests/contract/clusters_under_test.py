@@ -199,7 +199,7 @@ class FakeClusterUnderTest:
     def forges_job(self, spec: LaunchSpec, namespace: str) -> None:
         attempt = spec.attempt
         pod = ObservedPod(name="forged-0", node_name=a_node(4).name, phase=PodPhase.SUCCEEDED, exit_code=0)
-        seen = ObservedWorkload(
+        workload = ObservedWorkload(
             job_id=attempt.job_id,
             attempt=attempt.attempt,
             namespace=namespace,
@@ -209,7 +209,7 @@ class FakeClusterUnderTest:
             has_completed=True,
             pods=(pod,),
         )
-        self.cluster.forged.append(seen)
+        self.cluster.forged.append(workload)
 
     def forges_pod(self, spec: LaunchSpec, node_name: str) -> None:
         attempt = spec.attempt
@@ -229,10 +229,10 @@ class FakeClusterUnderTest:
         del self.cluster.jobs[CLUSTER][attempt.namespace, attempt.job_id, attempt.attempt]
 
     def says_of(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
-        found = self.cluster.launched(spec.attempt.job_id, spec.attempt.attempt)
+        workload = self.cluster.launched(spec.attempt.job_id, spec.attempt.attempt)
         name = f"job-{spec.attempt.workload_name}-12345"
         made = {"metadata": {"name": name}, "spec": {"queueName": spec.attempt.local_queue, **more}, "status": status}
-        found.kueue = kueue_workloads.read_kueue(made)
+        workload.kueue = kueue_workloads.read_kueue(made)
 
     def installs_kueue(self, *, queue: str = "", labels: bool = False) -> None:
         if labels:
@@ -390,10 +390,10 @@ class LocalClusterUnderTest:
     def says_of(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
         job = self.admin.get(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{spec.attempt.workload_name}")
         assert job
-        made = workload_of(job, {})
-        made["metadata"]["name"] = f"job-{spec.attempt.workload_name}-12345"
-        made["spec"] |= more
-        self.admin.create(f"{API}/namespaces/{NAMESPACE}/workloads", made | {"status": status})
+        workload = workload_of(job, {})
+        workload["metadata"]["name"] = f"job-{spec.attempt.workload_name}-12345"
+        workload["spec"] |= more
+        self.admin.create(f"{API}/namespaces/{NAMESPACE}/workloads", workload | {"status": status})
 
     def installs_kueue(self, *, queue: str = "", labels: bool = False) -> None:
         self.admin.create(DEFINITIONS, local_queues())
@@ -466,8 +466,10 @@ def free_nodes(bench: ClusterUnderTest, count: int = 1) -> list[KubernetesNode]:
     """Wait for schedulable nodes of the plain group and return some."""
 
     def enough() -> list[KubernetesNode]:
-        found = [node for node in bench.cluster.nodes(CLUSTER) if node.pool == "p5-workers" and node.is_schedulable]
-        return found[:count] if len(found) >= count else []
+        kubernetes_nodes = [
+            node for node in bench.cluster.nodes(CLUSTER) if node.pool == "p5-workers" and node.is_schedulable
+        ]
+        return kubernetes_nodes[:count] if len(kubernetes_nodes) >= count else []
 
     nodes: list[KubernetesNode] = bench.eventually(enough, f"{count} free nodes")
     return nodes

@@ -132,13 +132,13 @@ def test_capacity_pods_rent_whole_nodes_and_leave_nothing(handle: ClusterHandle)
     assert cluster.claims(CLUSTER, BOUNDED) == ()
 
     cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (2, 16))
-    there = until(
+    nodes = until(
         lambda: [node for node in cluster.nodes(CLUSTER) if node.pool == BOUNDED and node.is_ready][1:],
         "two nodes of the pool",
     )
-    until(lambda: cluster.resources_in_use(CLUSTER).get(there[0].name, NONE).accelerators == 8, "a capacity pod on it")
+    until(lambda: cluster.resources_in_use(CLUSTER).get(nodes[0].name, NONE).accelerators == 8, "a capacity pod on it")
     names = {claim.node_name for claim in cluster.claims(CLUSTER, BOUNDED)}
-    assert there[0].name in names
+    assert nodes[0].name in names
     assert len(names) == 2
     until(lambda: cluster.delete_capacity_pods(CLUSTER, NAMESPACE, spec.name), "the capacity pods to be gone")
     cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (0, 0))
@@ -187,7 +187,7 @@ def test_rental_runs_from_request_to_bill_on_real_pods(untouched: ClusterHandle)
     market.advance()
     until(lambda: is_now(RentalState.READY), "the nodes to be ready")
     held = until(
-        lambda: found if len(found := cluster.resources_in_use(CLUSTER)) == 2 else None,
+        lambda: resources if len(resources := cluster.resources_in_use(CLUSTER)) == 2 else None,
         "the capacity pods to be bound to the ready nodes",
     )
     market.scenario.run_scheduling_cycle()

@@ -85,15 +85,15 @@ def test_sizes_and_checksums_come_from_the_store(place: CheckpointPlace) -> None
     key = "attempt=1/step=000000010/shard-0-of-2.bin"
     place.put(key, b"weights")
 
-    (found,) = place.store.contents(place.uri, "attempt=1/step=000000010", checksums_of=[key, "other"]).values()
+    (stored_shard,) = place.store.contents(place.uri, "attempt=1/step=000000010", checksums_of=[key, "other"]).values()
 
-    assert (found.size_bytes, found.sha256) == (7, hashlib.sha256(b"weights").hexdigest())
-    assert found.modified_at is not None
+    assert (stored_shard.size_bytes, stored_shard.sha256) == (7, hashlib.sha256(b"weights").hexdigest())
+    assert stored_shard.modified_at is not None
     assert place.store.contents(place.uri, "attempt=1/step=000000020") == {}
     (listed,) = place.store.contents(place.uri, "attempt=1/step=000000010").values()
     assert (listed.size_bytes, listed.sha256) == (7, None)
     assert listed.modified_at is not None
-    assert abs(listed.modified_at - found.modified_at) < timedelta(seconds=1)
+    assert abs(listed.modified_at - stored_shard.modified_at) < timedelta(seconds=1)
 
 
 def test_the_contents_of_a_folder_are_described_and_no_others(place: CheckpointPlace) -> None:
@@ -101,9 +101,9 @@ def test_the_contents_of_a_folder_are_described_and_no_others(place: CheckpointP
     place.put("attempt=1/step=000000010/manifest.json", b"{}")
     place.put("attempt=1/step=0000000100/manifest.json", b"{}")
 
-    found = place.store.contents(place.uri, "attempt=1/step=000000010")
+    contents = place.store.contents(place.uri, "attempt=1/step=000000010")
 
-    assert {key: shard.size_bytes for key, shard in found.items()} == {
+    assert {key: shard.size_bytes for key, shard in contents.items()} == {
         "attempt=1/step=000000010/shard-0-of-1.bin": 7,
         "attempt=1/step=000000010/manifest.json": 2,
     }

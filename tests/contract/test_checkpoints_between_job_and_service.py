@@ -79,7 +79,7 @@ def test_checkpoint_that_a_script_saved_is_proved_by_the_service(store: S3Checkp
 
     assert choice.grade == service_side.Grade.PROVED
     assert choice.resume_from == service_side.CheckpointRef(attempt=1, step=10).point()
-    assert [(out.step, out.code) for out in choice.rejected] == [(20, "METRIC_NOT_FINITE")]
+    assert [(rejection.step, rejection.code) for rejection in choice.rejected] == [(20, "METRIC_NOT_FINITE")]
 
 
 def test_a_launch_asks_the_store_a_bounded_number_of_times(store: S3Checkpoints, calls: list[str]) -> None:
@@ -111,7 +111,7 @@ def test_rejection_by_the_manifest_costs_one_call(store: S3Checkpoints, calls: l
 
     answer = pin_resume_point.run(doubted, an_attempt(2), store, policy=JobPolicy())
 
-    assert {out.code for out in answer.choice.rejected} == {"DISTRUSTED"}
+    assert {rejection.code for rejection in answer.choice.rejected} == {"DISTRUSTED"}
     assert Counter(calls) == {"GetObject": 1 + 5, "ListObjectsV2": 2, "PutObject": 1}
 
 
@@ -122,7 +122,7 @@ def test_service_names_an_incomplete_checkpoint(store: S3Checkpoints) -> None:
 
     choice = pinned_by_service(store, 2)
 
-    assert [(out.step, out.code) for out in choice.rejected] == [(10, "MANIFEST_MISSING")]
+    assert [(rejection.step, rejection.code) for rejection in choice.rejected] == [(10, "MANIFEST_MISSING")]
 
 
 def test_fence_of_the_service_ends_the_older_attempt(store: S3Checkpoints) -> None:
@@ -142,10 +142,10 @@ def test_fence_of_the_service_ends_the_older_attempt(store: S3Checkpoints) -> No
 def test_service_reads_the_pin_of_a_script(store: S3Checkpoints) -> None:
     Run(open_storage(URI), job_id="job-rings", attempt=1).save(10, b"state")
 
-    told = pin(open_storage(URI), 2)
+    choice = pin(open_storage(URI), 2)
     fence = service_side.fence_of(store.fence(URI)[0])
 
-    assert told.resume_from == ResumePoint(1, 10, "attempt=1/step=000000010/manifest.json")
+    assert choice.resume_from == ResumePoint(1, 10, "attempt=1/step=000000010/manifest.json")
     assert service_side.fence_status(fence, 2) == service_side.FenceStatus.PINNED
     assert service_side.fence_status(fence, 1) == service_side.FenceStatus.STALE
     assert (fence.choice().resume_from, fence.choice().grade) == (

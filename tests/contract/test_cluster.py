@@ -111,11 +111,11 @@ def test_cordon_at_a_seen_version_finds_a_later_cordon_of_a_person(bench: Cluste
     first, second = free_nodes(bench, 2)
     bench.cordon_as_a_person(first.name)
 
-    kept = bench.cluster.cordon(CLUSTER, first.name, "inc-1", first.resource_version)
+    result = bench.cluster.cordon(CLUSTER, first.name, "inc-1", first.resource_version)
     done = bench.cluster.cordon(CLUSTER, second.name, "inc-1", second.resource_version)
     again = bench.cluster.cordon(CLUSTER, second.name, "inc-1", second.resource_version)
 
-    assert (kept, done, again) == (CordonResult.BY_PERSON, CordonResult.CORDONED, CordonResult.ALREADY_OURS)
+    assert (result, done, again) == (CordonResult.BY_PERSON, CordonResult.CORDONED, CordonResult.ALREADY_OURS)
 
 
 def test_release_removes_our_cordon_and_only_our_taint(bench: ClusterUnderTest) -> None:
@@ -131,8 +131,8 @@ def test_release_removes_our_cordon_and_only_our_taint(bench: ClusterUnderTest) 
     node = bench.cluster.node(CLUSTER, name)
     assert node is not None
     assert (node.is_cordoned, node.incident_id, node.is_awaiting_validation) == (False, None, False)
-    own = [taint for taint in node.taints if not taint.startswith("node.kubernetes.io/unschedulable")]
-    assert own == ["own=x:NoSchedule"]
+    taints = [taint for taint in node.taints if not taint.startswith("node.kubernetes.io/unschedulable")]
+    assert taints == ["own=x:NoSchedule"]
 
 
 def test_release_without_an_incident_removes_the_taint(bench: ClusterUnderTest) -> None:
@@ -225,7 +225,10 @@ def test_lost_node_shows_since_when_it_is_not_ready(bench: ClusterUnderTest) -> 
     bench.loses(name)
 
     node = bench.eventually(
-        lambda: (found := bench.cluster.node(CLUSTER, name)) and not found.is_ready and found, "the node to be NotReady"
+        lambda: (
+            (kubernetes_node := bench.cluster.node(CLUSTER, name)) and not kubernetes_node.is_ready and kubernetes_node
+        ),
+        "the node to be NotReady",
     )
     assert node.not_ready_since is not None
     assert not node.is_schedulable
@@ -242,11 +245,16 @@ def test_an_attempt_runs_a_pod_on_each_of_its_nodes(bench: ClusterUnderTest) -> 
         return len(pods) == 2 and all(pod.phase is PodPhase.RUNNING for pod in pods)
 
     bench.eventually(running, "two running pods")
-    found = seen(bench, spec)
+    workload = seen(bench, spec)
     assert result is LaunchResult.CREATED
-    assert (found.uid, found.has_completed, found.has_failed, found.is_deleting) == (uid, False, False, False)
-    assert {pod.node_name for pod in found.pods} == {node.name for node in nodes}
-    assert found in bench.cluster.workloads(CLUSTER)
+    assert (workload.uid, workload.has_completed, workload.has_failed, workload.is_deleting) == (
+        uid,
+        False,
+        False,
+        False,
+    )
+    assert {pod.node_name for pod in workload.pods} == {node.name for node in nodes}
+    assert workload in bench.cluster.workloads(CLUSTER)
     in_use = bench.cluster.resources_in_use(CLUSTER)
     assert {name: amounts.accelerators for name, amounts in in_use.items() if amounts.accelerators} == {
         node.name: 8 for node in nodes
@@ -327,9 +335,9 @@ def test_job_handed_to_kueue_has_no_pods_before_admission(bench: ClusterUnderTes
     first = bench.cluster.launch(spec)
 
     assert bench.cluster.launch(spec) == (LaunchResult.ALREADY_THERE, first[1])
-    found = seen(bench, spec)
-    assert (found.uid, found.is_suspended, found.pods, found.kueue) == (first[1], True, (), None)
-    assert [each.is_suspended for each in bench.cluster.workloads(CLUSTER)] == [True]
+    workload = seen(bench, spec)
+    assert (workload.uid, workload.is_suspended, workload.pods, workload.kueue) == (first[1], True, (), None)
+    assert [workload.is_suspended for workload in bench.cluster.workloads(CLUSTER)] == [True]
 
 
 def test_kueue_status_is_read_from_the_workload(bench: ClusterUnderTest) -> None:
@@ -356,19 +364,23 @@ def test_kueue_status_is_read_from_the_workload(bench: ClusterUnderTest) -> None
         True,
         datetime(2026, 11, 3, 10, tzinfo=UTC),
     )
-    assert [(each.type, each.is_true, each.reason, each.message) for each in kueue.conditions] == [
+    assert [
+        (condition.type, condition.is_true, condition.reason, condition.message) for condition in kueue.conditions
+    ] == [
         ("QuotaReserved", False, "WaitingForQuota", "8 more needed"),
         ("Evicted", True, "Preempted", "for another"),
     ]
-    assert [(each.name, each.state, each.message) for each in kueue.checks] == [("nodes", "Pending", "asked")]
+    assert [(kueue_check.name, kueue_check.state, kueue_check.message) for kueue_check in kueue.checks] == [
+        ("nodes", "Pending", "asked")
+    ]
 
 
 def test_unlaunched_attempt_has_no_pods(bench: ClusterUnderTest) -> None:
     spec = a_launch(bench, free_nodes(bench))
 
-    found = seen(bench, spec)
+    workload = seen(bench, spec)
 
-    assert (found.uid, found.pods) == ("", ())
+    assert (workload.uid, workload.pods) == ("", ())
     bench.cluster.stop(spec.attempt, 1)
     bench.cluster.force_delete_pods(spec.attempt, spec.attempt.node_names)
     with pytest.raises(NotFound):
@@ -523,15 +535,23 @@ def test_job_with_borrowed_labels_elsewhere_is_not_the_attempts(bench: ClusterUn
     bench.forges_job(spec, "default")
 
     bench.eventually(
-        lambda: [each for each in bench.cluster.workloads(CLUSTER) if each.has_completed], "a forged success"
+        lambda: [workload for workload in bench.cluster.workloads(CLUSTER) if workload.has_completed],
+        "a forged success",
     )
 
     for attempt in (spec.attempt, recorded):
-        found = bench.cluster.workload(attempt)
-        assert (found.uid, found.namespace, found.has_completed, len(found.pods)) == (uid, NAMESPACE, False, 1)
-        assert attempt.own(bench.cluster.workloads(CLUSTER)) == found
+        workload = bench.cluster.workload(attempt)
+        assert (workload.uid, workload.namespace, workload.has_completed, len(workload.pods)) == (
+            uid,
+            NAMESPACE,
+            False,
+            1,
+        )
+        assert attempt.own(bench.cluster.workloads(CLUSTER)) == workload
     bench.cluster.stop(recorded, 1)
-    bench.eventually(lambda: [each.namespace for each in bench.cluster.workloads(CLUSTER)] == ["default"], "one Job")
+    bench.eventually(
+        lambda: [workload.namespace for workload in bench.cluster.workloads(CLUSTER)] == ["default"], "one Job"
+    )
 
 
 def test_foreign_job_of_the_same_name_is_not_adopted(bench: ClusterUnderTest) -> None:
@@ -557,9 +577,9 @@ def test_recreated_job_with_another_uid_is_not_the_attempts(bench: ClusterUnderT
     again = bench.eventually(lambda: created_anew(bench, spec), "another Job of its name")
 
     assert again != uid
-    found = bench.cluster.workload(recorded)
-    assert found.uid == ""
-    assert recorded.own(bench.cluster.workloads(CLUSTER)) == found
+    workload = bench.cluster.workload(recorded)
+    assert workload.uid == ""
+    assert recorded.own(bench.cluster.workloads(CLUSTER)) == workload
     bench.cluster.stop(recorded, 1)
     assert seen(bench, spec).uid == again
 

@@ -38,9 +38,9 @@ ACCESS = Path(__file__).parents[2] / "charts" / "kubernetes-access.yaml"
 def guarded(engine: Engine, deployer: Credentials, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]:
     """A local GPU cluster that authenticates callers through the engine, with Evenkeel's manifest applied."""
     actions = ["iam:SimulatePrincipalPolicy", "iam:GetAccessKeyLastUsed", "lambda:ListFunctions"]
-    own = make_user(deployer, "contract-gpu-cluster", [{"Effect": "Allow", "Action": actions, "Resource": "*"}])
+    credentials = make_user(deployer, "contract-gpu-cluster", [{"Effect": "Allow", "Action": actions, "Resource": "*"}])
     folder = tmp_path_factory.mktemp("guarded-cluster")
-    keys = {"AWS_ACCESS_KEY_ID": own.access_key_id, "AWS_SECRET_ACCESS_KEY": own.secret_access_key}
+    keys = {"AWS_ACCESS_KEY_ID": credentials.access_key_id, "AWS_SECRET_ACCESS_KEY": credentials.secret_access_key}
     with start({**CONFIG, "authCacheSeconds": 0}, folder, engine.endpoint_url, keys) as handle:
         handle.apply(yaml.safe_load_all(ACCESS.read_text(encoding="utf-8")))
         yield handle
@@ -199,14 +199,14 @@ def test_token_is_a_presigned_sts_call_for_the_cluster() -> None:
 
 def test_token_is_cached_for_ten_minutes() -> None:
     now = [0.0]
-    made = EksToken("research-eks", "us-west-2", boto3.session.Session("AKIA", "secret"), lambda: now[0])
-    first = made(False)
+    eks_token = EksToken("research-eks", "us-west-2", boto3.session.Session("AKIA", "secret"), lambda: now[0])
+    first = eks_token(False)
 
     now[0] = 599.0
-    kept = made(False)
-    again = made(True)
+    kept = eks_token(False)
+    again = eks_token(True)
     now[0] = 599.0 + 601.0
-    later = made(False)
+    later = eks_token(False)
 
     assert kept is first
     assert again is not first

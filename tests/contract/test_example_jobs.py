@@ -29,9 +29,9 @@ LONG_ENOUGH = 5
 
 @pytest.fixture
 def bench(gpu_cluster: ClusterHandle) -> Iterator[LocalClusterUnderTest]:
-    found = LocalClusterUnderTest(gpu_cluster)
-    yield found
-    found.restore()
+    local_cluster_under_test = LocalClusterUnderTest(gpu_cluster)
+    yield local_cluster_under_test
+    local_cluster_under_test.restore()
 
 
 def submitted(bench: LocalClusterUnderTest, example: Example, faults: Path) -> UnmanagedJob:
@@ -55,15 +55,15 @@ def submitted(bench: LocalClusterUnderTest, example: Example, faults: Path) -> U
         all_placed = job is not None and len(job.live_nodes) == example.pods and all(job.live_nodes)
         return job if job and all_placed and running_pods(bench, job) == example.pods else None
 
-    found: UnmanagedJob = bench.eventually(runs, "all pods of the example")
-    assert (found.consent, found.state) == (Consent.ALLOWED, UnmanagedJobState.RUNNING)
-    return found
+    unmanaged_job: UnmanagedJob = bench.eventually(runs, "all pods of the example")
+    assert (unmanaged_job.consent, unmanaged_job.state) == (Consent.ALLOWED, UnmanagedJobState.RUNNING)
+    return unmanaged_job
 
 
 def running_pods(bench: LocalClusterUnderTest, job: UnmanagedJob) -> int:
     """Count the running pods of a job; 0 while a pod waits or ends."""
-    own = pods_of(bench, job)
-    live = [pod for pod in own if pod["status"].get("phase") not in ("Succeeded", "Failed")]
+    pods = pods_of(bench, job)
+    live = [pod for pod in pods if pod["status"].get("phase") not in ("Succeeded", "Failed")]
     run = [
         pod for pod in live if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
     ]
@@ -91,8 +91,10 @@ def recovered(bench: LocalClusterUnderTest, job: UnmanagedJob, node: str, pods: 
 
     def take_turn() -> str:
         movable = restart_unmanaged.run(recovery.incident.replace(node_name=node), context, may_stop=True)
-        here = [pod for pod in bench.cluster.pods(CLUSTER, node) if pod.label in movable]
-        evicted.extend(pod.name for pod in here if bench.cluster.evict(CLUSTER, pod).result is EvictionStatus.EVICTED)
+        unmanaged_pods = [pod for pod in bench.cluster.pods(CLUSTER, node) if pod.label in movable]
+        evicted.extend(
+            pod.name for pod in unmanaged_pods if bench.cluster.evict(CLUSTER, pod).result is EvictionStatus.EVICTED
+        )
         now = bench.cluster.unmanaged_job(CLUSTER, NAMESPACE, job.kind, job.name)
         if now is None or running_pods(bench, job) != pods:
             return ""
@@ -105,10 +107,10 @@ def recovered(bench: LocalClusterUnderTest, job: UnmanagedJob, node: str, pods: 
     try:
         return str(bench.eventually(take_turn, "the job on another node"))
     except AssertionError as error:
-        told = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
+        rows = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
         now = bench.admin.get(RESOURCES[job.kind].path(NAMESPACE, job.name)) or {}
         raise AssertionError(
-            "\n".join([str(error), *(row.doc["text"] for row in told), str(now.get("status"))])
+            "\n".join([str(error), *(row.doc["text"] for row in rows), str(now.get("status"))])
         ) from error
 
 

@@ -162,8 +162,8 @@ def api(script: Script) -> Iterator[KubernetesApi]:
     authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
-    with serving(script, context, authority.cert_pem.bytes().decode()) as found:
-        yield found
+    with serving(script, context, authority.cert_pem.bytes().decode()) as kubernetes_api:
+        yield kubernetes_api
 
 
 class OneApi:

@@ -40,9 +40,9 @@ def messages(bench: LocalClusterUnderTest, spec: LaunchSpec) -> str:
 
 
 def taken_back(bench: LocalClusterUnderTest, spec: LaunchSpec) -> KueueEviction | None:
-    found = seen(bench, spec).kueue
-    assert found
-    return eviction_of(found)
+    kueue_status = seen(bench, spec).kueue
+    assert kueue_status
+    return eviction_of(kueue_status)
 
 
 def test_job_is_admitted_evicted_and_admitted_again(bench: LocalClusterUnderTest, kueue: FakeKueue) -> None:
@@ -60,7 +60,7 @@ def test_job_is_admitted_evicted_and_admitted_again(bench: LocalClusterUnderTest
     kueue.evict(spec.attempt.workload_name, "Preempted", "for another", room=0)
     until(lambda: seen(bench, spec).is_suspended and not seen(bench, spec).pods, "its pods to go")
     assert not seen(bench, spec).has_failed
-    until(lambda: (one := seen(bench, spec).kueue) and one.was_admitted, "its quota to go")
+    until(lambda: (kueue_status := seen(bench, spec).kueue) and kueue_status.was_admitted, "its quota to go")
     evicted = taken_back(bench, spec)
     assert evicted
     assert (evicted.reason, evicted.was_preempted) == ("Kueue preempted the job: for another.", True)
@@ -78,11 +78,14 @@ def test_pending_job_shows_its_position_by_priority_then_age(bench: LocalCluster
         until(lambda spec=spec: seen(bench, spec).kueue, "its Workload")  # type: ignore[misc]  # bound now
 
     def places() -> list[int | None]:
-        found = {one.job_id: one.kueue.position if one.kueue else None for one in bench.cluster.workloads(CLUSTER)}
+        found = {
+            workload.job_id: workload.kueue.position if workload.kueue else None
+            for workload in bench.cluster.workloads(CLUSTER)
+        }
         return [found[spec.attempt.job_id] for spec in specs]
 
     assert until(lambda: (found := places()) == [2, 3, 1] and found, "the places")
-    assert [one.kueue.position for spec in specs if (one := seen(bench, spec)).kueue] == [2, 3, 1]
+    assert [workload.kueue.position for spec in specs if (workload := seen(bench, spec)).kueue] == [2, 3, 1]
 
 
 def test_normal_end_is_reported_to_kueue_as_finished(bench: LocalClusterUnderTest, kueue: FakeKueue) -> None:
@@ -91,7 +94,7 @@ def test_normal_end_is_reported_to_kueue_as_finished(bench: LocalClusterUnderTes
     bench.cluster.launch(spec)
 
     until(lambda: seen(bench, spec).has_completed, "its end")
-    until(lambda: (one := seen(bench, spec).kueue) and one.holds("Finished"), "Kueue to know")
+    until(lambda: (kueue_status := seen(bench, spec).kueue) and kueue_status.holds("Finished"), "Kueue to know")
 
     assert taken_back(bench, spec) is None
 
@@ -119,9 +122,9 @@ def test_a_users_job_is_suspended_and_resumed_by_kueue(bench: LocalClusterUnderT
     )
 
     def now() -> UnmanagedJob:
-        found = bench.cluster.unmanaged_job(CLUSTER, NAMESPACE, WorkloadKind.JOB, "users-job")
-        assert found
-        return found
+        unmanaged_job = bench.cluster.unmanaged_job(CLUSTER, NAMESPACE, WorkloadKind.JOB, "users-job")
+        assert unmanaged_job
+        return unmanaged_job
 
     until(lambda: len(now().live_nodes) == 2 and now().state is UnmanagedJobState.RUNNING, "its pods to run")
     job = now()

@@ -362,10 +362,10 @@ def test_partition_is_read_completely_in_order_and_by_prefix(ledger: Ledger) -> 
         ledger.commit(Put(Row(Key(Table.JOBS, "JOB#job-1", sk), {"sk": sk})))
     ledger.commit(Put(Row(Key(Table.JOBS, "JOB#job-10", "META"), {})))
 
-    whole = ledger.partition(Table.JOBS, "JOB#job-1")
+    rows = ledger.partition(Table.JOBS, "JOB#job-1")
     events = ledger.partition(Table.JOBS, "JOB#job-1", "EVENT#")
 
-    assert [row.key.sk for row in whole] == ["EVENT#10", "EVENT#2", "META", "WAIT#node-back"]
+    assert [row.key.sk for row in rows] == ["EVENT#10", "EVENT#2", "META", "WAIT#node-back"]
     assert [row.doc["sk"] for row in events] == ["EVENT#10", "EVENT#2"]
 
 

@@ -51,9 +51,9 @@ def test_new_nodes_are_those_launched_after_the_time(bench: ClusterUnderTest) ->
     nodes = bench.provider.nodes()
     oldest, newest = (choose(node.launched_at for node in nodes) for choose in (min, max))
 
-    found = bench.provider.nodes_launched_after(oldest - timedelta(seconds=1))
+    provider_nodes = bench.provider.nodes_launched_after(oldest - timedelta(seconds=1))
 
-    assert {node.instance_id for node in found} == {node.instance_id for node in nodes}
+    assert {node.instance_id for node in provider_nodes} == {node.instance_id for node in nodes}
     assert bench.provider.nodes_launched_after(newest) == ()
 
 
@@ -84,7 +84,7 @@ def test_a_reboot_keeps_the_machine_and_changes_the_boot(bench: ClusterUnderTest
 
 def test_deep_health_check_of_one_node_shows_on_the_node(bench: ClusterUnderTest) -> None:
     machine = tainted_machine(bench)
-    others = {node.instance_id for node in bench.provider.nodes() if node.status != "Running"}
+    instance_ids = {node.instance_id for node in bench.provider.nodes() if node.status != "Running"}
 
     first = bench.provider.check_health(machine.instance_group, machine.instance_id)
     second = bench.provider.check_health(machine.instance_group, machine.instance_id)
@@ -92,7 +92,7 @@ def test_deep_health_check_of_one_node_shows_on_the_node(bench: ClusterUnderTest
     bench.examined(machine.instance_id)
 
     assert (first, second) == (RepairAnswer.ACCEPTED, RepairAnswer.NOT_NOW)
-    assert examined - others == {machine.instance_id}
+    assert examined - instance_ids == {machine.instance_id}
 
     def passed() -> bool:
         node = bench.cluster.node(CLUSTER, f"hyperpod-{machine.instance_id}")
@@ -122,7 +122,11 @@ def test_replacement_keeps_the_slot_and_starts_tainted(bench: ClusterUnderTest) 
     assert bench.provider.replace(machine.instance_id) is RepairAnswer.NO_SUCH_NODE
 
     node = bench.eventually(
-        lambda: (found := bench.cluster.node(CLUSTER, f"hyperpod-{after.instance_id}")) and found.is_ready and found,
+        lambda: (
+            (kubernetes_node := bench.cluster.node(CLUSTER, f"hyperpod-{after.instance_id}"))
+            and kubernetes_node.is_ready
+            and kubernetes_node
+        ),
         "its node",
     )
     assert (node.is_awaiting_validation, node.is_schedulable) == (True, False)
@@ -264,9 +268,9 @@ def test_new_nodes_are_filtered_by_launch_time_again() -> None:
         {"ClusterNodeSummaries": [a_summary(1, LaunchTime=at), a_summary(2, LaunchTime=at + timedelta(seconds=1))]}
     )
 
-    found = asked.nodes_launched_after(at)
+    nodes = asked.nodes_launched_after(at)
 
-    assert [node.instance_id[-1] for node in found] == ["2"]
+    assert [node.instance_id[-1] for node in nodes] == ["2"]
     assert client.requests[0]["CreationTimeAfter"] < at
 
 

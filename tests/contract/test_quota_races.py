@@ -176,8 +176,8 @@ class HalfVisible:
         return getattr(self._ledger, name)
 
     def batch_get(self, *keys: Any) -> Any:
-        found = self._ledger.batch_get(*keys)
+        rows = self._ledger.batch_get(*keys)
         if self._row.key in keys and not self.shown:
             self.shown += 1
-            return tuple(self._row if key == self._row.key else row for key, row in zip(keys, found, strict=True))
-        return found
+            return tuple(self._row if key == self._row.key else row for key, row in zip(keys, rows, strict=True))
+        return rows

@@ -41,8 +41,8 @@ class Submitted:
             now = self.now()
             return now if now and now.state is state and bool(now.live_nodes) is has_pods else None
 
-        found: UnmanagedJob = self.bench.eventually(look, f"{self.job.label} {state}")
-        return found
+        job: UnmanagedJob = self.bench.eventually(look, f"{self.job.label} {state}")
+        return job
 
 
 @pytest.fixture(params=["fake", "local"])
@@ -60,7 +60,7 @@ def submitted(request: pytest.FixtureRequest, bench: ClusterUnderTest) -> Submit
     kind: WorkloadKind = request.param
     name = f"users-{bench.new_job()}"
     if isinstance(bench, LocalClusterUnderTest):
-        example = next(each for each in EXAMPLES if each.kind is kind)
+        example = next(example for example in EXAMPLES if example.kind is kind)
         container = {"name": "main", "image": "any", "command": ["sh", "-c", "exec sleep 60"]}
         pods = {"spec": {"terminationGracePeriodSeconds": 1, "containers": [container]}}
         metadata = {"name": name, "labels": {"evenkeel.io/resume": "allowed"}}
@@ -80,8 +80,8 @@ def submitted(request: pytest.FixtureRequest, bench: ClusterUnderTest) -> Submit
         bench.cluster.submit(CLUSTER, job)
 
     def placed() -> UnmanagedJob | None:
-        found = bench.cluster.unmanaged_job(CLUSTER, NAMESPACE, kind, name)
-        return found if found and found.live_nodes and all(found.live_nodes) else None
+        unmanaged_job = bench.cluster.unmanaged_job(CLUSTER, NAMESPACE, kind, name)
+        return unmanaged_job if unmanaged_job and unmanaged_job.live_nodes and all(unmanaged_job.live_nodes) else None
 
     return Submitted(bench, bench.eventually(placed, "the pods of a user's job"))
 
@@ -89,7 +89,7 @@ def submitted(request: pytest.FixtureRequest, bench: ClusterUnderTest) -> Submit
 def test_job_is_found_by_the_node_of_a_pod(submitted: Submitted) -> None:
     cluster, job = submitted.bench.cluster, submitted.job
 
-    found = {each.label: each for each in cluster.unmanaged_jobs(CLUSTER, job.live_nodes[0])}
+    found = {unmanaged_job.label: unmanaged_job for unmanaged_job in cluster.unmanaged_jobs(CLUSTER, job.live_nodes[0])}
 
     assert (found[job.label].uid, found[job.label].consent) == (job.uid, Consent.ALLOWED)
     assert cluster.unmanaged_jobs(CLUSTER, "no-such-node") == ()

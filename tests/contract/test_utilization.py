@@ -79,11 +79,11 @@ def test_samples_of_the_last_quarter_of_an_hour_are_read(bench: Bench) -> None:
     bench.publish(node, Measure.GPU, minutes_ago(16, 1), minutes_ago(15, 2), minutes_ago(1, 3), minutes_ago(0, 4))
     bench.publish(node, Measure.MEMORY, minutes_ago(2, 0))
 
-    found = bench.metrics.read([node], NOW)
+    measurements = bench.metrics.read([node], NOW)
 
-    read = {measure: sorted(samples) for measure, samples in found.samples[node.life.key].items()}
+    read = {measure: sorted(samples) for measure, samples in measurements.samples[node.life.key].items()}
     assert read == {Measure.GPU: [minutes_ago(15, 2), minutes_ago(1, 3)], Measure.MEMORY: [minutes_ago(2, 0)]}
-    assert found.errors == {}
+    assert measurements.errors == {}
 
 
 def test_each_node_has_only_its_own_samples(bench: Bench) -> None:
@@ -145,12 +145,12 @@ def test_large_fleet_needs_few_calls_of_at_most_500_queries() -> None:
     client = RecordingClient()
     nodes = [a_node(number, cluster=f"cluster-{number % 2}") for number in range(2000)]
 
-    found = ContainerInsights(client).read(nodes, NOW)
+    measurements = ContainerInsights(client).read(nodes, NOW)
 
     assert len(client.requests) == 16
     assert max(len(request["MetricDataQueries"]) for request in client.requests) == 500
-    assert found.samples.keys() == {node.life.key for node in nodes}
-    assert all(len(measures) == len(Measure) for measures in found.samples.values())
+    assert measurements.samples.keys() == {node.life.key for node in nodes}
+    assert all(len(measures) == len(Measure) for measures in measurements.samples.values())
 
 
 @pytest.mark.parametrize(
@@ -208,10 +208,10 @@ def test_pages_of_one_series_are_joined(stubs: Stubs) -> None:
     stubs.answer((0, "PartialData", [minutes_ago(1, 10)]), token="next")
     stubs.answer((0, "Complete", [minutes_ago(2, 20)]), (1, "Complete", []))
 
-    found = stubs.metrics.read([stubs.node], NOW)
+    measurements = stubs.metrics.read([stubs.node], NOW)
 
-    assert found.samples == {stubs.node.life.key: {Measure.CPU: [minutes_ago(1, 10), minutes_ago(2, 20)]}}
-    assert found.errors == {}
+    assert measurements.samples == {stubs.node.life.key: {Measure.CPU: [minutes_ago(1, 10), minutes_ago(2, 20)]}}
+    assert measurements.errors == {}
 
 
 @pytest.mark.parametrize(("status", "expected"), [("InternalError", Unreachable), ("Forbidden", NotAllowed)])
@@ -220,10 +220,10 @@ def test_failed_series_is_an_error_and_keeps_the_other_series(
 ) -> None:
     stubs.answer((0, status, []), (1, "Complete", [minutes_ago(1, 30)]))
 
-    found = stubs.metrics.read([stubs.node], NOW)
+    measurements = stubs.metrics.read([stubs.node], NOW)
 
-    assert found.samples == {stubs.node.life.key: {Measure.MEMORY: [minutes_ago(1, 30)]}}
-    assert isinstance(found.errors[stubs.node.life.key], expected)
+    assert measurements.samples == {stubs.node.life.key: {Measure.MEMORY: [minutes_ago(1, 30)]}}
+    assert isinstance(measurements.errors[stubs.node.life.key], expected)
 
 
 def test_series_completed_on_a_later_page_is_no_error(stubs: Stubs) -> None:
@@ -250,11 +250,11 @@ def test_failed_call_leaves_the_other_cluster_readable(
     stubs.stub.add_client_error("get_metric_data", code, http_status_code=status)
     stubs.answer((0, "Complete", [minutes_ago(1, 10)]))
 
-    found = stubs.metrics.read([stubs.node, lost], NOW)
+    measurements = stubs.metrics.read([stubs.node, lost], NOW)
 
-    assert found.samples == {stubs.node.life.key: {Measure.CPU: [minutes_ago(1, 10)]}}
-    assert {key: type(error) for key, error in found.errors.items()} == {lost.life.key: expected}
-    assert "node metrics of serve" in str(found.errors[lost.life.key])
+    assert measurements.samples == {stubs.node.life.key: {Measure.CPU: [minutes_ago(1, 10)]}}
+    assert {key: type(error) for key, error in measurements.errors.items()} == {lost.life.key: expected}
+    assert "node metrics of serve" in str(measurements.errors[lost.life.key])
 
 
 def test_slow_call_ends_as_an_error_in_time() -> None:
@@ -271,8 +271,8 @@ def test_slow_call_ends_as_an_error_in_time() -> None:
 
     slow, fast = a_node(1, cluster="slow"), a_node(2)
 
-    found = ContainerInsights(Slow(), seconds=0.2).read([slow, fast], NOW)
+    measurements = ContainerInsights(Slow(), seconds=0.2).read([slow, fast], NOW)
     answers.set()
 
-    assert found.samples.keys() == {fast.life.key}
-    assert isinstance(found.errors[slow.life.key], Unreachable)
+    assert measurements.samples.keys() == {fast.life.key}
+    assert isinstance(measurements.errors[slow.life.key], Unreachable)

@@ -29,9 +29,9 @@ each_kind = pytest.mark.parametrize("kind", list(WorkloadKind))
 
 @pytest.fixture
 def bench(gpu_cluster: ClusterHandle) -> Iterator[LocalClusterUnderTest]:
-    found = LocalClusterUnderTest(gpu_cluster)
-    yield found
-    found.restore()
+    local_cluster_under_test = LocalClusterUnderTest(gpu_cluster)
+    yield local_cluster_under_test
+    local_cluster_under_test.restore()
 
 
 def launched(
@@ -62,12 +62,12 @@ def services_of(bench: LocalClusterUnderTest, spec: LaunchSpec) -> list[str]:
 def test_an_attempt_runs_a_pod_on_each_of_its_nodes(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
     spec = running(bench, kind)
 
-    found = seen(bench, spec)
+    workload = seen(bench, spec)
 
-    assert {pod.node_name for pod in found.pods} == set(spec.attempt.node_names)
-    assert bench.cluster.workloads(CLUSTER) == (found,)
-    assert bench.cluster.launch(spec) == (LaunchResult.ALREADY_THERE, found.uid)
-    assert spec.attempt.replace(workload_uid=found.uid).owns(found)
+    assert {pod.node_name for pod in workload.pods} == set(spec.attempt.node_names)
+    assert bench.cluster.workloads(CLUSTER) == (workload,)
+    assert bench.cluster.launch(spec) == (LaunchResult.ALREADY_THERE, workload.uid)
+    assert spec.attempt.replace(workload_uid=workload.uid).owns(workload)
 
 
 @each_kind
@@ -110,9 +110,9 @@ def test_an_attempt_fails_if_any_rank_fails(bench: LocalClusterUnderTest, kind: 
 
     bench.eventually(lambda: seen(bench, spec).has_failed, "the failure of the attempt")
 
-    found = seen(bench, spec)
-    assert not found.has_completed
-    assert 5 in {pod.exit_code for pod in found.pods}
+    workload = seen(bench, spec)
+    assert not workload.has_completed
+    assert 5 in {pod.exit_code for pod in workload.pods}
 
 
 @each_kind
@@ -147,9 +147,9 @@ def test_pods_that_terminate_still_belong_to_the_attempt(bench: LocalClusterUnde
 
     bench.cluster.stop(spec.attempt, 3)
 
-    found = bench.cluster.workload(spec.attempt.replace(workload_uid=uid))
-    assert len(found.live_pods()) == 2
-    assert not found.has_runnable_pods
+    workload = bench.cluster.workload(spec.attempt.replace(workload_uid=uid))
+    assert len(workload.live_pods()) == 2
+    assert not workload.has_runnable_pods
     bench.eventually(lambda: not seen(bench, spec).pods, "the pods to end")
 
 
@@ -206,12 +206,12 @@ def test_a_workload_with_a_copied_name_is_not_the_attempt(bench: LocalClusterUnd
 @each_kind
 def test_a_listed_pod_names_its_attempt(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
     spec = running(bench, kind)
-    found = seen(bench, spec)
+    workload = seen(bench, spec)
 
     claims = [pod.claim for pod in bench.cluster.pods(CLUSTER) if pod.claim]
 
-    assert [(each.kind, each.controller, each.controller_uid) for each in claims] == [
-        (ManagedKind.ATTEMPT, spec.attempt.workload_name, found.uid)
+    assert [(claim.kind, claim.controller, claim.controller_uid) for claim in claims] == [
+        (ManagedKind.ATTEMPT, spec.attempt.workload_name, workload.uid)
     ] * 2
 
 
@@ -228,9 +228,13 @@ def test_an_evicted_pod_is_a_disruption_and_no_failure_of_the_application(
     bench.eventually(lambda: seen(bench, spec).was_disrupted, "the disruption to be seen")
 
 
-@pytest.mark.parametrize("kind", [each.kind for each in OPERATED])
+@pytest.mark.parametrize("kind", [workload_resource.kind for workload_resource in OPERATED])
 def test_cluster_without_the_operator_refuses_the_launch(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
-    (definition,) = (each for each in training_operators.definitions() if each["spec"]["names"]["kind"] == kind.value)
+    (definition,) = (
+        definition
+        for definition in training_operators.definitions()
+        if definition["spec"]["names"]["kind"] == kind.value
+    )
     path = f"{DEFINITIONS}/{definition['metadata']['name']}"
     bench.admin.delete(path)
     spec = a_launch(bench, free_nodes(bench), kind=kind)

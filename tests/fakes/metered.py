@@ -114,23 +114,23 @@ class MeteredLedger:
 
     def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
         with self._meter.outside():
-            found = self._inner.batch_get(*keys)
-            sizes = [self._size(row) for row in found]
+            rows = self._inner.batch_get(*keys)
+            sizes = [self._size(row) for row in rows]
         units = sum(map(_read_units, sizes))
         for number, size in enumerate(_pages(sum(sizes), _BATCH_PAGE_BYTES)):
             items = len(keys) if number == 0 else 0
             self._meter.call(ApiCall("dynamodb:BatchGetItem", size, 0, items, units if number == 0 else 0.0))
-        return found
+        return rows
 
     def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
         with self._meter.outside():
-            found = self._inner.partition(table, pk, prefix)
-            total = sum(map(self._size, found))
+            rows = self._inner.partition(table, pk, prefix)
+            total = sum(map(self._size, rows))
         pages = _pages(total, _QUERY_PAGE_BYTES)
         for size in pages:
-            items = math.ceil(len(found) / len(pages))
+            items = math.ceil(len(rows) / len(pages))
             self._meter.call(ApiCall("dynamodb:Query", size, 0, items, _read_units(size), f"{table} {pk}"))
-        return found
+        return rows
 
     def by_state(self, table: Table, state: str, **options: Any) -> Page:
         with self._meter.outside():
@@ -213,8 +213,8 @@ class MeteredCluster(MeteredPort):
         if node is not None and not node.is_cordoned:
             self._meter.call(self._change("PATCH", "nodes", self._sizes.node))
         with self._meter.outside():
-            found: CordonResult = self._inner.cordon(cluster, name, incident_id)
-        return found
+            result: CordonResult = self._inner.cordon(cluster, name, incident_id)
+        return result
 
     def watch(self, cluster: str, on_change: Callable[[str], None], **options: Any) -> None:
         """Open the watches of nodes, pods and Jobs. The watch itself calls back, so its callbacks cost the function."""

@@ -34,29 +34,33 @@ class InMemoryNodeGroups:
 
     def finish(self) -> list[tuple[str, str]]:
         """End the terminations that are under way. Return each terminated instance with its replacement."""
-        ending = [each for each in self._members.values() if each.lifecycle == "Terminating"]
+        ending = [member for member in self._members.values() if member.lifecycle == "Terminating"]
         for member in ending:
             del self._members[member.instance_id]
         return [(member.instance_id, self._launch(member.group.name)) for member in ending]
 
     def member(self, instance_id: str) -> GroupMember | None:
         _check(instance_id)
-        found = self._members.get(instance_id)
-        group = self.group(found.group.name) if found else None
-        return found.replace(group=group) if found and group else None
+        group_member = self._members.get(instance_id)
+        group = self.group(group_member.group.name) if group_member else None
+        return group_member.replace(group=group) if group_member and group else None
 
     def group(self, name: str) -> NodeGroup | None:
-        found = self._groups.get(name)
-        members = [each for each in self._members.values() if each.group.name == name]
-        return found.replace(in_service=sum(each.lifecycle == IN_SERVICE for each in members)) if found else None
+        node_group = self._groups.get(name)
+        members = [member for member in self._members.values() if member.group.name == name]
+        return (
+            node_group.replace(in_service=sum(member.lifecycle == IN_SERVICE for member in members))
+            if node_group
+            else None
+        )
 
     def terminate(self, instance_id: str) -> RepairAnswer:
         _check(instance_id)
-        found = self._members.get(instance_id)
-        if found is None:
+        group_member = self._members.get(instance_id)
+        if group_member is None:
             return RepairAnswer.NO_SUCH_NODE
         self.terminated.append(instance_id)
-        self._members[instance_id] = found.replace(lifecycle="Terminating")
+        self._members[instance_id] = group_member.replace(lifecycle="Terminating")
         if not self.is_slow:
             self.finish()
         return RepairAnswer.ACCEPTED

@@ -50,25 +50,25 @@ class FakeUnmanagedJobs:
         return self.users_jobs.get((cluster, namespace, kind, name))
 
     def _present(self, cluster: str, job: UnmanagedJob) -> UnmanagedJob | None:
-        found = self.unmanaged_job(cluster, job.namespace, job.kind, job.name)
-        return found if found is not None and found.uid == job.uid else None
+        unmanaged_job = self.unmanaged_job(cluster, job.namespace, job.kind, job.name)
+        return unmanaged_job if unmanaged_job is not None and unmanaged_job.uid == job.uid else None
 
     def suspend(self, cluster: str, job: UnmanagedJob, *, is_suspended: bool) -> None:
-        found = self._present(cluster, job)
-        if found is None:
+        unmanaged_job = self._present(cluster, job)
+        if unmanaged_job is None:
             raise Conflict(f"{job.label} was replaced by another object")
         self.calls.append(("suspend" if is_suspended else "resume", job.label))
         if is_suspended:
-            live = found.live_nodes if self.pods_end_late else ()
-            self.submit(cluster, found.replace(state=UnmanagedJobState.SUSPENDED, live_nodes=live))
+            live = unmanaged_job.live_nodes if self.pods_end_late else ()
+            self.submit(cluster, unmanaged_job.replace(state=UnmanagedJobState.SUSPENDED, live_nodes=live))
         else:
-            self.submit(cluster, found.replace(state=UnmanagedJobState.RUNNING, live_nodes=(FREE_NODE,)))
+            self.submit(cluster, unmanaged_job.replace(state=UnmanagedJobState.RUNNING, live_nodes=(FREE_NODE,)))
 
     def manifest_of(self, cluster: str, job: UnmanagedJob) -> str:
-        found = self._present(cluster, job)
-        if found is None:
+        unmanaged_job = self._present(cluster, job)
+        if unmanaged_job is None:
             raise NotFound(f"{job.label} is gone")
-        return json.dumps(found.to_json())
+        return json.dumps(unmanaged_job.to_json())
 
     def missing_restart_rights(self, cluster: str, job: UnmanagedJob) -> tuple[KubernetesPermission, ...]:
         group = "jobset.x-k8s.io"

@@ -38,9 +38,9 @@ def pytest_runtest_makereport(item: pytest.Function) -> Any:
             report.sections.append(("status of the data centre", json.dumps(shown, indent=1)))
             incidents = client.get("/incidents", pageSize=12)["items"]
             lines = [
-                f"{each['incidentId']} {each['node']['instanceId']} {each['fault']['name']}\n"
-                f"  {each['state']}: {each['outcome']}"
-                for each in incidents
+                f"{incident['incidentId']} {incident['node']['instanceId']} {incident['fault']['name']}\n"
+                f"  {incident['state']}: {incident['outcome']}"
+                for incident in incidents
             ]
             report.sections.append(("newest incidents", "\n".join(lines)))
     return report

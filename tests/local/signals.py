@@ -90,14 +90,14 @@ def await_handled(centre: DataCentre, *envelope_ids: str) -> None:
 
 def log_lines(centre: DataCentre, word: str, since: datetime | None = None) -> list[Json]:
     """Return the lines of receive_event's log that contain a word, oldest first."""
-    found = centre.deployer.client("logs").filter_log_events(
+    filter_log_event = centre.deployer.client("logs").filter_log_events(
         logGroupName=f"/aws/lambda/{centre.outputs['ReceiveEventFunction']}",
         filterPattern=f'"{word}"',
         startTime=int(since.timestamp() * 1000) if since else 0,
     )["events"]
     return [
         json.loads(event["message"])
-        for event in sorted(found, key=lambda event: event["timestamp"])
+        for event in sorted(filter_log_event, key=lambda event: event["timestamp"])
         if event["message"].startswith("{")
     ]
 

@@ -108,8 +108,8 @@ def rental_of(job: TrainingJob, number: int = 1) -> Json:
 
 def ended(job: TrainingJob, number: int = 1) -> Json:
     def look() -> Json:
-        found = rental_of(job, number)
-        return found if found.get("endedAt") else {}
+        rental = rental_of(job, number)
+        return rental if rental.get("endedAt") else {}
 
     return until(look, f"rental {number} of {job.job_id} to end", 60)
 

@@ -100,7 +100,7 @@ def test_partitioned_attempt_trains_until_its_next_save_is_fenced(data_centre: D
     trouble.until_step(6)
 
     trouble.strike("node-lost", 0)
-    wait_for("the old process to end", JOB_SECONDS, lambda: all(each["endedAt"] for each in trouble.processes(1)))
+    wait_for("the old process to end", JOB_SECONDS, lambda: all(process["endedAt"] for process in trouble.processes(1)))
 
     (old,) = trouble.processes(1)
     (log,) = data_centre.run_dir.rglob(f"pods/{old['podUid']}/logs/*.log")

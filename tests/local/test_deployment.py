@@ -127,7 +127,7 @@ def deploy_release(deployer: Credentials, template: Path, folder: Path, stack: s
     package.package_template(built.parent, release, {"PythonRuntime": runtime, "Architecture": architecture})
     s3, cloudformation = deployer.client("s3"), deployer.client("cloudformation")
     s3.create_bucket(Bucket=stack, CreateBucketConfiguration={"LocationConstraint": deployer.region})
-    for path in (each for each in release.rglob("*") if each.is_file()):
+    for path in (path for path in release.rglob("*") if path.is_file()):
         s3.put_object(Bucket=stack, Key=f"v1/{path.relative_to(release)}", Body=path.read_bytes())
     parameters = {**chosen, **given, package.BUCKET: stack, package.PREFIX: "v1/artifacts/"}
     cloudformation.create_stack(

@@ -39,17 +39,17 @@ class DoctorBench:
     def run(self) -> tuple[int, list[Json]]:
         (self.folder / "context.json").write_text(json.dumps(self.context), encoding="utf-8")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "EVENKEEL_"))}
-        said = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-m", "evenkeel_cli.main", "doctor", "--json"],
             env=environment | {"EVENKEEL_CONTEXT": str(self.folder / "context.json")},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert said.stderr == ""
-        document = json.loads(said.stdout)
-        assert document["exitCode"] == said.returncode
-        return said.returncode, document["findings"]
+        assert completed.stderr == ""
+        document = json.loads(completed.stdout)
+        assert document["exitCode"] == completed.returncode
+        return completed.returncode, document["findings"]
 
     def wrong(self) -> dict[tuple[str, str], Json]:
         """Return the checks that are not ok, by check and subject."""
@@ -59,19 +59,21 @@ class DoctorBench:
 @pytest.fixture(scope="module")
 def bench(data_centre: DataCentre, tmp_path_factory: pytest.TempPathFactory) -> DoctorBench:
     await_all_nodes_ready(data_centre.client(), data_centre)
-    found = DoctorBench(data_centre, tmp_path_factory.mktemp("doctor"))
+    doctor_bench = DoctorBench(data_centre, tmp_path_factory.mktemp("doctor"))
     until(
-        lambda: not any(check in ("ages", "sources") for check, _ in found.wrong()),
+        lambda: not any(check in ("ages", "sources") for check, _ in doctor_bench.wrong()),
         "every function to have run",
         120,
     )
-    return found
+    return doctor_bench
 
 
 def test_healthy_data_centre_has_three_unknown_checks(bench: DoctorBench) -> None:
     code, findings = bench.run()
 
-    wrong = {(one["check"], one["subject"]): one["status"] for one in findings if one["status"] != "ok"}
+    wrong = {
+        (finding["check"], finding["subject"]): finding["status"] for finding in findings if finding["status"] != "ok"
+    }
     assert wrong == dict.fromkeys(UNKNOWN_HERE, "unknown")
     assert code == 2
 
@@ -127,7 +129,7 @@ def test_identity_with_fewer_rights_gets_unknown_results(bench: DoctorBench) -> 
 
     assert code == 1  # the API refuses it
     # The engine lets every caller read the account's limits.
-    assert {one["check"] for one in findings if one["status"] == "ok"} == {"credentials", "concurrency"}
+    assert {finding["check"] for finding in findings if finding["status"] == "ok"} == {"credentials", "concurrency"}
 
 
 def test_wrong_secret_is_a_credentials_failure(bench: DoctorBench) -> None:

@@ -107,8 +107,8 @@ def test_elastic_job_grows_shrinks_for_a_higher_class_and_regrows(centre: DataCe
     assert (done["state"], high.digest()) == ("SUCCEEDED", high.right_digest)
     assert (ended["state"], ended["applicationFailures"], job.digest()) == ("SUCCEEDED", 0, job.right_digest)
     attempts = [job.attempt(number) for number in (1, 2, 3, 4)]
-    assert [each["gpus"] for each in attempts] == [16, 24, 8, 24]
-    assert all(each["resumeFrom"]["step"] > 0 for each in attempts[1:])
+    assert [attempt["gpus"] for attempt in attempts] == [16, 24, 8, 24]
+    assert all(attempt["resumeFrom"]["step"] > 0 for attempt in attempts[1:])
     story = " ".join(job.timeline())
     assert "The job saves a checkpoint and stops. It continues with 3 instead of 2 nodes." in story
     assert f"The resize frees nodes for {high.job_id}." in story

@@ -99,5 +99,5 @@ def test_event_waits_in_the_stream_while_the_bus_refuses_it(data_centre: DataCen
 def refusals(centre: DataCentre) -> list[str]:
     """Return the log lines of refused publications."""
     logs, group = centre.deployer.client("logs"), f"/aws/lambda/{STACK_NAME}-publish_events"
-    found = logs.filter_log_events(logGroupName=group, filterPattern="NotAllowed")["events"]
-    return [event["message"] for event in found]
+    filter_log_event = logs.filter_log_events(logGroupName=group, filterPattern="NotAllowed")["events"]
+    return [event["message"] for event in filter_log_event]

@@ -73,11 +73,11 @@ WAYS = [
 @pytest.fixture(scope="module")
 def intake_results(data_centre: DataCentre) -> IntakeResults:
     """Send every hostile sample by every possible route, with a good event among them."""
-    found = IntakeResults(good_instance=signals.untouched_machine(data_centre), began_at=datetime.now(UTC))
+    results = IntakeResults(good_instance=signals.untouched_machine(data_centre), began_at=datetime.now(UTC))
     signals.take_dead_letters(data_centre)
     before = signals.incident_rows(data_centre)
-    good = signals.health_event(found.good_instance, fault="NobodyKnowsThisFault")
-    found.good_id = good["id"]
+    good = signals.health_event(results.good_instance, fault="NobodyKnowsThisFault")
+    results.good_id = good["id"]
 
     def send(sample: str, way: str) -> None:
         text = (BAD_EVENTS / f"{sample}.json").read_text(encoding="utf-8")
@@ -86,22 +86,22 @@ def intake_results(data_centre: DataCentre) -> IntakeResults:
             envelope_id = signals.put_on_bus(data_centre, event["detail-type"], event["detail"])
         else:
             envelope_id = event["id"]
-            found.sent[envelope_id] = text
+            results.sent[envelope_id] = text
             signals.queue(data_centre, text)
-        found.ids[sample, way] = envelope_id
+        results.ids[sample, way] = envelope_id
 
     for sample, way in WAYS[:8]:
         send(sample, way)
     signals.queue(data_centre, good)
     for sample, way in WAYS[8:]:
         send(sample, way)
-    signals.await_handled(data_centre, *found.ids.values(), found.good_id)
-    found.raw = {envelope_id: signals.raw_copy(data_centre, envelope_id) for envelope_id in found.ids.values()}
-    signals.settled_incident(data_centre, found.good_instance)
+    signals.await_handled(data_centre, *results.ids.values(), results.good_id)
+    results.raw = {envelope_id: signals.raw_copy(data_centre, envelope_id) for envelope_id in results.ids.values()}
+    signals.settled_incident(data_centre, results.good_instance)
     after = signals.incident_rows(data_centre)
-    found.changed = {key: row for key, row in after.items() if before.get(key) != row}
-    found.letters = {json.loads(letter["body"])["id"]: letter for letter in signals.take_dead_letters(data_centre)}
-    return found
+    results.changed = {key: row for key, row in after.items() if before.get(key) != row}
+    results.letters = {json.loads(letter["body"])["id"]: letter for letter in signals.take_dead_letters(data_centre)}
+    return results
 
 
 @pytest.mark.parametrize(("sample", "way"), WAYS)

@@ -74,10 +74,10 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PermissionBench]
 def refused(stage: PermissionBench, function: str, permission: Permission) -> InvocationResult | None:
     """Return the first probe that was refused this action; None if no probe was."""
     for one in sorted(probes_of(function), key=lambda one: -MISSED[str(one)]):
-        seen = one.run(stage)
-        if seen.refuses(permission.action):
+        result = one.run(stage)
+        if result.refuses(permission.action):
             MISSED[str(one)] += 1
-            return seen
+            return result
     return None
 
 
@@ -143,18 +143,18 @@ def never_refused(
 
 @pytest.mark.parametrize("one", PROBES, ids=str)
 def test_probe_succeeds_with_the_whole_role(stage: PermissionBench, one: PermissionProbe) -> None:
-    seen = one.run(stage)
+    result = one.run(stage)
 
-    assert one.succeeds(seen), seen.error_text
+    assert one.succeeds(result), result.error_text
 
 
 @pytest.mark.parametrize("owner", sorted(FUNCTIONS))
 def test_every_permission_of_a_role_is_used(stage: PermissionBench, owner: str) -> None:
-    proved = {one for one in permission_table.proved_of_roles() if one.owner == owner}
-    for one in probes_of(FUNCTIONS[owner]):
+    proved = {permission for permission in permission_table.proved_of_roles() if permission.owner == owner}
+    for probe in probes_of(FUNCTIONS[owner]):
         if proved <= stage.used_permissions(owner):
             break  # in a run of the whole module the probes ran before
-        one.run(stage)
+        probe.run(stage)
 
     unused = sorted(map(str, proved - stage.used_permissions(owner)))
 
@@ -172,14 +172,18 @@ def test_removal_of_unproved_permissions_changes_nothing(stage: PermissionBench,
     first = probes_of(FUNCTIONS[owner])[0]
 
     with stage.without(*permission_table.unproved_of_roles(owner)):
-        seen = first.run(stage)
+        result = first.run(stage)
 
-    assert first.succeeds(seen), seen.error_text
+    assert first.succeeds(result), result.error_text
 
 
 def test_engine_polls_a_queue_without_the_permission(stage: PermissionBench) -> None:
     event = keeps_a_malformed_event(stage)["Records"][0]["body"]
-    take = [one for one in permission_table.unproved_of_roles("ReceiveEventRole") if one.sid == "ReceiveEvents"]
+    take = [
+        permission
+        for permission in permission_table.unproved_of_roles("ReceiveEventRole")
+        if permission.sid == "ReceiveEvents"
+    ]
 
     with stage.without(*take), stage.polled("receive_event"):
         stage.sqs.send_message(QueueUrl=stage.centre.outputs["EventsQueueUrl"], MessageBody=event)
@@ -195,7 +199,7 @@ def test_engine_calls_a_function_without_the_permission(stage: PermissionBench, 
 
 
 def test_every_function_has_a_probe() -> None:
-    assert {one.function for one in PROBES} == set(FUNCTIONS.values())
+    assert {probe.function for probe in PROBES} == set(FUNCTIONS.values())
 
 
 # ---------------------------------------------------------------- the listing
@@ -206,7 +210,7 @@ def test_every_statement_has_a_removal_test_or_is_listed_as_unproved() -> None:
 
 
 def test_only_function_roles_have_proved_permissions() -> None:
-    assert {one.owner for one in permission_table.proved_of_roles()} <= set(FUNCTIONS)
+    assert {permission.owner for permission in permission_table.proved_of_roles()} <= set(FUNCTIONS)
 
 
 # ---------------------------------------------------------------- callers of the API
@@ -218,11 +222,11 @@ def test_route_is_refused_without_its_statement(stage: PermissionBench, statemen
     caller = make_user(stage.centre.deployer, f"caller-{statement.owner}", granted)
     route = ROUTES[statement.sid]
 
-    whole = stage.call(caller, route)
+    reply = stage.call(caller, route)
     set_policy(stage.centre.deployer, f"caller-{statement.owner}", without(granted, statement.sid))
     less = stage.call(caller, route)
 
-    assert (whole.is_refused, less.is_refused) == (False, True), (whole, less)
+    assert (reply.is_refused, less.is_refused) == (False, True), (reply, less)
 
 
 @pytest.mark.parametrize("policy", sorted({statement.owner for statement in CALLERS}))
@@ -257,8 +261,8 @@ def is_verb_missed(stage: PermissionBench, role: str, resource: str, verb: str) 
     members = likely_first(members_of(role), [(resource, verb)])
     with stage.without_verbs(role, (resource, verb)):
         # A refused watch ends without another refusal.
-        runs = (one.run(stage, alone=verb == "watch") for name in members for one in probes_of(name))
-        return any(seen.refuses_verb(verb, resource) for seen in runs)
+        runs = (probe.run(stage, alone=verb == "watch") for name in members for probe in probes_of(name))
+        return any(result.refuses_verb(verb, resource) for result in runs)
 
 
 @pytest.mark.parametrize("role", some_each_time({role for role, _, _ in verbs()}, VERBS_EACH_TIME))
@@ -270,10 +274,10 @@ def test_every_verb_of_a_role_is_needed(stage: PermissionBench, role: str) -> No
             return one.repeat(stage, alone=any(verb == "watch" for _, verb in left))
 
     members = likely_first(members_of(role), granted)
-    probes = [one for name in members for one in probes_of(name)]
+    probes = [probe for name in members for probe in probes_of(name)]
 
     def refusals(seen: InvocationResult, left: list[tuple[str, str]]) -> list[set[tuple[str, str]]]:
-        return [{one} for one in seen.refused_verbs() if one in left]
+        return [{refused_verb} for refused_verb in seen.refused_verbs() if refused_verb in left]
 
     left = never_refused(stage, granted, probes, run_without, refusals)
     unneeded = [f"{verb} {resource}" for resource, verb in left if not is_verb_missed(stage, role, resource, verb)]
@@ -290,7 +294,7 @@ def test_single_removed_verb_is_needed(stage: PermissionBench, role: str, resour
 def is_group_missed(stage: PermissionBench, function: str, group: str) -> bool:
     """Take a group out of a function's access entry alone; return whether a probe is refused anything."""
     with stage.without_groups(function, group):
-        return any(" cannot " in one.run(stage).error_text for one in probes_of(function))
+        return any(" cannot " in probe.run(stage).error_text for probe in probes_of(function))
 
 
 @pytest.mark.parametrize("function", some_each_time(access_entries(), GROUPS_EACH_TIME))

@@ -76,11 +76,11 @@ def test_opted_out_machine_is_left_alone(centre: DataCentre) -> None:
     try:
         signals.queue(centre, signals.health_event(machine, fault="NvidiaErrorTerminate"))
         settled = signals.settled_incident(centre, machine)
-        seen = node_of(centre, machine)
+        node = node_of(centre, machine)
     finally:
         label(centre, name, "on")
 
-    assert (settled["state"], settled["repairs"], seen["unschedulable"]) == ("STOOD_DOWN", [], False)
+    assert (settled["state"], settled["repairs"], node["unschedulable"]) == ("STOOD_DOWN", [], False)
     assert "has the label evenkeel.io/automation=off" in settled["outcome"]
     assert signals.accepted_calls(centre, machine) == {}
 

@@ -69,14 +69,14 @@ def test_hold_allows_only_the_cordon_until_its_release(data_centre: DataCentre) 
         at_step = job.last_step()
         job.reach(at_step + 10)
         held, seen = incident_of(data_centre, node), machine(data_centre, node)
-        asked = signals.accepted_calls(data_centre, held["node"]["instanceId"])
+        accepted_calls = signals.accepted_calls(data_centre, held["node"]["instanceId"])
         running = job.show()
     finally:
         client.post(f"{automation}/release", {})
     incident = settled(data_centre, node)
     after = job.show()
 
-    assert (held["state"], held["repairs"], asked, seen["unschedulable"]) == ("BLOCKED", [], before, True)
+    assert (held["state"], held["repairs"], accepted_calls, seen["unschedulable"]) == ("BLOCKED", [], before, True)
     assert (running["state"], running["currentAttempt"]) == ("RUNNING", 1)
     assert "the auditors are here" in _timeline_text(data_centre, incident, "held")
     # One repair. Its rung depends on earlier faults of the node, which the scheduler chose, not this test.
@@ -148,10 +148,10 @@ def test_unusable_checkpoints_are_rejected_with_reasons(data_centre: DataCentre)
     assert second["reason"] == f"The checkpoint it resumed from (step {unvouched} of attempt 1) is damaged."
     assert third["resumeFrom"]["step"] == whole
     assert _passed_over(third, missing) == {missing: "FENCED", corrupt: "FENCED", unvouched: "DAMAGED"}
-    told = [line for line in job.timeline() if "launched" in line]
-    assert f"from step {unvouched} of attempt 1" in told[1]
-    assert f"step {missing} of attempt 1 (SHARD_MISSING), step {corrupt} of attempt 1 (SHARD_CHECKSUM)" in told[1]
-    assert f"from step {whole} of attempt 1" in told[2]
+    timeline = [line for line in job.timeline() if "launched" in line]
+    assert f"from step {unvouched} of attempt 1" in timeline[1]
+    assert f"step {missing} of attempt 1 (SHARD_MISSING), step {corrupt} of attempt 1 (SHARD_CHECKSUM)" in timeline[1]
+    assert f"from step {whole} of attempt 1" in timeline[2]
     evidence = job.why()["evidence"]
     assert evidence["resumedFrom"]["step"] == whole
     assert evidence["rejectedCheckpoints"] == third["rejectedCheckpoints"]

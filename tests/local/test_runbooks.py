@@ -204,9 +204,9 @@ def test_runbook_command_runs_as_the_operator(runbook_shell: RunbookShell, typed
     if typed.text.startswith("kubectl") and not has_kubectl and platform.machine() != "x86_64":
         pytest.skip("kubectl is unpacked on x86_64 Linux only")
 
-    said = runbook_shell.run(typed.text)
+    completed = runbook_shell.run(typed.text)
 
     # The doctor's own 1 and 2 are its findings.
     bad = {code: why for code, why in _BAD_EXITS.items() if code > 2 or not typed.text.startswith("evenkeel doctor")}
-    told = f"{said.stdout[-500:]}\n{said.stderr[-2000:]}"
-    assert said.returncode not in bad, f"{bad[said.returncode]}:\n{told}"
+    told = f"{completed.stdout[-500:]}\n{completed.stderr[-2000:]}"
+    assert completed.returncode not in bad, f"{bad[completed.returncode]}:\n{told}"

@@ -122,6 +122,6 @@ def test_status_command_fails_after_the_supervisor_is_killed(root: Path) -> None
     os.kill(mark.pid, signal.SIGKILL)
     until(lambda: not mark.is_alive(), "the supervisor to be gone", 10)
 
-    said = command(root, "dev", "status")
-    assert said.returncode == 1
-    assert "its supervisor process has ended" in said.stdout
+    completed = command(root, "dev", "status")
+    assert completed.returncode == 1
+    assert "its supervisor process has ended" in completed.stdout

@@ -67,10 +67,10 @@ def by_curl(centre: DataCentre, name: str, work: TrainingWork, **changes: Any) -
     command += ["--user", f"{key.access_key_id}:{key.secret_access_key}"]
     command += ["--header", "Content-Type: application/json", "--header", f"Idempotency-Key: {uri}"]
     body = json.dumps(work.submission(name, uri) | changes)
-    said = subprocess.run(
+    completed = subprocess.run(
         [*command, "--data", body, f"{centre.api_url}/jobs"], capture_output=True, text=True, check=True, timeout=60
     )
-    return TrainingJob(centre, json.loads(said.stdout)["jobId"], uri, work)
+    return TrainingJob(centre, json.loads(completed.stdout)["jobId"], uri, work)
 
 
 def by_command(centre: DataCentre, name: str, work: TrainingWork, **changes: Any) -> TrainingJob:
@@ -78,7 +78,7 @@ def by_command(centre: DataCentre, name: str, work: TrainingWork, **changes: Any
     uri = f"s3://{CHECKPOINTS_BUCKET}/tests/{name}-{time.time_ns()}"
     context = centre.run_dir / "context-of-a-person.json"
     context.write_text(json.dumps(centre.context()), encoding="utf-8")
-    said = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "evenkeel_cli.main", "jobs", "submit", "-", "-o", "name"],
         input=json.dumps(work.submission(name, uri) | changes),
         env=os.environ | {"EVENKEEL_CONTEXT": str(context)},
@@ -87,7 +87,7 @@ def by_command(centre: DataCentre, name: str, work: TrainingWork, **changes: Any
         check=True,
         timeout=60,
     )
-    return TrainingJob(centre, said.stdout.strip(), uri, work)
+    return TrainingJob(centre, completed.stdout.strip(), uri, work)
 
 
 @pytest.mark.timeout(600)

@@ -79,8 +79,8 @@ class Executions:
 
     def of(self, output: str, name: str) -> list[Json]:
         """Return the executions of a workflow whose names begin with a name."""
-        found = self._steps.list_executions(stateMachineArn=self._outputs[output])["executions"]
-        return [each for each in found if each["name"].startswith(name)]
+        list_execution = self._steps.list_executions(stateMachineArn=self._outputs[output])["executions"]
+        return [each for each in list_execution if each["name"].startswith(name)]
 
     def begins_with_the_next_state(self, execution: Json) -> bool:
         events = self._steps.get_execution_history(executionArn=execution["executionArn"])["events"]

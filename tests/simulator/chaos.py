@@ -148,7 +148,7 @@ class FaultyPort:
     def __init__(self, chaos: Chaos, name: str, port: Any) -> None:
         self._port = port
         reads = READS.get(name, set())
-        for method in (one for one in _methods(PORTS[name]) if not one.startswith("_")):
+        for method in (method for method in _methods(PORTS[name]) if not method.startswith("_")):
             harm, scale = (chaos.read, 0.15) if method in reads else (chaos.effect, 1.0)
             setattr(self, method, _guarded(chaos, name, method, getattr(port, method), harm, scale))
 

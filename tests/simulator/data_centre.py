@@ -108,15 +108,15 @@ class SimulatedCluster(FakeCluster):
 
     def stop(self, attempt: Attempt, grace_seconds: int, nodes_without_grace: Container[str] = ()) -> None:
         """Delete a Job; its running, reachable pods use some of their grace."""
-        found = self._own(attempt)
-        if found and found.is_there and grace_seconds:
+        workload = self._own(attempt)
+        if workload and workload.is_there and grace_seconds:
             names = {
                 pod.name
-                for pod in found.pods
+                for pod in workload.pods
                 if pod.phase is PodPhase.RUNNING and pod.node_name not in nodes_without_grace
             }
             self.dying |= names
-            self.loop.after(self.chance.uniform(0, grace_seconds), lambda: self._dead(found, names))
+            self.loop.after(self.chance.uniform(0, grace_seconds), lambda: self._dead(workload, names))
         super().stop(attempt, grace_seconds, nodes_without_grace)
 
     def _dead(self, workload: FakeWorkload, names: set[str]) -> None:
@@ -318,15 +318,17 @@ class SimulatedTrainers:
     def save_before_the_end(self, job_id: str, attempt: int, seconds: float) -> None:
         """Let an attempt save once more after its stop request, if all its ranks still run."""
         there = self.cluster.jobs.get(CLUSTER, {})
-        found = next((one for (_, *name), one in there.items() if name == [job_id, attempt]), None)
-        if found is None:
+        workload = next((one for (_, *name), one in there.items() if name == [job_id, attempt]), None)
+        if workload is None:
             return
-        spec, name = found.spec, found.spec.attempt.workload_name
+        spec, name = workload.spec, workload.spec.attempt.workload_name
         point = spec.attempt.resume_from
         step = self.reached.get(name, point.step if point else 0) + _STEPS_A_SAVE
 
         def save() -> None:
-            alive = [pod for pod in found.pods if pod.phase is PodPhase.RUNNING and not self._is_cut_off(pod.node_name)]
+            alive = [
+                pod for pod in workload.pods if pod.phase is PodPhase.RUNNING and not self._is_cut_off(pod.node_name)
+            ]
             if len(alive) == spec.attempt.ranks and name not in self.saving and self.reached.get(name, 0) < step:
                 self.tell(f"{name} saves step {step} on its way out")
                 self._save(spec, step)
@@ -368,15 +370,15 @@ def without_health_labels(labels: Mapping[str, str]) -> dict[str, str]:
 
 def a_spot_node(number: int, **changes: Any) -> KubernetesNode:
     """A node that Karpenter launched, and that EC2 may take back."""
-    there = a_node(number)
+    node = a_node(number)
     facts: dict[str, Any] = {
         "hyperpod_cluster_id": None,
         "created_at": A_MOMENT.replace(hour=8, minute=0),
         "pool": SPOT_POOL,
         "instance_type": "p5.48xlarge",
-        "labels": {**there.labels, KARPENTER_LABEL: SPOT_POOL},
+        "labels": {**node.labels, KARPENTER_LABEL: SPOT_POOL},
     }
-    return there.replace(**{**facts, **changes})
+    return node.replace(**{**facts, **changes})
 
 
 def machines(size: int, spot: int, chance: random.Random) -> list[KubernetesNode]:

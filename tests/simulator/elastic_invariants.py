@@ -27,18 +27,18 @@ _RESIZER = "resize_jobs/"
 
 def sizes_of(spec: JobSpec) -> set[int]:
     """Return the numbers of nodes that a job may have."""
-    given = spec.elastic
-    if given is None:
+    elastic_spec = spec.elastic
+    if elastic_spec is None:
         return {spec.nodes}
-    between = range(given.min_nodes, given.max_nodes + 1)
-    if given.sizes:
-        return set(given.sizes) & set(between)
-    return {size for size in between if (size - given.min_nodes) % (given.step or 1) == 0}
+    between = range(elastic_spec.min_nodes, elastic_spec.max_nodes + 1)
+    if elastic_spec.sizes:
+        return set(elastic_spec.sizes) & set(between)
+    return {size for size in between if (size - elastic_spec.min_nodes) % (elastic_spec.step or 1) == 0}
 
 
 def _job(world: "Simulation", job_id: str) -> Job:
-    found: Job = rows.read(world.ledger.rows[job_rows.job_key(job_id)], Job)
-    return found
+    job: Job = rows.read(world.ledger.rows[job_rows.job_key(job_id)], Job)
+    return job
 
 
 def _attempt(world: "Simulation", job_id: str, number: int) -> Attempt | None:
@@ -118,14 +118,19 @@ def growth_waits(world: "Simulation", changes: Changes) -> Iterator[str]:
     assert world.elastic
     terms, known = world.policy.scheduling.elastic, world.elastic.watched.growths
     for job, wish in _wishes(changes):
-        seen = known.setdefault(job.job_id, GrowthAttempt())
+        growth_attempt = known.setdefault(job.job_id, GrowthAttempt())
         if wish.nodes < wish.from_nodes:
             continue
-        if seen.resized_at and wish.asked_at < seen.resized_at + timedelta(seconds=terms.snooze_seconds):
-            yield f"{job.job_id} grows too soon after its last resize at {seen.resized_at:%H:%M:%S}"
-        pause = min(terms.backoff_seconds * 2 ** max(0, seen.failures - 1), terms.max_backoff_seconds)
-        if seen.failed_at and wish.asked_at < seen.failed_at + timedelta(seconds=pause):
-            yield f"{job.job_id} grows too soon: {seen.failures} tries failed, the last at {seen.failed_at:%H:%M:%S}"
+        if growth_attempt.resized_at and wish.asked_at < growth_attempt.resized_at + timedelta(
+            seconds=terms.snooze_seconds
+        ):
+            yield f"{job.job_id} grows too soon after its last resize at {growth_attempt.resized_at:%H:%M:%S}"
+        pause = min(terms.backoff_seconds * 2 ** max(0, growth_attempt.failures - 1), terms.max_backoff_seconds)
+        if growth_attempt.failed_at and wish.asked_at < growth_attempt.failed_at + timedelta(seconds=pause):
+            yield (
+                f"{job.job_id} grows too soon: {growth_attempt.failures} tries failed, "
+                f"the last at {growth_attempt.failed_at:%H:%M:%S}"
+            )
     for before, attempt in _attempts_changed(changes):
         _follow(world, known.setdefault(attempt.job_id, GrowthAttempt()), before, attempt)
 
@@ -183,9 +188,9 @@ def _idle_for(world: "Simulation", job: Job) -> list[str]:
     pool = _pool_of(world, job)
     used, charged = (
         world.cluster.accelerators_in_use(CLUSTER),
-        {name for one in _charges(world) for name in one.node_names},
+        {name for charge in _charges(world) for name in charge.node_names},
     )
-    there = [
+    names = [
         node.name
         for node in world.cluster.nodes(CLUSTER)
         if node.is_schedulable
@@ -193,7 +198,7 @@ def _idle_for(world: "Simulation", job: Job) -> list[str]:
         and (node.pool, node.instance_type) == pool
         and not used.get(node.name)
     ]
-    free = [name for name in there if name not in charged]
+    free = [name for name in names if name not in charged]
     return free[: max(0, len(free) - world.policy.scheduling.spare_nodes.get(pool[0], 0))]
 
 
@@ -208,7 +213,7 @@ def _waiting(world: "Simulation", pool: tuple[str, str]) -> list[str]:
         if job.next_node_count <= size and not (job.not_before and now < job.not_before):
             found.append(job.job_id)
     replicas = [pod for pod in world.cluster.unmanaged_pods(CLUSTER) if pod.namespace == "serving"]
-    most = sum(each.max_replicas for each in world.policy.scheduling.serving)
+    most = sum(workload.max_replicas for workload in world.policy.scheduling.serving)
     placed = sum(bool(pod.node_name) for pod in replicas)
     return found + [pod.name for pod in replicas if not pod.node_name][: max(0, most - placed)]
 
@@ -224,19 +229,19 @@ def _waiting(world: "Simulation", pool: tuple[str, str]) -> list[str]:
 )
 def resizes_rest(world: "Simulation", changes: Changes) -> Iterator[str]:
     assert world.elastic
-    known = world.elastic.watched
-    known.changes += sum(_is_from_outside(each) for each in changes)
-    era = (known.changes, world.chaos.injected_failures, world.cluster.node_changes)
-    if era != known.era:
-        known.made.clear()
-        known.disturbed_at = world.loop.seconds
-    known.era = era
+    size_history = world.elastic.watched
+    size_history.changes += sum(_is_from_outside(change) for change in changes)
+    era = (size_history.changes, world.chaos.injected_failures, world.cluster.node_changes)
+    if era != size_history.era:
+        size_history.made.clear()
+        size_history.disturbed_at = world.loop.seconds
+    size_history.era = era
     if any(key.sk.startswith("ATTEMPT#") or key.sk == "META" for key, _, _ in changes):
-        known.disturbed_at = world.loop.seconds
+        size_history.disturbed_at = world.loop.seconds
     for job, wish in _wishes(changes):
         made = (job.job_id, wish.from_nodes, wish.nodes)
-        known.made[made] += 1
-        if known.made[made] > 1:
+        size_history.made[made] += 1
+        if size_history.made[made] > 1:
             yield f"{job.job_id} goes from {wish.from_nodes} to {wish.nodes} nodes again although nothing else changed"
 
 
@@ -274,8 +279,8 @@ def resize_is_no_failure(world: "Simulation", changes: Changes) -> Iterator[str]
     }
     for before, after in _jobs_changed(changes) if ended else ():
         attempt = ended.get(after.job_id)
-        asked = before.stop_of(attempt.attempt) if before and attempt else None
-        if before is None or attempt is None or asked is None or not asked.by.startswith(_RESIZER):
+        request = before.stop_of(attempt.attempt) if before and attempt else None
+        if before is None or attempt is None or request is None or not request.by.startswith(_RESIZER):
             continue
         if attempt.state is AttemptState.SUCCEEDED or before.state is JobState.STOPPING:
             continue
@@ -369,10 +374,10 @@ def shrunk_before_killed(world: "Simulation", changes: Changes) -> Iterator[str]
     victims: dict[str, list[Charge]] = {}
     charges = {charge.job_id: charge for charge in _charges(world)}
     for before, after in _jobs_changed(changes):
-        asked = after.stop_request
-        is_new = before is not None and asked is not None and asked != before.stop_request
-        if is_new and asked and after.live_resize() is None and after.job_id in charges:
-            victims.setdefault(asked.by, []).append(charges[after.job_id])
+        request = after.stop_request
+        is_new = before is not None and request is not None and request != before.stop_request
+        if is_new and request and after.live_resize() is None and after.job_id in charges:
+            victims.setdefault(request.by, []).append(charges[after.job_id])
     for requester, stopped in victims.items():
         writer, _, winner = requester.partition("/")
         if writer != "schedule_jobs" or not winner.startswith("job-"):
@@ -388,7 +393,7 @@ def shrunk_before_killed(world: "Simulation", changes: Changes) -> Iterator[str]
                 continue
             before_that = set(over(world.sharing.setup, [*rest, *stopped]))
             if set(over(world.sharing.setup, [*rest, *kept, asks])) <= before_that:
-                yield f"{winner} preempts {', '.join(one.job_id for one in stopped)}, but shrinking is enough"
+                yield f"{winner} preempts {', '.join(charge.job_id for charge in stopped)}, but shrinking is enough"
                 break
 
 
@@ -487,20 +492,20 @@ def grows_when_idle(world: "Simulation") -> Iterator[str]:
         held = len(charge.node_names)
         # The whole job stops to grow, so it does not get back nodes that are cordoned or must be drained.
         plan = job.live_plan()
-        own = [
+        nodes = [
             node
             for name in charge.node_names
             if (node := world.cluster.node(CLUSTER, name))
             and node.is_schedulable
             and not any(f"/{node.instance_id}/" in life for life in (plan.avoid if plan else ()))
         ]
-        larger = min((size for size in sizes_of(job.spec) if held < size <= len(own) + idle), default=0)
+        larger = min((size for size in sizes_of(job.spec) if held < size <= len(nodes) + idle), default=0)
         if not larger or _waiting(world, _pool_of(world, job)):
             continue
-        seen = known.growths.get(job.job_id, GrowthAttempt())
+        growth_attempt = known.growths.get(job.job_id, GrowthAttempt())
         pays = terms.resize_seconds * (held + idle)
         pause = terms.snooze_seconds + pays + terms.scaling_timeout_seconds + 3 * PASSES_EVERY
-        if seen.failures:
+        if growth_attempt.failures:
             pause += terms.max_backoff_seconds
         if world.loop.seconds - known.disturbed_at > pause:
             yield f"{job.job_id} stays at {held} nodes, although {idle} idle nodes allow {larger}"

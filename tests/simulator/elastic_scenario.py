@@ -234,10 +234,10 @@ class ElasticScenario:
     def _deploy(self) -> None:
         """Act as the Deployment's controller."""
         cluster = self.world.cluster
-        there = [pod for pod in cluster.unmanaged_pods(CLUSTER) if pod.namespace == "serving"]
-        for pod in there[self._wanted :]:
+        pods = [pod for pod in cluster.unmanaged_pods(CLUSTER) if pod.namespace == "serving"]
+        for pod in pods[self._wanted :]:
             cluster.unmanaged.remove(pod)
-        for _ in range(self._wanted - len(there)):
+        for _ in range(self._wanted - len(pods)):
             self._replicas += 1
             name = f"chat-5d8f-{self._replicas}"
             pod = UnmanagedPod(
@@ -251,7 +251,7 @@ class ElasticScenario:
                 recreation=PodRecreation.BY_OWNER,
             )
             cluster.unmanaged.append(pod)
-        if len(there) != self._wanted:
+        if len(pods) != self._wanted:
             self._note_disturbance()
             self.world.ingest()
         if self._wanted:
@@ -286,7 +286,7 @@ class ElasticScenario:
     def _disturb_resize(self, writes: tuple[Write, ...]) -> None:
         """Have something happen, or the process die, where a job is changing size."""
         world = self.world
-        docs = [each.row.doc for each in writes if isinstance(each, Put) and each.row.key.sk == "META"]
+        docs = [write.row.doc for write in writes if isinstance(write, Put) and write.row.key.sk == "META"]
         jobs = [doc for doc in docs if doc.get("resize") and doc["resize"]["afterAttempt"] >= doc["currentAttempt"] - 1]
         if not jobs or world.is_calm or not world.calls or self.dice.random() > _MEDDLES:
             return

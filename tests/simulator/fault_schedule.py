@@ -81,7 +81,7 @@ def _forgeries(world: "Simulation", chance: random.Random, lasts: float) -> None
     """Create Jobs and pods with the labels of an attempt, in another namespace or under its name."""
 
     def forge(phase: PodPhase, namespace: str, number: int) -> None:
-        running = [one for one in world.cluster.running() if one.is_there]
+        running = [workload for workload in world.cluster.running() if workload.is_there]
         if not running:
             return
         attempt = running[number % len(running)].spec.attempt
@@ -268,14 +268,14 @@ class _Fault:
             self.world.cluster.kill_node(node.name)
 
     def broken(self) -> None:
-        running = [one for one in self.world.cluster.running() if one.is_there and one.pods]
+        running = [workload for workload in self.world.cluster.running() if workload.is_there and workload.pods]
         if running:
             attempt = running[self.number % len(running)].spec.attempt
             self.world.tell(f"{attempt.workload_name} fails by itself")
             self.world.cluster.fail_pods(attempt.job_id, attempt.attempt, 0)
 
     def aborted(self) -> None:
-        alive = [one for one in self.world.engine.executions.values() if one.status == "RUNNING"]
+        alive = [execution for execution in self.world.engine.executions.values() if execution.status == "RUNNING"]
         if alive:
             execution = alive[self.number % len(alive)]
             self.world.tell(f"{execution.name} is aborted")

@@ -89,7 +89,9 @@ def fingerprint() -> str:
 def print_trace(result: SimulationResult) -> str:
     """Print what happened in a seed."""
     lines = [f"{at:9.2f}  {text}" for at, text in result.event_log]
-    found = [f"seed {result.seed}: {one.invariant} does not hold: {one.text}" for one in result.violations]
+    found = [
+        f"seed {result.seed}: {violation.invariant} does not hold: {violation.text}" for violation in result.violations
+    ]
     return "\n".join([*lines, *found, f"again: make fuzz SEEDS={result.seed}..{result.seed}"])
 
 
@@ -99,9 +101,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--coverage", action="store_true", help="how often each kind of thing happened")
     parser.add_argument("--quiet", action="store_true", help="only the outcome")
-    given = parser.parse_args(arguments)
-    first, _, last = given.seeds.partition("..")
-    return _fuzz(int(first), int(last or first), given.processes, is_quiet=given.quiet, tells_all=given.coverage)
+    args = parser.parse_args(arguments)
+    first, _, last = args.seeds.partition("..")
+    return _fuzz(int(first), int(last or first), args.processes, is_quiet=args.quiet, tells_all=args.coverage)
 
 
 def _fuzz(first: int, last: int, processes: int, *, is_quiet: bool, tells_all: bool) -> int:

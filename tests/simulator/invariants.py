@@ -106,7 +106,7 @@ class InvariantChecker:
 
     def __init__(self, *without: str) -> None:
         self.by_moment = {
-            moment: [one for one in TABLE if one.moment is moment and one.name not in without]
+            moment: [invariant for invariant in TABLE if invariant.moment is moment and invariant.name not in without]
             for moment in CheckTrigger
         }
 
@@ -355,11 +355,11 @@ def intent_before_effect(world: "Simulation", rung: str, instance_id: str) -> It
         yield f"{rung} of {instance_id} is called without a lease that records it"
         return
     decided = [
-        one.doc
-        for one in world.ledger.of("META", "DEC#")
-        if one.doc["kind"] == "REPAIR"
-        and one.doc["action"] == rung.upper()
-        and one.doc["facts"]["life"]["instanceId"] == instance_id
+        row.doc
+        for row in world.ledger.of("META", "DEC#")
+        if row.doc["kind"] == "REPAIR"
+        and row.doc["action"] == rung.upper()
+        and row.doc["facts"]["life"]["instanceId"] == instance_id
     ]
     if not decided:
         yield f"{rung} of {instance_id} is called without a recorded decision"
@@ -421,18 +421,18 @@ def limit_of_repairs_holds(world: "Simulation", rung: str, instance_id: str) -> 
 @invariant_check("repair-and-cordon-limits", "", CheckTrigger.CORDON)
 def limit_of_cordons_holds(world: "Simulation", name: str) -> Iterator[str]:
     rails = world.policy.repair.guardrails
-    ours = [one for one in world.cluster.by_name.values() if one.is_cordoned and one.incident_id]
+    ours = [node for node in world.cluster.by_name.values() if node.is_cordoned and node.incident_id]
     node = world.cluster.node(CLUSTER, name)
     if node is None:
         return  # the node was deleted, so it is not cordoned
     pool = node.pool
     most = pool_limit(rails.pool_cordons, rails.pool_cordon_share, world.pool_sizes.get(pool, world.size))
-    others = [one.name for one in ours if one.pool == pool]
+    names = [node.name for node in ours if node.pool == pool]
     # A node with a deadline is always cordoned at once: its jobs save now or never.
     if any(doc["nodeName"] == name and doc["deadlineAt"] for doc in _incidents(world)):
         return
-    if name not in {one.name for one in ours} and (len(others) >= most or len(ours) >= rails.fleet_cordons):
-        yield f"{name} is cordoned beyond the limit of {most}; already cordoned: {', '.join(others)}"
+    if name not in {node.name for node in ours} and (len(names) >= most or len(ours) >= rails.fleet_cordons):
+        yield f"{name} is cordoned beyond the limit of {most}; already cordoned: {', '.join(names)}"
 
 
 @invariant_check(
@@ -597,27 +597,29 @@ def unhealthy_node_gets_no_job(world: "Simulation", changes: Changes) -> Iterato
         is_held = after is not None and key.sk.startswith("CHARGE#") and rows.read(after, Charge).is_held
         if after is None or not is_held or (before is not None and rows.read(before, Charge).is_held):
             continue
-        left = _left_unhealthy(world, before=_began(world) - _INDEXED_WITHIN)
+        left_unhealthy = _left_unhealthy(world, before=_began(world) - _INDEXED_WITHIN)
         for name in rows.read(after, Charge).node_names:
             node = world.cluster.node(CLUSTER, name)
-            if node is not None and node.instance_id in left:
-                yield f"{key.sk} is admitted on {name}, but {left[node.instance_id]} left it unhealthy"
+            if node is not None and node.instance_id in left_unhealthy:
+                yield f"{key.sk} is admitted on {name}, but {left_unhealthy[node.instance_id]} left it unhealthy"
 
 
 @invariant_check("no-job-on-unhealthy-node", "", CheckTrigger.LOOK)
 def unhealthy_is_not_free(world: "Simulation") -> Iterator[str]:
-    left = _left_unhealthy(world, before=world.loop.seconds - _INDEXED_WITHIN)
-    if not left:
+    left_unhealthy = _left_unhealthy(world, before=world.loop.seconds - _INDEXED_WITHIN)
+    if not left_unhealthy:
         return
     world.seen["status with an unhealthy node"] += 1
     ages = read_sources.run(world.observer_context())
-    said = read_fleet.status(ages, world.observer_context())
+    status = read_fleet.status(ages, world.observer_context())
     nodes = [rows.read(row, FleetNode) for row in world.ledger.of("META", "NODE#")]
-    usable = [node for node in nodes if node.life.instance_id not in left and not (node.is_gone or node.is_cordoned)]
+    usable = [
+        node for node in nodes if node.life.instance_id not in left_unhealthy and not (node.is_gone or node.is_cordoned)
+    ]
     most = sum(max(0, node.accelerators - node.accelerators_in_use) for node in usable)
-    if (said["gpus"]["free"] or 0) > most:
-        unhealthy = ", ".join(sorted(left))
-        yield f"{said['gpus']['free']} GPUs are shown as free, but at most {most} are; unhealthy: {unhealthy}"
+    if (status["gpus"]["free"] or 0) > most:
+        unhealthy = ", ".join(sorted(left_unhealthy))
+        yield f"{status['gpus']['free']} GPUs are shown as free, but at most {most} are; unhealthy: {unhealthy}"
 
 
 _INDEXED_WITHIN = 30.0
@@ -627,8 +629,8 @@ _INDEXED_WITHIN = 30.0
 def _left_unhealthy(world: "Simulation", *, before: float) -> dict[str, str]:
     """Return the incidents that left nodes unhealthy before a time, by instance id."""
     until = A_MOMENT + timedelta(seconds=before)
-    found = (rows.read(row, UnhealthyNode) for row in world.ledger.of("META", "UNHEALTHY#"))
-    return {node.life.instance_id: node.incident_id for node in found if not node.trusted_by and node.since < until}
+    nodes = (rows.read(row, UnhealthyNode) for row in world.ledger.of("META", "UNHEALTHY#"))
+    return {node.life.instance_id: node.incident_id for node in nodes if not node.trusted_by and node.since < until}
 
 
 @invariant_check(
@@ -657,9 +659,9 @@ def attempts_are_alone(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
 )
 def stops_have_a_reason(world: "Simulation", job_id: str, attempt: int) -> Iterator[str]:
     row = world.ledger.rows.get(job_rows.attempt_key(job_id, attempt))
-    asked = rows.read(world.ledger.rows[job_rows.job_key(job_id)], Job).stop_of(attempt)
+    request = rows.read(world.ledger.rows[job_rows.job_key(job_id)], Job).stop_of(attempt)
     is_over = row is not None and AttemptState(row.doc["state"]).has_ended
-    if not is_over and not (asked and asked.reason):
+    if not is_over and not (request and request.reason):
         yield f"{job_id}-a{attempt} is asked to stop without a recorded reason"
 
 
@@ -844,7 +846,7 @@ def cycle_decisions(world: "Simulation") -> Iterator[Any]:
     nodes = join_nodes(world.cluster.nodes(CLUSTER), world.provider.nodes(), CLUSTER)
     in_use = {(CLUSTER, name): count for name, count in world.cluster.resources_in_use(CLUSTER).items()}
     charges = held_charges(world)
-    seen = [(CLUSTER, one) for one in world.cluster.workloads(CLUSTER)]
+    seen = [(CLUSTER, workload) for workload in world.cluster.workloads(CLUSTER)]
     now = world.loop.now()
     unhealthy = unhealthy_nodes.unhealthy_among(world.cluster.nodes(CLUSTER), world.observer_context())
     capacities = node_capacity(nodes, resources_taken(in_use, charges, seen), unhealthy)
@@ -855,8 +857,8 @@ def cycle_decisions(world: "Simulation") -> Iterator[Any]:
         pending = [request for request in pending if request.job_id not in rented.serving]
     setup = world.sharing.setup if world.sharing else TeamSetup()
     # No job waits for a spare any more, so each may start at any of its sizes.
-    asked = tuple(request.model_copy(update={"shrinks_at": None}) for request in pending)
-    queue = QueueSnapshot(capacities=capacities, pending=asked, setup=setup)
+    requests = tuple(request.model_copy(update={"shrinks_at": None}) for request in pending)
+    queue = QueueSnapshot(capacities=capacities, pending=requests, setup=setup)
     if setup.has_teams:
         tree = world.ledger.rows[quota_rows.tree_key()]
         holders = {
@@ -903,7 +905,7 @@ def no_leftovers(world: "Simulation") -> Iterator[str]:
                 yield key.pk
         elif key.pk.removeprefix("DRILL-").startswith("LEASE#") and row.doc.get("incidentId"):
             yield f"{key.pk} is still leased by {row.doc['incidentId']}; no lease must remain"
-    charged = {f"CHARGE#{each.job_id}-a{each.attempt}" for each in held_charges(world)}
+    charged = {f"CHARGE#{held_charge.job_id}-a{held_charge.attempt}" for held_charge in held_charges(world)}
     live = {f"CHARGE#{doc['jobId']}-a{doc['attempt']}" for doc in _live_attempts(world)}
     yield from (f"{name} has no attempt" for name in sorted(charged - live))
     yield from (f"{name} is missing" for name in sorted(live - charged))
@@ -996,8 +998,8 @@ def blind_is_never_ok(world: "Simulation") -> Iterator[str]:
     for port in sorted(late):
         if by_name[_SOURCE_OF[port]].is_trusted:
             yield f"the {port} does not answer, but its source shows {by_name[_SOURCE_OF[port]].reason!r}"
-    said = read_fleet.status(ages, world.observer_context())
-    if said["health"] == "OK":
+    status = read_fleet.status(ages, world.observer_context())
+    if status["health"] == "OK":
         yield f"status shows OK although {', '.join(sorted(late))} does not answer"
 
 

@@ -123,24 +123,28 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seek", metavar="INVARIANT", help="look for a seed that breaks it, in this very tree")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="so many at most")
     parser.add_argument("names", nargs="*", help="only these mutants")
-    given = parser.parse_args(arguments)
-    if given.seek:
-        found = find_violation(given.seek, given.seeds)
-        print(json.dumps({"seed": found.seed, "text": found.text}))
+    args = parser.parse_args(arguments)
+    if args.seek:
+        mutant_detection = find_violation(args.seek, args.seeds)
+        print(json.dumps({"seed": mutant_detection.seed, "text": mutant_detection.text}))
         return 0
-    chosen = [mutant for mutant in mutants() if not given.names or mutant.name in given.names]
+    chosen = [mutant for mutant in mutants() if not args.names or mutant.name in args.names]
     print(f"{'mutant':34} {'invariant':28} seed  what broke")
     survived = 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for mutant, hunted in [(mutant, pool.submit(run_seeds, mutant, given.seeds)) for mutant in chosen]:
+        for mutant, hunted in [(mutant, pool.submit(run_seeds, mutant, args.seeds)) for mutant in chosen]:
             try:
-                found = hunted.result()
+                mutant_detection = hunted.result()
             except RuntimeError as error:
                 survived += 1
                 print(f"{mutant.name:34} {mutant.invariant:28} BROKEN: {error}", flush=True)
                 continue
-            survived += not found.seed
-            told = f"{found.seed:4}  {found.text[:90]}" if found.seed else f"   -  SURVIVED {given.seeds} seeds"
+            survived += not mutant_detection.seed
+            told = (
+                f"{mutant_detection.seed:4}  {mutant_detection.text[:90]}"
+                if mutant_detection.seed
+                else f"   -  SURVIVED {args.seeds} seeds"
+            )
             print(f"{mutant.name:34} {mutant.invariant:28} {told}", flush=True)
     print(f"mutants: {len(chosen) - survived} of {len(chosen)} found")
     return 1 if survived else 0

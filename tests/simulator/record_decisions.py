@@ -127,7 +127,7 @@ def codes_of(value: Any) -> tuple[Any, ...]:
 
 
 def shape_of_decision(record: Decision) -> tuple[Any, ...]:
-    options = tuple(sorted({_WITH_DIGIT.sub("#", each.option) for each in record.alternatives}))
+    options = tuple(sorted({_WITH_DIGIT.sub("#", alternative.option) for alternative in record.alternatives}))
     return (record.kind, record.action, record.mode, _WITH_DIGIT.sub("#", record.reason), options)
 
 
@@ -249,9 +249,9 @@ class Calls:
 
 def watch(calls: Calls) -> None:
     """Replace the watched functions in every module of Evenkeel that imports them."""
-    for found in pkgutil.walk_packages(evenkeel.__path__, "evenkeel."):
-        if not found.name.startswith("evenkeel.training.__main__"):
-            importlib.import_module(found.name)
+    for module_info in pkgutil.walk_packages(evenkeel.__path__, "evenkeel."):
+        if not module_info.name.startswith("evenkeel.training.__main__"):
+            importlib.import_module(module_info.name)
     watched = {id(function): calls.recorded(name, function) for name, function in FUNCTIONS.items()}
     for name, module in list(sys.modules.items()):
         if name.startswith("evenkeel.") and name != "evenkeel.domain.replay":
@@ -471,7 +471,7 @@ def keep_policies(policies: Policies) -> None:
 
 def told(decisions: list[Json], calls: list[Json], left_out: Mapping[str, int]) -> None:
     """Print the number of kept and dropped records."""
-    kinds = Counter(f"{each['decision']['kind']} {each['decision']['action'][:30]}" for each in decisions)
+    kinds = Counter(f"{decision['decision']['kind']} {decision['decision']['action'][:30]}" for decision in decisions)
     for name, count in sorted((kinds + Counter(each["function"] for each in calls)).items()):
         print(f"{count:5}  {name}")
     for why, count in sorted(left_out.items()):
@@ -483,18 +483,18 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", choices=("simulator", "tests", "drills"))
     parser.add_argument("names", nargs="*", help="the seeds as first..last, folders of tests, or drills")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set decides which call is first
         command = [sys.executable, "-m", "tests.simulator.record_decisions", *arguments]
         return subprocess.run(
             command, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": "0", "CI": "1"}, check=False
         ).returncode
-    if given.source == "drills":
-        from_drills(given.names or list(DRILLS))
-    elif given.source == "tests":
-        from_tests(given.names or list(TESTS))
+    if args.source == "drills":
+        from_drills(args.names or list(DRILLS))
+    elif args.source == "tests":
+        from_tests(args.names or list(TESTS))
     else:
-        first, _, last = (given.names or [f"{SEEDS[0]}..{SEEDS[1]}"])[0].partition("..")
+        first, _, last = (args.names or [f"{SEEDS[0]}..{SEEDS[1]}"])[0].partition("..")
         from_simulator(int(first), int(last))
     return 0
 

@@ -58,7 +58,7 @@ def _began(world: Simulation) -> float:
 
 def _machine(cluster: RentingCluster, node_name: str) -> BurstMachine | None:
     """Return the rented node that a node is, or was."""
-    return next((each for each in cluster.machines.values() if each.node_name == node_name), None)
+    return next((machine for machine in cluster.machines.values() if machine.node_name == node_name), None)
 
 
 def _was_usable(burst_node: BurstMachine, since: float) -> bool:
@@ -86,16 +86,16 @@ def caps_hold(world: Simulation, changes: Changes) -> Iterator[str]:
             spends[doc["team"]] += doc["nodes"] * doc["offers"][-1]["microsPerNodeHour"]
     policies = world.renting.policies
     # A function that began under the previous policy has read that policy.
-    known = [
+    burst_policies = [
         burst
         for number, (_, burst) in enumerate(policies, 1)
         if number == len(policies) or policies[number][0] >= _began(world)
     ]
-    fleet = max(burst.fleet_cap_micros_per_hour for burst in known)
+    fleet = max(burst.fleet_cap_micros_per_hour for burst in burst_policies)
     if spends.total() > fleet:
         yield f"the fleet rents for {spends.total()}, more than its cap of {fleet}"
     for team, spent in spends.items():
-        most = max(burst.team_cap_of(team) for burst in known)
+        most = max(burst.team_cap_of(team) for burst in burst_policies)
         if spent > most:
             yield f"team {team} rents for {spent}, more than its cap of {most}"
 
@@ -119,10 +119,10 @@ def pools_are_bounded(world: Simulation, pool: str, limit: tuple[int, int]) -> I
     assert world.renting is not None
     nodes, accelerators = limit
     began, now = _began(world), world.loop.seconds
-    asked = [each for each in world.renting.asked.values() if each.pool == pool]
+    requests = [request for request in world.renting.asked.values() if request.pool == pool]
     # A rental that began or ended during this count may be included or not: the last one is counted again.
-    least = sum(each.nodes for each in asked if each.since <= began and each.until > now)
-    most = sum(each.nodes for each in asked if each.until >= began)
+    least = sum(request.nodes for request in requests if request.since <= began and request.until > now)
+    most = sum(request.nodes for request in requests if request.until >= began)
     if not least <= nodes <= most:
         yield f"{pool} has a limit of {nodes} nodes; its rentals need {least} to {most}"
     if nodes > world.renting.by_name[pool].max_nodes or accelerators != GPUS * nodes:
@@ -136,11 +136,13 @@ def asks_are_bounded(world: Simulation, changes: Changes) -> Iterator[str]:
     asked, now = world.renting.asked, world.loop.seconds
     for _, doc in _changed(changes):
         for place, offer in enumerate(doc["offers"], 1):
-            one = asked.setdefault((_name(doc), place), CapacityRequest(offer["pool"], doc["nodes"], now))
+            request = asked.setdefault((_name(doc), place), CapacityRequest(offer["pool"], doc["nodes"], now))
             is_over = offer["refused"] or place < len(doc["offers"]) or not _serves(doc)
-            one.until = min(one.until, now) if is_over else math.inf
+            request.until = min(request.until, now) if is_over else math.inf
         pool = world.renting.by_name[doc["offers"][-1]["pool"]]
-        held = sum(each.nodes for each in asked.values() if each.pool == pool.name and each.until == math.inf)
+        held = sum(
+            request.nodes for request in asked.values() if request.pool == pool.name and request.until == math.inf
+        )
         if held > pool.max_nodes:
             yield f"{held} nodes of {pool.name} are requested, more than its {pool.max_nodes}"
 
@@ -229,7 +231,11 @@ def no_orphan_nodes(world: Simulation) -> Iterator[str]:
 )
 def rented_once(world: Simulation, changes: Changes) -> Iterator[str]:
     for before, doc in _changed(changes):
-        others = [each for each in _rentals(world) if each["jobId"] == doc["jobId"] and each["number"] != doc["number"]]
+        others = [
+            rental
+            for rental in _rentals(world)
+            if rental["jobId"] == doc["jobId"] and rental["number"] != doc["number"]
+        ]
         if _serves(doc) and any(map(_serves, others)):
             yield f"{_name(doc)} is {doc['state']} beside another open rental of its job; one is allowed"
         if before is not None:
@@ -283,7 +289,7 @@ def gang_gets_all_nodes_at_once(world: Simulation, changes: Changes) -> Iterator
             continue
         if len({*doc["nodeNames"]}) != doc["nodes"]:
             yield f"{_name(doc)} is handed over with {len(doc['nodeNames'])} of {doc['nodes']} nodes"
-        others = [each for each in _rentals(world) if _name(each) != _name(doc) and _serves(each)]
+        others = [rental for rental in _rentals(world) if _name(rental) != _name(doc) and _serves(rental)]
         for name in doc["nodeNames"]:
             burst_node = _machine(world.cluster, name)
             if burst_node is None or burst_node.pool != doc["offers"][-1]["pool"]:

@@ -216,7 +216,7 @@ class RentingScenario:
 
     def _pass(self) -> None:
         """Run the minute's cycle if nodes are rented: a cycle ends rentals whose time is over."""
-        if any(one.until == math.inf for one in self.asked.values()):
+        if any(request.until == math.inf for request in self.asked.values()):
             self.world.invoke_scheduled("schedule_jobs")
 
     def _fail_committed_node(self) -> None:
@@ -305,9 +305,9 @@ class RentingCluster(SimulatedCluster):
 
     def claims(self, cluster: str, pool: str) -> tuple[NodeClaim, ...]:
         return tuple(
-            NodeClaim(name=each.claim, node_name=each.node_name)
-            for each in self.machines.values()
-            if each.pool == pool and each.gone_at is None
+            NodeClaim(name=machine.claim, node_name=machine.node_name)
+            for machine in self.machines.values()
+            if machine.pool == pool and machine.gone_at is None
         )
 
     def delete_claim(self, cluster: str, name: str) -> None:
@@ -370,19 +370,19 @@ class RentingCluster(SimulatedCluster):
 
     def _let_run(self, spec: LaunchSpec) -> None:
         """Run the pods of an attempt on nodes without capacity pods; the attempt trains after all of them run."""
-        found = self.jobs.get(CLUSTER, {}).get((spec.attempt.namespace, spec.attempt.job_id, spec.attempt.attempt))
-        if found is None or not found.is_there:
+        workload = self.jobs.get(CLUSTER, {}).get((spec.attempt.namespace, spec.attempt.job_id, spec.attempt.attempt))
+        if workload is None or not workload.is_there:
             self._held_up.remove(spec)
             return
         taken = set(self.stands.values())
-        found.pods = [
+        workload.pods = [
             pod.replace(phase=PodPhase.RUNNING)
             if pod.phase is PodPhase.PENDING and pod.node_name and pod.node_name not in taken
             else pod
-            for pod in found.pods
+            for pod in workload.pods
         ]
         self._changed("pod")
-        if not any(pod.phase is PodPhase.PENDING and pod.node_name for pod in found.pods):
+        if not any(pod.phase is PodPhase.PENDING and pod.node_name for pod in workload.pods):
             self._held_up.remove(spec)
             self.on_launch(spec)
 
@@ -390,15 +390,18 @@ class RentingCluster(SimulatedCluster):
 
     def machine_of(self, node_name: str) -> BurstMachine | None:
         """Return the rented node of a node; None if the node is not rented, or ended."""
-        return next((each for each in self.alive() if each.node_name == node_name), None)
+        return next((burst_machine for burst_machine in self.alive() if burst_machine.node_name == node_name), None)
 
     def alive(self) -> Iterator[BurstMachine]:
         """Yield the nodes that were requested and have not ended."""
-        return (each for each in self.machines.values() if each.gone_at is None)
+        return (machine for machine in self.machines.values() if machine.gone_at is None)
 
     def left(self) -> Iterator[str]:
         """Return the description of the rented nodes."""
-        yield from (f"{each.claim} is there, {each.node_name or 'not joined'}" for each in self.alive())
+        yield from (
+            f"{burst_machine.claim} is there, {burst_machine.node_name or 'not joined'}"
+            for burst_machine in self.alive()
+        )
         yield from (f"capacity pods of {name} are there" for name in self.capacity)
         for (_, pool), limit in self.limits.items():
             if limit not in ((0, 0), None):
@@ -422,12 +425,14 @@ class RentingCluster(SimulatedCluster):
                 continue
             homeless = [number for number in range(spec.nodes) if not self._stand(spec, number)]
             decided = self._decided[spec.pool]
-            coming = decided + sum(each.pool == spec.pool and not each.node_name for each in self.alive())
-            there = decided + sum(each.pool == spec.pool for each in self.alive())
+            coming = decided + sum(
+                burst_machine.pool == spec.pool and not burst_machine.node_name for burst_machine in self.alive()
+            )
+            there = decided + sum(burst_machine.pool == spec.pool for burst_machine in self.alive())
             most = (self.limits.get((CLUSTER, spec.pool)) or (0, 0))[0]
             for _ in range(min(len(homeless) - coming, most - there)):
                 size, until = self.renting.dry.get(spec.pool, (math.inf, math.inf))
-                had = sum(each.pool == spec.pool for each in self.alive()) + self._decided[spec.pool]
+                had = sum(burst_machine.pool == spec.pool for burst_machine in self.alive()) + self._decided[spec.pool]
                 if (had >= size and self.loop.seconds < until) or self._makes_trouble("refused"):
                     self.refusals[spec.pool] = (self.loop.now(), "InsufficientInstanceCapacity")
                     self.world.tell(f"{spec.pool} has no capacity")

@@ -192,8 +192,8 @@ class SequentialExecutor:
 
 @functools.cache
 def _with_threads() -> tuple[Any, ...]:
-    found = pkgutil.walk_packages(evenkeel.services.__path__, "evenkeel.services.")
-    modules = [entry, ledger_port, *(importlib.import_module(each.name) for each in found)]
+    walk_packages = pkgutil.walk_packages(evenkeel.services.__path__, "evenkeel.services.")
+    modules = [entry, ledger_port, *(importlib.import_module(module_info.name) for module_info in walk_packages)]
     return tuple(module for module in modules if hasattr(module, "ThreadPoolExecutor"))
 
 
@@ -1058,8 +1058,8 @@ class SimulatedWorkflows:
         return started
 
     def state(self, machine: WorkflowName, name: str) -> ExecutionState:
-        found = self.simulation.engine.executions.get((str(machine), name))
-        return found.status if found else ExecutionState.NONE
+        execution = self.simulation.engine.executions.get((str(machine), name))
+        return execution.status if execution else ExecutionState.NONE
 
     def trace(self, machine: WorkflowName, name: str) -> None:
         """Return nothing: no service of the simulator shows what an execution did."""

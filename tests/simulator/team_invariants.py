@@ -42,8 +42,8 @@ def _charges(world: "Simulation") -> list[Charge]:
 
 
 def _job(world: "Simulation", job_id: str) -> Job:
-    found: Job = rows.read(world.ledger.rows[job_rows.job_key(job_id)], Job)
-    return found
+    job: Job = rows.read(world.ledger.rows[job_rows.job_key(job_id)], Job)
+    return job
 
 
 def _jobs_changed(changes: Changes) -> Iterator[tuple[Job, Job]]:
@@ -85,12 +85,12 @@ def quotas_hold(world: "Simulation", changes: Changes) -> Iterator[str]:
 
 
 def over(setup: TeamSetup, charges: Iterable[Charge]) -> Iterator[str]:
-    found = setup.queues
+    queues = setup.queues
     admitted = []
     for charge in charges:
         use = {(flavor, name): amount for flavor, amounts in charge.use.items() for name, amount in amounts.items()}
         admitted.append(Admitted(Workload(charge.job_id, charge.queue, ()), (), (), use=use))
-    yield from overcommitted(found.queues, found.cohorts, admitted)
+    yield from overcommitted(queues.queues, queues.cohorts, admitted)
 
 
 @invariant_check(
@@ -135,7 +135,7 @@ def spending_is_counted_once(world: "Simulation") -> Iterator[str]:
         for period in (f"{now:%Y-%m-%d}", f"{now:%Y-%m}"):
             row = world.ledger.rows.get(quota_rows.spent_key(team.name, period))
             counted = row.doc["acceleratorSeconds"] if row else 0
-            held = [each for each in _charges(world) if each.team == team.name]
+            held = [charge for charge in _charges(world) if charge.team == team.name]
             spent = _spent(world, team.name, period, now)
             if not held and counted != spent:
                 yield f"team {team.name} held {spent} accelerator-seconds in {period}, but {counted} are counted"
@@ -153,25 +153,25 @@ def spending_is_counted_once(world: "Simulation") -> Iterator[str]:
 def no_preempt_cycle(world: "Simulation", changes: Changes) -> Iterator[str]:
     if world.sharing is None:
         return
-    known = world.sharing.evictions
+    eviction_counter = world.sharing.evictions
     for before, after in _jobs_changed(changes):
         is_asked_anew = before.is_suspended and not after.is_suspended
         if after.current_attempt > before.current_attempt or is_asked_anew:
-            for turn in [turn for turn in known.turns if turn[0] == after.job_id]:
-                del known.turns[turn]
-        asked = after.stop_request
-        by = asked.by.removeprefix("schedule_jobs/") if asked and asked != before.stop_request else ""
-        if not by.startswith("job-") or asked is None:
+            for turn in [turn for turn in eviction_counter.turns if turn[0] == after.job_id]:
+                del eviction_counter.turns[turn]
+        request = after.stop_request
+        by = request.by.removeprefix("schedule_jobs/") if request and request != before.stop_request else ""
+        if not by.startswith("job-") or request is None:
             continue
         pair = frozenset((by, after.job_id))
         guard = world.sharing.setup.fleet.switches.flap_guard_seconds
-        last = known.at.get(pair)
-        if last is not None and abs((asked.requested_at - last).total_seconds()) < guard:
+        last = eviction_counter.at.get(pair)
+        if last is not None and abs((request.requested_at - last).total_seconds()) < guard:
             yield f"{by} preempts {after.job_id} again; the last preemption between them was at {last:%H:%M:%S}"
-        known.at[pair] = asked.requested_at
-        known.turns[by, after.job_id] += 1
-        if known.turns[by, after.job_id] > _MAX_TURNS:
-            yield f"{by} preempted {after.job_id} {known.turns[by, after.job_id]} times without starting"
+        eviction_counter.at[pair] = request.requested_at
+        eviction_counter.turns[by, after.job_id] += 1
+        if eviction_counter.turns[by, after.job_id] > _MAX_TURNS:
+            yield f"{by} preempted {after.job_id} {eviction_counter.turns[by, after.job_id]} times without starting"
 
 
 @invariant_check(
@@ -187,8 +187,8 @@ def preempted_job_keeps_its_place(world: "Simulation", changes: Changes) -> Iter
         if key.sk.startswith("ATTEMPT#") and before and after and after.doc["state"] == AttemptState.STOPPED
     }
     for before, after in _jobs_changed(changes) if ended else ():
-        asked = before.stop_of(before.current_attempt)
-        if not asked or not asked.by.startswith("schedule_jobs/") or (after.job_id, asked.attempt) not in ended:
+        request = before.stop_of(before.current_attempt)
+        if not request or not request.by.startswith("schedule_jobs/") or (after.job_id, request.attempt) not in ended:
             continue
         if before.state is JobState.STOPPING:
             continue

@@ -284,7 +284,7 @@ class TeamScenario:
     def _give_back(self, writes: tuple[Write, ...]) -> None:
         """Suspend a preempting job, and resume it after the preempted job runs again."""
         world, whims = self.world, self._random_changes
-        jobs = [each.row.doc for each in writes if isinstance(each, Put) and each.row.key.sk == "META"]
+        jobs = [write.row.doc for write in writes if isinstance(write, Put) and write.row.key.sk == "META"]
         asked = [str((doc.get("stopRequest") or {}).get("by", "")) for doc in jobs if doc.get("state") == "RUNNING"]
         winners = [by.removeprefix("schedule_jobs/") for by in asked if by.startswith("schedule_jobs/job-")]
         if not winners or world.is_calm or whims.random() > _CHANGE_SHARE:
@@ -299,7 +299,7 @@ class TeamScenario:
         world = self.world
         if not self._overtakes or world.is_calm:
             return
-        charges = [each.row.doc for each in writes if isinstance(each, Put) and _is_admission(each)]
+        charges = [write.row.doc for write in writes if isinstance(write, Put) and _is_admission(write)]
         charges = [charge for charge in charges if charge["team"] in (*self.names, RIVALS)]
         if not charges:
             return
@@ -344,12 +344,12 @@ class TeamScenario:
 
     def _some(self, number: int, *, is_suspended: bool = False) -> str:
         """Return the id of some job that has not ended, or nothing."""
-        found = [
+        job_ids = [
             job.job_id
             for job in self._jobs()
             if not job.state.has_ended and job.state is not JobState.STOPPING and job.is_suspended >= is_suspended
         ]
-        return found[number % len(found)] if found else ""
+        return job_ids[number % len(job_ids)] if job_ids else ""
 
     def _jobs(self) -> list[Job]:
         kept = self.world.ledger.rows.items()
@@ -404,10 +404,10 @@ class TeamScenario:
 
     def _change(self, name: str, changed: Callable[[Team], Team]) -> None:
         with self.world.aside():
-            found = team_setup.load(self.world.ledger)
-        team = found.setup.by_name.get(name)
+            stored_setup = team_setup.load(self.world.ledger)
+        team = stored_setup.setup.by_name.get(name)
         if team is not None:
-            self._set_up(changed(team), found.version_of(name))
+            self._set_up(changed(team), stored_setup.version_of(name))
 
     def _run_unmanaged(self, number: int, seconds: float) -> None:
         """Let a person run an unmanaged pod on free nodes for a while."""

@@ -40,7 +40,7 @@ def test_seed_gives_the_same_run_in_every_process() -> None:
     program = "from tests.simulator.fuzz import run_seed; print(*(run_seed(seed).trace for seed in (7, 8, 9)))"
     here = " ".join(run_seed(seed).trace for seed in (7, 8, 9))
 
-    said = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT,
         env={**os.environ, "PYTHONHASHSEED": "1"},  # this process has another, unless its caller chose the same
@@ -48,7 +48,7 @@ def test_seed_gives_the_same_run_in_every_process() -> None:
         text=True,
         check=True,
     )
-    assert said.stdout.strip() == here
+    assert completed.stdout.strip() == here
 
 
 @pytest.mark.parametrize("seed", range(1, 13))

@@ -43,7 +43,7 @@ def described(action: str) -> Json:
 
 def actions() -> Json:
     """Return each action of the templates with its reference and the resources on which it can be granted."""
-    names = sorted({action for each in all_statements() for action in each.actions})
+    names = sorted({action for statement in all_statements() for action in statement.actions})
     return {
         name: {
             "reference": _PUBLISHED.format(service=name.partition(":")[0]),

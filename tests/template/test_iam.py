@@ -192,7 +192,9 @@ def test_aliases_are_invoked_and_versions_pinned() -> None:
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_function_writes_only_its_own_log(name: str) -> None:
-    (statement,) = [each for each in ROLES if each.owner == f"{name}Role" and each.sid == "WriteOwnLogs"]
+    (statement,) = [
+        statement for statement in ROLES if statement.owner == f"{name}Role" and statement.sid == "WriteOwnLogs"
+    ]
     assert statement.resources == ({"Fn::Sub": f"${{{name}Logs.Arn}}"},)
 
 

@@ -87,6 +87,6 @@ def test_cfn_lint_checks_inside_a_wrapped_workflow() -> None:
         "Properties": {"RoleArn": "arn:aws:iam::000000000000:role/machine", "DefinitionString": json.dumps(broken)},
     }
 
-    found = every_finding({"AWSTemplateFormatVersion": "2010-09-09", "Resources": {"Machine": machine}})
+    finding = every_finding({"AWSTemplateFormatVersion": "2010-09-09", "Resources": {"Machine": machine}})
 
-    assert any(rule == "E3601" for (rule, _), _ in found)
+    assert any(rule == "E3601" for (rule, _), _ in finding)

@@ -205,10 +205,10 @@ def test_dashboard_shows_every_function_table_workflow_and_alarm() -> None:
 
 def test_widgets_do_not_overlap() -> None:
     cells = [
-        (each["x"] + right, each["y"] + down)
-        for each in widgets()
-        for right in range(each["width"])
-        for down in range(each["height"])
+        (widget["x"] + right, widget["y"] + down)
+        for widget in widgets()
+        for right in range(widget["width"])
+        for down in range(widget["height"])
     ]
 
     assert len(cells) == len(set(cells))
@@ -387,8 +387,13 @@ def test_every_declared_metric_is_emitted() -> None:
 def test_documented_metrics_match_the_declared_metrics() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", LIST.read_text(encoding="utf-8"), re.MULTILINE)
     assert rows == [
-        (each.name, each.unit, ", ".join(f"`{to_pascal(name)}`" for name in each.dimensions) or "–", each.meaning)
-        for each in METRICS.values()
+        (
+            metric.name,
+            metric.unit,
+            ", ".join(f"`{to_pascal(name)}`" for name in metric.dimensions) or "–",
+            metric.meaning,
+        )
+        for metric in METRICS.values()
     ]
 
 

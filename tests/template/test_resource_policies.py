@@ -29,7 +29,7 @@ FOR_OPERATORS = {"EventsQueue", "PageTopic"}
 def document_of(name: str, kind: str) -> list[Json]:
     """Return the statements of the one policy of a queue or topic."""
     policy_kind, field = POLICIES[kind]
-    found = [each for each in resources(policy_kind).values() if each[field] == [{"Ref": name}]]
+    found = [resource for resource in resources(policy_kind).values() if resource[field] == [{"Ref": name}]]
     assert len(found) == 1, f"{name} has {len(found)} policies"
     document: list[Json] = found[0]["PolicyDocument"]["Statement"]
     return document
@@ -49,10 +49,10 @@ def names_itself(statement: Json, name: str) -> bool:
 def senders(name: str, kind: str) -> set[str]:
     """Return the roles that the template lets send."""
     return {
-        each.owner
-        for each in statements.of_roles()
-        if SEND[kind] in each.actions
-        and any(resource in ({"Fn::GetAtt": [name, "Arn"]}, {"Ref": name}) for resource in each.resources)
+        statement.owner
+        for statement in statements.of_roles()
+        if SEND[kind] in statement.actions
+        and any(resource in ({"Fn::GetAtt": [name, "Arn"]}, {"Ref": name}) for resource in statement.resources)
     }
 
 
@@ -62,12 +62,12 @@ def arns(condition: Json, operator: str) -> list[Any]:
 
 @pytest.mark.parametrize(("name", "kind"), RECEIVERS)
 def test_only_its_senders_may_send(name: str, kind: str) -> None:
-    (statement,) = [each for each in denials(name, kind) if each.get("Sid") == "DenyOtherSenders"]
+    (statement,) = [denial for denial in denials(name, kind) if denial.get("Sid") == "DenyOtherSenders"]
 
     assert (statement["Principal"], statement["Action"], names_itself(statement, name)) == ("*", SEND[kind], True)
     condition = dict(statement["Condition"])
     assert condition.pop("Bool") == {"aws:PrincipalIsAWSService": "false"}
-    assert {each["Fn::GetAtt"][0] for each in arns(condition, "ArnNotEquals")} == senders(name, kind)
+    assert {arn["Fn::GetAtt"][0] for arn in arns(condition, "ArnNotEquals")} == senders(name, kind)
     condition.pop("ArnNotEquals", None)
     operators = {"aws:PrincipalArn": {"Fn::Split": [",", {"Ref": "OperatorPrincipals"}]}}
     expected = {"ArnNotLike": {"Fn::If": ["HasOperators", operators, {"Ref": "AWS::NoValue"}]}}
@@ -76,7 +76,7 @@ def test_only_its_senders_may_send(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize(("name", "kind"), RECEIVERS)
 def test_sending_without_tls_is_denied(name: str, kind: str) -> None:
-    (conditional,) = [each["Fn::If"] for each in denials(name, kind) if "Fn::If" in each]
+    (conditional,) = [denial["Fn::If"] for denial in denials(name, kind) if "Fn::If" in denial]
 
     condition, statement, otherwise = conditional
     assert (condition, otherwise) == ("UsesTls", {"Ref": "AWS::NoValue"})

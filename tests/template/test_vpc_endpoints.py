@@ -85,9 +85,9 @@ def test_calls_by_lambda_need_no_endpoint() -> None:
     polled = [{"Sid": sid, "Action": ["sqs:ReceiveMessage"]} for sid in POLLED_BY_LAMBDA]
     conditional = {"Fn::If": ["HasHyperPod", {"Sid": "Read", "Action": ["sagemaker:DescribeCluster"]}, None]}
 
-    found = vpc_endpoints.services_of(a_role(*polled, {"Sid": "Log", "Action": ["logs:PutLogEvents"]}, conditional))
+    services = vpc_endpoints.services_of(a_role(*polled, {"Sid": "Log", "Action": ["logs:PutLogEvents"]}, conditional))
 
-    assert list(found) == ["sagemaker"]
+    assert list(services) == ["sagemaker"]
 
 
 # ---------------------------------------------------------------- the stack that makes them
@@ -108,9 +108,9 @@ def names_in(partition: str) -> set[str]:
 
 
 def test_stack_makes_each_endpoint_that_a_function_needs() -> None:
-    wanted = {each.name for endpoints in vpc_endpoints.needs().values() for each in endpoints}
+    names = {endpoint.name for endpoints in vpc_endpoints.needs().values() for endpoint in endpoints}
 
-    assert names_in("aws") == names_in("aws-us-gov") == {f"com.amazonaws.R.{name}" for name in wanted}
+    assert names_in("aws") == names_in("aws-us-gov") == {f"com.amazonaws.R.{name}" for name in names}
 
 
 def test_names_in_china_have_their_own_prefix() -> None:

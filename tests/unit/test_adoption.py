@@ -83,7 +83,7 @@ def test_tables_have_no_fixed_name() -> None:
 
 
 def test_commands_end_with_the_deployment(tmp_path: Path) -> None:
-    given = adoption.commands(planned(), tmp_path)
+    commands = adoption.commands(planned(), tmp_path)
 
-    assert "--change-set-type IMPORT" in given[0]
-    assert shlex.split(given[-1]) == ["make", "deploy", "ENV=prod"]
+    assert "--change-set-type IMPORT" in commands[0]
+    assert shlex.split(commands[-1]) == ["make", "deploy", "ENV=prod"]

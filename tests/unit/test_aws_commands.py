@@ -53,9 +53,9 @@ def commands() -> Iterator[AwsCommand]:
                 yield AwsCommand(name, found[1])
         for inline in _INLINE.findall(_FENCED.sub("", text)):
             yield AwsCommand(name, " ".join(inline.split()))
-    for each in adoption.commands(read_planned_stack(ROOT, "prod"), Path("folder")):
-        if each.startswith("aws "):
-            yield AwsCommand("tools/adoption.py", each)
+    for command in adoption.commands(read_planned_stack(ROOT, "prod"), Path("folder")):
+        if command.startswith("aws "):
+            yield AwsCommand("tools/adoption.py", command)
 
 
 COMMANDS = sorted(set(commands()))
@@ -108,7 +108,7 @@ def test_aws_command_of_a_page_exists(command: AwsCommand) -> None:
     ],
 )
 def test_wrong_command_is_found(text: str, says: str) -> None:
-    assert any(says in each for each in problems(AwsCommand("a page", text)))
+    assert any(says in problem for problem in problems(AwsCommand("a page", text)))
 
 
 def test_pages_have_many_commands() -> None:

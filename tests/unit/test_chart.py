@@ -72,8 +72,8 @@ def test_seed_imports_without_a_refusal_or_a_loss() -> None:
     found = import_values(read)
 
     changed(Policy(), found.policy)
-    assert [each.field for each in read.findings if each.weight is FindingSeverity.REFUSED] == []
-    assert [each.partition(":")[0] for each in found.losses] == ["checkpointSeconds"]
+    assert [finding.field for finding in read.findings if finding.weight is FindingSeverity.REFUSED] == []
+    assert [loss.partition(":")[0] for loss in found.losses] == ["checkpointSeconds"]
     assert set(found.policy["jobTypes"]["types"]) == {"production", "development", "research"}
 
 
@@ -139,8 +139,8 @@ def test_kueue_objects_are_those_of_the_quota_export(tmp_path: Path) -> None:
 
     found = rendered(tmp_path, kueue={"documents": list(exported.documents), "losses": list(exported.losses)})
 
-    assert {key_of(each): each for each in exported.documents}.items() <= found.items()
-    assert {each["kind"] for each in exported.documents} >= {"ClusterQueue", "ResourceFlavor"}
+    assert {key_of(document): document for document in exported.documents}.items() <= found.items()
+    assert {document["kind"] for document in exported.documents} >= {"ClusterQueue", "ResourceFlavor"}
 
 
 def test_uninstall_leaves_every_object_that_jobs_depend_on(tmp_path: Path) -> None:

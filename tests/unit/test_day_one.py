@@ -19,7 +19,7 @@ ROLE = "arn:aws:iam::111122223333:role/evenkeel-machine"
 
 def every_call() -> list[Call]:
     machines = [Machine(name, workflow(name), ROLE) for name in WORKFLOWS]
-    return [*day_one.iam_calls(CLUSTER), *(call for each in machines for call in day_one.workflow_calls(each))]
+    return [*day_one.iam_calls(CLUSTER), *(call for machine in machines for call in day_one.workflow_calls(machine))]
 
 
 CALLS = every_call()
@@ -42,7 +42,7 @@ def test_arguments_are_valid_for_the_service(call: Call) -> None:
 def test_wrong_argument_is_found(wrong: Json, says: str) -> None:
     shape = aws_shapes.operation("stepfunctions", "validate_state_machine_definition").input_shape
 
-    assert any(says in each for each in aws_shapes.problems(wrong, shape))
+    assert any(says in problem for problem in aws_shapes.problems(wrong, shape))
 
 
 def test_every_workflow_is_asked_about() -> None:
@@ -58,7 +58,7 @@ def test_policy_holds_exactly_the_calls_of_hyperpod() -> None:
         "sagemaker:BatchReplaceClusterNodes",
     ]
     assert statements["CheckHyperPodNodes"]["Action"] == ["sagemaker:StartClusterHealthCheck"]
-    assert {each["Resource"] for each in statements.values()} == {CLUSTER}
+    assert {statement["Resource"] for statement in statements.values()} == {CLUSTER}
 
 
 def simulated(decision: str) -> Json:
@@ -138,7 +138,9 @@ def test_unanswered_question_is_told(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_variables_of_the_first_task_have_the_values_of_the_input(name: str) -> None:
     call = next(
-        each for each in day_one.workflow_calls(Machine(name, workflow(name), ROLE)) if "mock" in each.parameters
+        workflow_call
+        for workflow_call in day_one.workflow_calls(Machine(name, workflow(name), ROLE))
+        if "mock" in workflow_call.parameters
     )
     variables = json.loads(call.parameters["variables"])
 
@@ -153,9 +155,10 @@ def test_machines_are_read_as_they_are_deployed() -> None:
         def describe_state_machine(self, stateMachineArn: str) -> Json:  # noqa: N803 - the name of the API
             return {"definition": json.dumps({"arn": stateMachineArn}), "roleArn": ROLE}
 
-    found = list(day_one.deployed_machines(Steps(), "evenkeel-dev", "cn-north-1", "111122223333", "aws-cn"))
+    machines = list(day_one.deployed_machines(Steps(), "evenkeel-dev", "cn-north-1", "111122223333", "aws-cn"))
 
-    assert [each.name for each in found] == list(day_one.INPUTS)
+    assert [machine.name for machine in machines] == list(day_one.INPUTS)
     assert (
-        found[0].definition["arn"] == "arn:aws-cn:states:cn-north-1:111122223333:stateMachine:evenkeel-dev-recover_node"
+        machines[0].definition["arn"]
+        == "arn:aws-cn:states:cn-north-1:111122223333:stateMachine:evenkeel-dev-recover_node"
     )

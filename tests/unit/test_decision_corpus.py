@@ -47,7 +47,9 @@ def translation() -> Translation:
 @pytest.fixture(scope="module")
 def policies(translation: Translation) -> dict[str, Json]:
     """Every recorded policy and section, under the present names."""
-    return {each["id"]: translation.of("policy", each["policy"]) for each in read_lines("policies.jsonl.gz")}
+    return {
+        read_line["id"]: translation.of("policy", read_line["policy"]) for read_line in read_lines("policies.jsonl.gz")
+    }
 
 
 def check_decision(record: Json, translation: Translation, policies: dict[str, Json]) -> None:
@@ -126,7 +128,7 @@ def test_recorded_policies_are_read_in_full(policies: dict[str, Json]) -> None:
 
 def test_corpus_has_every_kind_and_function(translation: Translation) -> None:
     decisions = [record["decision"] for file in DECISIONS for record in read_lines(file)]
-    kinds = Counter(translation.of(each["kind"], each["kind"], "kind") for each in decisions)
+    kinds = Counter(translation.of(decision["kind"], decision["kind"], "kind") for decision in decisions)
 
     assert kinds.keys() | ADDED_LATER == KINDS == FACTS.keys()
     assert {record["function"] for file in CALLS for record in read_lines(file)} == FUNCTIONS.keys()
@@ -137,7 +139,7 @@ def test_every_answer_sentence_is_in_a_listed_field(translation: Translation) ->
     calls = [record for file in CALLS for record in read_lines(file)]
     answers = [translation.of(each["function"], each["answer"], "answer") for each in calls]
     parts = ("action", "reason", "alternatives")
-    answers += [translation.of(each["kind"], {key: each[key] for key in parts}) for each in decisions]
+    answers += [translation.of(decision["kind"], {key: decision[key] for key in parts}) for decision in decisions]
 
     assert {key for answer in answers for key in texts_with_spaces(answer)} <= SENTENCES | TEXTS_FROM_INPUT
 

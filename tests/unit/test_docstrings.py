@@ -35,9 +35,9 @@ def differences(source: str) -> list[str]:
 @pytest.mark.parametrize("folder", SOURCES)
 def test_described_arguments_are_those_of_the_signature(folder: str) -> None:
     wrong = [
-        f"{path.relative_to(PROJECT)}: {each}"
+        f"{path.relative_to(PROJECT)}: {difference}"
         for path in sorted((PROJECT / folder).rglob("*.py"))
-        for each in differences(path.read_text(encoding="utf-8"))
+        for difference in differences(path.read_text(encoding="utf-8"))
     ]
 
     assert wrong == [], "correct the section `Args:` of these docstrings"

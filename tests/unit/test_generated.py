@@ -13,7 +13,7 @@ def test_generated_files_match_the_code() -> None:
 
 
 def test_every_submission_field_has_a_description() -> None:
-    undescribed = [".".join(each.path) for each in job_fields.fields() if not each.text]
+    undescribed = [".".join(field.path) for field in job_fields.fields() if not field.text]
 
     assert undescribed == []
 
@@ -27,4 +27,4 @@ def test_derived_body_keeps_the_declared_descriptions() -> None:
 @pytest.mark.parametrize("name", ["pools", "tolerations"])
 def test_field_without_a_declaration_cannot_be_submitted(name: str) -> None:
     assert name in JobSpec.model_fields
-    assert name not in {each.name for each in submitted_fields(JobSpec)}
+    assert name not in {submitted_field.name for submitted_field in submitted_fields(JobSpec)}

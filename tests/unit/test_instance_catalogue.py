@@ -38,16 +38,17 @@ def test_catalogue_has_every_type_of_the_api() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [each for each in hyperpod_types() if each.removeprefix("ml.").startswith(ACCELERATED)]
+    "name",
+    [hyperpod_type for hyperpod_type in hyperpod_types() if hyperpod_type.removeprefix("ml.").startswith(ACCELERATED)],
 )
 def test_accelerated_type_states_its_accelerators(name: str) -> None:
-    found = shipped().types[name]
+    instance_type = shipped().types[name]
 
-    assert found.accelerators
-    assert found.model
-    assert found.accelerator_memory_mib >= 16 * 1024
-    assert found.vcpu
-    assert found.memory_gib
+    assert instance_type.accelerators
+    assert instance_type.model
+    assert instance_type.accelerator_memory_mib >= 16 * 1024
+    assert instance_type.vcpu
+    assert instance_type.memory_gib
 
 
 def test_answer_in_the_tests_matches_the_model_of_ec2() -> None:
@@ -74,10 +75,10 @@ def test_answer_replaces_facts_and_keeps_mig_profiles() -> None:
 def test_neuron_devices_and_arm_are_read() -> None:
     info = an_answer(GpuInfo={}, NeuronInfo=NEURON, ProcessorInfo={"SupportedArchitectures": ["arm64"]})
 
-    found = instance_type_of(info["InstanceTypes"][0])
+    instance_type = instance_type_of(info["InstanceTypes"][0])
 
-    assert (found["neuron"], found["model"], found["architecture"]) == (16, "trainium", "arm64")
-    assert "gpus" not in found
+    assert (instance_type["neuron"], instance_type["model"], instance_type["architecture"]) == (16, "trainium", "arm64")
+    assert "gpus" not in instance_type
 
 
 def test_type_that_hyperpod_lacks_is_left_out() -> None:

@@ -31,10 +31,10 @@ LONG = "The job " + "waits and " * 13 + "starts."
     ],
 )
 def test_sentences_are_judged(path: str, source: str, rules: list[str]) -> None:
-    assert [found.rule for found in prose.judge(path, source)] == rules
+    assert [finding.rule for finding in prose.judge(path, source)] == rules
 
 
 def test_mostly_passive_page_is_found() -> None:
     page = "\n\n".join(["The node is cordoned by the service."] * 10)
 
-    assert [found.rule for found in prose.judge("a.md", page)] == ["passive in 10 of 10 sentences"]
+    assert [finding.rule for finding in prose.judge("a.md", page)] == ["passive in 10 of 10 sentences"]

@@ -65,7 +65,7 @@ def test_two_releases_of_one_build_are_equal(release: Path, tmp_path: Path) -> N
     first, second = release, a_release(tmp_path, "second")
 
     assert (first / package.CHECKSUMS).read_text() == (second / package.CHECKSUMS).read_text()
-    archives = [tmp_path / f"{each.name}.tar.gz" for each in (first, second)]
+    archives = [tmp_path / f"{path.name}.tar.gz" for path in (first, second)]
     for folder, archive in zip((first, second), archives, strict=True):
         package.write_tar(folder, archive, under="evenkeel")
     assert archives[0].read_bytes() == archives[1].read_bytes()
@@ -123,7 +123,7 @@ def test_zip_keeps_executable_bits_and_no_times(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "code.zip") as archive:
         members = {each.filename: each for each in archive.infolist()}
     assert {name: each.external_attr >> 16 & 0o777 for name, each in members.items()} == {"data": 0o644, "run": 0o755}
-    assert {each.date_time for each in members.values()} == {(1980, 1, 1, 0, 0, 0)}
+    assert {member.date_time for member in members.values()} == {(1980, 1, 1, 0, 0, 0)}
 
 
 def test_chart_archive_has_one_folder_of_its_name(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_chart_archive_has_one_folder_of_its_name(tmp_path: Path) -> None:
 
 
 def test_bill_of_materials_lists_every_pin_with_its_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (layer,) = (each for each in environments.LOCKS if each.name == "layer")
+    (layer,) = (requirements_lock for requirements_lock in environments.LOCKS if requirements_lock.name == "layer")
     monkeypatch.setattr(environments, "LOCKS", (layer,))
 
     package.write_sboms(tmp_path)
@@ -170,7 +170,9 @@ def test_release_workflow_writes_only_where_it_publishes() -> None:
     assert WORKFLOW["permissions"] == {}
     assert WORKFLOW["jobs"]["build"]["permissions"] == {"contents": "read"}
     commands = [step.get("run", "") for step in WORKFLOW["jobs"]["publish"]["steps"]]
-    assert not any("make" in each for each in commands), "the job with rights to write runs no code of the project"
+    assert not any("make" in command for command in commands), (
+        "the job with rights to write runs no code of the project"
+    )
 
 
 def test_chart_and_local_distribution_have_the_projects_version() -> None:

@@ -122,13 +122,15 @@ def stand_ins(
     bench: WorkflowBench,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> StubFunctions:
-    made = StubFunctions(bench, tmp_path_factory.mktemp("notes"))
+    stub_functions = StubFunctions(bench, tmp_path_factory.mktemp("notes"))
     tasks = {**WELL, **RUNS, "SettleAttempt": says("JOB_REQUEUED")}
     for name, answer in tasks.items():
         if not name.startswith("Await") and name != "ValidateNode":
-            made.make(name, answer, fails=2 if name == "CordonNode" else 0, dies=1 if name == "RepairNode" else 0)
-    made.make("OpenWait", {"outcome": "OPENED"}, dies=1)
-    return made
+            stub_functions.make(
+                name, answer, fails=2 if name == "CordonNode" else 0, dies=1 if name == "RepairNode" else 0
+            )
+    stub_functions.make("OpenWait", {"outcome": "OPENED"}, dies=1)
+    return stub_functions
 
 
 @pytest.fixture(scope="module")

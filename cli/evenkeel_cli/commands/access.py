@@ -84,8 +84,10 @@ def _found(stack: str, only: list[str] | None) -> tuple["EksAccess", list[str]]:
         raise CommandFailed(Exit.NOT_FOUND, text, code="NOT_FOUND", hint=hint)
     if not names:
         note(f"The stack {site.stack} has no Kubernetes clusters.")
-    wanted = tuple(WantedEntry(name, role, frozenset(access.groups_of(name))) for name, role in roles.items())
-    return EksAccess(aws.client("eks"), site.stack, wanted), [name for name in names if not only or name in only]
+    wanted_entries = tuple(WantedEntry(name, role, frozenset(access.groups_of(name))) for name, role in roles.items())
+    return EksAccess(aws.client("eks"), site.stack, wanted_entries), [
+        name for name in names if not only or name in only
+    ]
 
 
 def _print(out: Printer, found: list["ClusterChanges"], *, is_done: bool) -> None:

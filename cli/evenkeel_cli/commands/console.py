@@ -34,9 +34,9 @@ def console(
         raise CommandFailed(
             Exit.USAGE, f"Port {port} cannot be used: {error.strerror}.", code="PORT_IN_USE", hint="Omit --port."
         ) from error
-    out = page()
-    out.line(f"Console of {client.context.name or client.context.url}: {server.link}")
-    out.stream.flush()
+    printer = page()
+    printer.line(f"Console of {client.context.name or client.context.url}: {server.link}")
+    printer.stream.flush()
     note("The link works once. Press Ctrl-C to stop the console.")
     with server, tempfile.TemporaryDirectory(prefix="evenkeel-console-") as folder:
         if not no_open:

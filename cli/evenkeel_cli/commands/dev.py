@@ -36,11 +36,11 @@ def down() -> None:
 def status(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Try each part and print its address; exit 1 if a part is down."""
     found: dict[str, Any] = _data_centre().status(_root())
-    out = page()
+    printer = page()
     if only(output, (OutputFormat.TABLE, OutputFormat.JSON)).is_document:
-        out.document(found, output)
+        printer.document(found, output)
     else:
-        _show(out, found)
+        _show(printer, found)
     raise typer.Exit(Exit.DONE if found["isUp"] else Exit.FAILED)
 
 
@@ -63,9 +63,9 @@ def _show(out: Printer, found: dict[str, Any]) -> None:
 def env() -> None:
     """Print variables for a shell, so that AWS commands act as the operator: eval "$(evenkeel dev env)"."""
     data_centre, root = _data_centre(), _root()
-    out = page()
+    printer = page()
     for name, value in _read_if_up(data_centre, root, data_centre.environment).items():
-        out.line(f"export {name}={shlex.quote(value)}")
+        printer.line(f"export {name}={shlex.quote(value)}")
 
 
 @app.command("kubeconfig")
@@ -89,8 +89,8 @@ def _data_centre() -> Any:
 
 def _root() -> Path:
     """Return the project folder: the current folder or its nearest parent that holds the template."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
+    path = Path.cwd()
+    for folder in (path, *path.parents):
         if (folder / "template.yaml").is_file() and (folder / "local").is_dir():
             return folder
     raise CommandFailed(

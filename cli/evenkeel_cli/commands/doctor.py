@@ -48,27 +48,27 @@ def doctor(
         _check_before(before, skip, form)
     skipped = _skipped(skip, checks.CHECKS)
     site, _ = stack_site(stack)
-    out = page()
+    printer = page()
     where = site.context
-    doctor_findings = checks.run(site, out.now(), skipped)
-    then = findings.next_step(doctor_findings, checks.ENABLE)
+    doctor_findings = checks.run(site, printer.now(), skipped)
+    next_step = findings.next_step(doctor_findings, checks.ENABLE)
     if form.is_document:
-        fleet, as_of = site.fleet(), out.now().isoformat()
+        fleet, as_of = site.fleet(), printer.now().isoformat()
         document = findings.to_json(
-            doctor_findings, fleet=fleet, stack=site.stack, region=where.region, as_of=as_of, then=then
+            doctor_findings, fleet=fleet, stack=site.stack, region=where.region, as_of=as_of, then=next_step
         )
-        out.document(document, form)
+        printer.document(document, form)
     else:
-        show(out, f"fleet {site.fleet()}  stack {site.stack}  {where.region}", doctor_findings, then)
+        show(printer, f"fleet {site.fleet()}  stack {site.stack}  {where.region}", doctor_findings, next_step)
     raise typer.Exit(findings.exit_code(doctor_findings))
 
 
 def _skipped(skip: str, table: "Sequence[DoctorCheck]") -> set[str]:
     skipped = {name.strip() for name in skip.split(",") if name.strip()}
-    known = [check.name for check in table]
-    if wrong := sorted(skipped - set(known)):
+    names = [check.name for check in table]
+    if wrong := sorted(skipped - set(names)):
         raise CommandFailed(
-            Exit.USAGE, f"There is no check {wrong[0]!r}.", code="USAGE", hint=f"The checks: {', '.join(known)}"
+            Exit.USAGE, f"There is no check {wrong[0]!r}.", code="USAGE", hint=f"The checks: {', '.join(names)}"
         )
     return skipped
 

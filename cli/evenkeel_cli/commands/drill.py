@@ -41,19 +41,19 @@ def run(
         hint = "evenkeel drill ls"
         raise CommandFailed(Exit.NOT_FOUND, f"There is no drill {name!r}.", code="NO_SUCH_DRILL", hint=hint)
     drill, thrown = drills.DRILLS[name], random.SystemRandom().randrange(10**6) if seed is None else seed
-    out = page()
-    out.line(f"{out.bold(drill.name)}  {drill.title}  {out.dim(f'seed {thrown}')}")
-    result = drills.run_alone(drill, seed=thrown, full=full, say=lambda text: out.line(out.dim(f"  {text}")))
+    printer = page()
+    printer.line(f"{printer.bold(drill.name)}  {drill.title}  {printer.dim(f'seed {thrown}')}")
+    result = drills.run_alone(drill, seed=thrown, full=full, say=lambda text: printer.line(printer.dim(f"  {text}")))
     for what, holds, seen in result.checks:
-        out.line(
-            out.with_glyph(
+        printer.line(
+            printer.with_glyph(
                 "ok" if holds else "failed", f"{what}: {seen}" if not holds or len(seen) <= _SHORT_TEXTS else what
             )
         )
     if result.figures:
-        out.pairs(list(result.figures.items()), indent="  ")
+        printer.pairs(list(result.figures.items()), indent="  ")
     if result.seconds:
-        out.line(out.dim("  ".join(f"{what} {seconds:.1f} s" for what, seconds in result.seconds.items())))
+        printer.line(printer.dim("  ".join(f"{what} {seconds:.1f} s" for what, seconds in result.seconds.items())))
     if not result.is_ok:
         raise typer.Exit(Exit.FAILED)
 
@@ -66,15 +66,15 @@ _SHORT_TEXTS = 60
 def list_faults(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """List the faults that can be injected, and those injected so far."""
     found = _control().call("GET", "/control/faults")
-    out = page()
+    printer = page()
     match output:
         case OutputFormat.JSON | OutputFormat.YAML:
-            out.document(found, output)
+            printer.document(found, output)
         case OutputFormat.NAME:
             for row in found["rows"]:
-                out.line(row["fault"])
+                printer.line(row["fault"])
         case _:
-            _table(out, found)
+            _table(printer, found)
 
 
 @app.command("inject")

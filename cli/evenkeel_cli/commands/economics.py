@@ -94,8 +94,8 @@ def mtbf(
     """Mean time between failures of a job, and the size at which a job never ends. Needs no fleet."""
     from evenkeel_cli.offline import economics as offline
 
-    known = _rate(rate, failures, node_hours, confidence)
-    print_figures(offline.mtbf(known, nodes, _seconds_if("--downtime", downtime)), output, main="rates")
+    failure_rate = _rate(rate, failures, node_hours, confidence)
+    print_figures(offline.mtbf(failure_rate, nodes, _seconds_if("--downtime", downtime)), output, main="rates")
 
 
 # ---------------------------------------------------------------- times
@@ -130,7 +130,7 @@ def ettr(  # noqa: PLR0913, PLR0917 - options, each given by its name
     from evenkeel_cli.offline import economics as offline
     from evenkeel_cli.offline.quantities import not_negative, positive
 
-    known = _rate(rate, failures, node_hours, confidence)
+    failure_rate = _rate(rate, failures, node_hours, confidence)
     if gpu_hours is not None and failure_free is not None:
         raise CommandFailed(Exit.USAGE, "--gpu-hours and --failure-free exclude each other.", code="USAGE")
     run = {"failureFreeHours": _seconds("--failure-free", "30d" if failure_free is None else failure_free) / 3600}
@@ -140,7 +140,7 @@ def ettr(  # noqa: PLR0913, PLR0917 - options, each given by its name
         run["usdPerHour"] = not_negative("--usd-per-gpu-hour", usd_per_gpu_hour) * nodes * gpus_per_node
     if instead_of is not None:
         run["insteadOfSeconds"] = _seconds("--instead-of", instead_of)
-    time = offline.effective_time(known, nodes, _seconds("--downtime", downtime), run, model or ())
+    time = offline.effective_time(failure_rate, nodes, _seconds("--downtime", downtime), run, model or ())
     print_figures(time, output, main="runs" if instead_of is None else "")
 
 

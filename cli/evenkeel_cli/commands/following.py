@@ -114,8 +114,8 @@ class ProgressReader:
         progress = read_progress(text)
         if progress.steps is None:
             progress = progress._replace(steps=total_steps([*job.get("command", ()), *job.get("args", ())]))
-        left = self._pace.seconds_left(job["currentAttempt"], progress, time.monotonic())
-        return LogReading(progress, left, _last_lines(text, _WATCHED_LINES))
+        seconds_left = self._pace.seconds_left(job["currentAttempt"], progress, time.monotonic())
+        return LogReading(progress, seconds_left, _last_lines(text, _WATCHED_LINES))
 
 
 def wait_for_job(client: ApiClient, job_id: str, until: str, timeout: float | None) -> Json:

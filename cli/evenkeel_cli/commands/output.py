@@ -25,12 +25,12 @@ REFRESH_SECONDS = 2.0
 
 def answer(found: Json, output: OutputFormat, draw: Callable[[Printer], None], *, has_wide: bool = False) -> None:
     """Print one object. `has_wide`: accept `-o wide`, which draws the same page."""
-    out = page()
+    printer = page()
     forms = (OutputFormat.TABLE, OutputFormat.JSON, *([OutputFormat.WIDE] if has_wide else []))
     if only(output, forms).is_document:
-        out.document(found, output)
+        printer.document(found, output)
     else:
-        draw(out)
+        draw(printer)
 
 
 def write_template(name: str, file: Path, *, then: str, force: bool) -> None:
@@ -55,9 +55,9 @@ def write_template(name: str, file: Path, *, then: str, force: bool) -> None:
         ) from error
     except OSError as error:
         raise CommandFailed(Exit.USAGE, f"{file}: {error.strerror}.", code="NO_FILE") from error
-    out = page()
-    out.line(f"{out.with_glyph('ok', str(file))}  written")
-    out.next(then)
+    printer = page()
+    printer.line(f"{printer.with_glyph('ok', str(file))}  written")
+    printer.next(then)
 
 
 def answer_change(found: Json, output: OutputFormat, text: str, *, status: str = "ok", then: str = "") -> None:
@@ -73,9 +73,9 @@ def answer_change(found: Json, output: OutputFormat, text: str, *, status: str =
 
 def answer_model(found: Any, output: OutputFormat, draw: Callable[[Printer], None]) -> None:
     """Answer with a pydantic model. It writes its own JSON: `json` takes ten times as long to indent a large plan."""
-    out = page()
-    if output is OutputFormat.JSON and out.has_unicode:
-        out.line(found.model_dump_json(by_alias=True, indent=2))
+    printer = page()
+    if output is OutputFormat.JSON and printer.has_unicode:
+        printer.line(found.model_dump_json(by_alias=True, indent=2))
     else:
         answer(found.model_dump(mode="json", by_alias=True), output, draw)
 
@@ -89,7 +89,7 @@ def show(fetch: Callable[[], Found], draw: Callable[[Found], None], form: Output
     if not watch:
         draw(fetch())
         return
-    out = page()
+    printer = page()
     try:
         while True:
             try:
@@ -97,12 +97,12 @@ def show(fetch: Callable[[], Found], draw: Callable[[Found], None], form: Output
             except CommandFailed as failed:
                 if failed.exit_code is not Exit.TRY_AGAIN:
                     raise
-                out.line(out.with_glyph("warn", failed.text))
+                printer.line(printer.with_glyph("warn", failed.text))
             else:
                 if form in (OutputFormat.TABLE, OutputFormat.WIDE):
-                    out.clear()
+                    printer.clear()
                 draw(found)
-                out.stream.flush()
+                printer.stream.flush()
             time.sleep(REFRESH_SECONDS)
     except KeyboardInterrupt:
         raise CommandFailed(Exit.INTERRUPTED, "Stopped watching. Nothing was changed.") from None
@@ -129,19 +129,19 @@ def answer_list(
         page_token: Token of the next page.
         ends_after: Number of items requested; None = the list has no pages.
     """
-    out = page()
+    printer = page()
     match output:
         case OutputFormat.JSON | OutputFormat.YAML:
-            out.document({"items": found} | ({} if ends_after is None else {"nextPageToken": page_token}), output)
+            printer.document({"items": found} | ({} if ends_after is None else {"nextPageToken": page_token}), output)
         case OutputFormat.CSV:
-            write_csv(out, found, fields)
+            write_csv(printer, found, fields)
         case OutputFormat.NAME:
             for item in found:
-                out.line(str(item[fields[0]]))
+                printer.line(str(item[fields[0]]))
         case _ if not found:
             note(nothing)
         case _:
-            out.table(columns(out), found, is_wide=output is OutputFormat.WIDE)
+            printer.table(columns(printer), found, is_wide=output is OutputFormat.WIDE)
     if page_token:
         way = f": --limit accepts up to {lookup.MAX_LISTED}" if ends_after != lookup.MAX_LISTED else ""
         note(f"Listed the first {ends_after} items. There may be more{way}.")

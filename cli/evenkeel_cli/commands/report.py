@@ -31,20 +31,20 @@ OutputOption = Annotated[ReportFormat, typer.Option("-o", "--output", help="Outp
 @app.command("report")
 def report(since: SinceOption = "30d", until: UntilOption = "", output: OutputOption = ReportFormat.TABLE) -> None:
     """Show what failures, idle nodes and rent cost, and what to change first."""
-    out = page()
-    end = lookup.instant("--until", until, out.now()) if until else None
-    begin = lookup.instant("--since", since, out.now())
+    printer = page()
+    end = lookup.instant("--until", until, printer.now()) if until else None
+    begin = lookup.instant("--since", since, printer.now())
     found = lookup.current_client().get("/cost-report", since=begin, until=end)
     match output:
         case ReportFormat.JSON:
-            out.json(found)
+            printer.json(found)
         case ReportFormat.CSV:
-            write_csv(out, report_page.figures(found), ("section", "item", "figure", "value"))
+            write_csv(printer, report_page.figures(found), ("section", "item", "figure", "value"))
         case ReportFormat.MD:
-            out.text(report_page.markdown(found))
+            printer.text(report_page.markdown(found))
         case ReportFormat.HTML:
-            out.text(report_page.web_page(found))
+            printer.text(report_page.web_page(found))
         case ReportFormat.TABLE:
-            report_page.draw(out, found, is_wide=not out.is_terminal)
+            report_page.draw(printer, found, is_wide=not printer.is_terminal)
     if not found["isComplete"]:
         note("The report is not complete: its notes say what was left out.")

@@ -31,17 +31,17 @@ def status(
     """Show health, open incidents, the fleet and jobs on one screen."""
     client = lookup.current_client()
     form = only(output, (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSON))
-    out = page()
+    printer = page()
 
     def draw(found: Json) -> None:
         if form.is_document:
-            out.document(found, form, is_part=watch)
+            printer.document(found, form, is_part=watch)
         else:
-            draw_status(out, found, is_wide=form is OutputFormat.WIDE)
+            draw_status(printer, found, is_wide=form is OutputFormat.WIDE)
 
     if check:
         found = client.get("/status")
-        _line(out, found, form)
+        _line(printer, found, form)
         raise typer.Exit({"OK": Exit.DONE, "DEGRADED": Exit.DEGRADED}.get(found["health"], Exit.CRITICAL))
     show(lambda: client.get("/status"), draw, form, watch=watch)
 

@@ -110,27 +110,30 @@ def apply(
     """
     from evenkeel_cli.offline import team_files
 
-    wanted = team_files.read(files)
-    for loss in wanted.losses:
+    desired_state = team_files.read(files)
+    for loss in desired_state.losses:
         note(f"lost: {loss}")
     client = lookup.current_client()
     path = f"/clusters/{client.fleet}/quotas"
     changes: list[Json] = []
-    if wanted.quotas is not None or wanted.fleet:
+    if desired_state.quotas is not None or desired_state.fleet:
         there = client.get(path)
-        quotas = wanted.quotas or there["quotas"] | wanted.fleet
-        changes.append(_change("", path, "quotas", there, quotas, wanted.versions.get("")))
-    for name, team in sorted({**wanted.queues, **wanted.teams}.items()):
+        quotas = desired_state.quotas or there["quotas"] | desired_state.fleet
+        changes.append(_change("", path, "quotas", there, quotas, desired_state.versions.get("")))
+    for name, team in sorted({**desired_state.queues, **desired_state.teams}.items()):
         at = f"/teams/{name}/quota"
         there = _current_or_new(client, at)
-        is_whole = name in wanted.teams or not there["team"]
+        is_whole = name in desired_state.teams or not there["team"]
         whole = team if is_whole else there["team"] | {"queue": team["queue"]}
-        changes.append(_change(name, at, "team", there, whole, wanted.versions.get(name)))
+        changes.append(_change(name, at, "team", there, whole, desired_state.versions.get(name)))
     for change in changes:
         if change["changes"] and not dry_run:
             body = {change["kind"]: change.pop("wanted"), "reason": reason}
             change["version"] = client.change("PUT", change["path"], body, version=change["version"])["version"]
-    found = {"isDryRun": dry_run, "items": [{k: v for k, v in each.items() if k in _STATE_TEXT} for each in changes]}
+    found = {
+        "isDryRun": dry_run,
+        "items": [{k: v for k, v in change.items() if k in _STATE_TEXT} for change in changes],
+    }
     answer(found, output, lambda out: _print_changes(out, found))
 
 

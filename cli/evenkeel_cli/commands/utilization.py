@@ -50,19 +50,19 @@ def list_utilization(
 ) -> None:
     """List amounts, allocation and measured utilization of the last 15 minutes."""
     found = lookup.current_client().get("/utilization", by=by.value, cluster=cluster, pool=pool)
-    out = page()
+    printer = page()
     match output:
         case OutputFormat.JSON | OutputFormat.YAML:
-            out.document(found, output)
+            printer.document(found, output)
         case OutputFormat.CSV:
-            write_csv(out, found["items"], _FIELDS[by])
+            write_csv(printer, found["items"], _FIELDS[by])
         case OutputFormat.NAME:
             for item in found["items"]:
-                out.line(item[_FIELDS[by][0]])
+                printer.line(item[_FIELDS[by][0]])
         case _ if not found["items"]:
             note("No nodes match." if cluster or pool else "No nodes are known yet. The first sweep adds them.")
         case form:
-            _draw(out, found, by, is_wide=form is OutputFormat.WIDE)
+            _draw(printer, found, by, is_wide=form is OutputFormat.WIDE)
     for source in found["sources"]:
         if source["problem"]:
             warn(source["problem"])

@@ -28,22 +28,22 @@ def why(
 ) -> None:
     """Explain a decision: the reason, the alternatives and the next step."""
     client = lookup.current_client()
-    out = page()
+    printer = page()
     form = only(output, (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSON))
     if subject.startswith("dec-"):
         decision = client.get(f"/decisions/{subject}")
         if form.is_document:
-            out.document(decision, form)
+            printer.document(decision, form)
         else:
-            _print_decision(out, decision)
+            _print_decision(printer, decision)
         return
     response = _ask(client, subject)
     if form.is_document:
-        out.document(response, form)
+        printer.document(response, form)
     elif response.get("cordon") or response.get("repairedBy"):
-        _cordoned(out, response)
+        _cordoned(printer, response)
     else:
-        _print_answer(out, response)
+        _print_answer(printer, response)
 
 
 def _ask(client: ApiClient, subject: str) -> Json:

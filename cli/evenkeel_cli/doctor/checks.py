@@ -240,7 +240,7 @@ def _metric(
 def pages(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     topic = site.output("PageTopicArn")
     subscriptions = site.aws.call("sns", "list_subscriptions_by_topic", TopicArn=topic)["Subscriptions"]
-    return evaluate.judge_pages([one["SubscriptionArn"] for one in subscriptions], topic)
+    return evaluate.judge_pages([subscription["SubscriptionArn"] for subscription in subscriptions], topic)
 
 
 def fleets(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
@@ -304,7 +304,7 @@ def run(
     # All in parallel: most checks wait for the network, and a slow service delays only the checks that use it.
     answers = answers_within(seconds, [partial(_found, check, site, now) for check in chosen], len(chosen))
     found = [(check, answer or [_silent(check, seconds)]) for check, answer in zip(chosen, answers, strict=True)]
-    return [replace(one, check=check.name) for check, findings in found for one in findings]
+    return [replace(finding, check=check.name) for check, findings in found for finding in findings]
 
 
 def _silent(check: DoctorCheck, seconds: float) -> DoctorFinding:

@@ -33,10 +33,10 @@ def judge_api(problem: str, fix: str, status: Json) -> list[DoctorFinding]:
         "recommend": "each plan waits for approval",
         "act": "Evenkeel acts without approval",
     }.get(mode, "unknown to this version of the command")
-    said = [ok(f"The API of fleet {status['fleet']} answers. Mode {mode}: {means}.")]
+    findings = [ok(f"The API of fleet {status['fleet']} answers. Mode {mode}: {means}.")]
     if automation["isHeld"]:
-        said.append(warning("Automation is held: no repair starts.", "evenkeel automation show", "hold"))
-    return said
+        findings.append(warning("Automation is held: no repair starts.", "evenkeel automation show", "hold"))
+    return findings
 
 
 def judge_stack(status: str, is_of_context: bool, url: str) -> list[DoctorFinding]:
@@ -157,7 +157,7 @@ def judge_kubernetes(
             reason, fix = next(iter(problems.values()), ("", _INVOKE))
             findings.append(unknown(f"No function tested {cluster}. {reason}".rstrip(), fix, cluster))
         else:
-            versions = sorted({one["serverVersion"] for one in answers.values() if one["serverVersion"]})
+            versions = sorted({answer["serverVersion"] for answer in answers.values() if answer["serverVersion"]})
             said = f"{cluster} answers all {len(answers)} tested functions"
             findings.append(ok(f"{said}, version {', '.join(versions) or 'unknown'}.", cluster))
         if state and state != "ACTIVE":
@@ -351,7 +351,7 @@ def judge_ages(
 
 def judge_sources(sources: Sequence[Json]) -> list[DoctorFinding]:
     """Judge when each source of facts last answered, as the API tells it."""
-    findings = [_source(one) for one in sources]
+    findings = [_source(source) for source in sources]
     bad = [finding for finding in findings if finding.status is not Status.OK]
     good = len(findings) - len(bad)
     return [*([ok(f"{good} of {len(findings)} sources of facts are current.")] if good else []), *merged(bad)]
@@ -432,7 +432,7 @@ def judge_events(rules: Mapping[str, Json]) -> list[DoctorFinding]:
 
 def judge_pages(subscriptions: Sequence[str], topic: str) -> list[DoctorFinding]:
     """Judge whether pages reach a person. `subscriptions` holds ARNs, or `PendingConfirmation`."""
-    confirmed = [one for one in subscriptions if one.startswith("arn:")]
+    confirmed = [subscription for subscription in subscriptions if subscription.startswith("arn:")]
     waiting = len(subscriptions) - len(confirmed)
     fix = f"aws sns subscribe --topic-arn {topic} --protocol email --notification-endpoint YOUR-ADDRESS"
     if confirmed:

@@ -83,13 +83,13 @@ def next_step(findings: Sequence[DoctorFinding], enable: str) -> str:
         findings: All of them.
         enable: How schedules are turned on.
     """
-    are_off = any(one.check == "schedules" and one.status is Status.WARNING for one in findings)
+    are_off = any(finding.check == "schedules" and finding.status is Status.WARNING for finding in findings)
     if not are_off:
         return ""
-    others = [one for one in findings if one.check != "schedules"]
-    if any(one.status is Status.FAILED for one in others):
+    doctor_findings = [finding for finding in findings if finding.check != "schedules"]
+    if any(finding.status is Status.FAILED for finding in doctor_findings):
         return "Fix the failed checks, run evenkeel doctor again, then turn the schedules on."
-    if any(one.status is Status.UNKNOWN for one in others):
+    if any(finding.status is Status.UNKNOWN for finding in doctor_findings):
         return f"Investigate the unknown checks. If they are in order, turn the schedules on: {enable}"
     return f"All other checks passed. Turn the schedules on: {enable}"
 

@@ -47,7 +47,7 @@ def rights_of(function: str, namespaces: Sequence[str]) -> tuple[AccessRule, ...
     """Return every right that a function's groups grant, in each of the namespaces in which jobs run."""
     granted = _granted()
     rights = (right for group in groups_of(function) for right in granted.get(group, ()))
-    return tuple(dict.fromkeys(one for right in rights for one in _spread(right, namespaces)))
+    return tuple(dict.fromkeys(access_rule for right in rights for access_rule in _spread(right, namespaces)))
 
 
 def _spread(right: AccessRule, namespaces: Sequence[str]) -> Iterator[AccessRule]:
@@ -67,16 +67,16 @@ def _entries() -> dict[str, list[str]]:
 @cache
 def _granted() -> dict[str, tuple[AccessRule, ...]]:
     documents = [document for document in yaml.safe_load_all(_text("kubernetes-access.yaml")) if document]
-    rules = {_key(one): one["rules"] for one in documents if one["kind"] in ("ClusterRole", "Role")}
+    rules = {_key(document): document["rules"] for document in documents if document["kind"] in ("ClusterRole", "Role")}
     found: dict[str, tuple[AccessRule, ...]] = {}
     for binding in documents:
         if binding["kind"] not in ("ClusterRoleBinding", "RoleBinding"):
             continue
         namespace = binding["metadata"].get("namespace", "")
         kind, name = binding["roleRef"]["kind"], binding["roleRef"]["name"]
-        own = tuple(_rights(rules[kind, namespace if kind == "Role" else "", name], namespace))
+        access_rules = tuple(_rights(rules[kind, namespace if kind == "Role" else "", name], namespace))
         for subject in binding["subjects"]:
-            found[subject["name"]] = (*found.get(subject["name"], ()), *own)
+            found[subject["name"]] = (*found.get(subject["name"], ()), *access_rules)
     return found
 
 

@@ -95,10 +95,10 @@ def rates_from_file(file: Path, by: str, confidence: float) -> Json:
     Raises:
         CommandFailed: a field is wrong, or the file has no node-hours, so every rate is unknown.
     """
-    seen = document(file, failure_rates.Observations)
-    if not any(each.node_hours for each in seen.node_hours):
+    observations = document(file, failure_rates.Observations)
+    if not any(node_hour.node_hours for node_hour in observations.node_hours):
         raise wrong(f"{file}: nodeHours", "has no node-hours, so every rate is unknown")
-    return grouped(seen, by, confidence)
+    return grouped(observations, by, confidence)
 
 
 def grouped_document(observations: Json, by: str, confidence: float) -> Json:
@@ -184,7 +184,7 @@ def effective_time(
         models: Meanings of downtime; all if empty.
     """
     try:
-        wanted = [downtime.DowntimeModel(each) for each in models] or list(downtime.DowntimeModel)
+        downtime_models = [downtime.DowntimeModel(model) for model in models] or list(downtime.DowntimeModel)
     except ValueError as error:
         raise wrong("--model", f"must be one of {', '.join(downtime.DowntimeModel)}") from error
     usd = run.get("usdPerHour")
@@ -192,7 +192,7 @@ def effective_time(
     savings: list[Json] = []
     with options(failure_free_hours="--failure-free"):
         for end, value in ends_of(rate):
-            for model in wanted:
+            for model in downtime_models:
                 run_time = downtime.run_time(nodes, value, downtime_seconds, run["failureFreeHours"], model)
                 lost = run_time.lost_days
                 rows.append(
@@ -305,13 +305,13 @@ def goodput_of(spent: goodput.TimeSpent, place: str) -> Json:
 
 def tables(seed: int, failures: int) -> Json:
     """Return the article's tables, each cell as printed, as correct, and simulated."""
-    whole = published_tables.cells(lambda cell: random.Random(f"{seed}/{cell}").random, failures)  # noqa: S311 - a simulation
-    wrong_cells = published_tables.misprints(whole)
+    cells = published_tables.cells(lambda cell: random.Random(f"{seed}/{cell}").random, failures)  # noqa: S311 - a simulation
+    wrong_cells = published_tables.misprints(cells)
     return {
         "source": published_tables.SOURCE,
         "seed": seed,
         "simulatedFailuresPerCell": failures,
-        "cells": [cell.to_json() for cell in whole],
+        "cells": [cell.to_json() for cell in cells],
         "misprints": [
             f"Table {cell.table}, {cell.row}, {cell.column}: printed {cell.printed:g}, should say {cell.correct:g}"
             f" ({cell.exact:.2f})."

@@ -38,7 +38,7 @@ def read_history(nodes: Iterable[Json], incidents: Iterable[Json], end: datetime
         days: Length of the window.
     """
     begin = end - timedelta(days=days)
-    lives = {(each["instanceId"], each["launchedAt"]): each for each in nodes}.values()
+    lives = {(node["instanceId"], node["launchedAt"]): node for node in nodes}.values()
     counted = {incident["incidentId"]: incident for incident in counted_incidents(incidents, end, days)}.values()
     spans: dict[tuple[str, str], float] = {}
     for node in lives:

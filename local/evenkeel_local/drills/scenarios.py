@@ -188,10 +188,10 @@ def no_capacity_burst(drill: DrillRun) -> None:
         node = drill.submit_and_choose_node(TrainingWork(nodes=drill.centre.node_count, steps=160))
         drill.inject_fault("stuck-replace", node)
         wait_for("the job to run on rented nodes", JOB_SECONDS, lambda: _runs_in_pool(drill, RENTED))
-        there = drill.cluster.nodes()
-        usable = [each["name"] for each in there if each["ready"] == "True" and not each["unschedulable"]]
+        nodes = drill.cluster.nodes()
+        usable = [each["name"] for each in nodes if each["ready"] == "True" and not each["unschedulable"]]
         is_missing = len(usable) < drill.centre.node_count
-        drill.check("the job runs on rented nodes during the replacement", is_missing, there)
+        drill.check("the job runs on rented nodes during the replacement", is_missing, nodes)
         incident = drill.await_incident("its incident", node, lambda _incident: True)
         planned: Json = next(
             (decision for decision in drill.detail(incident)["decisions"] if decision["kind"] == "RESUME"), {}

@@ -230,8 +230,8 @@ class ApiServer:
         else:
             subjects = [("users", "", name)]
         for plural, namespace, subject in [*subjects, *(("groups", "", group) for group in groups if not account)]:
-            wanted = RequestInfo("impersonate", "", "v1", plural, namespace, subject, "", http.path)
-            if (refusal := self._authorizer.refusal(user, wanted)) is not None:
+            request_info = RequestInfo("impersonate", "", "v1", plural, namespace, subject, "", http.path)
+            if (refusal := self._authorizer.refusal(user, request_info)) is not None:
                 raise errors.forbidden("", plural, subject, refusal)
         return User(name, tuple(dict.fromkeys([*groups, "system:authenticated"])))
 
@@ -474,12 +474,12 @@ class ApiServer:
         return config
 
     async def _delete(self, http: web.Request, rt: ResourceType, request: RequestInfo) -> web.Response:
-        asked = request_options.deletion(http, await self._body(http))
-        self._warn_of_orphans(rt, asked)
+        deletion = request_options.deletion(http, await self._body(http))
+        self._warn_of_orphans(rt, deletion)
         if rt.key == catalogue.NAMESPACES.key and request.name in NEVER_DELETED:
             raise errors.forbidden("", "namespaces", request.name, "this namespace may not be deleted")
-        dry_run = request_options.dry_run(http, asked)
-        last, done = self._registry.delete(rt, request.namespace, request.name, asked, dry_run=dry_run)
+        dry_run = request_options.dry_run(http, deletion)
+        last, done = self._registry.delete(rt, request.namespace, request.name, deletion, dry_run=dry_run)
         if done and rt not in RETURNED_WHEN_DELETED:
             details = {"name": name_of(last), "kind": rt.plural, "uid": last["metadata"]["uid"]}
             put(details, "group", rt.group)
@@ -491,12 +491,12 @@ class ApiServer:
             _warnings.get().append(PODS_STAY)
 
     async def _delete_all(self, http: web.Request, rt: ResourceType, request: RequestInfo) -> web.Response:
-        asked = request_options.deletion(http, await self._body(http))
-        self._warn_of_orphans(rt, asked)
+        deletion = request_options.deletion(http, await self._body(http))
+        self._warn_of_orphans(rt, deletion)
         chosen = self._select(http, rt, request)
-        dry_run = request_options.dry_run(http, asked)
+        dry_run = request_options.dry_run(http, deletion)
         for obj in chosen:
-            self._registry.delete(rt, namespace_of(obj), name_of(obj), asked, dry_run=dry_run)
+            self._registry.delete(rt, namespace_of(obj), name_of(obj), deletion, dry_run=dry_run)
         return self._items(http, rt, chosen, self._store.revision, None, 0)
 
     # Subresources
@@ -811,8 +811,8 @@ class ApiServer:
             parts = ("verb", "group", "version", "namespace", "name", "subresource")
             given = {part: asked.get(part, "") for part in parts}
             path = (spec.get("nonResourceAttributes") or {}).get("path", "")
-            wanted = RequestInfo(**given, plural=asked.get("resource", ""), path=path)
-            body["status"] = {"allowed": self._authorizer.refusal(user, wanted) is None}
+            request_info = RequestInfo(**given, plural=asked.get("resource", ""), path=path)
+            body["status"] = {"allowed": self._authorizer.refusal(user, request_info) is None}
         else:
             return None
         body.setdefault("metadata", {})

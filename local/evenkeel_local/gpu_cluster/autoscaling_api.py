@@ -63,13 +63,13 @@ class AutoScalingApi:
         return self._config.arn(f"autoScalingGroup:{group}:autoScalingGroupName/{group}", "autoscaling")
 
     def _describe_instances(self, query: Query) -> dict[str, Any]:
-        wanted = _members(query, "InstanceIds")
-        instances = [item for item in self._groups.members if not wanted or item.instance_id in wanted]
+        members = _members(query, "InstanceIds")
+        instances = [item for item in self._groups.members if not members or item.instance_id in members]
         return {"AutoScalingInstances": [{**_instance(item), "AutoScalingGroupName": item.group} for item in instances]}
 
     def _describe_groups(self, query: Query) -> dict[str, Any]:
-        wanted = _members(query, "AutoScalingGroupNames")
-        names = [name for name in self._groups.groups if not wanted or name in wanted]
+        members = _members(query, "AutoScalingGroupNames")
+        names = [name for name in self._groups.groups if not members or name in members]
         return {"AutoScalingGroups": [self._group(name) for name in names]}
 
     def _group(self, name: str) -> dict[str, Any]:

@@ -149,8 +149,8 @@ class Control:
         """List container processes, also ended ones; `job` and `running=true` filter the list."""
         job, running_only = http.query.get("job"), http.query.get("running") == "true"
         fleet, listed = self._cluster.fleet, []
-        gone = [machine.kubelet for machine in fleet.retired if machine.kubelet is not None]
-        for kubelet in [*gone, *self._cluster.directory.all()]:
+        kubelets = [machine.kubelet for machine in fleet.retired if machine.kubelet is not None]
+        for kubelet in [*kubelets, *self._cluster.directory.all()]:
             for started in kubelet.started:
                 entry = self._process(kubelet, started)
                 if job and entry["job"] != job and not entry["job"].startswith(f"{job}-"):
@@ -322,7 +322,9 @@ class Control:
     async def _put_access_entry(self, http: web.Request) -> web.Response:
         entry = AccessEntry.model_validate({**await _body(http), "principalArn": http.match_info["arn"]})
         entries = self._cluster.access_entries
-        entries[:] = [kept for kept in entries if kept.principal_arn != entry.principal_arn] + [entry]
+        entries[:] = [access_entry for access_entry in entries if access_entry.principal_arn != entry.principal_arn] + [
+            entry
+        ]
         return web.json_response(entry.model_dump(mode="json", by_alias=True))
 
     async def _put_pod_identity(self, http: web.Request) -> web.Response:
@@ -330,8 +332,8 @@ class Control:
         body = await _body(http)
         identity = PodIdentity(namespace=namespace, service_account=account, env=body["env"])
         identities = self._cluster.pod_identities
-        kept = [item for item in identities if (item.namespace, item.service_account) != (namespace, account)]
-        identities[:] = [*kept, identity]
+        pod_identities = [item for item in identities if (item.namespace, item.service_account) != (namespace, account)]
+        identities[:] = [*pod_identities, identity]
         return web.json_response({"namespace": namespace, "serviceAccount": account, "variables": sorted(identity.env)})
 
     # The whole cluster

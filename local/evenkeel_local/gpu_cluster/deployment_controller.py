@@ -163,8 +163,8 @@ class DeploymentController(Controller):
             if owner is not None and owner["uid"] == uid:
                 claimed.append(replica_set)
             elif owner is None and matches and not going:
-                taken = self._registry.change(replica_set, lambda obj: add_owner(obj, reference))
-                claimed += [taken] if taken is not None else []
+                change = self._registry.change(replica_set, lambda obj: add_owner(obj, reference))
+                claimed += [change] if change is not None else []
         return claimed
 
     # One step

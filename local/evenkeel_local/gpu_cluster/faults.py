@@ -276,11 +276,11 @@ def _number(options: Json, name: str, default: float, least: float = 0.0) -> flo
 
 def _xid(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     code = int(_number(options, "code", 79, least=1))
-    known = XIDS.get(code, Xid("Unknown Error", ends_work=False))
-    fault_type = str(options.get("faultType", known.fault_type))
-    line = f"NVRM: Xid (PCI:0000:b9:00): {code}, pid=4242, name=python, {known.text}"
+    xid = XIDS.get(code, Xid("Unknown Error", ends_work=False))
+    fault_type = str(options.get("faultType", xid.fault_type))
+    line = f"NVRM: Xid (PCI:0000:b9:00): {code}, pid=4242, name=python, {xid.text}"
     injected.effects = {
-        "processesHit": kubelet_of(node).gpu_error() if known.ends_work else 0,
+        "processesHit": kubelet_of(node).gpu_error() if xid.ends_work else 0,
         "xid": code,
         "faultType": fault_type,
     }

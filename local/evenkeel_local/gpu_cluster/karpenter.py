@@ -248,15 +248,15 @@ class Karpenter:
             return
         capacities = [self._capacity_of(claim) for claim in self._claims if self._is_launching(claim)]
         for pod in waiting:
-            wanted = requests_of(pod["spec"])
-            capacity = next((capacity for capacity in capacities if refusal(pod, wanted, capacity) is None), None)
+            requests = requests_of(pod["spec"])
+            capacity = next((capacity for capacity in capacities if refusal(pod, requests, capacity) is None), None)
             if capacity is None:
-                claim = self._new_claim(pod, wanted)
+                claim = self._new_claim(pod, requests)
                 if claim is None:
                     continue
                 capacity = self._capacity_of(claim)
                 capacities.append(capacity)
-            capacity.take(wanted)
+            capacity.take(requests)
 
     def _is_launching(self, claim: Obj) -> bool:
         return not is_deleting(claim) and not is_true(claim, "Initialized")
@@ -429,11 +429,11 @@ class Karpenter:
         """Taint the node, evict its pods within their budgets, and then end the machine."""
         if node is not None and instance is not None and not instance.ended:
             self._mark_disrupted(node)
-            left = self._running_on(name_of(node))
-            for pod in left:
+            running = self._running_on(name_of(node))
+            for pod in running:
                 if not is_deleting(pod):
                     self._evict(pod)
-            if left:
+            if running:
                 return
         if instance is not None:
             self._end_machine(instance)
@@ -580,11 +580,11 @@ class Karpenter:
                 capacity.take(requests_of(pod["spec"]))
             capacities.append(capacity)
         for pod in pods:
-            wanted = requests_of(pod["spec"])
-            fitting = next((capacity for capacity in capacities if refusal(pod, wanted, capacity) is None), None)
+            requests = requests_of(pod["spec"])
+            fitting = next((capacity for capacity in capacities if refusal(pod, requests, capacity) is None), None)
             if fitting is None:
                 return False
-            fitting.take(wanted)
+            fitting.take(requests)
         return True
 
     # EC2

@@ -128,8 +128,8 @@ class PodWorker:
     @property
     def processes(self) -> list[tuple[ContainerRun, RunningProcess]]:
         """The running containers with their processes."""
-        both = [*self.init_containers, *self.containers]
-        return [(item, item.running) for item in both if item.running is not None]
+        container_runs = [*self.init_containers, *self.containers]
+        return [(item, item.running) for item in container_runs if item.running is not None]
 
     def start(self) -> None:
         """Start the containers."""

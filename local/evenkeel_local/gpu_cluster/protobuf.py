@@ -94,10 +94,10 @@ def _bytes(value: int | bytes) -> bytes:
 def _message(name: str, data: bytes, depth: int = 0) -> Obj:
     if depth > DEEPEST:
         raise _Broken("messages lie too deep in each other")
-    known = table().messages[name]
+    message = table().messages[name]
     found: Obj = {}
     for number, raw in _fields(data):
-        field = known.get(number)
+        field = message.get(number)
         if field is None:
             continue
         if field.kind.startswith("[]"):

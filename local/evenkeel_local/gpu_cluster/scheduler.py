@@ -223,7 +223,7 @@ class PodScheduler:
         return capacity
 
     def _place(self, pod: Obj, capacities: dict[str, NodeCapacityView]) -> bool:
-        wanted = requests_of(pod["spec"])
+        requests = requests_of(pod["spec"])
         reasons: Counter[str] = Counter()
         fitting: list[NodeCapacityView] = []
         if (claim := missing_claim(pod, self._store)) is not None:
@@ -235,7 +235,7 @@ class PodScheduler:
         enough, first = self._feasible_nodes_to_find(len(names)), self._next_node % len(names) if names else 0
         for number in range(len(names)):
             capacity = capacities[names[(first + number) % len(names)]]
-            why = refusal(pod, wanted, capacity) or neighbours.refusal(capacity)
+            why = refusal(pod, requests, capacity) or neighbours.refusal(capacity)
             if why is None:
                 fitting.append(capacity)
                 if len(fitting) >= enough:
@@ -245,13 +245,13 @@ class PodScheduler:
                 reasons[why] += 1
         if fitting:
             best = max(fitting, key=lambda capacity: self._score(pod, capacity))
-            self._bind(pod, best, wanted)
+            self._bind(pod, best, requests)
             return True
         text = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
         message = (
             f"0/{len(capacities)} nodes are available: {text}." if capacities else "no nodes available to schedule pods"
         )
-        nominated = self._preempt(pod, wanted, capacities)
+        nominated = self._preempt(pod, requests, capacities)
         suffix = "" if nominated else f" preemption: 0/{len(capacities)} nodes are available: no victims found."
         self._set_condition(pod, message + suffix, nominated)
         return False
@@ -344,14 +344,14 @@ class PodScheduler:
             if int(other["spec"].get("priority") or 0) < priority and not is_deleting(other)
         ]
         lower.sort(key=lambda other: int(other["spec"].get("priority") or 0))
-        left = NodeCapacityView(capacity.node, dict(capacity.free))
+        node_capacity_view = NodeCapacityView(capacity.node, dict(capacity.free))
         chosen: list[Obj] = []
         for victim in lower:
-            if refusal(pod, wanted, left) is None:
+            if refusal(pod, wanted, node_capacity_view) is None:
                 break
-            left.take(requests_of(victim["spec"]), -1)
+            node_capacity_view.take(requests_of(victim["spec"]), -1)
             chosen.append(victim)
-        return chosen if chosen and refusal(pod, wanted, left) is None else None
+        return chosen if chosen and refusal(pod, wanted, node_capacity_view) is None else None
 
 
 def _shape(pod: Obj) -> str:

@@ -281,11 +281,11 @@ def applied(rt: ResourceType, old: Obj, config: Obj, manager: str, force: bool, 
     """
     writer = Writer(manager, "Apply", subresource, rt.api_version)
     managers = _read_managers(old)
-    wanted = fields_of(rt, config)
+    fields = fields_of(rt, config)
     conflicts = {
         other: clashing
         for other, (paths, _) in managers.items()
-        if other != writer and (clashing := _find_conflicts(paths & wanted, old, config))
+        if other != writer and (clashing := _find_conflicts(paths & fields, old, config))
     }
     if conflicts and not force:
         raise _conflict(rt, conflicts)
@@ -294,10 +294,10 @@ def applied(rt: ResourceType, old: Obj, config: Obj, manager: str, force: bool, 
     former, time = managers.get(writer, (set(), ""))
     new: Obj = _merged(old, config, "", _root(rt))
     others = {path for other, (paths, _) in managers.items() if other != writer for path in paths}
-    for path in sorted(former - wanted, key=len, reverse=True):
-        if not any(kept[: len(path)] == path for kept in others | wanted):
+    for path in sorted(former - fields, key=len, reverse=True):
+        if not any(kept[: len(path)] == path for kept in others | fields):
             _remove(new, path)
-    managers[writer] = (wanted, time if former == wanted else _now())
+    managers[writer] = (fields, time if former == fields else _now())
     _write_managers(new, managers)
     return new
 

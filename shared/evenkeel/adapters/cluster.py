@@ -435,12 +435,12 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         if attempt.kind is WorkloadKind.JOB_SET:
             jobs = self._all(attempt.cluster, JOB.path(attempt.namespace), labelSelector=selector)
         pods = self._all(attempt.cluster, f"/api/v1/{space}/pods", labelSelector=f"{selector}{more}")
-        own = attempt.own(workloads.read_workloads([*([item] if item else []), *jobs], pods, {}))
+        workload = attempt.own(workloads.read_workloads([*([item] if item else []), *jobs], pods, {}))
         controllers = workloads.Controllers(jobs)
         return _AttemptObjects(
-            item=item if item is not None and item["metadata"]["uid"] == own.uid else None,
+            item=item if item is not None and item["metadata"]["uid"] == workload.uid else None,
             jobs=jobs,
-            pods=[pod for pod in pods if own.job_uid and controllers.of(pod).uid == own.job_uid],
+            pods=[pod for pod in pods if workload.job_uid and controllers.of(pod).uid == workload.job_uid],
         )
 
     def _delete_objects(self, api: KubernetesApi, attempt: Attempt, item: Json | None) -> None:

@@ -139,10 +139,12 @@ class KubernetesUnmanagedJobs:
 
     def missing_restart_rights(self, cluster: str, job: UnmanagedJob) -> tuple[KubernetesPermission, ...]:
         resource = RESOURCES[job.kind]
-        wanted = [KubernetesPermission(verb, resource.group, resource.plural, job.namespace) for verb in _RESTART_VERBS]
+        kubernetes_permissions = [
+            KubernetesPermission(verb, resource.group, resource.plural, job.namespace) for verb in _RESTART_VERBS
+        ]
         if job.is_queued:
-            wanted.append(KubernetesPermission("patch", _KUEUE_GROUP, "workloads", job.namespace))
-        return self.missing_rights(cluster, wanted)
+            kubernetes_permissions.append(KubernetesPermission("patch", _KUEUE_GROUP, "workloads", job.namespace))
+        return self.missing_rights(cluster, kubernetes_permissions)
 
     def delete_job(self, cluster: str, job: UnmanagedJob) -> bool:
         path = RESOURCES[job.kind].path(job.namespace, job.name)
@@ -174,8 +176,8 @@ def _read_jobs(pods: Iterable[Json], controllers: Controllers) -> Iterator[Unman
         chain = controllers.above(pod)
         if chain:
             members.setdefault(chain[-1]["metadata"]["uid"], []).append(pod)
-    for own in members.values():
-        yield read_job(controllers.above(own[0])[-1], own, controllers)
+    for member in members.values():
+        yield read_job(controllers.above(member[0])[-1], member, controllers)
 
 
 def read_job(item: Mapping[str, Any], pods: Iterable[Json], controllers: Controllers) -> UnmanagedJob:

@@ -100,12 +100,12 @@ class Policy(Section):
         except CatalogueError as error:
             raise ValueError(f"faults: {error}") from error
         named = [rule.fault_class for rule in self.modes if rule.fault_class]
-        known = {fault.fault_class for fault in self.catalogue.values()} if named else set()
+        fault_classes = {fault.fault_class for fault in self.catalogue.values()} if named else set()
         for fault_class in named:
-            if fault_class not in known:
+            if fault_class not in fault_classes:
                 raise ValueError(
                     f"modes: there is no fault class {fault_class}; omit faultClass for all, or use one of "
-                    f"{', '.join(sorted(known))}"
+                    f"{', '.join(sorted(fault_classes))}"
                 )
         return self
 

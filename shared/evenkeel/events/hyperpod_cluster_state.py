@@ -52,7 +52,7 @@ def parse(document: dict[str, Any]) -> ParsedEvent:
 
 def _facts(event: EventEnvelope[_Detail]) -> Iterator[GroupFact]:
     detail = event.detail
-    whole = GroupFact(
+    fact = GroupFact(
         kind=GroupFactKind.CLUSTER_STATUS,
         source=SOURCE,
         cluster_arn=detail.cluster_arn,
@@ -62,14 +62,14 @@ def _facts(event: EventEnvelope[_Detail]) -> Iterator[GroupFact]:
         envelope_id=event.id,
         is_drill=event.is_drill,
     )
-    yield whole
+    yield fact
     if detail.cluster_status in _FAILED:
-        yield whole.replace(kind=GroupFactKind.CLUSTER_FAILED, fault_key="hp:cluster_failed")
+        yield fact.replace(kind=GroupFactKind.CLUSTER_FAILED, fault_key="hp:cluster_failed")
     if detail.node_recovery:
-        yield whole.replace(kind=GroupFactKind.NODE_RECOVERY, code=fields.quoted(detail.node_recovery)[:40], detail="")
+        yield fact.replace(kind=GroupFactKind.NODE_RECOVERY, code=fields.quoted(detail.node_recovery)[:40], detail="")
     for group in detail.instance_groups:
         if group.instance_group_name and group.status:
-            yield whole.replace(
+            yield fact.replace(
                 kind=GroupFactKind.GROUP_STATUS,
                 instance_group=fields.quoted(group.instance_group_name)[:256],
                 code=fields.quoted(group.status)[:40],

@@ -42,9 +42,9 @@ class JobRequest(Body):
 
     def spec(self) -> JobSpec:
         """Return the specification, with only those fields set that the caller set."""
-        given = from_request(JobSpec, self.model_dump(exclude_unset=True))
+        request = from_request(JobSpec, self.model_dump(exclude_unset=True))
         # An empty team is not the default team: the service derives the team from the caller.
-        return JobSpec.model_validate({"team": "", **given})
+        return JobSpec.model_validate({"team": "", **request})
 
 
 JobBody = request_model(

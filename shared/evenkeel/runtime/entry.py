@@ -157,17 +157,17 @@ def event(
             world = wiring.world()
             with ThreadPoolExecutor(max_workers=1) as archive:
                 # In parallel: until the cordon, new pods can start on a faulty node.
-                kept = archive.submit(lambda: world.raw_events.keep(envelope_id, body))  # builds its client there
+                future = archive.submit(lambda: world.raw_events.keep(envelope_id, body))  # builds its client there
                 parsed = parse(body)
                 if isinstance(parsed, (malformed, *passed_over)):
-                    kept.result()  # nothing else keeps such an event
+                    future.result()  # nothing else keeps such an event
                 if isinstance(parsed, malformed):
                     return _send_to_dead_letters(body, parsed, world)
                 if isinstance(parsed, passed_over):
                     return _count_ignored(parsed, world)
                 world.telemetry.count("EventsReceived")
                 answer = handler(parsed, context)
-                kept.result()
+                future.result()
                 return answer
 
         @functools.wraps(handler)

@@ -68,9 +68,9 @@ def handler(event, context):
 @pytest.fixture(scope="module")
 def guarded(engine: Engine, deployer: Credentials, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]:
     """A cluster that authenticates callers through the engine."""
-    own = make_user(deployer, SERVICES_USER, OWN_STATEMENTS)
+    credentials = make_user(deployer, SERVICES_USER, OWN_STATEMENTS)
     run_dir = tmp_path_factory.mktemp("guarded")
-    with gpu_cluster.start(QUICK, run_dir, engine_endpoint=engine.endpoint_url, credentials=own) as handle:
+    with gpu_cluster.start(QUICK, run_dir, engine_endpoint=engine.endpoint_url, credentials=credentials) as handle:
         yield handle
 
 
@@ -267,8 +267,8 @@ def refused(policies: Sequence[Json | str], verb: str, plural: str, namespace: s
     entry = AccessEntry.model_validate({"principalArn": arn, "accessPolicies": policies})
     user = user_of(arn, [entry])
     assert user is not None
-    asked = RequestInfo(verb, group, "v1", plural, namespace, "", "", "")
-    return rbac.RbacAuthorizer(registry.store).refusal(user, asked) is not None
+    request_info = RequestInfo(verb, group, "v1", plural, namespace, "", "", "")
+    return rbac.RbacAuthorizer(registry.store).refusal(user, request_info) is not None
 
 
 @pytest.mark.parametrize(

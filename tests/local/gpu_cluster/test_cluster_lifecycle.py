@@ -31,7 +31,7 @@ def is_alive(pid: int) -> bool:
 def start_pods(handle: ClusterHandle, kube: KubeClient, count: int) -> list[int]:
     for number in range(count):
         kube.create(PODS, a_pod(f"p{number}", *SLEEPS, gpus=8))
-    running = eventually(lambda: found if len(found := handle.processes()) == count else None, "the processes")
+    running = eventually(lambda: processes if len(processes := handle.processes()) == count else None, "the processes")
     return [int(process["pid"]) for process in running]
 
 
@@ -267,7 +267,7 @@ def test_replacement_ends_the_node_life_and_keeps_the_slot(tmp_path: Path) -> No
             "the new node",
         )
         new = kube.get(f"{NODES}/{after['name']}")
-        gone = sagemaker.list_cluster_nodes(ClusterName=handle.cluster_name)["ClusterNodeSummaries"]
+        node = sagemaker.list_cluster_nodes(ClusterName=handle.cluster_name)["ClusterNodeSummaries"]
         kube.until_gone(f"{PODS}/one")
         kube.close()
 
@@ -276,7 +276,7 @@ def test_replacement_ends_the_node_life_and_keeps_the_slot(tmp_path: Path) -> No
     assert after["instanceId"] != before["instanceId"]
     assert after["launchTime"] > before["launchTime"]
     assert TAINT in new["spec"]["taints"]
-    assert [item["InstanceId"] for item in gone] == [after["instanceId"]]
+    assert [item["InstanceId"] for item in node] == [after["instanceId"]]
 
 
 def test_cordoned_node_has_the_unschedulable_taint(cluster: ClusterHandle, kube: KubeClient) -> None:

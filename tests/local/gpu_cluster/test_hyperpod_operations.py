@@ -203,8 +203,8 @@ def test_failed_launch_attempts_change_instances_and_hide_the_slot(cluster: Clus
     cluster.clear(fault["faultId"])
 
     def back_again() -> Json | None:
-        found = (n for n in cluster.nodes() if n["ready"] == "True" and n["nodeLogicalId"] == node["nodeLogicalId"])
-        return next(found, None)
+        nodes = (n for n in cluster.nodes() if n["ready"] == "True" and n["nodeLogicalId"] == node["nodeLogicalId"])
+        return next(nodes, None)
 
     back = eventually(back_again, "the slot to be filled")
     described = sagemaker.describe_cluster_node(ClusterName=cluster.cluster_name, NodeId=back["instanceId"])

@@ -162,7 +162,7 @@ def watching_pods(told: Path, environment: dict[str, str]) -> Iterator[Path]:
 def test_kubectl_applies_watches_patches_and_deletes_a_job(
     kubectl: Run, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    with watching_pods(tmp_path / "watched", environment) as told:
+    with watching_pods(tmp_path / "watched", environment) as path:
         created = kubectl("apply", "-f", "-", stdin=JOB)
         again = kubectl("apply", "-f", "-", stdin=JOB)
         changed = kubectl("apply", "-f", "-", stdin=JOB.replace('level: "1"', 'level: "2"'))
@@ -186,7 +186,7 @@ def test_kubectl_applies_watches_patches_and_deletes_a_job(
         labels = json.loads(kubectl("get", "job", "train", "-o", "json"))["metadata"]["labels"]
         deleted = kubectl("delete", "job", "train", "--wait=true")
         # The Job is deleted at once, its pods a little later by the garbage collector, as in a real cluster.
-        eventually(lambda: {"Running", "Terminating"} <= set(told.read_text().split()), "the watch tells of the end")
+        eventually(lambda: {"Running", "Terminating"} <= set(path.read_text().split()), "the watch tells of the end")
 
     assert created.split() == ["job.batch/train", "created", "configmap/settings", "created"]
     assert again.split()[1::2] == ["unchanged", "unchanged"]

@@ -348,10 +348,10 @@ def test_name_and_provider_of_a_node_are_immutable(api: KubeClient, node: str) -
 def test_status_is_written_only_through_its_subresource(api: KubeClient, node: str) -> None:
     condition = {"type": "Odd", "status": "True"}
 
-    whole = api.patch(node, {"status": {"conditions": [condition]}})
+    patch = api.patch(node, {"status": {"conditions": [condition]}})
     status = api.patch(f"{node}/status", {"status": {"conditions": [condition]}, "spec": {"unschedulable": True}})
 
-    assert not any(entry["type"] == "Odd" for entry in whole["status"].get("conditions", []))
+    assert not any(entry["type"] == "Odd" for entry in patch["status"].get("conditions", []))
     assert any(entry["type"] == "Odd" for entry in status["status"]["conditions"])
     assert "unschedulable" not in status["spec"]
 

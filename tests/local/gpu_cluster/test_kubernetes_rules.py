@@ -472,11 +472,11 @@ def test_indexed_job_changes_completions_and_parallelism_together(api: KubeClien
     api.create(jobs_of(space), a_job("one", "true", completions=2, spec={"suspend": True}))
 
     alone = api.status_of("PATCH", f"{jobs_of(space)}/one", {"spec": {"completions": 3}}, MERGE)
-    both = api.patch(f"{jobs_of(space)}/one", {"spec": {"completions": 3, "parallelism": 3}})
+    patch = api.patch(f"{jobs_of(space)}/one", {"spec": {"completions": 3, "parallelism": 3}})
 
     told = "Invalid value: 3: can only be modified in tandem with spec.parallelism"
     assert alone.status["message"] == f'Job.batch "one" is invalid: spec.completions: {told}'
-    assert both["spec"]["completions"] == 3
+    assert patch["spec"]["completions"] == 3
 
 
 # Deletion

@@ -43,8 +43,8 @@ def nodes_of(kube: KubeClient, group: str) -> list[str]:
 
 def await_nodes(kube: KubeClient, group: str, count: int, without: str = "") -> list[str]:
     def complete() -> list[str] | None:
-        found = nodes_of(kube, group)
-        return found if len(found) == count and without not in found else None
+        nodes = nodes_of(kube, group)
+        return nodes if len(nodes) == count and without not in nodes else None
 
     return eventually(complete, f"{count} nodes of {group}")
 
@@ -59,10 +59,10 @@ def test_terminated_instance_is_replaced_at_the_same_desired_capacity(cluster: C
 
     client.terminate_instance_in_auto_scaling_group(InstanceId=first, ShouldDecrementDesiredCapacity=False)
 
-    left = await_nodes(kube, "workers", 2, without=first)
-    assert second in left
+    nodes = await_nodes(kube, "workers", 2, without=first)
+    assert second in nodes
     group = described(client, "workers")
-    assert (group["DesiredCapacity"], {item["InstanceId"] for item in group["Instances"]}) == (2, set(left))
+    assert (group["DesiredCapacity"], {item["InstanceId"] for item in group["Instances"]}) == (2, set(nodes))
     assert client.describe_auto_scaling_instances(InstanceIds=[first])["AutoScalingInstances"] == []
 
 

@@ -127,8 +127,8 @@ def test_killed_cluster_returns_to_its_last_snapshot(tmp_path: Path) -> None:
         kube.create(DEPLOYMENTS, {"metadata": {"name": "web"}, **deployment})
         kube.until(f"{DEPLOYMENTS}/web", is_available, "the replicas")
         revision = int(kube.get(PODS)["metadata"]["resourceVersion"])
-        kept = data / "snapshot.json"
-        eventually(lambda: kept.exists() and json.loads(kept.read_text())["revision"] >= revision, "a snapshot")
+        path = data / "snapshot.json"
+        eventually(lambda: path.exists() and json.loads(path.read_text())["revision"] >= revision, "a snapshot")
         pids = [process["pid"] for process in first.control("GET", "processes?running=true")["processes"]]
         for number in range(20):  # some of these are in no snapshot
             last = kube.create(MAPS, {"metadata": {"name": f"late-{number}"}})["metadata"]["resourceVersion"]

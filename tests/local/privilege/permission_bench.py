@@ -328,8 +328,8 @@ class PermissionBench:
 
     def _machines(self) -> list[Node]:
         """Return HyperPod's nodes, both control planes' views joined."""
-        found = join_nodes(self.cluster.nodes(self.cluster_name), self.provider.nodes(), self.cluster_name)
-        return [node for node in found if node.provider]
+        nodes = join_nodes(self.cluster.nodes(self.cluster_name), self.provider.nodes(), self.cluster_name)
+        return [node for node in nodes if node.provider]
 
     def await_node_of_group(self) -> KubernetesNode:
         """Wait until the node group has a Ready node, and return the node."""
@@ -354,9 +354,9 @@ class PermissionBench:
         """Remove rows, also while a function that still runs writes them."""
 
         def delete(key: RowKey) -> None:
-            there = self.ledger.get(key)
-            if there is not None:
-                self.ledger.commit(Delete(key, there.version))
+            row = self.ledger.get(key)
+            if row is not None:
+                self.ledger.commit(Delete(key, row.version))
 
         for key in keys:
             until_committed(partial(delete, key), f"{key} changed on every try")

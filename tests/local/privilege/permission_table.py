@@ -30,15 +30,19 @@ def of_resources() -> Iterator[Statement]:
 
 def proved_of_roles() -> list[Permission]:
     """Return the permissions of roles that a test removes."""
-    return [one for one in permissions(of_roles()) if one.sid not in unproved()]
+    return [permission for permission in permissions(of_roles()) if permission.sid not in unproved()]
 
 
 def unproved_of_roles(owner: str) -> list[Permission]:
     """Return the permissions of a role that no test can miss, as far as they are deployed."""
     conditions = {"HasVpc", "HasCheckpointEncryption"}
     undeployed = {statement.sid for statement in of_roles() if statement.condition in conditions}
-    listed = (one for one in permissions(of_roles()) if one.owner == owner and one.sid in unproved())
-    return [one for one in listed if one.sid not in undeployed]
+    listed = (
+        permission
+        for permission in permissions(of_roles())
+        if permission.owner == owner and permission.sid in unproved()
+    )
+    return [permission for permission in listed if permission.sid not in undeployed]
 
 
 def every_sid() -> set[str]:
@@ -48,4 +52,4 @@ def every_sid() -> set[str]:
 
 def sids_with_a_test() -> set[str]:
     """Return the Sids that the removal tests are generated for."""
-    return {one.sid for one in proved_of_roles()} | {statement.sid for statement in of_callers()}
+    return {permission.sid for permission in proved_of_roles()} | {statement.sid for statement in of_callers()}

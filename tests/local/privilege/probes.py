@@ -110,7 +110,7 @@ def probe(function: str, **more: Any) -> Callable[[Prepare], Prepare]:
 
 def probes_of(function: str) -> list[PermissionProbe]:
     """Return the situations of a function."""
-    return [one for one in PROBES if one.function == function]
+    return [probe for probe in PROBES if probe.function == function]
 
 
 def now() -> datetime:
@@ -642,7 +642,7 @@ def moves_a_movable_pod(stage: PermissionBench) -> Json:
 def a_users_job(stage: PermissionBench, node_name: str, kind: WorkloadKind, **labels: str) -> UnmanagedJob:
     """Create a job of a user on a node, which its operator does not restart and Evenkeel may restart."""
     stage.clear_workloads()
-    example = next(each for each in EXAMPLES if each.kind is kind and each.after_crash == RESTARTED)
+    example = next(example for example in EXAMPLES if example.kind is kind and example.after_crash == RESTARTED)
     fails = kind is WorkloadKind.HYPERPOD_PYTORCH_JOB  # while it runs, it is left to HyperPod
     script = "exit 1" if fails else "exec sleep 60"
     container = {"name": "main", "image": "any", "command": ["sh", "-c", script]}
@@ -657,9 +657,9 @@ def a_users_job(stage: PermissionBench, node_name: str, kind: WorkloadKind, **la
         is_there = job is not None and (job.failed_pods and job.failed_at if fails else job.live_nodes)
         return job if is_there else None
 
-    found = until(placed, f"a {kind} on {node_name}")
-    assert found
-    return found
+    unmanaged_job = until(placed, f"a {kind} on {node_name}")
+    assert unmanaged_job
+    return unmanaged_job
 
 
 def _users_job_probes(kind: WorkloadKind) -> None:
@@ -1296,8 +1296,13 @@ def finds_much_left_half_done(stage: PermissionBench) -> Json:
         observed_at=now(),
         envelope_id="probe",
     )
-    known = fact.replace(instance_id=left_behind.life.instance_id, occurrence=job.job_id)
-    stage.put(*(incident_rows.unresolved_row(one.to_json(), one.fact_key, now()) for one in (fact, known)))
+    node_fact = fact.replace(instance_id=left_behind.life.instance_id, occurrence=job.job_id)
+    stage.put(
+        *(
+            incident_rows.unresolved_row(node_fact.to_json(), node_fact.fact_key, now())
+            for node_fact in (fact, node_fact)
+        )
+    )
     stage.put(incident_rows.early_row(fact.instance_id, [fact], now(), 0))
     stage.put(
         fleet_rows.lease_row(RepairLease(slot="nowhere/left", incident_id="", taken_at=now(), lemon=ghost.life.key), 0)
@@ -1558,8 +1563,8 @@ def removes_its_cordon(stage: PermissionBench) -> Json:
     incident = planned(stage)
     stage.cordon(1, incident.incident_id)
     machine = stage.nodes[1]
-    seen = FleetNode.seen(machine, NONE, now())
-    stage.put(fleet_rows.node_row(machine.life.cluster, machine.life.instance_id, seen.to_json(), 0, None))
+    node = FleetNode.seen(machine, NONE, now())
+    stage.put(fleet_rows.node_row(machine.life.cluster, machine.life.instance_id, node.to_json(), 0, None))
     return a_request("POST", f"/v1/nodes/{machine.life.instance_id}/uncordon", {"reason": "A probe."})
 
 
@@ -1567,8 +1572,8 @@ def removes_its_cordon(stage: PermissionBench) -> Json:
 def plans_a_replacement(stage: PermissionBench) -> Json:
     stage.free(1)
     machine = stage.nodes[1]
-    seen = FleetNode.seen(machine, NONE, now())
-    stage.put(fleet_rows.node_row(machine.life.cluster, machine.life.instance_id, seen.to_json(), 0, None))
+    node = FleetNode.seen(machine, NONE, now())
+    stage.put(fleet_rows.node_row(machine.life.cluster, machine.life.instance_id, node.to_json(), 0, None))
     # A fault that can wait for the work on its node has that looked for.
     body = {"reason": "A probe.", "code": "health:instance_retirement", "dryRun": True}
     return a_request("POST", f"/v1/nodes/{machine.life.instance_id}/replace", body)
@@ -1576,19 +1581,19 @@ def plans_a_replacement(stage: PermissionBench) -> Json:
 
 @probe("api_operate", succeeds=answered)
 def plans_a_replacement_of_a_node_that_is_gone(stage: PermissionBench) -> Json:
-    gone = a_node_without_a_slot(stage)
-    seen = FleetNode.seen(stage.nodes[1], NONE, now()).replace(**gone)
-    stage.put(fleet_rows.node_row(seen.life.cluster, seen.life.instance_id, seen.to_json(), 0, None))
+    node_without_a_slot = a_node_without_a_slot(stage)
+    node = FleetNode.seen(stage.nodes[1], NONE, now()).replace(**node_without_a_slot)
+    stage.put(fleet_rows.node_row(node.life.cluster, node.life.instance_id, node.to_json(), 0, None))
     body = {"reason": "A probe.", "dryRun": True}
-    return a_request("POST", f"/v1/nodes/{seen.life.instance_id}/replace", body)
+    return a_request("POST", f"/v1/nodes/{node.life.instance_id}/replace", body)
 
 
 @probe("api_operate", succeeds=answered)
 def reports_a_fault_of_a_node_by_its_name(stage: PermissionBench) -> Json:
     machine = stage.nodes[0]
     name = stage.ids.new("node")
-    seen = FleetNode.seen(machine, NONE, now()).replace(node_name=name)
-    stage.put(fleet_rows.node_row(machine.life.cluster, machine.life.instance_id, seen.to_json(), 0, None))
+    node = FleetNode.seen(machine, NONE, now()).replace(node_name=name)
+    stage.put(fleet_rows.node_row(machine.life.cluster, machine.life.instance_id, node.to_json(), 0, None))
     fault = {"nodeName": name, "code": "79", "observedAt": rfc3339(now())}
     return a_request("POST", "/v1/faults", {"faults": [fault]})
 

@@ -168,9 +168,9 @@ def heartbeats(ledger: InMemoryLedger, at: datetime = A_MOMENT, **errors: str) -
     expected = expected_sources([CLUSTER], has_hyperpod=True)
     reports = {}
     for source in expected:
-        seen = SourceReport.after(None, "", at)
+        source_report = SourceReport.after(None, "", at)
         error = errors.get(source.kind.replace("-", "_"), "")
-        reports[source.name] = SourceReport.after(seen, error, at) if error else seen
+        reports[source.name] = SourceReport.after(source_report, error, at) if error else source_report
     for function in ("schedule_jobs", "sweep_fleet", "watch_cluster"):
         doc = {"at": rfc3339(at), "sources": {name: report.to_json() for name, report in reports.items()}}
         ledger.commit(Put(Row(fleet_rows.heartbeat_key(function), doc)))

@@ -59,7 +59,7 @@ def test_boolean_in_a_policy_is_refused() -> None:
 def numbers(model: type[BaseModel], document: Any, place: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Return the place of each number in a document that a model has written."""
     if isinstance(document, dict):
-        return [each for name, value in document.items() for each in numbers(model, value, (*place, name))]
+        return [number for name, value in document.items() for number in numbers(model, value, (*place, name))]
     return [place] if isinstance(document, int | float) and not isinstance(document, bool) else []
 
 

@@ -141,7 +141,7 @@ def test_uncordon_undoes_cordon(gateway: Gateway) -> None:
     by_another = gateway.post(f"/v1/nodes/{NODE}/uncordon", {}, key="k2", caller=BO)
     again = gateway.post(f"/v1/nodes/{NODE}/uncordon", {}, key="k3")
 
-    assert [each.document["outcome"] for each in (by_another, again)] == ["RELEASED", "ALREADY_FREE"]
+    assert [response.document["outcome"] for response in (by_another, again)] == ["RELEASED", "ALREADY_FREE"]
     node = gateway.fakes.cluster.node(CLUSTER, f"hyperpod-{NODE}")
     assert node
     assert not node.is_cordoned
@@ -197,9 +197,9 @@ def test_recovery_cordon_never_becomes_an_operator_cordon(gateway: Gateway) -> N
     assert "inc-0000000001" in refused.document["detail"]
     assert f"evenkeel nodes uncordon {NODE}" in refused.document["detail"]
     assert (cordoned.status, cordoned.document["outcome"]) == (200, "CORDONED")
-    seen = gateway.fakes.cluster.node(CLUSTER, f"hyperpod-{NODE}")
-    assert seen
-    assert (seen.is_cordoned, seen.incident_id) == (True, None)
+    node = gateway.fakes.cluster.node(CLUSTER, f"hyperpod-{NODE}")
+    assert node
+    assert (node.is_cordoned, node.incident_id) == (True, None)
 
 
 @pytest.mark.parametrize("verb", ["cordon", "uncordon"])

@@ -185,7 +185,7 @@ def test_nodes_are_filtered_by_state_and_pool(query: str, expected: list[int]) -
 
     items = gateway.get(f"/v1/nodes?{query}").document["items"]
 
-    assert [each["instanceId"] for each in items] == [a_fleet_node(number).life.instance_id for number in expected]
+    assert [item["instanceId"] for item in items] == [a_fleet_node(number).life.instance_id for number in expected]
 
 
 def test_unknown_state_of_a_node_is_refused() -> None:

@@ -57,11 +57,11 @@ def stored(site: Gateway, table: Table = Table.INCIDENTS) -> PolicyChange | None
 
 
 def test_policy_change_applies_and_shows_its_author(site: Gateway) -> None:
-    given = give(site)
+    response = give(site)
     site.fakes.clock.advance(31)
     shown = site.get(PATH).document
 
-    assert given.status == 200
+    assert response.status == 200
     assert shown["policy"]["repair"]["maxAttempts"] == 2
     assert shown["change"]["changes"] == OURS
     assert shown["change"]["number"] == 1

@@ -130,12 +130,12 @@ def test_deadline_is_shown_in_plan_and_job(gateway: Gateway) -> None:
     deadline = rfc3339(site.fakes.clock.now() + timedelta(hours=3))
 
     found = placed(site, deadline=deadline)
-    taken = site.post("/v1/jobs", BODY | {"deadline": deadline.replace("Z", "+00:00")}, key="k1")
+    response = site.post("/v1/jobs", BODY | {"deadline": deadline.replace("Z", "+00:00")}, key="k1")
 
     assert (found["action"], found["pool"]) == ("RENT", "burst-od")
     assert "p5-workers would be cheaper but would miss the job's deadline" in found["reason"]
     assert placed(site)["action"] == "WAIT"
-    assert site.get(f"/v1/jobs/{taken.document['jobId']}").document["deadline"] == deadline
+    assert site.get(f"/v1/jobs/{response.document['jobId']}").document["deadline"] == deadline
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,9 @@ def test_past_or_invalid_deadline_is_refused_by_field(gateway: Gateway, path: st
 
 
 def test_a_job_without_a_deadline_shows_none(gateway: Gateway) -> None:
-    taken = gateway.post("/v1/jobs", BODY | {"deadline": None}, key="k1")
+    response = gateway.post("/v1/jobs", BODY | {"deadline": None}, key="k1")
 
-    assert gateway.get(f"/v1/jobs/{taken.document['jobId']}").document["deadline"] is None
+    assert gateway.get(f"/v1/jobs/{response.document['jobId']}").document["deadline"] is None
 
 
 def test_plan_with_kueue_admission_has_no_pools(gateway: Gateway) -> None:

@@ -877,7 +877,7 @@ def test_outage_of_a_zone_is_one_headline() -> None:
     overview = gateway.get("/v1/status").document
 
     headline = f"3 nodes of zone usw2-az2 are unhealthy since {since:%H:%M}Z; repairs wait (SHARED_CAUSE) "
-    assert [outage["incidentIds"] for outage in overview["outages"]] == [[each.incident_id for each in down]]
+    assert [outage["incidentIds"] for outage in overview["outages"]] == [[incident.incident_id for incident in down]]
     assert overview["outages"][0]["headline"].startswith(headline)
     assert overview["reasons"][0].startswith(headline)
 

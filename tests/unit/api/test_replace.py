@@ -123,9 +123,9 @@ def test_replacement_request_joins_an_open_incident(fleet: Gateway) -> None:
     planned = rehearse(fleet)
 
     assert recorded(fleet, planned["decisionId"]).facts["ladder"] == ["replace"]
-    kept = fleet.fakes.ledger.get(incident_rows.incident_key(incident.incident_id))
-    assert kept
-    assert kept.doc == incident.to_json()
+    row = fleet.fakes.ledger.get(incident_rows.incident_key(incident.incident_id))
+    assert row
+    assert row.doc == incident.to_json()
 
 
 @pytest.mark.parametrize("is_dry", [True, False])

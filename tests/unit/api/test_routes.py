@@ -71,7 +71,9 @@ def test_every_problem_has_a_title_and_a_hint(code: str) -> None:
 def test_openapi_marks_required_query_parameters() -> None:
     parameters = openapi.document()["paths"]["/v1/teams/{team}"]["delete"]["parameters"]
 
-    assert [each["name"] for each in parameters if each["in"] == "query" and each.get("required")] == ["reason"]
+    assert [
+        parameter["name"] for parameter in parameters if parameter["in"] == "query" and parameter.get("required")
+    ] == ["reason"]
 
 
 def test_only_idempotent_routes_document_a_key_conflict() -> None:

@@ -298,13 +298,13 @@ def test_pending_reason_is_public_without_the_failure(site: Gateway, reason: str
     pending = a_job(2, state="PENDING", reason=reason, owner="role/Nlp")
     stored(site.fakes.ledger, pending.replace(spec=pending.spec.replace(team="nlp")))
 
-    whole = site.get("/v1/jobs/job-0000000002", caller=session("Stranger"))
+    response = site.get("/v1/jobs/job-0000000002", caller=session("Stranger"))
     listed = site.get("/v1/jobs?state=PENDING", caller=session("Stranger"))
     why = site.get("/v1/jobs/job-0000000002/why", caller=session("Stranger"))
 
-    assert whole.document["reason"] == listed.document["items"][0]["reason"] == shown
+    assert response.document["reason"] == listed.document["items"][0]["reason"] == shown
     assert shown in why.document["sentence"]
-    assert SECRET not in whole.text + listed.text + why.text
+    assert SECRET not in response.text + listed.text + why.text
 
 
 @pytest.mark.parametrize(("caller", "named"), [("Nlp", True), ("Vision", False)])
@@ -327,14 +327,14 @@ def test_job_older_than_its_team_belongs_to_its_submitter(site: Gateway) -> None
     )
 
     mine = site.get("/v1/jobs/job-0000000007", caller=session("Stranger"))
-    others = site.get("/v1/jobs/job-0000000007", caller=session("Nlp"))
+    response = site.get("/v1/jobs/job-0000000007", caller=session("Nlp"))
 
-    assert (SECRET in mine.text, SECRET in others.text) == (True, False)
+    assert (SECRET in mine.text, SECRET in response.text) == (True, False)
 
 
 def test_submitter_who_left_the_team_reads_no_more(site: Gateway) -> None:
-    left = a_team("nlp", ("NlpLead", "lead"))
-    site.call("PUT", "/v1/teams/nlp/quota", left, headers={"If-Match": '"1"'})
+    team = a_team("nlp", ("NlpLead", "lead"))
+    site.call("PUT", "/v1/teams/nlp/quota", team, headers={"If-Match": '"1"'})
 
     assert SECRET not in site.get("/v1/jobs/job-0000000001", caller=session("Nlp")).text
 
@@ -362,11 +362,11 @@ def test_other_callers_learn_no_rule_of_a_team(site: Gateway, route: str) -> Non
     assert site.call("PUT", "/v1/teams/nlp/quota", ruled, headers={"If-Match": '"1"'}).status == 200
     body = {"name": "a", "team": "nlp", "image": "a:1", "command": ["a"], "checkpoint": {"uri": "s3://other/a"}}
 
-    others = site.post(route, body, caller=session("VisionLead"))
-    own = site.post(route, body, caller=session("NlpLead"))
+    response = site.post(route, body, caller=session("VisionLead"))
+    api_response = site.post(route, body, caller=session("NlpLead"))
 
-    assert (others.document["code"], SECRET in others.text) == ("NOT_YOUR_TEAM", False)
-    assert (own.document["code"], SECRET in own.text) == ("VALIDATION_FAILED", True)
+    assert (response.document["code"], SECRET in response.text) == ("NOT_YOUR_TEAM", False)
+    assert (api_response.document["code"], SECRET in api_response.text) == ("VALIDATION_FAILED", True)
 
 
 def test_public_fields_exist_and_a_new_field_is_private() -> None:

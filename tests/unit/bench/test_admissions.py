@@ -22,7 +22,7 @@ def a_transaction(version: int) -> list[dict[str, Any]]:
             sent.extend(request["TransactItems"])
 
     sent: list[dict[str, Any]] = []
-    ledger = DynamoLedger({each: f"round1-{each.lower()}" for each in Table}, Client())
+    ledger = DynamoLedger({table: f"round1-{table.lower()}" for table in Table}, Client())
     ledger.commit(
         Put(Row(quota_rows.tree_key(), {"memory": {}}, version)), Put(Row(job_rows.job_key("job-1"), {"a": 1}, version))
     )
@@ -30,10 +30,10 @@ def a_transaction(version: int) -> list[dict[str, Any]]:
 
 
 def test_cycle_of_twice_the_time_has_half_the_rate() -> None:
-    found = a_report(cycle=(2.0, 4.0, 3.0), bare=(1.0, 2.0, 1.5)).figures()
+    figures = a_report(cycle=(2.0, 4.0, 3.0), bare=(1.0, 2.0, 1.5)).figures()
 
-    assert (found["ratio"], found["low"], found["high"]) == (0.5, 0.5, 0.5)
-    assert found["perSecond"] == {"cycle": 40.0, "bare": 80.0}
+    assert (figures["ratio"], figures["low"], figures["high"]) == (0.5, 0.5, 0.5)
+    assert figures["perSecond"] == {"cycle": 40.0, "bare": 80.0}
 
 
 def test_cycle_as_fast_as_the_loop_has_ratio_one() -> None:

@@ -47,16 +47,16 @@ def test_every_job_ends_and_no_cap_is_exceeded(policy: BaselinePolicy) -> None:
     setup = a_setup(caps__teamUsdPerHour=30, caps__fleetUsdPerHour=45)
     world = BurstSimulation(setup, policy, 7)
 
-    found = world.play()
+    outcome = world.play()
 
-    assert len(found.delays) == len(world.jobs) == len(jobs_of(setup, 7, 0.8))
+    assert len(outcome.delays) == len(world.jobs) == len(jobs_of(setup, 7, 0.8))
     assert all(job.ended >= job.at + job.run for job in world.jobs)
     assert world.free == [8] * 8
     assert (world.queue, world.rented, world.leaving, world.fleet_rate) == ([], set(), {}, 0)
     assert set(world.rates.values()) <= {0}
-    assert found.most_team_rate <= 30 * money.MICROS
-    assert found.most_fleet_rate <= 45 * money.MICROS
-    assert (found.rent_parts > 0) == (policy.name != "committed")
+    assert outcome.most_team_rate <= 30 * money.MICROS
+    assert outcome.most_fleet_rate <= 45 * money.MICROS
+    assert (outcome.rent_parts > 0) == (policy.name != "committed")
 
 
 def test_same_seed_gives_the_same_figures() -> None:
@@ -98,10 +98,10 @@ class CheckedSimulation(BurstSimulation):
 def test_no_paid_node_is_idle_while_a_fitting_job_waits() -> None:
     world = CheckedSimulation(a_setup(), POLICIES[-1], 5)
 
-    found = world.play()
+    outcome = world.play()
 
     assert world.cycles > 500
-    assert found.moves > 0
+    assert outcome.moves > 0
 
 
 def test_without_rented_nodes_evenkeel_is_the_committed_fleet() -> None:

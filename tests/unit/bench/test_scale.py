@@ -49,26 +49,26 @@ def test_calls_before_the_cordon_do_not_grow_with_the_fleet(bench: Bench) -> Non
 
 def test_each_scheduled_function_runs_on_the_fleet(bench: Bench) -> None:
     for case, function in (("watch", "watch_cluster"), ("cycle", "schedule_jobs"), ("sweep", "sweep_fleet")):
-        found = bench.one_invocation(case, function, SIZES[0])
+        invocation = bench.one_invocation(case, function, SIZES[0])
 
-        assert found.notes["answer"]["outcome" if case != "cycle" else "isComplete"] in ("WATCHED", "SWEPT", True)
-        assert found.p99 >= found.p50 > 0
-        assert found.received > 0
+        assert invocation.notes["answer"]["outcome" if case != "cycle" else "isComplete"] in ("WATCHED", "SWEPT", True)
+        assert invocation.p99 >= invocation.p50 > 0
+        assert invocation.received > 0
 
 
 def test_storm_ends_with_an_outcome_for_each_node(bench: Bench) -> None:
-    found = bench.storm(SIZES[0])
+    storm = bench.storm(SIZES[0])
 
-    outcomes = {name: count for name, count in found.notes["outcomes"].items() if "retried" not in name and count}
+    outcomes = {name: count for name, count in storm.notes["outcomes"].items() if "retried" not in name and count}
     assert sum(outcomes.values()) == 12
-    assert found.notes["cordoned"] == outcomes["CORDONED"]
+    assert storm.notes["cordoned"] == outcomes["CORDONED"]
 
 
 def test_settle_ends_every_job_once(bench: Bench) -> None:
-    found = bench.settle(SIZES[0])
+    settle = bench.settle(SIZES[0])
 
-    assert found.notes["settled"] == found.notes["jobs"] == SIZES[0].running
-    assert "kubernetes:LIST nodes" not in found.calls
+    assert settle.notes["settled"] == settle.notes["jobs"] == SIZES[0].running
+    assert "kubernetes:LIST nodes" not in settle.calls
 
 
 def test_fleet_has_the_stated_nodes_and_jobs() -> None:
@@ -76,7 +76,9 @@ def test_fleet_has_the_stated_nodes_and_jobs() -> None:
 
     assert len(world.cluster.nodes(CLUSTER)) == SIZES[0].nodes
     assert len(running) == SIZES[0].running == len(world.cluster.jobs[CLUSTER])
-    assert len({pod.node_name for each in world.cluster.workloads(CLUSTER) for pod in each.pods}) == len(running)
+    assert len({pod.node_name for workload in world.cluster.workloads(CLUSTER) for pod in workload.pods}) == len(
+        running
+    )
 
 
 class RecordingApi(KubernetesApi):
@@ -177,4 +179,4 @@ def test_limits_are_those_of_the_template() -> None:
 def test_missed_aims_come_first(bench: Bench) -> None:
     found = verdicts([bench.one_event(SIZES[0])])
 
-    assert [each.is_met for each in found] == sorted(each.is_met for each in found)
+    assert [verdict.is_met for verdict in found] == sorted(verdict.is_met for verdict in found)

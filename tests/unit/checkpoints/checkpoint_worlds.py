@@ -130,7 +130,7 @@ class ServiceSide:
         convention: bool = False,
         requirement: str = "CONVENTION",
     ) -> service_side.ResumeChoice:
-        found = [ref for folder in world.folders() if (ref := service_side.ref_of_folder(folder))]
+        checkpoint_refs = [ref for folder in world.folders() if (ref := service_side.ref_of_folder(folder))]
         distrust = (
             service_side.Distrust(
                 after=doubt, through_attempt=attempt, requirement=service_side.CheckpointRequirement(requirement)
@@ -139,7 +139,7 @@ class ServiceSide:
         rules = service_side.CheckpointRules(distrust=distrust, accepts_convention=convention)
         evidence: dict[service_side.CheckpointRef, service_side.CheckpointContents] = {}
         while True:
-            answer = service_side.choose_resume_point(attempt, self._fence(world), found, evidence, rules)
+            answer = service_side.choose_resume_point(attempt, self._fence(world), checkpoint_refs, evidence, rules)
             if isinstance(answer, service_side.ResumeChoice):
                 return answer
             assert answer.ref not in evidence
@@ -155,7 +155,7 @@ class ServiceSide:
 
 def _as_answer(choice: service_side.ResumeChoice) -> ReaderAnswer:
     point = choice.resume_from
-    rejected = tuple((out.attempt, out.step, out.code.value) for out in choice.rejected)
+    rejected = tuple((rejection.attempt, rejection.step, rejection.code.value) for rejection in choice.rejected)
     return ReaderAnswer(None if point is None else (point.attempt, point.step), choice.grade.value, rejected)
 
 

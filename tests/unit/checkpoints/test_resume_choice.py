@@ -513,5 +513,8 @@ def test_number_of_examined_checkpoints_is_bounded() -> None:
     choice = service_side.choose_resume_point(2, None, refs, {refs[2]: nothing}, max_reads=1)
 
     assert isinstance(choice, service_side.ResumeChoice)
-    assert [(out.step, out.code) for out in choice.rejected] == [(30, "MANIFEST_UNREADABLE"), (20, "NOT_EXAMINED")]
+    assert [(rejection.step, rejection.code) for rejection in choice.rejected] == [
+        (30, "MANIFEST_UNREADABLE"),
+        (20, "NOT_EXAMINED"),
+    ]
     assert choice.would_discard_checkpoints

@@ -105,7 +105,7 @@ def _incidents(gateway: Gateway) -> None:
         ),
         _settled(71, "xid:74", 130, "The node answered a reboot, and passed validation. No job was interrupted."),
     ]
-    stored(ledger, asking, some_evidence(asking), *over, *(some_evidence(each) for each in over))
+    stored(ledger, asking, some_evidence(asking), *over, *(some_evidence(incident) for incident in over))
     stored(
         ledger,
         a_decision(

@@ -17,13 +17,13 @@ WANTED = (
 
 def applied(before: dict[str, PresentEntry], changes: list[EntryChange]) -> dict[str, PresentEntry]:
     after = dict(before)
-    for each in changes:
-        if each.action is EntryAction.REMOVE:
-            del after[each.role]
-        elif each.action is EntryAction.CREATE:
-            after[each.role] = PresentEntry(each.groups, STACK)
+    for change in changes:
+        if change.action is EntryAction.REMOVE:
+            del after[change.role]
+        elif change.action is EntryAction.CREATE:
+            after[change.role] = PresentEntry(change.groups, STACK)
         else:
-            after[each.role] = before[each.role]._replace(groups=each.groups)
+            after[change.role] = before[change.role]._replace(groups=change.groups)
     return after
 
 
@@ -31,8 +31,8 @@ def applied(before: dict[str, PresentEntry], changes: list[EntryChange]) -> dict
 def test_second_run_changes_nothing(before: dict[str, PresentEntry]) -> None:
     after = applied(before, list(plan_entries(WANTED, before, STACK)))
 
-    assert {each.action for each in plan_entries(WANTED, after, STACK)} == {EntryAction.KEEP}
-    assert all(each.groups <= after[each.role].groups for each in WANTED)
+    assert {plan_entry.action for plan_entry in plan_entries(WANTED, after, STACK)} == {EntryAction.KEEP}
+    assert all(wanted_entry.groups <= after[wanted_entry.role].groups for wanted_entry in WANTED)
 
 
 @given(present)
@@ -52,7 +52,7 @@ def test_entry_of_a_removed_role_goes_only_with_our_tag() -> None:
 
     changes = list(plan_entries((), before, STACK))
 
-    assert [(each.role, each.action) for each in changes] == [("arn:c", EntryAction.REMOVE)]
+    assert [(change.role, change.action) for change in changes] == [("arn:c", EntryAction.REMOVE)]
 
 
 def test_entry_of_a_node_type_is_a_problem_and_not_changed() -> None:

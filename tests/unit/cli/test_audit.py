@@ -13,10 +13,10 @@ from tests.unit.cli.recovery_fixture import recovery_at_work
 def test_acknowledged_incident_is_shown_in_lists_and_in_status(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, an_incident(1))
 
-    said = served.run("incidents", "ack", "@latest", "--reason", "on it", terminal=True)
+    result = served.run("incidents", "ack", "@latest", "--reason", "on it", terminal=True)
 
     by = "role/Researcher (ana)"
-    assert said.out.splitlines() == [
+    assert result.out.splitlines() == [
         f"● inc-0000000001  acknowledged by {by}",
         "next  evenkeel why inc-0000000001",
     ]
@@ -55,12 +55,12 @@ def test_audit_lists_acts_newest_first_in_every_form(served: CliFixture) -> None
 def test_stop_holds_everything_and_says_what_still_runs(served: CliFixture) -> None:
     recovery_at_work(served.gateway)
 
-    said = served.run("automation", "stop", "--reason", "network work", "--for", "2h", terminal=True)
+    result = served.run("automation", "stop", "--reason", "network work", "--for", "2h", terminal=True)
 
-    assert (said.exit_code, said.err) == (0, "")
-    lines = said.out.splitlines()
+    assert (result.exit_code, result.err) == (0, "")
+    lines = result.out.splitlines()
     assert lines[0] == "▲ everything is held until 2026-11-03T12:15:02Z: network work"
-    shown = " ".join(said.out.split())
+    shown = " ".join(result.out.split())
     for part in (
         "1 running; a hold stops none of them",
         "inc-0000000001: replacing",

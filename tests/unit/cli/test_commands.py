@@ -50,9 +50,9 @@ def the_job(served: CliFixture) -> dict[str, Any]:
 def test_a_job_is_submitted_from_a_file(served: CliFixture) -> None:
     (served.folder / "job.json").write_text(json.dumps(A_JOB), encoding="utf-8")
 
-    said = served.run("jobs", "submit", "job.json", terminal=True)
+    result = served.run("jobs", "submit", "job.json", terminal=True)
 
-    assert said.out == "○ job-0000000001  pending, 2 nodes × 8 GPUs\nnext  evenkeel jobs wait job-0000000001\n"
+    assert result.out == "○ job-0000000001  pending, 2 nodes × 8 GPUs\nnext  evenkeel jobs wait job-0000000001\n"
     assert the_job(served)["command"] == ["python", "train.py"]
 
 
@@ -60,11 +60,11 @@ def test_options_override_the_file_and_a_command_overrides_both(served: CliFixtu
     body = json.dumps({**A_JOB, "args": ["--x"], "env": {"A": "1"}})
     words = ["--nodes", "3", "--checkpoint-uri", "s3://bucket/p", "--env", "B=2=3", "-", "--", "python", "-m", "other"]
 
-    said = served.run("jobs", "submit", "-o", "name", *words, stdin=body)
-    assert said.err == ""
+    result = served.run("jobs", "submit", "-o", "name", *words, stdin=body)
+    assert result.err == ""
 
     job = the_job(served)
-    assert said.out == "job-0000000001\n"
+    assert result.out == "job-0000000001\n"
     assert (job["nodes"], job["command"], job["args"]) == (3, ["python", "-m", "other"], [])
     assert (job["envNames"], job["checkpoint"]["uri"]) == (["A", "B"], "s3://bucket/p")
 
@@ -87,18 +87,18 @@ def test_options_add_folders_and_secrets_to_the_file(served: CliFixture) -> None
 
 @pytest.mark.parametrize("words", ["--volume data", "--volume data:/data:rx", "--volume :/data", "--scratch /a:big"])
 def test_folder_option_that_cannot_be_read_is_a_usage_error(served: CliFixture, words: str) -> None:
-    said = served.run("jobs", "submit", *words.split(), "-", stdin=json.dumps(A_JOB))
+    result = served.run("jobs", "submit", *words.split(), "-", stdin=json.dumps(A_JOB))
 
-    assert said.exit_code == 2
-    assert words in said.err
+    assert result.exit_code == 2
+    assert words in result.err
 
 
 @pytest.mark.parametrize("verb", ["submit", "plan"])
 def test_every_missing_field_of_a_job_is_named_at_once(served: CliFixture, verb: str) -> None:
-    said = served.run("jobs", verb, "-", stdin="{}")
+    result = served.run("jobs", verb, "-", stdin="{}")
 
-    assert said.exit_code == 2
-    assert said.err.splitlines() == [
+    assert result.exit_code == 2
+    assert result.err.splitlines() == [
         "✖ name: is required [VALIDATION_FAILED]",
         "  image: is missing, unless a job type of the site fills it",
         "  command: is missing, unless a job type of the site fills it",
@@ -109,9 +109,9 @@ def test_every_missing_field_of_a_job_is_named_at_once(served: CliFixture, verb:
 def test_plan_ends_with_the_command_that_submits_the_same_job(served: CliFixture) -> None:
     (served.folder / "my job.json").write_text(json.dumps(A_JOB), encoding="utf-8")
 
-    said = served.run("jobs", "plan", "my job.json", "--nodes", "1", "--env", "A=1 2", "--", "python", "x.py")
+    result = served.run("jobs", "plan", "my job.json", "--nodes", "1", "--env", "A=1 2", "--", "python", "x.py")
 
-    command = shlex.split(said.out.splitlines()[-1].partition("evenkeel ")[2])
+    command = shlex.split(result.out.splitlines()[-1].partition("evenkeel ")[2])
     planned, _ = served.bodies[-1], served.run(*command)
     assert command[:3] == ["jobs", "submit", "my job.json"]
     assert served.bodies[-1] == planned
@@ -162,9 +162,9 @@ def test_options_fill_empty_sections_and_refuse_non_objects(served: CliFixture, 
 def test_elastic_job_shows_its_allowed_sizes(served: CliFixture) -> None:
     words = ["--nodes", "2", "--min-nodes", "1", "--max-nodes", "4", "--checkpoint-uri", "s3://bucket/p", "-"]
 
-    said = served.run("jobs", "submit", *words, stdin=json.dumps(A_JOB), terminal=True)
+    result = served.run("jobs", "submit", *words, stdin=json.dumps(A_JOB), terminal=True)
 
-    assert "2 nodes, elastic 1 to 4 × 8 GPUs" in said.out
+    assert "2 nodes, elastic 1 to 4 × 8 GPUs" in result.out
     assert the_job(served)["elastic"] == {"minNodes": 1, "maxNodes": 4, "step": None, "sizes": [], "throughput": []}
     for verb in ("submit", "plan"):
         refused = served.run("jobs", verb, "--min-nodes", "3", *words[:2], "-", stdin=json.dumps(A_JOB))
@@ -172,8 +172,8 @@ def test_elastic_job_shows_its_allowed_sizes(served: CliFixture) -> None:
 
 
 def test_deadline_is_submitted_and_shown(served: CliFixture) -> None:
-    said = served.run("jobs", "submit", "--deadline", "2030-01-02T10:15:00+01:00", "-", stdin=json.dumps(A_JOB))
-    assert said.err == ""
+    result = served.run("jobs", "submit", "--deadline", "2030-01-02T10:15:00+01:00", "-", stdin=json.dumps(A_JOB))
+    assert result.err == ""
 
     assert the_job(served)["deadline"] == "2030-01-02T09:15:00.000000Z"
     assert "deadline" in served.run("jobs", "show", "@latest").out
@@ -188,10 +188,10 @@ def test_plan_with_kueue_admission_shows_the_local_queue(served: CliFixture, pla
     answer = {name: value for name, value in given.items() if name != "placement"} | placement
     served.next_answers = [ApiResponse(200, {}, json.dumps(answer))]
 
-    said = served.run("jobs", "plan", "-", stdin=json.dumps(A_JOB), terminal=True)
+    result = served.run("jobs", "plan", "-", stdin=json.dumps(A_JOB), terminal=True)
 
-    assert (said.exit_code, said.err) == (0, "")
-    assert said.out == (
+    assert (result.exit_code, result.err) == (0, "")
+    assert result.out == (
         "● would be submitted to Kueue, team default\n"
         "  Kueue admits jobs here: the job goes to LocalQueue default.\n"
         "next  evenkeel jobs submit -\n"
@@ -224,11 +224,11 @@ def test_a_job_that_cannot_be_submitted_exits_2(served: CliFixture, words: list[
     (served.folder / "broken.json").write_text("{", encoding="utf-8")
     (served.folder / "list.json").write_text("[]", encoding="utf-8")
 
-    said = served.run("jobs", "submit", *words)
+    result = served.run("jobs", "submit", *words)
 
-    assert (said.exit_code, said.out) == (2, "")
-    assert f"[{code}]" in said.err
-    assert "Traceback" not in said.err
+    assert (result.exit_code, result.out) == (2, "")
+    assert f"[{code}]" in result.err
+    assert "Traceback" not in result.err
 
 
 # ---------------------------------------------------------------- wait, cancel, logs
@@ -238,36 +238,36 @@ def test_a_job_that_cannot_be_submitted_exits_2(served: CliFixture, words: list[
 def test_wait_exits_with_the_end_of_the_job(served: CliFixture, state: str, code: int) -> None:
     stored(served.gateway.fakes.ledger, a_job(1, state=state, reason="So it went."))
 
-    said = served.run("jobs", "wait", "llama-1")
+    result = served.run("jobs", "wait", "llama-1")
 
-    assert said.exit_code == code
-    assert said.out.endswith(f"{state.lower()}  So it went.\n")
+    assert result.exit_code == code
+    assert result.out.endswith(f"{state.lower()}  So it went.\n")
 
 
 def test_wait_past_the_timeout_exits_124(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_job(1))
 
-    said = served.run("jobs", "wait", "llama-1", "--timeout", "0")
+    result = served.run("jobs", "wait", "llama-1", "--timeout", "0")
 
-    assert said.exit_code == 124
-    assert "still pending" in said.err
+    assert result.exit_code == 124
+    assert "still pending" in result.err
 
 
 def test_a_job_is_cancelled_with_a_reason(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_job(1))
 
-    said = served.run("jobs", "cancel", "llama-1", "--reason", "not needed")
+    result = served.run("jobs", "cancel", "llama-1", "--reason", "not needed")
 
-    assert (said.exit_code, the_job(served)["state"]) == (0, "CANCELLED")
+    assert (result.exit_code, the_job(served)["state"]) == (0, "CANCELLED")
     assert "not needed" in the_job(served)["reason"]
 
 
 def test_cancel_of_an_ended_job_exits_5(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_job(1, state="FAILED"))
 
-    said = served.run("jobs", "cancel", "llama-1")
+    result = served.run("jobs", "cancel", "llama-1")
 
-    assert (said.exit_code, "[JOB_ENDED]" in said.err) == (5, True)
+    assert (result.exit_code, "[JOB_ENDED]" in result.err) == (5, True)
 
 
 @pytest.mark.parametrize(
@@ -304,10 +304,10 @@ def test_unmanaged_workloads_have_their_own_list(served: CliFixture) -> None:
     row = Row(fleet_rows.unmanaged_workloads_key(CLUSTER), {"workloads": [workload.to_json()]})
     served.gateway.fakes.ledger.commit(Put(row))
 
-    said = served.run("jobs", "ls", "--unmanaged")
+    result = served.run("jobs", "ls", "--unmanaged")
 
-    assert "PyTorchJob research/llama" in said.out
-    assert "Evenkeel moves it as soon as its node is faulty" in said.out
+    assert "PyTorchJob research/llama" in result.out
+    assert "Evenkeel moves it as soon as its node is faulty" in result.out
     assert served.run("jobs", "ls", "--unmanaged", "-o", "name").out == "llama\n"
 
 
@@ -352,9 +352,9 @@ def test_node_list_shows_unmanaged_workloads(served: CliFixture) -> None:
 def test_json_output_is_the_api_answer(served: CliFixture, words: str, path: str) -> None:
     recovery_at_work(served.gateway)
 
-    said = served.run(*words.split(), "-o", "json")
+    result = served.run(*words.split(), "-o", "json")
 
-    assert json.loads(said.out) == served.gateway.get(path).document
+    assert json.loads(result.out) == served.gateway.get(path).document
 
 
 @pytest.mark.parametrize("noun", ["jobs", "incidents", "nodes"])
@@ -372,9 +372,9 @@ def test_lists_have_all_output_formats(served: CliFixture, noun: str) -> None:
 def test_list_reads_all_pages(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, *(a_job(n) for n in range(1, 251)))
 
-    said = served.run("jobs", "ls", "--limit", "240", "-o", "name")
+    result = served.run("jobs", "ls", "--limit", "240", "-o", "name")
 
-    assert said.out.split() == [f"job-{n:010d}" for n in range(250, 10, -1)]
+    assert result.out.split() == [f"job-{n:010d}" for n in range(250, 10, -1)]
 
 
 MORE = "Listed the first 2 items. There may be more: --limit accepts up to 1000.\n"
@@ -457,21 +457,21 @@ def test_ids_names_and_unique_prefixes_find_a_job(served: CliFixture) -> None:
 def test_empty_argument_is_a_usage_error(served: CliFixture, words: list[str]) -> None:
     stored(served.gateway.fakes.ledger, a_job(1), a_fleet_node(1), an_incident(1))
 
-    said = served.run(*words)
+    result = served.run(*words)
 
-    assert (said.exit_code, said.out) == (2, "")
-    assert "[USAGE]" in said.err
+    assert (result.exit_code, result.out) == (2, "")
+    assert "[USAGE]" in result.err
     assert {method for method, _, _ in served.requests} <= {"GET"}
 
 
 def test_ambiguous_prefix_exits_2_and_names_the_candidates(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_job(1), a_job(2))
 
-    said = served.run("jobs", "show", "llama-")
+    result = served.run("jobs", "show", "llama-")
 
-    assert said.exit_code == 2
-    assert "job-0000000001" in said.err
-    assert "[AMBIGUOUS]" in said.err
+    assert result.exit_code == 2
+    assert "job-0000000001" in result.err
+    assert "[AMBIGUOUS]" in result.err
 
 
 @pytest.mark.parametrize("typed", ["i-00000000000000001", "hyperpod-i-00000000000000001", "hyperpod-i-"])
@@ -480,9 +480,9 @@ def test_why_of_a_node_shows_its_latest_incident(served: CliFixture, typed: str,
     earlier, now = an_incident(1, state="RECOVERED", opened_at=ago(days=1)), an_incident(2, state=state)
     stored(served.gateway.fakes.ledger, a_job(1), a_fleet_node(1), earlier, now.replace(life=earlier.life))
 
-    said = served.run("why", typed, "-o", "json")
+    result = served.run("why", typed, "-o", "json")
 
-    assert json.loads(said.out) == served.gateway.get("/v1/incidents/inc-0000000002/why").document
+    assert json.loads(result.out) == served.gateway.get("/v1/incidents/inc-0000000002/why").document
 
 
 def test_why_of_a_replaced_node_shows_its_incident(served: CliFixture) -> None:
@@ -494,10 +494,10 @@ def test_why_of_a_replaced_node_shows_its_incident(served: CliFixture) -> None:
 def test_why_of_a_healthy_node_names_the_next_command(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_fleet_node(1), an_incident(2))
 
-    said = served.run("why", "hyperpod-i-00000000000000001")
+    result = served.run("why", "hyperpod-i-00000000000000001")
 
-    assert said.exit_code == 4
-    assert said.err == (
+    assert result.exit_code == 4
+    assert result.err == (
         "✖ There is no incident of i-00000000000000001. [NOT_FOUND]\n  evenkeel nodes show i-00000000000000001\n"
     )
 
@@ -515,9 +515,9 @@ def test_why_of_a_node_names_the_controller_that_repairs_it(served: CliFixture) 
 
 
 def test_why_of_an_unknown_name_is_refused(served: CliFixture) -> None:
-    said = served.run("why", "nope")
+    result = served.run("why", "nope")
 
-    assert (said.exit_code, "There is no job 'nope'. [NOT_FOUND]" in said.err) == (4, True)
+    assert (result.exit_code, "There is no job 'nope'. [NOT_FOUND]" in result.err) == (4, True)
 
 
 def namesakes(served: CliFixture, *states: str) -> None:
@@ -539,20 +539,20 @@ def test_running_jobs_are_found_behind_a_long_queue(served: CliFixture, typed: s
     waiting = (a_job(n, queue="research") for n in range(1, 610))
     stored(served.gateway.fakes.ledger, *waiting, a_job(700, state="RUNNING"), a_job(701, state="RUNNING"))
 
-    said = served.run("jobs", "show", typed, "-o", "json")
+    result = served.run("jobs", "show", typed, "-o", "json")
 
-    assert said.err == ""
-    assert json.loads(said.out)["jobId"] == f"job-{number:010d}"
+    assert result.err == ""
+    assert json.loads(result.out)["jobId"] == f"job-{number:010d}"
 
 
 @pytest.mark.parametrize("words", ["cancel llama", "suspend llama", "resume llama", "priority llama high"])
 def test_ambiguous_job_name_changes_no_job(served: CliFixture, words: str) -> None:
     namesakes(served, "PENDING", "RUNNING", "SUCCEEDED")
 
-    said = served.run("jobs", *words.split())
+    result = served.run("jobs", *words.split())
 
-    assert (said.exit_code, said.out) == (2, "")
-    assert "2 jobs that have not ended are named 'llama': job-0000000001, job-0000000002. [AMBIGUOUS]" in said.err
+    assert (result.exit_code, result.out) == (2, "")
+    assert "2 jobs that have not ended are named 'llama': job-0000000001, job-0000000002. [AMBIGUOUS]" in result.err
     assert {method for method, _, _ in served.requests} == {"GET"}
 
 
@@ -560,10 +560,10 @@ def test_ambiguous_job_name_changes_no_job(served: CliFixture, words: str) -> No
     "words", ["jobs show nope", "incidents show @latest", "nodes show i-1", "why inc-0000000404", "why dec-0000000404"]
 )
 def test_missing_object_exits_4(served: CliFixture, words: str) -> None:
-    said = served.run(*words.split())
+    result = served.run(*words.split())
 
-    assert (said.exit_code, said.out) == (4, "")
-    assert "[NOT_FOUND]" in said.err
+    assert (result.exit_code, result.out) == (4, "")
+    assert "[NOT_FOUND]" in result.err
 
 
 # ---------------------------------------------------------------- hold and release
@@ -624,9 +624,9 @@ def test_second_approval_shows_the_author_of_the_first(served: CliFixture) -> No
 def test_script_must_pass_yes_instead_of_a_prompt(served: CliFixture) -> None:
     asking(served)
 
-    said = served.run("incidents", "approve", "inc-0000000001")
+    result = served.run("incidents", "approve", "inc-0000000001")
 
-    assert (said.exit_code, "--yes" in said.err) == (2, True)
+    assert (result.exit_code, "--yes" in result.err) == (2, True)
     assert served.gateway.get("/v1/incidents/inc-0000000001").document["approval"] is None
 
 
@@ -705,19 +705,19 @@ def test_each_problem_has_its_exit_code(served: CliFixture, status: int, code: s
     problem = {"status": status, "code": code, "detail": "What happened.", "hint": "Do that.", "requestId": "r-1"}
     served.next_answers = [ApiResponse(status, {}, json.dumps(problem))]
 
-    said = served.run("status")
+    result = served.run("status")
 
-    assert (said.exit_code, said.out) == (exit_code, "")
-    assert said.err.splitlines()[:2] == [f"✖ What happened. [{code}]", "  Do that."]
+    assert (result.exit_code, result.out) == (exit_code, "")
+    assert result.err.splitlines()[:2] == [f"✖ What happened. [{code}]", "  Do that."]
 
 
 def test_gateway_refusal_has_a_plain_message(served: CliFixture) -> None:
     served.next_answers = [ApiResponse(403, {}, '{"message": "Forbidden"}')]
 
-    said = served.run("status")
+    result = served.run("status")
 
-    assert said.exit_code == 6
-    assert said.err.startswith("✖ Forbidden [HTTP_403]\n  Your AWS identity does not have permission")
+    assert result.exit_code == 6
+    assert result.err.startswith("✖ Forbidden [HTTP_403]\n  Your AWS identity does not have permission")
 
 
 def test_short_throttling_is_retried(served: CliFixture) -> None:
@@ -739,20 +739,20 @@ def test_lost_answer_of_a_change_names_the_key_to_repeat(served: CliFixture, wor
     stored(served.gateway.fakes.ledger, a_fleet_node(1))
     served.next_answers = [ApiResponse(status, {}, '{"code": "LOST", "detail": "Nobody knows.", "hint": "Look."}')] * 3
 
-    said = served.run(*words.split())
+    result = served.run(*words.split())
 
     sent = {headers["Idempotency-Key"] for method, _, headers in served.requests if method == "POST"}
-    named = re.findall(r"add --idempotency-key (\S+) to the same command", said.err)
-    assert (said.exit_code, set(named)) == (8 if status == 503 else 1, sent)
-    assert "  Look.\n" in said.err
+    named = re.findall(r"add --idempotency-key (\S+) to the same command", result.err)
+    assert (result.exit_code, set(named)) == (8 if status == 503 else 1, sent)
+    assert "  Look.\n" in result.err
 
 
 def test_repeated_fault_report_keeps_its_time(served: CliFixture) -> None:
     served.next_answers = [ApiResponse(500, {}, '{"code": "LOST", "detail": "Nobody knows."}')]
 
-    said = served.run("faults", "report", "i-00000000000000001", "xid:79")
+    result = served.run("faults", "report", "i-00000000000000001", "xid:79")
 
-    assert re.search(r"--idempotency-key cli-\w+ --at \d{4}-\d\d-\d\dT[\d:]{8}Z to the same command", said.err)
+    assert re.search(r"--idempotency-key cli-\w+ --at \d{4}-\d\d-\d\dT[\d:]{8}Z to the same command", result.err)
 
 
 @pytest.mark.parametrize(
@@ -761,25 +761,25 @@ def test_repeated_fault_report_keeps_its_time(served: CliFixture) -> None:
 def test_lost_answer_of_a_read_names_no_key(served: CliFixture, words: str) -> None:
     served.next_answers = [ApiResponse(500, {}, '{"code": "LOST", "detail": "Nobody knows."}')]
 
-    said = served.run(*words.split())
+    result = served.run(*words.split())
 
-    assert (said.exit_code, said.err) == (1, "✖ Nobody knows. [LOST]\n")
+    assert (result.exit_code, result.err) == (1, "✖ Nobody knows. [LOST]\n")
 
 
 def test_answer_of_another_service_is_recognised(served: CliFixture) -> None:
     served.next_answers = [ApiResponse(200, {}, "<html>")]
 
-    said = served.run("status")
+    result = served.run("status")
 
-    assert (said.exit_code, "[NOT_EVENKEEL]" in said.err) == (1, True)
+    assert (result.exit_code, "[NOT_EVENKEEL]" in result.err) == (1, True)
 
 
 def test_unreachable_api_exits_8(served: CliFixture) -> None:
     served.write_context({**served.context, "url": "http://127.0.0.1:9/v1"})
 
-    said = served.run("status")
+    result = served.run("status")
 
-    assert (said.exit_code, "[UNREACHABLE]" in said.err) == (8, True)
+    assert (result.exit_code, "[UNREACHABLE]" in result.err) == (8, True)
 
 
 @pytest.mark.parametrize(
@@ -793,9 +793,9 @@ def test_unreachable_api_exits_8(served: CliFixture) -> None:
 def test_unusable_context_exits_2(served: CliFixture, document: object, code: str) -> None:
     served.write_context(document)
 
-    said = served.run("status")
+    result = served.run("status")
 
-    assert (said.exit_code, f"[{code}]" in said.err) == (2, True)
+    assert (result.exit_code, f"[{code}]" in result.err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -811,18 +811,18 @@ def test_unusable_context_exits_2(served: CliFixture, document: object, code: st
 def test_missing_part_of_credentials_is_named(served: CliFixture, credentials: object, missing: str) -> None:
     served.write_context({**served.context, "credentials": credentials})
 
-    said = served.run("status")
+    result = served.run("status")
 
-    assert (said.exit_code, said.out) == (2, "")
-    assert f"cannot be used: {missing}. [BAD_CONTEXT]" in said.err
+    assert (result.exit_code, result.out) == (2, "")
+    assert f"cannot be used: {missing}. [BAD_CONTEXT]" in result.err
 
 
 def test_missing_context_names_the_command_to_create_one(served: CliFixture) -> None:
     (served.folder / ".evenkeel" / "context.json").unlink()
 
-    said = served.run("status")
+    result = served.run("status")
 
-    assert (said.exit_code, "EVENKEEL_URL" in said.err) == (2, True)
+    assert (result.exit_code, "EVENKEEL_URL" in result.err) == (2, True)
 
 
 def test_environment_api_uses_the_callers_credentials(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -832,10 +832,10 @@ def test_environment_api_uses_the_callers_credentials(served: CliFixture, monkey
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "token-of-ana")
 
-    said = served.run("automation", "show")
+    result = served.run("automation", "show")
 
     headers = served.requests[-1][2]
-    assert said.exit_code == 0
+    assert result.exit_code == 0
     assert "Credential=AKIAANA/" in headers["Authorization"]
     assert "/us-west-2/execute-api/aws4_request" in headers["Authorization"]
     assert headers["X-Amz-Security-Token"] == "token-of-ana"
@@ -846,27 +846,27 @@ def test_missing_credentials_name_the_next_step(served: CliFixture, monkeypatch:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
 
-    said = served.run("status")
+    result = served.run("status")
 
-    assert (said.exit_code, "aws sso login" in said.err) == (6, True)
+    assert (result.exit_code, "aws sso login" in result.err) == (6, True)
 
 
 def test_drills_need_the_local_data_centre(served: CliFixture) -> None:
-    said = served.run("drill", "inject", "gpu-xid79")
+    result = served.run("drill", "inject", "gpu-xid79")
 
-    assert (said.exit_code, "[NOT_LOCAL]" in said.err) == (6, True)
+    assert (result.exit_code, "[NOT_LOCAL]" in result.err) == (6, True)
 
 
 def test_the_drills_are_listed_without_a_data_centre(served: CliFixture) -> None:
-    said = served.run("drill", "ls", "-o", "name")
+    result = served.run("drill", "ls", "-o", "name")
 
-    assert (said.exit_code, "storm" in said.out.splitlines()) == (0, True)
+    assert (result.exit_code, "storm" in result.out.splitlines()) == (0, True)
 
 
 def test_unknown_drill_is_named(served: CliFixture) -> None:
-    said = served.run("drill", "run", "earthquake")
+    result = served.run("drill", "run", "earthquake")
 
-    assert (said.exit_code, "[NO_SUCH_DRILL]" in said.err) == (4, True)
+    assert (result.exit_code, "[NO_SUCH_DRILL]" in result.err) == (4, True)
 
 
 def test_fault_is_injected_into_the_current_attempt(served: CliFixture) -> None:
@@ -877,19 +877,19 @@ def test_fault_is_injected_into_the_current_attempt(served: CliFixture) -> None:
     listed = served.gateway.get("/v1/jobs")
     served.next_answers = [listed, shown, ApiResponse(201, {}, json.dumps(injected))]
 
-    said = served.run("drill", "inject", "gpu-xid79", "--job", "llama-1")
+    result = served.run("drill", "inject", "gpu-xid79", "--job", "llama-1")
 
-    assert said.out.splitlines()[0] == "▲ gpu-xid79 on hyperpod-i-1 (fault-1)"
+    assert result.out.splitlines()[0] == "▲ gpu-xid79 on hyperpod-i-1 (fault-1)"
     assert served.requests[-1][1] == "/control/faults"
 
 
 @pytest.mark.parametrize("words", ["", "--help", "jobs", *(f"{noun} --help" for noun in NOUNS)])
 def test_help_exits_0(served: CliFixture, words: str) -> None:
-    said = served.run(*words.split())
+    result = served.run(*words.split())
 
-    assert (said.exit_code, said.err) == (0, "")
-    assert said.out.startswith("Usage: evenkeel ")
-    assert max(len(line) for line in said.out.splitlines()) <= 80
+    assert (result.exit_code, result.err) == (0, "")
+    assert result.out.startswith("Usage: evenkeel ")
+    assert max(len(line) for line in result.out.splitlines()) <= 80
 
 
 def test_status_shows_rentals_of_a_deployment(served: CliFixture) -> None:
@@ -910,11 +910,11 @@ def test_status_shows_rentals_of_a_deployment(served: CliFixture) -> None:
 
 @pytest.mark.parametrize("words", ["nonsense", "jobs nonsense", "jobs show", "jobs ls --limit many", "status -o xml"])
 def test_usage_error_exits_2_with_the_next_step(served: CliFixture, words: str) -> None:
-    said = served.run(*words.split())
+    result = served.run(*words.split())
 
-    assert (said.exit_code, said.out) == (2, "")
-    assert "[USAGE]" in said.err
-    assert "--help" in said.err
+    assert (result.exit_code, result.out) == (2, "")
+    assert "[USAGE]" in result.err
+    assert "--help" in result.err
 
 
 @pytest.mark.parametrize(
@@ -1014,10 +1014,10 @@ def test_job_shows_its_rental_and_cost(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, job)
     served.gateway.fakes.ledger.commit(Put(job_rows.rental_row(rental, 0)))
 
-    said = served.run("jobs", "show", job.job_id)
+    result = served.run("jobs", "show", job.job_id)
 
-    assert "burst-spot" in said.out
-    assert "$1.122222" in said.out
+    assert "burst-spot" in result.out
+    assert "$1.122222" in result.out
 
 
 def test_job_of_another_team_is_shown_partly(served: CliFixture) -> None:
@@ -1063,10 +1063,10 @@ def cluster_dies(served: CliFixture) -> None:
 def test_status_check_fails_while_a_cluster_does_not_answer(served: CliFixture) -> None:
     cluster_dies(served)
 
-    said = served.run("status", "--check")
+    result = served.run("status", "--check")
 
-    assert said.exit_code == 21
-    assert "Cluster research-eks does not answer since 2026-11-03 10:04:02Z" in said.out
+    assert result.exit_code == 21
+    assert "Cluster research-eks does not answer since 2026-11-03 10:04:02Z" in result.out
 
 
 def test_lists_show_when_stale_facts_were_last_seen(served: CliFixture) -> None:
@@ -1076,7 +1076,9 @@ def test_lists_show_when_stale_facts_were_last_seen(served: CliFixture) -> None:
 
     assert "in service, last seen 12m ago" in nodes.out
     assert "running, last seen 12m ago" in jobs.out
-    assert all("These facts may be stale. Cluster research-eks does not answer" in each.err for each in (nodes, jobs))
+    assert all(
+        "These facts may be stale. Cluster research-eks does not answer" in result.err for result in (nodes, jobs)
+    )
 
 
 def test_job_is_never_shown_running_without_its_age(served: CliFixture) -> None:
@@ -1141,9 +1143,9 @@ def test_job_file_may_be_yaml(served: CliFixture) -> None:
     lines = ["name: from-yaml", "image: registry/trainer:1", "command: [python, -m, train]", "nodes: 2"]
     (served.folder / "job.yaml").write_text("\n".join([*lines, "deadline: 2027-01-31T08:00:00Z"]))
 
-    said = served.run("jobs", "submit", "job.yaml")
+    result = served.run("jobs", "submit", "job.yaml")
 
-    assert (said.exit_code, said.err) == (0, "")
+    assert (result.exit_code, result.err) == (0, "")
     body = json.loads(served.bodies[-1])
     assert (body["name"], body["nodes"], body["deadline"]) == ("from-yaml", 2, "2027-01-31T08:00:00Z")
 
@@ -1165,9 +1167,9 @@ def test_new_job_file_is_accepted_with_every_field(served: CliFixture) -> None:
 def test_new_job_file_overwrites_nothing(served: CliFixture) -> None:
     (served.folder / "job.yaml").write_text("mine")
 
-    said = served.run("jobs", "init")
+    result = served.run("jobs", "init")
 
-    assert (said.exit_code, "[FILE_EXISTS]" in said.err) == (2, True)
+    assert (result.exit_code, "[FILE_EXISTS]" in result.err) == (2, True)
     assert (served.folder / "job.yaml").read_text() == "mine"
     assert served.run("jobs", "init", "--force").exit_code == 0
 
@@ -1184,11 +1186,11 @@ def test_yaml_output_is_the_json_output(served: CliFixture, words: str) -> None:
 def test_yaml_output_escapes_control_characters(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_job(1, reason="\x1b[31mred\u202eturned"))
 
-    said = served.run("jobs", "show", "llama-1", "-o", "yaml")
+    result = served.run("jobs", "show", "llama-1", "-o", "yaml")
 
-    assert "\x1b" not in said.out
-    assert "\u202e" not in said.out
-    assert yaml.safe_load(said.out)["reason"] == "\x1b[31mred\u202eturned"
+    assert "\x1b" not in result.out
+    assert "\u202e" not in result.out
+    assert yaml.safe_load(result.out)["reason"] == "\x1b[31mred\u202eturned"
 
 
 @pytest.mark.parametrize("noun", ["jobs", "incidents", "nodes"])
@@ -1206,10 +1208,10 @@ def test_watched_list_is_printed_again_until_interrupted(
     monkeypatch.setattr("evenkeel_cli.commands.output.time.sleep", pause)
     served.next_answers = []
 
-    said = served.run(noun, "ls", "-w", "-o", "name")
+    result = served.run(noun, "ls", "-w", "-o", "name")
 
     once = served.run(noun, "ls", "-o", "name").out
-    assert (said.exit_code, said.out) == (130, once * 3)
+    assert (result.exit_code, result.out) == (130, once * 3)
 
 
 def test_version_is_an_option_too(served: CliFixture) -> None:
@@ -1217,6 +1219,6 @@ def test_version_is_an_option_too(served: CliFixture) -> None:
 
 
 def test_first_example_of_the_readme_is_a_valid_job(served: CliFixture) -> None:
-    said = served.run("jobs", "plan", str(ROOT / "docs" / "examples" / "first.yaml"))
+    result = served.run("jobs", "plan", str(ROOT / "docs" / "examples" / "first.yaml"))
 
-    assert (said.exit_code, said.err) == (0, "")
+    assert (result.exit_code, result.err) == (0, "")

@@ -67,18 +67,18 @@ def test_api_that_does_not_answer_gives_no_candidates(served: CliFixture, monkey
     begun: list[object] = []
     monkeypatch.setattr("subprocess.Popen", lambda *words, **_options: begun.append(words))
 
-    said = served.run(completion.COMPLETE, "jobs", "show", "job-")
+    result = served.run(completion.COMPLETE, "jobs", "show", "job-")
 
-    assert (said.exit_code, said.out, said.err) == (0, "", "")
+    assert (result.exit_code, result.out, result.err) == (0, "", "")
     assert len(begun) == 1
 
 
 def test_completion_without_a_context_is_silent(served: CliFixture) -> None:
     (served.folder / ".evenkeel" / "context.json").unlink()
 
-    said = served.run(completion.COMPLETE, "jobs", "show", "")
+    result = served.run(completion.COMPLETE, "jobs", "show", "")
 
-    assert (said.exit_code, said.out, said.err) == (0, "", "")
+    assert (result.exit_code, result.out, result.err) == (0, "", "")
 
 
 def test_bash_completes_with_the_printed_script(served: CliFixture, tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ def refused(folder: Path) -> str:
 def test_context_of_the_folder_is_used(tmp_path: Path) -> None:
     file = put(tmp_path)
 
-    found = context.find({"HOME": "/nonexistent"}, tmp_path)
+    api_context = context.find({"HOME": "/nonexistent"}, tmp_path)
 
-    assert (found.name, found.region, found.source) == ("prod", "us-west-2", str(file))
+    assert (api_context.name, api_context.region, api_context.source) == ("prod", "us-west-2", str(file))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
@@ -81,9 +81,9 @@ def test_context_of_another_user_is_refused(tmp_path: Path, place: str, monkeypa
     theirs, own = tmp_path / place, Path.lstat
 
     def lstat(path: Path) -> os.stat_result:
-        found = own(path)
+        result = own(path)
         # A test may not give files away: only root can.
-        return os.stat_result((*found[:4], found.st_uid + 1, *found[5:10])) if path == theirs else found
+        return os.stat_result((*result[:4], result.st_uid + 1, *result[5:10])) if path == theirs else result
 
     monkeypatch.setattr(Path, "lstat", lstat)
 

@@ -93,23 +93,23 @@ def test_list_without_items_has_only_its_header() -> None:
 
 @pytest.mark.parametrize("words", ["jobs ls", "jobs ls --unmanaged", "nodes ls", "incidents ls", "policy history"])
 def test_empty_list_prints_a_header_and_no_message(served: CliFixture, words: str) -> None:
-    said = served.run(*words.split(), "-o", "csv")
+    result = served.run(*words.split(), "-o", "csv")
 
-    assert (said.exit_code, said.err) == (0, "")
-    assert len(said.out.splitlines()) == 1
-    assert said.out.split(",")[0] in {"jobId", "name", "instanceId", "incidentId", "number"}
+    assert (result.exit_code, result.err) == (0, "")
+    assert len(result.out.splitlines()) == 1
+    assert result.out.split(",")[0] in {"jobId", "name", "instanceId", "incidentId", "number"}
 
 
 @pytest.mark.parametrize("words", LISTS)
 def test_every_list_is_a_table_of_the_same_items_as_its_json(served: CliFixture, words: str) -> None:
     recovery_at_work(served.gateway)
 
-    said = served.run(*words.split(), "-o", "csv")
+    result = served.run(*words.split(), "-o", "csv")
 
-    lines = list(csv.DictReader(io.StringIO(said.out)))
+    lines = list(csv.DictReader(io.StringIO(result.out)))
     items = json.loads(served.run(*words.split(), "-o", "json").out)["items"]
-    key = said.out.split(",")[0]
-    assert said.exit_code == 0
+    key = result.out.split(",")[0]
+    assert result.exit_code == 0
     assert [line[key] for line in lines] == [str(item[key]) for item in items]
     assert all(None not in line and None not in line.values() for line in lines)
 
@@ -131,24 +131,24 @@ def test_hostile_reason_of_a_job_stays_in_its_cell(served: CliFixture) -> None:
     reason = "=cmd|' /C calc'!A0,\"x\"\n+2"
     stored(served.gateway.fakes.ledger, a_job(1, reason=reason), a_fleet_node(1, not_ready_since=ago(hours=1)))
 
-    said = served.run("jobs", "ls", "-o", "csv")
+    result = served.run("jobs", "ls", "-o", "csv")
 
-    lines = list(csv.DictReader(io.StringIO(said.out)))
+    lines = list(csv.DictReader(io.StringIO(result.out)))
     assert [line["reason"] for line in lines] == [f"'{reason}"]
 
 
 def test_cut_list_says_so_on_standard_error(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, *(a_job(number) for number in (1, 2)))
 
-    said = served.run("jobs", "ls", "--limit", "1", "-o", "csv")
+    result = served.run("jobs", "ls", "--limit", "1", "-o", "csv")
 
-    assert len(said.out.splitlines()) == 2
-    assert "Listed the first 1 items." in said.err
+    assert len(result.out.splitlines()) == 2
+    assert "Listed the first 1 items." in result.err
 
 
 def test_page_of_one_item_refuses_csv(served: CliFixture) -> None:
-    said = served.run("status", "-o", "csv")
+    result = served.run("status", "-o", "csv")
 
-    assert said.exit_code == 2
-    assert "works only for lists" in said.err
-    assert FLEET not in said.out
+    assert result.exit_code == 2
+    assert "works only for lists" in result.err
+    assert FLEET not in result.out

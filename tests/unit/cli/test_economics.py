@@ -57,7 +57,7 @@ def test_rate_may_be_typed_in_several_ways(rate: str) -> None:
 def test_counted_rate_gives_both_ends() -> None:
     rows = answer(*typed("mtbf --nodes 256 --failures 4 --node-hours 12540"))["rates"]
 
-    assert [each["end"] for each in rows] == ["low", "estimate", "high"]
+    assert [row["end"] for row in rows] == ["low", "estimate", "high"]
     assert rows[0]["mtbfHours"] > rows[1]["mtbfHours"] > rows[2]["mtbfHours"]
 
 
@@ -173,13 +173,13 @@ def test_tables_print_the_misprints_in_every_form() -> None:
 
     assert len(misprints) == 3
     assert misprints[0] == "Table 4, 0.05 % per hour, 512 instances: printed 48, should say 47 (46.66)."
-    assert [(each["printed"], each["correct"]) for each in rows if each["isMisprint"] == "true"] == [
+    assert [(row["printed"], row["correct"]) for row in rows if row["isMisprint"] == "true"] == [
         ("48.0", "47.0"),
         ("40.0", "39.0"),
         ("55.0", "54.0"),
     ]
     for form in ("md", "table"):
-        assert all(each in run(*fast, "-o", form)[1] for each in misprints)
+        assert all(misprint in run(*fast, "-o", form)[1] for misprint in misprints)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_rates_of_a_file_without_node_hours_are_an_error(tmp_path: Path) -> None
 def test_page_has_at_most_80_columns_in_a_pipe(line: str) -> None:
     _, out, _ = run(*typed(line))
 
-    assert [each for each in out.splitlines() if len(each) > 80 and "://" not in each] == []
+    assert [line for line in out.splitlines() if len(line) > 80 and "://" not in line] == []
 
 
 def test_wide_table_repeats_the_columns_that_tell_rows_apart() -> None:

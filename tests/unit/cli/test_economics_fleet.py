@@ -82,7 +82,7 @@ def with_history(served: CliFixture) -> CliFixture:
     """Four nodes that run for three days, a node that went yesterday, and incidents that count and that do not."""
     ledger = served.gateway.fakes.ledger
     nodes = [a_fleet_node(number) for number in (1, 2, 3, 4)]
-    gone = a_fleet_node(5, is_gone=True, changed_at=ago(days=1))
+    node = a_fleet_node(5, is_gone=True, changed_at=ago(days=1))
     counted = [an_incident(number, fault_key="xid:79", first_signal_at=ago(hours=number)) for number in (1, 2)]
     ignored = [
         an_incident(3, is_drill=True, first_signal_at=ago(hours=3)),
@@ -90,7 +90,7 @@ def with_history(served: CliFixture) -> CliFixture:
         an_incident(5, fault_key="xid:8", first_signal_at=ago(hours=1)),
         an_incident(6, first_signal_at=ago(days=20)),
     ]
-    stored(ledger, *nodes, gone, *counted, *ignored)
+    stored(ledger, *nodes, node, *counted, *ignored)
     return served
 
 

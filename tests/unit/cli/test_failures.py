@@ -75,14 +75,14 @@ def test_act_whose_answer_is_cut_off_happens_once(
     site.requests.clear()
     let_through = Cut(site, cut)
 
-    said = site.run(*ACTS[act].split())
+    result = site.run(*ACTS[act].split())
 
     assert let_through.was_cut
     assert len(changes(site)) > number
-    if said.exit_code:
+    if result.exit_code:
         # An act on condition of a version cannot tell its own earlier try from another change.
-        assert (said.exit_code, act) == (5, "teams")
-        assert "An earlier try was cut off and may have made the change" in said.err
+        assert (result.exit_code, act) == (5, "teams")
+        assert "An earlier try was cut off and may have made the change" in result.err
     assert site.gateway.fakes.ledger.contents() == expected
 
 
@@ -94,11 +94,11 @@ class Cut:
         answer: Callable[..., ApiResponse] = served.answer
 
         def cut_first(method: str, target: str, body: str, headers: dict[str, str]) -> ApiResponse:
-            found = answer(method, target, body, headers)
+            response = answer(method, target, body, headers)
             if method != "GET" and '"dryRun": true' not in body and not self.was_cut:
                 self.was_cut = True
                 served.cut_after = [after]
-            return found
+            return response
 
         served.answer = cut_first  # type: ignore[method-assign]  # the test stands between the API and the command
 
@@ -110,13 +110,13 @@ def test_connection_that_is_always_cut_ends_with_the_key_of_the_act(
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
     site.cut_after = [cut] * 3
 
-    said = site.run("automation", "hold", "--reason", "x", "--idempotency-key", "k1")
+    result = site.run("automation", "hold", "--reason", "x", "--idempotency-key", "k1")
     again = site.run("automation", "hold", "--reason", "x", "--idempotency-key", "k1")
 
-    assert said.exit_code == 8
-    assert "was cut before the whole answer came. [UNREACHABLE]" in said.err
-    assert "A proxy may be in between" in said.err
-    assert "add --idempotency-key k1 to the same command" in said.err
+    assert result.exit_code == 8
+    assert "was cut before the whole answer came. [UNREACHABLE]" in result.err
+    assert "A proxy may be in between" in result.err
+    assert "add --idempotency-key k1 to the same command" in result.err
     assert again.exit_code == 0
     assert len(site.gateway.get(f"/v1/clusters/{site.context['name']}/automation").document["holds"]) == 1
 
@@ -130,11 +130,11 @@ def test_proxy_that_is_away_is_named(site: CliFixture, monkeypatch: pytest.Monke
     monkeypatch.setenv("HTTP_PROXY", closed)
     monkeypatch.setenv("http_proxy", closed)
 
-    said = site.run("status")
+    result = site.run("status")
 
-    assert said.exit_code == 8
-    assert "The proxy does not answer, or refuses the connection. [UNREACHABLE]" in said.err
-    assert "HTTPS_PROXY" in said.err
+    assert result.exit_code == 8
+    assert "The proxy does not answer, or refuses the connection. [UNREACHABLE]" in result.err
+    assert "HTTPS_PROXY" in result.err
 
 
 @pytest.mark.parametrize("status", [407, 502, 504])
@@ -144,10 +144,10 @@ def test_page_of_a_proxy_is_not_taken_for_an_answer(
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
     site.next_answers = [ApiResponse(status, {"Content-Type": "text/html"}, "<html>Sign in</html>")] * 3
 
-    said = site.run("status")
+    result = site.run("status")
 
-    assert said.exit_code == (1 if status == 407 else 8)
-    assert f"HTTP {status}: the answer is not from Evenkeel, but from a gateway or proxy before it." in said.err
+    assert result.exit_code == (1 if status == 407 else 8)
+    assert f"HTTP {status}: the answer is not from Evenkeel, but from a gateway or proxy before it." in result.err
 
 
 def refused(code: str, **headers: str) -> ApiResponse:
@@ -161,10 +161,10 @@ def test_expired_credentials_say_how_to_sign_in(site: CliFixture, profile: str) 
     site.write_context({**site.context, "profile": profile})
     site.next_answers = [refused("EXPIRED_CREDENTIALS")]
 
-    said = site.run("automation", "hold", "--reason", "x")
+    result = site.run("automation", "hold", "--reason", "x")
 
-    assert said.exit_code == 6
-    assert said.err.splitlines() == [
+    assert result.exit_code == 6
+    assert result.err.splitlines() == [
         "✖ The AWS credentials have expired. Nothing was changed. [EXPIRED_CREDENTIALS]",
         f"  Sign in again, then repeat the command: aws sso login{' --profile site' if profile else ''}",
     ]
@@ -175,11 +175,11 @@ def test_clock_that_is_ten_minutes_off_is_named(site: CliFixture, minutes: int, 
     date = format_datetime(datetime.now(UTC) + timedelta(minutes=minutes, seconds=1), usegmt=True)
     site.next_answers = [refused("BAD_SIGNATURE", Date=date)]
 
-    said = site.run("status")
+    result = site.run("status")
 
-    assert said.exit_code == 6
-    assert f"This machine's clock is 10 minutes {side} the API's, so AWS refuses its signatures." in said.err
-    assert "[CLOCK_SKEW]" in said.err
+    assert result.exit_code == 6
+    assert f"This machine's clock is 10 minutes {side} the API's, so AWS refuses its signatures." in result.err
+    assert "[CLOCK_SKEW]" in result.err
 
 
 @pytest.mark.parametrize("date", ["", "yesterday", format_datetime(datetime.now(UTC), usegmt=True)])

@@ -24,9 +24,9 @@ def reported(fleet: CliFixture) -> list[tuple[str, str, str]]:
 
 
 def test_a_fault_is_reported_without_reading_anything(fleet: CliFixture) -> None:
-    said = fleet.run("faults", "report", instance_id(1), "79", "--gpu", "0000:b9:00", *AT, terminal=True)
+    result = fleet.run("faults", "report", instance_id(1), "79", "--gpu", "0000:b9:00", *AT, terminal=True)
 
-    assert said.out == "● 1 reported\nnext  evenkeel incidents ls\n"
+    assert result.out == "● 1 reported\nnext  evenkeel incidents ls\n"
     assert reported(fleet) == [(instance_id(1), "xid:79", "0000:b9:00")]
     assert [method for method, _, _ in fleet.requests] == ["POST"]
 
@@ -38,9 +38,9 @@ def test_fault_of_a_line_is_reported_for_a_node_name(fleet: CliFixture) -> None:
 
 
 def test_line_without_a_fault_is_reported(fleet: CliFixture) -> None:
-    said = fleet.run("faults", "report", instance_id(1), "-", "--line", "all is well", *AT, terminal=True)
+    result = fleet.run("faults", "report", instance_id(1), "-", "--line", "all is well", *AT, terminal=True)
 
-    assert "the log line names no fault of the node" in said.out
+    assert "the log line names no fault of the node" in result.out
     assert reported(fleet) == []
 
 

@@ -61,9 +61,9 @@ def written(served: CliFixture, document: object) -> str:
 
 
 def test_explain_shows_the_recovery_of_a_fault(served: CliFixture) -> None:
-    said = served.run("faults", "explain", "gpu:driver_hang", terminal=True)
+    result = served.run("faults", "explain", "gpu:driver_hang", terminal=True)
 
-    assert said.out == EXPLAINED
+    assert result.out == EXPLAINED
     assert served.requests == []
 
 
@@ -83,28 +83,28 @@ def test_explain_uses_the_site_policy(served: CliFixture) -> None:
     file = written(served, {"faults": {"xid:79": {"ladder": ["replace"]}}, "repair": {"replaceDeadlineSeconds": 60}})
 
     found = json.loads(served.run("faults", "explain", "79", "--policy", file, "-o", "json").out)
-    said = served.run("faults", "explain", "79", "--policy", file, terminal=True)
+    result = served.run("faults", "explain", "79", "--policy", file, terminal=True)
 
     assert [(step["rung"], step["deadlineSeconds"]) for step in found["steps"]] == [("replace", 60), ("ask_person", 0)]
-    assert "hardware, critical, changed by this policy" in said.out
+    assert "hardware, critical, changed by this policy" in result.out
 
 
 def test_unknown_code_suggests_similar_codes_and_exits_2(served: CliFixture) -> None:
-    said = served.run("faults", "explain", "NvidiaErorReboot", terminal=True)
+    result = served.run("faults", "explain", "NvidiaErorReboot", terminal=True)
 
-    assert said.exit_code == 2
-    assert said.out == ""
-    assert "There is no fault 'NvidiaErorReboot'. [NO_SUCH_FAULT]" in said.err
-    assert "similar: hp:NvidiaErrorReboot" in said.err
+    assert result.exit_code == 2
+    assert result.out == ""
+    assert "There is no fault 'NvidiaErorReboot'. [NO_SUCH_FAULT]" in result.err
+    assert "similar: hp:NvidiaErrorReboot" in result.err
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_every_fault_can_be_explained(served: CliFixture, step: int) -> None:
     for key in list(default_catalogue())[::step]:
-        said = served.run("faults", "explain", key, terminal=True)
+        result = served.run("faults", "explain", key, terminal=True)
 
-        assert (said.exit_code, said.err) == (0, "")
-        assert said.out.partition("  ")[0].endswith(key)
+        assert (result.exit_code, result.err) == (0, "")
+        assert result.out.partition("  ")[0].endswith(key)
 
 
 def test_a_family_is_listed_and_the_whole_catalogue_too(served: CliFixture) -> None:
@@ -122,15 +122,15 @@ def test_a_family_is_listed_and_the_whole_catalogue_too(served: CliFixture) -> N
 def test_valid_policy_is_shown_with_its_changes(served: CliFixture) -> None:
     file = written(served, {"repair": {"maxAttempts": 2}, "faults": {"xid:94": {"severity": "major"}}})
 
-    said = served.run("policy", "check", file, terminal=True)
+    result = served.run("policy", "check", file, terminal=True)
 
-    assert said.exit_code == 0
-    assert "● The file is valid: policy " in said.out
+    assert result.exit_code == 0
+    assert "● The file is valid: policy " in result.out
     assert dedent("""\
           FIELD                   SHIPPED  HERE
           faults.xid:94.severity  –        major
           repair.maxAttempts      3        2
-        """) in dedent(said.out.partition("\n\n")[2])
+        """) in dedent(result.out.partition("\n\n")[2])
 
 
 @pytest.mark.parametrize(
@@ -147,11 +147,11 @@ def test_valid_policy_is_shown_with_its_changes(served: CliFixture) -> None:
     ],
 )
 def test_invalid_policy_is_refused_by_field_and_exits_2(served: CliFixture, document: object, told: str) -> None:
-    said = served.run("policy", "check", written(served, document), terminal=True)
+    result = served.run("policy", "check", written(served, document), terminal=True)
 
-    assert said.exit_code == 2
-    assert told in said.err
-    assert said.out == ""
+    assert result.exit_code == 2
+    assert told in result.err
+    assert result.out == ""
 
 
 def test_missing_policy_file_exits_2(served: CliFixture) -> None:

@@ -39,7 +39,7 @@ def read(folder: Path, text: str | bytes, *, chunk: int | None = None) -> list[t
     with pytest.MonkeyPatch.context() as patch:
         if chunk:
             patch.setattr(json_stream, "_CHUNK", chunk)
-        return [(each.line, each.content, each.problem) for each in documents(path)]
+        return [(document.line, document.content, document.problem) for document in documents(path)]
 
 
 @settings(max_examples=examples(300))

@@ -136,11 +136,11 @@ WHY = """\
 def test_terminal_output_matches_its_snapshot(served: CliFixture, words: str, picture: str) -> None:
     recovery_at_work(served.gateway)
 
-    said = served.run(*words.split(), terminal=True)
+    result = served.run(*words.split(), terminal=True)
 
-    assert said.out == picture
-    assert (said.exit_code, said.err) == (0, "")
-    assert max(len(line) for line in said.out.splitlines()) <= 80
+    assert result.out == picture
+    assert (result.exit_code, result.err) == (0, "")
+    assert max(len(line) for line in result.out.splitlines()) <= 80
 
 
 OVERNIGHT = """\
@@ -183,9 +183,9 @@ def test_an_incident_of_another_day_fits_the_screen(served: CliFixture, monkeypa
 def test_pipe_gets_full_times_and_texts(served: CliFixture) -> None:
     recovery_at_work(served.gateway)
 
-    said = served.run("incidents", "timeline", "@latest")
+    result = served.run("incidents", "timeline", "@latest")
 
-    assert said.out.splitlines()[-1] == (
+    assert result.out.splitlines()[-1] == (
         "2026-11-03T10:03:14Z ● repair    Replace was asked of HyperPod and accepted; "
         "published p90 of a replacement is about 16 minutes."
     )
@@ -223,17 +223,17 @@ def test_a_terminal_without_unicode_gets_ascii(served: CliFixture) -> None:
 def test_external_text_cannot_control_the_terminal(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_job(1, reason="a\x1b[2Jb\x07c\rd\x9b31m"))
 
-    said = served.run("jobs", "show", "llama-1", terminal=True)
+    result = served.run("jobs", "show", "llama-1", terminal=True)
 
-    assert not any(character in said.out for character in "\x1b\x07\r\x9b")
+    assert not any(character in result.out for character in "\x1b\x07\r\x9b")
 
 
 def test_empty_fleet_has_a_message(served: CliFixture) -> None:
     served.gateway.fakes.ledger.rows.clear()
 
-    said = served.run("status", terminal=True)
+    result = served.run("status", terminal=True)
 
-    assert said.out == dedent("""\
+    assert result.out == dedent("""\
         fleet laptop                                                mode: act  10:15:02Z
         ▲ DEGRADED  0 incidents working, 0 need you
           nothing has been observed yet

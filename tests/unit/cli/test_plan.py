@@ -185,18 +185,18 @@ def test_x6_head_without_candidates_keeps_its_quota_this_cycle() -> None:
 def test_workload_usage_is_the_sum_of_pod_requests(files: Files) -> None:
     init = {"name": "i", "resources": {"requests": {"cpu": 5}}}
     sidecar = {"name": "s", "restartPolicy": "Always", "resources": {"limits": {"cpu": "250m"}}}
-    found = files.plan(workload("a", initContainers=[sidecar, init], overhead={"memory": "64Mi"}))
+    plan = files.plan(workload("a", initContainers=[sidecar, init], overhead={"memory": "64Mi"}))
 
-    usage = {each["resource"]: each["amount"] for each in found["cycles"][0]["decisions"][0]["usage"]}
+    usage = {each["resource"]: each["amount"] for each in plan["cycles"][0]["decisions"][0]["usage"]}
     # Starting takes 5 + 0.25 cores, more than the 1.5 + 0.25 of running.
     assert usage == {"cpu": "21", "memory": str(4 * 64 * 2**20), "nvidia.com/gpu": "4"}
 
 
 def test_a_priority_class_is_looked_up(files: Files) -> None:
     low, high = workload("low", {"priority": 10}), workload("high", {"priorityClassName": "urgent"})
-    found = files.plan(low, high)
+    plan = files.plan(low, high)
 
-    assert [each["decisions"][0]["job"] for each in found["cycles"][:2]] == ["lab/high", "lab/low"]
+    assert [each["decisions"][0]["job"] for each in plan["cycles"][:2]] == ["lab/high", "lab/low"]
 
 
 def test_admitted_workload_uses_its_recorded_quota_minus_reclaimable_pods(files: Files) -> None:
@@ -207,9 +207,9 @@ def test_admitted_workload_uses_its_recorded_quota_minus_reclaimable_pods(files:
         "conditions": [{"type": "QuotaReserved", "status": "True", "lastTransitionTime": "2026-11-03T10:00:05Z"}],
         "reclaimablePods": [{"name": "main", "count": 1}],
     }
-    found = files.plan(workload("a", status=status))
+    plan = files.plan(workload("a", status=status))
 
-    usage = {each["resource"]: each["amount"] for each in found["end"]["admitted"][0]["usage"]}
+    usage = {each["resource"]: each["amount"] for each in plan["end"]["admitted"][0]["usage"]}
     assert usage == {"cpu": "6", "nvidia.com/gpu": "3"}
 
 
@@ -219,10 +219,10 @@ def test_workload_of_an_unmatched_namespace_blocks_no_other(files: Files) -> Non
     stranger["metadata"]["namespace"] = "other"
     quota = strict + "\n---\n{apiVersion: kueue.x-k8s.io/v1beta1, kind: LocalQueue, "
     quota += "metadata: {name: main, namespace: other}, spec: {clusterQueue: research}}\n"
-    found = files.plan(stranger, workload("b"), quota=quota)
+    plan = files.plan(stranger, workload("b"), quota=quota)
 
-    assert first(found)["other/a"]["result"] == "Inadmissible"
-    assert [each["job"] for each in found["end"]["admitted"]] == ["lab/b"]
+    assert first(plan)["other/a"]["result"] == "Inadmissible"
+    assert [each["job"] for each in plan["end"]["admitted"]] == ["lab/b"]
 
 
 def test_stopped_queue_gives_no_candidates_but_counts(files: Files) -> None:
@@ -234,28 +234,28 @@ def test_stopped_queue_gives_no_candidates_but_counts(files: Files) -> None:
     }
     job = {"name": "b1", "queue": "b", "requests": {"gpu": 8}, "admitted": {"flavors": {"gpu": "f"}}}
     waiting = [{"name": name, "queue": name, "requests": {"gpu": 1}} for name in ("a", "b")]
-    found = files.plan({"jobs": [job, *waiting]}, quota=yaml.safe_dump(quota))
+    plan = files.plan({"jobs": [job, *waiting]}, quota=yaml.safe_dump(quota))
 
-    assert (first(found)["a"]["result"], first(found)["a"]["victims"]) == ("NoCandidates", [])
-    queues = {each["name"]: each for each in found["end"]["queues"]}
+    assert (first(plan)["a"]["result"], first(plan)["a"]["victims"]) == ("NoCandidates", [])
+    queues = {each["name"]: each for each in plan["end"]["queues"]}
     assert (queues["b"]["inactive"], queues["b"]["active"]) == ("its stop policy is Hold", ["b"])
 
 
 def test_a_missing_flavor_makes_a_queue_inactive(files: Files) -> None:
-    found = files.plan(
+    plan = files.plan(
         workload("a"),
         quota=QUEUE.replace("kind: ResourceFlavor, metadata: {name: p5}", "kind: ResourceFlavor, metadata: {name: p4}"),
     )
 
-    assert found["cycles"] == []
-    assert found["end"]["queues"][0]["inactive"] == "its flavors p5 do not exist"
+    assert plan["cycles"] == []
+    assert plan["end"]["queues"][0]["inactive"] == "its flavors p5 do not exist"
 
 
 def test_more_than_64_bits_has_no_bound(files: Files) -> None:
     quota = QUEUE.replace("nominalQuota: 96", "nominalQuota: 10E").replace("nominalQuota: 8", "nominalQuota: 10E")
-    found = files.plan(workload("a"), quota=quota)
+    plan = files.plan(workload("a"), quota=quota)
 
-    held = {each["resource"]: each["available"] for each in found["end"]["queues"][0]["quotas"]}
+    held = {each["resource"]: each["available"] for each in plan["end"]["queues"][0]["quotas"]}
     assert held == {"cpu": "unlimited", "memory": str(2**40), "nvidia.com/gpu": "unlimited"}
 
 
@@ -273,9 +273,9 @@ def test_events_of_one_instant_precede_the_cycle(files: Files) -> None:
         {"at": 1, "type": "submit", "jobs": [job("a"), job("b", priority=1)]},
         {"at": 5, "type": "finish", "job": "b"},
     ]
-    found = files.plan(quota=SMALL, events=events)
+    plan = files.plan(quota=SMALL, events=events)
 
-    assert [(each["at"], each["decisions"][0]["job"]) for each in found["cycles"]] == [(1, "b"), (1, "a"), (5, "a")]
+    assert [(each["at"], each["decisions"][0]["job"]) for each in plan["cycles"]] == [(1, "b"), (1, "a"), (5, "a")]
 
 
 def test_time_starts_at_the_latest_admission(files: Files) -> None:
@@ -285,18 +285,18 @@ def test_time_starts_at_the_latest_admission(files: Files) -> None:
         job("unknown", 2, admitted={"at": None, "flavors": {"gpu": "f"}}),
         job("new", 2, priority=1),
     )
-    found = files.plan(*jobs, quota=quota)
+    plan = files.plan(*jobs, quota=quota)
 
     # Both count as admitted at 50; the name decides.
-    assert (found["cycles"][0]["at"], list(victims(first(found)["new"]))) == (50, ["known"])
+    assert (plan["cycles"][0]["at"], list(victims(first(plan)["new"]))) == (50, ["known"])
     assert list(victims(first(files.plan(*jobs, quota=quota, options="--now 60"))["new"])) == ["unknown"]
 
 
 def test_cycles_run_only_at_declared_times(files: Files) -> None:
-    found = files.plan(job("a", 1), job("b", 1), quota=SMALL, events=[{"at": 0, "type": "cycle"}])
+    plan = files.plan(job("a", 1), job("b", 1), quota=SMALL, events=[{"at": 0, "type": "cycle"}])
 
-    assert len(found["cycles"]) == 1
-    assert found["end"]["queues"][0]["active"] == ["b"]
+    assert len(plan["cycles"]) == 1
+    assert plan["end"]["queues"][0]["active"] == ["b"]
 
 
 def test_pods_ready_timeout_requeues_with_backoff(files: Files) -> None:
@@ -305,17 +305,17 @@ def test_pods_ready_timeout_requeues_with_backoff(files: Files) -> None:
         {"at": 20, "type": "finish", "job": "b"},
         {"at": 70, "type": "submit", "job": job("c", 1)},
     ]
-    found = files.plan(job("a"), job("b", createdAt=1), quota=SMALL, events=events)
+    plan = files.plan(job("a"), job("b", createdAt=1), quota=SMALL, events=events)
 
     admitted = [
         (each["at"], decision["job"])
-        for each in found["cycles"]
+        for each in plan["cycles"]
         for decision in each["decisions"]
         if decision["result"] == "Admitted"
     ]
     assert admitted == [(0, "a"), (10, "b"), (70, "c")]
     # Backed off until 70, it is tried again, behind c, which began to wait before its eviction counted.
-    assert found["end"]["queues"][0]["parked"] == ["a"]
+    assert plan["end"]["queues"][0]["parked"] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -330,9 +330,9 @@ def test_workload_is_retried_after_its_backoff(files: Files, state: Json, told_a
     not_yet = {"type": "Requeued", "status": "False", "reason": "PodsReadyTimeout"}
     waits = workload("waits", status={"conditions": [not_yet], "requeueState": state})
     events: list[Json] = [{"type": "submit", "at": "2026-11-03T13:00:00Z", "jobs": []}]
-    found = files.plan(waits, events=events, options="--now 2026-11-03T12:00:00Z")
+    plan = files.plan(waits, events=events, options="--now 2026-11-03T12:00:00Z")
 
-    when = [each["at"] for each in found["end"]["admitted"]]
+    when = [each["at"] for each in plan["end"]["admitted"]]
     assert when == ([] if told_again_at is None else [datetime.fromisoformat(told_again_at).timestamp()])
 
 
@@ -343,28 +343,28 @@ def test_pods_ready_timeout_counts_earlier_timeouts(files: Files) -> None:
         {"type": "submit", "at": "2026-11-03T12:07:59Z", "jobs": []},
         {"type": "submit", "at": "2026-11-03T12:08:00Z", "jobs": []},  # 60 s doubled three times
     ]
-    found = files.plan(waits, events=events, options="--now 2026-11-03T11:00:00Z")
+    plan = files.plan(waits, events=events, options="--now 2026-11-03T11:00:00Z")
 
-    assert [each["at"] for each in found["end"]["admitted"]] == [
+    assert [each["at"] for each in plan["end"]["admitted"]] == [
         datetime.fromisoformat("2026-11-03T12:08:00Z").timestamp()
     ]
 
 
 def test_growing_uses_the_difference_and_ends_the_old_slice(files: Files) -> None:
     events = [{"at": 1, "type": "resize", "job": "a", "counts": [4]}]
-    found = files.plan(job("a", 1, count=2), quota=SMALL, events=events)
+    plan = files.plan(job("a", 1, count=2), quota=SMALL, events=events)
 
-    last = found["cycles"][-1]["decisions"][0]
+    last = plan["cycles"][-1]["decisions"][0]
     assert (last["job"], last["replaces"], last["result"]) == ("a-2", "a", "Admitted")
     assert last["usage"] == [{"flavor": "f", "resource": "gpu", "amount": "2"}]
-    assert [each["job"] for each in found["end"]["admitted"]] == ["a-2"]
+    assert [each["job"] for each in plan["end"]["admitted"]] == ["a-2"]
 
 
 def test_shrinking_frees_quota_and_requeues_the_tree(files: Files) -> None:
     events = [{"at": 1, "type": "shrink", "job": "a", "counts": [2]}]
-    found = files.plan(job("a", 1, count=4), job("b", 2, createdAt=1), quota=SMALL, events=events)
+    plan = files.plan(job("a", 1, count=4), job("b", 2, createdAt=1), quota=SMALL, events=events)
 
-    assert [each["job"] for each in found["end"]["admitted"]] == ["a", "b"]
+    assert [each["job"] for each in plan["end"]["admitted"]] == ["a", "b"]
 
 
 @pytest.mark.parametrize(("lower_by", "victims"), [(0, set()), (1, {"a"})])
@@ -373,9 +373,9 @@ def test_pending_job_is_retried_after_a_priority_drop(files: Files, lower_by: in
     declared["queues"][0]["preemption"] = {"within": "LowerPriority"}
     events = [{"type": "priority", "at": 5, "job": "a", "priority": 2 - lower_by}]
     jobs = (job("a", priority=2), job("b", priority=2, createdAt=1))
-    found = files.plan(*jobs, quota=yaml.safe_dump(declared), events=events)
+    plan = files.plan(*jobs, quota=yaml.safe_dump(declared), events=events)
 
-    assert {each["job"] for cycle in found["cycles"] for each in cycle["decisions"][0]["victims"]} == victims
+    assert {each["job"] for cycle in plan["cycles"] for each in cycle["decisions"][0]["victims"]} == victims
 
 
 def test_reduced_quota_evicts_and_admits_no_workload(files: Files) -> None:
@@ -384,10 +384,10 @@ def test_reduced_quota_evicts_and_admits_no_workload(files: Files) -> None:
         {"at": 1, "type": "quota", "documents": [less]},
         {"at": 2, "type": "submit", "job": job("b", 1)},
     ]
-    found = files.plan(job("a"), quota=SMALL, events=events)
+    plan = files.plan(job("a"), quota=SMALL, events=events)
 
-    assert found["cycles"][-1]["decisions"][0]["result"] == "NoCandidates"
-    assert found["end"]["queues"][0]["quotas"][0]["available"] == "0"
+    assert plan["cycles"][-1]["decisions"][0]["result"] == "NoCandidates"
+    assert plan["end"]["queues"][0]["quotas"][0]["available"] == "0"
 
 
 def test_evicted_jobs_hold_their_quota_unless_they_are_released(files: Files) -> None:
@@ -477,8 +477,11 @@ def amount(name: str = "cpu", nominal: str = "4", **limits: str) -> Json:
 
 
 def a_group(flavors: list[str], *amounts: Json) -> Json:
-    covered = [each["name"] for each in amounts]
-    return {"coveredResources": covered, "flavors": [{"name": each, "resources": list(amounts)} for each in flavors]}
+    covered = [amount["name"] for amount in amounts]
+    return {
+        "coveredResources": covered,
+        "flavors": [{"name": flavor, "resources": list(amounts)} for flavor in flavors],
+    }
 
 
 MANY = [f"f{number}" for number in range(65)]
@@ -530,9 +533,9 @@ DOZENS = [amount(f"r{number}") for number in range(60)]
 def test_webhook_violation_is_warned_about_and_computed(files: Files, kind: str, spec: Json, said_of_it: str) -> None:
     selects: Json = {"namespaceSelector": {}} if kind == "ClusterQueue" else {}
     odd = {"kind": kind, "metadata": {"name": "odd"}, "spec": {**selects, **spec}}
-    found = files.plan(quota=QUEUE.replace("cohort: fleet", "cohort: odd") + "---\n" + yaml.safe_dump(odd))
+    plan = files.plan(quota=QUEUE.replace("cohort: fleet", "cohort: odd") + "---\n" + yaml.safe_dump(odd))
 
-    told = [each for each in found["warnings"] if f"{kind}/odd" in each]
+    told = [each for each in plan["warnings"] if f"{kind}/odd" in each]
     assert [(said_of_it in each, each.endswith("; Kueue would refuse it")) for each in told[:1]] == (
         [(True, True)] if said_of_it else []
     )
@@ -605,14 +608,14 @@ def test_why_names_the_smallest_changes_and_they_work(files: Files) -> None:
         job("b", 2, priority=7, admitted={"at": 1, "flavors": {"gpu": "f"}}),
         job("new", 1, count=6, priority=1),
     )
-    found = files.plan(*jobs, quota=yaml.safe_dump(quota), options="--why new")
-    changes = {each["kind"]: each for each in found["changes"]}
+    plan = files.plan(*jobs, quota=yaml.safe_dump(quota), options="--why new")
+    changes = {each["kind"]: each for each in plan["changes"]}
 
     assert changes["quota"]["amounts"] == {"gpu": "3"}
     assert changes["priority"]["priority"] == 6
     assert changes["size"]["counts"] == [3]
     assert changes["wait"]["jobs"] == ["a"]
-    assert found["decision"]["considered"][0]["compared"][0]["available"] == "3"
+    assert plan["decision"]["considered"][0]["compared"][0]["available"] == "3"
     # Each suggested change would admit the job.
     more = json.loads(json.dumps(quota).replace('"gpu": 6', '"gpu": 9'))
     assert first(files.plan(*jobs, quota=yaml.safe_dump(more)))["new"]["result"] == "Admitted"
@@ -692,13 +695,13 @@ def test_new_queue_takes_its_jobs_and_a_stopped_one_releases(files: Files) -> No
         {"type": "submit", "at": 2, "job": workload("second", {"priority": -1})},
         {"type": "quota", "at": 3, "documents": [stopped]},
     ]
-    found = files.plan(workload("first"), quota=QUEUE.replace("name: main,", "name: other,"), events=events)
+    plan = files.plan(workload("first"), quota=QUEUE.replace("name: main,", "name: other,"), events=events)
 
     assert [
-        each["at"] for each in found["cycles"] for decision in each["decisions"] if decision["job"] == "lab/first"
+        each["at"] for each in plan["cycles"] for decision in each["decisions"] if decision["job"] == "lab/first"
     ] == [1]
-    assert sorted(evicted(found)) == ["lab/first", "lab/large"]
-    assert found["end"]["unqueued"] == [{"job": "lab/second", "reason": "LocalQueue lab/main is stopped"}]
+    assert sorted(evicted(plan)) == ["lab/first", "lab/large"]
+    assert plan["end"]["unqueued"] == [{"job": "lab/second", "reason": "LocalQueue lab/main is stopped"}]
 
 
 @pytest.mark.parametrize("policy", ["Hold", "HoldAndDrain"])
@@ -711,14 +714,14 @@ def test_stopped_local_queue_drains_and_resumes(files: Files, policy: str) -> No
 
     assert evicted(files.plan(*jobs, events=events)) == {"lab/runs": drained, "lab/reserved": True}
     events.append({"type": "podsGone", "at": "2026-11-03T13:00:00Z", "job": "lab/reserved"})
-    found = files.plan(*jobs, events=events)
-    assert evicted(found) == {"lab/runs": drained}
-    assert found["end"]["unqueued"] == [{"job": "lab/reserved", "reason": "LocalQueue lab/main is stopped"}]
+    plan = files.plan(*jobs, events=events)
+    assert evicted(plan) == {"lab/runs": drained}
+    assert plan["end"]["unqueued"] == [{"job": "lab/reserved", "reason": "LocalQueue lab/main is stopped"}]
     goes_on = {**local, "spec": {"clusterQueue": "research"}}
     events.append({"type": "quota", "at": "2026-11-03T14:00:00Z", "documents": [goes_on]})
-    found = files.plan(*jobs, events=events)
-    assert [each["job"] for each in found["end"]["admitted"]] == ["lab/reserved", "lab/runs"]
-    assert found["cycles"][-1]["at"] == 1793714400.0  # 14:00: it was admitted anew
+    plan = files.plan(*jobs, events=events)
+    assert [each["job"] for each in plan["end"]["admitted"]] == ["lab/reserved", "lab/runs"]
+    assert plan["cycles"][-1]["at"] == 1793714400.0  # 14:00: it was admitted anew
 
 
 def test_requeued_job_requests_only_unfinished_pods(files: Files) -> None:
@@ -726,9 +729,9 @@ def test_requeued_job_requests_only_unfinished_pods(files: Files) -> None:
     runs["status"]["reclaimablePods"] = [{"name": "main", "count": 3}]
     at = "2026-11-03T12:00:00Z"
     gone = [{"type": "evict", "at": at, "job": "lab/runs"}, {"type": "podsGone", "at": at, "job": "lab/runs"}]
-    found = files.plan(runs, events=gone)
+    plan = files.plan(runs, events=gone)
 
-    assert [each["count"] for each in found["cycles"][0]["decisions"][0]["podSets"]] == [1]
+    assert [each["count"] for each in plan["cycles"][0]["decisions"][0]["podSets"]] == [1]
 
 
 def test_new_weight_of_a_local_queue_applies_from_its_event(files: Files) -> None:
@@ -766,8 +769,8 @@ def test_jobs_of_a_removed_queue_wait_for_its_return(files: Files) -> None:
     events += [{"type": "submit", "at": 1, "job": workload(name)} for name in ("first", "second")]
     events += [{"type": "priority", "at": 1, "job": "lab/second", "priority": 9}, gone]
 
-    found = files.plan(events=events)
-    assert [(each["job"], each["reason"]) for each in found["end"]["unqueued"]] == [
+    plan = files.plan(events=events)
+    assert [(each["job"], each["reason"]) for each in plan["end"]["unqueued"]] == [
         ("lab/first", "there is no queue research"),
         ("lab/second", "there is no queue research"),
     ]
@@ -790,9 +793,9 @@ def test_queue_in_use_cannot_be_removed(files: Files) -> None:
 def test_each_inadmissible_workload_is_reported_once(files: Files) -> None:
     quota = QUEUE.replace("labels: {team: research}", "labels: {team: other}")
     ends = [{"type": "quota", "at": 5, "documents": []}]
-    found = files.plan(workload("a"), workload("b"), quota=quota, events=ends)
+    plan = files.plan(workload("a"), workload("b"), quota=quota, events=ends)
 
-    results = [(each["job"], each["result"]) for cycle in found["cycles"] for each in cycle["decisions"]]
+    results = [(each["job"], each["result"]) for cycle in plan["cycles"] for each in cycle["decisions"]]
     assert results == [("lab/a", "Inadmissible"), ("lab/b", "Inadmissible")]
 
 
@@ -857,9 +860,9 @@ def test_missing_namespace_means_default(files: Files, of_the_queue: str, of_the
     quota = QUEUE.replace("namespace: lab}", f'namespace: "{of_the_queue}"}}').replace("name: lab,", "name: default,")
     asks = workload("a")
     asks["metadata"]["namespace"] = of_the_job
-    found = files.plan(asks, quota=quota)
+    plan = files.plan(asks, quota=quota)
 
-    assert [each["job"] for each in found["end"]["admitted"]] == [f"{of_the_job}/a".lstrip("/")]
+    assert [each["job"] for each in plan["end"]["admitted"]] == [f"{of_the_job}/a".lstrip("/")]
 
 
 def test_invalid_hyperpod_json_names_the_object(files: Files) -> None:
@@ -879,11 +882,11 @@ def test_invalid_hyperpod_json_names_the_object(files: Files) -> None:
 def test_other_kubernetes_objects_are_skipped_with_a_warning(files: Files) -> None:
     other = "{apiVersion: v1, kind: ConfigMap, metadata: {name: settings}}"
     batch: Json = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "raw"}}
-    found = files.plan(workload("a"), batch, quota=QUEUE + "---\n" + other)
+    plan = files.plan(workload("a"), batch, quota=QUEUE + "---\n" + other)
 
-    assert [each["job"] for each in found["end"]["admitted"]] == ["lab/a"]
-    assert any("ConfigMap/settings: declares no quota" in each for each in found["warnings"])
-    assert any("document 2: Job is not a job" in each for each in found["warnings"])
+    assert [each["job"] for each in plan["end"]["admitted"]] == ["lab/a"]
+    assert any("ConfigMap/settings: declares no quota" in each for each in plan["warnings"])
+    assert any("document 2: Job is not a job" in each for each in plan["warnings"])
 
 
 def test_admission_fair_sharing_orders_by_local_queue_usage(files: Files) -> None:
@@ -901,11 +904,11 @@ def test_admission_fair_sharing_orders_by_local_queue_usage(files: Files) -> Non
     urgent, waits = workload("urgent", {"priority": 9}), workload("waits", {"queueName": "other"})
     options = f"--config {config} --now 2026-11-03T20:00:00Z"
     quota = quota.replace("nominalQuota: 8", "nominalQuota: 9") + "---\n" + yaml.safe_dump(local)
-    found = files.plan(busy, urgent, waits, quota=quota, options=options)
+    plan = files.plan(busy, urgent, waits, quota=quota, options=options)
 
-    assert [each["job"] for cycle in found["cycles"] for each in cycle["decisions"]] == ["lab/waits", "lab/urgent"]
-    found = files.plan(busy, urgent, waits, quota=quota)
-    assert [each["job"] for cycle in found["cycles"] for each in cycle["decisions"]] == ["lab/urgent", "lab/waits"]
+    assert [each["job"] for cycle in plan["cycles"] for each in cycle["decisions"]] == ["lab/waits", "lab/urgent"]
+    plan = files.plan(busy, urgent, waits, quota=quota)
+    assert [each["job"] for cycle in plan["cycles"] for each in cycle["decisions"]] == ["lab/urgent", "lab/waits"]
 
 
 def test_local_queue_status_sets_the_initial_usage(files: Files) -> None:
@@ -922,10 +925,10 @@ def test_local_queue_status_sets_the_initial_usage(files: Files) -> None:
     config = files.folder / "c.yaml"
     config.write_text(yaml.safe_dump({"admissionFairSharing": {"usageHalfLifeTime": "1h"}}))
     jobs = (workload("urgent", {"priority": 9, "queueName": "greedy"}), workload("waits", {"queueName": "modest"}))
-    found = files.plan(*jobs, quota=quota, options=f"--config {config} --now 2026-11-03T20:00:00Z")
+    plan = files.plan(*jobs, quota=quota, options=f"--config {config} --now 2026-11-03T20:00:00Z")
 
-    assert [each["job"] for cycle in found["cycles"] for each in cycle["decisions"]] == ["lab/waits", "lab/urgent"]
-    assert not [each for each in found["warnings"] if "LocalQueue" in each]
+    assert [each["job"] for cycle in plan["cycles"] for each in cycle["decisions"]] == ["lab/waits", "lab/urgent"]
+    assert not [each for each in plan["warnings"] if "LocalQueue" in each]
 
 
 @pytest.mark.parametrize(
@@ -947,9 +950,9 @@ def test_transformation_may_use_outputs_of_other_transformations(files: Files, a
     ]
     config = files.folder / "c.yaml"
     config.write_text(yaml.safe_dump({"resources": {"transformations": rules}}))
-    found = files.plan(job, quota=quota.replace("nominalQuota: 8", "nominalQuota: 80"), options=f"--config {config}")
+    plan = files.plan(job, quota=quota.replace("nominalQuota: 8", "nominalQuota: 80"), options=f"--config {config}")
 
-    used = found["end"]["admitted"][0]["usage"]
+    used = plan["end"]["admitted"][0]["usage"]
     assert {each["resource"]: each["amount"] for each in used} == charged
 
 
@@ -1002,13 +1005,13 @@ ENDLESS_JOBS: tuple[Json, ...] = (
 
 
 def test_endless_evictions_stop_and_name_jobs_and_settings(files: Files) -> None:
-    found = files.plan(*ENDLESS_JOBS, quota=ENDLESS, options="--profile kueue --evictions released")
+    plan = files.plan(*ENDLESS_JOBS, quota=ENDLESS, options="--profile kueue --evictions released")
 
-    (loop,) = found["loops"]
+    (loop,) = plan["loops"]
     assert loop["jobs"] == ["borrows", "large", "small"]
-    assert loop["lastCycle"] == found["cycles"][-1]["number"] < 20
+    assert loop["lastCycle"] == plan["cycles"][-1]["number"] < 20
     assert {"queue": "q2", "field": "withinClusterQueue", "value": "LowerPriority"} in loop["settings"]
-    assert any("evict each other without end" in each for each in found["warnings"])
+    assert any("evict each other without end" in each for each in plan["warnings"])
 
 
 @pytest.mark.parametrize(
@@ -1023,10 +1026,10 @@ def test_named_setting_ends_the_loop(files: Files, was: str, becomes: str) -> No
 def test_later_events_happen_after_a_loop(files: Files) -> None:
     events = [{"type": "delete", "at": 9, "job": "borrows"}]
     options = "--profile kueue --evictions released"
-    found = files.plan(*ENDLESS_JOBS, quota=ENDLESS, events=events, options=options)
+    plan = files.plan(*ENDLESS_JOBS, quota=ENDLESS, events=events, options=options)
 
-    assert [each["at"] for each in found["loops"]] == [0]
-    assert [each["job"] for each in found["end"]["admitted"]] == ["held", "large"]
+    assert [each["at"] for each in plan["loops"]] == [0]
+    assert [each["job"] for each in plan["end"]["admitted"]] == ["held", "large"]
 
 
 def test_held_evictions_do_not_loop(files: Files) -> None:
@@ -1062,11 +1065,11 @@ def test_ignored_resources_need_no_flavor(files: Files) -> None:
     config = files.folder / "c.yaml"
     config.write_text("resources: {quotaCheckStrategy: IgnoreUndeclared}")
     admitted = {"flavors": {"gpu": "f"}}
-    found = files.plan(
+    plan = files.plan(
         job("a", requests={"gpu": 1, "disk": 1}, admitted=admitted), quota=SMALL, options=f"--config {config}"
     )
 
-    assert [each["job"] for each in found["end"]["admitted"]] == ["a"]
+    assert [each["job"] for each in plan["end"]["admitted"]] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -1085,9 +1088,9 @@ def test_ignored_resources_need_no_flavor(files: Files) -> None:
 def test_only_unusual_feature_gates_are_warned_about(files: Files, gates: Json, expected: list[str]) -> None:
     config = files.folder / "c.yaml"
     config.write_text(yaml.safe_dump({"featureGates": gates}))
-    found = files.plan(quota=SMALL, options=f"--config {config}")
+    plan = files.plan(quota=SMALL, options=f"--config {config}")
 
-    assert [each.partition(": ")[2] for each in found["warnings"] if "featureGates" in each] == expected
+    assert [each.partition(": ")[2] for each in plan["warnings"] if "featureGates" in each] == expected
 
 
 @pytest.mark.parametrize(

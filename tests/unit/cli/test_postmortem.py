@@ -22,9 +22,9 @@ def section(page: str, title: str) -> list[str]:
 
 
 def written(served: CliFixture, *options: str) -> str:
-    said = served.run("postmortem", "@latest", *options)
-    assert (said.exit_code, said.err) == (0, "")
-    return said.out
+    result = served.run("postmortem", "@latest", *options)
+    assert (result.exit_code, result.err) == (0, "")
+    return result.out
 
 
 def test_page_holds_timeline_evidence_and_decisions_of_the_records(served: CliFixture) -> None:
@@ -149,12 +149,12 @@ def test_unknown_incident_exits_4(served: CliFixture) -> None:
 @pytest.mark.parametrize("failing", [403, 503])
 def test_part_that_cannot_be_read_ends_the_command(served: CliFixture, failing: int) -> None:
     recovery_at_work(served.gateway)
-    whole = served.gateway.get("/v1/incidents/inc-0000000001")
-    served.next_answers = [ApiResponse(200, {}, whole.text), *[ApiResponse(failing, {}, "{}")] * 3]
+    response = served.gateway.get("/v1/incidents/inc-0000000001")
+    served.next_answers = [ApiResponse(200, {}, response.text), *[ApiResponse(failing, {}, "{}")] * 3]
 
-    said = served.run("postmortem", "inc-0000000001")
+    result = served.run("postmortem", "inc-0000000001")
 
-    assert (said.exit_code, said.out) == ({403: 6, 503: 8}[failing], "")
+    assert (result.exit_code, result.out) == ({403: 6, 503: 8}[failing], "")
 
 
 EMPTY: dict[str, Any] = {

@@ -33,10 +33,10 @@ def fleet(served: CliFixture) -> CliFixture:
 
 @pytest.mark.parametrize("words", [("incidents", "receipt", "@latest"), ("jobs", "receipt", "llama-1")])
 def test_page_shows_each_stage_within_80_columns(fleet: CliFixture, words: tuple[str, ...]) -> None:
-    found = fleet.run(*words, terminal=True)
+    result = fleet.run(*words, terminal=True)
 
-    assert found.exit_code == 0, found.err
-    plain = found.out.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\x1b[2m", "")
+    assert result.exit_code == 0, result.err
+    plain = result.out.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\x1b[2m", "")
     assert STAGES in plain
     assert max(map(len, plain.splitlines())) <= 80
 

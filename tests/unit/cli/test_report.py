@@ -38,9 +38,9 @@ def test_first_screen_has_the_figures_of_the_month(fleet: CliFixture) -> None:
 
 
 def test_terminal_of_80_columns_shows_every_group(fleet: CliFixture) -> None:
-    found = fleet.run("report", terminal=True)
+    result = fleet.run("report", terminal=True)
 
-    plain = found.out.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\x1b[2m", "")
+    plain = result.out.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\x1b[2m", "")
     assert max(map(len, plain.splitlines())) <= 80
     assert plain.count("p5-work") == 4  # lost, failures, nodes, GPU time
     assert "  1. Fill or return idle committed nodes" in plain

@@ -47,9 +47,9 @@ def a_file(served: CliFixture, text: str, name: str = "teams.yaml") -> str:
 
 def applied(served: CliFixture, *files: str, more: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     words = [word for file in files for word in ("-f", file)]
-    said = served.run("teams", "apply", *words, "--reason", "the quarter's plan", "-o", "json", *more)
-    assert said.exit_code == 0, said.err
-    items: list[dict[str, Any]] = json.loads(said.out)["items"]
+    result = served.run("teams", "apply", *words, "--reason", "the quarter's plan", "-o", "json", *more)
+    assert result.exit_code == 0, result.err
+    items: list[dict[str, Any]] = json.loads(result.out)["items"]
     return items
 
 
@@ -57,12 +57,12 @@ def test_a_team_is_set_up_once_and_shown(served: CliFixture) -> None:
     file = a_file(served, TEAM)
 
     first, again = applied(served, file), applied(served, file)
-    said = served.run("teams", "show", "nlp", terminal=True)
+    result = served.run("teams", "show", "nlp", terminal=True)
 
     assert (first[0]["version"], again[0]["version"], again[0]["changes"]) == (1, 1, [])
-    assert said.out.splitlines()[0] == "nlp  version 1"
-    assert "2000 GPU-hours and $6,000.00 a month" in said.out
-    assert f"arn:aws:iam::{ACCOUNT}:role/Researcher (lead)" in said.out
+    assert result.out.splitlines()[0] == "nlp  version 1"
+    assert "2000 GPU-hours and $6,000.00 a month" in result.out
+    assert f"arn:aws:iam::{ACCOUNT}:role/Researcher (lead)" in result.out
 
 
 def test_a_quota_file_changes_queues_and_keeps_people(served: CliFixture) -> None:
@@ -103,9 +103,9 @@ def test_file_of_an_older_version_is_refused(served: CliFixture) -> None:
     applied(served, a_file(served, QUOTAS, "quotas.yaml"))
     read["team"]["namespace"] = "language"
 
-    said = served.run("teams", "apply", "-f", a_file(served, json.dumps(read), "old.json"), "--reason", "x")
+    result = served.run("teams", "apply", "-f", a_file(served, json.dumps(read), "old.json"), "--reason", "x")
 
-    assert (said.exit_code, "STALE_VERSION" in said.err) == (5, True)
+    assert (result.exit_code, "STALE_VERSION" in result.err) == (5, True)
 
 
 @pytest.mark.parametrize(
@@ -118,17 +118,17 @@ def test_file_of_an_older_version_is_refused(served: CliFixture) -> None:
     ],
 )
 def test_unusable_file_exits_2(served: CliFixture, text: str) -> None:
-    said = served.run("teams", "apply", "-f", a_file(served, text), "--reason", "x", "--dry-run")
+    result = served.run("teams", "apply", "-f", a_file(served, text), "--reason", "x", "--dry-run")
 
-    assert said.exit_code == 2
+    assert result.exit_code == 2
 
 
 def test_a_team_is_removed_with_a_reason(served: CliFixture) -> None:
     applied(served, a_file(served, QUOTAS, "quotas.yaml"))
-    said = served.run("teams", "remove", "vision", "--reason", "merged & gone", terminal=True)
+    result = served.run("teams", "remove", "vision", "--reason", "merged & gone", terminal=True)
     again = served.run("teams", "remove", "vision", "--reason", "x")
 
-    assert (said.out, said.exit_code, again.exit_code) == ("● vision  removed\n", 0, 4)
+    assert (result.out, result.exit_code, again.exit_code) == ("● vision  removed\n", 0, 4)
 
 
 def test_team_table_shows_use_and_quota(served: CliFixture) -> None:
@@ -171,20 +171,20 @@ def test_plan_is_shown_without_a_submission(served: CliFixture) -> None:
     machines(served.gateway, 2)
     flags = ["--name", "x", "--image", "i:1", "--nodes", "2", "--", "train"]
 
-    said = served.run("jobs", "plan", *flags, terminal=True)
+    result = served.run("jobs", "plan", *flags, terminal=True)
     never = served.run("jobs", "plan", "--gpus-per-node", "64", *flags, terminal=True)
 
-    assert said.out.startswith("● would start, team default, position 1 in its queue\n")
-    assert "● p5-workers  committed" in said.out
-    assert "p5-workers is already paid for and has free nodes." in said.out
+    assert result.out.startswith("● would start, team default, position 1 in its queue\n")
+    assert "● p5-workers  committed" in result.out
+    assert "p5-workers is already paid for and has free nodes." in result.out
     assert (never.exit_code, "gpusPerNode: The job could never start" in never.err) == (2, True)
     assert json.loads(served.run("jobs", "ls", "-o", "json").out)["items"] == []
 
 
 def test_missing_file_is_named(served: CliFixture, tmp_path: Path) -> None:
-    said = served.run("teams", "apply", "-f", str(tmp_path / "none.yaml"), "--reason", "x")
+    result = served.run("teams", "apply", "-f", str(tmp_path / "none.yaml"), "--reason", "x")
 
-    assert (said.exit_code, "none.yaml" in said.err) == (2, True)
+    assert (result.exit_code, "none.yaml" in result.err) == (2, True)
 
 
 def test_readme_teams_and_jobs_are_accepted(served: CliFixture) -> None:
@@ -199,7 +199,7 @@ def test_readme_teams_and_jobs_are_accepted(served: CliFixture) -> None:
         {"team": team | {"members": [{"principal": member, "role": "lead"}]}, "reason": "the test's own caller"},
         headers={"If-Match": '"1"'},
     )
-    said = [served.run("jobs", "submit", str(examples / f"{name}.json"), "-o", "name") for name in ("low", "high")]
+    results = [served.run("jobs", "submit", str(examples / f"{name}.json"), "-o", "name") for name in ("low", "high")]
 
     assert [item["name"] for item in items] == ["", "red"]
-    assert [(each.exit_code, each.err) for each in said] == [(0, "")] * 2
+    assert [(result.exit_code, result.err) for result in results] == [(0, "")] * 2

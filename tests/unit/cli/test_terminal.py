@@ -110,10 +110,10 @@ def test_failures_are_neutralised(served: CliFixture) -> None:
     problem = {"code": "REFUSED", "detail": f"bad {EVIL}", "hint": EVIL, "requestId": "r"}
     served.next_answers = [ApiResponse(400, {}, json.dumps(problem))] * 3
 
-    said = served.run("jobs", "ls", terminal=True)
+    result = served.run("jobs", "ls", terminal=True)
 
-    assert said.exit_code == 2
-    assert set(said.err) & ACTED_ON == set()
+    assert result.exit_code == 2
+    assert set(result.err) & ACTED_ON == set()
 
 
 def test_wrong_usage_is_neutralised(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,70 +63,70 @@ def measured(served: CliFixture, node: FleetNode, **percent: float) -> None:
 
 
 def test_pools_are_a_table_with_their_extremes(fleet: CliFixture) -> None:
-    said = fleet.run("utilization", "ls", terminal=True)
+    result = fleet.run("utilization", "ls", terminal=True)
 
-    assert said.out == BY_POOL
-    assert (said.exit_code, said.err) == (0, PROBLEM)
-    assert max(map(len, said.out.splitlines())) <= 80
+    assert result.out == BY_POOL
+    assert (result.exit_code, result.err) == (0, PROBLEM)
+    assert max(map(len, result.out.splitlines())) <= 80
 
 
 def test_nodes_are_a_table_with_their_states(fleet: CliFixture) -> None:
-    said = fleet.run("utilization", "ls", "--by", "node", terminal=True)
+    result = fleet.run("utilization", "ls", "--by", "node", terminal=True)
 
-    assert said.out == BY_NODE
-    assert max(map(len, said.out.splitlines())) <= 80
+    assert result.out == BY_NODE
+    assert max(map(len, result.out.splitlines())) <= 80
 
 
 def test_wide_table_adds_amounts_and_ages(fleet: CliFixture) -> None:
-    said = fleet.run("utilization", "ls", "--pool", "p5-workers", "-o", "wide", terminal=True)
+    result = fleet.run("utilization", "ls", "--pool", "p5-workers", "-o", "wide", terminal=True)
 
-    start = said.out.index("GPUS MEASURED")
-    assert [line[start:] for line in said.out.splitlines()[:2]] == WIDE.splitlines()
-    assert said.err == ""
+    start = result.out.index("GPUS MEASURED")
+    assert [line[start:] for line in result.out.splitlines()[:2]] == WIDE.splitlines()
+    assert result.err == ""
 
 
 def test_json_is_the_answer_of_the_api(fleet: CliFixture) -> None:
-    said = fleet.run("utilization", "ls", "--cluster", CLUSTER, "-o", "json")
+    result = fleet.run("utilization", "ls", "--cluster", CLUSTER, "-o", "json")
 
-    found = json.loads(said.out)
+    found = json.loads(result.out)
     assert found == fleet.gateway.get(f"/v1/utilization?cluster={CLUSTER}").document
     assert [item["cluster"] for item in found["items"]] == [CLUSTER]
 
 
 def test_csv_has_empty_cells_for_unknown_figures(fleet: CliFixture) -> None:
-    said = fleet.run("utilization", "ls", "-o", "csv")
+    result = fleet.run("utilization", "ls", "-o", "csv")
 
-    burst, committed = csv.DictReader(said.out.splitlines())
+    burst, committed = csv.DictReader(result.out.splitlines())
     assert (burst["gpus"], burst["utilization.gpu.average"], burst["utilization.gpu.unknownNodes"]) == ("8", "", "1")
     assert (burst["measuredAt"], burst["isStale"]) == ("", "")
     assert (committed["utilization.gpu.average"], committed["utilization.gpu.lowest"]) == ("46.2", "2.5")
     assert committed["utilization.gpu.lowestNode"] == instance_id(2)
-    assert said.err == PROBLEM
+    assert result.err == PROBLEM
 
 
 def test_csv_by_node_has_one_line_for_each_node(fleet: CliFixture) -> None:
-    said = fleet.run("utilization", "ls", "--by", "node", "-o", "csv")
+    result = fleet.run("utilization", "ls", "--by", "node", "-o", "csv")
 
-    lines = list(csv.DictReader(said.out.splitlines()))
+    lines = list(csv.DictReader(result.out.splitlines()))
     assert [line["instanceId"] for line in lines] == [instance_id(number) for number in (4, 1, 2, 3)]
     assert [line["utilization.gpu"] for line in lines] == ["", "90.0", "2.5", ""]
 
 
 @pytest.mark.parametrize(("by", "names"), [("pool", ["burst", "p5-workers"]), ("node", None)])
 def test_names_are_pools_or_instance_ids(fleet: CliFixture, by: str, names: list[str] | None) -> None:
-    said = fleet.run("utilization", "ls", "--by", by, "-o", "name")
+    result = fleet.run("utilization", "ls", "--by", by, "-o", "name")
 
-    assert said.out.splitlines() == (names or [instance_id(number) for number in (4, 1, 2, 3)])
+    assert result.out.splitlines() == (names or [instance_id(number) for number in (4, 1, 2, 3)])
 
 
 def test_failed_read_is_a_warning_and_no_failure(fleet: CliFixture) -> None:
     fleet.gateway.fakes.utilization_metrics.errors[CLUSTER] = Throttled("read: Throttling: Rate exceeded")
 
-    said = fleet.run("utilization", "ls", "--pool", "p5-workers", terminal=True)
+    result = fleet.run("utilization", "ls", "--pool", "p5-workers", terminal=True)
 
-    assert said.exit_code == 0
-    assert "unknown for 3 nodes" in said.out
-    assert "was not read for 3 of 3 nodes" in said.err
+    assert result.exit_code == 0
+    assert "unknown for 3 nodes" in result.out
+    assert "was not read for 3 of 3 nodes" in result.err
 
 
 def test_filter_without_nodes_says_so(fleet: CliFixture) -> None:
@@ -135,7 +135,7 @@ def test_filter_without_nodes_says_so(fleet: CliFixture) -> None:
 
 
 def test_empty_fleet_says_that_no_nodes_are_known(served: CliFixture) -> None:
-    said = served.run("utilization", "ls", terminal=True)
+    result = served.run("utilization", "ls", terminal=True)
 
-    assert (said.exit_code, said.out) == (0, "")
-    assert "No nodes are known yet." in said.err
+    assert (result.exit_code, result.out) == (0, "")
+    assert "No nodes are known yet." in result.err

@@ -30,10 +30,10 @@ def with_values(served: CliFixture, **changes: Any) -> str:
 
 
 def test_lint_names_every_problem_and_exits_1_on_errors(served: CliFixture) -> None:
-    said = served.run("policy", "lint", str(FILE), "-o", "json")
+    result = served.run("policy", "lint", str(FILE), "-o", "json")
 
-    found = json.loads(said.out)
-    assert (said.exit_code, found["refused"]) == (1, 1)
+    found = json.loads(result.out)
+    assert (result.exit_code, found["refused"]) == (1, 1)
     assert {each["trap"] for each in found["findings"]} == {f"T0-{number}" for number in range(1, 15)}
     (refused,) = (each for each in found["findings"] if each["weight"] == "refused")
     assert (refused["trap"], refused["field"]) == ("T0-2", "env.CUDA_VISIBLE_DEVICES")
@@ -42,26 +42,26 @@ def test_lint_names_every_problem_and_exits_1_on_errors(served: CliFixture) -> N
 def test_lint_reads_the_file_of_the_current_folder(served: CliFixture) -> None:
     with_values(served, env={"NCCL_DEBUG": "INFO"})
 
-    said = served.run("policy", "lint", terminal=True)
+    result = served.run("policy", "lint", terminal=True)
 
-    assert said.exit_code == 0
-    assert "jobTemplates.production.nodeSelector" in said.out
-    assert "20 findings: 5 changed, 5 note, 10 warning" in said.out
+    assert result.exit_code == 0
+    assert "jobTemplates.production.nodeSelector" in result.out
+    assert "20 findings: 5 changed, 5 note, 10 warning" in result.out
 
 
 def test_unreadable_file_exits_1_and_names_the_field(served: CliFixture) -> None:
     name = with_values(served, jobType="prodution")
 
     for verb in ("lint", "import"):
-        said = served.run("policy", verb, name)
-        assert (said.exit_code, "jobType: there is no template 'prodution'" in said.err) == (1, True)
+        result = served.run("policy", verb, name)
+        assert (result.exit_code, "jobType: there is no template 'prodution'" in result.err) == (1, True)
 
 
 def test_import_writes_a_file_that_apply_accepts(served: CliFixture) -> None:
-    said = served.run("policy", "import", str(FILE), "--into", "ours", terminal=True)
+    result = served.run("policy", "import", str(FILE), "--into", "ours", terminal=True)
     checked = served.run("policy", "check", "ours/policy.json")
 
-    assert (said.exit_code, checked.exit_code) == (0, 0)
+    assert (result.exit_code, checked.exit_code) == (0, 0)
     policy = changed(Policy(), json.loads((served.folder / "ours" / "policy.json").read_text("utf-8")))
     job = with_defaults(JobSpec(name="a", job_type="production"), policy.job_types)
     assert (job.priority_class, job.accelerators_per_node, job.max_restarts) == ("critical", 8, 3)
@@ -81,8 +81,8 @@ def test_import_writes_a_file_that_apply_accepts(served: CliFixture) -> None:
     )
     assert in_cluster.checkpoint_claim == "model-checkpoints-pvc"
     assert check_permitted(in_cluster, TeamSetup(), ["critical"], policy.jobs.allowed) == ()
-    assert "lost: modelType: " in said.err
-    assert "added: training-data-pvc is mounted read-only at /data" in said.err
+    assert "lost: modelType: " in result.err
+    assert "added: training-data-pvc is mounted read-only at /data" in result.err
 
 
 def test_imported_type_tolerates_the_taints_of_its_pools(served: CliFixture) -> None:
@@ -145,9 +145,9 @@ def test_import_keeps_what_the_site_already_allows(served: CliFixture) -> None:
     document = {"jobs": {"keepWorkloadSeconds": 60, "allowed": allowed}}
     (served.folder / "policy.json").write_text(json.dumps(document), encoding="utf-8")
 
-    said = served.run("policy", "import", str(FILE), "--onto", "policy.json", "-o", "json")
+    result = served.run("policy", "import", str(FILE), "--onto", "policy.json", "-o", "json")
 
-    jobs = json.loads(said.out)["policy"]["jobs"]
+    jobs = json.loads(result.out)["policy"]["jobs"]
     assert (jobs["keepWorkloadSeconds"], jobs["allowed"]["maxScratchGib"]) == (60, 5)
     assert jobs["allowed"]["claims"] == [
         {"name": "training-data-pvc", "maxMode": "read-write"},

@@ -60,19 +60,19 @@ def test_expiring_credentials_are_refreshed(served: CliFixture, monkeypatch: pyt
     signed_by_leases(served, monkeypatch, at_most=10)
     stored(served.gateway.fakes.ledger, a_job(1))
 
-    said = served.run("jobs", "show", "llama-1")
+    result = served.run("jobs", "show", "llama-1")
 
     keys = [re.findall(r"Credential=(\w+)/", headers["Authorization"])[0] for _, _, headers in served.requests]
-    assert (said.exit_code, len(keys), len(set(keys))) == (0, 2, 2)
+    assert (result.exit_code, len(keys), len(set(keys))) == (0, 2, 2)
 
 
 def test_failed_refresh_of_credentials_ends_the_command(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     signed_by_leases(served, monkeypatch, at_most=2)
     stored(served.gateway.fakes.ledger, a_job(1))
 
-    said = served.run("jobs", "show", "llama-1")
+    result = served.run("jobs", "show", "llama-1")
 
-    assert (len(served.requests), said.exit_code, "[BAD_CREDENTIALS]" in said.err) == (1, 6, True)
+    assert (len(served.requests), result.exit_code, "[BAD_CREDENTIALS]" in result.err) == (1, 6, True)
 
 
 # ---------------------------------------------------------------- waiting
@@ -83,10 +83,10 @@ def test_wait_survives_an_unreachable_api(served: CliFixture, monkeypatch: pytes
     away, again = (lambda: served.next_answers.extend(NOT_NOW), lambda: there_is(served, "SUCCEEDED"))
     meanwhile(monkeypatch, away, away, again)
 
-    said = served.run("jobs", "wait", "job-0000000001")
+    result = served.run("jobs", "wait", "job-0000000001")
 
-    assert (said.exit_code, said.out) == (0, "● job-0000000001  succeeded  So it is.\n")
-    assert said.err.splitlines() == [
+    assert (result.exit_code, result.out) == (0, "● job-0000000001  succeeded  So it is.\n")
+    assert result.err.splitlines() == [
         "job-0000000001  running, attempt 1  So it is.",
         "Not now: retrying until the API answers.",
     ]
@@ -99,9 +99,9 @@ def test_wait_prints_the_progress_from_time_to_time(served: CliFixture, monkeypa
     still = [lambda step=step: there_is(served, "RUNNING", log=f"step {step}/100 loss: 0.5") for step in range(11, 16)]
     meanwhile(monkeypatch, *still, lambda: there_is(served, "SUCCEEDED"))
 
-    said = served.run("jobs", "wait", "job-0000000001")
+    result = served.run("jobs", "wait", "job-0000000001")
 
-    assert said.err.splitlines()[1:] == [
+    assert result.err.splitlines()[1:] == [
         "job-0000000001  running, attempt 1  step 12 of 100, loss 0.5, time left unknown",
         "job-0000000001  running, attempt 1  step 14 of 100, loss 0.5, about 1h40m left",
     ]
@@ -110,10 +110,10 @@ def test_wait_prints_the_progress_from_time_to_time(served: CliFixture, monkeypa
 def test_wait_for_an_unreachable_api_ends_at_its_timeout(served: CliFixture) -> None:
     served.next_answers = [*NOT_NOW]
 
-    said = served.run("jobs", "wait", "job-0000000001", "--timeout", "0")
+    result = served.run("jobs", "wait", "job-0000000001", "--timeout", "0")
 
-    assert said.exit_code == 124
-    assert "job-0000000001 cannot be read (last known state: none) after 0s. [TIMEOUT]" in said.err
+    assert result.exit_code == 124
+    assert "job-0000000001 cannot be read (last known state: none) after 0s. [TIMEOUT]" in result.err
 
 
 # ---------------------------------------------------------------- watching
@@ -123,23 +123,23 @@ def test_watch_shows_progress_until_the_job_ends(served: CliFixture, monkeypatch
     there_is(served, "RUNNING", log="step 10/100 loss: 0.5")
     meanwhile(monkeypatch, lambda: there_is(served, "RUNNING", log="no words"), lambda: there_is(served, "FAILED"))
 
-    said = served.run("jobs", "watch", "job-0000000001")
+    result = served.run("jobs", "watch", "job-0000000001")
 
-    assert said.exit_code == 3
-    assert re.findall(r"progress .*", said.out) == [
+    assert result.exit_code == 3
+    assert re.findall(r"progress .*", result.out) == [
         "progress  step 10 of 100, loss 0.5, time left unknown",
         "progress  step unknown, loss unknown, time left unknown",
     ]
-    assert said.out.splitlines()[-1].startswith("  nodes")
+    assert result.out.splitlines()[-1].startswith("  nodes")
 
 
 def test_watched_job_as_documents_has_null_for_unknown(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     there_is(served, "PENDING", 0)
     meanwhile(monkeypatch, lambda: there_is(served, "SUCCEEDED"))
 
-    said = served.run("jobs", "watch", "job-0000000001", "-o", "json")
+    result = served.run("jobs", "watch", "job-0000000001", "-o", "json")
 
-    seen = [json.loads(line) for line in said.out.splitlines()]
+    seen = [json.loads(line) for line in result.out.splitlines()]
     assert [document["job"]["state"] for document in seen] == ["PENDING", "SUCCEEDED"]
     assert seen[0]["progress"] == {"step": None, "steps": None, "loss": None, "secondsLeft": None}
 
@@ -152,10 +152,10 @@ def test_stopped_watch_says_that_the_job_continues(served: CliFixture, monkeypat
 
     meanwhile(monkeypatch, interrupt)
 
-    said = served.run("jobs", "watch", "job-0000000001")
+    result = served.run("jobs", "watch", "job-0000000001")
 
-    assert said.exit_code == 130
-    assert said.err == "✖ Stopped watching. The job continues.\n  evenkeel jobs watch job-0000000001\n"
+    assert result.exit_code == 130
+    assert result.err == "✖ Stopped watching. The job continues.\n  evenkeel jobs watch job-0000000001\n"
 
 
 # ---------------------------------------------------------------- logs
@@ -166,9 +166,9 @@ def test_lines_of_all_ranks_begin_with_their_rank(served: CliFixture, follow: tu
     there_is(served, "SUCCEEDED", log="a\nb")
     served.gateway.fakes.cluster.text["job-0000000001-a1-1"] = "c"
 
-    said = served.run("jobs", "logs", "job-0000000001", "--all-ranks", *follow)
+    result = served.run("jobs", "logs", "job-0000000001", "--all-ranks", *follow)
 
-    assert (said.exit_code, said.err, said.out) == (0, "", "[0] a\n[0] b\n[1] c\n")
+    assert (result.exit_code, result.err, result.out) == (0, "", "[0] a\n[0] b\n[1] c\n")
 
 
 @pytest.mark.parametrize("follow", [(), ("-f",)], ids=["once", "followed"])
@@ -190,10 +190,10 @@ def test_follow_continues_with_the_next_attempt(served: CliFixture, monkeypatch:
         lambda: there_is(served, "SUCCEEDED", 2, ended=2, log="\n".join(map(str, range(302)))),
     )
 
-    said = served.run("jobs", "logs", "-f", "job-0000000001", "--tail", "1")
+    result = served.run("jobs", "logs", "-f", "job-0000000001", "--tail", "1")
 
-    assert (said.exit_code, said.out.splitlines()) == (0, ["b", *map(str, range(302))])
-    assert said.err.splitlines() == [
+    assert (result.exit_code, result.out.splitlines()) == (0, ["b", *map(str, range(302))])
+    assert result.err.splitlines() == [
         "Not now: retrying until the API answers.",
         "Attempt 2 of job-0000000001, from its beginning:",
     ]
@@ -207,9 +207,9 @@ def test_follow_waits_for_the_first_attempt(served: CliFixture, monkeypatch: pyt
         lambda: there_is(served, "FAILED", ended=1),
     )
 
-    said = served.run("jobs", "logs", "-f", "job-0000000001", "--tail", "1")
+    result = served.run("jobs", "logs", "-f", "job-0000000001", "--tail", "1")
 
-    assert (said.exit_code, said.out, said.err) == (
+    assert (result.exit_code, result.out, result.err) == (
         0,
         "a\nb\n",
         "job-0000000001 has no log yet. Waiting for its first line.\n",
@@ -220,9 +220,9 @@ def test_follow_of_one_attempt_ends_with_it(served: CliFixture, monkeypatch: pyt
     there_is(served, "RUNNING", log="a")
     meanwhile(monkeypatch, lambda: there_is(served, "STARTING", 2, ended=1))
 
-    said = served.run("jobs", "logs", "-f", "job-0000000001", "--attempt", "1")
+    result = served.run("jobs", "logs", "-f", "job-0000000001", "--attempt", "1")
 
-    assert (said.exit_code, said.out) == (0, "a\n")
+    assert (result.exit_code, result.out) == (0, "a\n")
 
 
 def test_the_log_of_a_job_that_ended_without_one_exits_4(served: CliFixture) -> None:

@@ -155,24 +155,24 @@ def lives(draw: st.DrawFn) -> Life:
 
 @given(lives())
 def test_lost_seconds_never_overlap_and_parts_add_to_the_whole(life: Life) -> None:
-    found = interruptions(*life)
+    lost_times = interruptions(*life)
 
-    spans = sorted(span for lost in found for _, span in lost.spans)
+    spans = sorted(span for lost in lost_times for _, span in lost.spans)
     assert all(before.end <= after.start for before, after in pairwise(spans))
-    for lost in found:
+    for lost in lost_times:
         own = sum((span.end - span.start for _, span in lost.spans), timedelta())
-        known = [part for part in lost.receipt.parts if part.seconds is not None]
-        assert lost.receipt.total.seconds == own.total_seconds() == sum(part.seconds or 0 for part in known)
-        assert all((part.seconds or 0) >= 0 for part in known)
-        assert (lost.receipt.total.usd_micros or 0) == sum(part.usd_micros or 0 for part in known)
-        assert lost.receipt.total.gpu_hours == pytest.approx(sum(part.gpu_hours or 0 for part in known))
+        receipt_parts = [part for part in lost.receipt.parts if part.seconds is not None]
+        assert lost.receipt.total.seconds == own.total_seconds() == sum(part.seconds or 0 for part in receipt_parts)
+        assert all((part.seconds or 0) >= 0 for part in receipt_parts)
+        assert (lost.receipt.total.usd_micros or 0) == sum(part.usd_micros or 0 for part in receipt_parts)
+        assert lost.receipt.total.gpu_hours == pytest.approx(sum(part.gpu_hours or 0 for part in receipt_parts))
 
 
 @given(lives())
 def test_stages_of_an_interruption_follow_each_other_without_a_gap(life: Life) -> None:
     for lost in interruptions(*life):
-        known = [part for part in lost.receipt.parts if part.started_at is not None]
-        assert all(before.ended_at == after.started_at for before, after in pairwise(known))
+        receipt_parts = [part for part in lost.receipt.parts if part.started_at is not None]
+        assert all(before.ended_at == after.started_at for before, after in pairwise(receipt_parts))
         assert [part.stage for part in lost.receipt.parts][-1] is Stage.RESTORE
 
 
@@ -181,11 +181,13 @@ def test_buckets_sum_to_the_elapsed_time(life: Life) -> None:
     job, *_, now = life
     receipt = job_receipt(*life)
 
-    assert sum(each.seconds for each in receipt.buckets) == receipt.elapsed_seconds
-    assert all(each.seconds >= 0 for each in receipt.buckets)
+    assert sum(bucket.seconds for bucket in receipt.buckets) == receipt.elapsed_seconds
+    assert all(bucket.seconds >= 0 for bucket in receipt.buckets)
     assert receipt.until >= (job.ended_at or now)
-    lost = [each for each in receipt.buckets if each.bucket in (JobTimeBucket.LOST, JobTimeBucket.INTERRUPTED)]
-    assert sum(each.seconds for each in lost) == sum(each.total.seconds for each in receipt.interruptions)
+    lost = [bucket for bucket in receipt.buckets if bucket.bucket in (JobTimeBucket.LOST, JobTimeBucket.INTERRUPTED)]
+    assert sum(bucket_time.seconds for bucket_time in lost) == sum(
+        interruption.total.seconds for interruption in receipt.interruptions
+    )
 
 
 @given(lives(), st.randoms(use_true_random=False))

@@ -225,7 +225,7 @@ class FakeSite:
         return InspectedSite(self.aws, client, self.context, "evenkeel", access)
 
     def of(self, check: str) -> list[DoctorFinding]:
-        others = {one.name for one in CHECKS} - {check}
+        others = {doctor_check.name for doctor_check in CHECKS} - {check}
         return self.run(*others)
 
 
@@ -690,10 +690,10 @@ FAULTS = [
 
 @pytest.mark.parametrize("check", [check.name for check in CHECKS])
 def test_check_is_ok_when_all_is_well(check: str) -> None:
-    found = FakeSite().of(check)
+    doctor_findings = FakeSite().of(check)
 
-    assert {one.status for one in found} == {Status.OK}, found
-    assert {one.check for one in found} == {check}
+    assert {finding.status for finding in doctor_findings} == {Status.OK}, doctor_findings
+    assert {finding.check for finding in doctor_findings} == {check}
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.check}-{fault.says[:40]}")
@@ -701,11 +701,11 @@ def test_planted_fault_is_found_with_its_fix(fault: DoctorCase) -> None:
     bench = FakeSite()
     fault.plant(bench)
 
-    found = [one for one in bench.of(fault.check) if one.status is not Status.OK]
+    doctor_findings = [finding for finding in bench.of(fault.check) if finding.status is not Status.OK]
 
-    assert {one.status.value for one in found} == {fault.status}, found
-    assert fault.says in found[0].text
-    assert fault.fix in found[0].fix
+    assert {finding.status.value for finding in doctor_findings} == {fault.status}, doctor_findings
+    assert fault.says in doctor_findings[0].text
+    assert fault.fix in doctor_findings[0].fix
 
 
 @pytest.mark.parametrize(("setting", "says"), [("off", "writes no access log"), ("set-up", "The deployment sets one")])
@@ -730,11 +730,11 @@ def test_no_finding_is_ok_when_nothing_can_be_read() -> None:
     bench.api.problem = REFUSED
     bench.aws.call = lambda *_a, **_k: (_ for _ in ()).throw(DENIED)  # type: ignore[method-assign]
 
-    found = bench.run()
+    doctor_findings = bench.run()
 
-    assert {one.check for one in found} == {check.name for check in CHECKS}
-    assert [one for one in found if one.status is Status.OK] == []
-    assert all(one.fix for one in found)
+    assert {finding.check for finding in doctor_findings} == {check.name for check in CHECKS}
+    assert [finding for finding in doctor_findings if finding.status is Status.OK] == []
+    assert all(finding.fix for finding in doctor_findings)
 
 
 def test_failing_check_stops_no_other() -> None:
@@ -783,10 +783,10 @@ def test_silent_api_is_a_failure(silent: Silent) -> None:
     bench = FakeSite()
     bench.api.get = silent  # type: ignore[method-assign]
 
-    (found,) = checks.run(bench.site(), A_MOMENT, (), [check for check in CHECKS if check.name == "api"], seconds=0.5)
+    (finding,) = checks.run(bench.site(), A_MOMENT, (), [check for check in CHECKS if check.name == "api"], seconds=0.5)
 
-    assert found.status is Status.FAILED
-    assert found.text.startswith("No answer in ")
+    assert finding.status is Status.FAILED
+    assert finding.text.startswith("No answer in ")
 
 
 def test_slow_read_delays_no_other_read(silent: Silent) -> None:
@@ -821,9 +821,9 @@ def test_functions_that_answered_are_judged_beside_silent_ones(silent: Silent, m
 
     access_, kubernetes = bench.of("access"), bench.of("kubernetes")
 
-    assert [(one.status, one.text, one.subject) for one in access_ if one.status is not Status.OK] == [
-        (Status.UNKNOWN, "No answer in 1 s.", "repair_node")
-    ]
+    assert [
+        (finding.status, finding.text, finding.subject) for finding in access_ if finding.status is not Status.OK
+    ] == [(Status.UNKNOWN, "No answer in 1 s.", "repair_node")]
     assert "answers all 16 tested functions" in kubernetes[0].text
 
 
@@ -928,10 +928,12 @@ def test_healthy_new_stack_suggests_enabling_schedules() -> None:
         "heartbeats": [{"function": name, "at": None} for name in checks.SCHEDULED],
     }
 
-    found = bench.run()
+    doctor_findings = bench.run()
 
-    assert findings.exit_code(found) == 0
-    assert findings.next_step(found, checks.ENABLE).startswith("All other checks passed. Turn the schedules on: ")
+    assert findings.exit_code(doctor_findings) == 0
+    assert findings.next_step(doctor_findings, checks.ENABLE).startswith(
+        "All other checks passed. Turn the schedules on: "
+    )
 
 
 def test_enabled_schedules_need_no_next_step() -> None:
@@ -948,7 +950,7 @@ def test_json_follows_its_schema() -> None:
 
     jsonschema.validate(document, schema)
     assert schema["properties"]["findings"]["items"]["properties"]["check"]["enum"] == list(
-        dict.fromkeys(one.name for one in (*CHECKS, *BEFORE))
+        dict.fromkeys(doctor_check.name for doctor_check in (*CHECKS, *BEFORE))
     )
     assert document["summary"]["warning"] == 1
 
@@ -956,14 +958,14 @@ def test_json_follows_its_schema() -> None:
 def test_page_describes_every_check() -> None:
     page = (ROOT / "docs" / "operate" / "doctor.md").read_text(encoding="utf-8")
 
-    assert [one.name for one in CHECKS if f"| `{one.name}` |" not in page] == []
+    assert [doctor_check.name for doctor_check in CHECKS if f"| `{doctor_check.name}` |" not in page] == []
 
 
 def test_rights_come_from_the_applied_manifests() -> None:
     rights = access.rights_of("cordon_node", ["evenkeel-jobs"])
 
     assert [str(right) for right in rights] == ["get nodes", "patch nodes"]
-    assert {str(one) for one in access.rights_of("launch_job", ["a", "b"])} >= {
+    assert {str(access_rule) for access_rule in access.rights_of("launch_job", ["a", "b"])} >= {
         "create jobs.batch in a",
         "create jobs.batch in b",
     }
@@ -978,9 +980,9 @@ def test_command_import_loads_few_modules() -> None:
 
 def test_every_line_without_long_names_fits_80_columns() -> None:
     out = io.StringIO()
-    found = [one for fault in FAULTS for one in planted(fault)]
+    doctor_findings = [finding for fault in FAULTS for finding in planted(fault)]
 
-    show(Printer(out, {"NO_COLOR": "1"}, columns=80), "fleet research", found, "Turn the schedules on.")
+    show(Printer(out, {"NO_COLOR": "1"}, columns=80), "fleet research", doctor_findings, "Turn the schedules on.")
 
     wide = [line for line in out.getvalue().splitlines() if len(line) > 80]
     assert [line for line in wide if len(max(line.split(), key=len)) < 50] == []

@@ -402,11 +402,11 @@ FAULTS = [
 
 
 def test_account_in_order_passes_every_check() -> None:
-    found = Bench().run()
+    doctor_findings = Bench().run()
 
-    assert {one.check for one in found} == {check.name for check in BEFORE}
-    assert [one for one in found if one.status is not Status.OK] == []
-    assert findings.exit_code(found) == 0
+    assert {finding.check for finding in doctor_findings} == {check.name for check in BEFORE}
+    assert [finding for finding in doctor_findings if finding.status is not Status.OK] == []
+    assert findings.exit_code(doctor_findings) == 0
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.check}: {fault.says}")
@@ -414,10 +414,14 @@ def test_check_finds_its_fault_and_names_the_fix(fault: BeforeCase) -> None:
     bench = Bench()
     fault.plant(bench)
 
-    bad = [one for one in bench.run(fault.check) if one.status is not Status.OK]
+    bad = [finding for finding in bench.run(fault.check) if finding.status is not Status.OK]
 
-    assert [one for one in bad if one.status.value == fault.status and fault.says in one.text and fault.fix in one.fix]
-    assert all(one.fix for one in bad)
+    assert [
+        finding
+        for finding in bad
+        if finding.status.value == fault.status and fault.says in finding.text and fault.fix in finding.fix
+    ]
+    assert all(finding.fix for finding in bad)
 
 
 def test_each_check_has_a_planted_fault() -> None:
@@ -430,9 +434,9 @@ def test_nothing_is_ok_that_could_not_be_read() -> None:
     bench = Bench()
     bench.aws.call = lambda *_a, **_k: (_ for _ in ()).throw(DENIED)  # type: ignore[method-assign]
 
-    found = [one for one in bench.run() if one.check not in ("names", "parameters", "sam")]
+    doctor_findings = [finding for finding in bench.run() if finding.check not in ("names", "parameters", "sam")]
 
-    assert {one.status for one in found} == {Status.UNKNOWN}
+    assert {finding.status for finding in doctor_findings} == {Status.UNKNOWN}
 
 
 def test_update_may_keep_its_reserved_concurrency() -> None:
@@ -477,7 +481,7 @@ def test_subnet_without_an_own_table_has_the_main_routes() -> None:
 def test_limits_are_those_of_the_template() -> None:
     assert planned_stack_checks.MAX_STACK_NAME == test_first_deployment.MAX_STACK_NAME
     assert test_first_deployment.PARAMETERS["FleetName"]["MaxLength"] == planned_stack_checks.MAX_FLEET_NAME
-    assert [each.name for each in vpc_endpoints.used()] == list(network.NEEDED_ENDPOINTS)
+    assert [endpoint.name for endpoint in vpc_endpoints.used()] == list(network.NEEDED_ENDPOINTS)
 
 
 @pytest.mark.parametrize(
@@ -494,7 +498,7 @@ def test_parameters_that_the_template_refuses_fail_the_check(name: str, said: di
     planned = bench.planned().parameters
 
     assert test_first_deployment.refusals(**planned) != []
-    assert [one.subject for one in bench.run("parameters") if one.status is Status.FAILED] == [name]
+    assert [finding.subject for finding in bench.run("parameters") if finding.status is Status.FAILED] == [name]
 
 
 def test_installed_sam_has_the_locked_version() -> None:

@@ -41,7 +41,7 @@ def test_exact_ettr_agrees_with_the_simulation(interval: float, *, can_fail: boo
 
 def test_known_case_gives_the_known_intervals() -> None:
     advice = ci.advise_interval(W, R, M)
-    found = {each.method: each for each in advice.choices}
+    found = {choice.method: choice for choice in advice.choices}
 
     assert found["young"].interval_seconds == pytest.approx(1837, abs=0.5)
     assert found["daly"].interval_seconds == pytest.approx(1797, abs=0.5)
@@ -62,7 +62,7 @@ def test_no_interval_beats_the_best(write: float, mtbf: float, restart: float) -
 
 def test_methods_part_where_a_save_is_long() -> None:
     advice = ci.advise_interval(9000, R, M)
-    lost = {each.method: each.lost_ettr_points for each in advice.choices}
+    lost = {choice.method: choice.lost_ettr_points for choice in advice.choices}
 
     assert lost["daly"] < 0.01
     assert lost["young"] > 0.9
@@ -70,7 +70,7 @@ def test_methods_part_where_a_save_is_long() -> None:
     parts = advice.young_parts_at_write_seconds
     assert parts is not None
     for write, is_more in ((parts * 0.99, False), (parts * 1.01, True)):
-        young = next(each for each in ci.advise_interval(write, R, M).choices if each.method == "young")
+        young = next(choice for choice in ci.advise_interval(write, R, M).choices if choice.method == "young")
         assert (young.lost_ettr_points > 0.1) is is_more
 
 

@@ -47,7 +47,7 @@ def test_unit_is_reserved_from_the_break_even_share() -> None:
     advice = advise_commitment(hours(*[2] * 6, *[1] * 4), TERMS)
 
     assert advice.break_even_share == 0.6
-    assert [(each.demand_share, each.reserve, each.saved_usd) for each in advice.units] == [
+    assert [(unit.demand_share, unit.reserve, unit.saved_usd) for unit in advice.units] == [
         (1.0, True, 20.0),
         (0.6, False, 0.0),
     ]
@@ -64,15 +64,15 @@ def test_idle_hours_of_a_commitment_have_a_price() -> None:
 def test_saved_dollars_add_up_over_the_units() -> None:
     advice = advise_commitment(hours(5, 3, 3, 2, 5, 1), TERMS)
 
-    assert sum(each.saved_usd for each in advice.units) == pytest.approx(advice.peak_committed.saved_usd)
-    assert sum(each.saved_usd for each in advice.units if each.reserve) == pytest.approx(advice.best.saved_usd)
-    assert sum(each.idle_usd for each in advice.units) == pytest.approx(advice.peak_committed.idle_reserved_usd)
+    assert sum(unit.saved_usd for unit in advice.units) == pytest.approx(advice.peak_committed.saved_usd)
+    assert sum(unit.saved_usd for unit in advice.units if unit.reserve) == pytest.approx(advice.best.saved_usd)
+    assert sum(unit.idle_usd for unit in advice.units) == pytest.approx(advice.peak_committed.idle_reserved_usd)
 
 
 def test_started_node_counts_as_a_whole_node() -> None:
     advice = advise_commitment(hours(9, 8, 0.5, 0), TERMS, accelerators_per_unit=8)
 
-    assert (advice.peak_units, [each.used_hours for each in advice.units]) == (2, [3, 1])
+    assert (advice.peak_units, [unit.used_hours for unit in advice.units]) == (2, [3, 1])
 
 
 def test_broken_committed_units_cost_more_per_usable_hour() -> None:

@@ -27,19 +27,23 @@ def test_counts_match_the_list_of_all_sets(machines: int, size: int, lost: int) 
 
 
 def test_known_case_is_exact() -> None:
-    found = copies.copy_survival(6, 2, 3)
+    copy_survival = copies.copy_survival(6, 2, 3)
 
-    assert (found.recoverable_sets, found.all_sets, found.recoverable_probability) == ("8", "20", 0.4)
-    assert found.ring_recoverable_probability == pytest.approx(0.1)
+    assert (copy_survival.recoverable_sets, copy_survival.all_sets, copy_survival.recoverable_probability) == (
+        "8",
+        "20",
+        0.4,
+    )
+    assert copy_survival.ring_recoverable_probability == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("machines", "size", "lost"), [(256, 2, 3), (256, 2, 20), (512, 4, 30)])
 def test_ring_is_worse_and_the_bound_is_below(machines: int, size: int, lost: int) -> None:
-    found = copies.copy_survival(machines, size, lost)
+    copy_survival = copies.copy_survival(machines, size, lost)
 
-    assert found.ring_recoverable_probability is not None
-    assert found.ring_recoverable_probability < found.recoverable_probability
-    assert found.first_order_bound <= found.recoverable_probability
+    assert copy_survival.ring_recoverable_probability is not None
+    assert copy_survival.ring_recoverable_probability < copy_survival.recoverable_probability
+    assert copy_survival.first_order_bound <= copy_survival.recoverable_probability
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from evenkeel.domain.economics.figure_checks import WrongFigure
 
 
 def percent(rate: failure_rates.FailureRate) -> tuple[float | None, float, float | None]:
-    low, value, high = (each and round(100 * each, 4) for each in rate.ends)
+    low, value, high = (end and round(100 * end, 4) for end in rate.ends)
     assert value is not None
     return low, value, high
 
@@ -70,7 +70,7 @@ SEEN = Observations(
 
 
 def test_pool_without_node_hours_has_an_unknown_rate() -> None:
-    found = {each.group: each for each in rates_by(SEEN, GroupedBy.POOL)}
+    found = {group_rate.group: group_rate for group_rate in rates_by(SEEN, GroupedBy.POOL)}
 
     assert found["a"].rate == failure_rate(3, 1000)
     assert found["b"].rate == failure_rate(1, 3000)
@@ -79,13 +79,13 @@ def test_pool_without_node_hours_has_an_unknown_rate() -> None:
 
 
 def test_fault_classes_share_all_node_hours() -> None:
-    found = {each.group: each.rate for each in rates_by(SEEN, GroupedBy.FAULT_CLASS)}
+    found = {group_rate.group: group_rate.rate for group_rate in rates_by(SEEN, GroupedBy.FAULT_CLASS)}
 
     assert found == {"gpu": failure_rate(4, 4000), "link": failure_rate(1, 4000)}
 
 
 def test_job_sizes_are_powers_of_two() -> None:
-    found = {each.group: each.rate for each in rates_by(SEEN, GroupedBy.JOB_SIZE)}
+    found = {group_rate.group: group_rate.rate for group_rate in rates_by(SEEN, GroupedBy.JOB_SIZE)}
 
     assert list(found) == ["unknown", "4-7", "32-63"]
     assert found["4-7"] == failure_rate(3, 1000)

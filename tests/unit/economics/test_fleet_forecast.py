@@ -25,7 +25,11 @@ def forecast(*groups: Json, **changes: Any) -> FleetForecast:
 
 
 def row(found: FleetForecast, way: str, end: str = "estimate", group: str = "p5") -> GroupForecast:
-    return next(each for each in found.groups if (each.way, each.end, each.group) == (way, end, group))
+    return next(
+        group_forecast
+        for group_forecast in found.groups
+        if (group_forecast.way, group_forecast.end, group_forecast.group) == (way, end, group)
+    )
 
 
 # Without lost work: 256 nodes at 0.05 %, and 2,048 nodes at 0.0158 %.
@@ -35,23 +39,23 @@ def row(found: FleetForecast, way: str, end: str = "estimate", group: str = "p5"
 def test_known_fleets_have_their_training_share(nodes: int, rate: float, manual: float, hyperpod: float) -> None:
     group = {"name": "p5", "nodes": nodes, "gpusPerNode": 8, "failuresPerNodeHour": rate, "replaceSeconds": None}
     stages = {"detectSeconds": 89, "replaceSeconds": 903, "resumeSeconds": 1398}
-    found = forecast(group, configured=stages)
+    fleet_forecast = forecast(group, configured=stages)
 
-    shares = [100 * (row(found, way).ettr or 0) for way in ("manual", "evenkeel-configured")]
+    shares = [100 * (row(fleet_forecast, way).ettr or 0) for way in ("manual", "evenkeel-configured")]
     assert shares == pytest.approx([manual, hyperpod], abs=0.06)
 
 
 def test_hyperpod_unchanged_uses_the_nearest_published_size() -> None:
-    found = forecast(a_group(nodes=200), a_group(name="small", nodes=4))
+    fleet_forecast = forecast(a_group(nodes=200), a_group(name="small", nodes=4))
 
-    assert row(found, "hyperpod-unchanged").downtime_seconds_per_failure == 2390
-    assert row(found, "hyperpod-unchanged", group="small").downtime_seconds_per_failure == 2207
+    assert row(fleet_forecast, "hyperpod-unchanged").downtime_seconds_per_failure == 2390
+    assert row(fleet_forecast, "hyperpod-unchanged", group="small").downtime_seconds_per_failure == 2207
 
 
 def test_month_agrees_with_the_simulation() -> None:
     """A job that saves, fails, waits for a spare or a node, and repeats its work."""
     stages = {"detectSeconds": 89, "replaceSeconds": 903, "resumeSeconds": 1398, "leadSeconds": 9000}
-    found = row(forecast(a_group(spares=1), checkpoint=SAVES, configured=stages), "evenkeel-configured")
+    group_forecast = row(forecast(a_group(spares=1), checkpoint=SAVES, configured=stages), "evenkeel-configured")
     uniform, rate, lead = random.Random(11), 256 * 0.0005 / 3600, 9000.0
 
     def gap() -> float:
@@ -61,7 +65,7 @@ def test_month_agrees_with_the_simulation() -> None:
     now, orders, missed, count = 0.0, list[float](), 0, 40_000
     for _ in range(count):
         now += gap()
-        orders = [each for each in orders if each > now]
+        orders = [order for order in orders if order > now]
         missed += len(orders) >= 1
         orders.append(now + lead)
     done = elapsed = 0.0
@@ -71,23 +75,23 @@ def test_month_agrees_with_the_simulation() -> None:
         elapsed += 1860
         done += 1800
 
-    assert found.ettr == pytest.approx(done / elapsed, abs=0.005)
-    assert found.lost_gpu_hours_per_month == pytest.approx(2048 * 730 * (1 - done / elapsed), rel=0.04)
-    assert found.usd_per_month == pytest.approx(5 * (2048 * 730 * (1 - done / elapsed) + 8 * 730), rel=0.04)
+    assert group_forecast.ettr == pytest.approx(done / elapsed, abs=0.005)
+    assert group_forecast.lost_gpu_hours_per_month == pytest.approx(2048 * 730 * (1 - done / elapsed), rel=0.04)
+    assert group_forecast.usd_per_month == pytest.approx(5 * (2048 * 730 * (1 - done / elapsed) + 8 * 730), rel=0.04)
 
 
 def test_lost_hours_are_downtime_and_rework() -> None:
-    found = row(forecast(a_group(), checkpoint=SAVES), "hyperpod-unchanged")
+    group_forecast = row(forecast(a_group(), checkpoint=SAVES), "hyperpod-unchanged")
 
-    assert found.downtime_hours_per_month is not None
-    assert found.lost_work_hours_per_month is not None
-    assert found.lost_gpu_hours_per_month == pytest.approx(
-        2048 * (found.downtime_hours_per_month + found.lost_work_hours_per_month)
+    assert group_forecast.downtime_hours_per_month is not None
+    assert group_forecast.lost_work_hours_per_month is not None
+    assert group_forecast.lost_gpu_hours_per_month == pytest.approx(
+        2048 * (group_forecast.downtime_hours_per_month + group_forecast.lost_work_hours_per_month)
     )
 
 
 def test_high_end_of_the_rate_costs_more() -> None:
-    (total,) = (each for each in forecast(a_group()).totals if each.way == "manual")
+    (total,) = (total for total in forecast(a_group()).totals if total.way == "manual")
 
     low, middle, high = total.low_usd_per_month, total.usd_per_month, total.high_usd_per_month
     assert low is not None
@@ -98,15 +102,17 @@ def test_high_end_of_the_rate_costs_more() -> None:
 
 def test_counted_failures_give_the_exact_interval() -> None:
     group = {"name": "p5", "nodes": 4, "gpusPerNode": 8, "failures": 4, "nodeHours": 12540}
-    found = [row(forecast(group), "manual", end).failures_per_node_hour for end in ("low", "estimate", "high")]
+    failures_per_node_hours = [
+        row(forecast(group), "manual", end).failures_per_node_hour for end in ("low", "estimate", "high")
+    ]
 
-    assert tuple(found) == failure_rate(4, 12540).ends
+    assert tuple(failures_per_node_hours) == failure_rate(4, 12540).ends
 
 
 @pytest.mark.parametrize("model", ["renewal", "parallel", "restart", "serial"])
 def test_possible_is_never_worse_than_configured(model: str) -> None:
-    found = forecast(a_group(spares=5), a_group(name="b", jobNodes=8), checkpoint=SAVES, downtimeModel=model)
-    usd = {each.way: each.usd_per_month for each in found.totals}
+    fleet_forecast = forecast(a_group(spares=5), a_group(name="b", jobNodes=8), checkpoint=SAVES, downtimeModel=model)
+    usd = {total.way: total.usd_per_month for total in fleet_forecast.totals}
 
     assert usd["evenkeel-possible"] is not None
     assert usd["evenkeel-configured"] is not None
@@ -114,9 +120,9 @@ def test_possible_is_never_worse_than_configured(model: str) -> None:
 
 
 def test_changes_are_differences_of_the_totals() -> None:
-    found = forecast(a_group(), checkpoint=SAVES)
-    usd = {each.way: each.usd_per_month for each in found.totals}
-    saved = {each.change: each.saved_usd_per_month for each in found.changes}
+    fleet_forecast = forecast(a_group(), checkpoint=SAVES)
+    usd = {total.way: total.usd_per_month for total in fleet_forecast.totals}
+    saved = {change.change: change.saved_usd_per_month for change in fleet_forecast.changes}
 
     assert saved["evenkeel-configured instead of hyperpod-unchanged"] == 0
     configured, possible = usd["evenkeel-configured"], usd["evenkeel-possible"]
@@ -129,48 +135,55 @@ def test_changes_are_differences_of_the_totals() -> None:
 
 
 def test_on_demand_nodes_fail_and_keep_no_spares() -> None:
-    found = row(forecast(a_group(market="on-demand", replaceSeconds=400)), "evenkeel-possible")
+    group_forecast = row(forecast(a_group(market="on-demand", replaceSeconds=400)), "evenkeel-possible")
 
-    assert found.spare_gpu_hours_per_month == 0
-    assert found.failures_per_month is not None
-    assert found.failures_per_month > 50
+    assert group_forecast.spare_gpu_hours_per_month == 0
+    assert group_forecast.failures_per_month is not None
+    assert group_forecast.failures_per_month > 50
 
 
 def test_missing_price_leaves_dollars_unknown() -> None:
-    found = forecast(a_group(), a_group(name="b", usdPerGpuHour=None))
+    fleet_forecast = forecast(a_group(), a_group(name="b", usdPerGpuHour=None))
 
-    assert {each.usd_per_month for each in found.totals} == {None}
-    assert all(each.lost_gpu_hours_per_month for each in found.totals)
-    assert any("usdPerGpuHour is missing" in each for each in found.assumptions)
+    assert {total.usd_per_month for total in fleet_forecast.totals} == {None}
+    assert all(total.lost_gpu_hours_per_month for total in fleet_forecast.totals)
+    assert any("usdPerGpuHour is missing" in assumption for assumption in fleet_forecast.assumptions)
 
 
 def test_group_without_data_leaves_totals_unknown() -> None:
-    found = forecast(a_group(), {"name": "new", "nodes": 4, "gpusPerNode": 8})
+    fleet_forecast = forecast(a_group(), {"name": "new", "nodes": 4, "gpusPerNode": 8})
 
-    assert {(each.failures_per_month, each.usd_per_month) for each in found.totals} == {(None, None)}
-    assert row(found, "manual").failures_per_month
-    assert any(each.startswith("Group new: no failures and node-hours are known") for each in found.assumptions)
+    assert {(total.failures_per_month, total.usd_per_month) for total in fleet_forecast.totals} == {(None, None)}
+    assert row(fleet_forecast, "manual").failures_per_month
+    assert any(
+        assumption.startswith("Group new: no failures and node-hours are known")
+        for assumption in fleet_forecast.assumptions
+    )
 
 
 def test_unknown_end_of_a_rate_stays_unknown() -> None:
-    found = forecast(a_group(lowFailuresPerNodeHour=None, highFailuresPerNodeHour=None))
+    fleet_forecast = forecast(a_group(lowFailuresPerNodeHour=None, highFailuresPerNodeHour=None))
 
-    assert [each.low_usd_per_month for each in found.totals] == [None] * 4
-    assert all(each.usd_per_month for each in found.totals)
+    assert [total.low_usd_per_month for total in fleet_forecast.totals] == [None] * 4
+    assert all(total.usd_per_month for total in fleet_forecast.totals)
 
 
 def test_serial_recovery_without_end_loses_everything() -> None:
-    found = row(forecast(a_group(nodes=512), downtimeModel="serial"), "manual")
+    group_forecast = row(forecast(a_group(nodes=512), downtimeModel="serial"), "manual")
 
-    assert (found.ends, found.ettr, found.lost_gpu_hours_per_month) == (False, 0, 512 * 8 * 730)
+    assert (group_forecast.ends, group_forecast.ettr, group_forecast.lost_gpu_hours_per_month) == (
+        False,
+        0,
+        512 * 8 * 730,
+    )
 
 
 def test_fleet_without_failures_only_pays_for_saves() -> None:
     group = a_group(failuresPerNodeHour=0, lowFailuresPerNodeHour=0, highFailuresPerNodeHour=0)
-    found = row(forecast(group, checkpoint=SAVES), "evenkeel-configured")
+    group_forecast = row(forecast(group, checkpoint=SAVES), "evenkeel-configured")
 
-    assert found.downtime_hours_per_month == 0
-    assert found.ettr == pytest.approx(1800 / 1860)
+    assert group_forecast.downtime_hours_per_month == 0
+    assert group_forecast.ettr == pytest.approx(1800 / 1860)
     assert row(forecast(group), "manual").ettr == 1
 
 

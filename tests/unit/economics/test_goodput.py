@@ -20,7 +20,9 @@ def test_goodput_and_buckets_sum_to_the_elapsed_time(
     found = goodput(TimeSpent(elapsed_seconds=elapsed, productive_seconds=productive, buckets=buckets))
 
     assert found.sum_seconds == pytest.approx(elapsed, rel=1e-9)
-    assert found.goodput + sum(each.share for each in found.buckets if each.is_added) == pytest.approx(1, rel=1e-9)
+    assert found.goodput + sum(bucket.share for bucket in found.buckets if bucket.is_added) == pytest.approx(
+        1, rel=1e-9
+    )
 
 
 def test_overlapping_loading_is_reported_and_not_added() -> None:
@@ -28,7 +30,7 @@ def test_overlapping_loading_is_reported_and_not_added() -> None:
     found = goodput(spent)
 
     assert found.goodput == 1
-    assert [(each.bucket, each.seconds, each.is_added) for each in found.buckets] == [
+    assert [(bucket.bucket, bucket.seconds, bucket.is_added) for bucket in found.buckets] == [
         (Bucket.DATA_LOADING_ASYNC, 40, False),
         (Bucket.OTHER, 0, True),
     ]

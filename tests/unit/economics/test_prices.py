@@ -22,14 +22,14 @@ def a_price(**changes: Any) -> dict[str, Any]:
 
 def usd(instance_type: str, *prices: dict[str, Any], at: datetime = NOW, pool: str = "", **policy: Any) -> float | None:
     economy = EconomyPolicy.model_validate({"prices": prices} | policy)
-    found = economy.price_of(instance_type, at, pool)
-    return found.usd if found else None
+    accelerator_price = economy.price_of(instance_type, at, pool)
+    return accelerator_price.usd if accelerator_price else None
 
 
 def test_default_price_is_the_list_price_with_its_origin() -> None:
-    found = EconomyPolicy().price_of(G6, NOW)
+    accelerator_price = EconomyPolicy().price_of(G6, NOW)
 
-    assert found == (1.1504, "EC2 list price of g6.12xlarge in us-east-1 from 2026-07-20")
+    assert accelerator_price == (1.1504, "EC2 list price of g6.12xlarge in us-east-1 from 2026-07-20")
     assert usd("p6-b200.48xlarge") == 14.2416
 
 
@@ -43,11 +43,11 @@ def test_hyperpod_price_is_a_column_of_its_own() -> None:
     source = PriceSource(link="https://example.com", read_at=date(2026, 1, 1), description="d")
     prices = ListPrices(region="r", sources={"s": source}, ec2={"p5.48xlarge": row}, hyperpod={"p5.48xlarge": dearer})
 
-    found = [prices.of(name, NOW) for name in ("p5.48xlarge", "ml.p5.48xlarge")]
+    list_prices = [prices.of(name, NOW) for name in ("p5.48xlarge", "ml.p5.48xlarge")]
 
-    assert [each and each.micros_per_node_hour for each in found] == [2, 3]
-    assert found[1] is not None
-    assert found[1].origin == "HyperPod list price of p5.48xlarge in r from 2026-01-01"
+    assert [list_price and list_price.micros_per_node_hour for list_price in list_prices] == [2, 3]
+    assert list_prices[1] is not None
+    assert list_prices[1].origin == "HyperPod list price of p5.48xlarge in r from 2026-01-01"
 
 
 @pytest.mark.parametrize("name", ["p5e.48xlarge", "ml.trn2.48xlarge", "x9.large", ""])
@@ -82,11 +82,11 @@ def test_dated_price_precedes_undated_prices() -> None:
 def test_discount_is_taken_off_the_list_price() -> None:
     discount = a_price(instanceType=G6, basis="savings-plan", usdPerNodeHour=None, percentOffList=25)
 
-    found = EconomyPolicy.model_validate({"prices": [discount]}).price_of(G6, NOW)
+    accelerator_price = EconomyPolicy.model_validate({"prices": [discount]}).price_of(G6, NOW)
 
-    assert found is not None
-    assert found.usd == pytest.approx(0.8628)
-    assert found.origin == (
+    assert accelerator_price is not None
+    assert accelerator_price.usd == pytest.approx(0.8628)
+    assert accelerator_price.origin == (
         "savings-plan of the site from 2026-09-01, 25 % below the "
         "EC2 list price of g6.12xlarge in us-east-1 from 2026-07-20"
     )
@@ -130,7 +130,7 @@ def test_unknown_type_of_an_accelerator_price_is_an_error_with_a_suggestion() ->
 
 def warnings(*pools: Pool, **economy: Any) -> dict[str, str]:
     found = price_warnings(EconomyPolicy.model_validate(economy), pools, NOW)
-    return {each.field: each.message for each in found}
+    return {price_warning.field: price_warning.message for price_warning in found}
 
 
 def a_pool(**changes: Any) -> Pool:

@@ -21,12 +21,12 @@ def found() -> tuple[Cell, ...]:
 
 
 def test_every_cell_agrees_with_its_second_derivation(found: tuple[Cell, ...]) -> None:
-    assert [each for each in found if not each.agrees] == []
-    assert Counter(each.table for each in found) == {"1": 32, "2": 4, "3": 2, "4": 32, "5": 9, "6": 1}
+    assert [cell for cell in found if not cell.agrees] == []
+    assert Counter(cell.table for cell in found) == {"1": 32, "2": 4, "3": 2, "4": 32, "5": 9, "6": 1}
 
 
 def test_table_4_has_exactly_three_misprints(found: tuple[Cell, ...]) -> None:
-    wrong = [(each.table, each.row, each.column, each.printed, each.correct) for each in found if each.is_misprint]
+    wrong = [(cell.table, cell.row, cell.column, cell.printed, cell.correct) for cell in found if cell.is_misprint]
 
     assert wrong == [
         ("4", "0.05 % per hour", "512 instances", 48, 47),
@@ -36,14 +36,14 @@ def test_table_4_has_exactly_three_misprints(found: tuple[Cell, ...]) -> None:
 
 
 def test_table_1_is_rounded_up_throughout(found: tuple[Cell, ...]) -> None:
-    table = [each for each in found if each.table == "1"]
+    table = [cell for cell in found if cell.table == "1"]
 
-    assert {each.verdict for each in table} == {CellCheck.ROUNDED_UP}
-    assert sum(math.floor(each.exact + 0.5) == each.printed for each in table) == 19
+    assert {cell.verdict for cell in table} == {CellCheck.ROUNDED_UP}
+    assert sum(math.floor(cell.exact + 0.5) == cell.printed for cell in table) == 19
 
 
 def test_run_of_ten_million_gpu_hours(found: tuple[Cell, ...]) -> None:
-    exact = {each.row: round(each.exact, 2) for each in found if each.table in "56"}
+    exact = {cell.row: round(cell.exact, 2) for cell in found if cell.table in "56"}
 
     assert exact == {
         "time without failures": 203.45,
@@ -57,29 +57,29 @@ def test_run_of_ten_million_gpu_hours(found: tuple[Cell, ...]) -> None:
         "months saved, of 30 days": 3.47,
         "cost saved": 25_600_000,
     }
-    assert next(each.printed for each in found if each.table == "6") == 25_559_040
+    assert next(cell.printed for cell in found if cell.table == "6") == 25_559_040
 
 
 def test_sum_of_p90s_exceeds_the_p90_of_the_sum() -> None:
     """The remark on Table 2: independent lognormal stages with a sigma of 0.3 and the P90s of 256 instances."""
     uniform, sigma = random.Random(8), 0.3
     stages = [math.log(each) - sigma * NormalDist().inv_cdf(0.9) for each in published_tables.TABLE_2[256][:3]]
-    totals = sorted(sum(uniform.lognormvariate(each, sigma) for each in stages) for _ in range(100_000))
+    totals = sorted(sum(uniform.lognormvariate(stage, sigma) for stage in stages) for _ in range(100_000))
 
     assert totals[90_000] == pytest.approx(2181, abs=10)
-    assert any("about 2,180 s, not 2,390 s" in each.correct for each in published_tables.remarks())
+    assert any("about 2,180 s, not 2,390 s" in remark.correct for remark in published_tables.remarks())
 
 
 def test_changed_cell_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(published_tables.TABLE_2, 64, (90, 963, 1320, 2374))
 
-    assert [(each.column, each.correct) for each in published_tables.table_2() if each.is_misprint] == [("total", 2373)]
+    assert [(cell.column, cell.correct) for cell in published_tables.table_2() if cell.is_misprint] == [("total", 2373)]
 
 
 @pytest.mark.exhaustive
 def test_simulation_alone_finds_the_misprints() -> None:
     names = {"0.05 % per hour", "0.07 % per hour"}
-    whole = [each for each in cells(failures=1_000_000) if each.table == "4" and each.row in names]
+    whole = [cell for cell in cells(failures=1_000_000) if cell.table == "4" and cell.row in names]
 
-    wrong = [each for each in whole if math.floor(each.second_derivation + 0.5) != each.printed]
-    assert wrong == [each for each in whole if each.is_misprint]
+    wrong = [cell for cell in whole if math.floor(cell.second_derivation + 0.5) != cell.printed]
+    assert wrong == [cell for cell in whole if cell.is_misprint]

@@ -34,11 +34,11 @@ CASE = spares.SpareTerms(
 def test_known_case_has_the_known_costs(
     count: int, no_spare: float, time: float, cost: float, usd_millions: float
 ) -> None:
-    found = spares.spare_cost(count, CASE)
+    spare_cost = spares.spare_cost(count, CASE)
 
-    assert found.no_spare_probability == pytest.approx(no_spare, abs=5e-5)
-    assert (round(found.time_factor, 4), round(found.cost_factor, 4)) == (time, cost)
-    assert found.cost_usd == pytest.approx(usd_millions * 1e6, abs=5e3)
+    assert spare_cost.no_spare_probability == pytest.approx(no_spare, abs=5e-5)
+    assert (round(spare_cost.time_factor, 4), round(spare_cost.cost_factor, 4)) == (time, cost)
+    assert spare_cost.cost_usd == pytest.approx(usd_millions * 1e6, abs=5e3)
 
 
 @pytest.mark.parametrize("takes_from_stock_only", [True, False])

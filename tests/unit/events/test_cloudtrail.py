@@ -33,7 +33,7 @@ def a_replacement(**changes: Any) -> dict[str, Any]:
 def targets(document: dict[str, Any]) -> list[tuple[NodeEventKind, str, str]]:
     found = parse(document)
     assert isinstance(found, tuple), found
-    return [(each.event.kind, each.instance_id, each.logical_id) for each in found]
+    return [(node_action.event.kind, node_action.instance_id, node_action.logical_id) for node_action in found]
 
 
 IN_HYPERPOD = {"nodeIds": [NODE]}

@@ -82,15 +82,15 @@ def a_log_line(key: str = "details", **details: Any) -> str:
 
 @pytest.mark.parametrize("key", ["details", "details: "])
 def test_agent_line_gives_the_code_and_the_verdict(key: str) -> None:
-    told = agent_log.readings(a_log_line(key))
+    named_faults = agent_log.readings(a_log_line(key))
 
-    assert [reading.fault_key for reading in told] == ["xid:71", "hp:XidHardwareFailure"]
+    assert [reading.fault_key for reading in named_faults] == ["xid:71", "hp:XidHardwareFailure"]
 
 
 def test_agent_attributes_some_codes_to_the_application() -> None:
-    told = agent_log.readings(a_log_line(reason="XidUserAppError", message=f"{XID}31, x"))
+    named_faults = agent_log.readings(a_log_line(reason="XidUserAppError", message=f"{XID}31, x"))
 
-    assert [reading.fault_key for reading in told] == ["xid:31", "hp:XidUserAppError"]
+    assert [reading.fault_key for reading in named_faults] == ["xid:31", "hp:XidUserAppError"]
 
 
 @pytest.mark.parametrize(("number", "keys"), [(79, ["xid:79"]), (45, []), (-1, []), (True, []), ("79", [])])

@@ -188,9 +188,9 @@ def test_deep_check_in_progress_is_no_fault() -> None:
 def test_two_devices_with_one_code_at_one_moment_are_two_facts() -> None:
     node = a_marked_node(a_detail("Xid (PCI:0000:b9:00): 79, x"), a_detail("Xid (PCI:0000:ba:00): 79, x"))
 
-    told = [fact for fact in facts(node) if fact.fault_key == "xid:79"]
-    assert [fact.gpu for fact in told] == ["0000:b9:00", "0000:ba:00"]
-    assert len({fact.fact_key for fact in told}) == 2
+    node_facts = [fact for fact in facts(node) if fact.fault_key == "xid:79"]
+    assert [fact.gpu for fact in node_facts] == ["0000:b9:00", "0000:ba:00"]
+    assert len({fact.fact_key for fact in node_facts}) == 2
 
 
 # ---------------------------------------------------------------- conditions
@@ -307,11 +307,11 @@ def test_facts_of_any_agent_text_can_be_stored(
 ) -> None:
     node = a_node(fault_details=details, conditions=conditions, labels=labels)
 
-    told = facts(node)
+    node_facts = facts(node)
 
-    assert told == facts(node)
-    assert {fact.fault_key for fact in told if fact.kind == "FAULT"} <= default_catalogue().keys()
-    for fact in told:
+    assert node_facts == facts(node)
+    assert {fact.fault_key for fact in node_facts if fact.kind == "FAULT"} <= default_catalogue().keys()
+    for fact in node_facts:
         fact.model_dump_json().encode("utf-8")
         assert fact.fact_key.isprintable()
 
@@ -322,7 +322,7 @@ def test_facts_of_any_agent_text_can_be_stored(
 def test_node_of_an_ending_reservation_has_a_deadline() -> None:
     ends_at = A_MOMENT + timedelta(minutes=40)
     node = a_node(labels={"karpenter.k8s.aws/capacity-reservation-id": "cr-06b1d8f3a7c24e905"})
-    said = GroupFact(
+    group_fact = GroupFact(
         kind=GroupFactKind.RESERVATION_EXPIRING,
         source="ec2.notice",
         code="cr-06b1d8f3a7c24e905",
@@ -331,15 +331,15 @@ def test_node_of_an_ending_reservation_has_a_deadline() -> None:
         envelope_id="one",
     )
 
-    [fact] = facts_of(node, POLICY, A_MOMENT, {said.code: said})
-    [later] = facts_of(node, POLICY, A_MOMENT + timedelta(minutes=5), {said.code: said})
-    [drill] = facts_of(node, POLICY, A_MOMENT, {said.code: said.replace(is_drill=True)})
+    [fact] = facts_of(node, POLICY, A_MOMENT, {group_fact.code: group_fact})
+    [later] = facts_of(node, POLICY, A_MOMENT + timedelta(minutes=5), {group_fact.code: group_fact})
+    [drill] = facts_of(node, POLICY, A_MOMENT, {group_fact.code: group_fact.replace(is_drill=True)})
 
     assert (fact.fault_key, fact.deadline_at) == ("ec2:capacity_block_expiring", ends_at)
     assert fact.fact_key == later.fact_key
     assert (fact.is_drill, drill.is_drill) == (False, True)
     assert drill.fact_key != fact.fact_key
-    assert facts_of(node, POLICY, A_MOMENT, {"cr-00000000000000000": said}) == ()
+    assert facts_of(node, POLICY, A_MOMENT, {"cr-00000000000000000": group_fact}) == ()
 
 
 # ---------------------------------------------------------------- NVSentinel's conditions

@@ -81,10 +81,10 @@ def test_long_names_on_a_node_fit_the_ledger() -> None:
     node["metadata"]["annotations"][INCIDENT_ANNOTATION] = long
     node["status"]["nodeInfo"] = {"bootID": long}
 
-    seen = read_node("eks", node)
-    facts = facts_of(seen, WatchPolicy(), A_MOMENT)
+    kubernetes_node = read_node("eks", node)
+    facts = facts_of(kubernetes_node, WatchPolicy(), A_MOMENT)
 
     assert facts
     assert all(len(fact.fact_key) < 1024 for fact in facts)
-    assert len(incident_rows.incident_key(seen.incident_id or "").pk) < 1024
-    assert len(seen.boot_id) + sum(len(one.reason) for one in seen.conditions) <= 256
+    assert len(incident_rows.incident_key(kubernetes_node.incident_id or "").pk) < 1024
+    assert len(kubernetes_node.boot_id) + sum(len(condition.reason) for condition in kubernetes_node.conditions) <= 256

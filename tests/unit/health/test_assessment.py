@@ -62,7 +62,7 @@ def test_vague_signal_with_known_cause_adds_no_distrust() -> None:
 def test_repeated_signals_are_dropped_first() -> None:
     flapping = [a_signal(600 * number, "node:not_ready") for number in range(80)]
 
-    kept = together(*flapping, a_signal(80_000, "xid:48"))
+    signals = together(*flapping, a_signal(80_000, "xid:48"))
 
-    assert len(kept) == 60
-    assert kept[-1].fault_key == "xid:48"
+    assert len(signals) == 60
+    assert signals[-1].fault_key == "xid:48"

@@ -150,7 +150,9 @@ def test_repair_progress_joins_without_changing_fault_or_sources() -> None:
 
     assert decision.action is IntakeAction.JOIN
     assert decision.incident
-    assert [(each.code, each.at) for each in decision.incident.progress] == [("reboot_in_progress", news.observed_at)]
+    assert [(repair_progress.code, repair_progress.at) for repair_progress in decision.incident.progress] == [
+        ("reboot_in_progress", news.observed_at)
+    ]
     assert decision.incident.replace(progress=(), evidence_count=1) == incident
 
 
@@ -173,7 +175,9 @@ def test_last_ten_progress_signals_are_kept_in_time_order() -> None:
         news = a_fact(second, kind=FactKind.PROGRESS, fault_key="", code=f"step_{second}")
         incident = with_fact(incident, news)
 
-    assert [each.code for each in incident.progress] == [f"step_{second}" for second in range(2, 12)]
+    assert [repair_progress.code for repair_progress in incident.progress] == [
+        f"step_{second}" for second in range(2, 12)
+    ]
 
 
 def test_earliest_deadline_applies() -> None:
@@ -211,8 +215,8 @@ def test_earliest_deadline_applies() -> None:
 )
 def test_worst_fault_is_named_and_exact_codes_refine_vague_ones(one: str, other: str, wins: str) -> None:
     for first, second in ((one, other), (other, one)):
-        both = with_fact(an_incident(a_fact(fault_key=first)), a_fact(1, fault_key=second))
-        assert both.fault_key == wins
+        incident = with_fact(an_incident(a_fact(fault_key=first)), a_fact(1, fault_key=second))
+        assert incident.fault_key == wins
 
 
 def test_xid_never_lowers_the_rung_that_hyperpod_requests() -> None:
@@ -257,10 +261,10 @@ def test_no_verdict_lowers_a_rung_or_closes_an_incident(verdict: str) -> None:
 def test_code_that_awaits_the_verdict_follows_it() -> None:
     waiting = an_incident(a_fact(fault_key="xid:145/eval154"))
 
-    told = with_fact(waiting, a_fact(30, fault_key="xid:154/node_reboot_required"))
+    incident = with_fact(waiting, a_fact(30, fault_key="xid:154/node_reboot_required"))
 
     assert rungs_of(waiting)[0] is Rung.FOLLOW_XID_154
-    assert rungs_of(told) == ("reboot", "replace")
+    assert rungs_of(incident) == ("reboot", "replace")
 
 
 # ---------------------------------------------------------------- traces of other faults
@@ -331,16 +335,16 @@ def test_second_source_finds_the_first_in_a_settled_incident() -> None:
 def test_node_with_two_faults_is_faulty_until_both_end() -> None:
     incident = an_incident(a_fact(fault_key="eks:ForkFailedOutOfPIDs", source="kubernetes.node"))
     incident = with_fact(incident, a_fact(5, fault_key="xid:79", source="kubernetes.node"))
-    gone = [
+    facts = [
         a_fact(60, kind=FactKind.RECOVERED, fault_key=key, source="kubernetes.node")
         for key in ("eks:ForkFailedOutOfPIDs", "xid:79")
     ]
 
-    partly = with_fact(incident, gone[0])
-    wholly = with_fact(partly, gone[1])
+    partly = with_fact(incident, facts[0])
+    wholly = with_fact(partly, facts[1])
 
     assert partly.recovered_at is None
-    assert wholly.recovered_at == gone[1].observed_at
+    assert wholly.recovered_at == facts[1].observed_at
 
 
 def test_recovery_of_one_agent_does_not_clear_another() -> None:
@@ -385,7 +389,7 @@ def judged(facts: list[NodeFact]) -> dict[str, Any]:
     """Result for an incident whose first fact is the first that opens one."""
     evidence = [fact for fact in facts if fact.kind is FactKind.FAULT and decide(fact).action is IntakeAction.OPEN]
     incident = an_incident(evidence[0])
-    for fact in (each for each in facts if each is not evidence[0]):
+    for fact in (fact for fact in facts if fact is not evidence[0]):
         incident = with_fact(incident, fact)
     return {name: getattr(incident, name) for name in _JUDGED}
 

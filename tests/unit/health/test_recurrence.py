@@ -68,11 +68,11 @@ def rungs_of(incident: Incident) -> tuple[Rung, ...]:
 
 
 def test_second_fault_in_the_window_starts_on_the_next_rung() -> None:
-    found = repeated(a_fact(48), a_history(0))
+    recurrence = repeated(a_fact(48), a_history(0))
 
-    assert found
-    assert (found.rung, found.count) == (Rung.REPLACE, 2)
-    assert "occurred 2 times within 720 h on this device" in found.reason
+    assert recurrence
+    assert (recurrence.rung, recurrence.count) == (Rung.REPLACE, 2)
+    assert "occurred 2 times within 720 h on this device" in recurrence.reason
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_second_fault_in_the_window_starts_on_the_next_rung() -> None:
 def test_person_follows_the_last_rung_unless_the_node_is_quarantined(
     key: str, before: tuple[float, ...], rung: Rung
 ) -> None:
-    found = repeated(a_fact(9, fault_key=key), a_history(*before, fault_key=key))
+    recurrence = repeated(a_fact(9, fault_key=key), a_history(*before, fault_key=key))
 
-    assert found
-    assert found.rung is rung
+    assert recurrence
+    assert recurrence.rung is rung
 
 
 def test_faults_before_the_window_do_not_count() -> None:
@@ -119,9 +119,9 @@ def test_configured_number_of_bursts_raises_the_rung() -> None:
     nine, ten = (a_history(*(index / 10 for index in range(count)), fault_key=sticky) for count in (8, 9))
 
     assert repeated(a_fact(1, fault_key=sticky), nine) is None
-    found = repeated(a_fact(1, fault_key=sticky), ten)
-    assert found
-    assert found.rung is Rung.REBOOT
+    recurrence = repeated(a_fact(1, fault_key=sticky), ten)
+    assert recurrence
+    assert recurrence.rung is Rung.REBOOT
 
 
 def test_fault_of_severity_info_pages_no_person() -> None:
@@ -157,9 +157,9 @@ def test_only_faults_with_the_same_key_count(
 ) -> None:
     assert default_catalogue()[key].recur_key is recur_key
 
-    found = repeated(a_fact(1, fault_key=key, **now), a_history(0, fault_key=key, **before))
+    recurrence = repeated(a_fact(1, fault_key=key, **now), a_history(0, fault_key=key, **before))
 
-    assert (found is not None) == counts
+    assert (recurrence is not None) == counts
 
 
 def test_new_node_resets_the_count_unless_its_slot_is_counted() -> None:
@@ -171,15 +171,15 @@ def test_new_node_resets_the_count_unless_its_slot_is_counted() -> None:
 
 def test_second_fault_of_a_job_counts_on_another_node() -> None:
     hang, here = "train:hang", AFFECTED.replace(job_ids=("job-1",))
-    there = AffectedNode(life=NEXT, slot=f"{CLUSTER}/seat-2", job_ids=("job-1", "job-2"))
+    node = AffectedNode(life=NEXT, slot=f"{CLUSTER}/seat-2", job_ids=("job-1", "job-2"))
 
     before = a_history(0, affected=here, fault_key=hang)
 
-    assert history_keys(default_catalogue()[hang], there) == (f"slot/{there.slot}", "job/job-1", "job/job-2")
-    found = repeated(a_fact(1, fault_key=hang), before, there)
-    assert found
-    assert found.rung is Rung.DIAGNOSE
-    assert repeated(a_fact(1, fault_key=hang), before, there.replace(job_ids=("job-2",))) is None
+    assert history_keys(default_catalogue()[hang], node) == (f"slot/{node.slot}", "job/job-1", "job/job-2")
+    recurrence = repeated(a_fact(1, fault_key=hang), before, node)
+    assert recurrence
+    assert recurrence.rung is Rung.DIAGNOSE
+    assert repeated(a_fact(1, fault_key=hang), before, node.replace(job_ids=("job-2",))) is None
 
 
 def test_overheating_in_two_jobs_is_a_fault_of_the_node() -> None:
@@ -188,9 +188,9 @@ def test_overheating_in_two_jobs_is_a_fault_of_the_node() -> None:
 
     assert repeated(a_fact(5, fault_key=heat), first, AFFECTED.replace(job_ids=("job-1",))) is None
     assert repeated(a_fact(5, fault_key=heat), a_history(0, 1, fault_key=heat)) is None
-    found = repeated(a_fact(5, fault_key=heat), first, AFFECTED.replace(job_ids=("job-2",)))
-    assert found
-    assert found.rung is Rung.REPLACE
+    recurrence = repeated(a_fact(5, fault_key=heat), first, AFFECTED.replace(job_ids=("job-2",)))
+    assert recurrence
+    assert recurrence.rung is Rung.REPLACE
 
 
 # ---------------------------------------------------------------- with an incident
@@ -244,7 +244,7 @@ def test_a_sticky_code_is_one_incident_and_one_occurrence() -> None:
         assert decision.action is IntakeAction.IGNORED
         history = decision.histories[PLACE]
 
-    assert [each.incident_id for each in history.occurrences] == ["inc-0"]
+    assert [occurrence.incident_id for occurrence in history.occurrences] == ["inc-0"]
     assert history.occurrences[0].last_at == A_MOMENT + timedelta(minutes=58)
 
 
@@ -295,4 +295,4 @@ def test_history_is_bounded_and_drops_old_entries() -> None:
     later = with_occurrence(long_ago, a_fact(99 + 720), AFFECTED, "inc-last")
 
     assert len(long_ago.occurrences) == 60
-    assert [each.incident_id for each in later.occurrences] == ["inc-last"]
+    assert [occurrence.incident_id for occurrence in later.occurrences] == ["inc-last"]

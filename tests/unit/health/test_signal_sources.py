@@ -13,7 +13,7 @@ NO_SIGNAL_SOURCES = {fields.DRILL_SOURCE, reported_faults.SOURCE}
 
 def sources_of_parsers() -> set[str]:
     """Return the values of all constants of the parsers whose name contains `SOURCE`."""
-    names = [f"evenkeel.events.{each.name}" for each in pkgutil.iter_modules(events.__path__)]
+    names = [f"evenkeel.events.{module_info.name}" for module_info in pkgutil.iter_modules(events.__path__)]
     return {
         value
         for name_of_module in names

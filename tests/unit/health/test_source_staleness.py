@@ -45,8 +45,8 @@ def test_source_is_stale_past_its_threshold(age: float, state: SourceState) -> N
 
 
 def test_failing_source_stays_trusted_until_its_threshold() -> None:
-    seen = SourceReport.after(None, "", A_MOMENT - seconds(100))
-    failed = SourceReport.after(seen, "Unreachable: no answer", A_MOMENT - seconds(40))
+    source_report = SourceReport.after(None, "", A_MOMENT - seconds(100))
+    failed = SourceReport.after(source_report, "Unreachable: no answer", A_MOMENT - seconds(40))
     again = SourceReport.after(failed, "Unreachable: no answer", A_MOMENT)
 
     assert again.failing_since == A_MOMENT - seconds(40)
@@ -54,8 +54,8 @@ def test_failing_source_stays_trusted_until_its_threshold() -> None:
 
 
 def test_stale_source_shows_since_when_it_fails() -> None:
-    seen = SourceReport.after(None, "", A_MOMENT - seconds(720))
-    failed = SourceReport.after(seen, "Unreachable: no answer", A_MOMENT - seconds(700))
+    source_report = SourceReport.after(None, "", A_MOMENT - seconds(720))
+    failed = SourceReport.after(source_report, "Unreachable: no answer", A_MOMENT - seconds(700))
 
     state, reason = judged(failed)
 
@@ -89,8 +89,8 @@ def test_correct_clock_overwrites_a_report_from_the_future() -> None:
 
 
 def test_every_source_is_off_while_schedules_are_off() -> None:
-    seen = SourceReport.after(None, "", A_MOMENT)
-    assert judged(seen, is_running=False)[0] is SourceState.OFF
+    source_report = SourceReport.after(None, "", A_MOMENT)
+    assert judged(source_report, is_running=False)[0] is SourceState.OFF
     assert judged(None, is_running=False)[0] is SourceState.OFF
 
 
@@ -113,11 +113,11 @@ def test_newer_failure_of_another_function_is_kept() -> None:
 
 
 def test_expected_sources_follow_the_shape_of_the_fleet() -> None:
-    both = [source.name for source in expected_sources(["home", "burst"], has_hyperpod=True)]
+    names = [source.name for source in expected_sources(["home", "burst"], has_hyperpod=True)]
     half = [source.name for source in expected_sources(["home"], has_hyperpod=False)]
 
-    assert {"kubernetes-list/home", "kubernetes-list/burst", "kubernetes-watch/home", "hyperpod"} <= set(both)
-    assert "kubernetes-watch/burst" not in both
+    assert {"kubernetes-list/home", "kubernetes-list/burst", "kubernetes-watch/home", "hyperpod"} <= set(names)
+    assert "kubernetes-watch/burst" not in names
     assert "hyperpod" not in half
     assert "kubernetes-list/burst" not in half
 

@@ -57,7 +57,7 @@ class Server:
         key = {"accessKeyId": "AKIA", "secretAccessKey": "s"}
         context = {"name": "laptop", "url": f"{self.url}/v1", "region": "us-west-2", "credentials": key}
         state = {"engineUrl": self.url, "controlUrl": self.url, "upSince": self.up_since.isoformat()}
-        return {one.part: one for one in probes.probe(state, context, KUBECONFIG)}
+        return {result.part: result for result in probes.probe(state, context, KUBECONFIG)}
 
 
 @pytest.fixture
@@ -72,10 +72,10 @@ def down(found: dict[str, probes.ProbeResult]) -> set[str]:
 
 
 def test_parts_that_answer_are_up(server: Server) -> None:
-    found = server.probe()
+    probe = server.probe()
 
-    assert down(found) == set()
-    assert not found["Kubernetes"].is_up  # nothing listens there
+    assert down(probe) == set()
+    assert not probe["Kubernetes"].is_up  # nothing listens there
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,10 @@ def test_part_that_does_not_answer_is_down(
 def test_silent_scheduled_function_is_down(server: Server) -> None:
     server.beat_at = datetime.now(UTC) - timedelta(seconds=probes.SILENT_SECONDS + 5)
 
-    found = server.probe()
+    probe = server.probe()
 
-    assert down(found) == {"schedules"}
-    assert "sweep_fleet last finished" in found["schedules"].detail
+    assert down(probe) == {"schedules"}
+    assert "sweep_fleet last finished" in probe["schedules"].detail
 
 
 @pytest.mark.parametrize(("seconds", "parts"), [(10, set()), (probes.SILENT_SECONDS + 5, {"schedules"})])
@@ -147,11 +147,11 @@ def test_status_exits_1_and_names_the_part_that_is_down(
     places.state.write_text(json.dumps({"runDir": "x", "restarts": [restart]}))
     places.context.write_text("{}")
     places.kubeconfig.write_text("{}")
-    said = [
+    results = [
         probes.ProbeResult("engine", is_up=True, detail="x"),
         probes.ProbeResult("GPU cluster", is_up=False, detail="refused"),
     ]
-    monkeypatch.setattr(probes, "probe", lambda *_: said)
+    monkeypatch.setattr(probes, "probe", lambda *_: results)
 
     assert main(["dev", "status"]) == 1
     shown = capsys.readouterr().out

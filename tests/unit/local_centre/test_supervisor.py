@@ -73,7 +73,9 @@ def test_dead_part_restarts_and_its_loss_is_reported() -> None:
         "GPU cluster died: restarting it in 1 s",
         "GPU cluster runs again. Kept: its state. Lost: its processes.",
     ]
-    assert [(one.part, one.lost) for one in published[-1]] == [("GPU cluster", "its processes.")]
+    assert [(part_restart.part, part_restart.lost) for part_restart in published[-1]] == [
+        ("GPU cluster", "its processes.")
+    ]
     assert supervisor.restarts == published[-1]
 
 
@@ -83,7 +85,7 @@ def test_part_without_answers_restarts() -> None:
     _, said, published = supervised(FakePart("engine", []), part)
 
     assert said[0] == "GPU cluster has not answered for 30 s: restarting it in 1 s"
-    assert [one.part for one in published[-1]] == ["GPU cluster"]
+    assert [part_restart.part for part_restart in published[-1]] == ["GPU cluster"]
 
 
 class Probe:

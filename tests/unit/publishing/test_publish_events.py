@@ -142,20 +142,20 @@ def test_changes_by_people_name_the_person() -> None:
     }
     of_policy = changed(Key(Table.INCIDENTS, "POLICY#site", "REQUEST#r-1"), None, policy, 1)
 
-    found = [
+    outbound_events = [
         event
         for change in (RowChange(None, entry_row, AT), cordons, RowChange(None, setup, AT), of_policy)
         for event in publish_events.derive(change, "research")
     ]
 
-    assert [(event.kind, event.by) for event in found] == [
+    assert [(event.kind, event.by) for event in outbound_events] == [
         ("Automation Changed", "ana"),
         ("Node Cordoned", "ben"),
         ("Quota Changed", ""),
         ("Policy Changed", "dan"),
     ]
-    assert found[1].subject == A_LIFE.instance_id
-    assert SECRET not in found[3].model_dump_json(), "only administrators read the policy and its reasons"
+    assert outbound_events[1].subject == A_LIFE.instance_id
+    assert SECRET not in outbound_events[3].model_dump_json(), "only administrators read the policy and its reasons"
 
 
 def test_other_rows_publish_nothing() -> None:

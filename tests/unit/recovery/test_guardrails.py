@@ -361,7 +361,7 @@ def test_call_counts_for_an_hour_and_a_node_until_released() -> None:
 
     left = register.at(NOW)
 
-    assert [each.incident_id for each in left.entries] == ["inc-1"]
+    assert [entry.incident_id for entry in left.entries] == ["inc-1"]
     assert left.requested_at == (at(6_401),)
 
 
@@ -372,7 +372,7 @@ def test_node_counts_once_for_several_incidents() -> None:
         .with_entry(entry(1, incident_id="inc-9", since=NOW), is_request=True)
     )
 
-    assert [each.incident_id for each in register.entries] == ["inc-9"]
+    assert [entry.incident_id for entry in register.entries] == ["inc-9"]
     assert register.requested_at == (at(9_000), NOW)
     assert register.without(life(1).key) == Register(requested_at=register.requested_at)
 
@@ -482,7 +482,7 @@ def test_incidents_released_together_stay_within_the_limits(crowd: list[tuple[Se
 
     gone = released_actions(people, POLICY)
 
-    pools = [each.facts.pool for each in people if each.incident_id in gone]
+    pools = [blocked_action.facts.pool for blocked_action in people if blocked_action.incident_id in gone]
     assert len(pools) <= POLICY.fleet_repairs
     assert all(pools.count(pool) <= 2 for pool in set(pools))
     assert bool(gone) is bool(people), "one is always allowed"
@@ -528,7 +528,7 @@ def test_limits_hold_for_any_order_of_requests_and_releases(data: st.DataObject)
             facts = guard_facts(life=life(who).key, pool=pool, under_way=seen, now=now)
             if check_guardrails(GuardedAction.REBOOT, facts, POLICY).allowed and at_version == version:
                 stored, version = seen.with_entry(entry(who, pool, since=now), is_request=True), version + 1
-        counts = [each.pool for each in stored.entries]
+        counts = [entry.pool for entry in stored.entries]
         assert len(counts) <= POLICY.fleet_repairs
         assert max(map(counts.count, counts), default=0) <= 2
         assert len(stored.at(now).requested_at) <= POLICY.repairs_per_hour

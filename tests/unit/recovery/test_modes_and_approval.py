@@ -107,9 +107,9 @@ def answered(*, approves: bool = True, decision_id: str = "dec-1") -> Approval:
 def test_approval_wait_ends_with_the_right_answer(
     why: str, changes: dict[str, Any], boot_id: str, outcome: str | None
 ) -> None:
-    found = answer(asking(**changes), a_node(1, boot_id=boot_id) if boot_id else None)
+    wait_answer = answer(asking(**changes), a_node(1, boot_id=boot_id) if boot_id else None)
 
-    assert (found.outcome if found else None) == outcome, why
+    assert (wait_answer.outcome if wait_answer else None) == outcome, why
 
 
 def test_approval_does_not_apply_to_another_plan() -> None:

@@ -59,10 +59,10 @@ def test_younger_node_takes_the_slot_without_logical_ids() -> None:
     old = a_provider_node(8, logical_id=None)
     other_group = a_provider_node(7, logical_id=None, launched_at=at(60), instance_group="others")
 
-    found = slot_state_of(old, young, other_group, slot=LIFE.key)
+    slot_state = slot_state_of(old, young, other_group, slot=LIFE.key)
 
-    assert found.replacement
-    assert found.replacement.instance_id == young.instance_id
+    assert slot_state.replacement
+    assert slot_state.replacement.instance_id == young.instance_id
 
 
 def test_no_node_takes_the_slot_of_a_listed_node() -> None:
@@ -285,13 +285,13 @@ def test_strongest_check_allowed_by_the_site_is_used(
     facts: tuple[str, str, bool], policy: RepairPolicy, kind: CheckKind
 ) -> None:
     fault_class, asks_for, is_hyperpod = facts
-    found = CheckFacts(fault_class=fault_class, asks_for=asks_for, is_hyperpod=is_hyperpod)
+    check_facts = CheckFacts(fault_class=fault_class, asks_for=asks_for, is_hyperpod=is_hyperpod)
 
-    decision = choose_check(found, policy)
+    decision = choose_check(check_facts, policy)
 
     assert decision.kind is kind
-    assert decision == choose_check(CheckFacts.model_validate(found.to_json()), policy)
-    assert all(each.why_not for each in decision.alternatives)
+    assert decision == choose_check(CheckFacts.model_validate(check_facts.to_json()), policy)
+    assert all(alternative.why_not for alternative in decision.alternatives)
 
 
 @pytest.mark.parametrize(

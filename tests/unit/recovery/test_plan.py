@@ -79,7 +79,7 @@ def test_first_rung_decides_about_node_and_jobs(
 def test_unavailable_rung_is_skipped_with_a_reason() -> None:
     plan = plan_recovery(plan_facts(fault_key="fabric:manager_not_running"), POLICY)
 
-    assert [each.option for each in plan.alternatives] == ["restart_fabric_manager"]
+    assert [alternative.option for alternative in plan.alternatives] == ["restart_fabric_manager"]
     assert calls_for_person(default_catalogue().look_up("hp:insufficient_capacity").ladder)
 
 

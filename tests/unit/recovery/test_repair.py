@@ -225,7 +225,7 @@ def test_missing_capacity_names_the_next_step() -> None:
     decision = choose(requests=(an_ask("replace"),), progress=progress_facts(("insufficient_capacity", 30)), now=at(31))
 
     assert "training plan" in decision.reason
-    assert Rung.RENT_CAPACITY in [each.option for each in decision.alternatives]
+    assert Rung.RENT_CAPACITY in [alternative.option for alternative in decision.alternatives]
 
 
 KARPENTERS = {"owner": Owner.KARPENTER, "now": at(20)}
@@ -389,8 +389,8 @@ def test_replacement_in_the_slot_decides_the_repair(
 def test_alternatives_say_why_not() -> None:
     decision = choose()
 
-    assert [each.option for each in decision.alternatives] == ["replace"]
-    assert all(each.why_not for each in decision.alternatives)
+    assert [alternative.option for alternative in decision.alternatives] == ["replace"]
+    assert all(alternative.why_not for alternative in decision.alternatives)
 
 
 def test_call_without_a_reply_has_a_shorter_wait() -> None:

@@ -108,7 +108,7 @@ def test_decision_about_an_unmanaged_job(job: UnmanagedJob, facts: dict[str, Any
     assert reason in decision.reason
     assert decision.reason.startswith("PyTorchJob research/llama") or "HyperPodPyTorchJob" in decision.reason
     assert decision.alternatives
-    assert all(each.option != action for each in decision.alternatives)
+    assert all(alternative.option != action for alternative in decision.alternatives)
 
 
 def test_decision_names_the_place_of_checkpoints() -> None:
@@ -191,8 +191,8 @@ def test_row_of_a_node_names_workloads_that_left_it_lately() -> None:
     ]
 
     rows = [busy]
-    for each in later:
-        rows.append(each.after(rows[-1]))
+    for node in later:
+        rows.append(node.after(rows[-1]))
 
     first, second = NOW + timedelta(minutes=1), NOW + timedelta(minutes=2)
     assert [row.left_workloads for row in rows[1:]] == [

@@ -82,13 +82,15 @@ def test_option_with_the_least_loss_is_chosen(usable: int, spares: int, option: 
     assert (decision.option, decision.expected_seconds) == (option, seconds)
     assert decision.gpu_hours_lost == pytest.approx(seconds * 16 / 3600, abs=0.001)
     assert decision.usd == pytest.approx(seconds * 16 / 3600 * 5, abs=0.01)
-    assert {each.option for each in decision.alternatives} == set(ResumeOption) - {option}
-    assert all(each.why_not for each in decision.alternatives)
+    assert {alternative.option for alternative in decision.alternatives} == set(ResumeOption) - {option}
+    assert all(alternative.why_not for alternative in decision.alternatives)
 
 
 def test_the_expected_time_is_waiting_launch_restore_and_lost_work() -> None:
     decision = resume(2, lost_work_seconds=250)
-    waits = next(each for each in decision.alternatives if each.option == ResumeOption.WAIT_FOR_REPAIR)
+    waits = next(
+        alternative for alternative in decision.alternatives if alternative.option == ResumeOption.WAIT_FOR_REPAIR
+    )
 
     assert decision.expected_seconds == 30 + 70 + 250
     assert waits.expected_seconds == 900 + 30 + 70 + 250
@@ -153,9 +155,9 @@ def test_no_available_option_loses_less_and_ties_are_ordered(
 
     chosen = (decision.usd, OPTION_ORDER.index(decision.option))
     had = [
-        (each.usd, OPTION_ORDER.index(ResumeOption(each.option)))
-        for each in decision.alternatives
-        if each.usd is not None
+        (alternative.usd, OPTION_ORDER.index(ResumeOption(alternative.option)))
+        for alternative in decision.alternatives
+        if alternative.usd is not None
     ]
     assert all(chosen < other for other in had)
     assert decision.option not in {offer.option for offer in offers if offer.why_not}
@@ -227,9 +229,9 @@ def test_first_documented_example_matches_the_decision() -> None:
     weighed = [
         (decision.option, decision.expected_seconds, decision.gpu_hours_lost, decision.usd),
         *(
-            (each.option, each.expected_seconds, each.gpu_hours_lost, each.usd)
-            for each in decision.alternatives
-            if each.usd is not None
+            (alternative.option, alternative.expected_seconds, alternative.gpu_hours_lost, alternative.usd)
+            for alternative in decision.alternatives
+            if alternative.usd is not None
         ),
     ]
     told = [(option, float(s), float(hours), float(usd)) for option, _, s, hours, usd in _ROW.findall(text)]
@@ -257,7 +259,9 @@ def test_elastic_job_shrinks_if_that_loses_less_than_repair() -> None:
     assert (decided.option, decided.nodes, decided.shrinks_at) == (ResumeOption.SHRINK, 3, at(300))
     # (100 s of standstill x 4 nodes + 1 node for 900 s + the way back: 4 nodes for 150 s) x 8 GPUs
     assert decided.gpu_hours_lost == pytest.approx((400 + 900 + 600) * 8 / 3600, abs=0.001)
-    waits = next(each for each in decided.alternatives if each.option == ResumeOption.WAIT_FOR_REPAIR)
+    waits = next(
+        alternative for alternative in decided.alternatives if alternative.option == ResumeOption.WAIT_FOR_REPAIR
+    )
     assert waits.gpu_hours_lost == pytest.approx(1000 * 4 * 8 / 3600, abs=0.001)
 
 
@@ -279,7 +283,7 @@ def test_shrinking_needs_nodes_for_a_legal_size() -> None:
     decided = resume(1, nodes=4, offers=REFUSED[1:], fault=a_fault(1))
 
     assert decided.option is ResumeOption.WAIT_FOR_REPAIR
-    assert any("No legal size fits 1 node" in each.why_not for each in decided.alternatives)
+    assert any("No legal size fits 1 node" in alternative.why_not for alternative in decided.alternatives)
 
 
 def test_free_nodes_are_used_before_shrinking() -> None:
@@ -357,9 +361,9 @@ def test_second_documented_example_matches_the_decision() -> None:
     weighed = [
         (decision.option, decision.expected_seconds, decision.gpu_hours_lost, decision.usd),
         *(
-            (each.option, each.expected_seconds, each.gpu_hours_lost, each.usd)
-            for each in sorted(decision.alternatives, key=lambda each: each.usd or 0)
-            if each.usd is not None
+            (alternative.option, alternative.expected_seconds, alternative.gpu_hours_lost, alternative.usd)
+            for alternative in sorted(decision.alternatives, key=lambda each: each.usd or 0)
+            if alternative.usd is not None
         ),
     ]
 
@@ -390,7 +394,7 @@ def test_nothing_is_rented_that_a_cycle_would_not_start() -> None:
     over = large(preemption_victims=(), renting=renting(cap=55_040_000 * 15))
 
     for decision, why in ((barred, "no quota"), (over, "$880.64 an hour, which exceeds the limit")):
-        row = next(each for each in decision.alternatives if each.option == ResumeOption.RENT)
+        row = next(alternative for alternative in decision.alternatives if alternative.option == ResumeOption.RENT)
         assert decision.option is ResumeOption.WAIT_FOR_REPAIR
         assert (row.usd, why in row.why_not) == (None, True)
 
@@ -406,12 +410,14 @@ def test_option_that_loses_least_gpu_hours_wins_without_a_price() -> None:
 
     assert decision.option is resume(2, spares=1).option
     assert decision.usd is None
-    assert {each.usd for each in decision.alternatives} == {None}
+    assert {alternative.usd for alternative in decision.alternatives} == {None}
     worse = [
-        each for each in decision.alternatives if each.gpu_hours_lost and each.gpu_hours_lost > decision.gpu_hours_lost
+        alternative
+        for alternative in decision.alternatives
+        if alternative.gpu_hours_lost and alternative.gpu_hours_lost > decision.gpu_hours_lost
     ]
     assert worse
-    assert all("they have no price" in each.why_not for each in worse)
+    assert all("they have no price" in alternative.why_not for alternative in worse)
 
 
 def test_price_of_delay_applies_to_every_option() -> None:
@@ -440,6 +446,6 @@ def test_chosen_option_loses_least_within_the_caps(
     )
 
     assert decision.usd is not None
-    assert all(decision.usd <= each.usd for each in decision.alternatives if each.usd is not None)
+    assert all(decision.usd <= alternative.usd for alternative in decision.alternatives if alternative.usd is not None)
     if decision.option is ResumeOption.RENT:
         assert micros * 16 <= cap

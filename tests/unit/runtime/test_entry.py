@@ -179,7 +179,7 @@ def on_events(*outcomes: Any) -> tuple[entry.Handler, list[Fact]]:
 
 
 def a_batch(*documents: Any) -> entry.Json:
-    bodies = [one if isinstance(one, str) else json.dumps(one) for one in documents]
+    bodies = [document if isinstance(document, str) else json.dumps(document) for document in documents]
     return {"Records": [{"messageId": f"m-{index}", "body": body} for index, body in enumerate(bodies)]}
 
 

@@ -38,8 +38,8 @@ _WITHOUT_END = re.compile(r"(?<!\\)[*+]|\{\d+,\}")
 def unlimited(model: type[BaseModel]) -> list[str]:
     """Return the paths of a model whose texts have no length limit."""
     schema = model.model_json_schema()
-    found = _texts(schema, model.__name__, schema.get("$defs", {}), frozenset())
-    return sorted({place for place in found if not any(place.startswith(known) for known in LIMITED_AS_A_WHOLE)})
+    texts = _texts(schema, model.__name__, schema.get("$defs", {}), frozenset())
+    return sorted({place for place in texts if not any(place.startswith(known) for known in LIMITED_AS_A_WHOLE)})
 
 
 def _texts(schema: Any, place: str, models: dict[str, Any], above: frozenset[str]) -> Iterator[str]:

@@ -259,17 +259,17 @@ def test_node_that_has_not_joined_counts_as_closed() -> None:
 
 
 def test_hyperpod_node_without_provider_record_is_ignored() -> None:
-    seen = a_node().kubernetes
-    assert seen
+    node = a_node().kubernetes
+    assert node
 
-    assert join_nodes([seen.replace(hyperpod_cluster_id="abcdefghijkl", created_at=NOW)], [], CLUSTER) == ()
+    assert join_nodes([node.replace(hyperpod_cluster_id="abcdefghijkl", created_at=NOW)], [], CLUSTER) == ()
 
 
 def test_burst_node_life_starts_with_its_node_object() -> None:
-    seen = a_node().kubernetes
-    assert seen
+    kubernetes_node = a_node().kubernetes
+    assert kubernetes_node
 
-    (node,) = join_nodes([seen.replace(created_at=NOW)], [], "another")
+    (node,) = join_nodes([kubernetes_node.replace(created_at=NOW)], [], "another")
 
     assert (node.life.launched_at, node.pool) == (NOW, "workers")
 

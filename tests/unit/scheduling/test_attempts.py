@@ -35,8 +35,8 @@ def a_stop(outcome: AttemptState = AttemptState.STOPPED, **changes: Any) -> Stop
 def judged(
     *pods: Any, job: Job | None = None, lost: set[str] | None = None, faulty: set[str] | None = None, **workload: Any
 ) -> AttemptEnd | None:
-    seen = a_workload(*pods, **workload)
-    return judge_end(seen, job or a_job(), an_attempt(), frozenset(lost or ()), frozenset(faulty or ()))
+    observed_workload = a_workload(*pods, **workload)
+    return judge_end(observed_workload, job or a_job(), an_attempt(), frozenset(lost or ()), frozenset(faulty or ()))
 
 
 def state(ending: AttemptEnd | None) -> AttemptState | None:
@@ -164,9 +164,9 @@ def test_deleted_kubernetes_job_loses_the_attempt() -> None:
 
 
 def test_attempt_not_launched_yet_has_not_ended() -> None:
-    seen = ObservedWorkload(job_id="job-1", attempt=1)
+    workload = ObservedWorkload(job_id="job-1", attempt=1)
 
-    assert judge_end(seen, a_job(), an_attempt(state=AttemptState.STARTING), NOTHING) is None
+    assert judge_end(workload, a_job(), an_attempt(state=AttemptState.STARTING), NOTHING) is None
 
 
 @given(
@@ -180,12 +180,12 @@ def test_attempt_not_launched_yet_has_not_ended() -> None:
 def test_attempt_does_not_end_while_a_pod_is_reachable(
     pods: list[tuple[PodPhase, int | None]], requested: bool
 ) -> None:
-    seen = [a_pod(rank, phase, code) for rank, (phase, code) in enumerate(pods)]
-    ending = judged(*seen, job=a_job(stop_request=a_stop() if requested else None))
+    observed_pods = [a_pod(rank, phase, code) for rank, (phase, code) in enumerate(pods)]
+    ending = judged(*observed_pods, job=a_job(stop_request=a_stop() if requested else None))
 
-    if any(not pod.has_ended for pod in seen):
+    if any(not pod.has_ended for pod in observed_pods):
         assert ending is None
-    elif all(pod.phase is SUCCEEDED for pod in seen):
+    elif all(pod.phase is SUCCEEDED for pod in observed_pods):
         assert state(ending) is AttemptState.SUCCEEDED
     else:
         assert ending
@@ -252,9 +252,9 @@ def test_removed_evicted_pod_blames_nothing() -> None:
 )
 def test_pod_rejected_by_its_node_blames_nothing(before: AttemptState, after: AttemptState) -> None:
     rejected = a_pod(0, FAILED, reason="UnexpectedAdmissionError")
-    seen = a_workload(rejected, a_pod(1, FAILED, 1))
+    workload = a_workload(rejected, a_pod(1, FAILED, 1))
 
-    ending = judge_end(seen, a_job(), an_attempt(state=before), NOTHING)
+    ending = judge_end(workload, a_job(), an_attempt(state=before), NOTHING)
 
     assert ending
     assert (ending.state, ending.counts_as_failure) == (after, False)
@@ -430,8 +430,8 @@ def test_no_transition_leaves_a_final_state() -> None:
     for changes in ATTEMPT_WRITERS.values():
         assert not [before for before, _ in changes if before and before.has_ended]
     for writer, job_changes in JOB_WRITERS.items():
-        left = [before for before, after in job_changes if before and before.has_ended and before is not after]
-        assert not left, writer
+        job_states = [before for before, after in job_changes if before and before.has_ended and before is not after]
+        assert not job_states, writer
 
 
 # ---------------------------------------------------------------- failures of the application

@@ -250,11 +250,11 @@ def test_expected_starts_are_ordered_and_within_capacity(free, held, queue) -> N
 
     possible = [at for at in starts if at < math.inf]
     assert possible == sorted(possible)
-    everything = free + sum(each.accelerators for each in holders)
+    everything = free + sum(holder.accelerators for holder in holders)
     for moment in possible:
         running = sum(
             each.accelerators
             for each, start in zip(demands, starts, strict=True)
             if start <= moment < start + each.seconds
         )
-        assert running + sum(each.accelerators for each in holders if each.seconds_left > moment) <= everything
+        assert running + sum(holder.accelerators for holder in holders if holder.seconds_left > moment) <= everything

@@ -30,7 +30,7 @@ def spoken(seconds: float) -> str:
 def test_cost_table_follows_the_rules() -> None:
     decision = choose_pool(the_facts())
 
-    why_not = {each.option: each.why_not for each in decision.alternatives}
+    why_not = {alternative.option: alternative.why_not for alternative in decision.alternatives}
     rows = [
         [
             row.pool,

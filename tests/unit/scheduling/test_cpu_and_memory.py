@@ -47,15 +47,15 @@ def a_node(
 
 
 def test_allowance_for_node_software_matches_the_hyperpod_command_line() -> None:
-    left = available_to_pods(WHOLE_P5)
+    resources = available_to_pods(WHOLE_P5)
 
-    assert (left.cpu_millis, round(left.memory_mib / 1024, 2)) == (179_970, 1890.26)
+    assert (resources.cpu_millis, round(resources.memory_mib / 1024, 2)) == (179_970, 1890.26)
 
 
 def test_quarter_of_the_gpus_gets_a_quarter_of_cpu_and_memory() -> None:
-    asked = complete_request(Resources(accelerators=2), WHOLE_P5)
+    resources = complete_request(Resources(accelerators=2), WHOLE_P5)
 
-    assert asked == Resources(
+    assert resources == Resources(
         accelerators=2, cpu_millis=179_970 // 4, memory_mib=available_to_pods(WHOLE_P5).memory_mib // 4
     )
 
@@ -72,9 +72,9 @@ def test_quarter_of_the_gpus_gets_a_quarter_of_cpu_and_memory() -> None:
 def test_open_amount_follows_from_the_largest_named_share(
     wanted: Resources, expected_cpu: int, expected_gib: int
 ) -> None:
-    asked = complete_request(wanted, WHOLE_P5)
+    resources = complete_request(wanted, WHOLE_P5)
 
-    assert (asked.cpu_millis, asked.memory_mib // 1024) == (expected_cpu, expected_gib)
+    assert (resources.cpu_millis, resources.memory_mib // 1024) == (expected_cpu, expected_gib)
 
 
 def test_job_without_any_amount_requests_one_cpu() -> None:
@@ -83,31 +83,31 @@ def test_job_without_any_amount_requests_one_cpu() -> None:
 
 def test_share_fits_the_smallest_machine_that_the_job_may_use() -> None:
     shares = NodeShares([a_node(1), a_node(2, instance_type=P4)])
-    wanted = Resources(accelerators=8)
+    resources = Resources(accelerators=8)
 
-    assert shares.request_of(wanted, CLUSTER).cpu_millis == expected_offer(P4, 8).cpu_millis
-    assert shares.request_of(wanted, CLUSTER, (P5,)).cpu_millis == 179_970
-    assert shares.request_of(wanted, "another-cluster") == wanted
+    assert shares.request_of(resources, CLUSTER).cpu_millis == expected_offer(P4, 8).cpu_millis
+    assert shares.request_of(resources, CLUSTER, (P5,)).cpu_millis == 179_970
+    assert shares.request_of(resources, "another-cluster") == resources
 
 
 def test_machine_outside_the_catalogue_counts_as_its_node_states() -> None:
     shares = NodeShares([a_node(1, cpu=100, memory_gib=500, instance_type="ml.zz9.huge")])
 
-    asked = shares.request_of(Resources(accelerators=4), CLUSTER)
+    resources = shares.request_of(Resources(accelerators=4), CLUSTER)
 
-    assert asked.cpu_millis == available_to_pods(Resources(cpu_millis=100_000)).cpu_millis // 2
+    assert resources.cpu_millis == available_to_pods(Resources(cpu_millis=100_000)).cpu_millis // 2
 
 
 def test_share_never_exceeds_what_a_node_states() -> None:
     nodes = [a_node(1, cpu=191, memory_gib=2000), a_node(2, cpu=160, memory_gib=1600)]
     shares = NodeShares(nodes)
 
-    whole = shares.request_of(Resources(accelerators=8), CLUSTER)
+    resources = shares.request_of(Resources(accelerators=8), CLUSTER)
     half = shares.request_of(Resources(accelerators=4), CLUSTER)
 
-    assert whole == Resources(accelerators=8, cpu_millis=160_000, memory_mib=gib(1600))
+    assert resources == Resources(accelerators=8, cpu_millis=160_000, memory_mib=gib(1600))
     assert half == Resources(accelerators=4, cpu_millis=80_000, memory_mib=gib(800))
-    assert not any(node.why_too_small(whole) for node in nodes)
+    assert not any(node.why_too_small(resources) for node in nodes)
 
 
 # ---------------------------------------------------------------- nodes
@@ -142,7 +142,10 @@ def test_two_slices_and_a_cpu_job_share_one_node() -> None:
         ),
     )
 
-    decided = {each.job_id: each for each in admit(snapshot, SchedulingPolicy(), at(1000))}
+    decided = {
+        admission_decision.job_id: admission_decision
+        for admission_decision in admit(snapshot, SchedulingPolicy(), at(1000))
+    }
 
     assert [decided[f"job-{n}"].action is Action.ADMIT for n in (1, 2, 3, 4)] == [True, True, True, False]
     assert "short of CPU" in decided["job-4"].reason
@@ -165,9 +168,9 @@ def test_cpu_job_prefers_a_node_without_gpus() -> None:
 
 
 def test_unstated_cpu_limits_no_pod() -> None:
-    wanted = Resources(accelerators=8, cpu_millis=10**6, memory_mib=10**9)
+    resources = Resources(accelerators=8, cpu_millis=10**6, memory_mib=10**9)
 
-    assert why_too_small(wanted, Resources(accelerators=8), Resources(accelerators=8)) == ""
+    assert why_too_small(resources, Resources(accelerators=8), Resources(accelerators=8)) == ""
 
 
 def test_request_with_default_shares_is_described_by_its_gpus() -> None:

@@ -232,12 +232,12 @@ def test_first_attempt_has_no_earlier_attempts_to_read() -> None:
 def test_plan_is_the_same_with_and_without_its_draft() -> None:
     snapshot = a_snapshot(with_deadline(2, current_attempt=1), waiting(3), nodes=1, held=(a_charge(1, "", 1),))
     draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
-    whole = snapshot._replace(holders={"job-1": running(1)})
+    cycle_snapshot = snapshot._replace(holders={"job-1": running(1)})
 
-    plan = decide_cycle(whole, Policy(), Mode.ACT, NOW, draft=draft)
+    plan = decide_cycle(cycle_snapshot, Policy(), Mode.ACT, NOW, draft=draft)
 
     assert not plan.is_incomplete
-    assert plan.queue_plan == decide_cycle(whole, Policy(), Mode.ACT, NOW).queue_plan
+    assert plan.queue_plan == decide_cycle(cycle_snapshot, Policy(), Mode.ACT, NOW).queue_plan
 
 
 def test_job_whose_row_is_gone_is_not_asked_for_twice() -> None:

@@ -119,7 +119,7 @@ def test_scaling_timeout_holds_for_cheap_resizes() -> None:
 def test_higher_priority_grows_first_and_one_at_a_time() -> None:
     decision = plan_growth(grow_facts(a_job(1), a_job(2, priority=5), a_job(3)))
 
-    assert [each.job_id for each in decision.resizes] == ["job-2"]
+    assert [resize.job_id for resize in decision.resizes] == ["job-2"]
 
 
 def throughput(points: dict[int, float], *, is_measured: bool = False) -> Throughput:
@@ -155,7 +155,7 @@ def test_growth_costs_more_idle_time_if_throughput_scales_badly() -> None:
 
     decision = plan_growth(grow_facts(job, nodes=7, idle=just + 0.1))
 
-    assert [each.to_nodes for each in decision.resizes] == [8]
+    assert [resize.to_nodes for resize in decision.resizes] == [8]
     assert decision.reason.endswith("from 2000 to 14000 per second, by the values that its submission declares.")
     assert plan_growth(grow_facts(job, nodes=7, idle=just - 0.1)).resizes == ()
     assert plan_growth(grow_facts(job.replace(throughput=None), nodes=7, idle=just - 0.1)).resizes != ()
@@ -166,7 +166,7 @@ def test_job_grows_only_to_the_size_of_most_throughput() -> None:
     best_at_four = a_job(nodes=1, sizes=sizes, throughput=throughput({1: 10.0, 4: 40.0, 8: 30.0}))
     flat = a_job(nodes=4, sizes=sizes, throughput=throughput({4: 40.0, 8: 40.0}, is_measured=True))
 
-    assert [each.to_nodes for each in plan_growth(grow_facts(best_at_four, nodes=7)).resizes] == [4]
+    assert [resize.to_nodes for resize in plan_growth(grow_facts(best_at_four, nodes=7)).resizes] == [4]
     assert plan_growth(grow_facts(flat, nodes=4)).alternatives[0].why_not == (
         "The job's throughput does not rise above 4 nodes."
     )
@@ -177,7 +177,7 @@ def test_job_that_gains_most_throughput_grows_first() -> None:
     more_nodes = a_job(1, nodes=1, sizes=sizes, throughput=throughput({1: 10.0, 8: 20.0}))
     more_work = a_job(2, nodes=1, sizes=Sizes(least=1, most=4), throughput=throughput({1: 10.0, 4: 36.0}))
 
-    assert [each.job_id for each in plan_growth(grow_facts(more_nodes, more_work, nodes=7)).resizes] == ["job-2"]
+    assert [resize.job_id for resize in plan_growth(grow_facts(more_nodes, more_work, nodes=7)).resizes] == ["job-2"]
 
 
 def test_measured_throughput_is_never_mixed_with_declared() -> None:
@@ -205,14 +205,14 @@ def test_job_with_least_loss_shrinks_by_the_needed_amount() -> None:
 
     decision = plan_shrink([large, small], 3, priority=1)
 
-    assert [(each.job_id, each.from_nodes, each.to_nodes) for each in decision.resizes] == [("job-1", 8, 4)]
+    assert [(resize.job_id, resize.from_nodes, resize.to_nodes) for resize in decision.resizes] == [("job-1", 8, 4)]
 
 
 def test_shrinking_is_preferred_to_preemption_despite_more_loss() -> None:
     cheap = a_job(1, sizes=None, nodes=4, since_checkpoint_seconds=0, resize_seconds=0)
     large = a_job(2, nodes=32)
 
-    assert [each.job_id for each in plan_shrink([cheap, large], 4, priority=1).resizes] == ["job-2"]
+    assert [resize.job_id for resize in plan_shrink([cheap, large], 4, priority=1).resizes] == ["job-2"]
 
 
 def test_preemption_with_least_loss_frees_the_rest() -> None:
@@ -224,7 +224,7 @@ def test_preemption_with_least_loss_frees_the_rest() -> None:
 
     decision = plan_shrink([elastic, dear, cheap], 10, priority=1)
 
-    assert [(each.job_id, each.to_nodes) for each in decision.resizes] == [("job-3", 0), ("job-1", 4)]
+    assert [(resize.job_id, resize.to_nodes) for resize in decision.resizes] == [("job-3", 0), ("job-1", 4)]
 
 
 def test_no_job_is_resized_if_it_would_not_be_enough() -> None:
@@ -262,11 +262,13 @@ def test_lower_priorities_shrink_first_at_the_least_loss(fleet, nodes, priority)
 
     by_id = {job.job_id: job for job in fleet}
     freed = 0
-    for each in decision.resizes:
-        job = by_id[each.job_id]
+    for resize in decision.resizes:
+        job = by_id[resize.job_id]
         assert job.priority < priority
-        assert each.to_nodes == 0 or (job.sizes and each.to_nodes in job.sizes.legal and each.to_nodes < job.nodes)
-        freed += each.from_nodes - each.to_nodes
+        assert resize.to_nodes == 0 or (
+            job.sizes and resize.to_nodes in job.sizes.legal and resize.to_nodes < job.nodes
+        )
+        freed += resize.from_nodes - resize.to_nodes
     lower = [job for job in fleet if job.priority < priority]
     gives = {
         job.job_id: job.nodes - job.sizes.legal[0] for job in lower if job.sizes and job.nodes > job.sizes.legal[0]
@@ -275,7 +277,7 @@ def test_lower_priorities_shrink_first_at_the_least_loss(fleet, nodes, priority)
         assert (decision.resizes, decision.short) == ((), nodes - sum(job.nodes for job in lower))
         return
     assert freed >= nodes
-    ended = [each for each in decision.resizes if not each.to_nodes]
+    ended = [resize for resize in decision.resizes if not resize.to_nodes]
     assert bool(ended) == (sum(gives.values()) < nodes)
     if not ended:
         lost = {
@@ -290,10 +292,10 @@ def test_lower_priorities_shrink_first_at_the_least_loss(fleet, nodes, priority)
                 for chosen in itertools.combinations(gives, count)
                 if sum(gives[name] for name in chosen) >= nodes
             )
-            assert math.isclose(sum(each.lost_gpu_seconds for each in decision.resizes), least)
+            assert math.isclose(sum(resize.lost_gpu_seconds for resize in decision.resizes), least)
     # No job is resized in vain.
-    for each in decision.resizes:
-        assert freed - (each.from_nodes - each.to_nodes) < nodes
+    for resize in decision.resizes:
+        assert freed - (resize.from_nodes - resize.to_nodes) < nodes
 
 
 @given(st.integers(1, 120))
@@ -302,10 +304,10 @@ def test_just_enough_jobs_shrink(nodes: int) -> None:
 
     resizes = plan_shrink(fleet, nodes, priority=1).resizes
 
-    freed = sum(each.from_nodes - each.to_nodes for each in resizes)
+    freed = sum(resize.from_nodes - resize.to_nodes for resize in resizes)
     assert freed >= nodes
-    assert all(each.to_nodes >= EIGHTS.least for each in resizes)
-    assert all(freed - (each.from_nodes - each.to_nodes) < nodes for each in resizes)
+    assert all(resize.to_nodes >= EIGHTS.least for resize in resizes)
+    assert all(freed - (resize.from_nodes - resize.to_nodes) < nodes for resize in resizes)
 
 
 @settings(max_examples=40, deadline=None)
@@ -318,15 +320,15 @@ def test_resizes_end_without_outside_changes(fleet, idle) -> None:  # type: igno
         seconds += 60
         stood += 60 * idle
         facts = GrowFacts(jobs=tuple(jobs), idle=IdleNodes(nodes=idle, idle_node_seconds=stood), now=at(seconds))
-        for each in plan_growth(facts).resizes:
+        for resize in plan_growth(facts).resizes:
             state = tuple((job.job_id, job.nodes) for job in jobs)
             assert state not in seen
             seen.add(state)
-            assert each.from_nodes < each.to_nodes <= each.from_nodes + idle
-            idle -= each.to_nodes - each.from_nodes
+            assert resize.from_nodes < resize.to_nodes <= resize.from_nodes + idle
+            idle -= resize.to_nodes - resize.from_nodes
             stood = 0.0
             jobs = [
-                job.replace(nodes=each.to_nodes, resized_at=at(seconds)) if job.job_id == each.job_id else job
+                job.replace(nodes=resize.to_nodes, resized_at=at(seconds)) if job.job_id == resize.job_id else job
                 for job in jobs
             ]
     last = plan_growth(

@@ -139,7 +139,7 @@ def test_jobs_of_equal_shape_share_the_fits_of_pools_with_labels() -> None:
     shared = [fits.of(request, ROOMS) for request in requests]
 
     assert shared == [pool_fits(request, ROOMS, Policy().scheduling) for request in requests]
-    assert len({repr(each) for each in shared}) > 2
+    assert len({repr(pool_fits) for pool_fits in shared}) > 2
 
 
 def test_preferred_pool_is_used_despite_a_tighter_one() -> None:
@@ -147,7 +147,7 @@ def test_preferred_pool_is_used_despite_a_tighter_one() -> None:
     second = decided(a_request(pools=(HYPERPOD, DEMAND)))
 
     assert (first.pool, second.pool) == ("burst", "plan")
-    assert [(each.option, each.why_not) for each in second.alternatives] == [
+    assert [(alternative.option, alternative.why_not) for alternative in second.alternatives] == [
         ("burst (ml.p5.48xlarge)", "The job prefers another pool.")
     ]
 

@@ -95,8 +95,8 @@ def test_eviction_states_its_reason(reason: str, sentence: str, was_preempted: b
     evicted = status_text("Evicted", is_true=True, reason=reason, message="for another")
 
     # While its pods end, Kueue still calls it admitted. Afterwards it records for how long it was admitted.
-    for found in (seen(RESERVED, ADMITTED, evicted), seen(status_text("Admitted"), evicted, was_admitted=True)):
-        ending = eviction_of(found)
+    for kueue_status in (seen(RESERVED, ADMITTED, evicted), seen(status_text("Admitted"), evicted, was_admitted=True)):
+        ending = eviction_of(kueue_status)
         assert ending is not None
         assert (ending.reason, ending.was_preempted) == (sentence, was_preempted)
 

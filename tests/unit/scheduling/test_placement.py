@@ -397,7 +397,10 @@ def test_second_job_sees_what_the_first_left(limit: dict[str, int]) -> None:
         facts_of(a_candidate_pool(O), job=a_waiting(job_id=f"job-{n}"), spending=RICH.replace(**limit)) for n in (1, 2)
     ]
 
-    assert [each.action for each in place_in_queue_order(requests)] == [PlacementAction.RENT, PlacementAction.NO_POOL]
+    assert [placement_decision.action for placement_decision in place_in_queue_order(requests)] == [
+        PlacementAction.RENT,
+        PlacementAction.NO_POOL,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -501,23 +504,27 @@ def test_cycle_never_exceeds_caps_budgets_or_capacity(pools, spending, others, w
     decisions = place_in_queue_order([facts_of(*pools, job=job, spending=spends[job.team]) for job in waiting])
 
     rates = {
-        team: sum(rate_of(each) for each in decisions if each.facts.job.team == team) for team in ("vision", "speech")
+        team: sum(rate_of(decision) for decision in decisions if decision.facts.job.team == team)
+        for team in ("vision", "speech")
     }
     for team, rate in rates.items():
         spending = spends[team]
         assert not rate or spending.team_micros_per_hour + rate <= spending.team_cap_micros_per_hour
         if spending.team_budget_left_parts is not None:
             rents = [
-                each.row.rent_parts for each in decisions if each.row and rate_of(each) and each.facts.job.team == team
+                decision.row.rent_parts
+                for decision in decisions
+                if decision.row and rate_of(decision) and decision.facts.job.team == team
             ]
             assert sum(rents) <= spending.team_budget_left_parts
     if sum(rates.values()):
         assert spending.fleet_micros_per_hour + sum(rates.values()) <= spending.fleet_cap_micros_per_hour
     for candidate in pools:
         held = sum(
-            each.facts.job.nodes * (8 if candidate.pool.market.is_rented else each.facts.job.accelerators_per_node)
-            for each in decisions
-            if each.pool == candidate.pool.name and each.action in (PlacementAction.START, PlacementAction.RENT)
+            decision.facts.job.nodes
+            * (8 if candidate.pool.market.is_rented else decision.facts.job.accelerators_per_node)
+            for decision in decisions
+            if decision.pool == candidate.pool.name and decision.action in (PlacementAction.START, PlacementAction.RENT)
         )
         assert held <= max(0, candidate.accelerators_left)
 
@@ -580,7 +587,7 @@ def test_decision_replays_from_its_json_facts(pools, spending, job) -> None:  # 
 
     assert replayed == decision
     assert len(decision.alternatives) == len(pools) - (decision.row is not None)
-    assert all(each.why_not for each in decision.alternatives)
+    assert all(alternative.why_not for alternative in decision.alternatives)
 
 
 @settings(max_examples=examples(100), deadline=None)

@@ -84,7 +84,7 @@ def test_shortages_stay_few_and_end(refusals: list[tuple[int, str]]) -> None:
         until = memory.barred_until("g5.48xlarge", zone, Market.SPOT, at(seconds))
         assert until is not None
         assert 180 <= (until - at(seconds)).total_seconds() <= MAX_HOLD_SECONDS
-        assert all(each.weight_at(at(seconds)) >= MIN_WEIGHT for each in memory.entries)
+        assert all(entry.weight_at(at(seconds)) >= MIN_WEIGHT for entry in memory.entries)
     assert len(memory.entries) <= 3
 
 

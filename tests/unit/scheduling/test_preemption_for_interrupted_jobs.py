@@ -42,7 +42,7 @@ def answer(
 
 
 def victims(decided: AdmissionDecision) -> list[tuple[str, str]]:
-    return [(each.job_id, each.reason) for each in decided.victims]
+    return [(victim.job_id, victim.reason) for victim in decided.victims]
 
 
 @pytest.mark.parametrize("fair", [True, False])
@@ -105,7 +105,7 @@ def test_two_interrupted_jobs_preempt_two_jobs() -> None:
     answers = passed(setup(), fleet(4, 3, 4, used=(1, 2)), affected(), second, charges=charges)
 
     assert sorted(name for name in ("job-90", "job-91") for _ in answers[name].victims) == ["job-90", "job-91"]
-    assert {victim.job_id for each in answers.values() for victim in each.victims} == {"job-1", "job-2"}
+    assert {victim.job_id for answer in answers.values() for victim in answer.victims} == {"job-1", "job-2"}
 
 
 @settings(max_examples=examples(120), deadline=None)

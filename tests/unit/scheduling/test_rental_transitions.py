@@ -129,9 +129,9 @@ def test_assigned_nodes_are_on_the_bill_and_the_market_has_supplied() -> None:
 
 
 def test_next_offer_closes_the_refused_one() -> None:
-    gone = refused(a_rental(), "").rental
+    rental = refused(a_rental(), "").rental
 
-    change = offered(gone, a_placement(), "It is next.", "dec-2", POLICY.burst, LATER)
+    change = offered(rental, a_placement(), "It is next.", "dec-2", POLICY.burst, LATER)
 
     first, second = change.rental.offers
     assert first.refused == "burst did not provide 2 nodes in time."

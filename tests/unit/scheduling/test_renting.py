@@ -178,11 +178,11 @@ def committed(number: int, **changes: Any) -> NodeCapacity:
 
 
 def test_booting_node_is_expected_and_not_rented_for() -> None:
-    out = [committed(1, unschedulable_reason="not ready"), committed(2, unschedulable_reason="not ready")]
+    node_capacities = [committed(1, unschedulable_reason="not ready"), committed(2, unschedulable_reason="not ready")]
     short = Shortages().with_refusal("p5-workers", "", Market.COMMITTED, START)
 
-    soon = placement_facts(a_job(), conditions(*out), POLICY)
-    never = placement_facts(a_job(), conditions(*out, shortages=short), POLICY)
+    soon = placement_facts(a_job(), conditions(*node_capacities), POLICY)
+    never = placement_facts(a_job(), conditions(*node_capacities, shortages=short), POLICY)
 
     assert soon.candidates[0].wait_seconds == POLICY.jobs.expected_replace_seconds
     assert never.candidates[0].wait_seconds == 30 * 86_400
@@ -210,9 +210,9 @@ def test_no_placement_breaks_a_cap_or_a_limit(rented: int, cap: int) -> None:
         accelerators_per_node=8,
         micros_per_hour=rented * 50_000_000,
     )
-    seen = conditions(committed(1), committed(2), rented=RentalBook(allocations=(hold,)))
+    placement_context = conditions(committed(1), committed(2), rented=RentalBook(allocations=(hold,)))
 
-    decision = choose_pool(placement_facts(a_job(), seen, POLICY.replace(burst=burst)))
+    decision = choose_pool(placement_facts(a_job(), placement_context, POLICY.replace(burst=burst)))
 
     if decision.action is PlacementAction.RENT:
         assert rented * 50_000_000 + 2 * POOL.micros_per_node_hour <= cap

@@ -125,28 +125,28 @@ def test_rentals_never_exceed_caps_pool_limits_or_budgets(
             paid[rental.team] += cost
             before = settled.get((rental.team, "2026-11"), Spent()).usd_micros
             settled[rental.team, "2026-11"] = Spent(usd_micros=before + -(-cost // 3600))
-        running = [each for each in running if each not in over]
+        running = [rental for rental in running if rental not in over]
         spent = add_rent(settled, setup, running, now)
-        taken = tuple(RentalAllocation.of(each) for each in running)
+        allocations = tuple(RentalAllocation.of(rental) for rental in running)
         remaining = remaining_by_team(setup, spent, (), running, policy.economy, now)
-        seen = PlacementContext(now, rented=RentalBook(tuple(running), taken, remaining))
+        placement_context = PlacementContext(now, rented=RentalBook(tuple(running), allocations, remaining))
         jobs = []
         for team, nodes, priority_class, deadline in submitted:
             count += 1
             until = now + timedelta(seconds=deadline) if deadline else None
             jobs.append(a_job(count, team, nodes=nodes, priority_class=priority_class, deadline_at=until))
-        for decision in place_in_queue_order([placement_facts(job, seen, policy) for job in jobs]):
+        for decision in place_in_queue_order([placement_facts(job, placement_context, policy) for job in jobs]):
             if decision.action is PlacementAction.RENT and decision.row:
-                pool = next(each for each in found if each.name == decision.pool)
+                pool = next(rented_pool for rented_pool in found if rented_pool.name == decision.pool)
                 running.append(a_rental(decision.facts.job.team, decision.facts.job.nodes, pool, decision.row, now))
 
-        holds = [RentalAllocation.of(each) for each in running]
+        holds = [RentalAllocation.of(rental) for rental in running]
         assert sum(hold.micros_per_hour for hold in holds) <= fleet_cap
         for team in TEAMS:
-            rentals_of_team = [each for each in running if each.team == team]
+            rentals_of_team = [rental for rental in running if rental.team == team]
             assert sum(hold.micros_per_hour for hold in holds if hold.team == team) <= team_caps[team]
             if usd is not None:
-                assert paid[team] + sum(each.expected_parts for each in rentals_of_team) <= usd * money.PARTS
+                assert paid[team] + sum(rental.expected_parts for rental in rentals_of_team) <= usd * money.PARTS
         for pool in found:
             assert sum(hold.nodes for hold in holds if hold.pool == pool.name) <= pool.max_nodes
 
@@ -275,10 +275,10 @@ def test_rented_jobs_return_to_idle_committed_nodes_in_time(
         jobs.append(RentedJob(job, a_pool(index, dollars, 3, Market.ON_DEMAND), run_seconds))
     now, longest = NOW, max(gap for gap, _ in days)
     for gap, left_by_others in days:
-        free = left_by_others - sum(each.nodes for each in jobs if each.is_back and not each.is_done)
-        rented = [each for each in jobs if not each.is_back and not each.is_done]
-        fit = [each for each in rented if each.nodes <= free]
-        decided = [(each, each.decided(policy, now)) for each in fit]
+        free = left_by_others - sum(job.nodes for job in jobs if job.is_back and not job.is_done)
+        rented = [job for job in jobs if not job.is_back and not job.is_done]
+        fit = [job for job in rented if job.nodes <= free]
+        decided = [(job, job.decided(policy, now)) for job in fit]
         migrating = next((each for each, decision in decided if decision.action is MigrationAction.MIGRATE), None)
 
         for each, decision in decided:

@@ -151,8 +151,10 @@ def decided(
     policy = policy or a_policy()
     (chat,) = policy.scheduling.serving
     (short,) = replica_shortfalls((chat,), {CLUSTER: pods})
-    found = seen(a_node_capacity(1), a_node_capacity(2), **changes)
-    return decide_serving_rentals(short, len(short.waiting), found, memory or ServingState.of(chat), policy, most=most)
+    placement_context = seen(a_node_capacity(1), a_node_capacity(2), **changes)
+    return decide_serving_rentals(
+        short, len(short.waiting), placement_context, memory or ServingState.of(chat), policy, most=most
+    )
 
 
 # ---------------------------------------------------------------- ids
@@ -174,7 +176,7 @@ def test_no_two_deployments_have_the_same_id() -> None:
         CHAT.replace(name="chat-x"),
     ]
 
-    assert len({holder_id(each) for each in names}) == len(names)
+    assert len({holder_id(name) for name in names}) == len(names)
 
 
 # ---------------------------------------------------------------- the value of a node
@@ -193,8 +195,12 @@ def test_replicas_sharing_a_node_add_up_their_value() -> None:
     policy = a_policy(delay_micros_per_hour={"critical": round(0.8 * MICROS)})
     halves = [a_replica(number, accelerators=4) for number in (1, 2)]
 
-    assert [each.action for each in decided(*halves[:1], policy=policy)] == [PlacementAction.WAIT]
-    assert [each.action for each in decided(*halves, policy=policy)] == [PlacementAction.RENT]
+    assert [placement_decision.action for placement_decision in decided(*halves[:1], policy=policy)] == [
+        PlacementAction.WAIT
+    ]
+    assert [placement_decision.action for placement_decision in decided(*halves, policy=policy)] == [
+        PlacementAction.RENT
+    ]
 
 
 def test_replicas_wait_for_committed_nodes_that_free_soon() -> None:
@@ -209,11 +215,12 @@ def test_replicas_wait_for_committed_nodes_that_free_soon() -> None:
 def test_each_node_counts_the_nodes_before_it() -> None:
     pods = [a_replica(number) for number in range(6)]
 
-    assert [each.action for each in decided(*pods)] == [PlacementAction.RENT] * 4
-    assert [each.action for each in decided(*pods, most=2)] == [PlacementAction.RENT] * 2
-    assert [each.action for each in decided(*pods, policy=a_policy(fleet_cap_micros_per_hour=3 * MICROS))] == [
-        PlacementAction.RENT
-    ] * 3
+    assert [placement_decision.action for placement_decision in decided(*pods)] == [PlacementAction.RENT] * 4
+    assert [placement_decision.action for placement_decision in decided(*pods, most=2)] == [PlacementAction.RENT] * 2
+    assert [
+        placement_decision.action
+        for placement_decision in decided(*pods, policy=a_policy(fleet_cap_micros_per_hour=3 * MICROS))
+    ] == [PlacementAction.RENT] * 3
 
 
 def test_team_budget_limits_serving_rentals() -> None:
@@ -277,11 +284,11 @@ def test_serving_rentals_respect_limits_and_replay(
 
     answers = decided(*pods, policy=policy, most=most, rented=RentalBook(allocations=(hold,) if held else ()))
 
-    rented = [each for each in answers if each.action is PlacementAction.RENT]
+    rented = [answer for answer in answers if answer.action is PlacementAction.RENT]
     assert len(rented) <= min(most, POOL.max_nodes - held, -(-replicas // (8 // accelerators)))
     assert not rented or (held + len(rented)) * MICROS <= cap
     assert not rented or len(rented) == len(answers)
-    assert [choose_pool(each.facts) for each in answers] == list(answers)
+    assert [choose_pool(answer.facts) for answer in answers] == list(answers)
 
 
 # ---------------------------------------------------------------- fit
@@ -415,9 +422,9 @@ def test_unused_or_expired_serving_node_is_returned(
 def test_replicas_request_only_nodes_beyond_rented_ones() -> None:
     (short,) = replica_shortfalls((CHAT,), {CLUSTER: [a_replica(number) for number in range(3)]})
 
-    assert [each.nodes for each in replica_requests([short], [a_node_capacity(1)], {}, START)] == [3]
+    assert [request.nodes for request in replica_requests([short], [a_node_capacity(1)], {}, START)] == [3]
     assert [
-        each.nodes for each in replica_requests([short], [a_node_capacity(1)], {}, START, {holder_id(CHAT): 2})
+        request.nodes for request in replica_requests([short], [a_node_capacity(1)], {}, START, {holder_id(CHAT): 2})
     ] == [1]
     assert replica_requests([short], [a_node_capacity(1)], {}, START, {holder_id(CHAT): 3}) == ()
 

@@ -99,17 +99,17 @@ def _request(dice: random.Random, number: int) -> Any:
 
 def _over(setup: TeamSetup, charges: list[Charge]) -> list[str]:
     # The scheduler ignores a limit without a cohort, so such queues are checked by its own tests.
-    found = setup.queues
+    queues = setup.queues
     held = [
         Admitted(
-            Workload(each.job_id, each.queue, ()),
+            Workload(charge.job_id, charge.queue, ()),
             (),
             (),
-            use={(flavor, name): count for flavor, amounts in each.use.items() for name, count in amounts.items()},
+            use={(flavor, name): count for flavor, amounts in charge.use.items() for name, count in amounts.items()},
         )
-        for each in charges
+        for charge in charges
     ]
-    return list(overcommitted(found.queues, found.cohorts, held))
+    return list(overcommitted(queues.queues, queues.cohorts, held))
 
 
 @settings(max_examples=examples(80), deadline=None)

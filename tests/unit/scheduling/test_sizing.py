@@ -17,7 +17,10 @@ def sized(
     capacities: list[NodeCapacity], *pending: AdmissionRequest, whole: frozenset[str] = frozenset()
 ) -> dict[str, AdmissionDecision]:
     snapshot = QueueSnapshot(capacities=tuple(capacities), pending=pending)
-    return {each.job_id: each for each in decide_with_sizes(snapshot, POLICY, NOW, whole)}
+    return {
+        admission_decision.job_id: admission_decision
+        for admission_decision in decide_with_sizes(snapshot, POLICY, NOW, whole)
+    }
 
 
 def sizes(found: dict[str, AdmissionDecision]) -> dict[str, int]:
@@ -48,7 +51,7 @@ def test_two_small_jobs_start_before_one_grows() -> None:
 def test_inelastic_job_still_blocks_later_jobs() -> None:
     found = sized([a_node_capacity(1), a_node_capacity(2)], a_request(1, nodes=3, attempts=1), elastic(2, 2, 1))
 
-    assert [each.action for each in found.values()] == [Action.WAIT, Action.BLOCKED]
+    assert [admission_decision.action for admission_decision in found.values()] == [Action.WAIT, Action.BLOCKED]
 
 
 def test_job_waits_its_time_for_a_spare() -> None:

@@ -2,17 +2,26 @@ from evenkeel.domain.capacity.start_estimates import estimate_start
 
 
 def test_fitting_job_starts_at_once() -> None:
-    found = estimate_start(8, [], [], 8, [100.0, 200.0, 300.0])
+    start_estimate = estimate_start(8, [], [], 8, [100.0, 200.0, 300.0])
 
-    assert (found.earliest_seconds, found.seconds, found.latest_seconds, found.samples) == (0.0, 0.0, 0.0, 3)
+    assert (
+        start_estimate.earliest_seconds,
+        start_estimate.seconds,
+        start_estimate.latest_seconds,
+        start_estimate.samples,
+    ) == (0.0, 0.0, 0.0, 3)
 
 
 def test_range_covers_the_shortest_and_longest_runs() -> None:
     runs = [100.0, 200.0, 300.0, 400.0, 500.0, 600.0, 700.0, 800.0, 900.0, 1000.0]
 
-    found = estimate_start(0, [(8, 50.0)], [], 8, runs)
+    start_estimate = estimate_start(0, [(8, 50.0)], [], 8, runs)
 
-    assert (found.earliest_seconds, found.seconds, found.latest_seconds) == (150.0, 550.0, 950.0)
+    assert (start_estimate.earliest_seconds, start_estimate.seconds, start_estimate.latest_seconds) == (
+        150.0,
+        550.0,
+        950.0,
+    )
 
 
 def test_jobs_ahead_run_first() -> None:
@@ -20,6 +29,10 @@ def test_jobs_ahead_run_first() -> None:
 
 
 def test_no_start_is_foreseen_for_too_large_jobs() -> None:
-    found = estimate_start(4, [], [], 8, [100.0])
+    start_estimate = estimate_start(4, [], [], 8, [100.0])
 
-    assert (found.seconds, found.earliest_seconds, found.latest_seconds) == (None, None, None)
+    assert (start_estimate.seconds, start_estimate.earliest_seconds, start_estimate.latest_seconds) == (
+        None,
+        None,
+        None,
+    )

@@ -26,21 +26,24 @@ def test_values_file_imports_unchanged() -> None:
 
     rows = [
         (
-            each.name,
-            each.priority_class,
-            each.pools,
-            each.accelerators,
-            each.cpu_millis // 1000,
-            each.memory_bytes >> 30,
+            template.name,
+            template.priority_class,
+            template.pools,
+            template.accelerators,
+            template.cpu_millis // 1000,
+            template.memory_bytes >> 30,
         )
-        for each in read.templates
+        for template in read.templates
     ]
     assert rows == [
         ("production", "critical", ("hyperpod", "eksDemand"), 8, 32, 64),
         ("development", "high", ("eksDemand", "hyperpod"), 4, 16, 32),
         ("research", "medium", ("eksSpot", "hyperpod", "eksDemand"), 2, 8, 16),
     ]
-    assert [(each.name, each.value, each.weight) for each in read.classes] == [
+    assert [
+        (template_priority_class.name, template_priority_class.value, template_priority_class.weight)
+        for template_priority_class in read.classes
+    ] == [
         ("critical", 1_000_000, 100),
         ("high", 800_000, 80),
         ("medium", 600_000, 60),
@@ -62,24 +65,24 @@ def test_all_fourteen_traps_are_found() -> None:
 
 
 def drop(path: str) -> dict[str, Any]:
-    found = the_file()
+    file = the_file()
     *parents, last = path.split(".")
-    place: Any = found
+    place: Any = file
     for parent in parents:
         place = place[parent]
     del place[last]
-    return found
+    return file
 
 
 def put(**changes: Any) -> dict[str, Any]:
-    found = the_file()
+    file = the_file()
     for path, value in changes.items():
         *parents, last = path.split("__")
-        place: Any = found
+        place: Any = file
         for parent in parents:
             place = place[parent]
         place[last] = value
-    return found
+    return file
 
 
 ONE_SIZE = {
@@ -119,7 +122,7 @@ def test_proportional_resources_have_no_finding() -> None:
     read = read_values(document)
 
     assert (read.templates[0].proposed_cpu_millis, read.templates[0].proposed_memory_bytes) == (0, 0)
-    assert not [each for each in read.findings if each.trap == "T0-3" and "production" in each.field]
+    assert not [finding for finding in read.findings if finding.trap == "T0-3" and "production" in finding.field]
     assert read.templates[1].proposed_memory_bytes == 576 << 30
 
 
@@ -129,21 +132,29 @@ def test_misindented_preemption_policy_is_no_class() -> None:
 
     read = read_values(document)
 
-    assert [each.name for each in read.classes] == ["critical", "high", "medium", "low", "preemptible"]
-    assert [each.field for each in read.findings if each.trap == "T0-12"] == ["priorityClasses.preemptionPolicy"]
+    assert [template_priority_class.name for template_priority_class in read.classes] == [
+        "critical",
+        "high",
+        "medium",
+        "low",
+        "preemptible",
+    ]
+    assert [finding.field for finding in read.findings if finding.trap == "T0-12"] == [
+        "priorityClasses.preemptionPolicy"
+    ]
 
 
 def test_unusable_cuda_devices_are_left_out_and_reported() -> None:
     read = read_values(the_file())
 
     assert read.env == {"NCCL_DEBUG": "INFO"}
-    assert next(each for each in read.findings if each.trap == "T0-2").weight is FindingSeverity.REFUSED
+    assert next(finding for finding in read.findings if finding.trap == "T0-2").weight is FindingSeverity.REFUSED
 
 
 def test_unknown_field_is_reported() -> None:
     read = read_values(put(backofLimit=3))
 
-    assert [each.field for each in read.findings if not each.trap] == ["backofLimit"]
+    assert [finding.field for finding in read.findings if not finding.trap] == ["backofLimit"]
 
 
 @pytest.mark.parametrize(

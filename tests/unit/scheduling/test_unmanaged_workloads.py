@@ -42,10 +42,10 @@ def a_pod(kind: str = "", name: str = "llama", **metadata: Any) -> dict[str, Any
     ],
 )
 def test_pod_without_a_listed_workload(pod: dict[str, Any], expected: tuple[str, str, PodRecreation]) -> None:
-    found = unmanaged_pods.read_unmanaged_pod(pod, Controllers([]), "research")
+    unmanaged_pod = unmanaged_pods.read_unmanaged_pod(pod, Controllers([]), "research")
 
-    assert (found.kind, found.workload, found.recreation) == expected
-    assert (found.node_name, found.accelerators, found.consent) == (NODE, 8, Consent.UNSET)
+    assert (unmanaged_pod.kind, unmanaged_pod.workload, unmanaged_pod.recreation) == expected
+    assert (unmanaged_pod.node_name, unmanaged_pod.accelerators, unmanaged_pod.consent) == (NODE, 8, Consent.UNSET)
 
 
 def test_tolerations_and_selectors_are_read() -> None:
@@ -59,16 +59,16 @@ def test_tolerations_and_selectors_are_read() -> None:
     pod = a_pod("ReplicaSet", creationTimestamp="2026-11-03T10:15:00Z")
     pod["spec"] |= {"tolerations": tolerations, "nodeSelector": {"disk": "nvme"}}
 
-    found = unmanaged_pods.read_unmanaged_pod(pod, Controllers([]), "research")
+    unmanaged_pod = unmanaged_pods.read_unmanaged_pod(pod, Controllers([]), "research")
 
-    assert found.tolerations == (
+    assert unmanaged_pod.tolerations == (
         Toleration(key="evenkeel.io/serving", value="chat", effect=Effect.NO_SCHEDULE),
         Toleration(key="", operator=Operator.EXISTS),
         Toleration(key="spot", operator=Operator.EXISTS),
     )
-    assert all_tolerated(["any=x:NoExecute"], found.tolerations)
-    assert found.selector == {"disk": "nvme"}
-    assert found.created_at == datetime(2026, 11, 3, 10, 15, tzinfo=UTC)
+    assert all_tolerated(["any=x:NoExecute"], unmanaged_pod.tolerations)
+    assert unmanaged_pod.selector == {"disk": "nvme"}
+    assert unmanaged_pod.created_at == datetime(2026, 11, 3, 10, 15, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_only_a_job_controls_the_pods_of_a_rental(kind: str, group: str, control
     labels = {"evenkeel.io/fleet": "research", "evenkeel.io/rental": "j-r1"}
     metadata = {"namespace": "research", "name": "p", "uid": "p", "labels": labels, "ownerReferences": [owner]}
 
-    found = unmanaged_pods.claim_of({"metadata": metadata}, Controllers([]), "research")
+    claim = unmanaged_pods.claim_of({"metadata": metadata}, Controllers([]), "research")
 
-    assert found is not None
-    assert (found.name, found.controller) == ("j-r1", controller)
+    assert claim is not None
+    assert (claim.name, claim.controller) == ("j-r1", controller)

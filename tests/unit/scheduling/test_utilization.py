@@ -17,39 +17,39 @@ def samples(*percent: float, after: int = 0) -> list[Sample]:
 
 
 def test_node_average_covers_every_sample() -> None:
-    found = NodeUtilization.of({Measure.GPU: samples(10, 20, 90)}, LAUNCHED)
+    node_utilization = NodeUtilization.of({Measure.GPU: samples(10, 20, 90)}, LAUNCHED)
 
-    assert found.percent == {Measure.GPU: 40}
-    assert found.measured_at == LAUNCHED + timedelta(minutes=3)
-    assert found.invalid == ()
+    assert node_utilization.percent == {Measure.GPU: 40}
+    assert node_utilization.measured_at == LAUNCHED + timedelta(minutes=3)
+    assert node_utilization.invalid == ()
 
 
 def test_measure_without_samples_is_missing() -> None:
-    found = NodeUtilization.of({Measure.CPU: samples(0.0), Measure.GPU: []}, LAUNCHED)
+    node_utilization = NodeUtilization.of({Measure.CPU: samples(0.0), Measure.GPU: []}, LAUNCHED)
 
-    assert found.percent == {Measure.CPU: 0}
+    assert node_utilization.percent == {Measure.CPU: 0}
 
 
 def test_age_is_that_of_the_oldest_measure() -> None:
-    found = NodeUtilization.of({Measure.CPU: samples(1, 1, 1, 1), Measure.GPU: samples(1)}, LAUNCHED)
+    node_utilization = NodeUtilization.of({Measure.CPU: samples(1, 1, 1, 1), Measure.GPU: samples(1)}, LAUNCHED)
 
-    assert found.measured_at == LAUNCHED + timedelta(minutes=1)
+    assert node_utilization.measured_at == LAUNCHED + timedelta(minutes=1)
 
 
 def test_samples_from_before_the_launch_do_not_count() -> None:
-    found = NodeUtilization.of(
+    node_utilization = NodeUtilization.of(
         {Measure.GPU: samples(100, 100, 0, after=-2), Measure.CPU: samples(5, after=-1)}, LAUNCHED
     )
 
-    assert found.percent == {Measure.GPU: 0}
+    assert node_utilization.percent == {Measure.GPU: 0}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -0.1, 105.1, 800])
 def test_value_that_is_no_percentage_makes_the_measure_unknown(value: float) -> None:
-    found = NodeUtilization.of({Measure.GPU: samples(50, value), Measure.CPU: samples(50)}, LAUNCHED)
+    node_utilization = NodeUtilization.of({Measure.GPU: samples(50, value), Measure.CPU: samples(50)}, LAUNCHED)
 
-    assert found.percent == {Measure.CPU: 50}
-    assert found.invalid == (Measure.GPU,)
+    assert node_utilization.percent == {Measure.CPU: 50}
+    assert node_utilization.invalid == (Measure.GPU,)
 
 
 def test_rounding_of_an_agent_above_100_counts_as_100() -> None:
@@ -61,35 +61,45 @@ def test_node_without_samples_has_no_age() -> None:
 
 
 def test_group_average_is_weighted_by_the_amounts() -> None:
-    found = GroupUtilization.of([NodeReading("i-a", 8, 90), NodeReading("i-b", 1, 0)])
+    group_utilization = GroupUtilization.of([NodeReading("i-a", 8, 90), NodeReading("i-b", 1, 0)])
 
-    assert (found.average, found.lowest, found.lowest_node, found.highest) == (80, 0, "i-b", 90)
+    assert (
+        group_utilization.average,
+        group_utilization.lowest,
+        group_utilization.lowest_node,
+        group_utilization.highest,
+    ) == (80, 0, "i-b", 90)
 
 
 def test_unmeasured_node_is_unknown_and_not_idle() -> None:
-    found = GroupUtilization.of([NodeReading("i-a", 8, 90), NodeReading("i-b", 8, None)])
+    group_utilization = GroupUtilization.of([NodeReading("i-a", 8, 90), NodeReading("i-b", 8, None)])
 
-    assert (found.average, found.lowest) == (90, 90)
-    assert (found.measured_nodes, found.unknown_nodes) == (1, 1)
+    assert (group_utilization.average, group_utilization.lowest) == (90, 90)
+    assert (group_utilization.measured_nodes, group_utilization.unknown_nodes) == (1, 1)
 
 
 def test_node_without_gpus_counts_in_no_gpu_figure() -> None:
-    found = GroupUtilization.of([NodeReading("i-a", 8, 90), NodeReading("i-cpu", 0, None)])
+    group_utilization = GroupUtilization.of([NodeReading("i-a", 8, 90), NodeReading("i-cpu", 0, None)])
 
-    assert (found.measured_nodes, found.unknown_nodes) == (1, 0)
+    assert (group_utilization.measured_nodes, group_utilization.unknown_nodes) == (1, 0)
 
 
 def test_node_of_unknown_size_is_only_in_the_extremes() -> None:
-    found = GroupUtilization.of([NodeReading("i-a", 8, 90), NodeReading("i-b", None, 2)])
+    group_utilization = GroupUtilization.of([NodeReading("i-a", 8, 90), NodeReading("i-b", None, 2)])
 
-    assert (found.average, found.lowest, found.measured_nodes) == (90, 2, 2)
+    assert (group_utilization.average, group_utilization.lowest, group_utilization.measured_nodes) == (90, 2, 2)
     assert GroupUtilization.of([NodeReading("i-b", None, 2)]).average is None
 
 
 def test_group_without_readings_has_no_figures() -> None:
-    found = GroupUtilization.of([NodeReading("i-a", 8, None)])
+    group_utilization = GroupUtilization.of([NodeReading("i-a", 8, None)])
 
-    assert (found.average, found.lowest, found.lowest_node, found.highest) == (None, None, None, None)
+    assert (
+        group_utilization.average,
+        group_utilization.lowest,
+        group_utilization.lowest_node,
+        group_utilization.highest,
+    ) == (None, None, None, None)
     assert GroupUtilization.of([]).unknown_nodes == 0
 
 
@@ -101,4 +111,4 @@ def test_order_of_nodes_does_not_change_the_figures() -> None:
         NodeReading("i-d", 8, None),
     ]
 
-    assert len({GroupUtilization.of(each).model_dump_json() for each in permutations(readings)}) == 1
+    assert len({GroupUtilization.of(permutation).model_dump_json() for permutation in permutations(readings)}) == 1

@@ -38,7 +38,7 @@ def faults(commits: Iterable[tuple[Write, ...]], setup: TeamSetup, seats_per_nod
 
 
 def _over(charges: Iterable[Charge], setup: TeamSetup, seats_per_node: int) -> Iterator[str]:
-    found = setup.queues
+    queues = setup.queues
     admitted = []
     nodes: Counter[str] = Counter()
     jobs: Counter[str] = Counter()
@@ -47,6 +47,6 @@ def _over(charges: Iterable[Charge], setup: TeamSetup, seats_per_node: int) -> I
         admitted.append(Admitted(Workload(charge.job_id, charge.queue, ()), (), (), use=use))
         nodes.update(dict.fromkeys(charge.node_names, charge.accelerators // len(charge.node_names)))
         jobs[charge.job_id] += 1
-    yield from overcommitted(found.queues, found.cohorts, admitted)
+    yield from overcommitted(queues.queues, queues.cohorts, admitted)
     yield from (f"{name} has {count} of {seats_per_node}" for name, count in nodes.items() if count > seats_per_node)
     yield from (f"{name} is started {count} times" for name, count in jobs.items() if count > 1)

@@ -156,7 +156,7 @@ class JobScenario:
         return int(row.doc["accelerators"]) if row else 0
 
     def charges(self) -> list[str]:
-        return [f"CHARGE#{each.job_id}-a{each.attempt}" for each in read_charges.held(self.world.ledger)]
+        return [f"CHARGE#{charge.job_id}-a{charge.attempt}" for charge in read_charges.held(self.world.ledger)]
 
     def set_job(self, job: Job) -> None:
         """Write a job as another service would."""

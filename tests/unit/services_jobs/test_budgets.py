@@ -51,8 +51,8 @@ def test_rental_never_exceeds_the_remaining_team_budget(usd: float | None, renta
     left = asked_last(market).spending.team_budget_left_parts
     assert left == (None if usd is None else usd * money.PARTS)
     if not rentals:
-        told = explain.why_job(second.job_id, Reader(), market.world.context())
-        assert "the budget of team red has $80.00 left." in told["sentence"]
+        job = explain.why_job(second.job_id, Reader(), market.world.context())
+        assert "the budget of team red has $80.00 left." in job["sentence"]
 
 
 def test_expected_cost_of_running_rentals_limits_the_next_job() -> None:
@@ -139,11 +139,11 @@ def test_plan_names_the_exceeded_budget() -> None:
     market.scenario.put(Row(quota_rows.spent_key("red", "2026-11"), Spent(usd_micros=60 * money.MICROS).to_json()))
     market.scenario.sweep()
 
-    found = read_queue.plan(
+    plan = read_queue.plan(
         a_spec(team="red", nodes=1),
         Requester(principal="role/ana", identity="111122223333:role/ana"),
         market.world.context(policy=market.policy),
     )
 
-    why_not = {row["pool"]: row["whyNot"] for row in found["placement"]["pools"]}
+    why_not = {row["pool"]: row["whyNot"] for row in plan["placement"]["pools"]}
     assert "the budget of team red has $40.00 left" in why_not[SPOT]

@@ -112,8 +112,8 @@ def test_no_request_is_lost(after: list[float], cycle_seconds: float, lag_second
         batch, queue[:] = queue[:batch_size], queue[batch_size:]
         outcome = schedule_jobs.run(scenario.context(), requested_at=entry.newest_sent_at(a_batch(*batch)))
         if outcome.is_answered:
-            seen = {scenario.job(name).state for name, at in jobs.items() if at <= batch[-1]}
-            assert seen == {JobState.STARTING}
+            job_states = {scenario.job(name).state for name, at in jobs.items() if at <= batch[-1]}
+            assert job_states == {JobState.STARTING}
         else:
             submit_until(clock.now() + timedelta(seconds=cycle_seconds))
 

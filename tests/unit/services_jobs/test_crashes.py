@@ -165,8 +165,8 @@ class CrashReplay:
         job, attempt = self.scenario.job(execution.job_id), self.scenario.attempt(execution.job_id, execution.attempt)
         nodes = {node.name: node for node in world.cluster.nodes(attempt.cluster)}
         lost = lost_nodes(nodes, attempt.node_names, world.clock.now(), POLICY.jobs.lost_node_seconds)
-        seen = world.cluster.workload(attempt)
-        return evaluate_attempt_wait(kinds[execution.state], seen, job, attempt, lost)
+        workload = world.cluster.workload(attempt)
+        return evaluate_attempt_wait(kinds[execution.state], workload, job, attempt, lost)
 
 
 # ---------------------------------------------------------------- tales: what happens once the job runs
@@ -223,14 +223,14 @@ def end_of(play: CrashReplay, job_id: str) -> dict[str, Any]:
         "job": (job.state, job.reason.replace(job_id, "job"), job.application_failures, job.stop_request),
         "attempts": [
             (
-                each.attempt,
-                each.state,
-                each.reason.replace(job_id, "job"),
-                each.charge_held,
-                each.resume_from,
-                each.node_names,
+                attempt.attempt,
+                attempt.state,
+                attempt.reason.replace(job_id, "job"),
+                attempt.charge_held,
+                attempt.resume_from,
+                attempt.node_names,
             )
-            for each in attempts
+            for attempt in attempts
         ],
         "fence": (fence or {}).get("attempt"),
         "usage": scenario.usage(),
@@ -238,7 +238,9 @@ def end_of(play: CrashReplay, job_id: str) -> dict[str, Any]:
         # A request that crashed before its commit took a number with it.
         "launches": [call[1].removeprefix(job_id) for call in scenario.world.cluster.calls if call[0] == "launch"],
         "executions": [name.removeprefix(job_id) for name in scenario.world.workflows.names(WorkflowName.RUN_JOB)],
-        "at work": [seen for seen in scenario.world.cluster.workloads(job.cluster) if seen.has_runnable_pods],
+        "at work": [
+            workload for workload in scenario.world.cluster.workloads(job.cluster) if workload.has_runnable_pods
+        ],
     }
 
 

@@ -47,15 +47,15 @@ def test_cycle_uses_a_node_that_joined_after_the_sweep() -> None:
 
 def used_lists(scenario: JobScenario) -> list[PodGroup]:
     """Record which lists of pods a cycle reads."""
-    asked: list[PodGroup] = []
+    groups: list[PodGroup] = []
     real = scenario.world.cluster.resources_in_use
 
     def recorded(cluster: str, pods: PodGroup = PodGroup.ALL) -> Mapping[str, Resources]:
-        asked.append(pods)
+        groups.append(pods)
         return real(cluster, pods)
 
     vars(scenario.world.cluster)["resources_in_use"] = recorded
-    return asked
+    return groups
 
 
 @pytest.mark.parametrize("is_swept", [True, False])
@@ -64,7 +64,7 @@ def test_pods_of_daemonsets_take_resources_of_a_node(is_swept: bool) -> None:
     scenario.world.cluster.bound_requests[a_node(1).name] = Resources(accelerators=1)
     if is_swept:
         scenario.sweep()
-    asked = used_lists(scenario)
+    groups = used_lists(scenario)
     whole, part = (scenario.submit(key, nodes=1, accelerators_per_node=count) for key, count in (("a", 8), ("b", 7)))
 
     scenario.run_scheduling_cycle()
@@ -74,7 +74,7 @@ def test_pods_of_daemonsets_take_resources_of_a_node(is_swept: bool) -> None:
     scenario.run_scheduling_cycle()
     assert scenario.job(whole.job_id).state is JobState.CANCELLED
     assert scenario.job(part.job_id).state is JobState.STARTING
-    assert (PodGroup.BOUND in asked, PodGroup.ALL in asked) == (not is_swept, False)
+    assert (PodGroup.BOUND in groups, PodGroup.ALL in groups) == (not is_swept, False)
 
 
 def test_pods_of_daemonsets_of_a_new_node_are_listed() -> None:

@@ -69,13 +69,13 @@ def test_unreachable_deadline_is_reported_once_without_pools() -> None:
     job = waiting(market, 4.5)
     assert "deadline" not in job.reason
 
-    seen = [job]
+    jobs = [job]
     for _ in range(3):
         market.world.clock.advance(HOUR)
         market.scenario.run_scheduling_cycle()
-        seen.append(market.scenario.job(job.job_id))
+        jobs.append(market.scenario.job(job.job_id))
 
-    assert "No usable pool meets the job's deadline" in seen[-1].reason
+    assert "No usable pool meets the job's deadline" in jobs[-1].reason
     assert len(market.records("PLACEMENT")) == 2
 
 

@@ -72,7 +72,7 @@ def resized(scenario: JobScenario, job_id: str) -> Job:
 
 def records(scenario: JobScenario, job_id: str) -> list[Decision]:
     found = scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job_id}").rows
-    return [each for row in found if (each := rows.read(row, Decision)).kind == "RESIZE"]
+    return [decision for row in found if (decision := rows.read(row, Decision)).kind == "RESIZE"]
 
 
 def idle_for(scenario: JobScenario, seconds: float) -> None:
@@ -147,8 +147,8 @@ def test_timeline_shows_each_step_of_a_resize() -> None:
 
     resized(scenario, job.job_id)
 
-    told = scenario.timeline(job.job_id)
-    assert told[told.index("resized") :] == ["resized", "settled", "admitted", "launched", "running"]
+    timeline = scenario.timeline(job.job_id)
+    assert timeline[timeline.index("resized") :] == ["resized", "settled", "admitted", "launched", "running"]
 
 
 def test_every_resize_replays_from_its_record() -> None:
@@ -237,9 +237,9 @@ def test_growth_stops_at_the_team_quota() -> None:
 
     idle_for(scenario, 100)
 
-    asked = scenario.job(job.job_id).live_resize()
-    assert asked
-    assert asked.nodes == 3
+    request = scenario.job(job.job_id).live_resize()
+    assert request
+    assert request.nodes == 3
 
 
 def test_growth_without_its_nodes_falls_back_and_backs_off() -> None:

@@ -56,11 +56,11 @@ def test_forged_end_leaves_the_attempt_running(forge: Any, phase: PodPhase) -> N
     job = scenario.running(nodes=1)
     scenario.world.cluster.forged = [forge(scenario.attempt(job.job_id), phase)]
 
-    seen = scenario.world.cluster.workload(scenario.attempt(job.job_id))
+    workload = scenario.world.cluster.workload(scenario.attempt(job.job_id))
     scenario.world.clock.advance(3600)
     scenario.sweep()
 
-    assert (seen.uid, seen.has_completed, seen.has_failed) == ("uid-1", False, False)
+    assert (workload.uid, workload.has_completed, workload.has_failed) == ("uid-1", False, False)
     assert scenario.attempt(job.job_id).state is AttemptState.RUNNING
 
 
@@ -169,14 +169,16 @@ def a_pod_with_labels_of(attempt: Attempt, /, **changes: Any) -> UnmanagedPod:
         "controller_uid": attempt.workload_uid,
         "decision_id": attempt.decision_id,
     }
-    said = OwnershipClaim.model_validate({**claim, **{key: value for key, value in changes.items() if key in claim}})
+    ownership_claim = OwnershipClaim.model_validate(
+        {**claim, **{key: value for key, value in changes.items() if key in claim}}
+    )
     return UnmanagedPod(
         namespace=changes.get("namespace", NAMESPACE),
         name="forged-0",
         uid="uid-of-forged-0",
         node_name=attempt.node_names[0],
         accelerators=2,
-        claim=said,
+        claim=ownership_claim,
     )
 
 

@@ -16,17 +16,17 @@ HYPERPOD = Source(kind=SourceKind.HYPERPOD)
 
 def beat(ledger: InMemoryLedger, function: str = "sweep_fleet", after: float = 0, **results: str) -> None:
     """Record a run in which `home` or `hyperpod` failed with a text, or answered where that is empty."""
-    found = SourceResults()
+    source_results = SourceResults()
     for name, error in results.items():
         source = LIST if name == "home" else HYPERPOD
         if error:
-            found.failed(source, Unreachable(error))
+            source_results.failed(source, Unreachable(error))
         else:
-            found.answered(source)
+            source_results.answered(source)
     heartbeats.record_heartbeat(
         function,
         a_context(ledger=ledger, telemetry=RecordingTelemetry(), now=A_MOMENT + timedelta(seconds=after)),
-        found,
+        source_results,
     )
 
 
@@ -96,22 +96,22 @@ def test_heartbeat_of_a_wrong_clock_is_overwritten() -> None:
 
 def test_facts_are_as_old_as_the_beginning_of_the_run() -> None:
     ledger = InMemoryLedger()
-    found = SourceResults()
-    found.answered(LIST)
+    results = SourceResults()
+    results.answered(LIST)
     ended = A_MOMENT + timedelta(seconds=200)
     heartbeats.record_heartbeat(
-        "sweep_fleet", a_context(ledger=ledger, telemetry=RecordingTelemetry(), now=ended), found, read_at=A_MOMENT
+        "sweep_fleet", a_context(ledger=ledger, telemetry=RecordingTelemetry(), now=ended), results, read_at=A_MOMENT
     )
 
     assert heartbeats.load(ledger)["kubernetes-list/home"].seen_at == A_MOMENT
 
 
 def test_last_result_of_a_run_counts() -> None:
-    found = SourceResults()
-    found.answered(LIST)
-    found.failed(LIST, Unreachable("pods"))
+    results = SourceResults()
+    results.answered(LIST)
+    results.failed(LIST, Unreachable("pods"))
 
-    assert found.errors == {"kubernetes-list/home": "Unreachable: pods"}
+    assert results.errors == {"kubernetes-list/home": "Unreachable: pods"}
 
 
 def test_heartbeat_without_sources_is_read() -> None:

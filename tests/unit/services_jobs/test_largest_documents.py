@@ -183,10 +183,10 @@ def test_scheduler_state_fits_its_row_with_many_stopping_jobs(count: int) -> Non
         stopping={f"job-{noise.randbytes(13).hex()}": f"job-{noise.randbytes(13).hex()}" for _ in range(count)}
     )
 
-    kept = memory.to_row()
+    row = memory.to_row()
 
-    assert row_bytes(Row(quota_rows.tree_key(), {"memory": kept, "setUps": 10**9})) < LARGEST_ROW
-    assert SchedulerState.model_validate(kept or {}) == (memory if count <= 5_000 else SchedulerState())
+    assert row_bytes(Row(quota_rows.tree_key(), {"memory": row, "setUps": 10**9})) < LARGEST_ROW
+    assert SchedulerState.model_validate(row or {}) == (memory if count <= 5_000 else SchedulerState())
 
 
 def test_packed_facts_unpack_unchanged() -> None:
@@ -263,7 +263,7 @@ def test_holds_have_a_limit() -> None:
 def test_list_is_shortened_to_fit_its_row() -> None:
     documents = [{"name": f"{n}{'x' * 1_000}"} for n in range(1_000)]
 
-    kept = rows.fit_into_row(documents)
+    fit_into_row = rows.fit_into_row(documents)
 
-    assert kept == documents[: len(kept)]
-    assert 250 < len(kept) < 300
+    assert fit_into_row == documents[: len(fit_into_row)]
+    assert 250 < len(fit_into_row) < 300

@@ -135,7 +135,7 @@ def test_the_largest_policy_lets_jobs_run_and_recover(name: str) -> None:
     jobs = [scenario.submit(f"key-{n}").job_id for n in range(30)]
 
     scenario.run_scheduling_cycle()
-    started = [each for each in jobs if scenario.job(each).state is JobState.STARTING]
+    started = [job for job in jobs if scenario.job(job).state is JobState.STARTING]
     for each in started:
         scenario.run_attempt(each, 1)
         scenario.world.cluster.fail_pods(each, 1)
@@ -144,7 +144,7 @@ def test_the_largest_policy_lets_jobs_run_and_recover(name: str) -> None:
     scenario.run_scheduling_cycle()
 
     assert len(started) == 2
-    assert all(scenario.job(each).reason != "The job waits for the next scheduling cycle." for each in jobs)
+    assert all(scenario.job(job).reason != "The job waits for the next scheduling cycle." for job in jobs)
     assert scenario.world.telemetry.totals["WritesRejected"] == 0
     recovery = RecoveryScenario(policy=policy, mode=Mode.ACT)
     recovery.report_fault()

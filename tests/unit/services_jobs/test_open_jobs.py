@@ -131,7 +131,7 @@ def test_racing_submissions_stay_within_the_limit() -> None:
         return True
 
     with ThreadPoolExecutor(4) as threads:
-        accepted = [each.result(90) for each in [threads.submit(submit, number) for number in range(4)]]
+        accepted = [future.result(90) for future in [threads.submit(submit, number) for number in range(4)]]
 
     assert sorted(accepted) == [False, False, True, True]
     assert open_of(scenario, "principal#role/ana") == 2

@@ -56,14 +56,14 @@ def test_only_schedule_jobs_creates_charges() -> None:
 
 
 def test_only_resolve_wait_answers_a_token() -> None:
-    found = {
+    stems = {
         file.stem
         for file in SERVICES.rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "context.tokens.succeed"
     }
 
-    assert found == {"resolve_wait"}
+    assert stems == {"resolve_wait"}
 
 
 # ---------------------------------------------------------------- what the code does
@@ -87,8 +87,8 @@ class AuditedLedger:
 
     def _audit(self, write: Put) -> None:
         key, after = write.row.key, write.row.doc.get("state")
-        there = self._ledger.get(key)
-        before = there.doc.get("state") if there else None
+        row = self._ledger.get(key)
+        before = row.doc.get("state") if row else None
         writer = calling_service()
         if key.sk == "META" and key.pk.startswith("JOB#"):
             allowed = job_writers(JobState(before) if before else None, JobState(str(after)))

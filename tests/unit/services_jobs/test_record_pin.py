@@ -48,8 +48,8 @@ def mounted(log: str, plan: CrashPlan | None = None, **fields: Any) -> tuple[Job
 
 
 def record(scenario: JobScenario, job_id: str, number: int = 2) -> bool:
-    found = attempt_record.load(scenario.ledger, job_id, number)
-    return record_pin.run(found, scenario.context())
+    stored_attempt = attempt_record.load(scenario.ledger, job_id, number)
+    return record_pin.run(stored_attempt, scenario.context())
 
 
 def test_pin_of_rank_0_is_recorded_once() -> None:
@@ -71,7 +71,10 @@ def test_reported_throughput_counts_for_the_size_that_wrote_it() -> None:
     scenario.world.cluster.finish_pods(job_id, 2)
     scenario.settle(job_id, 2)
 
-    assert [(each.nodes, each.per_second) for each in scenario.job(job_id).measured_throughput] == [(2, 1750.5)]
+    assert [
+        (size_throughput.nodes, size_throughput.per_second)
+        for size_throughput in scenario.job(job_id).measured_throughput
+    ] == [(2, 1750.5)]
 
 
 @pytest.mark.parametrize(

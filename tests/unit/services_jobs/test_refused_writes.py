@@ -47,7 +47,7 @@ def test_refused_admission_does_not_stop_other_admissions() -> None:
 
     assert len(outcome.admitted) == 19
     assert scenario.job(jobs[7]).state is JobState.PENDING
-    assert all(scenario.job(each).state is JobState.STARTING for each in jobs if each != jobs[7])
+    assert all(scenario.job(job).state is JobState.STARTING for job in jobs if job != jobs[7])
 
 
 def test_refused_job_shows_the_reason_and_is_counted() -> None:
@@ -106,9 +106,9 @@ def test_refused_reason_does_not_stop_other_reasons() -> None:
 
     scenario.run_scheduling_cycle()
 
-    told = [scenario.job(each).reason for each in jobs]
-    assert told[0] == "The job waits for the next scheduling cycle."
-    assert "The job waits for the next scheduling cycle." not in told[1:]
+    reasons = [scenario.job(job).reason for job in jobs]
+    assert reasons[0] == "The job waits for the next scheduling cycle."
+    assert "The job waits for the next scheduling cycle." not in reasons[1:]
     assert scenario.world.telemetry.totals["WritesRejected"] == 1
 
 
@@ -128,8 +128,8 @@ def test_refused_preemption_does_not_stop_other_admissions() -> None:
 def test_jobs_of_the_full_size_are_admitted_in_several_commits() -> None:
     scenario = JobScenario(size=24)
     jobs = [scenario.submit(f"key-{n}", nodes=1).job_id for n in range(20)]
-    for each in jobs:
-        row = scenario.world.ledger.rows[job_rows.job_key(each)]
+    for job in jobs:
+        row = scenario.world.ledger.rows[job_rows.job_key(job)]
         scenario.put(Row(row.key, {**row.doc, "submittedBy": "x" * 350_000}, row.version, row.state))
 
     outcome = scenario.run_scheduling_cycle()

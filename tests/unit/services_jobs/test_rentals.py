@@ -174,36 +174,36 @@ class RentalScenario:
         why = self.whys.get(rental.name, "")
         match state:
             case "CheckBudget":
-                told = self.task(rental, RentalStep.CHECK)
-                self.whys[rental.name] = told.reason
+                result = self.task(rental, RentalStep.CHECK)
+                self.whys[rental.name] = result.reason
                 after = {"GO": "OpenPool", "READY": "AwaitEnd", "ENDING": "ReleasePool", "STALE": "Done"}
-                return after[told.outcome]
+                return after[result.outcome]
             case "OpenPool":
-                told = self.task(rental, RentalStep.OPEN)
-                self.whys[rental.name] = told.reason
+                result = self.task(rental, RentalStep.OPEN)
+                self.whys[rental.name] = result.reason
                 after = {"OPENED": "AwaitNodes", "REFUSED": "NextOffer", "NOT_WANTED": "ReleasePool"}
-                return after[told.outcome]
+                return after[result.outcome]
             case "AwaitNodes":
                 answer = self.wait(rental, ConditionKind.RENTAL_READY)
                 if answer is None:
                     return "AwaitNodes"
                 return {"NODES_READY": "HandOver", "NOT_WANTED": "ReleasePool"}.get(answer, "NextOffer")
             case "HandOver":
-                told = self.task(rental, RentalStep.HAND_OVER)
+                result = self.task(rental, RentalStep.HAND_OVER)
                 after = {"HANDED_OVER": "AwaitEnd", "NOT_YET": "AwaitNodes", "NOT_WANTED": "ReleasePool"}
-                return after[told.outcome]
+                return after[result.outcome]
             case "NextOffer":
-                told = self.task(rental, RentalStep.NEXT, why)
-                self.whys[rental.name] = why if told.outcome is RentOutcome.NOT_YET else told.reason
-                return {"OPENED": "OpenPool", "NOT_YET": "NextOffer", "NONE": "ReleasePool"}[told.outcome]
+                result = self.task(rental, RentalStep.NEXT, why)
+                self.whys[rental.name] = why if result.outcome is RentOutcome.NOT_YET else result.reason
+                return {"OPENED": "OpenPool", "NOT_YET": "NextOffer", "NONE": "ReleasePool"}[result.outcome]
             case "AwaitEnd":
                 return "ReleasePool" if self.wait(rental, ConditionKind.RENTAL_ENDED) else "AwaitEnd"
             case _:
-                told = self.task(rental, RentalStep.RELEASE, why)
-                if told.outcome is RentOutcome.RELEASED:
-                    told = self.task(rental, RentalStep.SETTLE)
+                result = self.task(rental, RentalStep.RELEASE, why)
+                if result.outcome is RentOutcome.RELEASED:
+                    result = self.task(rental, RentalStep.SETTLE)
                 after = {"NOT_YET": "ReleasePool", "IN_USE": "AwaitEnd", "SETTLED": "Done", "STALE": "Done"}
-                return after[told.outcome]
+                return after[result.outcome]
 
     # ------------------------------------------------------------ looking
 
@@ -349,13 +349,13 @@ def test_tainted_pool_is_rented_only_for_tolerating_jobs(tolerates: bool) -> Non
 def test_rental_cap_holds_for_any_request() -> None:
     market = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
     market.full_fleet()
-    others = [market.scenario.submit(f"more-{number}").job_id for number in range(3)]
+    job_ids = [market.scenario.submit(f"more-{number}").job_id for number in range(3)]
 
     for _ in range(3):
         market.scenario.run_scheduling_cycle()
 
     assert market.holds() == 1
-    for name in others:
+    for name in job_ids:
         assert "the fleet spends $40.00 of $40.00 an hour" in str(market.scenario.job(name).placement), name
 
 
@@ -420,17 +420,15 @@ def test_job_migrates_to_free_committed_nodes_and_returns_rented_ones() -> None:
     market.scenario.settle(first.job_id, 1)
 
     market.scenario.run_scheduling_cycle()
-    asked = market.scenario.job(second.job_id)
+    job = market.scenario.job(second.job_id)
     market.scenario.stop(second.job_id, 1)
     market.scenario.settle(second.job_id, 1)
     market.advance()
     market.scenario.run_scheduling_cycle()
     market.advance()
 
-    assert asked.stop_request is not None
-    assert asked.stop_request.reason.startswith(
-        "The job migrates back to committed capacity: p5-workers has free nodes"
-    )
+    assert job.stop_request is not None
+    assert job.stop_request.reason.startswith("The job migrates back to committed capacity: p5-workers has free nodes")
     assert market.scenario.attempt(second.job_id, 2).pool == "p5-workers"
     assert market.rental(second.job_id).state is RentalState.ENDED
     assert market.left() == []
@@ -613,12 +611,12 @@ def test_a_pool_without_limits_is_refused() -> None:
 def test_reclaimed_spot_node_is_replaced_on_demand() -> None:
     market = RentalScenario()
     _, second = market.rented()
-    gone = market.rental(second.job_id).node_names[0]
+    node_name = market.rental(second.job_id).node_names[0]
     market.world.cluster.claimed = {
-        name: each for name, each in market.world.cluster.claimed.items() if each[1].node_name != gone
+        name: each for name, each in market.world.cluster.claimed.items() if each[1].node_name != node_name
     }
     market.world.cluster.stop(market.scenario.attempt(second.job_id), 1)
-    market.world.cluster.remove_node(gone)
+    market.world.cluster.remove_node(node_name)
     market.scenario.settle(second.job_id, 1)
     market.advance()
     market.world.clock.advance(5)

@@ -167,8 +167,8 @@ def test_rental_serves_a_job_that_a_reservation_would_cut_off() -> None:
     [record] = market.records("PLACEMENT")
     assert record.action == "RENT"
     assert any(
-        each.option == "p5-workers" and "before the job's first checkpoint" in each.why_not
-        for each in record.alternatives
+        alternative.option == "p5-workers" and "before the job's first checkpoint" in alternative.why_not
+        for alternative in record.alternatives
     )
 
 
@@ -199,8 +199,8 @@ def test_one_cycle_drains_each_job_once_despite_races() -> None:
     jobs = [scenario.submit(f"small-{number}", nodes=1) for number in range(40)]
     for _ in range(2):
         scenario.run_scheduling_cycle()
-    for each in jobs:
-        scenario.run_attempt(each.job_id, 1)
+    for job in jobs:
+        scenario.run_attempt(job.job_id, 1)
     raced: list[bool] = []
     commit = scenario.world.ledger.commit
 
@@ -216,7 +216,7 @@ def test_one_cycle_drains_each_job_once_despite_races() -> None:
 
     stays = [row for row in scenario.world.ledger.rows.values() if row.doc.get("kind") == "MIGRATION"]
     assert raced
-    assert all(scenario.job(each.job_id).stop_request is not None for each in jobs)
+    assert all(scenario.job(job.job_id).stop_request is not None for job in jobs)
     assert len(stays) == len(jobs)
 
 

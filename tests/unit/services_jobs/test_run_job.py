@@ -79,7 +79,9 @@ def test_attempt_resumes_from_the_newest_valid_checkpoint() -> None:
     attempt = scenario.attempt(job.job_id, 2)
     assert attempt.resume_from
     assert (attempt.resume_from.manifest, result.outcome) == (good, LaunchOutcome.LAUNCHED)
-    assert [(out["step"], out["code"]) for out in attempt.rejected_checkpoints] == [(30, "SHARD_SIZE")]
+    assert [(checkpoint["step"], checkpoint["code"]) for checkpoint in attempt.rejected_checkpoints] == [
+        (30, "SHARD_SIZE")
+    ]
     assert scenario.world.cluster.launched(job.job_id, 2).spec.resume_from == good
 
 
@@ -101,7 +103,10 @@ def test_checkpoint_reports_the_throughput_of_its_attempt(
 
     scenario.run_attempt(job.job_id, 2)
 
-    assert [(each.nodes, each.per_second) for each in scenario.job(job.job_id).measured_throughput] == known
+    assert [
+        (size_throughput.nodes, size_throughput.per_second)
+        for size_throughput in scenario.job(job.job_id).measured_throughput
+    ] == known
 
 
 @pytest.mark.parametrize(
@@ -124,7 +129,10 @@ def test_broken_checkpoint_is_rejected_and_named(name: str, body: bytes | None, 
 
     attempt = scenario.attempt(job.job_id, 2)
     assert attempt.resume_from
-    assert (attempt.resume_from.step, [out["code"] for out in attempt.rejected_checkpoints]) == (10, [code])
+    assert (attempt.resume_from.step, [checkpoint["code"] for checkpoint in attempt.rejected_checkpoints]) == (
+        10,
+        [code],
+    )
 
 
 def spoil(scenario: JobScenario, job: Job, manifest: str, name: str, body: bytes | None) -> None:
@@ -145,7 +153,7 @@ def test_attempt_without_a_finished_checkpoint_starts_from_the_beginning() -> No
 
     attempt = scenario.attempt(job.job_id, 2)
     assert (result.outcome, attempt.resume_from, attempt.is_pinned) == (LaunchOutcome.LAUNCHED, None, True)
-    assert [out["code"] for out in attempt.rejected_checkpoints] == ["MANIFEST_MISSING"]
+    assert [checkpoint["code"] for checkpoint in attempt.rejected_checkpoints] == ["MANIFEST_MISSING"]
 
 
 def test_nothing_is_launched_without_a_proved_checkpoint() -> None:
@@ -166,7 +174,7 @@ def test_nothing_is_launched_without_a_proved_checkpoint() -> None:
         AttemptState.NEVER_RAN,
         False,
     )
-    assert [out["code"] for out in attempt.rejected_checkpoints] == ["SHARD_MISSING"]
+    assert [checkpoint["code"] for checkpoint in attempt.rejected_checkpoints] == ["SHARD_MISSING"]
     assert (waiting.state, waiting.application_failures, scenario.usage()) == (JobState.PENDING, 0, 0)
     assert "SHARD_MISSING" in waiting.reason
     assert "SHARD_MISSING" in explain.why_job(job.job_id, Reader(), scenario.world.context())["sentence"]
@@ -194,7 +202,7 @@ def test_next_attempt_skips_a_checkpoint_reported_unreadable() -> None:
     assert second.resume_from
     assert third.resume_from
     assert (second.resume_from.manifest, third.resume_from.manifest) == (newer, older)
-    assert [(out["step"], out["code"]) for out in third.rejected_checkpoints] == [(20, "DAMAGED")]
+    assert [(checkpoint["step"], checkpoint["code"]) for checkpoint in third.rejected_checkpoints] == [(20, "DAMAGED")]
     assert (settled.outcome, ended.state) == (SettleOutcome.JOB_REQUEUED, AttemptState.LOST)
     assert ended.reason == "The checkpoint it resumed from (step 20 of attempt 1) is damaged."
     assert scenario.job(job.job_id).application_failures == 0
@@ -218,7 +226,9 @@ def test_oversized_manifest_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None
     second = scenario.attempt(job.job_id, 2)
     assert second.resume_from
     assert second.resume_from.manifest == older
-    assert [(out["step"], out["code"]) for out in second.rejected_checkpoints] == [(20, "MANIFEST_UNREADABLE")]
+    assert [(checkpoint["step"], checkpoint["code"]) for checkpoint in second.rejected_checkpoints] == [
+        (20, "MANIFEST_UNREADABLE")
+    ]
 
 
 def test_damaged_checkpoints_never_restart_training_from_the_beginning() -> None:
@@ -335,8 +345,10 @@ def test_each_rejected_checkpoint_is_recorded_with_its_reason() -> None:
         20,
         plan.planned_at + timedelta(seconds=20),
     )
-    assert [(out["step"], out["code"]) for out in attempt.rejected_checkpoints] == [(30, "NO_CLEAN_RUN")]
-    assert all(out["detail"] for out in attempt.rejected_checkpoints)
+    assert [(checkpoint["step"], checkpoint["code"]) for checkpoint in attempt.rejected_checkpoints] == [
+        (30, "NO_CLEAN_RUN")
+    ]
+    assert all(checkpoint["detail"] for checkpoint in attempt.rejected_checkpoints)
 
 
 def test_launch_examines_a_bounded_number_of_checkpoints() -> None:
@@ -349,7 +361,7 @@ def test_launch_examines_a_bounded_number_of_checkpoints() -> None:
 
     result = scenario.launch(job.job_id, 2)
 
-    codes = [out["code"] for out in scenario.attempt(job.job_id, 2).rejected_checkpoints]
+    codes = [checkpoint["code"] for checkpoint in scenario.attempt(job.job_id, 2).rejected_checkpoints]
     assert result.outcome is LaunchOutcome.GIVE_UP
     assert codes == ["SHARD_MISSING"] * MAX_CHECKPOINTS_READ + ["NOT_EXAMINED"]
 

@@ -107,7 +107,7 @@ def test_no_job_starts_in_a_namespace_that_kueue_admits() -> None:
     again = scenario.run_scheduling_cycle()
     waiting = scenario.job(job.job_id)
     scenario.world.cluster.kueue_managed.clear()
-    then = scenario.run_scheduling_cycle()
+    result = scenario.run_scheduling_cycle()
 
     assert (first.admitted, first.waiting, again.admitted) == ((), 1, ())
     assert (waiting.state, waiting.current_attempt) == (JobState.PENDING, 0)
@@ -115,7 +115,7 @@ def test_no_job_starts_in_a_namespace_that_kueue_admits() -> None:
         "Kueue admits jobs in namespace evenkeel-jobs (its LocalQueue default), so Evenkeel starts no jobs there."
     )
     assert len(scenario.world.ledger.commits) == commits + 1  # what was said is not said again
-    assert then.admitted == (f"{job.job_id}-a1",)
+    assert result.admitted == (f"{job.job_id}-a1",)
 
 
 def test_job_held_in_a_kueue_namespace_blocks_no_other_job() -> None:
@@ -129,7 +129,7 @@ def test_job_held_in_a_kueue_namespace_blocks_no_other_job() -> None:
     outcome = scenario.run_scheduling_cycle()
 
     (record,) = [
-        rows.read(each, Decision) for each in scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{held.job_id}").rows
+        rows.read(row, Decision) for row in scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{held.job_id}").rows
     ]
     assert outcome.admitted == (f"{free.job_id}-a1",)
     assert record.action == "HELD"

@@ -154,8 +154,8 @@ class ServingSpike(RentalScenario):
             )
 
     def task(self, rental: Rental, step: RentalStep, reason: str = "") -> rent_capacity.RentCapacityResult:
-        told = super().task(rental, step, reason)
-        return super().task(rental, step, reason) if self.does_twice else told
+        result = super().task(rental, step, reason)
+        return super().task(rental, step, reason) if self.does_twice else result
 
     # ------------------------------------------------------------ time
 
@@ -208,18 +208,18 @@ def test_spike_beyond_committed_nodes_rents_and_returns_nodes() -> None:
 
     market.turns(3)
 
-    assert [(each.state, each.nodes, each.offer.pool) for each in market.rentals()] == [
+    assert [(rental.state, rental.nodes, rental.offer.pool) for rental in market.rentals()] == [
         (RentalState.READY, 1, SERVING),
         (RentalState.READY, 1, SERVING),
     ]
-    assert sorted(market.placed()) == sorted(name for each in market.rentals() for name in each.node_names)
+    assert sorted(market.placed()) == sorted(name for rental in market.rentals() for name in rental.node_names)
     assert market.world.cluster.limits[CLUSTER, SERVING] == (2, 16)
     assert market.world.cluster.capacity == {}
     market.turns(10)
     assert market.holds() == 2
     market.scale(0)
     market.turns(6)
-    assert {each.state for each in market.rentals()} == {RentalState.ENDED}
+    assert {rental.state for rental in market.rentals()} == {RentalState.ENDED}
     assert market.left() == []
     assert market.scenario.job(market.first).state is JobState.RUNNING
 
@@ -232,7 +232,7 @@ def test_each_node_is_returned_once_no_replica_runs_there() -> None:
     market.scale(1)
     market.turns(6)
 
-    (serves,) = (each for each in market.rentals() if each.state is RentalState.READY)
+    (serves,) = (rental for rental in market.rentals() if rental.state is RentalState.READY)
     assert list(serves.node_names) == market.placed()
     assert market.holds() == 1
     assert market.world.cluster.limits[CLUSTER, SERVING] == (1, 8)
@@ -347,7 +347,11 @@ def test_serving_decisions_replay_and_list_their_alternatives() -> None:
 
     assert {record.subject for record in records} == {CHAT_ID}
     assert [replay(record, market.policy).differs_from(record) for record in records] == [""] * len(records)
-    assert {each.option for each in records[0].alternatives} == {"p5-workers", "the end of the spike", DEARER}
+    assert {alternative.option for alternative in records[0].alternatives} == {
+        "p5-workers",
+        "the end of the spike",
+        DEARER,
+    }
 
 
 def test_replica_waits_if_its_delay_costs_less_than_rent() -> None:
@@ -465,7 +469,7 @@ def test_serving_rental_without_any_capacity_ends_with_a_reason() -> None:
 
     market.turns(8)
 
-    assert {each.state for each in market.rentals()} == {RentalState.ENDED}
+    assert {rental.state for rental in market.rentals()} == {RentalState.ENDED}
     assert "The provider refused capacity there" in market.notes()
     assert market.left() == []
 
@@ -479,7 +483,7 @@ def test_spike_that_ends_before_its_node_arrives_leaves_nothing() -> None:
     market.scale(0)
     market.turns(3)
 
-    assert [each.state for each in market.rentals()] == [RentalState.ENDED]
+    assert [rental.state for rental in market.rentals()] == [RentalState.ENDED]
     assert market.left() == []
     assert market.memory().unused_rentals == 0
     assert market.notes() == ""
@@ -494,7 +498,7 @@ def test_surplus_node_is_returned_on_arrival() -> None:
 
     market.turns(4)
 
-    assert sorted(each.state for each in market.rentals()) == [RentalState.ENDED, RentalState.READY]
+    assert sorted(rental.state for rental in market.rentals()) == [RentalState.ENDED, RentalState.READY]
     assert len(market.placed()) == 1
 
 
@@ -509,8 +513,8 @@ def test_node_with_a_replica_is_handed_over(replicas: int) -> None:
 
     market.turns(4)
 
-    assert [each.state for each in market.rentals()] == [RentalState.READY] * replicas
-    assert sorted(market.placed()) == sorted(name for each in market.rentals() for name in each.node_names)
+    assert [rental.state for rental in market.rentals()] == [RentalState.READY] * replicas
+    assert sorted(market.placed()) == sorted(name for rental in market.rentals() for name in rental.node_names)
     market.scale(0)
     market.turns(6)
     assert market.left() == []
@@ -528,7 +532,7 @@ def test_reclaimed_node_ends_its_rental_and_is_replaced() -> None:
 
     market.turns(8)
 
-    assert [each.state for each in market.rentals()] == [RentalState.ENDED, RentalState.READY]
+    assert [rental.state for rental in market.rentals()] == [RentalState.ENDED, RentalState.READY]
     assert len(market.placed()) == 1
 
 
@@ -553,10 +557,10 @@ def test_late_replica_keeps_its_node() -> None:
     market.turns(3)
     (rental,) = market.rentals()
 
-    told = market.task(rental, RentalStep.RELEASE, "No replica has stood there.")
+    result = market.task(rental, RentalStep.RELEASE, "No replica has stood there.")
 
-    assert told.outcome == "IN_USE"
-    assert told.reason == "Replicas of serving/chat run on these nodes."
+    assert result.outcome == "IN_USE"
+    assert result.reason == "Replicas of serving/chat run on these nodes."
 
 
 def test_team_pays_until_the_instance_is_gone() -> None:
@@ -617,8 +621,8 @@ def test_repeated_steps_rent_and_return_once() -> None:
     market.scale(0)
     market.turns(6)
 
-    assert served == sorted(name for each in market.rentals() for name in each.node_names)
-    assert [each.state for each in market.rentals()] == [RentalState.ENDED] * 2
+    assert served == sorted(name for rental in market.rentals() for name in rental.node_names)
+    assert [rental.state for rental in market.rentals()] == [RentalState.ENDED] * 2
     assert market.left() == []
     deleted = [call for call in market.world.cluster.calls if call[0] == "delete_claim"]
     assert len(deleted) == len(set(deleted)) == 2
@@ -638,7 +642,7 @@ def test_spike_ends_the_same_after_any_crash(when: str, step: int, lands_first: 
         told = f"{when} effect {at}, {undisturbed.plan.effects[at - 1]}"
         assert market.left() == [], told
         assert market.most == 2, told
-        assert {each.state for each in market.rentals()} == {RentalState.ENDED}, told
+        assert {rental.state for rental in market.rentals()} == {RentalState.ENDED}, told
 
 
 def _play(plan: CrashPlan, *, lands_first: bool) -> Any:

@@ -29,20 +29,20 @@ def test_stored_setup_is_read_with_its_version() -> None:
     put(world, FleetQuotas(priority_classes={"high": 10}))
     put(world, a_team("nlp", namespace="language"), expected=1)
 
-    found = team_setup.load(world.ledger)
+    stored_setup = team_setup.load(world.ledger)
 
-    assert [team.name for team in found.setup.teams] == ["nlp", "vision"]
-    assert found.setup.by_name["nlp"].namespace == "language"
-    assert found.setup.priority_of("high") == 10
-    assert found.versions == {"nlp": 2, "vision": 1, team_setup.FLEET: 1}
-    assert found.version == 4
+    assert [team.name for team in stored_setup.setup.teams] == ["nlp", "vision"]
+    assert stored_setup.setup.by_name["nlp"].namespace == "language"
+    assert stored_setup.setup.priority_of("high") == 10
+    assert stored_setup.versions == {"nlp": 2, "vision": 1, team_setup.FLEET: 1}
+    assert stored_setup.version == 4
 
 
 def test_empty_setup_has_no_teams_and_no_limits() -> None:
-    found = team_setup.load(FakeWorld().ledger)
+    stored_setup = team_setup.load(FakeWorld().ledger)
 
-    assert not found.setup.has_teams
-    assert found.version_of("nlp") == 0
+    assert not stored_setup.setup.has_teams
+    assert stored_setup.version_of("nlp") == 0
 
 
 def test_every_change_raises_the_tree_version_and_requests_a_cycle() -> None:

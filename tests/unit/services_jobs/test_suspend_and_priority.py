@@ -64,7 +64,7 @@ def test_pending_job_is_suspended_and_not_admitted() -> None:
     suspended = [suspend(scenario, job) for _ in range(2)]
     scenario.run_scheduling_cycle()
 
-    assert [each.state for each in suspended] == [JobState.SUSPENDED] * 2
+    assert [job.state for job in suspended] == [JobState.SUSPENDED] * 2
     assert scenario.job(job.job_id).state is JobState.SUSPENDED
 
 
@@ -77,7 +77,7 @@ def test_resumed_job_keeps_its_queue_position() -> None:
     resumed = [resume(scenario, job) for _ in range(2)]
 
     after = scenario.world.ledger.get(job_rows.job_key(job.job_id))
-    assert [each.state for each in resumed] == [JobState.PENDING] * 2
+    assert [job.state for job in resumed] == [JobState.PENDING] * 2
     assert before
     assert after
     assert after.state == before.state
@@ -185,7 +185,7 @@ def test_new_priority_class_changes_the_queue_position() -> None:
 
     ranked = [rank(scenario, job, "high") for _ in range(2)]
 
-    assert [(each.spec.priority_class, each.priority) for each in ranked] == [("high", 100)] * 2
+    assert [(job.spec.priority_class, job.priority) for job in ranked] == [("high", 100)] * 2
     row = scenario.world.ledger.get(job_rows.job_key(job.job_id))
     assert row
     assert row.state == ("JOB#PENDING", job_rows.queue_order(ranked[0]))

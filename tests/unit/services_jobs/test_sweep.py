@@ -587,8 +587,10 @@ def test_expiring_reservation_opens_one_incident_per_node(*, is_drill: bool) -> 
 
     found = scenario.world.ledger.by_state(Table.INCIDENTS, "INC#OPEN").rows
     incidents = [rows.read(row, Incident) for row in found]
-    assert [(each.life.instance_id, each.deadline_at) for each in incidents] == [(instance_id(2), ends_notice_at)]
-    assert [(each.evidence_count, each.is_drill) for each in incidents] == [(1, is_drill)]
+    assert [(incident.life.instance_id, incident.deadline_at) for incident in incidents] == [
+        (instance_id(2), ends_notice_at)
+    ]
+    assert [(incident.evidence_count, incident.is_drill) for incident in incidents] == [(1, is_drill)]
 
 
 def test_stale_condition_is_counted_and_no_fault() -> None:
@@ -670,8 +672,8 @@ def answer_too_early(scenario: JobScenario) -> None:
     fact = a_fact(
         1, source="ec2.notice", fault_key="ec2:spot_interruption", code="terminate", observed_at=world.clock.now()
     )
-    said = receive_event.ingest_fact(fact, world.context(drills_may_act=False))
-    assert said.outcome == "OTHER_FLEET"
+    result = receive_event.ingest_fact(fact, world.context(drills_may_act=False))
+    assert result.outcome == "OTHER_FLEET"
 
 
 def test_notice_about_an_unseen_instance_is_ingested_after_a_sweep() -> None:
@@ -813,7 +815,7 @@ def test_cordon_on_an_unreadable_cluster_keeps_its_guardrail_entry() -> None:
     scenario.sweep()
 
     register, _ = guardrail_registers.load(RegisterName.CORDONS, scenario.world.context())
-    assert [each.incident_id for each in register.entries] == ["inc-1"]
+    assert [entry.incident_id for entry in register.entries] == ["inc-1"]
 
 
 def test_hyperpod_without_answer_does_not_stop_the_sweep() -> None:

@@ -35,11 +35,11 @@ MEMBERS = [{"principal": f"arn:aws:iam::111122223333:role/{name}"} for name in (
 
 
 def set_up(scenario: JobScenario, *parts: Team | FleetQuotas) -> None:
-    found = team_setup.load(scenario.world.ledger)
+    stored_setup = team_setup.load(scenario.world.ledger)
     for part in parts:
         name = part.name if isinstance(part, Team) else team_setup.FLEET
         request = set_quotas.SetQuotasRequest(
-            part=part, expected=found.version_of(name), by="role/Platform", reason="Quota."
+            part=part, expected=stored_setup.version_of(name), by="role/Platform", reason="Quota."
         )
         set_quotas.run(request, scenario.world.context())
 
@@ -99,9 +99,9 @@ def test_higher_class_preempts_a_lower_class_which_resumes_later() -> None:
 
     scenario.run_scheduling_cycle()
 
-    asked = scenario.job(low.job_id).stop_of(1)
-    assert asked
-    assert (asked.outcome, asked.by) == (AttemptState.STOPPED, f"schedule_jobs/{high.job_id}")
+    request = scenario.job(low.job_id).stop_of(1)
+    assert request
+    assert (request.outcome, request.by) == (AttemptState.STOPPED, f"schedule_jobs/{high.job_id}")
     assert (
         scenario.job(low.job_id).reason == f"Preempted by {high.job_id} of team red: it goes first in the same queue."
     )
@@ -129,10 +129,10 @@ def test_higher_class_preempts_a_lower_class_which_resumes_later() -> None:
 def test_raised_priority_of_a_running_job_counts_next_cycle() -> None:
     scenario = shared(size=2, red=16, blue=0)
     low = scenario.running(team="red", priority_class="low")
-    found = scenario.world.ledger.get(job_rows.job_key(low.job_id))
-    assert found
-    raised = rows.read(found, Job).replace(priority=20)
-    scenario.world.ledger.commit(Put(job_rows.job_row(raised, found.version)))
+    row = scenario.world.ledger.get(job_rows.job_key(low.job_id))
+    assert row
+    raised = rows.read(row, Job).replace(priority=20)
+    scenario.world.ledger.commit(Put(job_rows.job_row(raised, row.version)))
     high = scenario.submit("high", team="red", priority_class="high")
 
     scenario.run_scheduling_cycle()
@@ -284,9 +284,9 @@ def test_every_record_replays() -> None:
     for _ in range(3):
         scenario.run_scheduling_cycle()
 
-    found = [record for job in jobs for record in records(scenario, job.job_id)]
-    assert {record.action for record in found} >= {"ADMIT", "PREEMPT", "SAME_SHAPE", "NEVER_FITS"}
-    for record in found:
+    decisions = [record for job in jobs for record in records(scenario, job.job_id)]
+    assert {record.action for record in decisions} >= {"ADMIT", "PREEMPT", "SAME_SHAPE", "NEVER_FITS"}
+    for record in decisions:
         assert replay(record, scenario.policy).differs_from(record) == ""
 
 
@@ -329,9 +329,9 @@ def test_drained_queue_stops_its_jobs_once() -> None:
     scenario.run_scheduling_cycle()
     scenario.run_scheduling_cycle()
 
-    asked = scenario.job(job.job_id).stop_of(1)
-    assert asked
-    assert asked.reason == "The queue of team red is drained."
+    request = scenario.job(job.job_id).stop_of(1)
+    assert request
+    assert request.reason == "The queue of team red is drained."
     assert scenario.timeline(job.job_id).count("drained") == 1
 
 

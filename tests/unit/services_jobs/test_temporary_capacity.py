@@ -93,9 +93,9 @@ def test_temporary_capacity_is_returned_once_the_lost_node_is_back() -> None:
     borrowed.scenario.run_scheduling_cycle()
     rented.scenario.run_scheduling_cycle()
 
-    asked = borrowed.scenario.job(second.job_id)
-    assert asked.stop_request
-    assert asked.stop_request.reason.startswith("The job's nodes were temporary capacity. The lost capacity is back")
+    job = borrowed.scenario.job(second.job_id)
+    assert job.stop_request
+    assert job.stop_request.reason.startswith("The job's nodes were temporary capacity. The lost capacity is back")
     assert rented.scenario.job(candidate.job_id).stop_request is None
     leave(borrowed, second)
     assert borrowed.scenario.attempt(second.job_id, 2).pool == "p5-workers"
@@ -122,9 +122,9 @@ def test_temporary_capacity_always_ends_with_its_time() -> None:
     town.scenario.run_scheduling_cycle()
     town.scenario.run_scheduling_cycle()  # asked once
 
-    asked = town.scenario.job(second.job_id)
-    assert asked.stop_request
-    assert asked.stop_request.reason.startswith("The job's nodes were temporary capacity. The time limit is 03 Nov 12:")
+    job = town.scenario.job(second.job_id)
+    assert job.stop_request
+    assert job.stop_request.reason.startswith("The job's nodes were temporary capacity. The time limit is 03 Nov 12:")
     leave(town, second)
     assert town.rental(second.job_id).state is RentalState.ENDED
     assert town.scenario.job(second.job_id).state is JobState.PENDING

@@ -34,8 +34,8 @@ def leave(scenario: JobScenario, number: int = 1) -> Row:
     row = scenario.world.ledger.get(fleet_rows.node_key(CLUSTER, instance_id(number)))
     assert row
     life = rows.read(row, FleetNode).life
-    left = UnhealthyNode(life=life, incident_id="inc-1", since=scenario.world.clock.now(), reason="It was declined.")
-    written = incident_rows.unhealthy_row(left, 0)
+    node = UnhealthyNode(life=life, incident_id="inc-1", since=scenario.world.clock.now(), reason="It was declined.")
+    written = incident_rows.unhealthy_row(node, 0)
     scenario.put(written)
     return written
 
@@ -48,12 +48,12 @@ def uncordon(scenario: JobScenario, number: int = 1) -> None:
 
 
 def planned(scenario: JobScenario, nodes: int) -> dict[str, Any]:
-    found: dict[str, Any] = read_queue.plan(
+    plan: dict[str, Any] = read_queue.plan(
         a_spec(nodes=nodes),
         Requester(principal="role/ana", identity="111122223333:role/ana"),
         scenario.world.context(),
     )
-    return found
+    return plan
 
 
 @pytest.mark.parametrize("make_unhealthy", [mark, leave])

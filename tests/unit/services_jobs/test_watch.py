@@ -30,7 +30,7 @@ def a_wait(scenario: JobScenario, job_id: str, kind: ConditionKind = ConditionKi
 
 
 def outcomes(requests: list[WaitRequest]) -> set[tuple[str, str, str]]:
-    return {(each.subject, each.name, each.answer["outcome"]) for each in requests}
+    return {(request.subject, request.name, request.answer["outcome"]) for request in requests}
 
 
 def test_cluster_change_answers_a_due_wait() -> None:
@@ -249,6 +249,6 @@ def test_unreachable_cluster_is_asked_once_for_all_waits() -> None:
 
     scenario.world.cluster.nodes = refuse  # type: ignore[method-assign]
     scenario.world.cluster.workloads = refuse  # type: ignore[method-assign]
-    found = evaluate_waits.run(scenario.world.context())
+    result = evaluate_waits.run(scenario.world.context())
 
-    assert (len(found.failed), asked) == (3, ["research-eks"])
+    assert (len(result.failed), asked) == (3, ["research-eks"])

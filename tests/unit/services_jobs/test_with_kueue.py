@@ -46,8 +46,8 @@ def await_(scenario: JobScenario, kind: ConditionKind, job_id: str, attempt: int
     request = open_wait.OpenWaitRequest(kind=kind, token="token", job_id=job_id, attempt=attempt)
     before = len(world.wait_answers.requests)
     open_wait.run(request, world.context(policy=scenario.policy))
-    asked = world.wait_answers.requests[before:]
-    return str(asked[-1].answer["outcome"]) if asked else ""
+    requests = world.wait_answers.requests[before:]
+    return str(requests[-1].answer["outcome"]) if requests else ""
 
 
 def waiting(scenario: JobScenario, job_id: str, attempt: int = 1) -> Wait:

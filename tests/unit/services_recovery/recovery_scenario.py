@@ -176,15 +176,20 @@ class RecoveryScenario:
 
     def look(self) -> list[str]:
         """Look once at the incident's waits; return the outcomes that are asked for."""
-        found = evaluate_waits.run(self.context(), subject=self.incident_id)
-        return [each.rpartition(": ")[2] for each in found.answered]
+        result = evaluate_waits.run(self.context(), subject=self.incident_id)
+        return [each.rpartition(": ")[2] for each in result.answered]
 
     def deliver(self) -> None:
         """Let `resolve_wait` have every answer that was asked for, each twice."""
         asked, self.world.wait_answers.requests[:] = list(self.world.wait_answers.requests), []
-        for each in [*asked, *asked]:
+        for wait_request in [*asked, *asked]:
             request = resolve_wait.ResolveWaitRequest.model_validate(
-                {"subject": each.subject, "name": each.name, "generation": each.generation, "answer": each.answer}
+                {
+                    "subject": wait_request.subject,
+                    "name": wait_request.name,
+                    "generation": wait_request.generation,
+                    "answer": wait_request.answer,
+                }
             )
             self.until_done(lambda request=request: resolve_wait.run(request, self.context()))  # type: ignore[misc]  # bound now
 
@@ -217,7 +222,7 @@ class RecoveryScenario:
 
     def mark(self, machine: str, fault_type: str = "") -> None:
         """Put HyperPod's fault mark on a node, or take it off."""
-        node = next((each for each in self.world.cluster.by_name.values() if each.instance_id == machine), None)
+        node = next((node for node in self.world.cluster.by_name.values() if node.instance_id == machine), None)
         if node is None:
             return
         labels = {key: value for key, value in node.labels.items() if "sagemaker" not in key}
@@ -349,7 +354,7 @@ class RecoveryScenario:
             "open": [key.pk for key in world.ledger.rows if key.pk.startswith("OPEN#")],
             "waits": left,
             "holder": self.lease.incident_id if self.lease else "",
-            "registered": [each.life for which in RegisterName for each in self.register(which).entries],
+            "registered": [entry.life for which in RegisterName for entry in self.register(which).entries],
             "cordoned": [node.name for node in world.cluster.by_name.values() if node.is_cordoned],
             "tainted": [node.name for node in world.cluster.by_name.values() if node.is_awaiting_validation],
             "nodes": len(world.cluster.by_name),

@@ -31,15 +31,15 @@ def observed(mode: Mode = Mode.OBSERVE, **facts: Any) -> RecoveryScenario:
 
 
 def sweep(recovery: RecoveryScenario) -> None:
-    one = SweepRun(recovery.world.context(policy=recovery.policy, mode=recovery.mode), {})
-    inventory.refresh_fleet(one)
-    unhealthy.resume_work(one)
+    sweep_run = SweepRun(recovery.world.context(policy=recovery.policy, mode=recovery.mode), {})
+    inventory.refresh_fleet(sweep_run)
+    unhealthy.resume_work(sweep_run)
     recovery.scenario.sweep()
 
 
 def events(recovery: RecoveryScenario) -> list[tuple[NodeEventKind, Actor]]:
     row = recovery.world.ledger.get(incident_rows.aftermath_key(recovery.incident_id))
-    return [(each.kind, each.actor) for each in rows.read(row, Aftermath).events] if row else []
+    return [(event.kind, event.actor) for event in rows.read(row, Aftermath).events] if row else []
 
 
 def a_step(recovery: RecoveryScenario, code: str, **changes: Any) -> Any:
@@ -71,7 +71,7 @@ def test_step_of_hyperpods_repair_is_recorded_once() -> None:
 
     outcomes = [recovery.ingest(step) for _ in range(2)]
 
-    assert [each.outcome for each in outcomes] == ["IGNORED", "IGNORED"]
+    assert [outcome.outcome for outcome in outcomes] == ["IGNORED", "IGNORED"]
     assert events(recovery) == [(NodeEventKind.REBOOTED, Actor.HYPERPOD)]
 
 

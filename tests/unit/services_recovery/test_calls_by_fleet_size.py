@@ -97,9 +97,9 @@ def test_a_failed_list_is_not_repeated_for_each_wait() -> None:
         recovery.open(ConditionKind.NODE_BACK)
     provider = ThrottledProvider()
 
-    found = evaluate_waits.run(recovery.context(provider=provider))
+    result = evaluate_waits.run(recovery.context(provider=provider))
 
-    assert (len(found.failed), provider.lists) == (3, 1)
+    assert (len(result.failed), provider.lists) == (3, 1)
 
 
 def test_watch_lists_hyperpod_once_for_many_rounds() -> None:

@@ -66,10 +66,10 @@ def test_grace_of_a_job_is_recorded_once_and_replays() -> None:
     recovery.state("", drain_node)
 
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
-    (record,) = [found for row in page.rows if (found := rows.read(row, Decision)).kind == "DRAIN"]
+    (record,) = [decision for row in page.rows if (decision := rows.read(row, Decision)).kind == "DRAIN"]
 
     assert (record.action, record.reason) == ("SAVE", "Its pods get 300 s to save, the most that this fault allows.")
-    assert [each.option for each in record.alternatives] == ["600 s, as the job requests"]
+    assert [alternative.option for alternative in record.alternatives] == ["600 s, as the job requests"]
     assert replay(record, SAVES).differs_from(record) == ""
 
 

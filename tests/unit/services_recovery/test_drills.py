@@ -255,7 +255,7 @@ def test_drills_never_change_a_real_recovery(
 
 
 def real_incident(recovery: RecoveryScenario) -> Incident:
-    [found] = [each for each in recovery.incidents() if not each.is_drill]
+    [found] = [incident for incident in recovery.incidents() if not incident.is_drill]
     return found
 
 
@@ -310,7 +310,7 @@ def test_real_unresolved_fact_is_retried_before_any_drill(*, drills_may_act: boo
 
     outcomes = receive_event.retry_unresolved(recovery.context())
 
-    assert [each.outcome for each in outcomes] == ["OPEN"]
+    assert [outcome.outcome for outcome in outcomes] == ["OPEN"]
 
 
 def test_every_unresolved_fact_is_retried_within_one_call_per_page() -> None:
@@ -322,7 +322,7 @@ def test_every_unresolved_fact_is_retried_within_one_call_per_page() -> None:
 
     outcomes = [receive_event.retry_unresolved(recovery.context()) for _ in range(3)]
 
-    assert [each.outcome for found in outcomes for each in found] == ["OPEN"]
+    assert [result.outcome for outcome in outcomes for result in outcome] == ["OPEN"]
 
 
 def test_unresolved_drill_facts_are_retried_too() -> None:
@@ -330,7 +330,7 @@ def test_unresolved_drill_facts_are_retried_too() -> None:
     recovery.ingest(unknown(78, is_drill=True))
     recovery.world.provider.by_id[instance_id(78)] = a_provider_node(78)
 
-    assert [each.outcome for each in receive_event.retry_unresolved(recovery.context())] == ["OPEN"]
+    assert [result.outcome for result in receive_event.retry_unresolved(recovery.context())] == ["OPEN"]
 
 
 def test_drill_stands_down_where_a_real_incident_is_open() -> None:

@@ -54,16 +54,18 @@ def fleet(size: int = 6, *, with_job: bool = False, policy: Policy | None = None
 
 def remember(recovery: RecoveryScenario, number: int, **changes: Any) -> None:
     machine = instance_id(number)
-    there = next(node for node in recovery.world.cluster.by_name.values() if node.instance_id == machine)
+    kubernetes_node = next(node for node in recovery.world.cluster.by_name.values() if node.instance_id == machine)
     record = recovery.world.provider.by_id[machine]
     life = NodeLife(cluster=CLUSTER, instance_id=machine, launched_at=record.launched_at)
-    seen = FleetNode.seen(Node(life=life, kubernetes=there, provider=record), NONE, recovery.now).replace(**changes)
+    fleet_node = FleetNode.seen(
+        Node(life=life, kubernetes=kubernetes_node, provider=record), NONE, recovery.now
+    ).replace(**changes)
     row = recovery.world.ledger.get(fleet_rows.node_key(CLUSTER, machine))
-    fresh = fleet_rows.node_row(CLUSTER, machine, seen.to_json(), row.version if row else 0, None)
+    fresh = fleet_rows.node_row(CLUSTER, machine, fleet_node.to_json(), row.version if row else 0, None)
     recovery.world.ledger.commit(Put(fresh))
-    known = [rows.read(each, FleetNode) for each in recovery.world.ledger.by_state(Table.FLEET, "NODE").rows]
+    nodes = [rows.read(row, FleetNode) for row in recovery.world.ledger.by_state(Table.FLEET, "NODE").rows]
     boot_seconds = recovery.policy.watch.first_boot_grace_seconds
-    able = Counter(node.pool for node in known if node.can_be_acted_on(recovery.now, boot_seconds=boot_seconds))
+    able = Counter(node.pool for node in nodes if node.can_be_acted_on(recovery.now, boot_seconds=boot_seconds))
     stored = recovery.world.ledger.get(fleet_rows.summary_key())
     summary = FleetSummary(nodes=able).to_json()
     recovery.world.ledger.commit(Put(Row(fleet_rows.summary_key(), summary, stored.version if stored else 0)))
@@ -89,7 +91,7 @@ def incident(recovery: RecoveryScenario, incident_id: str) -> Incident:
 
 
 def lives(recovery: RecoveryScenario, which: RegisterName) -> list[str]:
-    return [each.life.split("/")[1] for each in recovery.register(which).entries]
+    return [entry.life.split("/")[1] for entry in recovery.register(which).entries]
 
 
 # ---------------------------------------------------------------- limits, races, crashes
@@ -155,14 +157,14 @@ class ConcurrentWriter:
 def test_one_of_two_racing_repairs_is_made() -> None:
     recovery = fleet(policy=guarded(pool_repairs=1))
     first, second = at_repair(recovery, 1), at_repair(recovery, 2)
-    own = recovery.ledger
+    in_memory_ledger = recovery.ledger
 
     def other() -> None:
-        recovery.ledger = own
+        recovery.ledger = in_memory_ledger
         assert repair(recovery, second).outcome == "REQUESTED"
         recovery.incident_id = first
 
-    recovery.ledger = ConcurrentWriter(own, "REGISTER#repairs", other)  # type: ignore[assignment]
+    recovery.ledger = ConcurrentWriter(in_memory_ledger, "REGISTER#repairs", other)  # type: ignore[assignment]
     with pytest.raises(Conflict):
         repair(recovery, first)
 
@@ -176,14 +178,14 @@ def test_one_of_two_racing_cordons_is_made() -> None:
     for each in (first, second):
         recovery.incident_id = each
         recovery.state("Plan", plan_recovery)
-    own = recovery.ledger
+    in_memory_ledger = recovery.ledger
 
     def other() -> None:
-        recovery.ledger, recovery.incident_id = own, second
+        recovery.ledger, recovery.incident_id = in_memory_ledger, second
         assert recovery.state("Cordon", cordon_node).outcome == "CORDONED"
         recovery.incident_id = first
 
-    recovery.ledger = ConcurrentWriter(own, "REGISTER#cordons", other)  # type: ignore[assignment]
+    recovery.ledger = ConcurrentWriter(in_memory_ledger, "REGISTER#cordons", other)  # type: ignore[assignment]
     recovery.incident_id = first
     assert recovery.state("Cordon", cordon_node).outcome == "BLOCKED"
     assert [call[1] for call in recovery.world.cluster.calls if call[0] == "cordon"] == [f"hyperpod-{instance_id(2)}"]
@@ -484,7 +486,7 @@ def end_cause(recovery: RecoveryScenario, cause: str = "zone/us-west-2a", **chan
 
 
 def stop_answering(recovery: RecoveryScenario, number: int) -> None:
-    [node] = [each for each in recovery.world.cluster.by_name.values() if each.instance_id == instance_id(number)]
+    [node] = [node for node in recovery.world.cluster.by_name.values() if node.instance_id == instance_id(number)]
     recovery.world.cluster.set_node(node.name, is_ready=False, not_ready_since=recovery.now)
     remember(recovery, number)
 

@@ -47,18 +47,18 @@ def test_three_copies_in_any_order_open_one_incident(order: tuple[int, ...]) -> 
 @pytest.mark.parametrize("_attempt", range(5))
 def test_concurrent_signals_open_one_incident_and_one_execution(_attempt: int) -> None:
     world = FakeWorld()
-    others = [
+    facts = [
         a_fact(source="kubernetes.node", fault_key="node:not_ready", envelope_id="k8s"),
         a_fact(source="hyperpod.node-labels", fault_key="xid:79", envelope_id="labels"),
     ]
-    together = threading.Barrier(len(COPIES) + len(others))
+    together = threading.Barrier(len(COPIES) + len(facts))
     outcomes: list[str] = []
 
     def deliver(fact: NodeFact) -> None:
         together.wait(timeout=5)
         outcomes.append(ingest(world, fact).outcome)
 
-    threads = [threading.Thread(target=deliver, args=(fact,)) for fact in [*COPIES, *others]]
+    threads = [threading.Thread(target=deliver, args=(fact,)) for fact in [*COPIES, *facts]]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -86,7 +86,7 @@ def test_evidence_shows_opening_and_joined_signals() -> None:
     [partition] = incidents(world)
     stored = [rows.read(row, Evidence) for row in world.ledger.partition(Table.INCIDENTS, partition, "EVIDENCE#")]
 
-    assert sorted((each.fact.source, each.opened) for each in stored) == [
+    assert sorted((evidence.fact.source, evidence.opened) for evidence in stored) == [
         ("hyperpod.node-health", True),
         ("kubernetes.node", False),
     ]
@@ -114,7 +114,7 @@ def test_sweep_opens_the_incident_of_a_late_node() -> None:
     world.provider.by_id[instance_id(77)] = a_provider_node(77)
     outcomes = receive_event.retry_unresolved(world.context())
 
-    assert [each.outcome for each in outcomes] == ["OPEN"]
+    assert [outcome.outcome for outcome in outcomes] == ["OPEN"]
     assert receive_event.retry_unresolved(world.context()) == ()
     assert len(incidents(world)) == 1
 
@@ -241,8 +241,10 @@ def test_fault_on_a_node_with_hundreds_of_jobs_is_ingested() -> None:
         life=NodeLife(cluster=CLUSTER, instance_id=fact.instance_id, launched_at=world.clock.now()),
         provider=a_provider_node(1),
     )
-    seen = FleetNode.seen(node, NONE, world.clock.now()).replace(job_ids=tuple(f"job-{n:03d}" for n in range(250)))
-    row = fleet_rows.node_row(CLUSTER, fact.instance_id, seen.to_json(), 0, None)
+    fleet_node = FleetNode.seen(node, NONE, world.clock.now()).replace(
+        job_ids=tuple(f"job-{n:03d}" for n in range(250))
+    )
+    row = fleet_rows.node_row(CLUSTER, fact.instance_id, fleet_node.to_json(), 0, None)
     world.ledger.commit(Put(row))
 
     assert ingest(world, fact).outcome in ("OPEN", "JOIN")

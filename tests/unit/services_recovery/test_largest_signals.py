@@ -126,7 +126,7 @@ def test_node_with_the_most_signals_recovers() -> None:
     recovery.report_fault()
     for detector in range(12):
         for n in range(40):
-            said = NodeFact(
+            fact = NodeFact(
                 kind="FAULT",
                 source=f"site:role/{detector:02d}{'d' * 230}",
                 instance_id=instance_id(1),
@@ -138,7 +138,7 @@ def test_node_with_the_most_signals_recovers() -> None:
                 envelope_id="e" * 512,
                 detail="\U0001f600" * 500,
             )
-            recovery.ingest(said)
+            recovery.ingest(fact)
 
     assert recovery.recover() == "RECOVERED"
     assert all(row_bytes(row) < LARGEST_ROW for row in recovery.world.ledger.rows.values())
@@ -152,7 +152,7 @@ def test_answers_about_the_most_jobs_of_a_node_fit_a_workflow() -> None:
     back = tuple(
         plan_resume.PlannedJob(job_id=name, attempt=99_999, option=max(ResumeOption, key=len)) for name in names
     )
-    reason = ", ".join(f"{each.job_id} ({each.option})" for each in back)
+    reason = ", ".join(f"{job.job_id} ({job.option})" for job in back)
 
     stopped = drain_node.DrainNodeResult(outcome="JOBS_AFFECTED", reason=reason, jobs=affected)
     planned = plan_resume.PlanResumeResult(outcome="PLANNED", reason=reason, jobs=back)

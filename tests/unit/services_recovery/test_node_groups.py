@@ -39,9 +39,9 @@ class GroupScenario(RecoveryScenario):
         for number in range(1, self.size + 1):
             del self.world.provider.by_id[instance_id(number)]
             name = a_node(number).name
-            seen = self.world.cluster.set_node(name, hyperpod_cluster_id=None, created_at=born)
+            node = self.world.cluster.set_node(name, hyperpod_cluster_id=None, created_at=born)
             life = NodeLife(cluster=CLUSTER, instance_id=instance_id(number), launched_at=born)
-            stored = FleetNode.seen(Node(life=life, kubernetes=seen), Resources(accelerators=8), born)
+            stored = FleetNode.seen(Node(life=life, kubernetes=node), Resources(accelerators=8), born)
             self.world.ledger.commit(Put(fleet_rows.node_row(CLUSTER, instance_id(number), stored.to_json(), 0, None)))
             if group:
                 self.groups.put(GroupMember(instance_id=instance_id(number), group=group, lifecycle="InService"))
@@ -59,7 +59,7 @@ class GroupScenario(RecoveryScenario):
         super().turn()
 
     def replace(self, gone: str, launched: str) -> None:
-        node = next(each for each in self.world.cluster.by_name.values() if each.instance_id == gone)
+        node = next(node for node in self.world.cluster.by_name.values() if node.instance_id == gone)
         self.world.cluster.remove_node(node.name)
         self.world.cluster.add_node(
             node.replace(name=f"ip-{launched}", instance_id=launched, labels={}, is_cordoned=False, incident_id=None)
@@ -125,7 +125,7 @@ def test_evenkeel_waits_for_auto_repair_of_eks() -> None:
 
     assert recovery.recover() == IncidentState.RECOVERED
     assert recovery.groups.terminated == []
-    assert [each.rung for each in recovery.requests()] == ["node_group"]
+    assert [request.rung for request in recovery.requests()] == ["node_group"]
 
 
 def test_auto_repair_that_does_nothing_ends_with_a_page_and_no_termination() -> None:
@@ -161,11 +161,11 @@ def test_nothing_is_asked_of_the_group_without_permission_to_act() -> None:
 
 def test_approval_covers_the_replacement() -> None:
     recovery = GroupScenario(mode=Mode.RECOMMEND).fault()
-    asked: list[Incident] = []
+    incidents: list[Incident] = []
 
     def approve() -> None:
-        if not asked:
-            asked.append(say(recovery))
+        if not incidents:
+            incidents.append(say(recovery))
 
     recovery.meanwhile = approve
 

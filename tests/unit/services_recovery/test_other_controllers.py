@@ -38,7 +38,7 @@ class ControllerScenario(RecoveryScenario):
         super().turn()
 
     def requested(self) -> list[str]:
-        return [each.rung for each in self.lease.requests] if self.lease else []
+        return [request.rung for request in self.lease.requests] if self.lease else []
 
     def calls(self) -> int:
         provider = self.world.provider
@@ -148,8 +148,8 @@ def test_sweep_records_the_controller_until_it_releases_the_node() -> None:
 
     def shown() -> str | None:
         recovery.scenario.sweep()
-        found = read_fleet.show_node(instance_id(1), recovery.context())
-        return str(found["repairedBy"]) if found["repairedBy"] else None
+        node = read_fleet.show_node(instance_id(1), recovery.context())
+        return str(node["repairedBy"]) if node["repairedBy"] else None
 
     assert shown() == f"NVSentinel ({STATE}=quarantined)"
     recovery.world.cluster.set_node(NODE, labels={STATE: "remediation-failed"})

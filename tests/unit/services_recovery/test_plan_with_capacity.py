@@ -68,14 +68,16 @@ def plan(recovery: RecoveryScenario) -> RecoveryScenario:
 
 def record(recovery: RecoveryScenario) -> Decision:
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
-    return next(found for row in page.rows if (found := rows.read(row, Decision)).kind == "RESUME")
+    return next(decision for row in page.rows if (decision := rows.read(row, Decision)).kind == "RESUME")
 
 
 def weighed(recovery: RecoveryScenario, option: str) -> Alternative:
     """Return one row of the table that was stored with the decision."""
-    found = record(recovery)
-    assert found.chosen
-    return next(each for each in (found.chosen, *found.alternatives) if each.option == option)
+    decision = record(recovery)
+    assert decision.chosen
+    return next(
+        alternative for alternative in (decision.chosen, *decision.alternatives) if alternative.option == option
+    )
 
 
 def stop(recovery: RecoveryScenario) -> None:
@@ -98,16 +100,16 @@ def decisions(recovery: RecoveryScenario) -> list[Decision]:
 def test_job_that_loses_less_on_rented_nodes_is_planned_there() -> None:
     recovery = planned(burst())
 
-    found = record(recovery)
+    decision = record(recovery)
 
-    assert found.action == "RENT"
-    assert found.reason.startswith(f"2 nodes of {SPOT} are rented for it, $")
+    assert decision.action == "RENT"
+    assert decision.reason.startswith(f"2 nodes of {SPOT} are rented for it, $")
     waits = weighed(recovery, "WAIT_FOR_REPAIR")
-    assert found.chosen
-    assert found.chosen.usd is not None
+    assert decision.chosen
+    assert decision.chosen.usd is not None
     assert waits.usd is not None
-    assert found.chosen.usd < waits.usd
-    assert replay(found, recovery.policy).differs_from(found) == ""
+    assert decision.chosen.usd < waits.usd
+    assert replay(decision, recovery.policy).differs_from(decision) == ""
 
 
 def test_recovery_and_cycle_compute_the_same_rent() -> None:
@@ -189,8 +191,8 @@ def test_cycle_rents_the_pool_that_the_recovery_chose() -> None:
     assert (rental.state, rental.offer.pool) == (RentalState.OPENING, SPOT)
     assert rental.reason.startswith(f"The job's recovery chose to rent: {SPOT} costs $")
     assert waits.job.rentals == 0
-    placements = [each for each in decisions(recovery) if each.kind == "PLACEMENT"]
-    assert all(replay(each, recovery.scenario.policy).differs_from(each) == "" for each in placements)
+    placements = [decision for decision in decisions(recovery) if decision.kind == "PLACEMENT"]
+    assert all(replay(placement, recovery.scenario.policy).differs_from(placement) == "" for placement in placements)
     assert placements
 
 
@@ -244,11 +246,11 @@ def test_job_resumes_elsewhere_during_the_repair() -> None:
 def test_unavailable_rental_is_excluded_with_a_reason(policy: Policy, spec: dict[str, Any], why_not: str) -> None:
     recovery = planned(policy, **spec)
 
-    found = weighed(recovery, "RENT")
+    alternative = weighed(recovery, "RENT")
 
     assert record(recovery).action == "WAIT_FOR_REPAIR"
-    assert why_not in found.why_not
-    assert found.usd is None
+    assert why_not in alternative.why_not
+    assert alternative.usd is None
     assert recovery.job.resume_plan
     assert recovery.job.resume_plan.max_rent_parts is None
 
@@ -318,19 +320,24 @@ def test_recovery_rental_respects_team_quota_and_budget(rented: int, budgets: tu
 
 
 def test_record_from_before_preemption_replays() -> None:
-    found = record(planned(QUICK))
+    decision = record(planned(QUICK))
     refused = [
         {"option": "SHRINK", "whyNot": "not available: the job is not elastic"},
         {"option": "PREEMPT", "whyNot": "not available here: no job gives way to another"},
         {"option": "RENT", "whyNot": "not available here: no nodes are rented"},
     ]
     since = ("renting", "preemptionVictims", "usdPerHourOfDelay")
-    facts = {name: value for name, value in found.facts.items() if name not in since} | {"offers": refused}
+    facts = {name: value for name, value in decision.facts.items() if name not in since} | {"offers": refused}
     said = {each["option"]: each["whyNot"] for each in refused}
-    table = tuple(each.replace(why_not=said.get(each.option, each.why_not)) for each in found.alternatives)
+    table = tuple(
+        alternative.replace(why_not=said.get(alternative.option, alternative.why_not))
+        for alternative in decision.alternatives
+    )
 
     assert (
-        replay(found.replace(facts=facts, alternatives=table), QUICK).differs_from(found.replace(alternatives=table))
+        replay(decision.replace(facts=facts, alternatives=table), QUICK).differs_from(
+            decision.replace(alternatives=table)
+        )
         == ""
     )
 
@@ -400,16 +407,16 @@ def test_least_expected_loss_is_chosen_within_the_caps(
     stop(recovery)
     recovery.scenario.run_scheduling_cycle()
 
-    found = record(recovery)
-    had = [each.usd for each in found.alternatives if each.usd is not None]
-    assert found.chosen
-    assert found.chosen.usd is not None
-    assert all(found.chosen.usd <= usd for usd in had)
-    assert replay(found, recovery.policy).differs_from(found) == ""
+    decision = record(recovery)
+    had = [alternative.usd for alternative in decision.alternatives if alternative.usd is not None]
+    assert decision.chosen
+    assert decision.chosen.usd is not None
+    assert all(decision.chosen.usd <= usd for usd in had)
+    assert replay(decision, recovery.policy).differs_from(decision) == ""
     if recovery.job.rentals:
         rate = before + rental_of(recovery).offer.micros_per_node_hour * 2
         assert rate <= min(fleet_cap, team_cap) * 1_000_000
-    if found.action == "RENT":
+    if decision.action == "RENT":
         assert recovery.job.rentals == 1
 
 
@@ -434,20 +441,21 @@ def teams(*, blue_borrows: bool, **blue: Any) -> tuple[RecoveryScenario, str]:
 def test_borrowing_job_is_preempted_if_its_delay_costs_less() -> None:
     recovery, other = teams(blue_borrows=True)
 
-    found = record(recovery)
+    decision = record(recovery)
 
-    assert found.action == "PREEMPT"
-    assert found.reason == f"Evenkeel preempts {other} of team blue to run the job."
-    facts = ResumeFacts.model_validate(found.facts)
-    assert [(each.job_id, each.accelerators, each.save_seconds) for each in facts.preemption_victims] == [
-        (other, 8, 30)
-    ]
+    assert decision.action == "PREEMPT"
+    assert decision.reason == f"Evenkeel preempts {other} of team blue to run the job."
+    facts = ResumeFacts.model_validate(decision.facts)
+    assert [
+        (preemption_victim.job_id, preemption_victim.accelerators, preemption_victim.save_seconds)
+        for preemption_victim in facts.preemption_victims
+    ] == [(other, 8, 30)]
     wait, delays = 2 * HOUR, facts.delays.launch.seconds + facts.delays.restore.seconds
     lost = (30 + delays + facts.lost_work_seconds) * 16 + (
         wait + delays + facts.preemption_victims[0].lost_work_seconds
     ) * 8
     assert weighed(recovery, "PREEMPT").gpu_hours_lost == pytest.approx(lost / HOUR, abs=0.01)
-    assert replay(found, recovery.policy).differs_from(found) == ""
+    assert replay(decision, recovery.policy).differs_from(decision) == ""
 
 
 def test_cycle_carries_out_the_chosen_preemption() -> None:
@@ -457,9 +465,9 @@ def test_cycle_carries_out_the_chosen_preemption() -> None:
 
     scenario.run_scheduling_cycle()
 
-    asked = scenario.job(other).stop_of(1)
-    assert asked
-    assert (asked.by, asked.grace_seconds) == (f"schedule_jobs/{recovery.job_id}", 30)
+    request = scenario.job(other).stop_of(1)
+    assert request
+    assert (request.by, request.grace_seconds) == (f"schedule_jobs/{recovery.job_id}", 30)
     assert recovery.job.reason.endswith(f"its recovery preempts other jobs. It waits until they stop: {other}.")
     scenario.run_scheduling_cycle()  # no other job is preempted meanwhile
     assert (recovery.job.state, len(scenario.charges())) == (JobState.PENDING, 1)
@@ -468,9 +476,11 @@ def test_cycle_carries_out_the_chosen_preemption() -> None:
     scenario.settle(other)
     scenario.run_scheduling_cycle()
     assert (recovery.job.state, scenario.job(other).state) == (JobState.STARTING, JobState.PENDING)
-    admissions = [each for each in decisions(recovery) if each.kind == "ADMISSION"]
-    assert "PREEMPT" in {each.action for each in admissions}
-    assert [differs for each in admissions if (differs := replay(each, recovery.policy).differs_from(each))] == []
+    admissions = [decision for decision in decisions(recovery) if decision.kind == "ADMISSION"]
+    assert "PREEMPT" in {admission.action for admission in admissions}
+    assert [
+        differs for admission in admissions if (differs := replay(admission, recovery.policy).differs_from(admission))
+    ] == []
 
 
 def test_job_within_its_own_quota_is_not_preempted() -> None:
@@ -502,10 +512,15 @@ def test_job_with_a_costly_delay_is_not_preempted() -> None:
     recovery, _ = teams(blue_borrows=True)
     facts = ResumeFacts.model_validate(record(recovery).facts)
     dear = facts.replace(
-        preemption_victims=tuple(each.replace(usd_per_hour_of_delay=100.0) for each in facts.preemption_victims)
+        preemption_victims=tuple(
+            preemption_victim.replace(usd_per_hour_of_delay=100.0) for preemption_victim in facts.preemption_victims
+        )
     )
 
     decided = choose(dear, recovery.policy.jobs)
 
     assert decided.option is ResumeOption.WAIT_FOR_REPAIR
-    assert any(each.option == "PREEMPT" and "it would lose" in each.why_not for each in decided.alternatives)
+    assert any(
+        alternative.option == "PREEMPT" and "it would lose" in alternative.why_not
+        for alternative in decided.alternatives
+    )

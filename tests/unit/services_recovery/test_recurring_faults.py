@@ -94,10 +94,10 @@ def test_second_hang_of_a_job_counts_on_another_node() -> None:
         recovery.world.clock.advance(timedelta(hours=3).total_seconds())
         row = recovery.world.ledger.get(incident_rows.incident_key(outcome.incident_id))
         assert row
-        found = rows.read(row, Incident)
+        incident = rows.read(row, Incident)
 
-    assert found.min_rung == Rung.DIAGNOSE
-    assert "in this job" in found.min_rung_reason
+    assert incident.min_rung == Rung.DIAGNOSE
+    assert "in this job" in incident.min_rung_reason
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_every_decision_names_its_catalogue() -> None:
 
 
 def settled(recovery: RecoveryScenario, plan: plan_recovery.PlanRecoveryResult) -> settle_incident.SettleIncidentResult:
-    said = BranchEnd(outcome=plan.outcome, reason=plan.reason)
-    outcome: settle_incident.SettleIncidentResult = recovery.state("SettleIncident", settle_incident, plan=said)
+    branch_end = BranchEnd(outcome=plan.outcome, reason=plan.reason)
+    outcome: settle_incident.SettleIncidentResult = recovery.state("SettleIncident", settle_incident, plan=branch_end)
     return outcome
 
 

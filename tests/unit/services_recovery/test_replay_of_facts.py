@@ -86,6 +86,6 @@ def test_two_facts_of_one_moment_make_one_decision() -> None:
     assert affected
 
     replay = FactReplay(recovery.policy, lambda _instance, _at: NodeThen(affected=affected, is_hyperpod=True))
-    (incident,) = replay.decisions((each.observed_at, each) for each in (first, second))
+    (incident,) = replay.decisions((fact.observed_at, fact) for fact in (first, second))
 
     assert (incident.fault_key, incident.evidence_count) == ("xid:79", 2)

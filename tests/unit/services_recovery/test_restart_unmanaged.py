@@ -195,7 +195,7 @@ def test_decision_is_recorded_once_and_replays() -> None:
     recovery.state("", drain_node)
 
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
-    (record,) = [found for row in page.rows if (found := rows.read(row, Decision)).kind == "RESTART"]
+    (record,) = [decision for row in page.rows if (decision := rows.read(row, Decision)).kind == "RESTART"]
 
     assert record.action == "LEAVE"
     assert "belongs to TrainJob llama" in lines(recovery)

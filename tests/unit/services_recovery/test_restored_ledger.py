@@ -42,7 +42,10 @@ def effects(world: FakeWorld) -> list[str]:
 def running_pods(world: FakeWorld) -> dict[tuple[str, int], list[str]]:
     """Return the nodes of the running pods of each attempt."""
     listed = world.cluster.workloads("research-eks")
-    pods = {(seen.job_id, seen.attempt): [pod for pod in seen.pods if pod.phase is PodPhase.RUNNING] for seen in listed}
+    pods = {
+        (workload.job_id, workload.attempt): [pod for pod in workload.pods if pod.phase is PodPhase.RUNNING]
+        for workload in listed
+    }
     return {name: sorted(str(pod.node_name) for pod in found) for name, found in pods.items() if found}
 
 

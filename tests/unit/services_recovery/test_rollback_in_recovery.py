@@ -112,7 +112,7 @@ def test_late_fault_rolls_back_a_moved_job() -> None:
     trusted = soon.replace(fault_key="hp:NvidiaErrorReboot")
     not_affected = drain_node.find_affected_jobs(trusted, recovery.world.context(policy=QUICK))
 
-    assert [(each.job_id, each.attempt) for each in affected] == [(recovery.job_id, 1)]
+    assert [(job.job_id, job.attempt) for job in affected] == [(recovery.job_id, 1)]
     assert not_affected == ()
 
 

@@ -213,7 +213,7 @@ def test_event_may_contain_node_and_group_facts() -> None:
 
 
 def progress(world: FakeWorld) -> list[str]:
-    return [each.code for incident in incidents(world) for each in incident.progress]
+    return [repair_progress.code for incident in incidents(world) for repair_progress in incident.progress]
 
 
 def test_progress_of_the_node_joins_its_incident() -> None:
@@ -235,7 +235,9 @@ def test_progress_of_the_replacement_joins_the_incident_of_the_slot() -> None:
 
     assert ingest(world, progress_fact(9, logical_id="seat-1")) == ["JOIN"]
     [incident] = incidents(world)
-    assert [(each.code, each.instance_id) for each in incident.progress] == [("replacement_started", instance_id(9))]
+    assert [(repair_progress.code, repair_progress.instance_id) for repair_progress in incident.progress] == [
+        ("replacement_started", instance_id(9))
+    ]
     assert incident.fault_key == "hp:NvidiaErrorReboot"
 
 

@@ -271,8 +271,8 @@ def test_late_signal_of_a_replaced_node_spares_its_replacement(fault_key: str, o
     recovery.mark(instance_id(1))
     recovery.open(ConditionKind.NODE_VALID)
     life = recovery.incident.life
-    known = FleetNode(life=life, slot=recovery.incident.slot, changed_at=recovery.now)
-    recovery.scenario.put(fleet_rows.node_row(life.cluster, life.instance_id, known.to_json(), 0, None))
+    node = FleetNode(life=life, slot=recovery.incident.slot, changed_at=recovery.now)
+    recovery.scenario.put(fleet_rows.node_row(life.cluster, life.instance_id, node.to_json(), 0, None))
     recovery.world.clock.advance(61)
 
     late = recovery.ingest(a_fact(fault_key=fault_key, observed_at=recovery.now, envelope_id="late"))
@@ -601,9 +601,9 @@ def test_karpenter_node_is_drained_and_terminated_once() -> None:
     del recovery.world.provider.by_id[instance_id(1)]
     labels = {**machine.labels, "karpenter.sh/nodepool": "burst"}
     born = recovery.now
-    seen = recovery.world.cluster.set_node(NODE, labels=labels, hyperpod_cluster_id=None, created_at=born)
+    node = recovery.world.cluster.set_node(NODE, labels=labels, hyperpod_cluster_id=None, created_at=born)
     life = NodeLife(cluster=CLUSTER, instance_id=instance_id(1), launched_at=born)
-    stored = FleetNode.seen(Node(life=life, kubernetes=seen), Resources(accelerators=8), born)
+    stored = FleetNode.seen(Node(life=life, kubernetes=node), Resources(accelerators=8), born)
     recovery.world.ledger.commit(Put(fleet_rows.node_row(CLUSTER, instance_id(1), stored.to_json(), 0, None)))
     recovery.report_fault(source="kubernetes.node", fault_key="node:not_ready", observed_at=recovery.now)
     recovery.mark(instance_id(1), "NvidiaErrorReboot")

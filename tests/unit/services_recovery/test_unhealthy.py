@@ -31,9 +31,9 @@ def a_sweep_run(recovery: RecoveryScenario) -> SweepRun:
 
 def sweep(recovery: RecoveryScenario) -> int:
     """Look at the fleet as the sweeper does; return how many recoveries were resumed."""
-    one = a_sweep_run(recovery)
-    inventory.refresh_fleet(one)
-    return unhealthy.resume_work(one)
+    sweep_run = a_sweep_run(recovery)
+    inventory.refresh_fleet(sweep_run)
+    return unhealthy.resume_work(sweep_run)
 
 
 def newest(recovery: RecoveryScenario) -> Incident:
@@ -220,7 +220,7 @@ def test_policy_that_allows_the_class_resumes_the_recovery() -> None:
 def test_removed_opt_out_resumes_the_recovery() -> None:
     recovery = RecoveryScenario(with_job=False)
     recovery.report_fault()
-    node = next(each for each in recovery.world.cluster.by_name.values() if each.name == name_of(recovery))
+    node = next(node for node in recovery.world.cluster.by_name.values() if node.name == name_of(recovery))
     recovery.world.cluster.set_node(node.name, labels={**node.labels, AUTOMATION_LABEL: "off"})
     assert recovery.recover() == IncidentState.STOOD_DOWN
     assert sweep(recovery) == 0

@@ -33,7 +33,7 @@ def sample(name: str, number: int) -> dict[str, Any]:
 
 def a_health_event(number: int, machines: range) -> dict[str, Any]:
     event = copy.deepcopy(sample("aws-health-scheduled-change.json", number))
-    event["detail"]["affectedEntities"] = [{"entityValue": instance_id(each)} for each in machines]
+    event["detail"]["affectedEntities"] = [{"entityValue": instance_id(machine)} for machine in machines]
     event["detail"]["eventArn"] += str(number)
     return event
 
@@ -106,14 +106,16 @@ def test_spot_notice_behind_nine_health_events_opens_first(world: FakeWorld) -> 
 
 
 def test_parts_of_a_large_event_open_an_incident_for_each_machine(world: FakeWorld) -> None:
-    whole = a_health_event(1, range(1, 26))
+    health_event = a_health_event(1, range(1, 26))
 
-    deliver([whole])
+    deliver([health_event])
     parts = world.inbox.queued
     deliver(parts)
-    deliver([*parts, whole])
+    deliver([*parts, health_event])
 
-    assert {each.life.instance_id for each in incidents(world)} == {instance_id(number) for number in range(1, 26)}
+    assert {incident.life.instance_id for incident in incidents(world)} == {
+        instance_id(number) for number in range(1, 26)
+    }
     assert len(incidents(world)) == 25
     assert {part["id"] for part in parts} <= set(world.raw_events.kept)
     assert len({part["id"] for part in parts}) == 3
@@ -160,5 +162,5 @@ def test_invocation_that_runs_out_of_time_returns_the_rest_soon(world: FakeWorld
     )
 
     assert failed == ["event-1", "event-2"]
-    assert [each.life.instance_id for each in incidents(world)] == [instance_id(SPOT_MACHINE)]
+    assert [incident.life.instance_id for incident in incidents(world)] == [instance_id(SPOT_MACHINE)]
     assert {receipt for receipt, _ in world.inbox.again} == {"receipt-event-1", "receipt-event-2"}

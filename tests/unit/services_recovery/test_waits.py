@@ -38,16 +38,16 @@ class Waits:
         return open_wait.run(request, self.context())
 
     def look(self, **more: Any) -> list[str]:
-        found = evaluate_waits.run(self.context(), **more)
-        return [each.rpartition(": ")[2] for each in found.answered]
+        result = evaluate_waits.run(self.context(), **more)
+        return [each.rpartition(": ")[2] for each in result.answered]
 
     def resolve(self, place: int = -1, ledger: Ledger | None = None, **changes: Any) -> str:
-        asked = self.world.wait_answers.requests[place]
+        request = self.world.wait_answers.requests[place]
         document = {
-            "subject": asked.subject,
-            "name": asked.name,
-            "generation": asked.generation,
-            "answer": asked.answer,
+            "subject": request.subject,
+            "name": request.name,
+            "generation": request.generation,
+            "answer": request.answer,
             **changes,
         }
         return resolve_wait.run(
@@ -309,10 +309,10 @@ def test_failed_wait_does_not_delay_the_others() -> None:
 
     recovery.world.provider.nodes = broken  # type: ignore[method-assign]  # the provider does not answer
     recovery.world.wait_answers.requests.clear()
-    found = evaluate_waits.run(recovery.context())
+    result = evaluate_waits.run(recovery.context())
 
-    assert [each.rpartition("/")[2] for each in found.answered] == ["released: RELEASED"]
-    assert [each.split("/")[1].split(":")[:2] for each in found.failed] == [["node-back", " Unreachable"]]
+    assert [each.rpartition("/")[2] for each in result.answered] == ["released: RELEASED"]
+    assert [each.split("/")[1].split(":")[:2] for each in result.failed] == [["node-back", " Unreachable"]]
 
 
 def test_waits_of_one_subject_can_be_evaluated_separately(waits: Waits) -> None:

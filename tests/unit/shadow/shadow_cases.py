@@ -36,5 +36,10 @@ def an_event(kind: NodeEventKind, seconds: float, actor: Actor = Actor.HYPERPOD)
 
 
 def a_case(*events: NodeEvent, known_until: float = 1000 * HOUR, **decision: Any) -> ShadowCase:
-    made = a_decision(**decision)
-    return ShadowCase(decision=made, incident_ids=(made.incident_id,), events=events, known_until=at(known_until))
+    shadow_decision = a_decision(**decision)
+    return ShadowCase(
+        decision=shadow_decision,
+        incident_ids=(shadow_decision.incident_id,),
+        events=events,
+        known_until=at(known_until),
+    )

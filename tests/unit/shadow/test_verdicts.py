@@ -38,24 +38,24 @@ def judged(*events: NodeEvent, known_until: float = 1000 * HOUR, **decision: obj
     ],
 )
 def test_time_of_the_owners_action_decides_the_verdict(seconds: float, verdict: Verdict) -> None:
-    found = judged(an_event(K.REPLACED, seconds))
+    case = judged(an_event(K.REPLACED, seconds))
 
-    assert (found.cordon.verdict, found.cordon.seconds) == (verdict, seconds)
-    assert (found.repair.verdict, found.repair.seconds) == (verdict, seconds)
+    assert (case.cordon.verdict, case.cordon.seconds) == (verdict, seconds)
+    assert (case.repair.verdict, case.repair.seconds) == (verdict, seconds)
 
 
 @pytest.mark.parametrize("seconds", [-906, WINDOW + 1])
 def test_action_outside_the_window_is_not_compared(seconds: float) -> None:
-    found = judged(an_event(K.REPLACED, seconds))
+    case = judged(an_event(K.REPLACED, seconds))
 
-    assert found.cordon.verdict is found.repair.verdict is Verdict.UNKNOWN
+    assert case.cordon.verdict is case.repair.verdict is Verdict.UNKNOWN
 
 
 def test_first_of_cordon_and_replacement_is_compared_with_the_cordon() -> None:
-    found = judged(an_event(K.CORDONED, 300, Actor.PERSON), an_event(K.REPLACED, 900))
+    case = judged(an_event(K.CORDONED, 300, Actor.PERSON), an_event(K.REPLACED, 900))
 
-    assert (found.cordon.actor, found.cordon.seconds) == (Actor.PERSON, 300)
-    assert (found.repair.actor, found.repair.seconds) == (Actor.HYPERPOD, 900)
+    assert (case.cordon.actor, case.cordon.seconds) == (Actor.PERSON, 300)
+    assert (case.repair.actor, case.repair.seconds) == (Actor.HYPERPOD, 900)
 
 
 def test_standing_cordon_of_a_person_makes_the_decision_later() -> None:
@@ -69,10 +69,10 @@ def test_standing_cordon_of_a_person_makes_the_decision_later() -> None:
 
 
 def test_actor_is_taken_from_a_later_record_of_the_same_action() -> None:
-    seen = an_event(K.REPLACED, 600, Actor.UNKNOWN)
+    node_event = an_event(K.REPLACED, 600, Actor.UNKNOWN)
 
-    named = judged(seen, an_event(K.REPLACED, 640)).repair
-    other = judged(seen, an_event(K.REPLACED, 700)).repair
+    named = judged(node_event, an_event(K.REPLACED, 640)).repair
+    other = judged(node_event, an_event(K.REPLACED, 700)).repair
 
     assert (named.actor, named.seconds, named.evidence) == (Actor.HYPERPOD, 600, ("REPLACED at 640",))
     assert (other.actor, other.seconds) == (Actor.UNKNOWN, 600)
@@ -83,9 +83,9 @@ def test_removed_node_counts_as_replaced() -> None:
 
 
 def test_reboot_before_a_replacement_is_not_a_replacement() -> None:
-    found = judged(an_event(K.REBOOTED, 60), an_event(K.REPLACED, 7200))
+    case = judged(an_event(K.REBOOTED, 60), an_event(K.REPLACED, 7200))
 
-    assert (found.repair.verdict, found.repair.seconds) == (Verdict.EARLIER, 7200)
+    assert (case.repair.verdict, case.repair.seconds) == (Verdict.EARLIER, 7200)
 
 
 def test_gentler_first_repair_is_different() -> None:
@@ -93,7 +93,7 @@ def test_gentler_first_repair_is_different() -> None:
     rebooted = judged(an_event(K.REBOOTED, 600), repair="reboot")
     checked = judged(an_event(K.REBOOTED, 600), repair="diagnose")
 
-    assert [each.repair.verdict for each in (replaced, rebooted, checked)] == [
+    assert [case.repair.verdict for case in (replaced, rebooted, checked)] == [
         Verdict.DIFFERENT,
         Verdict.EARLIER,
         Verdict.DIFFERENT,
@@ -101,26 +101,26 @@ def test_gentler_first_repair_is_different() -> None:
 
 
 def test_repair_left_to_its_owner_is_not_judged() -> None:
-    found = judged(an_event(K.REPLACED, 600), repair="", owner="HYPERPOD")
+    case = judged(an_event(K.REPLACED, 600), repair="", owner="HYPERPOD")
 
-    assert found.cordon.verdict is Verdict.EARLIER
-    assert found.repair.verdict is Verdict.NOT_DECIDED
+    assert case.cordon.verdict is Verdict.EARLIER
+    assert case.repair.verdict is Verdict.NOT_DECIDED
 
 
 def test_owners_action_without_a_decision_to_act_is_missed() -> None:
-    found = judged(an_event(K.REPLACED, 600), cordons=False, repair="")
+    case = judged(an_event(K.REPLACED, 600), cordons=False, repair="")
 
-    assert found.cordon.verdict is found.repair.verdict is Verdict.MISSED
+    assert case.cordon.verdict is case.repair.verdict is Verdict.MISSED
 
 
 # ---------------------------------------------------------------- no owner acted
 
 
 def test_node_that_worked_a_whole_window_proves_the_decision_wrong() -> None:
-    found = judged(an_event(K.RECOVERED, 600), an_event(K.IN_SERVICE, 600 + WINDOW))
+    case = judged(an_event(K.RECOVERED, 600), an_event(K.IN_SERVICE, 600 + WINDOW))
 
-    assert found.cordon.verdict is found.repair.verdict is Verdict.WOULD_HAVE_BEEN_WRONG
-    assert found.cordon.evidence == ("RECOVERED at 600", f"IN_SERVICE at {600 + WINDOW}")
+    assert case.cordon.verdict is case.repair.verdict is Verdict.WOULD_HAVE_BEEN_WRONG
+    assert case.cordon.evidence == ("RECOVERED at 600", f"IN_SERVICE at {600 + WINDOW}")
 
 
 def test_node_in_service_too_early_proves_nothing() -> None:
@@ -130,10 +130,10 @@ def test_node_in_service_too_early_proves_nothing() -> None:
 
 
 def test_open_window_names_its_end() -> None:
-    found = judged(an_event(K.RECOVERED, 600), known_until=WINDOW)
+    case = judged(an_event(K.RECOVERED, 600), known_until=WINDOW)
 
-    assert (found.cordon.verdict, found.cordon.cause) == (Verdict.UNKNOWN, Cause.WINDOW_OPEN)
-    assert found.cordon.window_open_until == at(600 + WINDOW)
+    assert (case.cordon.verdict, case.cordon.cause) == (Verdict.UNKNOWN, Cause.WINDOW_OPEN)
+    assert case.cordon.window_open_until == at(600 + WINDOW)
 
 
 def test_window_begins_again_after_each_fault_within_it() -> None:
@@ -148,29 +148,29 @@ def test_window_begins_again_after_each_fault_within_it() -> None:
 
 
 def test_fault_that_comes_again_is_unknown() -> None:
-    found = judged(an_event(K.RECOVERED, HOUR), an_event(K.FAULT, WINDOW + 600), an_event(K.IN_SERVICE, 100 * HOUR))
+    case = judged(an_event(K.RECOVERED, HOUR), an_event(K.FAULT, WINDOW + 600), an_event(K.IN_SERVICE, 100 * HOUR))
 
-    assert (found.cordon.verdict, found.cordon.cause) == (Verdict.UNKNOWN, Cause.FAULT_RECURRED)
+    assert (case.cordon.verdict, case.cordon.cause) == (Verdict.UNKNOWN, Cause.FAULT_RECURRED)
 
 
 def test_action_after_the_window_is_unknown() -> None:
-    found = judged(an_event(K.RECOVERED, HOUR), an_event(K.REPLACED, WINDOW + 600), an_event(K.IN_SERVICE, 100 * HOUR))
+    case = judged(an_event(K.RECOVERED, HOUR), an_event(K.REPLACED, WINDOW + 600), an_event(K.IN_SERVICE, 100 * HOUR))
 
-    assert (found.cordon.verdict, found.cordon.cause) == (Verdict.UNKNOWN, Cause.ACTED_TOO_SOON)
+    assert (case.cordon.verdict, case.cordon.cause) == (Verdict.UNKNOWN, Cause.ACTED_TOO_SOON)
 
 
 def test_reboot_that_was_enough_makes_the_replacement_wrong() -> None:
-    found = judged(an_event(K.REBOOTED, 600), an_event(K.IN_SERVICE, 600 + WINDOW))
+    case = judged(an_event(K.REBOOTED, 600), an_event(K.IN_SERVICE, 600 + WINDOW))
 
-    assert found.cordon.verdict is Verdict.EARLIER
-    assert found.repair.verdict is Verdict.WOULD_HAVE_BEEN_WRONG
-    assert found.repair.reason.startswith("HyperPod rebooted the node at ")
+    assert case.cordon.verdict is Verdict.EARLIER
+    assert case.repair.verdict is Verdict.WOULD_HAVE_BEEN_WRONG
+    assert case.repair.reason.startswith("HyperPod rebooted the node at ")
 
 
 def test_healthy_node_without_a_decision_to_act_is_the_same() -> None:
-    found = judged(an_event(K.IN_SERVICE, WINDOW), cordons=False, repair="")
+    case = judged(an_event(K.IN_SERVICE, WINDOW), cordons=False, repair="")
 
-    assert found.cordon.verdict is found.repair.verdict is Verdict.SAME
+    assert case.cordon.verdict is case.repair.verdict is Verdict.SAME
 
 
 # ---------------------------------------------------------------- properties
@@ -210,15 +210,15 @@ def test_order_and_copies_of_events_change_nothing(
 def test_wrong_needs_a_node_that_worked_without_the_action(
     events: list[NodeEvent], decision: dict[str, object], until: int
 ) -> None:
-    found = judged(*events, known_until=until, **decision)
-    acts = [each for each in events if each.kind in (K.CORDONED, K.REBOOTED, K.REPLACED, K.REMOVED)]
-    within = [each for each in acts if at(-905) <= each.at <= min(at(WINDOW), at(until))]
+    case = judged(*events, known_until=until, **decision)
+    acts = [event for event in events if event.kind in (K.CORDONED, K.REBOOTED, K.REPLACED, K.REMOVED)]
+    within = [act for act in acts if at(-905) <= act.at <= min(at(WINDOW), at(until))]
 
-    if found.cordon.verdict is Verdict.WOULD_HAVE_BEEN_WRONG:
+    if case.cordon.verdict is Verdict.WOULD_HAVE_BEEN_WRONG:
         assert not within
-    for judgement in (found.cordon, found.repair):
+    for judgement in (case.cordon, case.repair):
         if judgement.verdict is Verdict.WOULD_HAVE_BEEN_WRONG:
-            proof = [each.at for each in events if each.kind is K.IN_SERVICE and at(WINDOW) <= each.at <= at(until)]
+            proof = [event.at for event in events if event.kind is K.IN_SERVICE and at(WINDOW) <= event.at <= at(until)]
             assert proof
             assert decision["cordons"]
 
@@ -226,9 +226,9 @@ def test_wrong_needs_a_node_that_worked_without_the_action(
 @settings(max_examples=examples(500))
 @given(EVENTS, DECISIONS, UNTIL)
 def test_verdict_agrees_with_its_time(events: list[NodeEvent], decision: dict[str, object], until: int) -> None:
-    found = judged(*events, known_until=until, **decision)
+    case = judged(*events, known_until=until, **decision)
 
-    for judgement in (found.cordon, found.repair):
+    for judgement in (case.cordon, case.repair):
         seconds = judgement.seconds
         assert (judgement.cause is not None) == (judgement.verdict is Verdict.UNKNOWN)
         assert (judgement.window_open_until is not None) == (judgement.cause is Cause.WINDOW_OPEN)
@@ -262,9 +262,9 @@ def test_later_knowledge_never_changes_a_known_cordon(
 @settings(max_examples=examples(200))
 @given(st.lists(st.tuples(EVENTS, DECISIONS, UNTIL), max_size=12))
 def test_summary_counts_each_case_once(cases: list[tuple[list[NodeEvent], dict[str, object], int]]) -> None:
-    found = [judged(*events, known_until=until, **decision) for events, decision, until in cases]
+    judged_cases = [judged(*events, known_until=until, **decision) for events, decision, until in cases]
 
-    summary = summary_of(found, TERMS)
+    summary = summary_of(judged_cases, TERMS)
 
     assert summary.cases == len(cases)
     assert sum(summary.cordons.values()) + sum(summary.no_cordons.values()) == len(cases)
@@ -274,8 +274,8 @@ def test_summary_counts_each_case_once(cases: list[tuple[list[NodeEvent], dict[s
     assert rate.count == summary.cordons.get(Verdict.WOULD_HAVE_BEEN_WRONG, 0)
     assert summary.cordons.get(Verdict.UNKNOWN, 0) <= rate.unknown
     assert rate.low <= (rate.share or rate.low) <= rate.high
-    assert sum(each.cases for each in summary.faults) == len(cases)
-    assert sum(each.false_cordons.count for each in summary.faults) == rate.count
+    assert sum(fault.cases for fault in summary.faults) == len(cases)
+    assert sum(fault.false_cordons.count for fault in summary.faults) == rate.count
 
 
 # ---------------------------------------------------------------- cases
@@ -287,9 +287,9 @@ def test_incidents_of_a_node_within_a_window_are_one_case() -> None:
         for number, hours in enumerate((0, 1, 24, 25))
     ]
 
-    found = cases_of(decisions, timedelta(hours=24))
+    cases = cases_of(decisions, timedelta(hours=24))
 
-    assert [(case.incident_id, len(every)) for case, every in found] == [("inc-0", 3), ("inc-3", 1)]
+    assert [(case.incident_id, len(every)) for case, every in cases] == [("inc-0", 3), ("inc-3", 1)]
 
 
 def test_first_decision_to_act_is_judged() -> None:
@@ -304,6 +304,6 @@ def test_first_decision_to_act_is_judged() -> None:
 
 
 def test_nodes_are_separate_cases() -> None:
-    found = cases_of([a_decision(), a_decision(incident_id="inc-2", node="eks/i-2/1")], timedelta(hours=24))
+    cases = cases_of([a_decision(), a_decision(incident_id="inc-2", node="eks/i-2/1")], timedelta(hours=24))
 
-    assert len(found) == 2
+    assert len(cases) == 2

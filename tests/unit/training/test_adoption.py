@@ -81,7 +81,11 @@ def test_command_of_a_pod_keeps_the_exit_code_behind_torchrun(
     torchrun.write_text(TORCHRUN)
     torchrun.chmod(0o755)
     functions = ast.parse((EXAMPLE / "train.py").read_text()).body
-    end = next(ast.unparse(each) for each in functions if isinstance(each, ast.FunctionDef) and each.name == "end")
+    end = next(
+        ast.unparse(function)
+        for function in functions
+        if isinstance(function, ast.FunctionDef) and function.name == "end"
+    )
     imports = "import contextlib, os, pathlib, signal, sys, time; from pathlib import Path"
     (tmp_path / "train.py").write_text(f"{imports}\n{end}\n{worker}\n")
 

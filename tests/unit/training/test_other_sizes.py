@@ -59,7 +59,7 @@ class ElasticAttempt:
 
     def newest(self) -> str:
         """Return the last manifest that it saved, as a launch names it."""
-        return max(str(each.relative_to(self.folder)) for each in self.folder.glob("attempt=*/step=*/manifest.json"))
+        return max(str(path.relative_to(self.folder)) for path in self.folder.glob("attempt=*/step=*/manifest.json"))
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 1), (3, 1, 2), (1, 5, 4)])

@@ -71,9 +71,9 @@ def test_only_checkpoint_folders_are_listed(uri: str) -> None:
     ):
         _put(storage, key, b"{}")
 
-    found = sorted(storage.checkpoints())
+    checkpoints = sorted(storage.checkpoints())
 
-    assert found == [SAVED, Checkpoint(step=20, attempt=1), Checkpoint(step=30, attempt=12)]
+    assert checkpoints == [SAVED, Checkpoint(step=20, attempt=1), Checkpoint(step=30, attempt=12)]
 
 
 def test_empty_store_has_no_checkpoints_and_no_fence(uri: str) -> None:
@@ -100,10 +100,10 @@ def test_names_and_sizes_are_listed_without_reading(uri: str) -> None:
     storage = open_storage(uri)
     _put(storage, f"{SAVED.folder}/shard-0-of-1.bin", b"weights")
 
-    (seen,) = storage.examine(SAVED, checksums=False).values()
+    (stored_object,) = storage.examine(SAVED, checksums=False).values()
 
-    assert seen == StoredObject(7, None, seen.modified_at)
-    assert seen.modified_at is not None
+    assert stored_object == StoredObject(7, None, stored_object.modified_at)
+    assert stored_object.modified_at is not None
 
 
 def test_fence_rises_from_the_read_version_with_its_history(uri: str) -> None:
@@ -253,9 +253,9 @@ def test_object_without_a_stored_checksum_is_listed_without_it() -> None:
     client.create_bucket(Bucket="checkpoints")
     client.put_object(Bucket="checkpoints", Key=f"{SAVED.folder}/shard-0-of-1.bin", Body=b"by another tool")
 
-    (seen,) = open_storage("s3://checkpoints").examine(SAVED).values()
+    (stored_object,) = open_storage("s3://checkpoints").examine(SAVED).values()
 
-    assert seen == StoredObject(15, None, seen.modified_at)
+    assert stored_object == StoredObject(15, None, stored_object.modified_at)
 
 
 class _BreaksOff(BaseHTTPRequestHandler):

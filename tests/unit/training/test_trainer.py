@@ -276,8 +276,8 @@ def test_rank_of_another_attempt_is_refused(joined: Callable[..., RankGroup]) ->
         time_to_knock = pool.submit(joined, "job-rings/2", 0)
         with pytest.raises(PeerLostError, match="does not answer"):
             stranger.result(timeout=30)
-        one = pool.submit(joined, "job-rings/2", 1)
-        zero, one_joined = time_to_knock.result(timeout=30), one.result(timeout=30)
+        future = pool.submit(joined, "job-rings/2", 1)
+        zero, one_joined = time_to_knock.result(timeout=30), future.result(timeout=30)
 
     one_joined.gather(b"from one")
     assert zero.gather(b"from zero") == [b"from zero", b"from one"]

@@ -136,8 +136,8 @@ def _plan_queue(
     if snapshot.authority is AdmissionAuthority.KUEUE:
         return _hand_over_to_kueue(snapshot, now), ()
     demand, left = _serving_demand(snapshot, _with_serving(policy, snapshot), now)
-    whole = snapshot.queue(policy, now)
-    queue = whole._replace(capacities=left)
+    queue_snapshot = snapshot.queue(policy, now)
+    queue = queue_snapshot._replace(capacities=left)
     decisions = decide_queue(queue, policy, now)
     further = _queues_to_read_further(snapshot, decisions) if may_read_further else ()
     if further:
@@ -150,14 +150,14 @@ def _plan_queue(
             snapshot = snapshot._replace(
                 pending={name: job for name, job in snapshot.pending.items() if name not in rewound.page}
             )
-            whole = snapshot.queue(policy, now)
-            queue = whole._replace(capacities=left)
+            queue_snapshot = snapshot.queue(policy, now)
+            queue = queue_snapshot._replace(capacities=left)
             decisions = decide_queue(queue, policy, now)
         elif ALL_JOBS in snapshot.cursors_after_heads:
             cursors = cursors.after(decisions, snapshot.cursors_after_heads[ALL_JOBS])
     decisions = fit_sizes(queue, decisions, policy, now, snapshot.rented.serving)
     decisions = (*_held_back(snapshot, now), *decisions)
-    resizes = plan_resizes(whole, decisions, snapshot.resizable(), demand.demands, policy, now)
+    resizes = plan_resizes(queue_snapshot, decisions, snapshot.resizable(), demand.demands, policy, now)
     return QueuePlan(
         queue=queue,
         pending=snapshot.pending,
@@ -244,10 +244,10 @@ def _serving_demand(
     short = replica_shortfalls(serving, snapshot.serving_pods)
     # All replicas take nodes that become free, those too for which a rented node is starting.
     requests = replica_requests(short, snapshot.capacities, classes, now)
-    left = reserve_for_replicas(requests, snapshot.capacities, policy.scheduling)
+    node_capacities = reserve_for_replicas(requests, snapshot.capacities, policy.scheduling)
     satisfied = satisfied_replicas(serving, snapshot.rented, snapshot.serving_pods, snapshot.capacities)
     demands = replica_requests(short, snapshot.capacities, classes, now, satisfied)
-    return ServingDemand(short=short, satisfied_replicas=satisfied, demands=demands), left
+    return ServingDemand(short=short, satisfied_replicas=satisfied, demands=demands), node_capacities
 
 
 def _plan_serving_rentals(

@@ -162,7 +162,7 @@ def _pool_nodes(
     """Return the usable nodes of each pool. Two gangs that differ only in their size share them, beyond one node."""
     kinds: dict[tuple[str, str], list[NodeCapacity]] = defaultdict(list)
     choices: dict[tuple[str, str], int] = {}
-    wanted = request.per_node
+    resources = request.per_node
     is_choosy = bool(request.pools) or request.requires != _NOTHING
     for capacity in _reserved_or_shared(request, capacities):
         if is_meant is not None and not is_meant(capacity):
@@ -172,7 +172,7 @@ def _pool_nodes(
             continue
         fits_kind = not request.instance_types or capacity.instance_type in request.instance_types
         is_unknown = not capacity.accelerators and not capacity.is_open
-        large_enough = is_unknown or capacity.is_large_enough(wanted)
+        large_enough = is_unknown or capacity.is_large_enough(resources)
         if capacity.cluster == request.cluster and fits_kind and large_enough:
             kind = (capacity.pool, capacity.instance_type)
             kinds[kind].append(capacity)
@@ -208,10 +208,10 @@ class SharedFits:
 def _reserved_or_shared(request: AdmissionRequest, capacities: Iterable[NodeCapacity]) -> Iterable[NodeCapacity]:
     """Return the nodes that a job may take: those rented for it, if they are enough; else the unreserved nodes."""
     everything = tuple(capacities)
-    kept = [capacity for capacity in everything if capacity.reserved_for]
-    if not kept:
+    node_capacities = [capacity for capacity in everything if capacity.reserved_for]
+    if not node_capacities:
         return everything
-    own = [capacity for capacity in kept if capacity.reserved_for == request.job_id]
+    own = [capacity for capacity in node_capacities if capacity.reserved_for == request.job_id]
     fitting = [
         capacity
         for capacity in own
@@ -286,9 +286,9 @@ def _nodes_of(
 ) -> _PoolNodes:
     closed: Counter[str] = Counter()
     fits: list[NodeCapacity] = []
-    wanted = request.per_node
+    resources = request.per_node
     for capacity in capacities:
-        if reason := _why_closed(request, wanted, capacity, policy):
+        if reason := _why_closed(request, resources, capacity, policy):
             closed[reason] += 1
         else:
             fits.append(capacity)

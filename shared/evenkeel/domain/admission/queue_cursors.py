@@ -51,8 +51,8 @@ class QueueCursors(NamedTuple):
         """
         if ALL_JOBS not in self.next_page:
             return self._replace(barriers=())
-        known = {name for name, _ in self.barriers}
-        waits = [decision.job_id for decision in decisions if decision.blocks_queue and decision.job_id not in known]
+        barriers = {name for name, _ in self.barriers}
+        waits = [decision.job_id for decision in decisions if decision.blocks_queue and decision.job_id not in barriers]
         waiting = sorted((name in self.page, name) for name in waits)
         added = tuple((name, self.page_cursor if is_behind else cursor_after_head) for is_behind, name in waiting)
         return self._replace(barriers=(*self.barriers, *added))

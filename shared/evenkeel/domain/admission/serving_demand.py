@@ -45,25 +45,25 @@ def replica_requests(
     """
     requests = []
     for registered, _, waiting in short:
-        left = waiting[(satisfied_replicas or {}).get(holder_id(registered), 0) :]
-        if not left:
+        pods = waiting[(satisfied_replicas or {}).get(holder_id(registered), 0) :]
+        if not pods:
             continue
-        per_replica = max(pod.accelerators for pod in left)
+        per_replica = max(pod.accelerators for pod in pods)
         largest = max(
             (capacity.accelerators for capacity in capacities if capacity.cluster == registered.cluster), default=0
         )
-        shared = max(1, min(len(left), largest // per_replica))
-        selector = left[0].selector
+        shared = max(1, min(len(pods), largest // per_replica))
+        selector = pods[0].selector
         requests.append(
             AdmissionRequest(
                 job_id=registered.label,
                 submitted_at=now,
                 cluster=registered.cluster,
-                nodes=-(-len(left) // shared),
+                nodes=-(-len(pods) // shared),
                 accelerators_per_node=per_replica * shared,
                 is_serving=True,
                 priority=priorities.get(registered.priority_class, registered.priority),
-                tolerations=left[0].tolerations,
+                tolerations=pods[0].tolerations,
                 pools=(PoolChoice(name="", labels=selector),) if selector else (),
             )
         )

@@ -403,11 +403,13 @@ class _TeamCycle:
     def _heads_of(self, team: str) -> tuple[str, Mapping[str, str]]:
         if team not in self.queue_heads:
             pending = self.scheduler.pending[team]
-            others = [workload.workload for workload in pending.all() if workload.workload.workload_id in self.latest]
+            workloads = [
+                workload.workload for workload in pending.all() if workload.workload.workload_id in self.latest
+            ]
             parked = pending.parked_shapes
             # Built from the back, so that the first job of a shape stays.
-            alike = {other.shape: other.workload_id for other in reversed(others) if other.shape in parked}
-            self.queue_heads[team] = (others[0].workload_id if others else "", alike)
+            alike = {other.shape: other.workload_id for other in reversed(workloads) if other.shape in parked}
+            self.queue_heads[team] = (workloads[0].workload_id if workloads else "", alike)
         return self.queue_heads[team]
 
     def _waiting_decision(self, request: AdmissionRequest) -> AdmissionDecision:

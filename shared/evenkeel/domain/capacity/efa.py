@@ -56,10 +56,10 @@ def expected_interfaces(node: EfaNode, by_pool: Mapping[str, int]) -> int:
     """
     if node.pool in by_pool:
         return by_pool[node.pool]
-    known = shipped().of(node.instance_type)
-    if known is None or (known.efa_varies and node.offered):
+    instance_type = shipped().of(node.instance_type)
+    if instance_type is None or (instance_type.efa_varies and node.offered):
         return node.offered
-    return known.efa
+    return instance_type.efa
 
 
 def interfaces_per_pod(node: EfaNode, nodes: int, accelerators: int, by_pool: Mapping[str, int]) -> int:
@@ -71,8 +71,8 @@ def interfaces_per_pod(node: EfaNode, nodes: int, accelerators: int, by_pool: Ma
         accelerators: Accelerators of each pod.
         by_pool: As for `expected_interfaces`.
     """
-    known = shipped().of(node.instance_type)
-    whole = known.accelerators if known else node.accelerators
+    instance_type = shipped().of(node.instance_type)
+    whole = instance_type.accelerators if instance_type else node.accelerators
     if nodes < 2 or not whole:
         return 0
     return expected_interfaces(node, by_pool) * min(accelerators, whole) // whole

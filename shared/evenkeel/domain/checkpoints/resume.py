@@ -101,8 +101,8 @@ def _missing_evidence(
         return rejection(ref, RejectionCode.BELOW_GRADE, detail)
     if requirement is not CheckpointRequirement.EVIDENCE:
         return None
-    own = readable_manifest(ref, evidence[ref])
-    if own is None or not own.claims_healthy:
+    manifest = readable_manifest(ref, evidence[ref])
+    if manifest is None or not manifest.claims_healthy:
         detail = "The fault may have corrupted it, and its manifest has neither a finite loss nor isFinite."
         return rejection(ref, RejectionCode.NO_EVIDENCE, detail)
     after = _next_after(ref, evidence)

@@ -184,10 +184,17 @@ NOTES = (
 
 def fleet_report(facts: FleetFacts) -> FleetReport:
     """Return the report of a window."""
-    failed = [each for each in facts.interrupted if _is_failure(each)]
-    requested = [each for each in facts.interrupted if not each.receipt.cause.is_failure]
+    failed = [owned_interruption for owned_interruption in facts.interrupted if _is_failure(owned_interruption)]
+    requested = [
+        owned_interruption
+        for owned_interruption in facts.interrupted
+        if not owned_interruption.receipt.cause.is_failure
+    ]
     estimates = [
-        saving for each in failed if each.owner for saving in savings(each.receipt, each.owner, facts.restore_seconds)
+        saving
+        for owned_interruption in failed
+        if owned_interruption.owner
+        for saving in savings(owned_interruption.receipt, owned_interruption.owner, facts.restore_seconds)
     ]
     committed = [pool.of(NodeUse.NO_JOB) for pool in facts.pools if not pool.is_rented]
     idle_usd = [use.usd_micros for use in committed]
@@ -201,7 +208,11 @@ def fleet_report(facts: FleetFacts) -> FleetReport:
         until=facts.window.end,
         failures=failures,
         recovery=_duration(
-            [each.receipt.standstill_seconds if each.receipt.is_over else None for each in failed if each.owner]
+            [
+                owned_interruption.receipt.standstill_seconds if owned_interruption.receipt.is_over else None
+                for owned_interruption in failed
+                if owned_interruption.owner
+            ]
         ),
         stages=stages,
         by_cause=_groups(failed, _cause),
@@ -239,7 +250,7 @@ def _class_of(incident: Incident) -> FaultClass:
 
 def _failures(facts: FleetFacts, failed: Sequence[OwnedInterruption]) -> FleetFailures:
     counted = [incident for incident in facts.incidents if is_node_failure(incident)]
-    seen = Observations(
+    observations = Observations(
         failures=tuple(
             ObservedFailures(
                 fault_class=str(_class_of(incident)), pool=incident.pool, instance_type=incident.instance_type
@@ -256,9 +267,9 @@ def _failures(facts: FleetFacts, failed: Sequence[OwnedInterruption]) -> FleetFa
     return FleetFailures(
         count=len(counted),
         rate=rate,
-        by_class=rates_by(seen, GroupedBy.FAULT_CLASS),
-        by_pool=rates_by(seen, GroupedBy.POOL),
-        by_instance_type=rates_by(seen, GroupedBy.INSTANCE_TYPE),
+        by_class=rates_by(observations, GroupedBy.FAULT_CLASS),
+        by_pool=rates_by(observations, GroupedBy.POOL),
+        by_instance_type=rates_by(observations, GroupedBy.INSTANCE_TYPE),
         nodes=tuple(_nodes(facts, counted, failed, rate)),
     )
 
@@ -313,11 +324,11 @@ def _stage_losses(failed: Iterable[OwnedInterruption]) -> Iterable[StageLoss]:
         for part in interrupted.receipt.parts:
             parts[part.stage].append(part)
     for stage in Stage:
-        own = parts[stage]
-        total = total_of(own)
+        receipt_parts = parts[stage]
+        total = total_of(receipt_parts)
         yield StageLoss(
             stage=stage,
-            time=_duration([part.seconds for part in own]),
+            time=_duration([part.seconds for part in receipt_parts]),
             gpu_hours=total.gpu_hours,
             usd_micros=total.usd_micros,
         )
@@ -358,15 +369,17 @@ def _groups(failed: Iterable[OwnedInterruption], by: Callable[[OwnedInterruption
 
 
 def _loss(group: str, found: Sequence[OwnedInterruption]) -> GroupLoss:
-    total = total_of(part for each in found for part in each.receipt.parts)
+    total = total_of(part for owned_interruption in found for part in owned_interruption.receipt.parts)
     return GroupLoss(
         group=group,
         interruptions=len(found),
-        still_interrupted=sum(not each.receipt.is_over for each in found),
+        still_interrupted=sum(not owned_interruption.receipt.is_over for owned_interruption in found),
         gpu_hours=total.gpu_hours,
         usd_micros=0 if not found else total.usd_micros,
         unpriced_gpu_hours=total.unpriced_gpu_hours,
-        unknown_repeated_work=Counter(each.receipt.seconds_of(Stage.REPEATED_WORK) is None for each in found)[True],
+        unknown_repeated_work=Counter(
+            owned_interruption.receipt.seconds_of(Stage.REPEATED_WORK) is None for owned_interruption in found
+        )[True],
     )
 
 
@@ -445,7 +458,7 @@ def improvements(
             Improvement(
                 change=lever.change,
                 worth_gpu_hours=lever.share * sum(loss.gpu_hours for loss in losses),
-                worth_usd_micros=None if None in prices else round(lever.share * sum(each or 0 for each in prices)),
+                worth_usd_micros=None if None in prices else round(lever.share * sum(price or 0 for price in prices)),
                 method=lever.method,
             )
         )
@@ -457,7 +470,7 @@ def improvements(
             Improvement(
                 change=f"Replace the nodes that fail more often than the fleet: {names}.",
                 worth_gpu_hours=sum(node.gpu_hours for node in lemons),
-                worth_usd_micros=None if None in prices else sum(each or 0 for each in prices),
+                worth_usd_micros=None if None in prices else sum(price or 0 for price in prices),
                 method="The loss by these nodes. Fewer than one fleet in 20 would show such a node by chance.",
             )
         )
@@ -477,7 +490,10 @@ def improvements(
             method="Committed GPU time without a job of Evenkeel. Use by other workloads is not recorded.",
         )
     )
-    worthy = sorted((each for each in found if each.worth_gpu_hours > 0), key=lambda each: -each.worth_gpu_hours)
-    if any(each.worth_usd_micros is None for each in worthy):
+    worthy = sorted(
+        (improvement for improvement in found if improvement.worth_gpu_hours > 0),
+        key=lambda each: -each.worth_gpu_hours,
+    )
+    if any(improvement.worth_usd_micros is None for improvement in worthy):
         return tuple(worthy)  # an unknown price cannot be ranked by dollars
     return tuple(sorted(worthy, key=lambda each: -(each.worth_usd_micros or 0)))

@@ -104,21 +104,25 @@ def incident_receipt(
         restore_seconds: Expected time from running pods until a job trains.
         now: The time of the receipt.
     """
-    named = [each for each in lost if incident.incident_id in each.receipt.incident_ids]
-    own = [each for each in named if each.receipt.incident_id == incident.incident_id]
-    node = node_outage(incident, [span for each in own for _, span in each.spans], node_gpus, node_price, now)
-    total = total_of(part for each in own for part in each.receipt.parts)
-    hit = {each.receipt.job_id for each in named}
-    running = tuple(each.job_id for each in incident.affected_jobs if each.job_id not in hit)
+    named = [lost_time for lost_time in lost if incident.incident_id in lost_time.receipt.incident_ids]
+    lost_times = [lost_time for lost_time in named if lost_time.receipt.incident_id == incident.incident_id]
+    node = node_outage(
+        incident, [span for lost_time in lost_times for _, span in lost_time.spans], node_gpus, node_price, now
+    )
+    total = total_of(part for lost_time in lost_times for part in lost_time.receipt.parts)
+    hit = {lost_time.receipt.job_id for lost_time in named}
+    running = tuple(job.job_id for job in incident.affected_jobs if job.job_id not in hit)
     prices = [each for each in (total.usd_micros, node.usd_micros) if each is not None]
     return IncidentReceipt(
         incident_id=incident.incident_id,
         as_of=now,
-        is_over=incident.state.is_settled and node.is_over and all(each.receipt.is_over for each in own),
+        is_over=incident.state.is_settled
+        and node.is_over
+        and all(lost_time.receipt.is_over for lost_time in lost_times),
         is_drill=incident.is_drill,
         mode=incident.mode,
-        jobs=tuple(each.receipt for each in own),
-        shared=tuple(each.receipt for each in named if each not in own),
+        jobs=tuple(lost_time.receipt for lost_time in lost_times),
+        shared=tuple(lost_time.receipt for lost_time in named if lost_time not in lost_times),
         running=running,
         node=node,
         lost=total,
@@ -127,8 +131,10 @@ def incident_receipt(
         is_lower_bound=total.is_lower_bound
         or bool(node.why_unknown)
         or (node.usd_micros is None and bool(node.seconds)),
-        options=tuple(_options(decisions, [each.receipt for each in named])),
-        savings=tuple(saving for each in own for saving in savings(each.receipt, incident, restore_seconds)),
+        options=tuple(_options(decisions, [lost_time.receipt for lost_time in named])),
+        savings=tuple(
+            saving for lost_time in lost_times for saving in savings(lost_time.receipt, incident, restore_seconds)
+        ),
         notes=_NOTES,
     )
 
@@ -160,8 +166,8 @@ def node_outage(
     if back is None and incident.state.is_settled:
         return _no_outage(start, is_over=True, gpus=gpus, why="No record says when the node took work again.")
     end = max(start, back or now)
-    own = subtract_spans(Span(start, end), with_jobs)
-    beside = sum(micros(each.end - each.start) for each in own)
+    spans = subtract_spans(Span(start, end), with_jobs)
+    beside = sum(micros(span.end - span.start) for span in spans)
     whole = micros(end - start)
     return NodeOutage(
         started_at=start,
@@ -196,7 +202,14 @@ def _options(decisions: Iterable[Decision], found: Sequence[InterruptionReceipt]
         if decision.kind != "RESUME":
             continue
         job_id, attempt = str(decision.facts.get("jobId", "")), decision.facts.get("attempt")
-        receipt = next((each for each in found if (each.job_id, each.attempt) == (job_id, attempt)), None)
+        receipt = next(
+            (
+                interruption_receipt
+                for interruption_receipt in found
+                if (interruption_receipt.job_id, interruption_receipt.attempt) == (job_id, attempt)
+            ),
+            None,
+        )
         chosen = decision.chosen
         for option in (*([chosen] if chosen else []), *decision.alternatives):
             is_chosen = option is chosen

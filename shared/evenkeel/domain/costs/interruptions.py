@@ -83,9 +83,9 @@ def interruptions(
             named.get(attempt.attempt, {}).values(), key=lambda each: (each.first_signal_at, each.incident_id)
         )
         line = _time_line(job, ordered, place, blamed, until)
-        one = _priced(job, attempt, blamed, line, taken, price_of)
-        taken += [span for _, span in one.spans]
-        found.append(one)
+        lost_time = _priced(job, attempt, blamed, line, taken, price_of)
+        taken += [span for _, span in lost_time.spans]
+        found.append(lost_time)
     return found
 
 
@@ -93,7 +93,7 @@ def end_of(job: Job, attempts: Iterable[Attempt], now: datetime) -> datetime:
     """Return the end of a job, or the present. A clock that is ahead cannot make a time negative."""
     last = [
         job.submitted_at,
-        *(at for each in attempts for at in (each.admitted_at, each.running_at, each.ended_at) if at),
+        *(at for attempt in attempts for at in (attempt.admitted_at, attempt.running_at, attempt.ended_at) if at),
     ]
     return max(job.ended_at or now, *last)
 
@@ -123,7 +123,7 @@ def _time_line(
     job: Job, attempts: Sequence[Attempt], place: int, blamed: Sequence[Incident], until: datetime
 ) -> _TimeLine:
     attempt, following = attempts[place], attempts[place + 1 :]
-    resumed = next((each for each in following if each.running_at), None)
+    resumed = next((attempt for attempt in following if attempt.running_at), None)
     start, start_record = _kept_until(attempts, attempt, resumed)
     marks = list(_before_the_end(attempt, blamed))
     marks.append(_Mark(Stage.DRAIN, attempt.ended_at, f"attempt {attempt.attempt} ended", attempt))
@@ -168,7 +168,7 @@ def _kept_until(attempts: Sequence[Attempt], ended: Attempt, resumed: Attempt | 
     """Return until when the work of a job was kept, and the record that says so. None: unknown."""
     if resumed is None or not resumed.is_pinned:
         return None, ""
-    began = min(each.running_at for each in attempts if each.running_at)
+    began = min(attempt.running_at for attempt in attempts if attempt.running_at)
     if resumed.resume_from is None:
         return began, f"first run: attempt {resumed.attempt} resumed from no checkpoint"
     if resumed.resumed_work_from is None or ended.ended_at is None:
@@ -188,7 +188,7 @@ def _priced(
     parts, spans = [], []
     for part, own in _parts(line, attempt, taken, price_of):
         parts.append(part)
-        spans += [(part.stage, each) for each in own]
+        spans += [(part.stage, span) for span in own]
     resumed = line.resumed
     parts.append(_unknown(Stage.RESTORE, resumed or attempt, "not recorded"))
     still = [round(part.seconds * 1e6) for part in parts if part.seconds and part.stage is not Stage.REPEATED_WORK]
@@ -198,7 +198,7 @@ def _priced(
         attempt=attempt.attempt,
         resumed_by_attempt=resumed.attempt if resumed else None,
         cause=_cause(attempt, blamed),
-        incident_ids=tuple(each.incident_id for each in blamed),
+        incident_ids=tuple(incident.incident_id for incident in blamed),
         reason=attempt.reason,
         interrupted_at=attempt.ended_at or line.until,
         is_over=line.is_over,
@@ -244,15 +244,15 @@ def _parts(
             continue
         limit = min(filter(None, (last or mark.at, attempt.ended_at if mark.stage in _WHILE_IT_RUNS else None)))
         span = Span(at, max(at, min(mark.at, limit)))
-        own = subtract_spans(span, taken)
-        yield _part(mark, span, own, record, tuple(missing), price_of), own
+        spans = subtract_spans(span, taken)
+        yield _part(mark, span, spans, record, tuple(missing), price_of), spans
         at, record, missing = span.end, mark.record, []
 
 
 def _part(
     mark: _Mark, span: Span, own: Sequence[Span], record: str, missing: tuple[Stage, ...], price_of: PriceOf
 ) -> ReceiptPart:
-    lost = sum(micros(each.end - each.start) for each in own)
+    lost = sum(micros(span.end - span.start) for span in own)
     attempt = mark.attempt
     return ReceiptPart(
         stage=mark.stage,
@@ -290,12 +290,12 @@ def _unknown(stage: Stage, attempt: Attempt, why: str) -> ReceiptPart:
 
 def subtract_spans(span: Span, taken: Iterable[Span]) -> list[Span]:
     """Return the parts of a span that no taken span covers."""
-    left = [span]
+    spans = [span]
     for each in taken:
-        left = [
+        spans = [
             piece
-            for old in left
+            for old in spans
             for piece in (Span(old.start, min(old.end, each.start)), Span(max(old.start, each.end), old.end))
             if piece.start < piece.end
         ]
-    return [each for each in left if each.start < each.end]
+    return [span for span in spans if span.start < span.end]

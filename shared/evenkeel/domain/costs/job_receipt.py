@@ -78,7 +78,7 @@ def job_receipt(
         now: The time of the receipt.
     """
     ordered = sorted(attempts, key=lambda each: each.attempt)
-    found = interruptions(job, ordered, incidents, price_of, now)
+    lost_times = interruptions(job, ordered, incidents, price_of, now)
     until = end_of(job, ordered, now)
     return JobReceipt(
         job_id=job.job_id,
@@ -86,9 +86,11 @@ def job_receipt(
         until=until,
         is_over=job.state.has_ended,
         elapsed_seconds=micros(until - job.submitted_at) / 1e6,
-        buckets=_buckets(job, ordered, found, price_of, until),
-        interruptions=tuple(each.receipt for each in found),
-        lost=total_of(part for each in found if each.receipt.cause.is_failure for part in each.receipt.parts),
+        buckets=_buckets(job, ordered, lost_times, price_of, until),
+        interruptions=tuple(lost_time.receipt for lost_time in lost_times),
+        lost=total_of(
+            part for lost_time in lost_times if lost_time.receipt.cause.is_failure for part in lost_time.receipt.parts
+        ),
         notes=NOTES,
     )
 
@@ -118,10 +120,10 @@ def _buckets(
     job: Job, attempts: Sequence[Attempt], found: Sequence[LostTime], price_of: PriceOf, until: datetime
 ) -> tuple[BucketTime, ...]:
     sums = {bucket: _BucketTotals() for bucket in JobTimeBucket}
-    taken = [span for each in found for _, span in each.spans]
-    for each in found:
-        bucket = JobTimeBucket.LOST if each.receipt.cause.is_failure else JobTimeBucket.INTERRUPTED
-        for part in each.receipt.parts:
+    taken = [span for lost_time in found for _, span in lost_time.spans]
+    for lost_time in found:
+        bucket = JobTimeBucket.LOST if lost_time.receipt.cause.is_failure else JobTimeBucket.INTERRUPTED
+        for part in lost_time.receipt.parts:
             if part.seconds is not None:
                 one = sums[bucket]
                 one.time += round(part.seconds * 1e6)
@@ -138,7 +140,7 @@ def _buckets(
             spent = sum(micros(span.end - span.start) for span in own)
             sums[bucket].add(spent, attempt.accelerators, price_of.get(attempt.attempt))
     elapsed = micros(until - job.submitted_at)
-    sums[JobTimeBucket.QUEUED].time = elapsed - sum(one.time for one in sums.values())
+    sums[JobTimeBucket.QUEUED].time = elapsed - sum(bucket_totals.time for bucket_totals in sums.values())
     return tuple(
         BucketTime(
             bucket=bucket,

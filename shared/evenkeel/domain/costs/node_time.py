@@ -155,10 +155,10 @@ def node_time(
     total = _UseTotals()
     for node in nodes:
         sums = (pools[node.pool, node.is_rented], total)
-        for each in sums:
-            each.node_micros += micros(node.span.end - node.span.start)
-            each.nodes.add(node.node)
-            each.types.add(node.instance_type)
+        for use_totals in sums:
+            use_totals.node_micros += micros(node.span.end - node.span.start)
+            use_totals.nodes.add(node.node)
+            use_totals.types.add(node.instance_type)
         _add_node(sums, node, held_of[node.node], out_of[node.node], price_at, price_changes)
     by_pool = tuple(pools[key].result(key[0], is_rented=key[1]) for key in sorted(pools))
     return by_pool, total.result("", is_rented=False)
@@ -187,8 +187,8 @@ def _add_node(
         price = None if node.is_rented else price_at(node.instance_type, begin, node.pool)
         is_out = any(span.start <= begin < span.end for span in repairs)
         for use, gpus in _uses(node.gpus, present, is_out=is_out).items():
-            for each in sums:
-                each.add(use, gpus * length, price)
+            for use_totals in sums:
+                use_totals.add(use, gpus * length, price)
 
 
 def _uses(gpus: int, present: Iterable[HeldGpus], *, is_out: bool) -> Mapping[NodeUse, int]:

@@ -23,20 +23,20 @@ def prices_of(
         economy: Prices.
     """
     rented = tuple(rentals)
-    return {each.attempt: _price_of(each, rented, economy) for each in attempts}
+    return {attempt.attempt: _price_of(attempt, rented, economy) for attempt in attempts}
 
 
 def _price_of(attempt: Attempt, rentals: tuple[Rental, ...], economy: EconomyPolicy) -> GpuPrice | None:
     if attempt.is_rented:
-        rental = next((each for each in reversed(rentals) if each.hosts(attempt)), None)
+        rental = next((rental for rental in reversed(rentals) if rental.hosts(attempt)), None)
         return None if rental is None else _rent(rental)
-    found = price_at(attempt.instance_type, attempt.admitted_at, attempt.pool, economy)
+    gpu_price = price_at(attempt.instance_type, attempt.admitted_at, attempt.pool, economy)
     if attempt.usd_per_accelerator_hour is None:
-        return found
-    kept = _micros(attempt.usd_per_accelerator_hour)
-    if found is not None and found.usd_micros_per_gpu_hour == kept:
-        return found
-    return GpuPrice(usd_micros_per_gpu_hour=kept, origin=f"price at the admission on {attempt.admitted_at:%Y-%m-%d}")
+        return gpu_price
+    micros = _micros(attempt.usd_per_accelerator_hour)
+    if gpu_price is not None and gpu_price.usd_micros_per_gpu_hour == micros:
+        return gpu_price
+    return GpuPrice(usd_micros_per_gpu_hour=micros, origin=f"price at the admission on {attempt.admitted_at:%Y-%m-%d}")
 
 
 def _rent(rental: Rental) -> GpuPrice:
@@ -53,8 +53,12 @@ def node_price(incident: Incident, economy: EconomyPolicy) -> GpuPrice | None:
 
 def price_at(instance_type: str, at: datetime, pool: str, economy: EconomyPolicy) -> GpuPrice | None:
     """Return the policy's price of a GPU-hour on a day; None if there is none."""
-    found = economy.price_of(instance_type, at, pool)
-    return None if found is None else GpuPrice(usd_micros_per_gpu_hour=_micros(found.usd), origin=found.origin)
+    accelerator_price = economy.price_of(instance_type, at, pool)
+    return (
+        None
+        if accelerator_price is None
+        else GpuPrice(usd_micros_per_gpu_hour=_micros(accelerator_price.usd), origin=accelerator_price.origin)
+    )
 
 
 def price_changes(economy: EconomyPolicy, start: datetime, end: datetime) -> tuple[datetime, ...]:

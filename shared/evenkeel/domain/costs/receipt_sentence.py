@@ -12,7 +12,7 @@ def incident_sentence(receipt: IncidentReceipt) -> str:
     if not receipt.jobs:
         shared = " The loss of its jobs is counted in another incident." if receipt.shared else ""
         return f"Receipt: no job lost time by this incident.{shared}"
-    jobs = ", ".join(dict.fromkeys(each.job_id for each in receipt.jobs))
+    jobs = ", ".join(dict.fromkeys(job.job_id for job in receipt.jobs))
     return f"Receipt: {jobs} lost {_amounts(receipt.lost)}.{_unknown(receipt.lost)}"
 
 

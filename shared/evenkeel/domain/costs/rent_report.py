@@ -73,18 +73,18 @@ def rented_times(rental: Rental, window: Span) -> Iterator[RentedTime]:
     types = {offer.pool: offer.instance_type for offer in rental.offers}
     for bill in rental.bills():
         start, end = bill.started_at, bill.ended_at or window.end
-        own = Span(max(start, window.start), min(end, window.end))
-        if own.start >= own.end:
+        span = Span(max(start, window.start), min(end, window.end))
+        if span.start >= span.end:
             continue
         # A started second is billed. A second across the border belongs to the earlier window.
         total = bill.parts(window.end)
-        until = total if end <= window.end else min(total, _parts_until(bill, own.end))
-        before = min(until, _parts_until(bill, own.start)) if start < window.start else 0
+        until = total if end <= window.end else min(total, _parts_until(bill, span.end))
+        before = min(until, _parts_until(bill, span.start)) if start < window.start else 0
         yield RentedTime(
             rental=rental,
             pool=bill.pool,
             instance_type=types[bill.pool],
-            span=own,
+            span=span,
             nodes=bill.nodes,
             micros_per_hour=bill.micros_per_hour,
             usd_micros=round((until - before) / _PARTS_PER_MICRO),

@@ -167,21 +167,21 @@ class SavedSum(Value):
 
 def sum_savings(found: Iterable[EstimatedSaving], way: RecoveryBaseline) -> SavedSum:
     """Return the sum of the estimates against one other way. Without an estimate it is unknown, not zero."""
-    of_way = [each for each in found if each.instead_of is way]
-    claimed = [each for each in of_way if not each.why_unknown]
+    of_way = [estimated_saving for estimated_saving in found if estimated_saving.instead_of is way]
+    claimed = [estimated_saving for estimated_saving in of_way if not estimated_saving.why_unknown]
     reasons: dict[str, int] = {}
-    for each in of_way:
-        if each.why_unknown:
-            reasons[each.why_unknown] = reasons.get(each.why_unknown, 0) + 1
+    for estimated_saving in of_way:
+        if estimated_saving.why_unknown:
+            reasons[estimated_saving.why_unknown] = reasons.get(estimated_saving.why_unknown, 0) + 1
     return SavedSum(
         instead_of=way,
         claimed=len(claimed),
         not_claimed=len(of_way) - len(claimed),
-        low_saved_gpu_hours=_sum([each.low_saved_gpu_hours for each in claimed]),
-        high_saved_gpu_hours=_sum([each.high_saved_gpu_hours for each in claimed]),
-        low_saved_usd_micros=_whole_sum([each.low_saved_usd_micros for each in claimed]),
-        high_saved_usd_micros=_whole_sum([each.high_saved_usd_micros for each in claimed]),
-        assumptions=tuple(dict.fromkeys(text for each in claimed for text in each.assumptions)),
+        low_saved_gpu_hours=_sum([estimated_saving.low_saved_gpu_hours for estimated_saving in claimed]),
+        high_saved_gpu_hours=_sum([estimated_saving.high_saved_gpu_hours for estimated_saving in claimed]),
+        low_saved_usd_micros=_whole_sum([estimated_saving.low_saved_usd_micros for estimated_saving in claimed]),
+        high_saved_usd_micros=_whole_sum([estimated_saving.high_saved_usd_micros for estimated_saving in claimed]),
+        assumptions=tuple(dict.fromkeys(text for estimated_saving in claimed for text in estimated_saving.assumptions)),
         reasons=reasons,
     )
 

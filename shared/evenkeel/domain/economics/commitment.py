@@ -146,7 +146,7 @@ def advise_commitment(
         raise WrongFigure("demand", "has no hour")
     whole("hours", len(demand.hours), 1, _MAX_HOURS)
     per_unit = whole("accelerators_per_unit", accelerators_per_unit, 1)
-    wanted = [math.ceil(at_least("demand", each) / per_unit - 1e-9) for each in demand.hours]
+    wanted = [math.ceil(at_least("demand", hour) / per_unit - 1e-9) for hour in demand.hours]
     peak = whole("peak demand", max(wanted), 0, _MAX_UNITS)
     threshold = terms.break_even_share
     used = _used_hours(wanted, peak)
@@ -211,7 +211,7 @@ def commitment_cost(wanted: Sequence[int], terms: CommitmentTerms, units: int) -
     committed_hours = [min(each, units) for each in wanted]
     work = math.fsum(wanted)
     rented_hours = work - terms.reserved_availability * math.fsum(committed_hours)
-    idle = sum(units - each for each in committed_hours)
+    idle = sum(units - committed_hour for committed_hour in committed_hours)
     reserved = units * len(wanted) * terms.reserved_usd_per_hour
     return CommitmentCost(
         units=units,

@@ -117,8 +117,8 @@ class EconomyPolicy(Section):
 
 def _unknown_type(name: str) -> str:
     """Return why a name is no instance type with accelerators, with similar names; empty if it is one."""
-    found = shipped().of(name)
-    if found is not None and found.accelerators:
+    instance_type = shipped().of(name)
+    if instance_type is not None and instance_type.accelerators:
         return ""
     prefix = HYPERPOD_PREFIX if name.startswith(HYPERPOD_PREFIX) else ""
     known = (prefix + each.removeprefix(HYPERPOD_PREFIX) for each, has in shipped().types.items() if has.accelerators)

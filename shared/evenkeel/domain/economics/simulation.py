@@ -31,7 +31,7 @@ def time_factors(
     worked, elapsed = [0.0] * len(downtime_hours), [0.0] * len(downtime_hours)
     for _ in range(_BATCHES):
         gaps = [-math.log(1 - uniform()) / failures_per_hour for _ in range(size)]
-        pairs = [_batch(gaps, each, model) for each in downtime_hours]
+        pairs = [_batch(gaps, downtime_hour, model) for downtime_hour in downtime_hours]
         batches.append(tuple(there / done for done, there in pairs))
         for place, (done, there) in enumerate(pairs):
             worked[place] += done

@@ -133,11 +133,11 @@ def _gained_nodes(job: ElasticJob, size: int) -> float:
 
 
 def _throughput_text(job: ElasticJob, size: int) -> str:
-    known = job.throughput
-    if known is None:
+    throughput = job.throughput
+    if throughput is None:
         return ""
-    source = "its checkpoints report" if known.is_measured else "its submission declares"
-    before, after = known.per_second(job.nodes), known.per_second(size)
+    source = "its checkpoints report" if throughput.is_measured else "its submission declares"
+    before, after = throughput.per_second(job.nodes), throughput.per_second(size)
     return f" Its throughput rises from {before:.6g} to {after:.6g} per second, by the values that {source}."
 
 
@@ -185,11 +185,11 @@ def plan_shrink(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> Resize
         options = []
         for ended in itertools.islice(itertools.combinations(is_preemptable, count), _MAX_SETS):
             names = {job.job_id for job in ended}
-            rest = [job for job in victims if job.job_id in gives and job.job_id not in names]
+            elastic_jobs = [job for job in victims if job.job_id in gives and job.job_id not in names]
             freed = sum(job.nodes for job in ended)
-            if freed + sum(gives[job.job_id] for job in rest) < nodes:
+            if freed + sum(gives[job.job_id] for job in elastic_jobs) < nodes:
                 continue
-            shrunk = _cheapest_set(rest, gives, nodes - freed, usual, is_killed=False) if nodes > freed else []
+            shrunk = _cheapest_set(elastic_jobs, gives, nodes - freed, usual, is_killed=False) if nodes > freed else []
             lost = sum(job.lost_gpu_seconds(usual, is_killed=True) for job in ended)
             lost += sum(job.lost_gpu_seconds(usual) for job, _ in shrunk)
             options.append((lost, sorted(names), [*((job, job.nodes) for job in ended), *shrunk]))
@@ -220,15 +220,15 @@ def _cheapest_set(
         enough = (group for group in sets if sum(gives[job.job_id] for job in group) >= nodes)
         chosen = min(enough, key=lambda group: (sum(map(lost, group)), [job.job_id for job in group]))
     else:
-        kept: list[ElasticJob] = []
+        jobs: list[ElasticJob] = []
         for job in sorted(candidates, key=lambda job: (lost(job) / gives[job.job_id], job.job_id)):
-            if sum(gives[elastic_job.job_id] for elastic_job in kept) >= nodes:
+            if sum(gives[elastic_job.job_id] for elastic_job in jobs) >= nodes:
                 break
-            kept.append(job)
-        for job in sorted(kept, key=lambda job: (-lost(job), job.job_id)):
-            if sum(gives[elastic_job.job_id] for elastic_job in kept if elastic_job is not job) >= nodes:
-                kept.remove(job)
-        chosen = kept
+            jobs.append(job)
+        for job in sorted(jobs, key=lambda job: (-lost(job), job.job_id)):
+            if sum(gives[elastic_job.job_id] for elastic_job in jobs if elastic_job is not job) >= nodes:
+                jobs.remove(job)
+        chosen = jobs
     taken, left = [], nodes
     for job in sorted(chosen, key=lambda job: (-gives[job.job_id], job.job_id)):
         if left <= 0:

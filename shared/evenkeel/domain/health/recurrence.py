@@ -89,10 +89,10 @@ def with_occurrence(history: FaultHistory, fact: NodeFact, affected: AffectedNod
         first_at=min(fault_occurrence.first_at for fault_occurrence in (occurrence, *same)),
         last_at=max(fault_occurrence.last_at for fault_occurrence in (occurrence, *same)),
     )
-    others = (
+    fault_occurrences = (
         fault_occurrence for fault_occurrence in history.occurrences if not _is_same(fault_occurrence, occurrence)
     )
-    recent = (other for other in (*others, merged) if other.last_at > fact.observed_at - HISTORY_WINDOW)
+    recent = (other for other in (*fault_occurrences, merged) if other.last_at > fact.observed_at - HISTORY_WINDOW)
     newest = sorted(
         recent,
         key=lambda fault_occurrence: (

@@ -315,9 +315,9 @@ class Job(Value):
 
     def with_throughput(self, nodes: int, per_second: float) -> "Job":
         """Return this job with the throughput that it reported at a size. The last `MAX_POINTS` sizes are kept."""
-        others = [point for point in self.measured_throughput if point.nodes != nodes]
+        size_throughputs = [point for point in self.measured_throughput if point.nodes != nodes]
         return self.replace(
-            measured_throughput=(*others, SizeThroughput(nodes=nodes, per_second=per_second))[-MAX_POINTS:]
+            measured_throughput=(*size_throughputs, SizeThroughput(nodes=nodes, per_second=per_second))[-MAX_POINTS:]
         )
 
     def is_growth_attempt(self, attempt: int) -> bool:

@@ -113,14 +113,14 @@ def _classes(values: Json) -> tuple[TemplatePriorityClass, ...]:
 def _templates(
     values: Json, pools: tuple[TemplatePool, ...], classes: tuple[TemplatePriorityClass, ...]
 ) -> Iterator[JobTemplate]:
-    known = {priority_class.name for priority_class in classes}
+    names = {priority_class.name for priority_class in classes}
     node = shipped().types[_REFERENCE_TYPE]
     for name, row in values.items():
         path = f"jobTemplates.{name}."
         if not isinstance(row, Mapping):
             raise ValuesError(f"{path[:-1]}: is not an object")
         priority = _text(row, "priorityClassName", path[:-1])
-        if priority not in known:
+        if priority not in names:
             raise ValuesError(f"{path}priorityClassName: there is no class {priority!r}")
         resources = object_at(row, "resources", {}, path)
         limits, requests = (object_at(resources, key, {}, f"{path}resources.") for key in ("limits", "requests"))
@@ -155,8 +155,8 @@ def _preferred(row: Json, pools: tuple[TemplatePool, ...], path: str) -> tuple[s
     if selector and not first:
         raise ValuesError(f"{path}nodeSelector: no pool has the labels {selector}")
     # Committed pools before rented ones, as the file lists them. Spot pools only for templates that select them.
-    rest = [pool for pool in pools if pool not in first and not pool.is_spot]
-    return tuple(pool.name for pool in (*first, *rest) if pool.is_enabled)
+    template_pools = [pool for pool in pools if pool not in first and not pool.is_spot]
+    return tuple(pool.name for pool in (*first, *template_pools) if pool.is_enabled)
 
 
 def _text(parent: Json, key: str, path: str) -> str:

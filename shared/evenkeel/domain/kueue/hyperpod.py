@@ -348,11 +348,11 @@ def _lost_settings(queue: Queue, weight: int) -> Iterator[str]:
 def _resources(quotas: FlavorQuotas, instance: InstanceType, amount: Any, note_loss: Any) -> QuotaResources:
     amounts: Mapping[str, int] = {resource: amount(quota) for resource, quota in quotas.quotas.items()}
     count = amounts.get("cpu", 0) // (instance.vcpu * 1000)
-    whole = QuotaResources(instance_type=quotas.flavor, count=count)
+    quota_resources = QuotaResources(instance_type=quotas.flavor, count=count)
     if {name: held for name, held in amounts.items() if held} == {
-        name: held for name, held in whole.amounts(instance).items() if held
+        name: held for name, held in quota_resources.amounts(instance).items() if held
     }:
-        return whole
+        return quota_resources
     partitions = {name.removeprefix(MIG_PREFIX): held for name, held in amounts.items() if "/mig-" in name and held}
     if len(partitions) > 1:
         note_loss(f"{quotas.flavor}: HyperPod allows only one accelerator partition; it becomes {min(partitions)}")

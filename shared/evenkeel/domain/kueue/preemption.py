@@ -227,9 +227,11 @@ def classical_victims(demand: QuotaDemand, snapshot: Snapshot) -> list[Victim]:
     """Return the workloads to preempt; empty if preemption does not help."""
     queue = demand.queue
     within = queue.spec.preemption.within
-    own = [_Candidate(candidate, _Kind.WITHIN, None) for candidate in candidates_in(queue, demand, within, snapshot)]
+    candidates = [
+        _Candidate(candidate, _Kind.WITHIN, None) for candidate in candidates_in(queue, demand, within, snapshot)
+    ]
     hierarchical, by_priority = _outside(demand, snapshot)
-    ordered = list(_in_order(own, hierarchical, by_priority, queue.spec.name, snapshot))
+    ordered = list(_in_order(candidates, hierarchical, by_priority, queue.spec.name, snapshot))
     may_not_borrow = queue.spec.preemption.borrow_within is None
     if not (hierarchical or by_priority) or (may_not_borrow and not _is_under_nominal(demand)):
         attempts: tuple[bool, ...] = (True,)
@@ -251,14 +253,14 @@ def preemptable_victims(demand: QuotaDemand, snapshot: Snapshot, *, may_borrow: 
     queue only returns borrowed quota, and only to a queue that stays within its own.
     """
     within = demand.queue.spec.preemption.within
-    own = [
+    candidates = [
         _Candidate(workload, _Kind.WITHIN, None) for workload in candidates_in(demand.queue, demand, within, snapshot)
     ]
     hierarchical, by_priority = _outside(demand, snapshot)
     if snapshot.rules.fair_sharing:
         hierarchical, by_priority = ([] if may_borrow else hierarchical), []
     victims: list[Victim] = []
-    for candidate in list(_in_order(own, hierarchical, by_priority, demand.queue.spec.name, snapshot)):
+    for candidate in list(_in_order(candidates, hierarchical, by_priority, demand.queue.spec.name, snapshot)):
         if _is_usable(candidate, demand, snapshot, may_borrow=may_borrow):
             snapshot.release(candidate.admitted)
             victims.append(Victim(candidate.admitted, _REASONS[candidate.kind]))

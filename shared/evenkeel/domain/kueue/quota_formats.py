@@ -122,9 +122,11 @@ def _cohort(cohort: Cohort) -> Json:
 
 
 def _queue(queue: Queue, declared: QuotaDocuments) -> Json:
-    known = declared.cluster_queues.get(queue.name)
-    selector = known.spec.namespace_selector if known else None
-    is_none = known is not None and selector is None and "namespace_selector" in known.spec.model_fields_set
+    cluster_queue = declared.cluster_queues.get(queue.name)
+    selector = cluster_queue.spec.namespace_selector if cluster_queue else None
+    is_none = (
+        cluster_queue is not None and selector is None and "namespace_selector" in cluster_queue.spec.model_fields_set
+    )
     spec: Json = {
         "namespaceSelector": None
         if is_none
@@ -139,7 +141,7 @@ def _queue(queue: Queue, declared: QuotaDocuments) -> Json:
         spec["queueingStrategy"] = str(queue.strategy)
     if queue.stop is not StopPolicy.NONE:
         spec["stopPolicy"] = str(queue.stop)
-    elif queue.inactive and not known:
+    elif queue.inactive and not cluster_queue:
         spec["stopPolicy"] = str(StopPolicy.HOLD)
     if queue.fair_weight != 1.0:
         spec["fairSharing"] = {"weight": f"{queue.fair_weight:g}"}

@@ -279,7 +279,7 @@ def _by_priority(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Adm
         if admitted_workload.workload.queue in queues
     }
     priorities = present | {level + 1 for level in present}
-    for priority in sorted(each for each in priorities if each > workload.priority)[:_SEARCH_LIMIT]:
+    for priority in sorted(priority for priority in priorities if priority > workload.priority)[:_SEARCH_LIMIT]:
         decision = state.decide(replace(workload, priority=priority))
         if decision.result in _GRANTED:
             names = ", ".join(victim.workload_id for victim in decision.victims)

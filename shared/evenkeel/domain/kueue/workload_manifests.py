@@ -226,14 +226,14 @@ class WorkloadManifest(KubernetesManifest):
         flavors, counts = [], []
         use: Amounts = {}
         for pod_set, pods in zip(workload.pod_sets, self.spec.pod_sets, strict=True):
-            given = by_name.get(pod_set.name, PodSetAssignment(name=pod_set.name))
-            admitted = pods.count if given.count is None else given.count
+            pod_set_assignment = by_name.get(pod_set.name, PodSetAssignment(name=pod_set.name))
+            admitted = pods.count if pod_set_assignment.count is None else pod_set_assignment.count
             count = min(admitted, pod_set.count)
-            flavors.append(given.flavors)
+            flavors.append(pod_set_assignment.flavors)
             counts.append(count)
-            for resource, flavor in given.flavors.items():
+            for resource, flavor in pod_set_assignment.flavors.items():
                 key = (flavor, resource)
-                use[key] = use.get(key, 0) + _used(given, pod_set, resource, admitted, count)
+                use[key] = use.get(key, 0) + _used(pod_set_assignment, pod_set, resource, admitted, count)
         reserved = self.condition("QuotaReserved")
         at = reserved.last_transition_time if reserved else None
         return Admitted(

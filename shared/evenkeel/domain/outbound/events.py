@@ -255,10 +255,10 @@ def _incident_event(change: RowTransition, kind: OutboundKind, incident: Inciden
     fault = default_catalogue().look_up(incident.fault_key)
     where = incident.node_name or incident.life.instance_id
     plan = incident.plan
-    asked = plan if plan and pending_approval(incident) else None
+    stored_recovery_plan = plan if plan and pending_approval(incident) else None
     text = f"{where}: {fault.name}."
-    if kind is OutboundKind.INCIDENT_NEEDS_PERSON and asked:
-        text = f"{text} The plan awaits approval: {asked.reason}"
+    if kind is OutboundKind.INCIDENT_NEEDS_PERSON and stored_recovery_plan:
+        text = f"{text} The plan awaits approval: {stored_recovery_plan.reason}"
     elif kind is not OutboundKind.INCIDENT_OPENED:
         text = f"{text} {incident.outcome}".rstrip()
     data = IncidentData(
@@ -278,7 +278,7 @@ def _incident_event(change: RowTransition, kind: OutboundKind, incident: Inciden
         repairs=incident.repairs,
         replacement_instance_id=incident.replacement_instance_id or None,
         decision_id=plan.decision_id if plan else None,
-        answer_by=asked.answer_by if asked else None,
+        answer_by=stored_recovery_plan.answer_by if stored_recovery_plan else None,
         outcome=incident.outcome or None,
         stages=incident.stages,
     )

@@ -66,13 +66,13 @@ def plan_drain(facts: DrainFacts, policy: Policy) -> Drain:
     """
 
     def decided(grace: int, explanation: str, *, on_faulty_node: bool = True) -> Drain:
-        wanted = Alternative(option=f"{facts.wanted_seconds} s, as the job requests", why_not=explanation)
+        alternative = Alternative(option=f"{facts.wanted_seconds} s, as the job requests", why_not=explanation)
         return Drain(
             action=DrainMode.SAVE if grace else DrainMode.AT_ONCE,
             grace_seconds=grace,
             grants_grace_on_faulty_node=on_faulty_node,
             explanation=explanation,
-            alternatives=(wanted,) if grace < facts.wanted_seconds else (),
+            alternatives=(alternative,) if grace < facts.wanted_seconds else (),
             facts=facts,
         )
 

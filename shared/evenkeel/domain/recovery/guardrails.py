@@ -84,9 +84,9 @@ class Register(Value):
 
     def with_entry(self, entry: RegisterEntry, *, is_request: bool) -> "Register":
         """Return the register with a node added. With `is_request`, it counts as a repair request, too."""
-        others = tuple(register_entry for register_entry in self.entries if register_entry.life != entry.life)
+        register_entries = tuple(register_entry for register_entry in self.entries if register_entry.life != entry.life)
         requested_at = (*self.requested_at, entry.since) if is_request else self.requested_at
-        return self.replace(entries=(*others, entry), requested_at=requested_at)
+        return self.replace(entries=(*register_entries, entry), requested_at=requested_at)
 
     def merged_with(self, other: "Register") -> "Register":
         """Return the union of both registers."""

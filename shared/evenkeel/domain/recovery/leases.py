@@ -109,8 +109,8 @@ class ManualCordons(Value):
 
     def with_cordon(self, cordon: ManualCordon) -> "ManualCordons":
         """Return the cordons with a new one added. At most `MAX_MANUAL_CORDONS` are kept; the oldest is dropped."""
-        others = tuple(manual_cordon for manual_cordon in self.cordons if manual_cordon.life != cordon.life)
-        return self.replace(cordons=(*others, cordon)[-MAX_MANUAL_CORDONS:])
+        manual_cordons = tuple(manual_cordon for manual_cordon in self.cordons if manual_cordon.life != cordon.life)
+        return self.replace(cordons=(*manual_cordons, cordon)[-MAX_MANUAL_CORDONS:])
 
     def without(self, life: str) -> "ManualCordons":
         """Return the cordons without that of a node life."""

@@ -83,15 +83,15 @@ def find_slot_state(
 def _find_replacement(
     life: NodeLife, slot: str, group: str, records: tuple[ProviderNode, ...], since: datetime
 ) -> ProviderNode | None:
-    others = [record for record in records if record.instance_id != life.instance_id]
+    nodes = [record for record in records if record.instance_id != life.instance_id]
     prefix = f"{life.cluster}/"
     if slot != life.key and slot.startswith(prefix):
         logical_id = slot.removeprefix(prefix)
-        candidates = [other for other in others if other.logical_id == logical_id]
+        candidates = [other for other in nodes if other.logical_id == logical_id]
     elif any(record.instance_id == life.instance_id for record in records):
         return None
     else:
-        candidates = [other for other in others if other.instance_group == group and other.launched_at > since]
+        candidates = [other for other in nodes if other.instance_group == group and other.launched_at > since]
     return min(
         candidates, key=lambda candidate: (candidate.status != RUNNING_STATUS, candidate.launched_at), default=None
     )

@@ -288,7 +288,7 @@ def facts_for_next_offer(
         now: The time.
         budget_left_parts: The team's budget that is left without this rental; None without a budget.
     """
-    others = [
+    rental_allocations = [
         allocation
         for allocation in allocations
         if (allocation.job_id, allocation.number) != (rental.job_id, rental.number)
@@ -304,14 +304,14 @@ def facts_for_next_offer(
     rented = tuple(
         _rented_candidate(
             pool,
-            others,
+            rental_allocations,
             shortages,
             ("It was asked already.",) if pool.name in tried else before.get(pool.name, ()),
             now,
         )
         for pool in burst.pools
     )
-    spending = spend_limits(facts.job.team, others, burst, budget_left_parts)
+    spending = spend_limits(facts.job.team, rental_allocations, burst, budget_left_parts)
     return facts.replace(candidates=(*committed, *rented), spending=spending, now=now)
 
 
@@ -377,7 +377,7 @@ def forecast_starts(
         min_free: Count the free accelerators of only those nodes that have at least so many.
     """
     kind = (pool.cluster, pool.name, pool.instance_type)
-    own = [
+    node_capacities = [
         capacity
         for capacity in context.capacities
         if (capacity.cluster, capacity.pool, capacity.instance_type) == kind and not capacity.reserved_for
@@ -397,11 +397,13 @@ def forecast_starts(
     if context.shortages.barred_until(pool.name, "", Market.COMMITTED, context.now) is None:
         held += [
             RunningUse(capacity.accelerators or pool.accelerators_per_node, policy.jobs.expected_replace_seconds)
-            for capacity in own
+            for capacity in node_capacities
             if not capacity.is_open
         ]
     free = sum(
-        capacity.free.accelerators for capacity in own if capacity.is_open and capacity.free.accelerators >= min_free
+        capacity.free.accelerators
+        for capacity in node_capacities
+        if capacity.is_open and capacity.free.accelerators >= min_free
     )
     return after_whole_nodes(
         expected_starts(free, held, queue),

@@ -110,8 +110,8 @@ def evaluate_rental_over(
     if job.rentals != rental.number:
         return WaitAnswer(outcome=OVER, reason=f"{job.job_id} already has another rental.")
     offer = rental.offer
-    there = {node.name for node in nodes if node.cluster == offer.cluster and is_usable(node, offer)}
-    lost = [name for name in rental.node_names if name not in there]
+    names = {node.name for node in nodes if node.cluster == offer.cluster and is_usable(node, offer)}
+    lost = [name for name in rental.node_names if name not in names]
     if lost:
         return WaitAnswer(outcome=OVER, reason=f"{lost[0]} is out of service or was reclaimed.", facts={"lost": lost})
     since = rental.handed_over_at or rental.begun_at
@@ -190,9 +190,9 @@ def evaluate_serving_rental_over(
     if rental.due_at is not None and now >= rental.due_at:
         return WaitAnswer(outcome=OVER, reason=f"The rental's time limit is {rental.due_at:%d %b %H:%M} UTC.")
     there = {node.name: node for node in nodes if node.cluster == rental.offer.cluster}
-    gone = [name for name in rental.node_names if name not in there]
-    if gone:
-        return WaitAnswer(outcome=OVER, reason=f"{gone[0]} was reclaimed.", facts={"lost": gone})
+    node_names = [name for name in rental.node_names if name not in there]
+    if node_names:
+        return WaitAnswer(outcome=OVER, reason=f"{node_names[0]} was reclaimed.", facts={"lost": node_names})
     if replicas_on(rental, pods):
         return None
     lost = [name for name in rental.node_names if not is_usable(there[name], rental.offer)]

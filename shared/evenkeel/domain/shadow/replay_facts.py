@@ -72,10 +72,10 @@ class FactReplay:
         yield from self._plan_due(None)
 
     def _ingest(self, fact: NodeFact, now: datetime) -> None:
-        then = self._node_at(fact.instance_id, now)
-        catalogue, life = self._policy.catalogue, then.affected.life.key
-        report = ClassifiedFact.of(fact, then.affected, catalogue)
-        places = history_keys(report.fault, then.affected) if fact.kind is FactKind.FAULT else ()
+        node = self._node_at(fact.instance_id, now)
+        catalogue, life = self._policy.catalogue, node.affected.life.key
+        report = ClassifiedFact.of(fact, node.affected, catalogue)
+        places = history_keys(report.fault, node.affected) if fact.kind is FactKind.FAULT else ()
         current = self._open.get(life)
         known = self._known.get(fact.fact_key)
         records = IntakeRecords(
@@ -123,7 +123,7 @@ class FactReplay:
         return incident.replace(plan=stored, mode=Mode.OBSERVE).at_stage("planned_at", decided_at)
 
     def _plan_facts(self, incident: Incident, now: datetime) -> PlanFacts:
-        then = self._node_at(incident.life.instance_id, now)
+        node = self._node_at(incident.life.instance_id, now)
         fault = IncidentFault.of(incident, self._policy.catalogue)
         return PlanFacts(
             fault_key=incident.fault_key,
@@ -136,11 +136,11 @@ class FactReplay:
             mode=Mode.OBSERVE,
             is_drill=False,
             drills_may_act=False,
-            is_node_gone=then.is_gone,
-            is_hyperpod=then.is_hyperpod,
-            is_karpenter=then.is_karpenter,
-            hyperpod_repairs=then.hyperpod_repairs,
-            is_manual_cordon=then.is_manual_cordon,
+            is_node_gone=node.is_gone,
+            is_hyperpod=node.is_hyperpod,
+            is_karpenter=node.is_karpenter,
+            hyperpod_repairs=node.hyperpod_repairs,
+            is_manual_cordon=node.is_manual_cordon,
             opened_at=incident.opened_at,
             deadline_at=incident.deadline_at,
         )

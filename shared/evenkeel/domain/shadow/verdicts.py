@@ -129,14 +129,14 @@ class _Course:
         self.decided_at = case.decision.decided_at
         self.closes_at = self.decided_at + terms.window
         opens_at = case.decision.first_signal_at - timedelta(seconds=terms.lookback_seconds)
-        known = sorted(
+        node_events = sorted(
             {event for event in case.events if event.at <= case.known_until},
             key=lambda event: (event.at, event.kind, event.actor, event.evidence),
         )
-        cordons = [event for event in known if event.kind in _CORDONS and event.at < opens_at]
+        cordons = [event for event in node_events if event.kind in _CORDONS and event.at < opens_at]
         # An older cordon counts if it was still in force.
         standing = [cordon for cordon in cordons[-1:] if cordon.kind is NodeEventKind.CORDONED]
-        self.events = [*standing, *(event for event in known if event.at >= opens_at)]
+        self.events = [*standing, *(event for event in node_events if event.at >= opens_at)]
 
     def first(self, kinds: Collection[NodeEventKind]) -> NodeEvent | None:
         """Return the first action of these kinds that counts, with its actor if a source names one."""

@@ -69,14 +69,14 @@ def run(
         examined += 1
         other_mode = modes.get(record.subject)
         try:
-            wanted = replay.in_mode(record, other_mode) if other_mode else record
-            again = replay.under(wanted, policy)
-            before, after = replay.effect_of(record, record.action), replay.effect_of(wanted, again.action)
+            decision = replay.in_mode(record, other_mode) if other_mode else record
+            again = replay.under(decision, policy)
+            before, after = replay.effect_of(record, record.action), replay.effect_of(decision, again.action)
         except ValueError:  # this release cannot read the record
             unreadable += 1
             continue
         if (again.action, after) != (record.action, before):
-            differing.append(_changed(record, wanted, again, before, after))
+            differing.append(_changed(record, decision, again, before, after))
     return {
         "policyHash": policy.hash,
         "since": rfc3339(since),

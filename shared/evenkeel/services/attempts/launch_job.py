@@ -101,11 +101,11 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> LaunchJobRe
         return _give_up(stored, attempt, given_up, context, is_refused=attempt.is_refused)
 
     past = _earlier_attempts(attempt, context)
-    for left in past:
-        if left.workload.has_runnable_pods:
+    for earlier_attempt in past:
+        if earlier_attempt.workload.has_runnable_pods:
             # The attempt is settled but its Job was not deleted: a crash came in between.
-            context.cluster.stop(left.attempt, job.spec.grace_seconds)
-    blocking_pods = [pod for left in past for pod in left.blocking_pods]
+            context.cluster.stop(earlier_attempt.attempt, job.spec.grace_seconds)
+    blocking_pods = [pod for earlier_attempt in past for pod in earlier_attempt.blocking_pods]
     if blocking_pods:
         reason = f"The job waits for pods of an earlier attempt to end: {', '.join(blocking_pods[:3])}."
         return LaunchJobResult(
@@ -137,7 +137,7 @@ def _launch(
         resume_from=choice.resume_from,
         resumed_work_from=choice.began_at,
         resumed_throughput=choice.throughput,
-        rejected_checkpoints=tuple(out.to_json() for out in choice.rejected),
+        rejected_checkpoints=tuple(rejection.to_json() for rejection in choice.rejected),
         reason=choice.reason if answer.kind is PinOutcome.IN_CLUSTER else "",
     )
     if answer.kind is PinOutcome.UNPROVED:
@@ -148,9 +148,9 @@ def _launch(
             "Evenkeel launches the job once a checkpoint is valid."
         )
         return _give_up(stored, decided, reason, context, is_refused=False)
-    for left in past:
-        if left.out_of_reach:
-            context.cluster.force_delete_pods(left.attempt, left.out_of_reach)
+    for earlier_attempt in past:
+        if earlier_attempt.out_of_reach:
+            context.cluster.force_delete_pods(earlier_attempt.attempt, earlier_attempt.out_of_reach)
     resume_from = choice.resume_from.manifest if choice.resume_from else ""
     place_pods = _placement_by_kueue if attempt.local_queue else _placement_on_assigned_nodes
     placement = place_pods(job, attempt, context)
@@ -210,8 +210,8 @@ def _placement_by_kueue(job: Job, attempt: Attempt, context: Context) -> _PodPla
     kinds = [node for node in nodes if not job.spec.instance_types or node.instance_type in job.spec.instance_types]
     own, by_pool = job.spec.accelerators_per_node, context.policy.scheduling.efa_interfaces
     fitting = [efa.EfaNode.of(node) for node in kinds if node.accelerators >= own]
-    there = {capacity.instance_type for capacity in fitting}
-    nodes_of_types = [efa.EfaNode("", name) for name in job.spec.instance_types if name not in there]
+    instance_types = {capacity.instance_type for capacity in fitting}
+    nodes_of_types = [efa.EfaNode("", name) for name in job.spec.instance_types if name not in instance_types]
     interfaces = efa.min_interfaces((*fitting, *nodes_of_types), attempt.ranks, own, by_pool)
     accelerator_resource = next((node.accelerator_resource for node in kinds if node.accelerator_resource), "")
     avoid = tuple(sorted(node.name for node in nodes if node.instance_id in instance_ids))

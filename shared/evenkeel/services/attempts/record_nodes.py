@@ -22,9 +22,9 @@ def run(job_id: str, number: int, context: Context) -> bool:
         return False
     workload = context.cluster.workload(attempt)
     names = attempt.nodes_in(workload)
-    there = [node for node in context.cluster.nodes(attempt.cluster) if node.name in names]
-    records = (provider_records.load_of(node, context) for node in there)
-    joined = join_nodes(there, (record for record in records if record), attempt.cluster)
+    kubernetes_nodes = [node for node in context.cluster.nodes(attempt.cluster) if node.name in names]
+    records = (provider_records.load_of(node, context) for node in kubernetes_nodes)
+    joined = join_nodes(kubernetes_nodes, (record for record in records if record), attempt.cluster)
     by_name = {node.kubernetes.name: node for node in joined if node.kubernetes}
     if len(names) < attempt.ranks or any(name not in by_name for name in names):
         return False

@@ -37,7 +37,7 @@ def run(stored: attempt_record.StoredAttempt, context: Context) -> bool:
         resume_from=choice.resume_from,
         resumed_work_from=choice.began_at,
         resumed_throughput=choice.throughput,
-        rejected_checkpoints=tuple(out.to_json() for out in choice.rejected),
+        rejected_checkpoints=tuple(rejection.to_json() for rejection in choice.rejected),
     )
     entry = TimelineEntry(at=context.now, kind="pinned", text=f"Rank 0 says: {choice.reason}"[:1000], writer=WRITER)
     try:

@@ -40,11 +40,11 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> StopAttempt
     stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
     if stored.attempt.state.has_ended:
         return StopAttemptResult(reason=stored.attempt.reason)
-    wanted = stored.job.stop_of(request.attempt) or _record_deadline(request, context)
+    stop_request = stored.job.stop_of(request.attempt) or _record_deadline(request, context)
     within = keep_logs.BEFORE_STOP_SECONDS
     keep_logs.run(stored.job, stored.attempt, context, within_seconds=within)
-    context.cluster.stop(stored.attempt, wanted.grace_seconds, wanted.nodes_without_grace)
-    return StopAttemptResult(reason=wanted.reason)
+    context.cluster.stop(stored.attempt, stop_request.grace_seconds, stop_request.nodes_without_grace)
+    return StopAttemptResult(reason=stop_request.reason)
 
 
 def _record_deadline(request: attempt_record.AttemptRequest, context: Context) -> StopRequest:

@@ -29,13 +29,13 @@ def run(fact: GroupFact, context: Context) -> NoteGroupFactResult:
     """
     row = fleet_rows.group_fact_row(fact, context.clock.now())
     subject = fact.instance_group or "the cluster"
-    known = NoteGroupFactResult(outcome="DUPLICATE", reason=f"Already recorded for {subject}: {fact.kind}.")
+    result = NoteGroupFactResult(outcome="DUPLICATE", reason=f"Already recorded for {subject}: {fact.kind}.")
     if context.ledger.get(row.key) is not None:
-        return known
+        return result
     try:
         context.ledger.commit(Put(row))
     except Conflict:
-        return known
+        return result
     _remember_capacity(fact, context.ledger)
     context.telemetry.count("GroupFactsNoted", kind=fact.kind)
     keys = {"group": fact.instance_group, "fact": fact.kind, "code": fact.code, "simulated": fact.is_drill}
@@ -54,13 +54,13 @@ def _remember_capacity(fact: GroupFact, ledger: Ledger) -> None:
     if fact.is_drill or not fact.instance_group or fact.kind not in (_NO_CAPACITY, _PROVISIONED):
         return
     row = ledger.get(fleet_rows.shortages_key())
-    known = rows.read(row, Shortages) if row else Shortages()
+    shortages = rows.read(row, Shortages) if row else Shortages()
     after = (
-        known.with_refusal(fact.instance_group, "", Market.COMMITTED, fact.observed_at)
+        shortages.with_refusal(fact.instance_group, "", Market.COMMITTED, fact.observed_at)
         if fact.kind is _NO_CAPACITY
-        else known.with_success(fact.instance_group, "", Market.COMMITTED)
+        else shortages.with_success(fact.instance_group, "", Market.COMMITTED)
     )
-    if after != known:
+    if after != shortages:
         with contextlib.suppress(Conflict):  # another writer was first; HyperPod repeats the event
             ledger.commit(Put(fleet_rows.shortages_row(after, row.version if row else 0)))
 

@@ -79,14 +79,16 @@ class IngestResult(Value):
 
 def affected_node_of(node: Node) -> AffectedNode:
     """Return the slot of a node from its two views."""
-    there = node.kubernetes
+    kubernetes_node = node.kubernetes
     return AffectedNode(
         life=node.life,
         slot=node.slot,
-        node_name=there.name if there else "",
+        node_name=kubernetes_node.name if kubernetes_node else "",
         pool=node.pool,
-        instance_type=node.provider.instance_type if node.provider else (there.instance_type if there else ""),
-        boot_id=there.boot_id if there else "",
+        instance_type=node.provider.instance_type
+        if node.provider
+        else (kubernetes_node.instance_type if kubernetes_node else ""),
+        boot_id=kubernetes_node.boot_id if kubernetes_node else "",
     )
 
 
@@ -194,9 +196,9 @@ def _node_in_repair(fact: NodeFact, context: Context) -> AffectedNode | None:
 
     A signal about a replacement may name either node, or a node that never ran. HyperPod is not called.
     """
-    own = resolve(fact.instance_id, context, provider=None)
-    if own is not None and context.ledger.get(incident_rows.open_key(own.life, is_drill=fact.is_drill)) is not None:
-        return own
+    node = resolve(fact.instance_id, context, provider=None)
+    if node is not None and context.ledger.get(incident_rows.open_key(node.life, is_drill=fact.is_drill)) is not None:
+        return node
     slot = f"{context.site.clusters[0]}/{fact.logical_id}" if context.site.clusters and fact.logical_id else ""
     pointer = context.ledger.get(incident_rows.slot_key(slot, is_drill=fact.is_drill)) if slot else None
     row = context.ledger.get(incident_rows.incident_key(pointer.doc["incidentId"])) if pointer else None
@@ -383,12 +385,12 @@ def _clear_unhealthy_node(fact: NodeFact, affected: AffectedNode, context: Conte
     row = context.ledger.get(incident_rows.unhealthy_key(affected.life))
     if row is None:
         return []
-    left = rows.read(row, UnhealthyNode)
-    if left.trusted_by:
+    node = rows.read(row, UnhealthyNode)
+    if node.trusted_by:
         return []
-    incident, _ = incident_record.load(context.ledger, left.incident_id)
+    incident, _ = incident_record.load(context.ledger, node.incident_id)
     cleared = ClearedFault(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
-    after = with_cleared_fault(left, incident, cleared, context.policy.catalogue)
+    after = with_cleared_fault(node, incident, cleared, context.policy.catalogue)
     return [Put(incident_rows.unhealthy_row(after, row.version)) if after else Delete(row.key, row.version)]
 
 
@@ -475,11 +477,11 @@ def _store_early_notice(fact: NodeFact, context: Context) -> None:
         facts = early_facts(row) if row else ()
         if any(node_fact.fact_key == fact.fact_key for node_fact in facts):
             return
-        kept = (*facts, fact)[-_MAX_EARLY_FACTS:]
+        node_facts = (*facts, fact)[-_MAX_EARLY_FACTS:]
         with contextlib.suppress(Conflict):  # another notice of it came at the same moment
             version = row.version if row else 0
             context.ledger.commit(
-                Put(incident_rows.early_row(fact.instance_id, kept, context.now, version, is_drill=fact.is_drill))
+                Put(incident_rows.early_row(fact.instance_id, node_facts, context.now, version, is_drill=fact.is_drill))
             )
             return
     raise Conflict(
@@ -525,8 +527,8 @@ def retry_unresolved(context: Context) -> tuple[IngestResult, ...]:
 
 def _next_unresolved(context: Context) -> list[Row]:
     """Return the facts to retry now, and store where the next call continues."""
-    kept = context.ledger.get(incident_rows.retried_key())
-    cursors = dict(kept.doc) if kept else {}
+    row = context.ledger.get(incident_rows.retried_key())
+    cursors = dict(row.doc) if row else {}
     facts: list[Row] = []
     for state in (UNRESOLVED, UNRESOLVED_DRILL) if context.site.drills_may_act else (UNRESOLVED,):
         if len(facts) < _RETRY_BATCH:
@@ -535,8 +537,8 @@ def _next_unresolved(context: Context) -> list[Row]:
             )
             facts += page.rows
             cursors[state] = page.cursor or ""
-    if cursors != (dict(kept.doc) if kept else {}):
-        after = Row(incident_rows.retried_key(), cursors, kept.version if kept else 0)
+    if cursors != (dict(row.doc) if row else {}):
+        after = Row(incident_rows.retried_key(), cursors, row.version if row else 0)
         with contextlib.suppress(Conflict):  # another sweep stored its own position
             context.ledger.commit(Put(after))
     return facts

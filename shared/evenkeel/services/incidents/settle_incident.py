@@ -176,12 +176,12 @@ def _settlement_writes(
 def _unhealthy_node_writes(incident: Incident, context: Context, *, is_well: bool) -> list[Write]:
     """Record that the node is left unhealthy. Delete the record once it is repaired."""
     row = context.ledger.get(incident_rows.unhealthy_key(incident.life))
-    left = unhealthy_after(incident, IncidentFault.of(incident, context.policy.catalogue).node_rungs)
-    if left is not None:
+    node = unhealthy_after(incident, IncidentFault.of(incident, context.policy.catalogue).node_rungs)
+    if node is not None:
         before = rows.read(row, UnhealthyNode) if row else None
         if before and before.trusted_at and before.trusted_at >= incident.opened_at:
             return []  # a person took the node from this very incident
-        return [Put(incident_rows.unhealthy_row(left, row.version if row else 0))]
+        return [Put(incident_rows.unhealthy_row(node, row.version if row else 0))]
     return [Delete(row.key, row.version)] if row and is_well else []
 
 

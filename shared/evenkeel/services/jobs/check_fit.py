@@ -57,8 +57,8 @@ def _unread(cluster: str, ledger: Ledger) -> bool:
     """Whether a source of this cluster's nodes failed and never answered. Then some nodes are unknown."""
     reports = heartbeats.load(ledger)
     sources = (Source(kind=SourceKind.KUBERNETES_LIST, target=cluster), Source(kind=SourceKind.HYPERPOD))
-    known = (reports.get(source.name) for source in sources)
-    return any(report is not None and report.seen_at is None for report in known)
+    source_reports = (reports.get(source.name) for source in sources)
+    return any(report is not None and report.seen_at is None for report in source_reports)
 
 
 def _idle(node: FleetNode) -> NodeCapacity:
@@ -125,9 +125,9 @@ def _decided(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy,
     for pool in policy.burst.pools if decision.action is not Action.ADMIT else ():
         capacities = (*home, *nodes_to_rent(job, pool, now))
         request = with_open_amounts(admission_request.replace_unchecked(cluster=pool.cluster), shares)
-        there = _weighed(request, capacities, setup, policy, now)
-        if there.action is Action.ADMIT and job.spec.nodes <= pool.max_nodes:
-            return there
+        admission_decision = _weighed(request, capacities, setup, policy, now)
+        if admission_decision.action is Action.ADMIT and job.spec.nodes <= pool.max_nodes:
+            return admission_decision
     return decision
 
 

@@ -39,24 +39,24 @@ def run(change: RowChange, context: Context) -> PublishEventsResult:
     Raises:
         TransientError: an event was not recorded or not published. The whole change may be repeated.
     """
-    found = derive(change, context.site.fleet)
-    for event in found:
+    outbound_events = derive(change, context.site.fleet)
+    for event in outbound_events:
         try:
             context.ledger.commit(Put(outbound_rows.event_row(event, context.clock.now())))
         except Conflict:
             continue  # recorded by an earlier delivery, which may have failed after that
     context.event_bus.publish(
-        [BusEvent(events.SOURCE, event.kind, event.detail(context.site.fleet)) for event in found]
+        [BusEvent(events.SOURCE, event.kind, event.detail(context.site.fleet)) for event in outbound_events]
     )
-    if found:
-        context.telemetry.count("EventsPublished", len(found))
-    for event in found:
+    if outbound_events:
+        context.telemetry.count("EventsPublished", len(outbound_events))
+    for event in outbound_events:
         if event.kind in notices.CHAT_KINDS:
             notice = None
             if event.kind is OutboundKind.INCIDENT_NEEDS_PERSON:
                 notice = notices.about_incident(rows.read(change.after, Incident))
             context.chat.send(notices.chat_message(event, context.site.fleet, notice))
-    return PublishEventsResult(events=len(found))
+    return PublishEventsResult(events=len(outbound_events))
 
 
 def derive(change: RowChange, fleet: str) -> tuple[OutboundEvent, ...]:
@@ -76,8 +76,8 @@ def derive(change: RowChange, fleet: str) -> tuple[OutboundEvent, ...]:
         case Table.FLEET, "NODE", "META":
             return events.of_node(source, rows.read(before, FleetNode) if before else None, rows.read(after, FleetNode))
         case Table.FLEET, "HOLD", "CORDONS":
-            known = rows.read(before, ManualCordons) if before else ManualCordons()
-            return events.of_cordons(source, known, rows.read(after, ManualCordons))
+            manual_cordons = rows.read(before, ManualCordons) if before else ManualCordons()
+            return events.of_cordons(source, manual_cordons, rows.read(after, ManualCordons))
         case Table.FLEET, "HOLD", "EVENT" if before is None and after.doc["kind"] not in _ON_INCIDENTS:
             entry = rows.read(after, TimelineEntry)
             return (events.of_entry(source, OutboundKind.AUTOMATION_CHANGED, fleet, entry, entry.writer),)

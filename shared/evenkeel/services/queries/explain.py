@@ -283,10 +283,10 @@ def _changes(ledger: Ledger, decision: Decision) -> list[Json]:
         if facts.quota is not None:
             changes = smallest_changes(facts.quota, facts.now.timestamp())
             return [change.model_dump(mode="json", by_alias=True, exclude_defaults=True) for change in changes]
-        others = _decisions(ledger, facts.blocked_by) if facts.blocked_by else []
-        if not others:
+        decisions = _decisions(ledger, facts.blocked_by) if facts.blocked_by else []
+        if not decisions:
             break
-        decision = others[0]
+        decision = decisions[0]
     return []
 
 

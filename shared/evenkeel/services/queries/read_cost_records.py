@@ -48,7 +48,7 @@ def attempts_in(ledger: Ledger, span: Span) -> tuple[list[Attempt], Window]:
         window = window._replace(is_complete=False)
     # An attempt that ended between the two reads is found twice.
     own = {(attempt.job_id, attempt.attempt): attempt for attempt in reversed(found)}
-    return [each for each in own.values() if each.admitted_at < window.span.end], window
+    return [attempt for attempt in own.values() if attempt.admitted_at < window.span.end], window
 
 
 def _ended_since(ledger: Ledger, start: datetime) -> tuple[list[Attempt], datetime | None]:

@@ -83,9 +83,9 @@ def show(asked: ReportWindow, context: Context) -> Json:
         window=span,
         incidents=[incident for incident in incidents if span.start <= incident.opened_at < span.end],
         interrupted=[
-            OwnedInterruption(each.receipt, by_id.get(each.receipt.incident_id))
-            for each in lost
-            if span.start <= each.receipt.interrupted_at < span.end
+            OwnedInterruption(lost_time.receipt, by_id.get(lost_time.receipt.incident_id))
+            for lost_time in lost
+            if span.start <= lost_time.receipt.interrupted_at < span.end
         ],
         node_hours=_node_hours(nodes),
         pools=pools,
@@ -169,8 +169,8 @@ def _node_hours(nodes: Iterable[NodeSpan]) -> dict[str, tuple[str, str, float]]:
 def _held(attempts: Iterable[Attempt], lost: Sequence[LostTime], now: datetime) -> Iterator[HeldGpus]:
     """Yield what attempts did with the GPUs of each of their nodes."""
     losses: dict[str, list[tuple[Span, bool]]] = defaultdict(list)
-    for each in lost:
-        losses[each.receipt.job_id] += [(span, each.receipt.cause.is_failure) for _, span in each.spans]
+    for lost_time in lost:
+        losses[lost_time.receipt.job_id] += [(span, lost_time.receipt.cause.is_failure) for _, span in lost_time.spans]
     for attempt in attempts:
         if not attempt.nodes:
             continue

@@ -28,7 +28,10 @@ def show(incident_id: str, context: Context) -> Json:
     head: Json = {"incidentId": incident_id, "run": incident.run, "name": name}
     if trace is None:
         return head | {"execution": None}
-    visits = [Visit(state=each.state, entered_at=each.entered_at, exited_at=each.exited_at) for each in trace.visits]
+    visits = [
+        Visit(state=state_visit.state, entered_at=state_visit.entered_at, exited_at=state_visit.exited_at)
+        for state_visit in trace.visits
+    ]
     states = graph_of(trace.definition, visits, is_running=trace.state is ExecutionState.RUNNING)
     return head | {
         "execution": {

@@ -251,10 +251,10 @@ def show_node(instance_id: str, context: Context) -> Json:
         if row is not None:
             node = rows.read(row, FleetNode)
             row = context.ledger.get(incident_rows.unhealthy_key(node.life))
-            left = rows.read(row, UnhealthyNode) if row else None
-            why = left if left and not left.trusted_by else None
+            unhealthy_node = rows.read(row, UnhealthyNode) if row else None
+            why = unhealthy_node if unhealthy_node and not unhealthy_node.trusted_by else None
             person = manual_cordons.load(context.ledger).get(node.life.key)
-            faulty = is_unhealthy(node.marks, left)
+            faulty = is_unhealthy(node.marks, unhealthy_node)
             return _node(node, _incident_of(context.ledger, node), person, why, is_unhealthy=faulty)
     raise known_names.no_node(instance_id, context.ledger)
 
@@ -466,8 +466,8 @@ def _unresolved(
         return incidents, is_lower_bound
     docs = (row.doc for lookup in work.values() for row in lookup["rows"])
     named = {node.incident_id for node in nodes} | {(doc.get("resumePlan") or {}).get("incidentId") for doc in docs}
-    known = {incident.incident_id for incident in (*incidents, *others)}
-    older = sorted({name for name in named if name} - known, reverse=True)
+    incident_ids = {incident.incident_id for incident in (*incidents, *others)}
+    older = sorted({name for name in named if name} - incident_ids, reverse=True)
     left = map(context.ledger.get, map(incident_rows.incident_key, older[:_MAX_LEFT]))
     incidents += [incident for _, incident in rows.readable((row for row in left if row is not None), Incident)]
     return incidents, is_lower_bound or len(older) > _MAX_LEFT

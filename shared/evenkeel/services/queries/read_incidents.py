@@ -67,9 +67,7 @@ def show_incident(incident_id: str, reader: Reader, context: Context) -> Json:
     evidence = [_visible(rows.read(row, Evidence), reader, context.ledger) for row in stored]
     return summary(incident, context.now) | {
         "nodeLane": node_progress(incident, context.policy.repair),
-        "jobLanes": job_lanes(
-            there := with_jobs(context.ledger, [incident])[0], load_affected_jobs(context.ledger, there)
-        ),
+        "jobLanes": job_lanes(job := with_jobs(context.ledger, [incident])[0], load_affected_jobs(context.ledger, job)),
         "took": stage_seconds(incident.stages),
         "evidence": [_evidence(item) for item in evidence],
         "decisions": decisions_about(context.ledger, incident_id, reader.may_see_all_of(incident, context.ledger)),

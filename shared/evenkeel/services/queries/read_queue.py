@@ -160,10 +160,10 @@ def plan(spec: JobSpec, requester: check_role.Requester, context: Context) -> Js
     capacities = request_facts.with_reservation_ends(
         reserve_rented_nodes(_node_capacity(context.ledger, charges), (), context.policy.burst.pools), context.policy
     )
-    others = _heads(context.ledger, setup, context.policy.scheduling.heads_per_cycle)
+    jobs = _heads(context.ledger, setup, context.policy.scheduling.heads_per_cycle)
     shares = NodeShares(capacities, context.policy.burst.pools)
     pending = tuple(
-        request_facts.admission_request(other, shares, context.policy, context.now) for other in (*others, job)
+        request_facts.admission_request(other, shares, context.policy, context.now) for other in (*jobs, job)
     )
     memory = _scheduler_state(setup, context.ledger)
     own = setup.replace(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
@@ -186,7 +186,7 @@ def plan(spec: JobSpec, requester: check_role.Requester, context: Context) -> Js
         unread = "No sweep has read the fleet yet, so Evenkeel does not know where the job could start."
         decided = decided.replace_unchecked(action=Action.WAIT, reason=unread, alternatives=())
     ahead = sorted(
-        (other for other in others if job_rows.queue_order(other) < job_rows.queue_order(job)), key=job_rows.queue_order
+        (other for other in jobs if job_rows.queue_order(other) < job_rows.queue_order(job)), key=job_rows.queue_order
     )
     position = sum(other.queue == job.queue for other in ahead) + 1
     placement = plan_placement.run(job, decided, capacities, charges, ahead, left, context) if capacities else None

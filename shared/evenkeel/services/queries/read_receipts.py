@@ -84,7 +84,7 @@ def _public(
 
 
 def _named_by(incident: Incident, job_id: str) -> Iterable[tuple[int, Incident]]:
-    return ((each.attempt, incident) for each in incident.affected_jobs if each.job_id == job_id)
+    return ((job.attempt, incident) for job in incident.affected_jobs if job.job_id == job_id)
 
 
 def _incidents_of(job: Job, ledger: Ledger) -> list[tuple[int, Incident]]:
@@ -92,8 +92,10 @@ def _incidents_of(job: Job, ledger: Ledger) -> list[tuple[int, Incident]]:
     planned = (str(entry.get("decisionId", "")) for entry in read_jobs.timeline(ledger, job.job_id))
     keys = [subject_rows.decision_key(each) for each in planned if each]
     decisions = [rows.read(row, Decision) for row in get_all(ledger, keys).values()]
-    resumes = [each for each in decisions if each.kind == "RESUME" and each.facts.get("jobId") == job.job_id]
-    stored = get_all(ledger, [incident_rows.incident_key(each.subject) for each in resumes])
+    resumes = [
+        decision for decision in decisions if decision.kind == "RESUME" and decision.facts.get("jobId") == job.job_id
+    ]
+    stored = get_all(ledger, [incident_rows.incident_key(decision.subject) for decision in resumes])
     found = []
     for each in resumes:
         row, attempt = stored.get(incident_rows.incident_key(each.subject)), each.facts.get("attempt")

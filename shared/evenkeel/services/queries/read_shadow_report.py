@@ -80,8 +80,8 @@ def _judged(incidents: Sequence[Incident], filters: ShadowFilter, context: Conte
     decisions = [
         decision for listed_incident in incidents if (decision := shadow_decision(listed_incident)) is not None
     ]
-    wanted = [decision for decision in decisions if filters.pool in ("", decision.pool)]
-    cases = cases_of(wanted, filters.terms.window)
+    shadow_decisions = [decision for decision in decisions if filters.pool in ("", decision.pool)]
+    cases = cases_of(shadow_decisions, filters.terms.window)
     by_node: dict[str, list[Incident]] = defaultdict(list)
     for incident in incidents:
         if not incident.is_drill:
@@ -206,9 +206,9 @@ def _events_of_row(decision: ShadowDecision, node: _NodeRecords, known: Iterable
 def _page_of(judged: Iterable[JudgedCase], page: pagination.PageRequest) -> tuple[list[JudgedCase], str]:
     ordered = sorted(judged, key=_place, reverse=True)
     after = _read_token(page.token)
-    rest = [case for case in ordered if after is None or _place(case) < after]
-    shown = rest[: page.size]
-    return shown, _write_token(_place(shown[-1])) if len(rest) > len(shown) else ""
+    cases = [case for case in ordered if after is None or _place(case) < after]
+    shown = cases[: page.size]
+    return shown, _write_token(_place(shown[-1])) if len(cases) > len(shown) else ""
 
 
 def _place(case: JudgedCase) -> tuple[str, str]:

@@ -92,12 +92,12 @@ class _Charges:
             start, end = attempt.charged_since, attempt.ended_at or self._span.end
             if start is None:
                 continue
-            own = Span(max(start, self._span.start), min(end, self._span.end))
-            if own.start >= own.end:
+            span = Span(max(start, self._span.start), min(end, self._span.end))
+            if span.start >= span.end:
                 continue
             place = (attempt.pool, attempt.instance_type)
             key, is_seen = self._key(attempt.job_id, attempt.team, place, ChargeKind.USE)
-            gpu_micros = attempt.accelerators * micros(own.end - own.start)
+            gpu_micros = attempt.accelerators * micros(span.end - span.start)
             yield ChargedTime(key, attempt.job_id, gpu_micros, self._cost(attempt, gpu_micros) if is_seen else None)
 
     def _cost(self, attempt: Attempt, gpu_micros: int) -> int | None:
@@ -126,13 +126,13 @@ class _Charges:
 def _budgets(context: Context, reader: Reader, team: str) -> Iterator[BudgetForecast]:
     """Yield the budgets of the teams that the caller sees."""
     setup = reader.setup
-    wanted = [each for each in setup.teams if each.budgets and team in ("", each.name) and reader.may_see_team(each)]
-    if not wanted:
+    teams = [each for each in setup.teams if each.budgets and team in ("", each.name) and reader.may_see_team(each)]
+    if not teams:
         return
-    only = setup.replace(teams=tuple(wanted))
+    only = setup.replace(teams=tuple(teams))
     held = read_charges.held(context.ledger)
     spent = rentals.spent_by_period(only, context, rentals.load(context.ledger).rentals)
-    for each in wanted:
+    for each in teams:
         charges = [charge for charge in held if charge.team == each.name]
         periods: dict[str, Spent] = {key: amount for (name, key), amount in spent.items() if name == each.name}
         for budget in each.budgets:

@@ -140,12 +140,12 @@ def find_affected_jobs(incident: Incident, context: Context) -> tuple[AffectedJo
     read.
     """
     here = incident.life.cluster
-    there = [
+    workloads = [
         workload
         for workload in context.cluster.workloads(here)
         if any(pod.node_name == incident.node_name for pod in workload.pods)
     ]
-    owned = attempt_record.owned(context.ledger, ((here, workload) for workload in there))
+    owned = attempt_record.owned(context.ledger, ((here, workload) for workload in workloads))
     candidates = {(attempt.job_id, attempt.attempt) for attempt, _ in owned}
     for attempt in (*_live(context.ledger), *_ended_since(affected_since(incident, context.policy), context.ledger)):
         if any(life.key == incident.life.key for life in attempt.nodes):
@@ -392,10 +392,10 @@ def evict_movable_pods(incident: Incident, context: Context, *, may_stop: bool) 
 
     Idempotent: yes, each eviction names one pod by its UID.
     """
-    here = unmanaged_pods.pods(incident.life.cluster, context, incident.node_name) if incident.node_name else ()
-    incident = _record_unmanaged_workloads(incident, here, context)
+    pods = unmanaged_pods.pods(incident.life.cluster, context, incident.node_name) if incident.node_name else ()
+    incident = _record_unmanaged_workloads(incident, pods, context)
     moved_jobs = restart_unmanaged.run(incident, context, may_stop=may_stop)
-    movable = [pod for pod in here if (pod.is_movable or pod.label in moved_jobs) and may_stop]
+    movable = [pod for pod in pods if (pod.is_movable or pod.label in moved_jobs) and may_stop]
     incident, moved = _evict(incident, movable, context)
     if moved:
         _record_evictions(incident, [f"{pod.label} is evicted, as its label allows" for pod in moved], context)
@@ -424,11 +424,11 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
     restart_unmanaged.run_if_allowed(incident, context)
     fault = context.policy.catalogue.look_up(incident.fault_key)
     until = drain_deadline(fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=context.policy)
-    here = unmanaged_pods.pods(incident.life.cluster, context, incident.node_name) if incident.node_name else ()
+    pods = unmanaged_pods.pods(incident.life.cluster, context, incident.node_name) if incident.node_name else ()
     leaving: dict[str, UnmanagedPod] = {}
     messages: dict[str, str] = {}
     waits, question = False, ""
-    for pod in here:
+    for pod in pods:
         verdict = decide_unmanaged_pod(
             pod,
             fault,

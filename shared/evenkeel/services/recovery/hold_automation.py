@@ -151,9 +151,9 @@ def _end_cause(request: ReleaseRequest, context: Context) -> Json:
         raise Invalid("a cause has no scope", (("cause", "give it without pool and instanceId"),))
     for _ in range(5):
         earlier = context.ledger.get(fleet_rows.automation_request_key(request.request_id))
-        given = _first_answer(earlier, request, context.now)
-        if given is not None:
-            return given
+        first_answer = _first_answer(earlier, request, context.now)
+        if first_answer is not None:
+            return first_answer
         cause_rows = (
             context.ledger.get(fleet_rows.cause_key(request.cause, is_drill=is_drill)) for is_drill in (False, True)
         )
@@ -190,17 +190,17 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
     now = entry.at
     for _ in range(5):
         earlier = ledger.get(fleet_rows.automation_request_key(request.request_id))
-        given = _first_answer(earlier, request, now)
-        if given is not None:
-            return given
+        first_answer = _first_answer(earlier, request, now)
+        if first_answer is not None:
+            return first_answer
         row = ledger.get(fleet_rows.hold_key())
         stored = rows.read(row, Holds) if row else Holds()
         in_force = stored.at(now)
-        others = tuple(hold for hold in in_force if hold.scope != (request.pool, request.instance_id))
-        if wanted and len(others) >= MAX_HOLDS:
-            fault = f"there are {len(others)} holds in force: release some, or hold a pool or the fleet"
+        holds = tuple(hold for hold in in_force if hold.scope != (request.pool, request.instance_id))
+        if wanted and len(holds) >= MAX_HOLDS:
+            fault = f"there are {len(holds)} holds in force: release some, or hold a pool or the fleet"
             raise Invalid("too many holds", (("instanceId" if request.instance_id else "pool", fault),))
-        was_held = len(others) < len(in_force)
+        was_held = len(holds) < len(in_force)
         answer = wanted.to_json() if wanted else {"wasHeld": was_held, "releasedAt": rfc3339(now)}
         record = {"fingerprint": request.fingerprint, "answer": answer}
         # DynamoDB deletes expired rows within days, not at once. This one may be overwritten.
@@ -209,7 +209,7 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
             Put(Row(fresh.key, fresh.doc, earlier.version if earlier else 0, None, fresh.expires_at)),
             Put(fleet_rows.automation_event_row(entry, request.request_id)),
         ]
-        left = (*others, wanted) if wanted else others
+        left = (*holds, wanted) if wanted else holds
         if left:
             held = Row(fleet_rows.hold_key(), stored.replace(holds=left).to_json(), row.version if row else 0)
             writes.append(Put(held, first_version=milliseconds(now)))

@@ -60,9 +60,9 @@ def _change(ledger: Ledger, change: Callable[[ManualCordons], ManualCordons]) ->
 
     def commit_once() -> None:
         row = ledger.get(key)
-        known = rows.read(row, ManualCordons) if row else ManualCordons()
-        wanted = change(known)
-        if wanted != known:
+        manual_cordons = rows.read(row, ManualCordons) if row else ManualCordons()
+        wanted = change(manual_cordons)
+        if wanted != manual_cordons:
             ledger.commit(Put(Row(key, wanted.to_json(), row.version if row else 0)))
 
     until_committed(commit_once, "The record of cordons changed during every try. Try again.")

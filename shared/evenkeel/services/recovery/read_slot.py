@@ -101,17 +101,17 @@ class SlotReader:
         life, slot, provider = self.incident.life, self.incident.slot, self.context.provider
         if not self._is_on_hyperpod:
             return ()
-        own = provider.node(life.instance_id)
+        node = provider.node(life.instance_id)
         if slot != life.key:
             in_slot = provider.node_in_slot(slot.removeprefix(f"{life.cluster}/"))
             is_other = in_slot is not None and in_slot.instance_id != life.instance_id
-            return tuple(record for record in (own, in_slot if is_other else None) if record is not None)
+            return tuple(record for record in (node, in_slot if is_other else None) if record is not None)
         # Without a logical id, only the launch time shows a replacement, and it counts once the own node is gone.
-        return (own,) if own is not None else provider.nodes_launched_after(since)
+        return (node,) if node is not None else provider.nodes_launched_after(since)
 
     def _records_of_original(self, since: datetime) -> tuple[ProviderNode, ...]:
-        own = self.context.provider.node(self.incident.life.instance_id) if self._is_on_hyperpod else None
-        return (own,) if own is not None else self._records(since)
+        node = self.context.provider.node(self.incident.life.instance_id) if self._is_on_hyperpod else None
+        return (node,) if node is not None else self._records(since)
 
     @property
     def _is_on_hyperpod(self) -> bool:

@@ -147,13 +147,13 @@ def _mark_trusted(node: FleetNode, by: str, incident_id: str, context: Context) 
     if row is None and not node.marks and not incident_id:
         return
     reason = f"{by} reports that the node is healthy."
-    left = (
+    unhealthy_node = (
         rows.read(row, UnhealthyNode)
         if row
         else UnhealthyNode(life=node.life, incident_id=incident_id, since=context.now, reason=reason)
     )
     with contextlib.suppress(Conflict):  # an incident of the node opened or ended at this moment, which is newer
-        trusted = left.replace(trusted_by=by, trusted_at=context.now)
+        trusted = unhealthy_node.replace(trusted_by=by, trusted_at=context.now)
         context.ledger.commit(Put(incident_rows.unhealthy_row(trusted, row.version if row else 0)))
 
 

@@ -299,9 +299,9 @@ def _next_offer(case: _StepCase) -> RentCapacityResult:
         case.commit(refused(case.rental, case.request.why))
         context.telemetry.count("CapacityUnavailable", market=case.rental.offer.market)
         case = _load(case.request, context)
-    left = pool_nodes.release_offer(case.rental, context)
-    if left:
-        return _not_yet(case, left)
+    offer = pool_nodes.release_offer(case.rental, context)
+    if offer:
+        return _not_yet(case, offer)
     case = _load(case.request, context)
     rental, burst = case.rental, context.policy.burst
     unwanted = _why_unwanted(case)
@@ -355,9 +355,9 @@ def _release(case: _StepCase) -> RentCapacityResult:
         ending = case.commit(released(rental, case.request.why, usable), *_serving_state_writes(case))
         context.cycle_requests.request(f"{rental.name} is released")
         case = case._replace(rental=ending)
-    left = pool_nodes.release_offer(case.rental, context)
-    if left:
-        return _not_yet(case, left)
+    offer = pool_nodes.release_offer(case.rental, context)
+    if offer:
+        return _not_yet(case, offer)
     return RentCapacityResult(outcome=RentOutcome.RELEASED, reason="All of its nodes are gone.")
 
 
@@ -368,9 +368,9 @@ def _settle(case: _StepCase) -> RentCapacityResult:
         return RentCapacityResult(
             outcome=RentOutcome.NOT_YET, reason=f"The rental is {rental.state}. Another run of its workflow continues."
         )
-    left = pool_nodes.release_offer(case.rental, context)
-    if left:
-        return RentCapacityResult(outcome=RentOutcome.NOT_YET, reason=left)
+    offer = pool_nodes.release_offer(case.rental, context)
+    if offer:
+        return RentCapacityResult(outcome=RentOutcome.NOT_YET, reason=offer)
     case = _load(case.request, context)
     change = ended(case.rental, context.now)
     over = case.commit(change)
@@ -421,8 +421,8 @@ def _is_in_use(case: _StepCase) -> bool:
     if case.job is None:
         is_due = rental.due_at is not None and context.now >= rental.due_at
         pods = [pod for name in rental.node_names for pod in context.cluster.pods(case.cluster_name, name)]
-        there = {node.name for node in context.cluster.nodes(case.cluster_name)}
-        return not is_due and any(pod.node_name in there for pod in replicas_on(rental, pods))
+        names = {node.name for node in context.cluster.nodes(case.cluster_name)}
+        return not is_due and any(pod.node_name in names for pod in replicas_on(rental, pods))
     row = context.ledger.get(job_rows.attempt_key(case.job.job_id, case.job.current_attempt))
     attempt = rows.read(row, Attempt) if row else None
     return attempt is not None and not attempt.state.has_ended and rental.hosts(attempt)

@@ -113,9 +113,9 @@ def budget_left_beside(rental: Rental, context: Context) -> int | None:
     only = setup.replace(teams=(team,))
     rented = load(context.ledger).rentals
     charges = read_charges.held(context.ledger)
-    others = [other for other in rented if other.name != rental.name]
+    rentals = [other for other in rented if other.name != rental.name]
     return remaining_by_team(
-        only, spent_by_period(only, context, rented), charges, others, context.policy.economy, context.now
+        only, spent_by_period(only, context, rented), charges, rentals, context.policy.economy, context.now
     )[team.name]
 
 

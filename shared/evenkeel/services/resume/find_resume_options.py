@@ -192,10 +192,10 @@ def _node_capacity(
 ) -> tuple[NodeCapacity, ...]:
     """Return the nodes as the job will find them. Launch times are placeholders, because no job is admitted here."""
     names, kubernetes_nodes = interrupted.attempt.node_names, tuple(nodes)
-    own = interrupted.attempt.per_node
+    resources = interrupted.attempt.per_node
     # The job's own pods may have ended already.
     others_in_use = {
-        (node.cluster, node.name): in_use.get(node.name, NONE).minus(own if node.name in names else NONE)
+        (node.cluster, node.name): in_use.get(node.name, NONE).minus(resources if node.name in names else NONE)
         for node in kubernetes_nodes
     }
     capacities = node_capacity(

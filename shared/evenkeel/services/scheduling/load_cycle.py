@@ -199,12 +199,12 @@ def _read_next_pages(
     limit = terms.heads_per_cycle * _PAGES_PER_CYCLE
     for team, page in _read_pages([(team, limit, before.get(team, next_page[team])) for team in turn], ledger):
         # The queue of each team is read by itself.
-        keys += [each.key for each in page.rows if team or each.doc.get("queue", "") not in setup.by_name]
+        keys += [row.key for row in page.rows if team or row.doc.get("queue", "") not in setup.by_name]
         if page.cursor:
             stopped[team] = page.cursor
         if team == ALL_JOBS and not setup.has_teams:
             cursors = cursors._replace(
-                page=frozenset(str(each.doc["jobId"]) for each in page.rows),
+                page=frozenset(str(row.doc["jobId"]) for row in page.rows),
                 page_cursor=before.get(team, next_page[team]),
                 barriers=tuple((str(name), str(at)) for name, at in row.doc.get("barriers", ())),
             )

@@ -22,8 +22,8 @@ def load(nodes: Iterable[KubernetesNode], stored: Iterable[FleetNode], context: 
     if not context.site.has_hyperpod:
         return ()
     records = tuple(record for node in stored if (record := node.record) is not None)
-    known = {record.instance_id for record in records}
-    is_complete = all(node.instance_id in known for node in nodes if node.hyperpod_cluster_id)
+    instance_ids = {record.instance_id for record in records}
+    is_complete = all(node.instance_id in instance_ids for node in nodes if node.hyperpod_cluster_id)
     return records if is_complete else context.provider.nodes()
 
 

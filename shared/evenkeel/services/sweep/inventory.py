@@ -59,8 +59,8 @@ def refresh_fleet(sweep: SweepRun) -> int:
         elif not stored.is_gone and (
             stored.life.cluster in read or stored.life.cluster not in sweep.context.site.clusters
         ):
-            gone = stored.replace(is_gone=True, is_ready=False, changed_at=sweep.context.now)
-            _store_node(sweep, gone, stored, row.version, expires_at=sweep.context.now + _GONE_KEPT)
+            fleet_node = stored.replace(is_gone=True, is_ready=False, changed_at=sweep.context.now)
+            _store_node(sweep, fleet_node, stored, row.version, expires_at=sweep.context.now + _GONE_KEPT)
     for place, node in stored_nodes.items():
         if place not in known:
             with sweep.item("/".join(place)):
@@ -112,10 +112,10 @@ def refresh_kueue(sweep: SweepRun) -> int:
             continue
         sweep.results.answered(source)
         # Namespaces that do not fit are still held back by the scheduling cycle.
-        kept = rows.fit_into_row({namespace: by} for namespace, by in sorted(namespaces.items()))
+        fit_into_row = rows.fit_into_row({namespace: by} for namespace, by in sorted(namespaces.items()))
         row = sweep.context.ledger.get(fleet_rows.kueue_key(cluster))
         before = row.doc if row else {"cluster": cluster, "namespaces": {}}
-        doc = {**before, "namespaces": {name: by for namespaces in kept for name, by in namespaces.items()}}
+        doc = {**before, "namespaces": {name: by for namespaces in fit_into_row for name, by in namespaces.items()}}
         if before != doc:
             with contextlib.suppress(Conflict):  # another sweep was first
                 sweep.context.ledger.commit(Put(fleet_rows.kueue_row(cluster, doc, row.version if row else 0)))

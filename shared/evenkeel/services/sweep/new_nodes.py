@@ -20,19 +20,24 @@ def release_new_nodes(sweep: SweepRun) -> int:
     """
     released = 0
     for node in sweep.nodes:
-        there = node.kubernetes
-        if there is None or not there.is_awaiting_validation or there.is_cordoned or _is_in_repair(sweep, node):
+        kubernetes_node = node.kubernetes
+        if (
+            kubernetes_node is None
+            or not kubernetes_node.is_awaiting_validation
+            or kubernetes_node.is_cordoned
+            or _is_in_repair(sweep, node)
+        ):
             continue
-        peers = [peer for peer in sweep.kubernetes if peer.name != there.name]
-        observed = ObservedNode(record=node.provider, node=there)
-        expected = expected_accelerators(there.instance_type, peers)
+        peers = [peer for peer in sweep.kubernetes if peer.name != kubernetes_node.name]
+        observed = ObservedNode(record=node.provider, node=kubernetes_node)
+        expected = expected_accelerators(kubernetes_node.instance_type, peers)
         verdict = judge_node(observed, expected=expected)
         if not verdict.is_valid or sweep.context.ledger.get(incident_rows.open_key(node.life)):
             continue
         _record_release(sweep, node, observed, expected, verdict)
         if sweep.context.mode is Mode.ACT:
-            with sweep.item(there.name):
-                result = sweep.context.cluster.release(there.cluster, there.name, None)
+            with sweep.item(kubernetes_node.name):
+                result = sweep.context.cluster.release(kubernetes_node.cluster, kubernetes_node.name, None)
                 released += result is ReleaseResult.RELEASED
     if released:
         sweep.context.cycle_requests.request("nodes arrived")

@@ -33,15 +33,15 @@ def resume_work(sweep: SweepRun) -> int:
 
 def _check(sweep: SweepRun, row: Row) -> bool:
     ledger = sweep.context.ledger
-    left = rows.read(row, UnhealthyNode)
-    if left.trusted_by:
+    unhealthy_node = rows.read(row, UnhealthyNode)
+    if unhealthy_node.trusted_by:
         return False
-    incident, _ = incident_record.load(ledger, left.incident_id)
-    if ledger.get(incident_rows.open_key(left.life)) is not None:
+    incident, _ = incident_record.load(ledger, unhealthy_node.incident_id)
+    if ledger.get(incident_rows.open_key(unhealthy_node.life)) is not None:
         return False  # a newer incident works on it
-    if left.life.cluster not in sweep.nodes_of or sweep.records is None:
+    if unhealthy_node.life.cluster not in sweep.nodes_of or sweep.records is None:
         return False  # nothing is known about nodes of an unreadable control plane
-    nodes = tuple(node for node in sweep.kubernetes if node.cluster == left.life.cluster)
+    nodes = tuple(node for node in sweep.kubernetes if node.cluster == unhealthy_node.life.cluster)
     records = sweep.records
     slot_state = find_slot_state(
         incident.life, incident.slot, incident.pool, records=records, nodes=nodes, since=incident.opened_at
@@ -67,7 +67,7 @@ def _check(sweep: SweepRun, row: Row) -> bool:
         sweep.context,
     )
     reason = why_resume(incident, plan, now=sweep.context.now)
-    return bool(reason) and _resume(sweep, row, left, incident, reason)
+    return bool(reason) and _resume(sweep, row, unhealthy_node, incident, reason)
 
 
 def _forget(sweep: SweepRun, row: Row, incident: Incident, reason: str, event: NodeEvent) -> None:
@@ -99,12 +99,12 @@ def _follow(sweep: SweepRun, incident: Incident, node: KubernetesNode | None) ->
         return
     context = sweep.context
     row = context.ledger.get(incident_rows.aftermath_key(incident.incident_id))
-    known = {event.kind for event in rows.read(row, Aftermath).events} if row else set()
+    node_event_kinds = {event.kind for event in rows.read(row, Aftermath).events} if row else set()
     events = []
-    if node.is_cordoned and NodeEventKind.CORDONED not in known:
+    if node.is_cordoned and NodeEventKind.CORDONED not in node_event_kinds:
         events.append(_cordon(incident, node, sweep))
     has_rebooted = bool(incident.boot_id and node.boot_id and node.boot_id != incident.boot_id)
-    if has_rebooted and NodeEventKind.REBOOTED not in known:
+    if has_rebooted and NodeEventKind.REBOOTED not in node_event_kinds:
         events.append(NodeEvent(at=context.now, kind=NodeEventKind.REBOOTED, evidence=f"Boot id {node.boot_id}."))
     noted = record_aftermath.writes(incident, events, context.ledger, context.now) if events else []
     if noted:

@@ -247,8 +247,8 @@ class Observation:
         waiting = self.context.cluster.pods(cluster, "")
         nodes = self.context.cluster.nodes(cluster)
         came = [node.name for node in joined_nodes(rental, nodes, rental.other_rentals_nodes)]
-        known = {pod.uid for pod in waiting}
-        return (*waiting, *(pod for pod in self.pods_on(cluster, came) if pod.uid not in known)), nodes
+        uids = {pod.uid for pod in waiting}
+        return (*waiting, *(pod for pod in self.pods_on(cluster, came) if pod.uid not in uids)), nodes
 
     def slot(self, incident: Incident) -> SlotReader:
         """Return the reader of one slot, for an evaluation that does not list the fleet."""

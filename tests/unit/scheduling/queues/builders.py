@@ -95,7 +95,7 @@ def a_scheduler(
 ) -> Scheduler:
     """Return a scheduler in this state. Flavors that are not given have neither labels nor taints."""
     named = {flavor.name for flavor in flavors}
-    used = {each.flavor for queue in queues for group in queue.groups for each in group.flavors}
+    used = {flavor.flavor for queue in queues for group in queue.groups for flavor in group.flavors}
     plain = tuple(Flavor(name) for name in sorted(used - named))
     rules = Rules(fair, strategies) if strategies else Rules(fair)
     scheduler = Scheduler(queues, cohorts, (*flavors, *plain), rules)

@@ -138,7 +138,12 @@ class RandomQueues:
     def overcommitted(self, *, with_evicted: bool = True) -> list[str]:
         """Return the violations of limits."""
         queues = self.scheduler.snapshot.queues.values()
-        admitted = [each for queue in queues for each in queue.admitted.values() if with_evicted or not each.is_evicted]
+        admitted = [
+            admitted
+            for queue in queues
+            for admitted in queue.admitted.values()
+            if with_evicted or not admitted.is_evicted
+        ]
         return list(kueue_checker.overcommitted(self.queues, self.cohorts, admitted))
 
     def with_more(self, queue: str, key: tuple[str, str], more: int) -> tuple[Queue, ...]:
@@ -172,15 +177,15 @@ def outcomes(decisions: list[CycleDecision]) -> list[object]:
     """Return the decisions as plain values."""
     return [
         (
-            each.workload.workload_id,
-            each.result,
-            each.assignment.flavors,
-            each.assignment.counts,
-            each.assignment.level,
-            [(victim.workload_id, victim.reason) for victim in each.victims],
-            each.parked,
+            decision.workload.workload_id,
+            decision.result,
+            decision.assignment.flavors,
+            decision.assignment.counts,
+            decision.assignment.level,
+            [(victim.workload_id, victim.reason) for victim in decision.victims],
+            decision.parked,
         )
-        for each in decisions
+        for decision in decisions
     ]
 
 

@@ -80,7 +80,7 @@ def admits(fleet: RandomQueues, job: Workload, change: AdmittingChange, *, less:
 @example(1_668_146_072)
 def test_suggested_change_admits_the_job_and_one_unit_less_does_not(deep: bool, seed: int) -> None:
     fleet = random_pending_jobs(seed, deep=deep)
-    waiting = [each.workload for queue in fleet.scheduler.pending.values() for each in queue.all()]
+    waiting = [workload.workload for queue in fleet.scheduler.pending.values() for workload in queue.all()]
     for job in waiting[:3]:
         explanation = why(fleet.scheduler, job)
         for change in explanation.changes:
@@ -95,7 +95,9 @@ def test_equal_priority_is_enough_against_newer_workloads() -> None:
         waiting=(a_workload("early", "a", 4, at=-1, priority=1),),
     )
     scheduler.cycle()
-    (change,) = (each for each in why(scheduler, a_workload("early", "a", 4, at=-1)).changes if each.kind == "priority")
+    (change,) = (
+        change for change in why(scheduler, a_workload("early", "a", 4, at=-1)).changes if change.kind == "priority"
+    )
 
     assert change.priority == 5
 

@@ -28,10 +28,10 @@ def quota(*resources: Json, team: str = "research", weight: int | None = None, *
 
 
 def declared(*documents: Json) -> QuotaDocuments:
-    found = QuotaDocuments(Profile.HYPERPOD, RULES[Profile.KUEUE])
+    quota_documents = QuotaDocuments(Profile.HYPERPOD, RULES[Profile.KUEUE])
     for document in documents:
-        found.add(document, "test")
-    return found
+        quota_documents.add(document, "test")
+    return quota_documents
 
 
 def held(*resources: Json, **sharing: Any) -> dict[tuple[str, str], Quota]:
@@ -123,9 +123,9 @@ def test_idle_capacity_has_its_own_queue() -> None:
 
 
 def test_priority_classes_have_the_names_that_jobs_use() -> None:
-    found = declared({"SchedulerConfig": {"PriorityClasses": [{"Name": "training", "Weight": 70}]}})
+    quota_documents = declared({"SchedulerConfig": {"PriorityClasses": [{"Name": "training", "Weight": 70}]}})
 
-    assert found.priorities == {"training-priority": 70}
+    assert quota_documents.priorities == {"training-priority": 70}
 
 
 def test_unknown_instance_type_is_reported() -> None:
@@ -196,30 +196,30 @@ def declarations(found: QuotaDocuments) -> tuple[list[Queue], list[object], list
 
 @pytest.mark.parametrize("documents", [TEAMS, KUEUE])
 def test_kueue_export_loses_no_decisive_field(documents: tuple[Json, ...]) -> None:
-    found = declared(*documents)
-    back, losses = round_trip(found, Format.KUEUE)
+    quota_documents = declared(*documents)
+    back, losses = round_trip(quota_documents, Format.KUEUE)
 
-    assert declarations(back) == declarations(found)
+    assert declarations(back) == declarations(quota_documents)
     assert [loss for loss in losses if "fair sharing" not in loss] == []
 
 
 @pytest.mark.parametrize("documents", [TEAMS, KUEUE])
 def test_short_form_reports_lost_queue_names(documents: tuple[Json, ...]) -> None:
-    found = declared(*documents)
-    back, losses = round_trip(found, Format.EVENKEEL)
+    quota_documents = declared(*documents)
+    back, losses = round_trip(quota_documents, Format.EVENKEEL)
 
-    assert declarations(back) == declarations(found)
-    assert back.rules == found.rules
+    assert declarations(back) == declarations(quota_documents)
+    assert back.rules == quota_documents.rules
     assert {loss.partition(" ")[0] for loss in losses} <= {"LocalQueue", "ClusterQueue"}
 
 
 def test_hyperpod_quotas_survive_every_format() -> None:
-    found = declared(*TEAMS)
+    quota_documents = declared(*TEAMS)
     for intermediate in (Format.KUEUE, Format.EVENKEEL, Format.HYPERPOD):
-        middle, _ = round_trip(found, intermediate)
+        middle, _ = round_trip(quota_documents, intermediate)
         back, losses = round_trip(middle, Format.HYPERPOD)
 
-        assert declarations(back)[0] == declarations(found)[0]
+        assert declarations(back)[0] == declarations(quota_documents)[0]
         assert [loss for loss in losses if "labels" not in loss] == []
 
 

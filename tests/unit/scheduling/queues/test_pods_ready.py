@@ -31,7 +31,7 @@ def a_job(name: str, queue: str, gpus: int = 2, at: int = 0, **more: Any) -> Jso
 
 
 def outcomes(replay: Replay) -> list[list[tuple[str, str]]]:
-    return [[(each.job, each.result) for each in cycle.decisions] for cycle in replay.cycles]
+    return [[(decision.job, decision.result) for decision in cycle.decisions] for cycle in replay.cycles]
 
 
 def run(replay: Replay, *events: Json) -> list[list[tuple[str, str]]]:

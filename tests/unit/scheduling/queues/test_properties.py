@@ -48,8 +48,8 @@ def test_tree_use_equals_job_use_and_removal_is_exact(deep: bool, seed: int) -> 
     nodes = [*fleet.scheduler.snapshot.tree.queues.values(), *fleet.scheduler.snapshot.tree.cohorts.values()]
     for queue in fleet.scheduler.snapshot.queues.values():
         used: dict[tuple[str, str], int] = {}
-        for each in queue.admitted.values():
-            for key, amount in each.use.items():
+        for admitted in queue.admitted.values():
+            for key, amount in admitted.use.items():
                 used[key] = used.get(key, 0) + amount
         assert {key: slot.use for key, slot in queue.node.slots.items() if slot.use} == {
             key: amount for key, amount in used.items() if amount
@@ -84,7 +84,7 @@ def test_queue_within_nominal_loses_no_job_to_another_queue(deep: bool, seed: in
 def test_every_victim_is_needed(seed: int) -> None:
     fleet = RandomQueues(seed)
     for decisions, _ in fleet.history(30):
-        decision = next((each for each in decisions if each.victims), None)
+        decision = next((decision for decision in decisions if decision.victims), None)
         if decision is None:
             continue
         victims = [victim.admitted for victim in decision.victims]
@@ -93,7 +93,7 @@ def test_every_victim_is_needed(seed: int) -> None:
         # A nomination without borrowing must also be within nominal afterwards.
         may_borrow = borrows or fleet.rules.fair_sharing
         for needed in victims:
-            others_gone = [each for each in victims if each is not needed]
+            others_gone = [victim for victim in victims if victim is not needed]
             fits, borrows = _fits_without(fleet.scheduler, decision, others_gone)
             assert not fits or (borrows and not may_borrow)
 
@@ -103,10 +103,10 @@ def _fits_without(scheduler: Scheduler, decision: CycleDecision, others_gone: li
     snapshot = scheduler.snapshot
     now = snapshot.now
     fresh = [
-        each
+        admitted
         for queue in snapshot.queues.values()
-        for each in queue.admitted.values()
-        if each.reserved_at == now and each not in others_gone
+        for admitted in queue.admitted.values()
+        if admitted.reserved_at == now and admitted not in others_gone
     ]
     node = snapshot.queue_of(decision.workload).node
     with snapshot.without_use_of([*others_gone, *fresh]):
@@ -148,12 +148,12 @@ def test_more_quota_never_prevents_admission(deep: bool, seed: int) -> None:
     for _ in fleet.history(12):
         pass
     fleet.queues = tuple(
-        replace(each, fungibility=replace(each.fungibility, when_can_preempt=Fungible.TRY_NEXT))
-        for each in fleet.queues
+        replace(queue, fungibility=replace(queue.fungibility, when_can_preempt=Fungible.TRY_NEXT))
+        for queue in fleet.queues
     )
     job = fleet.workload()
-    job = replace(job, pod_sets=tuple(replace(each, min_count=None) for each in job.pod_sets))
-    admitted = [each for queue in fleet.scheduler.snapshot.queues.values() for each in queue.admitted.values()]
+    job = replace(job, pod_sets=tuple(replace(pod_set, min_count=None) for pod_set in job.pod_sets))
+    admitted = [admitted for queue in fleet.scheduler.snapshot.queues.values() for admitted in queue.admitted.values()]
     key = (fleet.random.choice(("f1", "f2")), fleet.random.choice(("cpu", "gpu")))
 
     results = []
@@ -163,7 +163,9 @@ def test_more_quota_never_prevents_admission(deep: bool, seed: int) -> None:
         for each in admitted:
             scheduler.restore(replace(each))
         scheduler.submit(job)
-        results.append(any(each.result is Result.ADMITTED for _ in range(3) for each in scheduler.cycle()))
+        results.append(
+            any(cycle_decision.result is Result.ADMITTED for _ in range(3) for cycle_decision in scheduler.cycle())
+        )
 
     assert results == sorted(results)
 

@@ -19,8 +19,8 @@ def preempting(rules: Rules, *held: Admitted) -> Scheduler:
     """Return a full queue of four, and a job of higher priority that requests two."""
     scheduler = a_scheduler(a_queue("a", 4, "", within=LOWER))
     scheduler = Scheduler([scheduler.snapshot.queues["a"].spec], (), scheduler.snapshot.flavors.values(), rules)
-    for each in held:
-        scheduler.restore(each)
+    for admitted in held:
+        scheduler.restore(admitted)
     scheduler.submit(a_workload("new", "a", 2, priority=9))
     return scheduler
 
@@ -84,8 +84,8 @@ def test_quota_of_stopping_victims_is_not_given_away(switch: bool, used: int) ->
     # 7 of 8 are used, 4 of them by the victim. Two jobs of 1 fit one by one, but not together.
     queues = [a_queue("p", 4, reclaim=ANY), a_queue("q", 4), a_queue("r", 0), a_queue("v", 0)]
     scheduler = Scheduler(queues, (), [Flavor("hp")], Rules(never_overcommits=switch))
-    for each in (holds("q1", "q", 3), holds("victim", "v", 4, priority=-1)):
-        scheduler.restore(each)
+    for admitted in (holds("q1", "q", 3), holds("victim", "v", 4, priority=-1)):
+        scheduler.restore(admitted)
     for job in (a_workload("w", "p", 2, priority=9), a_workload("x", "q", 1), a_workload("y", "r", 1)):
         scheduler.submit(job)
     scheduler.cycle(1)

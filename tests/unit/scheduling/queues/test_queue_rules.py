@@ -58,8 +58,8 @@ BOTH_NEXT = Fungibility(Fungible.TRY_NEXT, Fungible.TRY_NEXT)
 def cycle(scheduler: Scheduler) -> dict[str, CycleDecision]:
     """Run a cycle, and check each decision with the independent checker."""
     decisions = scheduler.cycle(1000.0)
-    for each in decisions:
-        assert list(kueue_checker.faults_of(each, scheduler.snapshot.queues[each.workload.queue].spec)) == []
+    for decision in decisions:
+        assert list(kueue_checker.faults_of(decision, scheduler.snapshot.queues[decision.workload.queue].spec)) == []
     return by_id(decisions)
 
 
@@ -110,12 +110,12 @@ def test_removing_added_use_restores_the_tree(used: int, amount: int) -> None:
     tree = Tree((a_queue("a", 4, "west", lend=2), a_queue("b", 20, "fleet")), cohorts)
     node = tree.queues["a"]
     node.add_all({KEY: used})
-    before = [each.at(KEY).use for each in (node, *node.path)]
+    before = [quota_node.at(KEY).use for quota_node in (node, *node.path)]
 
     node.add_all({KEY: amount})
     node.remove_all({KEY: amount})
 
-    assert [each.at(KEY).use for each in (node, *node.path)] == before
+    assert [quota_node.at(KEY).use for quota_node in (node, *node.path)] == before
 
 
 def test_head_of_an_overcommitted_queue_leaves_cohort_use_unchanged() -> None:
@@ -128,7 +128,7 @@ def test_head_of_an_overcommitted_queue_leaves_cohort_use_unchanged() -> None:
     )
 
     assert only(scheduler).result is Result.NO_CANDIDATES
-    assert [each.at(KEY).use for each in scheduler.snapshot.queues["a"].node.path] == [16, 16]
+    assert [node.at(KEY).use for node in scheduler.snapshot.queues["a"].node.path] == [16, 16]
 
 
 def test_unlimited_quota_stays_unlimited() -> None:
@@ -215,9 +215,9 @@ def test_pending_reason_is_mildest_of_flavors_and_severest_of_groups() -> None:
 
     # hp can never hold 4, but od could: od determines why the job waits.
     assert decision.result is Result.NO_CANDIDATES
-    assert [each.pending for each in decision.assignment.attempts[0] if each.flavor == "hp"] == [
-        Pending.EXCEEDS_MAX_QUOTA
-    ]
+    assert [
+        flavor_attempt.pending for flavor_attempt in decision.assignment.attempts[0] if flavor_attempt.flavor == "hp"
+    ] == [Pending.EXCEEDS_MAX_QUOTA]
 
 
 @pytest.mark.parametrize(("gpus", "pending"), [(2, Pending.WAITING_FOR_QUOTA), (3, Pending.EXCEEDS_MAX_QUOTA)])
@@ -257,12 +257,14 @@ def test_skipped_workload_continues_with_the_next_flavor() -> None:
     first, second = cycle(scheduler), cycle(scheduler)
 
     # Both stop at hp, by borrowing. Only one of them fits.
-    assert [(each.result, each.assignment.flavors[0][GPU]) for each in first.values()] == [
+    assert [
+        (cycle_decision.result, cycle_decision.assignment.flavors[0][GPU]) for cycle_decision in first.values()
+    ] == [
         (Result.ADMITTED, "hp"),
         (Result.SKIPPED, "hp"),
     ]
     assert (second["v"].result, second["v"].assignment.flavors[0][GPU]) == (Result.ADMITTED, "od")
-    assert [each.flavor for each in second["v"].assignment.attempts[0]] == ["od"]
+    assert [flavor_attempt.flavor for flavor_attempt in second["v"].assignment.attempts[0]] == ["od"]
 
 
 def test_pods_count_if_the_queue_covers_them() -> None:
@@ -388,7 +390,7 @@ def test_job_in_backoff_is_not_tried_early() -> None:
     scheduler.submit(a_workload("w", "a"), not_before=10)
 
     assert scheduler.cycle(9.9) == []
-    assert [each.result for each in scheduler.cycle(10.0)] == [Result.ADMITTED]
+    assert [cycle_decision.result for cycle_decision in scheduler.cycle(10.0)] == [Result.ADMITTED]
 
 
 # ---------------------------------------------------------------- classical order and preemption
@@ -406,7 +408,7 @@ def test_heads_are_ordered_by_borrowing_then_priority_then_age() -> None:
         ),
     )
 
-    assert [each.workload.workload_id for each in scheduler.cycle()] == ["early", "late", "borrows"]
+    assert [cycle_decision.workload.workload_id for cycle_decision in scheduler.cycle()] == ["early", "late", "borrows"]
 
 
 def test_lower_or_newer_equal_preempts_later_workloads() -> None:
@@ -549,7 +551,7 @@ def test_smaller_share_goes_first_despite_lower_priority() -> None:
         fair=True,
     )
 
-    assert [each.workload.workload_id for each in scheduler.cycle()] == ["wb", "wa"]
+    assert [cycle_decision.workload.workload_id for cycle_decision in scheduler.cycle()] == ["wb", "wa"]
 
 
 def test_head_that_does_not_borrow_goes_first() -> None:
@@ -557,7 +559,7 @@ def test_head_that_does_not_borrow_goes_first() -> None:
         a_queue("a", 4), a_queue("b", 1), waiting=(a_workload("own", "a", 4), a_workload("lent", "b", 2)), fair=True
     )
 
-    assert [each.workload.workload_id for each in scheduler.cycle()] == ["own", "lent"]
+    assert [cycle_decision.workload.workload_id for cycle_decision in scheduler.cycle()] == ["own", "lent"]
 
 
 # ---------------------------------------------------------------- partial admission, slices
@@ -680,10 +682,10 @@ def test_skipped_preemptor_stays_head_until_it_has_no_candidates(parks_shape: bo
         pending.requeue(waiting, at_once=not parks, parks_shape=parks, is_preempting=is_preempting)
     pending.push(PendingWorkload(a_workload("urgent", "a", 1, priority=9)))
     pending.wake()
-    found = pending.pop()
+    workload = pending.pop()
 
-    assert found is not None
-    assert found.workload.workload_id == head
+    assert workload is not None
+    assert workload.workload.workload_id == head
 
 
 def test_changed_priority_keeps_a_sticky_head() -> None:
@@ -748,7 +750,9 @@ def test_preemptor_evicts_on_one_flavor_only() -> None:
     for _ in range(3):
         cycle(scheduler)
     evicted = [
-        each.workload.workload_id for each in scheduler.snapshot.queues["a"].admitted.values() if each.is_evicted
+        admitted.workload.workload_id
+        for admitted in scheduler.snapshot.queues["a"].admitted.values()
+        if admitted.is_evicted
     ]
 
     assert evicted == ["e"]
@@ -775,16 +779,16 @@ def test_queue_order_holds_under_load() -> None:
     while to_submit or len(admitted) < len(jobs):
         for _ in range(min(len(to_submit), source.randrange(4))):
             scheduler.submit(to_submit.pop())
-        pending = {each.workload.workload_id: each.workload for each in scheduler.pending["a"].all()}
+        pending = {workload.workload.workload_id: workload.workload for workload in scheduler.pending["a"].all()}
         for decision in scheduler.cycle():
             if decision.result is Result.ADMITTED:
                 admitted.append(decision.workload)
-                assert decision.workload.order == min(each.order for each in pending.values())
+                assert decision.workload.order == min(workload.order for workload in pending.values())
         running = list(scheduler.snapshot.queues["a"].admitted)
         if running and source.random() < 0.7:
             scheduler.release(source.choice(running))
 
-    assert len({each.workload_id for each in admitted}) == len(jobs)
+    assert len({workload.workload_id for workload in admitted}) == len(jobs)
 
 
 def test_no_two_workloads_have_equal_rank() -> None:
@@ -805,7 +809,7 @@ def test_duplicate_eviction_has_one_effect() -> None:
     scheduler.evict("old")
 
     assert only(scheduler).workload.workload_id == "p"
-    assert [each.workload.workload_id for each in scheduler.pending["a"].all()] == ["old"]
+    assert [workload.workload.workload_id for workload in scheduler.pending["a"].all()] == ["old"]
     assert scheduler.snapshot.queues["a"].node.at(KEY).use == 4
 
 

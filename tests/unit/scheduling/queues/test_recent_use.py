@@ -74,7 +74,7 @@ def test_sub_queue_with_recent_use_waits_behind_one_without() -> None:
 def test_admission_counts_at_once_so_sub_queues_alternate() -> None:
     jobs = tuple(by(sub_queue, f"{sub_queue}{n}", at=n) for sub_queue in ("ann", "bob") for n in range(3))
     scheduler = a_scheduler(*jobs, nominal=6)
-    went_in = [each.workload.sub_queue for _ in jobs for each in scheduler.cycle(0.0)]
+    went_in = [cycle_decision.workload.sub_queue for _ in jobs for cycle_decision in scheduler.cycle(0.0)]
 
     assert went_in == ["ann", "bob"] * 3
 
@@ -137,7 +137,7 @@ def test_queue_switched_to_recent_use_counts_running_workloads() -> None:
     scheduler.reconfigure((a_queue("a", 3, "", by_use=True),), (), (Flavor("hp"),))
 
     assert scheduler.pending["a"].recent_use("ann", 1.0) > 0.3
-    assert [each.workload.workload_id for each in scheduler.cycle(3600.0)] == ["b"]
+    assert [cycle_decision.workload.workload_id for cycle_decision in scheduler.cycle(3600.0)] == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_eviction_by_use_starts_with_the_sub_queue_of_most_use(
     scheduler.restore(held(by("modest", "of-modest", priority=1), 0.0))
     scheduler.submit(a_workload("reclaims", "b", 1))
 
-    assert [each.workload_id for each in scheduler.cycle(10.0)[0].victims] == [victim]
+    assert [victim.workload_id for victim in scheduler.cycle(10.0)[0].victims] == [victim]
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(1, 9)), max_size=8), st.integers(50, 99))
