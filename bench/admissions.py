@@ -278,9 +278,9 @@ class _AdmissionBench:
         if lane == "cycle":
             tasks = [_Task(self.credentials, prefix, nodes)] * writers
             ran = list(self.pools[writers].map(_run_cycles, tasks))
-            self.recorded = self.recorded or [each for _, _, seen in ran for each in seen]
+            self.recorded = self.recorded or [documents for _, _, seen in ran for documents in seen]
         else:
-            mine = [moved(each, prefix) for each in self.recorded]
+            mine = [moved(documents, prefix) for documents in self.recorded]
             tasks = [_Task(self.credentials, prefix, 0, mine[first::writers]) for first in range(writers)]
             ran = list(self.pools[writers].map(_run_bare_loop, tasks))
         self._check(prefix)

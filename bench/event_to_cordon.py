@@ -206,10 +206,10 @@ def _own_seconds(centre: DataCentre, incidents: set[str]) -> dict[str, tuple[flo
     for function in FUNCTIONS:
         pages = logs.get_paginator("filter_log_events").paginate(logGroupName=f"/aws/lambda/{STACK_NAME}-{function}")
         lines = [_parsed(event["message"]) for page in pages for event in page["events"]]
-        found = [line for line in lines if line.get("incidentId") in incidents and "milliseconds" in line]
-        if len(found) < len(incidents):
-            raise BenchFailed(f"{function} logged {len(found)} of {len(incidents)} incidents")
-        spent[function] = tuple(float(line["milliseconds"]) / 1000 for line in found)
+        documents = [line for line in lines if line.get("incidentId") in incidents and "milliseconds" in line]
+        if len(documents) < len(incidents):
+            raise BenchFailed(f"{function} logged {len(documents)} of {len(incidents)} incidents")
+        spent[function] = tuple(float(line["milliseconds"]) / 1000 for line in documents)
     return spent
 
 

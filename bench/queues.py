@@ -354,12 +354,12 @@ def _print_nominations(most: int, wanted: int, repeats: int) -> list[dict[str, A
     for fair in (False, True):
         for queued in (10**power for power in range(3, 7) if 10**power <= most):
             runs = [nominations(queued, wanted, fair=fair).to_json() for _ in range(repeats)]
-            each = {name: max(run[name] for run in runs) for name in runs[0]}
-            found.append(each)
+            document = {name: max(run[name] for run in runs) for name in runs[0]}
+            found.append(document)
             print(
-                f"  {queued:>9}  {'fair' if fair else 'classical':<9}{each['nominationsPerSecond']:>11}"
-                f"{each['coldNominationsPerSecond']:>9}"
-                f"{each['admissionsPerSecond']:>14}{each['submittedPerSecond']:>11}{each['shapeParked']:>14}",
+                f"  {queued:>9}  {'fair' if fair else 'classical':<9}{document['nominationsPerSecond']:>11}"
+                f"{document['coldNominationsPerSecond']:>9}"
+                f"{document['admissionsPerSecond']:>14}{document['submittedPerSecond']:>11}{document['shapeParked']:>14}",
                 flush=True,
             )
     return found
@@ -405,23 +405,23 @@ def _print_philly() -> dict[str, Any]:
         scheduler, arrivals, held = philly(shares=shares)
         runs[name] = run(scheduler, arrivals)
     print(f"  {'team':<8}{'gpus':>6}{'jobs':>6}{'alone':>16}{'sharing':>16}")
-    found: dict[str, Any] = {"teams": {}, "evictions": runs["sharing"].evictions}
+    document: dict[str, Any] = {"teams": {}, "evictions": runs["sharing"].evictions}
     for vc, amount in held.items():
         cells, row = "", {"gpus": amount}
         for name, ran in runs.items():
             waits = [each / 3600 for each in ran.waits[vc]]
             row[name] = {"mean": round(statistics.fmean(waits), 2), "p90": round(quantile(waits, 0.9), 2)}  # type: ignore[assignment]
             cells += f"{statistics.fmean(waits):>9.1f}{quantile(waits, 0.9):>7.1f}"
-        found["teams"][vc] = row
+        document["teams"][vc] = row
         print(f"  {vc:<8}{amount:>6}{len(waits):>6}{cells}")
     cells = ""
     for name, ran in runs.items():
         waits = [wait / 3600 for each in ran.waits.values() for wait in each]
-        found[name] = {"mean": round(statistics.fmean(waits), 2), "p90": round(quantile(waits, 0.9), 2)}
+        document[name] = {"mean": round(statistics.fmean(waits), 2), "p90": round(quantile(waits, 0.9), 2)}
         cells += f"{statistics.fmean(waits):>9.1f}{quantile(waits, 0.9):>7.1f}"
     print(f"  {'all':<8}{sum(held.values()):>6}{len(waits):>6}{cells}")
     print(f"  {runs['sharing'].evictions} evictions while sharing")
-    return found
+    return document
 
 
 if __name__ == "__main__":

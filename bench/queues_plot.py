@@ -15,7 +15,7 @@ LINES = ((False, "classical", "#1f6feb"), (True, "fair sharing", "#d1571f"))
 
 def svg(now: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) -> str:
     """Draw both rules; dashed lines show the earlier figures."""
-    most = 2000 * math.ceil(max(each["nominationsPerSecond"] for each in (*now, *before)) / 2000)
+    most = 2000 * math.ceil(max(document["nominationsPerSecond"] for document in (*now, *before)) / 2000)
     return "\n".join(
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',

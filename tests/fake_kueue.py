@@ -115,9 +115,9 @@ class FakeKueue:
         self._thread = threading.Thread(target=self._run, name="kueue-stand-in", daemon=True)
 
     def __enter__(self) -> Self:
-        for each in (local_queues(), workloads()):
+        for document in (local_queues(), workloads()):
             with suppress(AlreadyExists):
-                self._api.create(DEFINITIONS, each)
+                self._api.create(DEFINITIONS, document)
         self._thread.start()
         return self
 
@@ -234,8 +234,8 @@ class FakeKueue:
         self._api.patch(self._job_path(job), {"spec": {"template": {"spec": {"nodeSelector": None}}}})
         if status.get("active"):
             return
-        gone = condition(one, "Evicted")
-        reason, message = gone["reason"], gone["message"]
+        document = condition(one, "Evicted")
+        reason, message = document["reason"], document["message"]
         self._set(
             one,
             {"admission": None, "accumulatedPastExecutionTimeSeconds": 1},
@@ -255,21 +255,21 @@ class FakeKueue:
     # ------------------------------------------------------------ writing
 
     def _set(self, one: Json, status: Json, *changes: tuple[str, bool, str, str]) -> None:
-        kept = {each["type"]: each for each in (one.get("status") or {}).get("conditions") or ()}
-        before = dict(kept)
+        document = {each["type"]: each for each in (one.get("status") or {}).get("conditions") or ()}
+        before = dict(document)
         for kind, is_true, reason, message in changes:
-            known, state = kept.get(kind, {}), "True" if is_true else "False"
+            known, state = document.get(kind, {}), "True" if is_true else "False"
             since = known.get("lastTransitionTime") if known.get("status") == state else None
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            kept[kind] = {
+            document[kind] = {
                 "type": kind,
                 "status": state,
                 "reason": reason,
                 "message": message,
                 "lastTransitionTime": since or now,
             }
-        if kept != before or status:
-            written = self._api.patch(self._path(one), {"status": {**status, "conditions": list(kept.values())}})
+        if document != before or status:
+            written = self._api.patch(self._path(one), {"status": {**status, "conditions": list(document.values())}})
             one["status"] = written["status"]
 
     def _path(self, one: Json) -> str:

@@ -294,10 +294,10 @@ def as_newer_release(key: Key, doc: dict[str, Any]) -> dict[str, Any]:
     for path, each in values_in(value):
         if row_type.kind is not Wait or not path.startswith(".answer"):  # an answer leaves the ledger
             object.__setattr__(each, "__pydantic_extra__", {NEW_FIELD: "kept", **(each.__pydantic_extra__ or {})})
-    made: dict[str, Any] = value.model_dump(mode="json", by_alias=True)
+    document: dict[str, Any] = value.model_dump(mode="json", by_alias=True)
     if isinstance(doc.get("memory"), dict) and row_type.kind is TreeRow:  # its packed form is one text
-        made["memory"] = doc["memory"]
-    return made
+        document["memory"] = doc["memory"]
+    return document
 
 
 def lost_fields(key: Key, before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -176,17 +176,17 @@ def widgets() -> Iterator[Json]:
 def placed() -> Iterator[Json]:
     """Yield the widgets with their places: alarms over the whole width, three graphs in a row."""
     x = y = 0
-    for each in widgets():
-        width = _COLUMNS if each["type"] == "alarm" else _WIDTH
+    for document in widgets():
+        width = _COLUMNS if document["type"] == "alarm" else _WIDTH
         if x + width > _COLUMNS:
             x, y = 0, y + _HEIGHT
-        yield {"x": x, "y": y, "width": width, "height": _HEIGHT, **each}
+        yield {"x": x, "y": y, "width": width, "height": _HEIGHT, **document}
         x += width
 
 
 def resource() -> str:
     """Return the dashboard as a resource of the template."""
-    rows = ",\n".join(f"            {json.dumps(each)}" for each in placed())
+    rows = ",\n".join(f"            {json.dumps(document)}" for document in placed())
     return f"""  FleetDashboard:
     Type: AWS::CloudWatch::Dashboard
     Condition: EvaluatesMetricMath # it shows the alarms that have this condition

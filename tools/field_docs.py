@@ -22,14 +22,14 @@ class DescribedSchema(GenerateJsonSchema):
 
     def model_schema(self, schema: Any) -> JsonSchemaValue:
         """Return the schema of a model, with the descriptions of its fields."""
-        found = super().model_schema(schema)
+        document = super().model_schema(schema)
         model: type[BaseModel] = schema["cls"]
         for name, field in model.model_fields.items():
             text = field_doc(model, name)
-            for alias in {name, field.alias, field.serialization_alias} & found.get("properties", {}).keys():
+            for alias in {name, field.alias, field.serialization_alias} & document.get("properties", {}).keys():
                 if text:
-                    found["properties"][alias]["description"] = text
-        return found
+                    document["properties"][alias]["description"] = text
+        return document
 
 
 def field_doc(model: type[BaseModel], name: str) -> str:

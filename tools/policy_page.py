@@ -57,10 +57,10 @@ def schema() -> Json:
 
 
 def _lines() -> Iterator[str]:
-    whole = schema()
-    kinds: Json = whole["$defs"]
-    yield from _table("Top level", "", whole, kinds)
-    pending = [(name, field) for name, field in whole["properties"].items()]
+    document = schema()
+    kinds: Json = document["$defs"]
+    yield from _table("Top level", "", document, kinds)
+    pending = [(name, field) for name, field in document["properties"].items()]
     shown: set[str] = set()
     while pending:
         path, field = pending.pop(0)

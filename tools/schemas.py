@@ -62,13 +62,13 @@ def _schema(name: str, kinds: tuple[type[BaseModel], ...]) -> Json:
     mode: Any = "serialization" if name in ("plan", "why") else "validation"
     title = f"evenkeel {name.replace('.', ' ')}" if name.startswith("economics.") else f"evenkeel plan: {name}"
     head = {"$schema": DIALECT, "title": title}
-    found = [kind.model_json_schema(by_alias=True, mode=mode, schema_generator=DescribedSchema) for kind in kinds]
-    if len(found) == 1:
-        return {**found[0], **head}
+    documents = [kind.model_json_schema(by_alias=True, mode=mode, schema_generator=DescribedSchema) for kind in kinds]
+    if len(documents) == 1:
+        return {**documents[0], **head}
     shared: Json = {}
-    for each in found:
-        shared |= each.pop("$defs", {})
-    return {**head, "anyOf": found, "$defs": dict(sorted(shared.items()))}
+    for document in documents:
+        shared |= document.pop("$defs", {})
+    return {**head, "anyOf": documents, "$defs": dict(sorted(shared.items()))}
 
 
 def outbound_events() -> Json:
@@ -76,9 +76,9 @@ def outbound_events() -> Json:
     shared: Json = {}
 
     def part(kind: type[BaseModel]) -> Json:
-        found = kind.model_json_schema(by_alias=True, mode="serialization", schema_generator=DescribedSchema)
-        shared.update(found.pop("$defs", {}))
-        return found
+        document = kind.model_json_schema(by_alias=True, mode="serialization", schema_generator=DescribedSchema)
+        shared.update(document.pop("$defs", {}))
+        return document
 
     common, metadata = part(outbound.CommonData), part(outbound.EventMetadata)
     kinds = []

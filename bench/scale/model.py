@@ -30,8 +30,8 @@ FULL_SHARE_MB: Final = 1769
 
 def load_setup() -> dict[str, Any]:
     """Return the assumptions of the model."""
-    found: dict[str, Any] = json.loads(SETUP.read_text(encoding="utf-8"))
-    return found
+    document: dict[str, Any] = json.loads(SETUP.read_text(encoding="utf-8"))
+    return document
 
 
 def setup_hash() -> str:

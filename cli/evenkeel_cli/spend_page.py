@@ -35,14 +35,14 @@ class SpendGroupBy(StrEnum):
 
 def read(client: ApiClient, **query: str | None) -> Json:
     """Read all rows."""
-    found: Json = {}
+    document: Json = {}
     rows: list[Json] = []
     token: str | None = None
-    while not found or token:
-        found = client.get("/showback", pageSize=_PAGE, nextPageToken=token, **query)
-        rows += found["items"]
-        token = found["nextPageToken"]
-    return found | {"items": rows}
+    while not document or token:
+        document = client.get("/showback", pageSize=_PAGE, nextPageToken=token, **query)
+        rows += document["items"]
+        token = document["nextPageToken"]
+    return document | {"items": rows}
 
 
 def draw(out: Printer, found: Json, by: SpendGroupBy) -> None:

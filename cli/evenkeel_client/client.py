@@ -77,12 +77,12 @@ class ApiClient:
         """
         given = {name: value for name, value in query.items() if value not in (None, "")}
         joint = "&" if "?" in path else "?"
-        found = self._send("GET", path + (f"{joint}{urlencode(given, quote_via=quote)}" if given else ""), None, {})
-        for text in found.get("stale") or ():
+        document = self._send("GET", path + (f"{joint}{urlencode(given, quote_via=quote)}" if given else ""), None, {})
+        for text in document.get("stale") or ():
             if self._warn and text not in self._warned:
                 self._warned.add(text)
                 self._warn(f"These facts may be stale. {text}")
-        return found
+        return document
 
     def post(self, path: str, body: Json, *, key: str | None = None, repeat: str = "") -> Json:
         """Send a POST request.

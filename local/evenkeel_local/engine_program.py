@@ -226,11 +226,11 @@ def speed_up_queries() -> None:
         setattr(dynamodb, check, _cached_check(getattr(dynamodb, check)))
 
     def paginate(items: list[Document], limit: Any, table: Document, index_name: str | None = None) -> Any:
-        asked = items if limit is None else items[: int(limit)]
+        documents = items if limit is None else items[: int(limit)]
         # This size is never less than the size that DynamoDB counts.
-        if sum(len(marshal.dumps(item, 0)) for item in asked) >= dynamodb._DDB_PAGE_SIZE_BYTES:
+        if sum(len(marshal.dumps(item, 0)) for item in documents) >= dynamodb._DDB_PAGE_SIZE_BYTES:
             return measured(items, limit, table, index_name)
-        return list(asked), limit is not None and bool(asked) and len(asked) >= int(limit)
+        return list(documents), limit is not None and bool(documents) and len(documents) >= int(limit)
 
     dynamodb._paginate_evaluated_items = paginate
 
@@ -340,8 +340,8 @@ def transform_with_parameters() -> None:
 
 
 def _create_version(_logical_id: str, properties: Document, _stack: str) -> tuple[str, Document]:
-    given = {"stateMachineArn": properties["StateMachineArn"], "description": properties.get("Description", "")}
-    arn = _result(stepfunctions._publish_state_machine_version(given))["stateMachineVersionArn"]
+    document = {"stateMachineArn": properties["StateMachineArn"], "description": properties.get("Description", "")}
+    arn = _result(stepfunctions._publish_state_machine_version(document))["stateMachineVersionArn"]
     return arn, {"Arn": arn}
 
 
@@ -351,8 +351,8 @@ def _update_version(arn: str, old: Document, new: Document, stack: str, logical_
 
 
 def _create_alias(_logical_id: str, properties: Document, _stack: str) -> tuple[str, Document]:
-    given = {"name": properties["Name"], "routingConfiguration": _routing(properties)}
-    arn = _result(stepfunctions._create_state_machine_alias(given))["stateMachineAliasArn"]
+    document = {"name": properties["Name"], "routingConfiguration": _routing(properties)}
+    arn = _result(stepfunctions._create_state_machine_alias(document))["stateMachineAliasArn"]
     return arn, {"Arn": arn}
 
 

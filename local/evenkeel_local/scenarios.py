@@ -198,7 +198,11 @@ class ScenarioRun:
             for rental in act.show()["rentals"]
             if not rental["endedAt"]
         ]
-        unpaid += [f"rental {each['rental']} of serving" for each in self.rented_for_serving() if not each["endedAt"]]
+        unpaid += [
+            f"rental {document['rental']} of serving"
+            for document in self.rented_for_serving()
+            if not document["endedAt"]
+        ]
         return [*leftover_records(self.centre), *leftover_rentals(self.centre), *unpaid]
 
     def _check_money(self, meter: CostMeter) -> None:
@@ -280,13 +284,13 @@ class ScenarioJob:
 
     def show(self) -> Json:
         """Return the job as the API shows it."""
-        found: Json = self.run.client.get(f"/jobs/{self.job_id}")
-        return found
+        document: Json = self.run.client.get(f"/jobs/{self.job_id}")
+        return document
 
     def why(self) -> Json:
         """Return why the job waits, or the last decision about it."""
-        found: Json = self.run.client.get(f"/jobs/{self.job_id}/why")
-        return found
+        document: Json = self.run.client.get(f"/jobs/{self.job_id}/why")
+        return document
 
     def attempt(self, number: int) -> Json:
         """Return an attempt of the job."""
@@ -626,7 +630,9 @@ def inference_burst(run: ScenarioRun) -> None:
     rented = run.wait(
         "both rented nodes to be assigned",
         lambda: (
-            names if len(names := [one for each in run.rented_for_serving() for one in each["nodeNames"]]) > 1 else []
+            names
+            if len(names := [one for document in run.rented_for_serving() for one in document["nodeNames"]]) > 1
+            else []
         ),
     )
     nodes = run.served_on("chat")
@@ -634,10 +640,12 @@ def inference_burst(run: ScenarioRun) -> None:
     run.check("each replica has a rented node of its own", sorted(nodes) == sorted(rented), f"{nodes} of {rented}")
     run.check("training still runs", training.show()["state"] == "RUNNING", training.show()["reason"])
     run.serve("chat", 1, {**taint, "operator": "Equal"})
-    going = run.wait("one rental to end", lambda: [each for each in run.rented_for_serving() if each["endedAt"]])
+    going = run.wait(
+        "one rental to end", lambda: [document for document in run.rented_for_serving() if document["endedAt"]]
+    )
     run.check("the returned node had no replica", going[0]["nodeNames"] != run.served_on("chat"), going)
     run.serve("chat", 0)
-    run.wait("the other rental to end", lambda: all(each["endedAt"] for each in run.rented_for_serving()))
+    run.wait("the other rental to end", lambda: all(document["endedAt"] for document in run.rented_for_serving()))
     run.check("training kept its node", training.node(0) == node, training.node(0))
     run.client.post(f"/jobs/{training.job_id}/cancel", {"reason": "seen enough"})
 
@@ -671,8 +679,8 @@ def nowhere(run: ScenarioRun) -> None:
     work = TrainingWork(nodes=1, steps=200, checkpoint_every=4, step_seconds=0.15)
     first = run.submit("baseline", work).reach(4)
     urgent = run.submit("urgent", work)
-    asked = urgent.until("to be refused", lambda job: job["rentals"] and job["rentals"][0]["endedAt"])
-    rental = asked["rentals"][0]
+    document = urgent.until("to be refused", lambda job: job["rentals"] and job["rentals"][0]["endedAt"])
+    rental = document["rentals"][0]
     run.check("every pool refused the request", all(offer["refused"] for offer in rental["offers"]), rental["offers"])
     run.check("the refused rental costs nothing", rental["costUsd"] == "0.000000", rental["costUsd"])
     waiting = urgent.until("to say why it waits", lambda job: "No pool can be rented" in job["reason"])

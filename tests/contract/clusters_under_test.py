@@ -328,8 +328,8 @@ class LocalClusterUnderTest:
         self.eventually(lambda: (self.admin.get(path) or {})["status"]["phase"] == "Running", "the pod to run")
 
     def is_running(self, pod: UnmanagedPod) -> bool:
-        found = self.admin.get(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}") or {"status": {}}
-        return bool(found["status"].get("phase") == "Running")
+        document = self.admin.get(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}") or {"status": {}}
+        return bool(document["status"].get("phase") == "Running")
 
     def budgets(self, name: str, count: int) -> None:
         for number in range(count):
@@ -455,8 +455,8 @@ class LocalClusterUnderTest:
             return
         for kind in ("localqueues", "workloads"):
             path = f"{API}/namespaces/{NAMESPACE}/{kind}"
-            for each in self.admin.items(path):
-                self.admin.delete(f"{path}/{each['metadata']['name']}")
+            for document in self.admin.items(path):
+                self.admin.delete(f"{path}/{document['metadata']['name']}")
             self.admin.delete(f"{DEFINITIONS}/{kind}.kueue.x-k8s.io")
         mark = {"labels": {"kueue.x-k8s.io/managed-namespace": None}}
         self.admin.patch(f"/api/v1/namespaces/{NAMESPACE}", {"metadata": mark})

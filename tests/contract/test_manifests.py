@@ -143,8 +143,8 @@ def test_rank_0_gets_the_terms_to_choose_a_checkpoint(terms: ProofTerms, told: d
     (container,) = pod_of(manifests.job(on_a_claim(terms), "research", "nvidia.com/gpu"))["containers"]
 
     known = ("EVENKEEL_JOB_ID", "EVENKEEL_ATTEMPT", "EVENKEEL_CHECKPOINT_URI")
-    seen = {entry["name"]: entry["value"] for entry in container["env"] if entry["name"].startswith("EVENKEEL_")}
-    assert {name: value for name, value in seen.items() if name not in known} == told
+    document = {entry["name"]: entry["value"] for entry in container["env"] if entry["name"].startswith("EVENKEEL_")}
+    assert {name: value for name, value in document.items() if name not in known} == told
 
 
 def test_kubernetes_never_restarts_the_pods() -> None:
@@ -253,8 +253,8 @@ def test_a_node_is_read_with_its_network() -> None:
 def test_job_gets_the_training_contract_and_cannot_change_it() -> None:
     (container,) = pod_of(manifests.job(a_spec(), "research", "nvidia.com/gpu"))["containers"]
 
-    told = {entry["name"]: entry.get("value") or entry["valueFrom"] for entry in container["env"]}
-    assert told == {
+    document = {entry["name"]: entry.get("value") or entry["valueFrom"] for entry in container["env"]}
+    assert document == {
         "SEED": "7",
         "EVENKEEL_JOB_ID": "job-1",
         "EVENKEEL_ATTEMPT": "3",
@@ -265,7 +265,7 @@ def test_job_gets_the_training_contract_and_cannot_change_it() -> None:
         "MASTER_PORT": "29500",
         "POD_IP": {"fieldRef": {"fieldPath": "status.podIP"}},
     }
-    assert len(container["env"]) == len(told)
+    assert len(container["env"]) == len(document)
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
 
 
@@ -393,12 +393,12 @@ def test_secret_is_referenced_and_overrides_no_contract_variable() -> None:
     job = manifests.job(replace(spec, job=spec.job.replace(secret_env=secrets)), "research", "nvidia.com/gpu")
 
     (container,) = pod_of(job)["containers"]
-    told = {entry["name"]: entry for entry in container["env"]}
-    assert told["WANDB_API_KEY"] == {
+    document = {entry["name"]: entry for entry in container["env"]}
+    assert document["WANDB_API_KEY"] == {
         "name": "WANDB_API_KEY",
         "valueFrom": {"secretKeyRef": {"name": "wandb", "key": "api-key"}},
     }
-    assert told["WORLD_SIZE"]["value"] == "2"
+    assert document["WORLD_SIZE"]["value"] == "2"
 
 
 def test_pods_tolerate_the_taints_of_their_job_type() -> None:

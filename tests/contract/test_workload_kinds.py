@@ -54,7 +54,9 @@ def running(bench: LocalClusterUnderTest, kind: WorkloadKind, script: str = "exe
 
 
 def services_of(bench: LocalClusterUnderTest, spec: LaunchSpec) -> list[str]:
-    listed = (each["metadata"]["name"] for each in bench.admin.items(f"/api/v1/namespaces/{NAMESPACE}/services"))
+    listed = (
+        document["metadata"]["name"] for document in bench.admin.items(f"/api/v1/namespaces/{NAMESPACE}/services")
+    )
     return [name for name in listed if name.startswith(spec.attempt.workload_name)]
 
 

@@ -45,8 +45,8 @@ def _run(service: str, verb: str, words: list[str]) -> int:
     query, output = options.pop("query", [None])[0], options.pop("output", ["json"])[0]
     most = options.pop("max-items", None)
     members = {xform_name(name, "-"): (name, member) for name, member in shape.members.items()}
-    given = {members[name][0]: _value(members[name][1], values) for name, values in options.items()}
-    answer = getattr(client, xform_name(operation))(**given)
+    document = {members[name][0]: _value(members[name][1], values) for name, values in options.items()}
+    answer = getattr(client, xform_name(operation))(**document)
     answer.pop("ResponseMetadata", None)
     if plain:  # of `lambda invoke`: the file for the function's answer
         body = answer.pop("Payload").read()

@@ -134,9 +134,9 @@ def test_detector_may_report_but_not_read(data_centre: DataCentre, people: Peopl
 
     reported = asked(lambda: detector.post("/faults", {"faults": [nobody]}))
     line = {"instanceId": node["instanceId"], "line": "all is well", "observedAt": f"{datetime.now(UTC):%FT%TZ}"}
-    taken = detector.post("/faults", {"faults": [line]})
+    document = detector.post("/faults", {"faults": [line]})
 
-    assert (reported, taken["passedOver"]) == ("VALIDATION_FAILED", 1)
+    assert (reported, document["passedOver"]) == ("VALIDATION_FAILED", 1)
     assert asked(lambda: detector.get("/status")) in {"NOT_ALLOWED", "HTTP_403"}
     assert asked(lambda: detector.post("/jobs", SMALL)) in {"NOT_ALLOWED", "HTTP_403"}
 
@@ -204,7 +204,7 @@ def test_hold_is_visible_to_every_role_and_released(people: People, data_centre:
 
 def test_overview_shows_the_whole_fleet(people: People) -> None:
     status = until(
-        lambda: (found := people["Viewer"].get("/status"))["nodes"]["total"] and found, "nodes in the overview"
+        lambda: (document := people["Viewer"].get("/status"))["nodes"]["total"] and document, "nodes in the overview"
     )
 
     assert status["nodes"]["pools"][0]["kind"] == "committed"
@@ -212,7 +212,9 @@ def test_overview_shows_the_whole_fleet(people: People) -> None:
 
 
 def test_fleet_without_metrics_says_that_its_utilization_is_unknown(people: People) -> None:
-    found = until(lambda: (seen := people["Viewer"].get("/utilization"))["items"] and seen, "nodes in the overview")
+    found = until(
+        lambda: (document := people["Viewer"].get("/utilization"))["items"] and document, "nodes in the overview"
+    )
 
     assert found["totals"]["gpus"] == 8 * found["totals"]["nodes"]
     assert found["totals"]["utilization"]["gpu"]["average"] is None

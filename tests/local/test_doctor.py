@@ -53,7 +53,11 @@ class DoctorBench:
 
     def wrong(self) -> dict[tuple[str, str], Json]:
         """Return the checks that are not ok, by check and subject."""
-        return {(one["check"], one["subject"]): one for one in self.run()[1] if one["status"] != "ok"}
+        return {
+            (document["check"], document["subject"]): document
+            for document in self.run()[1]
+            if document["status"] != "ok"
+        }
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +85,12 @@ def test_healthy_data_centre_has_three_unknown_checks(bench: DoctorBench) -> Non
 def test_disabled_schedule_is_a_warning_with_its_command(bench: DoctorBench) -> None:
     scheduler, name = bench.centre.deployer.client("scheduler"), f"{STACK_NAME}-sweep_fleet"
     schedule = scheduler.get_schedule(Name=name)
-    kept = {key: schedule[key] for key in ("Name", "ScheduleExpression", "Target", "FlexibleTimeWindow")}
-    scheduler.update_schedule(**kept, State="DISABLED")
+    document = {key: schedule[key] for key in ("Name", "ScheduleExpression", "Target", "FlexibleTimeWindow")}
+    scheduler.update_schedule(**document, State="DISABLED")
     try:
         found = bench.wrong()
     finally:
-        scheduler.update_schedule(**kept, State="ENABLED")
+        scheduler.update_schedule(**document, State="ENABLED")
 
     assert found["schedules", ""]["status"] == "warning"
     assert "sweep_fleet" in found["schedules", ""]["text"]

@@ -82,8 +82,8 @@ def at_size(job: TrainingJob, nodes: int) -> Json:
     """Wait until a job runs on so many nodes."""
 
     def look() -> Json:
-        seen = job.show()
-        return seen if (seen["state"], seen["currentNodes"]) == ("RUNNING", nodes) else {}
+        document = job.show()
+        return document if (document["state"], document["currentNodes"]) == ("RUNNING", nodes) else {}
 
     return until(look, f"{job.job_id} to run on {nodes} nodes", SECONDS)
 
@@ -102,7 +102,7 @@ def test_elastic_job_grows_shrinks_for_a_higher_class_and_regrows(centre: DataCe
     back = at_size(job, 3)
     ended = job.end()
 
-    assert [each["currentAttempt"] for each in (grown, shrunk, back)] == [2, 3, 4]
+    assert [document["currentAttempt"] for document in (grown, shrunk, back)] == [2, 3, 4]
     assert beside["state"] in ("RUNNING", "SUCCEEDED")
     assert (done["state"], high.digest()) == ("SUCCEEDED", high.right_digest)
     assert (ended["state"], ended["applicationFailures"], job.digest()) == ("SUCCEEDED", 0, job.right_digest)

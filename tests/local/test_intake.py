@@ -205,14 +205,14 @@ def storm(data_centre: DataCentre) -> DuplicateStorm:
     """Three copies of one event, and three events with other ids for the same state change, all at once."""
     machine = signals.untouched_machine(data_centre)
     event = signals.health_event(machine)
-    others = [signals.health_event(machine) | {"time": event["time"]} for _ in range(3)]
-    sent = [event, event, event, *others]
+    documents = [signals.health_event(machine) | {"time": event["time"]} for _ in range(3)]
+    sent = [event, event, event, *documents]
     random.Random(7).shuffle(sent)
     with ThreadPoolExecutor(len(sent)) as senders:
         list(senders.map(lambda each: signals.queue(data_centre, each), sent))
-    signals.await_handled(data_centre, *(each["id"] for each in (event, *others)))
+    signals.await_handled(data_centre, *(document["id"] for document in (event, *documents)))
     incident = signals.settled_incident(data_centre, machine)
-    return DuplicateStorm(event, (event["id"], *(other["id"] for other in others)), incident)
+    return DuplicateStorm(event, (event["id"], *(other["id"] for other in documents)), incident)
 
 
 def test_concurrent_copies_of_an_event_open_one_incident(data_centre: DataCentre, storm: DuplicateStorm) -> None:

@@ -47,7 +47,7 @@ def timeline_of(centre: DataCentre, incident: Json) -> list[str]:
 
 def machine(centre: DataCentre, node: str) -> Json:
     """Return the node as the cluster shows it; empty if it was deleted."""
-    return next((each for each in centre.cluster.nodes() if each["name"] == node), {})
+    return next((document for document in centre.cluster.nodes() if document["name"] == node), {})
 
 
 # ---------------------------------------------------------------- who repairs
@@ -106,7 +106,7 @@ def test_cordon_of_a_person_stays_and_its_jobs_move(data_centre: DataCentre) -> 
     fault = data_centre.cluster.inject("gpu-xid79", node=node)
     ended = job.end()
     incident = settled(data_centre, node)
-    seen = machine(data_centre, node)
+    document = machine(data_centre, node)
     data_centre.cluster.clear(fault["faultId"])
     cordon(data_centre, node, unschedulable=False)
 
@@ -115,7 +115,7 @@ def test_cordon_of_a_person_stays_and_its_jobs_move(data_centre: DataCentre) -> 
     assert node not in [each["name"] for each in job.attempt(2)["nodes"]]
     assert (incident["state"], incident["repairs"]) == ("STOOD_DOWN", [])
     assert "person cordoned" in incident["outcome"]
-    assert (seen["instanceId"], seen["unschedulable"]) == (instance, True)
+    assert (document["instanceId"], document["unschedulable"]) == (instance, True)
     assert signals.accepted_calls(data_centre, instance) == before
 
 

@@ -46,8 +46,8 @@ def parts_down(root: Path) -> set[str]:
 
 
 def state(root: Path) -> Json:
-    found: Json = json.loads(dev_data_centre.DevPaths(root).state.read_text(encoding="utf-8"))
-    return found
+    document: Json = json.loads(dev_data_centre.DevPaths(root).state.read_text(encoding="utf-8"))
+    return document
 
 
 def client(root: Path) -> ApiClient:

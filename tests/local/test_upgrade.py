@@ -88,11 +88,11 @@ class Executions:
 
     def releases(self, output: str, name: str) -> list[str]:
         """Return `old` or `new` for each execution, in the order of their names."""
-        found = sorted(self.of(output, name), key=lambda each: each["name"])
-        return ["new" if self.begins_with_the_next_state(each) else "old" for each in found]
+        documents = sorted(self.of(output, name), key=lambda each: each["name"])
+        return ["new" if self.begins_with_the_next_state(document) else "old" for document in documents]
 
     def states(self, output: str, name: str) -> set[str]:
-        return {each["status"] for each in self.of(output, name)}
+        return {document["status"] for document in self.of(output, name)}
 
 
 def row_of(centre: DataCentre, job: TrainingJob) -> Json:
@@ -122,7 +122,7 @@ def fail_node(centre: DataCentre, job: TrainingJob) -> str:
     instance = job.node().removeprefix("hyperpod-")
     signals.queue(centre, signals.health_event(instance, fault="InstanceUnreachable"))
     blocked = until(
-        lambda: [each for each in signals.incidents_about(centre, instance) if each["state"] == "BLOCKED"],
+        lambda: [document for document in signals.incidents_about(centre, instance) if document["state"] == "BLOCKED"],
         f"the repair of {instance} to be held",
         SECONDS,
     )
@@ -132,7 +132,7 @@ def fail_node(centre: DataCentre, job: TrainingJob) -> str:
 def settled(centre: DataCentre, incident_id: str) -> Json:
     path = f"/incidents/{incident_id}"
     return until(
-        lambda: found if (found := centre.client().get(path))["state"] in SETTLED else {},
+        lambda: document if (document := centre.client().get(path))["state"] in SETTLED else {},
         f"{incident_id} to be settled",
         SECONDS,
     )

@@ -53,23 +53,23 @@ def _compiled(text: str) -> Callable[[Mapping[str, Any]], Any]:
         return lambda bindings: functools.reduce(_step, names, bindings)
     expression = Jsonata.jsonata(text)
     paths = [path[1:].split(".") for path in dict.fromkeys(_PATH.findall(text))]
-    known: dict[Any, Any] = {}
+    document: dict[Any, Any] = {}
 
     def evaluated(bindings: Mapping[str, Any]) -> Any:
         # The result of an expression depends only on the values of its paths, so results are cached by text and
         # values.
         seen = [functools.reduce(_looked_up, names, bindings) for names in paths]
         key = repr(seen)
-        if key in known:
-            return known[key]
+        if key in document:
+            return document[key]
         given = {name: Utils.NULL_VALUE if value is None else value for name, value in bindings.items()}
         try:
             value = expression.evaluate(None, given)
         except JException as error:
             raise QueryError(f"{text}: {error}") from error
         value = None if value is Utils.NULL_VALUE else value
-        if len(known) < _REMEMBERED and isinstance(value, bool | str | int):
-            known[key] = value
+        if len(document) < _REMEMBERED and isinstance(value, bool | str | int):
+            document[key] = value
         return value
 
     return evaluated
@@ -333,9 +333,9 @@ class StateRun:
         self._go_on(name, catcher, seen["errorOutput"], seen["errorOutput"], seen)
 
     def _go_on(self, name: str, rule: Json, given: Any, result: Any, seen: Json | None = None) -> None:
-        known = {"input": given, "result": result, **(seen or {})}
-        output = self._evaluate(rule["Output"], known) if "Output" in rule else result
-        assigned = {key: self._evaluate(value, known) for key, value in rule.get("Assign", {}).items()}
+        document = {"input": given, "result": result, **(seen or {})}
+        output = self._evaluate(rule["Output"], document) if "Output" in rule else result
+        assigned = {key: self._evaluate(value, document) for key, value in rule.get("Assign", {}).items()}
         self.variables.update(assigned)
         self.engine.taken[f"{self.execution.machine}: {name} -> {rule.get('Next', 'end')}"] += 1
         if rule.get("End"):

@@ -156,14 +156,14 @@ def _resumed(asked: str, code: str) -> dict[str, Any]:
     first = int(asked.partition("..")[0])
     fresh = {"next": first, "seconds": 0.0, "incidents": 0, "decisions": 0, "virtualHours": 0.0, "seen": {}}
     key = {"seeds": asked, "code": code}
-    kept: dict[str, Any]
+    document: dict[str, Any]
     try:
-        kept = json.loads(PROGRESS.read_text())
+        document = json.loads(PROGRESS.read_text())
     except (OSError, ValueError):
-        kept = {}
-    if {name: kept.get(name) for name in key} != key or kept["next"] > int(asked.partition("..")[2]):
-        kept = key | fresh
-    return kept
+        document = {}
+    if {name: document.get(name) for name in key} != key or document["next"] > int(asked.partition("..")[2]):
+        document = key | fresh
+    return document
 
 
 def _note(done: dict[str, Any]) -> None:

@@ -459,14 +459,14 @@ def from_drills(names: list[str]) -> None:
 def keep_policies(policies: Policies) -> None:
     """Write the policies that any file of the corpus refers to."""
     before = read_lines("policies.jsonl.gz") if (FOLDER / "policies.jsonl.gz").exists() else []
-    known = {each["id"]: each["policy"] for each in before} | policies.documents
+    document = {each["id"]: each["policy"] for each in before} | policies.documents
     for name in SHIPPED_POLICIES:
-        known.setdefault(policies.id_of(load_policy(name)), load_policy(name).to_json())
+        document.setdefault(policies.id_of(load_policy(name)), load_policy(name).to_json())
     texts = [
         json.dumps(read_lines(path.name)) for path in sorted(FOLDER.glob("*.gz")) if path.name != "policies.jsonl.gz"
     ]
-    used = [name for name in sorted(known) if any(f'"{name}"' in text for text in texts)]
-    write_lines("policies.jsonl.gz", [{"id": name, "policy": known[name]} for name in used])
+    used = [name for name in sorted(document) if any(f'"{name}"' in text for text in texts)]
+    write_lines("policies.jsonl.gz", [{"id": name, "policy": document[name]} for name in used])
 
 
 def told(decisions: list[Json], calls: list[Json], left_out: Mapping[str, int]) -> None:

@@ -231,20 +231,20 @@ def no_orphan_nodes(world: Simulation) -> Iterator[str]:
 )
 def rented_once(world: Simulation, changes: Changes) -> Iterator[str]:
     for before, doc in _changed(changes):
-        others = [
+        documents = [
             rental
             for rental in _rentals(world)
             if rental["jobId"] == doc["jobId"] and rental["number"] != doc["number"]
         ]
-        if _serves(doc) and any(map(_serves, others)):
+        if _serves(doc) and any(map(_serves, documents)):
             yield f"{_name(doc)} is {doc['state']} beside another open rental of its job; one is allowed"
         if before is not None:
             continue
         job: Job = rows.read(world.ledger.rows[job_rows.job_key(doc["jobId"])], Job)
         if job.state is not JobState.PENDING or doc["nodes"] != job.spec.nodes:
             yield f"{_name(doc)} of {doc['nodes']} nodes begins, but its job of {job.spec.nodes} nodes is {job.state}"
-        if doc["number"] != 1 + len(others):
-            yield f"{_name(doc)} is rental {1 + len(others)} of its job, more than allowed"
+        if doc["number"] != 1 + len(documents):
+            yield f"{_name(doc)} is rental {1 + len(documents)} of its job, more than allowed"
 
 
 @invariant_check("pool-limit-matches-rentals", "", CheckTrigger.RENT)
@@ -289,7 +289,7 @@ def gang_gets_all_nodes_at_once(world: Simulation, changes: Changes) -> Iterator
             continue
         if len({*doc["nodeNames"]}) != doc["nodes"]:
             yield f"{_name(doc)} is handed over with {len(doc['nodeNames'])} of {doc['nodes']} nodes"
-        others = [rental for rental in _rentals(world) if _name(rental) != _name(doc) and _serves(rental)]
+        documents = [rental for rental in _rentals(world) if _name(rental) != _name(doc) and _serves(rental)]
         for name in doc["nodeNames"]:
             burst_node = _machine(world.cluster, name)
             if burst_node is None or burst_node.pool != doc["offers"][-1]["pool"]:
@@ -297,7 +297,9 @@ def gang_gets_all_nodes_at_once(world: Simulation, changes: Changes) -> Iterator
             elif not _was_usable(burst_node, _began(world)):
                 yield f"{_name(doc)} is handed over with {name}, which was never ready"
             yield from (
-                f"{name} is handed over to {_name(doc)} and {_name(one)}" for one in others if name in one["nodeNames"]
+                f"{name} is handed over to {_name(doc)} and {_name(document)}"
+                for document in documents
+                if name in document["nodeNames"]
             )
     for key, was, row in changes:
         if key.sk.startswith("CHARGE#") and row and not was:
@@ -317,9 +319,9 @@ def _not_its_own(world: Simulation, cluster: RentingCluster, job_id: str, names:
     """Say that a job is on rented nodes that are not its own, or not on all of them."""
     if not any(_machine(cluster, name) for name in names):
         return
-    own = [doc for doc in _rentals(world) if doc["jobId"] == job_id and doc["state"] == "READY"]
-    if not own or {*own[0]["nodeNames"]} != {*names}:
-        yield f"{job_id} is placed on {', '.join(names)}, but rented {[doc['nodeNames'] for doc in own]}"
+    documents = [doc for doc in _rentals(world) if doc["jobId"] == job_id and doc["state"] == "READY"]
+    if not documents or {*documents[0]["nodeNames"]} != {*names}:
+        yield f"{job_id} is placed on {', '.join(names)}, but rented {[doc['nodeNames'] for doc in documents]}"
 
 
 # ---------------------------------------------------------------- loans

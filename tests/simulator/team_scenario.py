@@ -152,7 +152,7 @@ class TeamScenario:
             group[_SPOT] = {_GPU: {"nominal": dice.choice((0, GPUS)) if self.world.renting is None else 2 * GPUS}}
         reclaim = dice.choice(("Never", "LowerPriority", "Any", "Any"))
         dice.random()  # drawn and not used, so that worlds stay as they were
-        asked: dict[str, Any] = {
+        document: dict[str, Any] = {
             "name": name,
             "members": [_member("bea", "submitter")],
             "namespace": name,
@@ -170,16 +170,16 @@ class TeamScenario:
             },
         }
         if dice.random() < 0.25:
-            asked["budgets"] = [{"period": dice.choice(("day", "month")), "gpu_hours": dice.choice((0.2, 0.5, 1.0))}]
+            document["budgets"] = [{"period": dice.choice(("day", "month")), "gpu_hours": dice.choice((0.2, 0.5, 1.0))}]
         if dice.random() < 0.35:
-            asked["max_accelerators_per_user"] = dice.choice((GPUS, GPUS, 2 * GPUS))
-        self._count_seen("a strict queue", asked["queue"]["strategy"] == "StrictFIFO")
-        self._count_seen("budgets", "budgets" in asked)
-        self._count_seen("limits per member", "max_accelerators_per_user" in asked)
-        self._count_seen("queues by use", asked["queue"]["by_use"])
+            document["max_accelerators_per_user"] = dice.choice((GPUS, GPUS, 2 * GPUS))
+        self._count_seen("a strict queue", document["queue"]["strategy"] == "StrictFIFO")
+        self._count_seen("budgets", "budgets" in document)
+        self._count_seen("limits per member", "max_accelerators_per_user" in document)
+        self._count_seen("queues by use", document["queue"]["by_use"])
         if self.greedy:
-            self._let_borrow(asked)
-        return Team.model_validate(asked)
+            self._let_borrow(document)
+        return Team.model_validate(document)
 
     def _let_borrow(self, asked: dict[str, Any]) -> None:
         """Let a team borrow, or lend and reclaim."""

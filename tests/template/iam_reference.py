@@ -37,8 +37,8 @@ def described(action: str) -> Json:
         KeyError: The reference has no such action.
     """
     service, _, name = action.partition(":")
-    found: Json = REFERENCE[service]["Actions"][name.lower()]
-    return found
+    document: Json = REFERENCE[service]["Actions"][name.lower()]
+    return document
 
 
 def actions() -> Json:

@@ -79,11 +79,11 @@ def test_function_environment_has_only_existing_settings(name: str) -> None:
 
 @pytest.mark.parametrize(("variable", "parameter"), ENDPOINTS.items())
 def test_emulator_endpoint_is_absent_unless_given(variable: str, parameter: str) -> None:
-    whole = template()
-    value = whole["Globals"]["Function"]["Environment"]["Variables"][variable]
+    document = template()
+    value = document["Globals"]["Function"]["Environment"]["Variables"][variable]
     assert value == {"Fn::If": [f"Has{parameter}", {"Ref": parameter}, {"Ref": "AWS::NoValue"}]}
-    assert whole["Conditions"][f"Has{parameter}"] == {"Fn::Not": [{"Fn::Equals": [{"Ref": parameter}, ""]}]}
-    assert whole["Parameters"][parameter]["Default"] == ""
+    assert document["Conditions"][f"Has{parameter}"] == {"Fn::Not": [{"Fn::Equals": [{"Ref": parameter}, ""]}]}
+    assert document["Parameters"][parameter]["Default"] == ""
 
 
 def test_default_deployment_changes_nothing() -> None:
@@ -331,11 +331,11 @@ def test_tables_are_protected_and_share_one_schema(name: str) -> None:
 
 
 def test_tables_are_protected_by_default_once_the_schedules_run() -> None:
-    whole = template()
+    document = template()
 
-    assert whole["Parameters"]["TableProtection"]["Default"] == "on"
+    assert document["Parameters"]["TableProtection"]["Default"] == "on"
     # A first deployment that fails removes its tables, which are still empty: the schedules are off.
-    assert whole["Conditions"]["ProtectsTables"] == {
+    assert document["Conditions"]["ProtectsTables"] == {
         "Fn::And": [{"Fn::Equals": [{"Ref": name}, "on"]} for name in ("TableProtection", "Schedules")]
     }
 

@@ -96,8 +96,8 @@ def environment_of(function: str) -> dict[str, str]:
     """Return the environment that Lambda gives to a function."""
     common = TEMPLATE["Globals"]["Function"]["Environment"]["Variables"]
     own = FUNCTIONS[function].get("Environment", {}).get("Variables", {})
-    given = {name: resolved(value) for name, value in {**common, **own}.items()}
-    return {name: str(value) for name, value in given.items() if value is not None} | LAMBDA
+    document = {name: resolved(value) for name, value in {**common, **own}.items()}
+    return {name: str(value) for name, value in document.items() if value is not None} | LAMBDA
 
 
 def emitted(
@@ -416,7 +416,7 @@ def test_documented_alarms_match_the_template() -> None:
 
 
 def test_every_alarm_has_its_own_description() -> None:
-    found = Counter(each["AlarmDescription"] for each in ALARMS.values())
+    found = Counter(document["AlarmDescription"] for document in ALARMS.values())
     assert [text for text, count in found.items() if count > 1] == []
 
 

@@ -29,9 +29,9 @@ FOR_OPERATORS = {"EventsQueue", "PageTopic"}
 def document_of(name: str, kind: str) -> list[Json]:
     """Return the statements of the one policy of a queue or topic."""
     policy_kind, field = POLICIES[kind]
-    found = [resource for resource in resources(policy_kind).values() if resource[field] == [{"Ref": name}]]
-    assert len(found) == 1, f"{name} has {len(found)} policies"
-    document: list[Json] = found[0]["PolicyDocument"]["Statement"]
+    documents = [resource for resource in resources(policy_kind).values() if resource[field] == [{"Ref": name}]]
+    assert len(documents) == 1, f"{name} has {len(documents)} policies"
+    document: list[Json] = documents[0]["PolicyDocument"]["Statement"]
     return document
 
 
@@ -87,9 +87,11 @@ def test_sending_without_tls_is_denied(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize(("name", "kind"), RECEIVERS)
 def test_service_sends_only_from_a_named_source(name: str, kind: str) -> None:
-    allowed = [each for each in document_of(name, kind) if each.get("Effect") == "Allow"]
+    allowed = [document for document in document_of(name, kind) if document.get("Effect") == "Allow"]
 
-    assert [each["Principal"] for each in allowed] == ([{"Service": SERVICES[name]}] if name in SERVICES else [])
+    assert [document["Principal"] for document in allowed] == (
+        [{"Service": SERVICES[name]}] if name in SERVICES else []
+    )
     for statement in allowed:
         assert names_itself(statement, name)
         text = json.dumps(statement["Condition"])

@@ -57,7 +57,7 @@ def test_rule_matches_the_documented_event_and_no_near_miss(reference: Json) -> 
 def test_every_parsed_detail_type_of_aws_has_a_reference() -> None:
     parsed = {kind for source, kinds in envelope.PARSERS.items() if source.startswith("aws.") for kind in kinds}
 
-    assert {each["detailType"] for each in REFERENCES} == parsed
+    assert {document["detailType"] for document in REFERENCES} == parsed
 
 
 def test_every_parsed_event_kind_except_reports_has_a_rule() -> None:

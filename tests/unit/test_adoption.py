@@ -23,7 +23,7 @@ def planned(**changes: str) -> PlannedStack:
 
 
 def test_every_table_and_the_archive_are_imported() -> None:
-    listed = {each["LogicalResourceId"]: each for each in adoption.resources_to_import(NAMES)}
+    listed = {document["LogicalResourceId"]: document for document in adoption.resources_to_import(NAMES)}
     kept = {name for name, each in template()["Resources"].items() if "Retain" in each.get("DeletionPolicy", "")}
 
     assert set(listed) == {*TABLES, "RawEventsBucket"}
@@ -46,7 +46,9 @@ def test_import_template_has_the_same_resources_as_the_template(schedules: str, 
     written = template()["Resources"]
 
     assert set(document) == {"AWSTemplateFormatVersion", "Resources"}, "an import adds no output and no transform"
-    assert set(document["Resources"]) == {each["LogicalResourceId"] for each in adoption.resources_to_import(NAMES)}
+    assert set(document["Resources"]) == {
+        document["LogicalResourceId"] for document in adoption.resources_to_import(NAMES)
+    }
     for name, imported in document["Resources"].items():
         original = json.loads(json.dumps(written[name]))
         if name in TABLES:

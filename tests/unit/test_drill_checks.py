@@ -14,10 +14,10 @@ Point = tuple[int, int] | None
 
 def a_fence(*pins: tuple[int, Point]) -> dict[str, Any]:
     """Return a fence as it is stored: the last attempt's pin at the top, those before in its history."""
-    told = [
+    documents = [
         {"attempt": attempt, "resumeFrom": point and {"attempt": point[0], "step": point[1]}} for attempt, point in pins
     ]
-    return {**told[-1], "history": told[:-1]}
+    return {**documents[-1], "history": documents[:-1]}
 
 
 @pytest.mark.parametrize(

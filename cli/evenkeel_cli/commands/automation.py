@@ -27,8 +27,8 @@ _DURATION = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
 def show(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show the mode of automation and active holds."""
     client = lookup.current_client()
-    found = client.get(f"/clusters/{client.fleet}/automation")
-    answer(found, output, lambda out: _show(out, found))
+    document = client.get(f"/clusters/{client.fleet}/automation")
+    answer(document, output, lambda out: _show(out, document))
 
 
 @app.command("hold")
@@ -66,8 +66,8 @@ def stop(
     """
     client = lookup.current_client()
     body = {"reason": reason, "forSeconds": seconds_of(length), "stopsScheduling": True}
-    found = client.post(f"/clusters/{client.fleet}/automation/hold", body, key=key)
-    answer(found, output, lambda out: _draw_stop(out, found, client))
+    document = client.post(f"/clusters/{client.fleet}/automation/hold", body, key=key)
+    answer(document, output, lambda out: _draw_stop(out, document, client))
 
 
 def _draw_stop(out: Printer, held: Json, client: ApiClient) -> None:

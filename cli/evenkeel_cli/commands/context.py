@@ -29,9 +29,9 @@ def list_contexts(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     except CommandFailed:
         in_force = None
     files = sorted(context.named_file(os.environ, "x").parent.glob("*.json"))
-    found = [_listed(file) | {"isInForce": file.resolve() == in_force} for file in files]
+    documents = [_listed(file) | {"isInForce": file.resolve() == in_force} for file in files]
     nothing = "There are no contexts: evenkeel context add NAME --stack STACK"
-    answer_list(found, output, lambda _: _COLUMNS, fields=_FIELDS, nothing=nothing)
+    answer_list(documents, output, lambda _: _COLUMNS, fields=_FIELDS, nothing=nothing)
 
 
 @app.command("add")

@@ -35,13 +35,13 @@ def down() -> None:
 @app.command("status")
 def status(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Try each part and print its address; exit 1 if a part is down."""
-    found: dict[str, Any] = _data_centre().status(_root())
+    document: dict[str, Any] = _data_centre().status(_root())
     printer = page()
     if only(output, (OutputFormat.TABLE, OutputFormat.JSON)).is_document:
-        printer.document(found, output)
+        printer.document(document, output)
     else:
-        _show(printer, found)
-    raise typer.Exit(Exit.DONE if found["isUp"] else Exit.FAILED)
+        _show(printer, document)
+    raise typer.Exit(Exit.DONE if document["isUp"] else Exit.FAILED)
 
 
 def _show(out: Printer, found: dict[str, Any]) -> None:

@@ -21,9 +21,9 @@ app = lookup.group("Inject faults into a local data centre. A real fleet cannot 
 @app.command("ls")
 def list_drills(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """List the drills. Each injects a fault and checks the outcome."""
-    found = [{"name": drill.name, "summary": drill.title} for drill in _drills().DRILLS.values()]
+    documents = [{"name": drill.name, "summary": drill.title} for drill in _drills().DRILLS.values()]
     answer_list(
-        found, output, lambda out: _columns(out, "DRILL", "name", "summary"), fields=("name", "summary"), nothing=""
+        documents, output, lambda out: _columns(out, "DRILL", "name", "summary"), fields=("name", "summary"), nothing=""
     )
 
 
@@ -65,16 +65,16 @@ _SHORT_TEXTS = 60
 @app.command("faults")
 def list_faults(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """List the faults that can be injected, and those injected so far."""
-    found = _control().call("GET", "/control/faults")
+    document = _control().call("GET", "/control/faults")
     printer = page()
     match output:
         case OutputFormat.JSON | OutputFormat.YAML:
-            printer.document(found, output)
+            printer.document(document, output)
         case OutputFormat.NAME:
-            for row in found["rows"]:
+            for row in document["rows"]:
                 printer.line(row["fault"])
         case _:
-            _table(printer, found)
+            _table(printer, document)
 
 
 @app.command("inject")
@@ -96,10 +96,10 @@ def inject(
         client = lookup.current_client()
         struck = client.get(f"/jobs/{lookup.find_job(client, job)}")
         body["job"] = f"{struck['namespace']}/{struck['jobId']}-a{struck['currentAttempt']}"
-    found = control.call("POST", "/control/faults", body)
+    document = control.call("POST", "/control/faults", body)
 
-    text = f"{found['fault']} on {found['node']} ({found['faultId']})"
-    answer_change(found, output, text, status="warn", then="status -w")
+    text = f"{document['fault']} on {document['node']} ({document['faultId']})"
+    answer_change(document, output, text, status="warn", then="status -w")
 
 
 @app.command("clear")
@@ -108,9 +108,9 @@ def clear(
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Clear a fault."""
-    found = _control().call("DELETE", f"/control/faults/{fault_id}")
-    text = f"{found['fault']} on {found['node']} cleared"
-    answer_change(found, output, text)
+    document = _control().call("DELETE", f"/control/faults/{fault_id}")
+    text = f"{document['fault']} on {document['node']} cleared"
+    answer_change(document, output, text)
 
 
 def _control() -> ControlClient:

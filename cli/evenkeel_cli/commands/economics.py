@@ -173,8 +173,8 @@ def interval(
             raise CommandFailed(Exit.USAGE, "--rate is 0: without failures no interval is best.", code="WRONG_FIGURE")
         between = row["mtbfSeconds"]
     now = _seconds_if("--interval", present)
-    found = offline.interval(_seconds("--write", write), _seconds("--restart", restart), between, now)
-    print_figures(found, output)
+    document = offline.interval(_seconds("--write", write), _seconds("--restart", restart), between, now)
+    print_figures(document, output)
 
 
 @app.command("shrink")
@@ -194,10 +194,10 @@ def shrink(
         if rate is None
         else offline.mtbf(_rate(rate, None, None, "0.95"), nodes, None)["rates"][0]["jobFailuresPerHour"]
     )
-    found = offline.shrink(
+    document = offline.shrink(
         _seconds("--detect", detect), _seconds("--reconfigure", reconfigure), _seconds("--lead", lead), nodes, per_hour
     )
-    print_figures(found, output)
+    print_figures(document, output)
 
 
 # ---------------------------------------------------------------- spares and copies

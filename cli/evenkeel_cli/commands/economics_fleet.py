@@ -58,7 +58,7 @@ def measured(request: Json) -> tuple[Json, list[str]]:
     client = lookup.current_client()
     settled = [item for item in lookup.items(client, "/incidents", 200) if item["affectedJobs"] and not item["isDrill"]]
     downtime = fleet_history.measured_downtime(
-        client.get(f"/incidents/{each['incidentId']}") for each in settled[:_MAX_MEASURED]
+        client.get(f"/incidents/{document['incidentId']}") for document in settled[:_MAX_MEASURED]
     )
     if downtime is None:
         return request, ["Too few recoveries are measured, so evenkeel-configured uses HyperPod's stages."]

@@ -35,8 +35,8 @@ def list_faults(
     """List known faults. Needs no fleet."""
     from evenkeel_cli.offline import faults, policies
 
-    found = faults.listed(policies.load(policy).catalogue, family)
-    answer_list(found, output, lambda _: faults.COLUMNS, fields=faults.FIELDS, nothing="")
+    documents = faults.listed(policies.load(policy).catalogue, family)
+    answer_list(documents, output, lambda _: faults.COLUMNS, fields=faults.FIELDS, nothing="")
 
 
 @app.command("explain")

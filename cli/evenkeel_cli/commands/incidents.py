@@ -65,8 +65,8 @@ def list_incidents(
 def show_incident(incident: IncidentArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show an incident: evidence, node and job recovery, and durations."""
     client = lookup.current_client()
-    found = client.get(f"/incidents/{lookup.find_incident(client, incident)}")
-    answer(found, output, lambda out: _print_incident(out, found), has_wide=True)
+    document = client.get(f"/incidents/{lookup.find_incident(client, incident)}")
+    answer(document, output, lambda out: _print_incident(out, document), has_wide=True)
 
 
 @app.command("timeline")
@@ -74,16 +74,16 @@ def timeline(incident: IncidentArgument, output: lookup.OutputOption = OutputFor
     """Show the timeline of an incident."""
     client = lookup.current_client()
     incident_id = lookup.find_incident(client, incident)
-    found = client.get(f"/incidents/{incident_id}/timeline")
-    answer(found, output, lambda out: draw_timeline(out, found["entries"]), has_wide=True)
+    document = client.get(f"/incidents/{incident_id}/timeline")
+    answer(document, output, lambda out: draw_timeline(out, document["entries"]), has_wide=True)
 
 
 @app.command("receipt")
 def receipt(incident: IncidentArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show what an incident cost, stage by stage, and estimates of what was saved."""
     client = lookup.current_client()
-    found = client.get(f"/incidents/{lookup.find_incident(client, incident)}/receipt")
-    answer(found, output, lambda out: draw_incident_receipt(out, found), has_wide=True)
+    document = client.get(f"/incidents/{lookup.find_incident(client, incident)}/receipt")
+    answer(document, output, lambda out: draw_incident_receipt(out, document), has_wide=True)
 
 
 @app.command("ack")
@@ -97,9 +97,12 @@ def acknowledge(
     client = lookup.current_client()
     incident_id = lookup.find_incident(client, incident)
     body = {"reason": reason} if reason else {}
-    found = client.post(f"/incidents/{incident_id}/acknowledge", body, key=key)
+    document = client.post(f"/incidents/{incident_id}/acknowledge", body, key=key)
     answer_change(
-        found, output, f"{incident_id}  acknowledged by {found['acknowledgement']['by']}", then=f"why {incident_id}"
+        document,
+        output,
+        f"{incident_id}  acknowledged by {document['acknowledgement']['by']}",
+        then=f"why {incident_id}",
     )
 
 
@@ -130,20 +133,20 @@ def decline(
 def _answer_plan(typed: str, verb: str, reason: str, is_sure: bool, key: str | None, output: OutputFormat) -> None:
     client = lookup.current_client()
     incident_id = lookup.find_incident(client, typed)
-    asked = client.get(f"/incidents/{incident_id}")
-    late = asked["lateApproval"] if verb == "approve" else None
-    plan = asked["pendingApproval"] or late
+    document = client.get(f"/incidents/{incident_id}")
+    late = document["lateApproval"] if verb == "approve" else None
+    plan = document["pendingApproval"] or late
     if plan is None:
-        said = asked["approval"]
+        said = document["approval"]
         was = f" {said['by']} {'approved' if said['approves'] else 'declined'} it." if said else ""
         raise CommandFailed(
             Exit.CONFLICT, f"{incident_id} has no plan that awaits approval.{was}", code="PLAN_SUPERSEDED"
         )
     if not is_sure:
-        node, jobs = asked["node"], ", ".join(affected["jobId"] for affected in asked["affectedJobs"])
+        node, jobs = document["node"], ", ".join(affected["jobId"] for affected in document["affectedJobs"])
         confirm(
             verb,
-            f"{incident_id}: {asked['fault']['name']} on {node['instanceId']}, pool {node['pool']}.",
+            f"{incident_id}: {document['fault']['name']} on {node['instanceId']}, pool {node['pool']}.",
             f"{plan['reason']} ({plan['decisionId']})",
             f"Jobs that will be stopped and moved: {jobs or 'those that run there at that time'}.",
             "Evenkeel checks every guardrail again before it acts."

@@ -92,16 +92,16 @@ def listed(
         within: Field of the answer that holds the list, if it is not the answer itself.
         query: The filter.
     """
-    found: list[Json] = []
+    documents: list[Json] = []
     token: str | None = None
-    while len(found) < limit:
-        page = client.get(path, pageSize=min(200, limit - len(found)), nextPageToken=token, **query)
+    while len(documents) < limit:
+        page = client.get(path, pageSize=min(200, limit - len(documents)), nextPageToken=token, **query)
         page = page[within] if within else page
-        found.extend(page["items"])
+        documents.extend(page["items"])
         token = page.get("nextPageToken") or None
         if not token:
             break
-    return found, token
+    return documents, token
 
 
 def list_for_lookup(client: ApiClient, path: str, count: int = _MAX_LOOKUP) -> list[Json]:
@@ -110,8 +110,8 @@ def list_for_lookup(client: ApiClient, path: str, count: int = _MAX_LOOKUP) -> l
     if token and path == "/jobs":
         # Pending jobs come first in the list and may fill it.
         known = {item["jobId"] for item in found}
-        others = items(client, path, count, state=",".join(state for state in JOB if state != "PENDING"))
-        found += [item for item in others if item["jobId"] not in known]
+        documents = items(client, path, count, state=",".join(state for state in JOB if state != "PENDING"))
+        found += [item for item in documents if item["jobId"] not in known]
     return found
 
 
@@ -169,8 +169,8 @@ def _find(
         if not latest:
             raise CommandFailed(Exit.NOT_FOUND, f"There is no {what} yet.", code="NOT_FOUND")
         return str(_newest(latest, path)[key])
-    known = list_for_lookup(client, path)
-    exact = [item for item in known if typed in (item[key], *(item.get(name) for name in names))]
+    documents = list_for_lookup(client, path)
+    exact = [item for item in documents if typed in (item[key], *(item.get(name) for name in names))]
     going = [item for item in exact if item["state"] not in ENDED] if is_to_change else []
     if len(going) > 1:
         raise CommandFailed(
@@ -183,7 +183,7 @@ def _find(
         return str(_newest(exact, path)[key])
     close = [
         item
-        for item in known
+        for item in documents
         if str(item[key]).startswith(typed) or any(str(item.get(name) or "").startswith(typed) for name in names)
     ]
     if len(close) == 1:

@@ -64,8 +64,8 @@ def list_nodes(
 def show_node(node: NodeArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show one node."""
     client = lookup.current_client()
-    found = client.get(f"/nodes/{lookup.find_node(client, node)}")
-    answer(found, output, lambda out: _show(out, found), has_wide=True)
+    document = client.get(f"/nodes/{lookup.find_node(client, node)}")
+    answer(document, output, lambda out: _show(out, document), has_wide=True)
 
 
 @app.command("cordon")

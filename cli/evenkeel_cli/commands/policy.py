@@ -59,9 +59,9 @@ def lint(values: ValuesArgument = Path("values.yaml"), output: lookup.OutputOpti
     """Check a values file without a fleet. Exit 1 if something cannot work."""
     from evenkeel_cli.offline import values_files
 
-    found = values_files.lint(values)
-    answer(found, output, lambda out: _print_findings(out, found["findings"]))
-    if found["refused"]:
+    document = values_files.lint(values)
+    answer(document, output, lambda out: _print_findings(out, document["findings"]))
+    if document["refused"]:
         raise typer.Exit(Exit.FAILED)
 
 
@@ -78,36 +78,36 @@ def import_(
     """Write a values file as job types (policy), classes and flavors (`teams apply`) and classes (Kubernetes)."""
     from evenkeel_cli.offline import values_files
 
-    found = values_files.import_(values, onto)
+    document = values_files.import_(values, onto)
     if output.is_document:
-        page().document(found, output)
+        page().document(document, output)
         return
-    written = values_files.write(found, into, force=force)
+    written = values_files.write(document, into, force=force)
 
     def draw(out: Printer) -> None:
-        _print_findings(out, found["findings"])
-        for loss in found["losses"]:
+        _print_findings(out, document["findings"])
+        for loss in document["losses"]:
             note(f"lost: {loss}")
-        for addition in found["additions"]:
+        for addition in document["additions"]:
             note(f"added: {addition}")
         out.line(
             out.with_glyph(
-                "ok", f"{', '.join(found['policy']['jobTypes']['types'])}: written to {' and '.join(written)}"
+                "ok", f"{', '.join(document['policy']['jobTypes']['types'])}: written to {' and '.join(written)}"
             )
         )
         out.next(f"kubectl apply -f {written[2]}")
         out.next(f"evenkeel policy apply {written[0]} --reason …")
         out.next(f"evenkeel teams apply -f {written[1]} --dry-run --reason …")
 
-    answer(found, output, draw)
+    answer(document, output, draw)
 
 
 @app.command("show")
 def show(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show the active policy and its last change."""
     client = lookup.current_client()
-    found = client.get(f"/clusters/{client.fleet}/policy")
-    answer(found, output, lambda out: _show(out, found))
+    document = client.get(f"/clusters/{client.fleet}/policy")
+    answer(document, output, lambda out: _show(out, document))
 
 
 @app.command("history")

@@ -24,13 +24,13 @@ def write_postmortem(
     """Write a blameless postmortem of an incident as Markdown: timeline, evidence, decisions, cost, what would help."""
     client = lookup.current_client()
     incident_id = lookup.find_incident(client, incident)
-    found = client.get(f"/incidents/{incident_id}")
-    decisions = sorted(found["decisions"], key=lambda decision: str(decision["decidedAt"]))
+    document = client.get(f"/incidents/{incident_id}")
+    decisions = sorted(document["decisions"], key=lambda decision: str(decision["decidedAt"]))
     records = Records(
-        incident=found,
+        incident=document,
         timeline=client.get(f"/incidents/{incident_id}/timeline")["entries"],
         decisions=[client.get(f"/decisions/{decision['decisionId']}") for decision in decisions],
-        jobs=[job for affected in found["affectedJobs"] if (job := _optional(client, f"/jobs/{affected['jobId']}"))],
+        jobs=[job for affected in document["affectedJobs"] if (job := _optional(client, f"/jobs/{affected['jobId']}"))],
         receipt=_optional(client, f"/incidents/{incident_id}/receipt"),
     )
     page().text(postmortem(records, has_names=names))

@@ -34,17 +34,17 @@ def report(since: SinceOption = "30d", until: UntilOption = "", output: OutputOp
     printer = page()
     end = lookup.instant("--until", until, printer.now()) if until else None
     begin = lookup.instant("--since", since, printer.now())
-    found = lookup.current_client().get("/cost-report", since=begin, until=end)
+    document = lookup.current_client().get("/cost-report", since=begin, until=end)
     match output:
         case ReportFormat.JSON:
-            printer.json(found)
+            printer.json(document)
         case ReportFormat.CSV:
-            write_csv(printer, report_page.figures(found), ("section", "item", "figure", "value"))
+            write_csv(printer, report_page.figures(document), ("section", "item", "figure", "value"))
         case ReportFormat.MD:
-            printer.text(report_page.markdown(found))
+            printer.text(report_page.markdown(document))
         case ReportFormat.HTML:
-            printer.text(report_page.web_page(found))
+            printer.text(report_page.web_page(document))
         case ReportFormat.TABLE:
-            report_page.draw(printer, found, is_wide=not printer.is_terminal)
-    if not found["isComplete"]:
+            report_page.draw(printer, document, is_wide=not printer.is_terminal)
+    if not document["isComplete"]:
         note("The report is not complete: its notes say what was left out.")

@@ -224,7 +224,7 @@ def _teams(out: Printer, teams: list[Json]) -> None:
 
 def _serving(out: Printer, serving: list[Json]) -> None:
     """Print the Deployments with rented nodes, and the last decision about their replicas."""
-    going = [(each, [one for one in each["rentals"] if not one["endedAt"]]) for each in serving]
+    going = [(document, [one for one in document["rentals"] if not one["endedAt"]]) for document in serving]
     for index, (each, rentals) in enumerate((each, rented) for each, rented in going if rented or each["reason"]):
         title = out.bold("SERVING") + " " if index == 0 else "        "
         nodes = sum(rental["nodes"] for rental in rentals)

@@ -48,8 +48,8 @@ def list_teams(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
 @app.command("show")
 def show_team(team: TeamArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show the configuration of a team. `teams apply` accepts the output of `-o json`."""
-    found = lookup.current_client().get(f"/teams/{team}/quota")
-    answer(found, output, lambda out: _show(out, found))
+    document = lookup.current_client().get(f"/teams/{team}/quota")
+    answer(document, output, lambda out: _show(out, document))
 
 
 @app.command("quota")
@@ -76,7 +76,7 @@ def spend(
     `-o csv` writes a line for each team, user, project, pool and instance type, in the columns of FOCUS.
     """
     now = page().now()
-    found = spend_page.read(
+    document = spend_page.read(
         lookup.current_client(),
         since=lookup.instant("--since", since, now),
         until=lookup.instant("--until", until, now) if until else None,
@@ -84,10 +84,10 @@ def spend(
         label=label,
     )
     if output is OutputFormat.CSV:
-        write_csv(page(), spend_page.focus_rows(found), spend_page.FOCUS_COLUMNS)
+        write_csv(page(), spend_page.focus_rows(document), spend_page.FOCUS_COLUMNS)
     else:
-        answer(found, output, lambda out: spend_page.draw(out, found, by), has_wide=True)
-    if not found["isComplete"]:
+        answer(document, output, lambda out: spend_page.draw(out, document, by), has_wide=True)
+    if not document["isComplete"]:
         note("There are too many attempts: the window begins later than asked.")
 
 
@@ -117,15 +117,15 @@ def apply(
     path = f"/clusters/{client.fleet}/quotas"
     changes: list[Json] = []
     if desired_state.quotas is not None or desired_state.fleet:
-        there = client.get(path)
-        quotas = desired_state.quotas or there["quotas"] | desired_state.fleet
-        changes.append(_change("", path, "quotas", there, quotas, desired_state.versions.get("")))
+        document = client.get(path)
+        quotas = desired_state.quotas or document["quotas"] | desired_state.fleet
+        changes.append(_change("", path, "quotas", document, quotas, desired_state.versions.get("")))
     for name, team in sorted({**desired_state.queues, **desired_state.teams}.items()):
         at = f"/teams/{name}/quota"
-        there = _current_or_new(client, at)
-        is_whole = name in desired_state.teams or not there["team"]
-        whole = team if is_whole else there["team"] | {"queue": team["queue"]}
-        changes.append(_change(name, at, "team", there, whole, desired_state.versions.get(name)))
+        document = _current_or_new(client, at)
+        is_whole = name in desired_state.teams or not document["team"]
+        whole = team if is_whole else document["team"] | {"queue": team["queue"]}
+        changes.append(_change(name, at, "team", document, whole, desired_state.versions.get(name)))
     for change in changes:
         if change["changes"] and not dry_run:
             body = {change["kind"]: change.pop("wanted"), "reason": reason}

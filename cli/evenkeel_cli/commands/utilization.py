@@ -49,24 +49,24 @@ def list_utilization(
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """List amounts, allocation and measured utilization of the last 15 minutes."""
-    found = lookup.current_client().get("/utilization", by=by.value, cluster=cluster, pool=pool)
+    document = lookup.current_client().get("/utilization", by=by.value, cluster=cluster, pool=pool)
     printer = page()
     match output:
         case OutputFormat.JSON | OutputFormat.YAML:
-            printer.document(found, output)
+            printer.document(document, output)
         case OutputFormat.CSV:
-            write_csv(printer, found["items"], _FIELDS[by])
+            write_csv(printer, document["items"], _FIELDS[by])
         case OutputFormat.NAME:
-            for item in found["items"]:
+            for item in document["items"]:
                 printer.line(item[_FIELDS[by][0]])
-        case _ if not found["items"]:
+        case _ if not document["items"]:
             note("No nodes match." if cluster or pool else "No nodes are known yet. The first sweep adds them.")
         case form:
-            _draw(printer, found, by, is_wide=form is OutputFormat.WIDE)
-    for source in found["sources"]:
+            _draw(printer, document, by, is_wide=form is OutputFormat.WIDE)
+    for source in document["sources"]:
         if source["problem"]:
             warn(source["problem"])
-    if found["isLowerBound"]:
+    if document["isLowerBound"]:
         warn("The fleet has more nodes or open incidents than this answer counts. The figures cover a part of it.")
 
 

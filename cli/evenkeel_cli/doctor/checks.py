@@ -65,10 +65,10 @@ def hyperpod(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     if not arn:
         return evaluate.judge_hyperpod("", None)
     try:
-        found = site.aws.call("sagemaker", "describe_cluster", ClusterName=arn)
+        document = site.aws.call("sagemaker", "describe_cluster", ClusterName=arn)
     except ResourceNotFound:
         return evaluate.judge_hyperpod(arn, None)
-    return evaluate.judge_hyperpod(arn, found)
+    return evaluate.judge_hyperpod(arn, document)
 
 
 def kubernetes(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:

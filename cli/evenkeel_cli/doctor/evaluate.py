@@ -226,9 +226,9 @@ def judge_access(
 
 def _rights(missing: Sequence[Json]) -> str:
     words = []
-    for one in missing:
-        kind = f"{one['resource']}.{one['group']}" if one["group"] else one["resource"]
-        words.append(f"{one['verb']} {kind}" + (f" in {one['namespace']}" if one["namespace"] else ""))
+    for document in missing:
+        kind = f"{document['resource']}.{document['group']}" if document["group"] else document["resource"]
+        words.append(f"{document['verb']} {kind}" + (f" in {document['namespace']}" if document["namespace"] else ""))
     more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
     return ", ".join(words[:_SHOWN]) + more
 

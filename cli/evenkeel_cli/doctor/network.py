@@ -132,9 +132,11 @@ def _admits(rule: Json, groups: Sequence[str]) -> bool:
 
 def routes_of(subnet: str, tables: Sequence[Json]) -> list[Json]:
     """Return the routes of a subnet: those of its own table, else those of the main table."""
-    own = [table for table in tables if any(one.get("SubnetId") == subnet for one in table.get("Associations", ()))]
+    documents = [
+        table for table in tables if any(one.get("SubnetId") == subnet for one in table.get("Associations", ()))
+    ]
     main = [table for table in tables if any(one.get("Main") for one in table.get("Associations", ()))]
-    return [route for table in (own or main)[:1] for route in table["Routes"]]
+    return [route for table in (documents or main)[:1] for route in table["Routes"]]
 
 
 def judge_ways_out(routes: Mapping[str, Sequence[Json]], endpoints: Sequence[Json]) -> list[DoctorFinding]:

@@ -142,12 +142,12 @@ def hyperpod(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     if not arn:
         return evaluate.judge_hyperpod("", None)
     try:
-        found = site.call("sagemaker", "describe_cluster", ClusterName=arn)
+        document = site.call("sagemaker", "describe_cluster", ClusterName=arn)
     except ResourceNotFound:
         return evaluate.judge_hyperpod(arn, None)
     return [
-        *evaluate.judge_hyperpod(arn, found),
-        *planned_stack_checks.judge_orchestrator(found, site.planned.clusters()),
+        *evaluate.judge_hyperpod(arn, document),
+        *planned_stack_checks.judge_orchestrator(document, site.planned.clusters()),
     ]
 
 
@@ -172,8 +172,8 @@ def endpoints(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     wanted = site.planned.listed("SubnetIds")
     if not wanted:
         return network.judge_ways_out({}, [])
-    found = site.all_of("describe_subnets", "Subnets", {"subnet-id": list(wanted)})
-    vpcs = sorted({each["VpcId"] for each in found})
+    documents = site.all_of("describe_subnets", "Subnets", {"subnet-id": list(wanted)})
+    vpcs = sorted({document["VpcId"] for document in documents})
     if not vpcs:
         raise CouldNotCheck("The subnets do not exist.", "See the check `subnets`.")
     tables = site.all_of("describe_route_tables", "RouteTables", {"vpc-id": vpcs})

@@ -217,15 +217,17 @@ class InspectedSite:
 
     def output(self, name: str) -> str:
         """Return an output of the stack."""
-        found = {one["OutputKey"]: one["OutputValue"] for one in self.described().get("Outputs", ())}
-        if name not in found:
+        document = {one["OutputKey"]: one["OutputValue"] for one in self.described().get("Outputs", ())}
+        if name not in document:
             raise CouldNotCheck(f"The stack has no output {name}.", "Deploy the stack again: make deploy")
-        return str(found[name])
+        return str(document[name])
 
     def parameter(self, name: str) -> str:
         """Return a parameter of the stack; empty where it has none of the name."""
-        found = {one["ParameterKey"]: one.get("ParameterValue", "") for one in self.described().get("Parameters", ())}
-        return str(found.get(name, ""))
+        document = {
+            one["ParameterKey"]: one.get("ParameterValue", "") for one in self.described().get("Parameters", ())
+        }
+        return str(document.get(name, ""))
 
     @read_once
     def resources(self) -> Mapping[str, str]:

@@ -171,7 +171,7 @@ def _nothing_usable(intake: Intake) -> str:
         "of a drill": intake.drills,
     }
     told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    first = next((f"{each['file']}:{each['line']}: {each['problem']}" for each in intake.malformed), "")
+    first = next((f"{document['file']}:{document['line']}: {document['problem']}" for document in intake.malformed), "")
     first = first or next(iter(intake.unknown), "")
     return f"{text}{f': {told}' if told else ''}.{f' The first: {first}.' if first else ''}"
 

@@ -47,11 +47,11 @@ def read_history(nodes: Iterable[Json], incidents: Iterable[Json], end: datetime
     observations = {
         "failures": [
             {
-                "faultClass": fault_class(each),
-                "pool": each["node"]["pool"],
-                "instanceType": each["node"]["instanceType"],
+                "faultClass": fault_class(document),
+                "pool": document["node"]["pool"],
+                "instanceType": document["node"]["instanceType"],
             }
-            for each in counted
+            for document in counted
         ],
         "nodeHours": [
             {"pool": pool, "instanceType": kind, "nodeHours": hours} for (pool, kind), hours in spans.items()
@@ -102,7 +102,7 @@ def _groups(lives: Sequence[Json], observations: Json) -> dict[str, Json]:
             "name": pool,
             "instanceType": present[0]["instanceType"],
             "nodes": len(present),
-            "gpusPerNode": max(each["gpus"] for each in present),
+            "gpusPerNode": max(document["gpus"] for document in present),
         }
         if hours > 0:
             failures = sum(failure["pool"] == pool for failure in observations["failures"])
@@ -131,8 +131,8 @@ def measured_downtime(shown: Iterable[Json]) -> tuple[float, int] | None:
         shown: Answers of `GET /incidents/{id}`.
     """
     seconds = []
-    for each in shown:
-        at = {stage["stage"]: instant(stage["at"]) for stage in each["took"]}
+    for document in shown:
+        at = {stage["stage"]: instant(stage["at"]) for stage in document["took"]}
         if "jobs resumed" in at:
-            seconds.append((at["jobs resumed"] - instant(each["firstSignalAt"])).total_seconds())
+            seconds.append((at["jobs resumed"] - instant(document["firstSignalAt"])).total_seconds())
     return (median(seconds), len(seconds)) if len(seconds) >= _MIN_MEASURED else None

@@ -51,11 +51,11 @@ def forecast(request: Mapping[str, Any], place: str, notes: Iterable[str] = ()) 
         CommandFailed: a field is wrong; names it.
     """
     try:
-        found = forecast_fleet(FleetRequest.read(dict(request))).to_json()
+        document = forecast_fleet(FleetRequest.read(dict(request))).to_json()
     except WrongFigure as error:
         raise wrong(f"{place}: {error.field}", error.problem) from error
-    found["assumptions"] += notes
-    return found
+    document["assumptions"] += notes
+    return document
 
 
 def with_price(request: Mapping[str, Any], usd_per_gpu_hour: str) -> Json:

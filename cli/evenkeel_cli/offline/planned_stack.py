@@ -47,15 +47,15 @@ def read_planned_stack(folder: Path, environment: str) -> PlannedStack:
     if environment not in known:
         raise _wrong(f"samconfig.toml has no environment {environment!r}. It has {', '.join(known)}.")
     common = settings[environment].get("global", {}).get("parameters", {})
-    own = {**common, **settings[environment]["deploy"].get("parameters", {})}
-    if missing := [field for field in ("stack_name", "region") if not own.get(field)]:
+    document = {**common, **settings[environment]["deploy"].get("parameters", {})}
+    if missing := [field for field in ("stack_name", "region") if not document.get(field)]:
         raise _wrong(f"The environment {environment} of samconfig.toml has no {missing[0]}.")
-    overrides = _overrides(own.get("parameter_overrides", []), environment)
+    overrides = _overrides(document.get("parameter_overrides", []), environment)
     declared = declared_parameters(_read(folder / "template.yaml"))
     defaults = {name: str(spec.get("Default", "")) for name, spec in declared.items()}
     if unknown := sorted(set(overrides) - set(defaults)):
         raise _wrong(f"The environment {environment} sets {unknown[0]}, a parameter that template.yaml does not have.")
-    return PlannedStack(environment, str(own["stack_name"]), str(own["region"]), defaults | overrides)
+    return PlannedStack(environment, str(document["stack_name"]), str(document["region"]), defaults | overrides)
 
 
 def read_sam_versions(folder: Path) -> tuple[str, str]:

@@ -64,7 +64,7 @@ def _check(wanted: DesiredState, files: str) -> None:
     Raises:
         CommandFailed: names the team and its first fault.
     """
-    teams = [Team.model_validate(each) for each in {**wanted.queues, **wanted.teams}.values()]
+    teams = [Team.model_validate(document) for document in {**wanted.queues, **wanted.teams}.values()]
     found = [(f"team {team.name}", fault) for team in teams for fault in check_team(team)]
     if wanted.quotas is not None:
         found += [("quotas", fault) for fault in check_fleet(FleetQuotas.model_validate(wanted.quotas))]

@@ -199,8 +199,8 @@ class DrillRun:
 
     def detail(self, incident: Json) -> Json:
         """Return an incident with its evidence and decisions."""
-        found: Json = self.client.get(f"/incidents/{incident['incidentId']}")
-        return found
+        document: Json = self.client.get(f"/incidents/{incident['incidentId']}")
+        return document
 
     # ------------------------------------------------------------ the end
 

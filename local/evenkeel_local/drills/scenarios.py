@@ -189,7 +189,7 @@ def no_capacity_burst(drill: DrillRun) -> None:
         drill.inject_fault("stuck-replace", node)
         wait_for("the job to run on rented nodes", JOB_SECONDS, lambda: _runs_in_pool(drill, RENTED))
         nodes = drill.cluster.nodes()
-        usable = [each["name"] for each in nodes if each["ready"] == "True" and not each["unschedulable"]]
+        usable = [node["name"] for node in nodes if node["ready"] == "True" and not node["unschedulable"]]
         is_missing = len(usable) < drill.centre.node_count
         drill.check("the job runs on rented nodes during the replacement", is_missing, nodes)
         incident = drill.await_incident("its incident", node, lambda _incident: True)
@@ -269,11 +269,11 @@ def poisoned_checkpoint(drill: DrillRun) -> None:
     drill.settled(node)
     drill.finish()
     second = drill.attempt(2)
-    out = {checkpoint["step"]: checkpoint["code"] for checkpoint in second.get("rejectedCheckpoints", ())}
+    document = {checkpoint["step"]: checkpoint["code"] for checkpoint in second.get("rejectedCheckpoints", ())}
     start = (second.get("resumeFrom") or {}).get("step", -1)
-    drill.check("checkpoints after the first sign are distrusted", "DISTRUSTED" in out.values(), out)
-    drill.check("damaged checkpoints are rejected", out.get(torn) == "SHARD_CHECKSUM", f"{torn}: {out}")
-    drill.check("the job resumes from a checkpoint before both", 0 < start < torn, f"step {start} of {out}")
+    drill.check("checkpoints after the first sign are distrusted", "DISTRUSTED" in document.values(), document)
+    drill.check("damaged checkpoints are rejected", document.get(torn) == "SHARD_CHECKSUM", f"{torn}: {document}")
+    drill.check("the job resumes from a checkpoint before both", 0 < start < torn, f"step {start} of {document}")
 
 
 def _report(drill: DrillRun, node: Json, driver_line: str, seen_at: datetime) -> None:

@@ -247,10 +247,10 @@ def _check_ledger(drill: DrillRun) -> None:
         return {name: (sorted(a - b), sorted(b - a)) for name, (a, b) in pairs.items() if a != b}
 
     deadline = time.monotonic() + 30
-    while (found := differences()) and time.monotonic() < deadline:
+    while (document := differences()) and time.monotonic() < deadline:
         time.sleep(1)
-    drill.result.figures["ledger and cluster"] = f"differ: {found}" if found else "say the same"
-    drill.check("the ledger equals the cluster", not found, str(found or "it does"))
+    drill.result.figures["ledger and cluster"] = f"differ: {document}" if document else "say the same"
+    drill.check("the ledger equals the cluster", not document, str(document or "it does"))
     asked = sum(len(incident["repairs"]) for incident in listed(drill, "/incidents"))
     accepted = sum(sum(counts.values()) for counts in drill.cluster.control("GET", "counters")["accepted"].values())
     drill.check("each recorded repair was made exactly once", asked == accepted, f"{asked} recorded, {accepted} made")

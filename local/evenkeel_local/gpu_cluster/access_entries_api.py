@@ -103,7 +103,7 @@ class AccessEntriesApi:
         at = self._created_at.get(principal, 0.0)
         kind, _, name = principal.rpartition(":")[2].partition("/")
         path = f"access-entry/{self._config.eks_cluster_name}/{kind}/{self._config.account}/{name}"
-        found: dict[str, Any] = {
+        document: dict[str, Any] = {
             "clusterName": self._config.eks_cluster_name,
             "principalArn": principal,
             "kubernetesGroups": list(entry.kubernetes_groups),
@@ -113,4 +113,4 @@ class AccessEntriesApi:
             "tags": entry.tags,
             "type": "STANDARD",
         }
-        return found | ({"username": entry.username} if entry.username else {})
+        return document | ({"username": entry.username} if entry.username else {})

@@ -534,7 +534,7 @@ class ApiServer:
         self, http: web.Request, rt: ResourceType, paths: ScalePaths, request: RequestInfo
     ) -> web.Response:
         # Read the body first: between the read and the write of the object, nothing may await.
-        wanted = await self._body(http) if request.verb == "update" else {}
+        document = await self._body(http) if request.verb == "update" else {}
         patch = await http.read() if request.verb == "patch" else b""
         old = self._store.get(rt, request.namespace, request.name)
         shown = scale.scale_of(paths, old)
@@ -543,8 +543,8 @@ class ApiServer:
         if request.verb == "patch":
             kind = self._patch_type(http, ("json", "merge", "strategic"))
             del shown["metadata"]["resourceVersion"]  # only a version in the patch itself is a precondition
-            wanted = self._patched(rt, shown, patch, kind, request)
-        new = scale.scaled_to(paths, old, wanted)
+            document = self._patched(rt, shown, patch, kind, request)
+        new = scale.scaled_to(paths, old, document)
         server_side_apply.track_write(rt, new, old, request_options.manager(http), "scale")
         stored = self._registry.update(rt, new, dry_run=request_options.dry_run(http))
         return web.json_response(scale.scale_of(paths, stored))
@@ -667,8 +667,8 @@ class ApiServer:
         objects, revision = self._select(http, rt, request), self._store.revision
         following, remaining = None, 0
         if limit and len(objects) > limit:
-            rest = objects[limit:]
-            following, remaining = self._store.open_page(rest, revision), len(rest)
+            documents = objects[limit:]
+            following, remaining = self._store.open_page(documents, revision), len(documents)
             objects = objects[:limit]
         counted = 0 if http.query.get("labelSelector") or http.query.get("fieldSelector") else remaining
         return self._items(http, rt, objects, revision, following, counted)
@@ -809,9 +809,9 @@ class ApiServer:
                 user = User(spec.get("user") or "", tuple(spec.get("groups") or ()))
             asked = spec.get("resourceAttributes") or {}
             parts = ("verb", "group", "version", "namespace", "name", "subresource")
-            given = {part: asked.get(part, "") for part in parts}
+            document = {part: asked.get(part, "") for part in parts}
             path = (spec.get("nonResourceAttributes") or {}).get("path", "")
-            request_info = RequestInfo(**given, plural=asked.get("resource", ""), path=path)
+            request_info = RequestInfo(**document, plural=asked.get("resource", ""), path=path)
             body["status"] = {"allowed": self._authorizer.refusal(user, request_info) is None}
         else:
             return None

@@ -206,7 +206,7 @@ class DeploymentController(Controller):
             return
         if self._resize(rollout, rollout.new, self._new_replica_set_size(rollout, rollout.new)):
             return
-        older = [each for each in rollout.old if _size(each)]
+        older = [document for document in rollout.old if _size(document)]
         least = rollout.wanted - rollout.unavailable
         not_up_yet = _size(rollout.new) - _counted([rollout.new], "availableReplicas")
         spare = _total_replicas(rollout.all) - least - not_up_yet
@@ -247,7 +247,7 @@ class DeploymentController(Controller):
 
     def _scale(self, rollout: _Rollout) -> None:
         """Scale a Deployment; during a rollout each ReplicaSet gets its share."""
-        active = [each for each in rollout.all if _size(each)]
+        active = [document for document in rollout.all if _size(document)]
         if len(active) <= 1:
             latest = active[0] if active else rollout.new or max(rollout.old, key=_revision, default=None)
             if latest is not None:
@@ -281,7 +281,7 @@ class DeploymentController(Controller):
         if rollout.new is replica_set:
             rollout.new = stored
         else:
-            rollout.old = [stored if each is replica_set else each for each in rollout.old]
+            rollout.old = [stored if document is replica_set else document for document in rollout.old]
         if before == size:
             return False
         direction = "up" if size > before else "down"
@@ -299,7 +299,7 @@ class DeploymentController(Controller):
         template.setdefault("metadata", {}).setdefault("labels", {})[HASH] = hashed
         selector: Obj = clone(deployment["spec"]["selector"])
         selector.setdefault("matchLabels", {})[HASH] = hashed
-        revision = max((_revision(each) for each in rollout.old), default=0) + 1
+        revision = max((_revision(document) for document in rollout.old), default=0) + 1
         annotations = annotations_of(deployment)
         spec = {"replicas": size, "selector": selector, "template": template}
         if least := deployment["spec"].get("minReadySeconds"):
@@ -336,7 +336,7 @@ class DeploymentController(Controller):
 
     def _keep_revision(self, rollout: _Rollout, new: Obj) -> None:
         """Give the current ReplicaSet the highest revision; after a rollback an older one is the latest again."""
-        revision = max([_revision(new), *(_revision(each) + 1 for each in rollout.old)])
+        revision = max([_revision(new), *(_revision(document) + 1 for document in rollout.old)])
         least = rollout.deployment["spec"].get("minReadySeconds")
 
         def change(obj: Obj) -> None:
@@ -360,7 +360,7 @@ class DeploymentController(Controller):
         limit = rollout.deployment["spec"].get("revisionHistoryLimit")
         if limit is None or not _is_complete(rollout, rollout.status):
             return
-        idle = [each for each in rollout.old if not _size(each) and not _counted([each], "replicas")]
+        idle = [document for document in rollout.old if not _size(document) and not _counted([document], "replicas")]
         for replica_set in sorted(idle, key=_revision)[: max(len(rollout.old) - int(limit), 0)]:
             if not is_deleting(replica_set):
                 self._registry.remove(replica_set)
@@ -387,7 +387,7 @@ class DeploymentController(Controller):
             message = "Deployment does not have minimum availability."
             _set(status, "Available", "False", "MinimumReplicasUnavailable", message)
         self._judge_progress(rollout, status, before)
-        failure = next((found for each in rollout.all if (found := condition_of(each, "ReplicaFailure"))), None)
+        failure = next((found for document in rollout.all if (found := condition_of(document, "ReplicaFailure"))), None)
         status["conditions"] = [
             condition for condition in status["conditions"] if condition["type"] != "ReplicaFailure"
         ]

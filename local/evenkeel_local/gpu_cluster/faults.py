@@ -228,15 +228,15 @@ class FaultInjector:
 
     def _running(self, job: str | None) -> list[Obj]:
         namespace, _, name = (job or "").rpartition("/")
-        found: list[Obj] = []
+        documents: list[Obj] = []
         for pod in self.store.each(catalogue.PODS.key):
             owner = controller_of(pod)
             if not pod["spec"].get("nodeName") or pod["status"].get("phase") != "Running":
                 continue
             if job and (owner is None or owner["name"] != name or (namespace and namespace_of(pod) != namespace)):
                 continue
-            found.append(pod)
-        return found
+            documents.append(pod)
+        return documents
 
 
 def _node_kind(node: Node) -> NodeKind:

@@ -142,8 +142,8 @@ def decoded(message: str, obj: Obj, unknown: list[str]) -> Obj:
     Raises:
         Undecodable: a value is of another type than its field.
     """
-    kept: Obj = {key: obj[key] for key in ("apiVersion", "kind") if key in obj}
-    return kept | _members(message, {key: value for key, value in obj.items() if key not in kept}, "", unknown)
+    document: Obj = {key: obj[key] for key in ("apiVersion", "kind") if key in obj}
+    return document | _members(message, {key: value for key, value in obj.items() if key not in document}, "", unknown)
 
 
 def _members(message: str, value: Obj, path: str, unknown: list[str]) -> Obj:

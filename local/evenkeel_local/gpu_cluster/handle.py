@@ -126,8 +126,8 @@ class ClusterHandle:
         Raises:
             ClusterFailed: the API refused.
         """
-        found: Json = json.loads(self._ask("GET", path))
-        return found
+        document: Json = json.loads(self._ask("GET", path))
+        return document
 
     def delete(self, path: str) -> None:
         """Delete a Kubernetes object as the admin, by its path.

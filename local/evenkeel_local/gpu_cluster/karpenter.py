@@ -169,8 +169,8 @@ class Karpenter:
 
     def install(self) -> None:
         """Create the custom resource definitions."""
-        for each in definitions():
-            self._registry.create(catalogue.DEFINITIONS, "", each)
+        for document in definitions():
+            self._registry.create(catalogue.DEFINITIONS, "", document)
 
     def _type(self, kind: str) -> ResourceType:
         resource_type = self._registry.types.by_kind(f"{GROUP}/v1", kind)
@@ -232,14 +232,14 @@ class Karpenter:
     # Provisioning
 
     def _waiting(self) -> list[Obj]:
-        found = [
+        documents = [
             pod
             for pod in self._store.each(catalogue.PODS.key)
             if (condition_of(pod, "PodScheduled") or {}).get("reason") == "Unschedulable"
             and not (pod["spec"].get("nodeName") or pod["status"].get("nominatedNodeName") or is_deleting(pod))
         ]
         return sorted(
-            found, key=lambda pod: (-int(pod["spec"].get("priority") or 0), pod["metadata"]["creationTimestamp"])
+            documents, key=lambda pod: (-int(pod["spec"].get("priority") or 0), pod["metadata"]["creationTimestamp"])
         )
 
     def _provision(self) -> None:

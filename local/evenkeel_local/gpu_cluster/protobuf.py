@@ -95,23 +95,23 @@ def _message(name: str, data: bytes, depth: int = 0) -> Obj:
     if depth > DEEPEST:
         raise _Broken("messages lie too deep in each other")
     message = table().messages[name]
-    found: Obj = {}
+    document: Obj = {}
     for number, raw in _fields(data):
         field = message.get(number)
         if field is None:
             continue
         if field.kind.startswith("[]"):
-            found.setdefault(field.name, []).append(_value(field.kind[2:], raw, depth))
+            document.setdefault(field.name, []).append(_value(field.kind[2:], raw, depth))
         elif field.kind.startswith("{}"):
             key, item = _entry(field.kind[2:], _bytes(raw), depth)
-            found.setdefault(field.name, {})[key] = item
+            document.setdefault(field.name, {})[key] = item
         else:
             value = _value(field.kind, raw, depth)
             if field.inline:
-                found.update(value)
+                document.update(value)
             elif value is not None and (value or not field.left_out_when_zero):
-                found[field.name] = value
-    return found
+                document[field.name] = value
+    return document
 
 
 def _entry(kind: str, data: bytes, depth: int) -> tuple[str, Any]:

@@ -129,19 +129,19 @@ def bootstrap_roles() -> list[Obj]:
         {"apiGroups": ["policy"], "resources": ["poddisruptionbudgets"]},
     ]
     readable = [{**rule, "verbs": READ} for rule in workloads]
-    seen: list[Obj] = [
+    documents: list[Obj] = [
         *readable,
         {"apiGroups": [""], "resources": ["pods/log", "pods/status", "events", "namespaces"], "verbs": READ},
     ]
     edited: list[Obj] = [
-        *seen,
+        *documents,
         *({**rule, "verbs": ["create", "delete", "deletecollection", "patch", "update"]} for rule in workloads),
         {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]},
         {"apiGroups": [""], "resources": ["secrets"], "verbs": ["*"]},
     ]
     return [
         role("cluster-admin", [everything, {"nonResourceURLs": ["*"], "verbs": ["*"]}]),
-        role("view", seen),
+        role("view", documents),
         role(ADMIN_VIEW, [{**everything, "verbs": READ}]),
         role("edit", edited),
         role(

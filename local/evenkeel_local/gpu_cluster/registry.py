@@ -230,17 +230,17 @@ class Registry:
             ApiError: 422 if the status is invalid.
         """
         metadata, before = new["metadata"], old["metadata"]
-        kept: Obj = clone(old)
-        kept["status"] = new.get("status") or {}
-        put(kept["metadata"], "managedFields", metadata.get("managedFields") or before.get("managedFields"))
+        document: Obj = clone(old)
+        document["status"] = new.get("status") or {}
+        put(document["metadata"], "managedFields", metadata.get("managedFields") or before.get("managedFields"))
         if rt.key in (catalogue.NODES.key, catalogue.PODS.key):
             # The server lets a status write of these kinds change labels and annotations: kubelets rely on it.
             for field in ("labels", "annotations"):
                 if field in metadata:
-                    kept["metadata"][field] = metadata[field]
+                    document["metadata"][field] = metadata[field]
         if (check := validation.STATUS_CHECKS.get(rt.key)) is not None:
-            self._refuse(rt, kept, check(kept))
-        return kept
+            self._refuse(rt, document, check(document))
+        return document
 
     def _settle(self, rt: ResourceType, new: Obj, old: Obj) -> None:
         """Set defaults and the generation of a new version of an object, and validate it.

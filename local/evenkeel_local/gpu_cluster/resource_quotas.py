@@ -23,11 +23,15 @@ _MUST_BE_SPECIFIED = ("cpu", "memory")
 def why_refused(pod: Obj, store: Store) -> str:
     """Return why the quotas of its namespace refuse a new pod, in Kubernetes' words; empty if they allow it."""
     namespace = namespace_of(pod)
-    quotas = [each for each in store.each(catalogue.RESOURCE_QUOTAS.key) if namespace_of(each) == namespace]
+    quotas = [document for document in store.each(catalogue.RESOURCE_QUOTAS.key) if namespace_of(document) == namespace]
     if not quotas:
         return ""
     asked = _use_of(pod)
-    pods = [each for each in store.each(catalogue.PODS.key) if namespace_of(each) == namespace and not has_ended(each)]
+    pods = [
+        document
+        for document in store.each(catalogue.PODS.key)
+        if namespace_of(document) == namespace and not has_ended(document)
+    ]
     used = _sum(map(_use_of, pods))
     for quota in quotas:
         spec, name = quota.get("spec") or {}, quota["metadata"]["name"]

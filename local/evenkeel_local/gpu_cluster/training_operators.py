@@ -335,8 +335,8 @@ OPERATORS: tuple[type[TrainingOperator], ...] = (JobSetOperator, PyTorchOperator
 
 def install(registry: Registry) -> None:
     """Create the custom resource definitions."""
-    for each in definitions():
-        registry.create(catalogue.DEFINITIONS, "", each)
+    for document in definitions():
+        registry.create(catalogue.DEFINITIONS, "", document)
 
 
 def _matches(rule: Obj, job: Obj) -> bool:

@@ -427,11 +427,11 @@ def test_failing_object_stops_no_other_reconciliation() -> None:
 def test_replica_set_with_another_owner_gets_a_new_name(apart: Apart) -> None:
     apart.registry.create(catalogue.DEPLOYMENTS, "default", a_deployment())
     apart.look()
-    (taken,) = apart.store.all(catalogue.REPLICA_SETS.key)
+    (document,) = apart.store.all(catalogue.REPLICA_SETS.key)
     apart.registry.mutate(
         catalogue.REPLICA_SETS,
         "default",
-        taken["metadata"]["name"],
+        document["metadata"]["name"],
         lambda obj: obj["metadata"]["ownerReferences"][0].update(uid="another", name="another"),
     )
     apart.registry.mutate(catalogue.DEPLOYMENTS, "default", "web", lambda obj: obj.update(status={}))

@@ -227,9 +227,9 @@ def test_repeated_client_token_adds_nodes_once(cluster: ClusterHandle, sagemaker
     ],
 )
 def test_refused_node_additions_have_a_reason(cluster: ClusterHandle, sagemaker: Any, wish: Json, code: str) -> None:
-    asked = {"InstanceGroupName": "p5-workers", "IncrementTargetCountBy": 1, **wish}
+    document = {"InstanceGroupName": "p5-workers", "IncrementTargetCountBy": 1, **wish}
 
-    answer = sagemaker.batch_add_cluster_nodes(ClusterName=cluster.cluster_name, NodesToAdd=[asked])
+    answer = sagemaker.batch_add_cluster_nodes(ClusterName=cluster.cluster_name, NodesToAdd=[document])
 
     assert [item["ErrorCode"] for item in answer["Failed"]] == [code]
     assert answer["Successful"] == []

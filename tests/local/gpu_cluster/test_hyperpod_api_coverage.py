@@ -540,9 +540,9 @@ def governance(stage: ApiCoverage) -> None:
     for status in ENUMS["SchedulerResourceStatus"].split():
         stage.cluster.control("POST", "status", {"id": third, "status": status})
         stage.call("describe_compute_quota", ComputeQuotaId=third)
-    both: Json = {"PriorityClasses": [{"Name": "high", "Weight": 90}], "FairShare": "Enabled"}
-    both["IdleResourceSharing"] = "Enabled"
-    made = stage.call("create_cluster_scheduler_config", Name="rules", ClusterArn=arn, SchedulerConfig=both)
+    document: Json = {"PriorityClasses": [{"Name": "high", "Weight": 90}], "FairShare": "Enabled"}
+    document["IdleResourceSharing"] = "Enabled"
+    made = stage.call("create_cluster_scheduler_config", Name="rules", ClusterArn=arn, SchedulerConfig=document)
     named = {"ClusterSchedulerConfigId": made["ClusterSchedulerConfigId"]}
     eventually(lambda: stage.call("describe_cluster_scheduler_config", **named)["Status"] == "Created", "the rules")
     none = {"FairShare": "Disabled", "IdleResourceSharing": "Disabled"}

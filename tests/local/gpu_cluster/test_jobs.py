@@ -275,8 +275,8 @@ def test_gpu_is_allocated_to_one_pod(kube: KubeClient) -> None:
     nodes = eventually(placed, "three of four pods to be placed")
     assert len({node for node in nodes if node}) == 3
     waiting = next(pod for pod in kube.items(PODS) if not pod["spec"].get("nodeName"))
-    gone = next(pod for pod in kube.items(PODS) if pod["spec"].get("nodeName"))
-    kube.delete(f"{PODS}/{gone['metadata']['name']}")
+    document = next(pod for pod in kube.items(PODS) if pod["spec"].get("nodeName"))
+    kube.delete(f"{PODS}/{document['metadata']['name']}")
 
     until_running(kube, waiting["metadata"]["name"])
 
@@ -532,8 +532,8 @@ def test_pods_with_anti_affinity_share_no_node(kube: KubeClient) -> None:
 
     def placed() -> list[Json] | None:
         pods = kube.items(f"{PODS}?labelSelector=app=apart")
-        told = [pod for pod in pods if condition(pod, "PodScheduled") == "False"]
-        return pods if len(pods) == 4 and len(told) == 1 else None
+        documents = [pod for pod in pods if condition(pod, "PodScheduled") == "False"]
+        return pods if len(pods) == 4 and len(documents) == 1 else None
 
     pods = eventually(placed, "three to be placed and one to wait")
 

@@ -247,12 +247,12 @@ def test_spot_notice_is_sent_and_its_node_drained(burst: ClusterHandle, kube: Ku
     kube.create(PODS, a_pod("large", *SLEEPS, gpus=8))
     node = running(kube, "large")["spec"]["nodeName"]
 
-    told = burst.inject("spot-reclaim", node=node)
+    document = burst.inject("spot-reclaim", node=node)
     kube.until_gone(f"{NODES}/{node}")
 
     event = burst.control("GET", "events")["events"][0]
     assert event["detailType"] == "EC2 Spot Instance Interruption Warning"
-    assert event["detail"] == {"instance-id": told["instanceId"], "instance-action": "terminate"}
+    assert event["detail"] == {"instance-id": document["instanceId"], "instance-action": "terminate"}
     with pytest.raises(ClusterFailed, match="there is no node"):
         burst.inject("spot-reclaim", node=node)
 
@@ -327,11 +327,11 @@ def test_rebalance_recommendation_is_sent_and_removes_no_node(burst: ClusterHand
     kube.create(PODS, a_pod("large", *SLEEPS, gpus=8))
     node = running(kube, "large")["spec"]["nodeName"]
 
-    told = burst.inject("rebalance", node=node)
+    document = burst.inject("rebalance", node=node)
 
     events = burst.control("GET", "events")["events"]
     assert [event["detailType"] for event in events] == ["EC2 Instance Rebalance Recommendation"]
-    assert events[0]["detail"] == {"instance-id": told["instanceId"]}
+    assert events[0]["detail"] == {"instance-id": document["instanceId"]}
     assert not kube.items(CLAIMS)[0]["metadata"].get("deletionTimestamp")
 
 

@@ -772,10 +772,10 @@ def test_pods_are_selected_by_node(api: KubeClient, space: str, bound: str, node
     name = node.rsplit("/", 1)[1]
 
     on_it = api.items(f"/api/v1/pods?fieldSelector=spec.nodeName={name}")
-    others = api.items(f"{space}/pods?fieldSelector=spec.nodeName!%3D{name},status.phase=Pending")
+    documents = api.items(f"{space}/pods?fieldSelector=spec.nodeName!%3D{name},status.phase=Pending")
 
     assert [pod["metadata"]["name"] for pod in on_it] == ["one"]
-    assert [pod["metadata"]["name"] for pod in others] == ["two"]
+    assert [pod["metadata"]["name"] for pod in documents] == ["two"]
 
 
 def test_pod_is_bound_once(api: KubeClient, space: str, node: str) -> None:
@@ -1073,8 +1073,8 @@ def test_invalid_token_is_401(api: KubeClient, monkeypatch: pytest.MonkeyPatch) 
 def nobody(api: KubeClient) -> str:
     """The name of a user that nothing is granted to."""
     name = f"contract-{RUN}"
-    asked: Json = {"spec": {"user": name, "resourceAttributes": {"verb": "list", "resource": "nodes"}}}
-    if api.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", asked)["status"]["allowed"]:
+    document: Json = {"spec": {"user": name, "resourceAttributes": {"verb": "list", "resource": "nodes"}}}
+    if api.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", document)["status"]["allowed"]:
         assert REAL
         pytest.skip("this server lets everybody do everything")
     return name
@@ -1161,15 +1161,15 @@ def test_strict_validation_refuses_an_unknown_field(api: KubeClient, space: str)
     path = jobs_of(space)
 
     refused = api.status_of("POST", f"{path}?fieldValidation=Strict", a_misspelt_job("one"))
-    kept = api.create(f"{path}?fieldValidation=Ignore", a_misspelt_job("one"))
+    document = api.create(f"{path}?fieldValidation=Ignore", a_misspelt_job("one"))
     patched = api.status_of("PATCH", f"{path}/one?fieldValidation=Strict", {"spec": {"suspnd": True}}, MERGE)
     unsupported = api.status_of("POST", f"{path}?fieldValidation=Sometimes", a_misspelt_job("two"))
 
     assert (refused.code, refused.reason) == (400, "BadRequest")
     for field in ("spec.paralelism", "spec.template.spec.containers[0].comand"):
         assert f'unknown field "{field}"' in str(refused.status["message"])
-    assert "paralelism" not in kept["spec"]
-    assert "comand" not in kept["spec"]["template"]["spec"]["containers"][0]
+    assert "paralelism" not in document["spec"]
+    assert "comand" not in document["spec"]["template"]["spec"]["containers"][0]
     assert (patched.code, patched.reason) == (422, "Invalid")
     assert 'unknown field "spec.suspnd"' in str(patched.status["message"])
     assert unsupported.code == 422

@@ -501,8 +501,8 @@ def test_pods_survive_a_job_deleted_without_a_policy(api: KubeClient, space: str
     api.delete(f"{jobs_of(space)}/one")
     api.until_gone(f"{jobs_of(space)}/one")
 
-    kept = api.until(path, lambda obj: not obj["metadata"].get("finalizers"), "the Job to let go of its pod")
-    assert "ownerReferences" not in kept["metadata"]
+    document = api.until(path, lambda obj: not obj["metadata"].get("finalizers"), "the Job to let go of its pod")
+    assert "ownerReferences" not in document["metadata"]
 
 
 @needs_controllers

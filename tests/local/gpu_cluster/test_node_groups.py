@@ -33,10 +33,10 @@ def kube(cluster: ClusterHandle) -> Iterator[KubeClient]:
 
 
 def nodes_of(kube: KubeClient, group: str) -> list[str]:
-    found = kube.items(NODES)
+    documents = kube.items(NODES)
     return [
         str(node["spec"]["providerID"]).rpartition("/")[2]
-        for node in found
+        for node in documents
         if node["metadata"]["labels"]["eks.amazonaws.com/nodegroup"] == group
     ]
 

@@ -138,7 +138,7 @@ def test_killed_cluster_returns_to_its_last_snapshot(tmp_path: Path) -> None:
 
     with gpu_cluster.start(QUICK, tmp_path / "two", data_dir=data) as second:
         kube = client(second)
-        gone = next(kube.watch(f"{MAPS}?resourceVersion={last}"))
+        document = next(kube.watch(f"{MAPS}?resourceVersion={last}"))
         back = kube.until(f"{DEPLOYMENTS}/web", is_available, "the replicas to be back", 30)
         fresh = int(kube.create(MAPS, {"metadata": {"name": "fresh"}})["metadata"]["resourceVersion"])
         running = second.control("GET", "processes?running=true")["processes"]
@@ -146,7 +146,7 @@ def test_killed_cluster_returns_to_its_last_snapshot(tmp_path: Path) -> None:
 
     assert len(pids) == len(running) == 3
     assert back["metadata"]["annotations"]["deployment.kubernetes.io/revision"] == "1"
-    assert (gone["type"], gone["object"]["code"]) == ("ERROR", 410)
+    assert (document["type"], document["object"]["code"]) == ("ERROR", 410)
     assert fresh > int(last)
 
 

@@ -199,9 +199,9 @@ class Objects(RuleBasedStateMachine):
             return
         changed = clone(current)
         changed["metadata"]["annotations"] = {"dry": value}
-        told = self.registry.update(rt, changed, dry_run=True)
+        document = self.registry.update(rt, changed, dry_run=True)
         self.registry.delete(rt, namespace_of(current), name, dry_run=True)
-        assert told["metadata"]["annotations"] == {"dry": value}
+        assert document["metadata"]["annotations"] == {"dry": value}
 
     # Ending
 

@@ -436,8 +436,8 @@ class PermissionBench:
 
     def _ended(self, execution: str) -> Json:
         def seen() -> Json | None:
-            found: Json = self._workflows.describe_execution(executionArn=execution)
-            return found if found["status"] != "RUNNING" else None
+            document: Json = self._workflows.describe_execution(executionArn=execution)
+            return document if document["status"] != "RUNNING" else None
 
         ended = until(seen, "a workflow has ended")
         assert ended
@@ -492,8 +492,8 @@ class PermissionBench:
         arn = self.centre.outputs[f"{policy}Policy"]
         version = self.iam.get_policy(PolicyArn=arn)["Policy"]["DefaultVersionId"]
         document = self.iam.get_policy_version(PolicyArn=arn, VersionId=version)["PolicyVersion"]["Document"]
-        found: list[Json] = document["Statement"]
-        return found
+        documents: list[Json] = document["Statement"]
+        return documents
 
     def call(self, caller: Credentials, route: str) -> ApiReply:
         """Call a route of the API (`GET /v1/status`), signed by a caller."""
@@ -540,7 +540,11 @@ def _access_manifest() -> tuple[Json, ...]:
 
 def access_roles() -> dict[str, Json]:
     """Return the roles of the access manifest by name."""
-    return {one["metadata"]["name"]: one for one in _access_manifest() if one["kind"] in ("Role", "ClusterRole")}
+    return {
+        document["metadata"]["name"]: document
+        for document in _access_manifest()
+        if document["kind"] in ("Role", "ClusterRole")
+    }
 
 
 def access_groups() -> dict[str, str]:

@@ -538,11 +538,11 @@ def splits_an_event_of_many_machines(stage: PermissionBench) -> Json:
 @contextmanager
 def hyperpod_is_throttled(stage: PermissionBench) -> Iterator[None]:
     rule = {"effect": "throttle", "api": "hyperpod", "operation": "DescribeClusterNode", "times": None}
-    made = stage.centre.cluster.control("POST", "call-faults", rule | {"code": "ThrottlingException"})
+    document = stage.centre.cluster.control("POST", "call-faults", rule | {"code": "ThrottlingException"})
     try:
         yield
     finally:
-        stage.centre.cluster.control("DELETE", f"call-faults/{made['callFaultId']}")
+        stage.centre.cluster.control("DELETE", f"call-faults/{document['callFaultId']}")
 
 
 @probe(

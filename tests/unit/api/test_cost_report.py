@@ -180,9 +180,9 @@ def test_node_with_many_failures_is_above_the_fleet(gateway: Gateway) -> None:
     # Two failures of one node of 59 are no wonder: in one fleet of five some node has as many.
     stored(gateway.fakes.ledger, *(an_incident(8, **{**_settled(2), "incident_id": f"inc-{n:010d}"}) for n in (7, 8)))
 
-    found = {row["node"]: row["isAboveFleet"] for row in report(gateway)["failures"]["nodes"]}
+    document = {row["node"]: row["isAboveFleet"] for row in report(gateway)["failures"]["nodes"]}
 
-    assert found == {"i-00000000000000001": True, "i-00000000000000002": False}
+    assert document == {"i-00000000000000001": True, "i-00000000000000002": False}
 
 
 def _settled(number: int) -> dict[str, Any]:

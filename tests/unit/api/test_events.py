@@ -66,9 +66,9 @@ def test_page_token_survives_new_events(gateway: Gateway) -> None:
         submitted(gateway, number, recorded_at=A_MOMENT - timedelta(minutes=10 - number))
     first = gateway.get("/v1/events?pageSize=2").document
     submitted(gateway, 9, recorded_at=A_MOMENT)
-    rest = gateway.get(f"/v1/events?pageSize=9&nextPageToken={first['nextPageToken']}").document
+    document = gateway.get(f"/v1/events?pageSize=9&nextPageToken={first['nextPageToken']}").document
 
-    listed = [event["subject"] for event in (*first["items"], *rest["items"])]
+    listed = [event["subject"] for event in (*first["items"], *document["items"])]
     assert listed == [f"job-{number:010d}" for number in (5, 4, 3, 2, 1)]
 
 

@@ -32,8 +32,8 @@ def submitted(site: Gateway, key: str = "k1", **fields: Any) -> ApiResponse:
 
 
 def shown(site: Gateway, answer: ApiResponse) -> dict[str, Any]:
-    found: dict[str, Any] = site.get(f"/v1/jobs/{answer.document['jobId']}").document
-    return found
+    document: dict[str, Any] = site.get(f"/v1/jobs/{answer.document['jobId']}").document
+    return document
 
 
 def test_job_type_alone_is_a_valid_submission(site: Gateway) -> None:

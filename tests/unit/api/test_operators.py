@@ -76,10 +76,10 @@ def test_an_answer_that_names_no_plan_is_refused(asking: Gateway, body: dict[str
 
 
 def test_why_explains_a_pending_approval(asking: Gateway) -> None:
-    found = asking.get("/v1/incidents/inc-0000000001/why").document
+    document = asking.get("/v1/incidents/inc-0000000001/why").document
 
-    assert "Waits for approval. Plan: replace" in found["sentence"]
-    assert found["next"] == "evenkeel incidents approve inc-0000000001"
+    assert "Waits for approval. Plan: replace" in document["sentence"]
+    assert document["next"] == "evenkeel incidents approve inc-0000000001"
 
 
 def test_blocking_guardrail_is_shown_with_node_and_incident(gateway: Gateway) -> None:
@@ -87,11 +87,11 @@ def test_blocking_guardrail_is_shown_with_node_and_incident(gateway: Gateway) ->
     stored(gateway.fakes.ledger, an_incident(1, state="BLOCKED", block=block), a_fleet_node(1), a_fleet_node(2))
 
     nodes = {each["instanceId"]: each for each in gateway.get("/v1/nodes").document["items"]}
-    one = gateway.get(f"/v1/nodes/{NODE}").document
+    document = gateway.get(f"/v1/nodes/{NODE}").document
     incident = gateway.get("/v1/incidents/inc-0000000001").document
 
     assert nodes[instance_id(2)]["block"] is None
-    for shown in (nodes[NODE], one):
+    for shown in (nodes[NODE], document):
         assert (shown["state"], shown["block"]["guardrail"]) == ("BLOCKED", "POOL_REPAIRS")
     assert incident["nodeLane"] | {"since": ""} == {
         "phase": "waits: pool repairs",

@@ -199,8 +199,8 @@ def a_plan(number: int, subject: str, mode: Mode = Mode.ACT) -> Decision:
     """The record of a plan that was made in a mode."""
     facts = plan_facts(mode=mode)
     plan = plan_recovery(facts, Policy().repair)
-    said: dict[str, Any] = {"action": plan.intent, "reason": plan.reason, "alternatives": plan.alternatives}
-    return a_decision(number, subject, facts=facts.to_json(), mode=mode, **said)
+    document: dict[str, Any] = {"action": plan.intent, "reason": plan.reason, "alternatives": plan.alternatives}
+    return a_decision(number, subject, facts=facts.to_json(), mode=mode, **document)
 
 
 def a_repair(number: int, subject: str, **changes: Any) -> Decision:
@@ -208,8 +208,12 @@ def a_repair(number: int, subject: str, **changes: Any) -> Decision:
     under_way = Register(entries=(other,))
     facts = repair_facts(guard=guard_facts(now=A_MOMENT, evidence_at=A_MOMENT, under_way=under_way, **changes))
     decided = choose_repair(facts, Policy().repair)
-    said: dict[str, Any] = {"action": decided.action, "reason": decided.reason, "alternatives": decided.alternatives}
-    return a_decision(number, subject, kind="REPAIR", facts=facts.to_json(), mode="act", **said)
+    document: dict[str, Any] = {
+        "action": decided.action,
+        "reason": decided.reason,
+        "alternatives": decided.alternatives,
+    }
+    return a_decision(number, subject, kind="REPAIR", facts=facts.to_json(), mode="act", **document)
 
 
 @pytest.mark.parametrize(
@@ -227,13 +231,13 @@ def a_repair(number: int, subject: str, **changes: Any) -> Decision:
 def test_modes_of_a_policy_are_tried_on_decisions(site: Gateway, rule: dict[str, str], after: str) -> None:
     keep(site.fakes.ledger, an_incident(), a_plan(1, "inc-0000000001"))
 
-    found = tried(site, {"modes": [rule]}).document
+    document = tried(site, {"modes": [rule]}).document
 
-    changes = [(each["before"], each["after"]["action"], each["after"]["mode"]) for each in found["changed"]]
+    changes = [(each["before"], each["after"]["action"], each["after"]["mode"]) for each in document["changed"]]
     assert [(before["action"], before["mode"], action) for before, action, _ in changes] == (
         [("ACT", "act", after)] if after else []
     )
-    assert found["cannot"] == 0
+    assert document["cannot"] == 0
 
 
 def test_removed_mode_rules_are_tried(site: Gateway) -> None:
@@ -266,9 +270,9 @@ def test_undecidable_records_are_counted_and_old_ones_skipped(site: Gateway) -> 
     keep(site.fakes.ledger, an_incident(), a_decision(1, "inc-0000000001", engine_version="0"))
     keep(site.fakes.ledger, a_decision(2, "inc-0000000001", kind="ROLLBACK"))
 
-    found = tried(site, {}).document
+    document = tried(site, {}).document
 
-    assert (found["examined"], found["cannot"], found["changed"]) == (2, 2, [])
+    assert (document["examined"], document["cannot"], document["changed"]) == (2, 2, [])
     assert tried(site, {}, since="2030-01-01T00:00:00Z").document["examined"] == 0
 
 
@@ -443,7 +447,7 @@ def test_unusable_change_is_shown_with_the_policy_in_force(site: Gateway) -> Non
     change = stored(site)
     assert change
     nonsense = change.replace(changes={"repair": {"noLonger": 1}}, number=3, before=change.changes)
-    given = site.get(PATH).document
+    document = site.get(PATH).document
     key = site_policy_key(Table.INCIDENTS)
     row = site.fakes.ledger.get(key)
     assert row
@@ -452,7 +456,7 @@ def test_unusable_change_is_shown_with_the_policy_in_force(site: Gateway) -> Non
 
     shown = site.get(PATH).document
 
-    assert (given["refused"], given["inForce"]) == (None, 2)
+    assert (document["refused"], document["inForce"]) == (None, 2)
     assert shown["inForce"] == 2
     assert "change 3 by" in shown["refused"]
     assert "repair.noLonger: there is no such field" in shown["refused"]

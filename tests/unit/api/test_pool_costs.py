@@ -55,18 +55,18 @@ def at_work(gateway: Gateway, **burst: Any) -> Gateway:
 def placed(gateway: Gateway, **fields: Any) -> dict[str, Any]:
     answer = gateway.post("/v1/jobs/plan", BODY | fields)
     assert answer.status == 200, answer.text
-    found: dict[str, Any] = answer.document["placement"]
-    return found
+    document: dict[str, Any] = answer.document["placement"]
+    return document
 
 
 def test_plan_of_an_urgent_job_explains_every_pool(gateway: Gateway) -> None:
     site = at_work(gateway)
     commits = len(site.fakes.ledger.commits)
 
-    found = placed(site)
+    document = placed(site)
 
-    assert (found["action"], found["pool"]) == ("RENT", "burst-od")
-    chosen, *others = found["pools"]
+    assert (document["action"], document["pool"]) == ("RENT", "burst-od")
+    chosen, *others = document["pools"]
     assert (chosen["pool"], chosen["isChosen"], chosen["market"]) == ("burst-od", True, "on-demand")
     # Two nodes for two hours of work, the launch and the restart, at $55.04.
     seconds = chosen["endsAfterSeconds"]
@@ -75,7 +75,7 @@ def test_plan_of_an_urgent_job_explains_every_pool(gateway: Gateway) -> None:
     spot = next(row for row in others if row["pool"] == "burst-spot")
     assert spot["interruptions"] > 0
     assert "too infrequent" in spot["whyNot"]
-    assert all(row["startsAt"] < row["endsAt"] for row in found["pools"])
+    assert all(row["startsAt"] < row["endsAt"] for row in document["pools"])
     assert len(site.fakes.ledger.commits) == commits
 
 
@@ -83,33 +83,33 @@ def test_free_committed_nodes_are_chosen(gateway: Gateway) -> None:
     site = at_work(gateway)
     stored(site.fakes.ledger, *(a_fleet_node(number, accelerators_in_use=0) for number in (3, 4)))
 
-    found = placed(site)
+    document = placed(site)
 
-    assert (found["action"], found["pool"], found["pools"][0]["usd"]["rent"]) == ("START", "p5-workers", 0)
+    assert (document["action"], document["pool"], document["pools"][0]["usd"]["rent"]) == ("START", "p5-workers", 0)
 
 
 def test_exceeded_cap_is_shown_in_dollars(gateway: Gateway) -> None:
-    found = placed(at_work(gateway, fleetCapMicrosPerHour=60_000_000))
+    document = placed(at_work(gateway, fleetCapMicrosPerHour=60_000_000))
 
-    why = next(row["whyNot"] for row in found["pools"] if row["pool"] == "burst-od")
-    assert found["action"] == "WAIT"
+    why = next(row["whyNot"] for row in document["pools"] if row["pool"] == "burst-od")
+    assert document["action"] == "WAIT"
     assert why == "Renting costs $110.08 an hour, which exceeds the limit: the fleet spends $0.00 of $60.00 an hour."
 
 
 def test_class_without_delay_cost_rents_nothing(gateway: Gateway) -> None:
-    found = placed(at_work(gateway, otherDelayMicrosPerHour=0))
+    document = placed(at_work(gateway, otherDelayMicrosPerHour=0))
 
-    assert found["action"] == "WAIT"
-    assert {row["whyNot"] for row in found["pools"] if row["market"] != "committed"} >= {
+    assert document["action"] == "WAIT"
+    assert {row["whyNot"] for row in document["pools"] if row["market"] != "committed"} >= {
         "The policy sets no price on the delay of the job's class, so Evenkeel rents nothing for it."
     }
 
 
 def test_incompatible_pools_are_explained_before_placement(gateway: Gateway) -> None:
     small = DEMAND | {"name": "small", "instanceType": "p4d.24xlarge"}
-    found = placed(at_work(gateway, pools=[small]), requires={"gpuMemoryGib": 80})
+    document = placed(at_work(gateway, pools=[small]), requires={"gpuMemoryGib": 80})
 
-    row = next(row for row in found["pools"] if row["pool"] == "small")
+    row = next(row for row in document["pools"] if row["pool"] == "small")
     assert row["differences"] == ["The job needs 80 GiB on each accelerator, but the nodes have 40."]
     assert row["whyNot"] == row["differences"][0]
 
@@ -117,9 +117,9 @@ def test_incompatible_pools_are_explained_before_placement(gateway: Gateway) -> 
 def test_table_without_rental_pools_shows_committed_nodes(gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2))
 
-    found = placed(gateway)
+    document = placed(gateway)
 
-    assert [(row["pool"], row["market"]) for row in found["pools"]] == [("p5-workers", "committed")]
+    assert [(row["pool"], row["market"]) for row in document["pools"]] == [("p5-workers", "committed")]
 
 
 # ---------------------------------------------------------------- deadlines
@@ -129,11 +129,11 @@ def test_deadline_is_shown_in_plan_and_job(gateway: Gateway) -> None:
     site = at_work(gateway, otherDelayMicrosPerHour=0)
     deadline = rfc3339(site.fakes.clock.now() + timedelta(hours=3))
 
-    found = placed(site, deadline=deadline)
+    document = placed(site, deadline=deadline)
     response = site.post("/v1/jobs", BODY | {"deadline": deadline.replace("Z", "+00:00")}, key="k1")
 
-    assert (found["action"], found["pool"]) == ("RENT", "burst-od")
-    assert "p5-workers would be cheaper but would miss the job's deadline" in found["reason"]
+    assert (document["action"], document["pool"]) == ("RENT", "burst-od")
+    assert "p5-workers would be cheaper but would miss the job's deadline" in document["reason"]
     assert placed(site)["action"] == "WAIT"
     assert site.get(f"/v1/jobs/{response.document['jobId']}").document["deadline"] == deadline
 

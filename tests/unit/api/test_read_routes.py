@@ -385,24 +385,28 @@ def admission(number: int, action: str, **before: float) -> Decision:
 
 
 def test_why_of_a_pending_job_starts_with_its_current_reason(gateway: Gateway) -> None:
-    found = requeued(
+    document = requeued(
         gateway,
         admission(1, "NO_ROOM", minutes=25),
         admission(3, "NO_QUOTA", minutes=4),
         admission(4, "NO_ROOM", minutes=2),
     )
 
-    assert found["state"] == "PENDING"
-    assert found["decision"]["decisionId"] == "dec-0000000004"
-    assert [each["decisionId"] for each in found["earlier"]] == ["dec-0000000003", "dec-0000000002", "dec-0000000001"]
+    assert document["state"] == "PENDING"
+    assert document["decision"]["decisionId"] == "dec-0000000004"
+    assert [each["decisionId"] for each in document["earlier"]] == [
+        "dec-0000000003",
+        "dec-0000000002",
+        "dec-0000000001",
+    ]
 
 
 def test_why_of_a_pending_job_omits_an_old_admission(gateway: Gateway) -> None:
-    found = requeued(gateway, admission(1, "NO_ROOM", minutes=25))
+    document = requeued(gateway, admission(1, "NO_ROOM", minutes=25))
 
-    assert (found["decision"], found["considered"], found["changes"]) == (None, [], [])
-    assert [each["action"] for each in found["earlier"]] == ["ADMIT", "NO_ROOM"]
-    assert "waits for capacity to resume" in found["sentence"]
+    assert (document["decision"], document["considered"], document["changes"]) == (None, [], [])
+    assert [each["action"] for each in document["earlier"]] == ["ADMIT", "NO_ROOM"]
+    assert "waits for capacity to resume" in document["sentence"]
 
 
 def test_why_of_a_pending_job_starts_with_its_resume_plan(gateway: Gateway) -> None:
@@ -595,7 +599,7 @@ def test_replacement_in_service_ends_the_wait_for_a_person(gateway: Gateway) -> 
     stored(ledger, a_fleet_node(9, slot=incident.slot))
     back = gateway.get("/v1/status").document
 
-    assert [seen["incidents"]["needYou"] for seen in (empty, coming, back)] == [1, 1, 0]
+    assert [document["incidents"]["needYou"] for document in (empty, coming, back)] == [1, 1, 0]
 
 
 def test_incident_with_an_unresumed_job_needs_a_person(gateway: Gateway) -> None:
@@ -676,12 +680,12 @@ def test_removed_nodes_are_listed_last(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     stored(ledger, *(a_fleet_node(n, is_gone=True, pool="z") for n in range(1, 31)), a_fleet_node(99))
 
-    there = gateway.get("/v1/nodes?pageSize=5").document
+    document = gateway.get("/v1/nodes?pageSize=5").document
     remembered = gateway.get("/v1/nodes?pageSize=200&gone=true").document
     kept, more = pagination.everything(ledger, Table.FLEET, "NODE", at_most=8, keep=read_queue.is_present)
 
-    assert [node["instanceId"] for node in there["items"]] == [a_life(99).instance_id]
-    assert there["nextPageToken"] is None
+    assert [node["instanceId"] for node in document["items"]] == [a_life(99).instance_id]
+    assert document["nextPageToken"] is None
     assert len(remembered["items"]) == 31
     assert ([row.doc["life"]["instanceId"] for row in kept], more) == ([a_life(99).instance_id], False)
 

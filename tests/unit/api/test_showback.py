@@ -75,11 +75,11 @@ def test_rented_nodes_cost_their_bill(gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, job, attempt)
     gateway.fakes.ledger.commit(Put(job_rows.rental_row(rental, 0)))
 
-    found = {row["kind"]: row for row in showback(gateway)["items"]}
+    document = {row["kind"]: row for row in showback(gateway)["items"]}
 
-    assert (found["USE"]["gpuHours"], found["USE"]["usdMicros"]) == (pytest.approx(16 / 3), 0)
-    assert (found["RENT"]["gpuHours"], found["RENT"]["usdMicros"]) == (0, 25_000_000)
-    assert found["RENT"]["instanceType"] == "p5.48xlarge"
+    assert (document["USE"]["gpuHours"], document["USE"]["usdMicros"]) == (pytest.approx(16 / 3), 0)
+    assert (document["RENT"]["gpuHours"], document["RENT"]["usdMicros"]) == (0, 25_000_000)
+    assert document["RENT"]["instanceType"] == "p5.48xlarge"
 
 
 def test_pages_hold_every_row_once(gateway: Gateway) -> None:

@@ -311,11 +311,11 @@ def test_plan_shows_where_a_job_would_start(site: Gateway) -> None:
     machines(site)
     commits = len(site.fakes.ledger.commits)
 
-    found = planned(site).document
+    document = planned(site).document
 
-    assert (found["team"], found["position"], found["decision"]["action"]) == ("nlp", 1, "ADMIT")
-    assert found["decision"]["quota"] == {"ml.p5.48xlarge": {"nvidia.com/gpu": 16}}
-    assert len(found["decision"]["nodes"]) == 2
+    assert (document["team"], document["position"], document["decision"]["action"]) == ("nlp", 1, "ADMIT")
+    assert document["decision"]["quota"] == {"ml.p5.48xlarge": {"nvidia.com/gpu": 16}}
+    assert len(document["decision"]["nodes"]) == 2
     assert len(site.fakes.ledger.commits) == commits
     assert site.get("/v1/jobs").document["items"] == []
 

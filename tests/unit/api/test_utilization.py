@@ -95,7 +95,7 @@ def test_each_node_counts_in_exactly_one_phase(gateway: Gateway) -> None:
             {"marks": ("NodeUnhealthy",)},
         ],
     }
-    changes = [each for group in states.values() for each in group]
+    changes = [document for group in states.values() for document in group]
     a_fleet(gateway, *(a_fleet_node(number, **each) for number, each in enumerate(changes, 2)))
     stored(gateway.fakes.ledger, a_fleet_node(1), an_incident(1))
 

@@ -50,17 +50,17 @@ def test_table_shows_whether_half_the_rate_was_reached(seconds: float, shown: st
 def test_bare_transaction_equals_that_of_a_cycle() -> None:
     recorded, wanted = a_transaction(4), a_transaction(9)
 
-    found = held_to(recorded, 9)
+    documents = held_to(recorded, 9)
 
-    assert found[0] == wanted[0]
-    assert found[1:] == recorded[1:]
+    assert documents[0] == wanted[0]
+    assert documents[1:] == recorded[1:]
     assert recorded == a_transaction(4)
 
 
 def test_retargeted_transaction_changes_only_its_tables() -> None:
     recorded = a_transaction(4)
 
-    found = moved(recorded, "round7")
+    documents = moved(recorded, "round7")
 
-    assert [each["Put"]["TableName"] for each in found] == ["round7-quotas", "round7-jobs"]
-    assert moved(found, "round1") == recorded
+    assert [document["Put"]["TableName"] for document in documents] == ["round7-quotas", "round7-jobs"]
+    assert moved(documents, "round1") == recorded

@@ -203,7 +203,7 @@ class TrainingSide:
 
 def _said(choice: training_side.ResumeChoice) -> ReaderAnswer:
     point = choice.resume_from
-    rejected = tuple((out["attempt"], out["step"], out["code"]) for out in choice.rejected)
+    rejected = tuple((document["attempt"], document["step"], document["code"]) for document in choice.rejected)
     return ReaderAnswer(None if point is None else (point.attempt, point.step), choice.grade, rejected)
 
 

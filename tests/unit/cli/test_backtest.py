@@ -34,8 +34,8 @@ def run(*words: str | Path) -> tuple[int, str, str]:
 def answer_of(*words: str | Path) -> Json:
     code, out, error = run(*words, "-o", "json")
     assert code == 0, error
-    found: Json = json.loads(out)
-    return found
+    document: Json = json.loads(out)
+    return document
 
 
 def verdicts(found: Json) -> list[tuple[str, str, str]]:

@@ -184,8 +184,8 @@ def test_deadline_is_submitted_and_shown(served: CliFixture) -> None:
 @pytest.mark.parametrize("placement", [{}, {"placement": None}], ids=["left out", "none"])
 def test_plan_with_kueue_admission_shows_the_local_queue(served: CliFixture, placement: dict[str, None]) -> None:
     served.gateway = Gateway(environment={"EVENKEEL_ADMISSION": "kueue"})
-    given = served.gateway.post("/v1/jobs/plan", A_JOB).document
-    answer = {name: value for name, value in given.items() if name != "placement"} | placement
+    document = served.gateway.post("/v1/jobs/plan", A_JOB).document
+    answer = {name: value for name, value in document.items() if name != "placement"} | placement
     served.next_answers = [ApiResponse(200, {}, json.dumps(answer))]
 
     result = served.run("jobs", "plan", "-", stdin=json.dumps(A_JOB), terminal=True)

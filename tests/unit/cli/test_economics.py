@@ -30,8 +30,8 @@ def run(*words: str) -> tuple[int, str, str]:
 def answer(*words: str) -> Json:
     code, out, err = run(*words, "-o", "json")
     assert code == 0, err
-    found: Json = json.loads(out)
-    return found
+    document: Json = json.loads(out)
+    return document
 
 
 def typed(line: str) -> list[str]:
@@ -39,11 +39,11 @@ def typed(line: str) -> list[str]:
 
 
 def test_rate_has_every_digit_in_json() -> None:
-    found = answer(*typed("rate --failures 4 --node-hours 12540"))
+    document = answer(*typed("rate --failures 4 --node-hours 12540"))
 
-    assert found["failuresPerNodeHour"] == 4 / 12540
-    assert found["lowPercentPerNodeHour"] == pytest.approx(0.00869, abs=1e-5)
-    assert found["highPercentPerNodeHour"] == pytest.approx(0.08167, abs=1e-5)
+    assert document["failuresPerNodeHour"] == 4 / 12540
+    assert document["lowPercentPerNodeHour"] == pytest.approx(0.00869, abs=1e-5)
+    assert document["highPercentPerNodeHour"] == pytest.approx(0.08167, abs=1e-5)
 
 
 @pytest.mark.parametrize("rate", ["0.0005", "0.05%", "5e-4"])
@@ -76,10 +76,10 @@ def test_ettr_shows_every_meaning_of_downtime() -> None:
 
 def test_shorter_downtime_saves_days_and_dollars() -> None:
     line = "ettr --nodes 256 --rate 0.05% --downtime 40min --instead-of 600+14400+1800 --gpu-hours 1e7"
-    found = answer(*typed(line), "--model", "renewal", "--usd-per-gpu-hour", "5")
+    document = answer(*typed(line), "--model", "renewal", "--usd-per-gpu-hour", "5")
 
-    (saved,) = found["savings"]
-    assert found["insteadOfSeconds"] == 16_800
+    (saved,) = document["savings"]
+    assert document["insteadOfSeconds"] == 16_800
     assert saved["savedDays"] == pytest.approx(104.1667, abs=1e-4)
     assert saved["savedShare"] == pytest.approx(0.320534, abs=1e-6)
     assert saved["savedUsd"] == pytest.approx(25_600_000)
@@ -94,25 +94,25 @@ def test_endless_run_is_unknown_and_never_zero() -> None:
 
 
 def test_interval_compares_the_methods() -> None:
-    found = answer(*typed("interval --write 60s --restart 2390 --nodes 256 --rate 0.05% --interval 30min"))
+    document = answer(*typed("interval --write 60s --restart 2390 --nodes 256 --rate 0.05% --interval 30min"))
 
-    assert found["mtbfSeconds"] == pytest.approx(28_125)
-    assert [each["method"] for each in found["choices"]] == ["exact", "young", "daly", "availability", "present"]
-    assert found["bestIntervalSeconds"] == pytest.approx(1797.3, abs=0.1)
+    assert document["mtbfSeconds"] == pytest.approx(28_125)
+    assert [each["method"] for each in document["choices"]] == ["exact", "young", "daly", "availability", "present"]
+    assert document["bestIntervalSeconds"] == pytest.approx(1797.3, abs=0.1)
 
 
 def test_spares_name_the_cheapest_number() -> None:
     line = "spares --nodes 256 --rate 0.05% --lead 940 --wait 903 --detect 89 --resume 1398 --run-cost-usd 5e7"
-    found = answer(*typed(line))
+    document = answer(*typed(line))
 
-    assert found["bestSpares"] == {"estimate": 1}
-    assert [round(each["costUsd"] / 1e6, 2) for each in found["spares"]] == [54.25, 52.9, 53.06, 53.26]
+    assert document["bestSpares"] == {"estimate": 1}
+    assert [round(each["costUsd"] / 1e6, 2) for each in document["spares"]] == [54.25, 52.9, 53.06, 53.26]
 
 
 def test_spares_without_a_price_have_unknown_dollars() -> None:
-    found = answer(*typed("spares --nodes 256 --rate 0.05% --lead 940 --max-spares 0"))
+    document = answer(*typed("spares --nodes 256 --rate 0.05% --lead 940 --max-spares 0"))
 
-    assert found["spares"][0]["costUsd"] is None
+    assert document["spares"][0]["costUsd"] is None
 
 
 def test_copies_and_shrink_and_repair_shop_answer() -> None:
@@ -152,10 +152,13 @@ def test_thousands_may_have_commas() -> None:
 def test_goodput_reads_a_file(tmp_path: Path) -> None:
     file = tmp_path / "times.yaml"
     file.write_text("elapsedSeconds: 100\nproductiveSeconds: 80\nbuckets: {PROGRAM_STARTUP: 5}\n")
-    found = answer("goodput", "--file", str(file))
+    document = answer("goodput", "--file", str(file))
 
-    assert (found["goodput"], found["sumSeconds"]) == (0.8, 100)
-    assert [(each["bucket"], each["seconds"]) for each in found["buckets"]] == [("PROGRAM_STARTUP", 5), ("OTHER", 15)]
+    assert (document["goodput"], document["sumSeconds"]) == (0.8, 100)
+    assert [(each["bucket"], each["seconds"]) for each in document["buckets"]] == [
+        ("PROGRAM_STARTUP", 5),
+        ("OTHER", 15),
+    ]
 
 
 def test_rates_by_group_read_a_file(tmp_path: Path) -> None:

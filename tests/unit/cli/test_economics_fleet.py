@@ -30,13 +30,13 @@ def test_examples_match_their_schemas(file: str, schema: str) -> None:
 
 
 def test_example_forecast_ranks_the_ways() -> None:
-    found = answer("forecast", "--file", str(EXAMPLES / "fleet.yaml"))
-    usd = {each["way"]: each["usdPerMonth"] for each in found["totals"]}
+    document = answer("forecast", "--file", str(EXAMPLES / "fleet.yaml"))
+    usd = {each["way"]: each["usdPerMonth"] for each in document["totals"]}
 
     assert list(usd) == ["manual", "hyperpod-unchanged", "evenkeel-configured", "evenkeel-possible"]
     assert usd["manual"] > usd["hyperpod-unchanged"] > usd["evenkeel-possible"]
-    assert {each["end"] for each in found["groups"]} == {"low", "estimate", "high"}
-    assert len(found["assumptions"]) >= 10
+    assert {each["end"] for each in document["groups"]} == {"low", "estimate", "high"}
+    assert len(document["assumptions"]) >= 10
 
 
 def test_price_on_the_command_line_fills_gaps(tmp_path: Path) -> None:
@@ -97,14 +97,14 @@ def with_history(served: CliFixture) -> CliFixture:
 def fleet_answer(served: CliFixture, *words: str) -> Json:
     result = served.run("economics", *words, "-o", "json")
     assert result.exit_code == 0, result.err
-    found: Json = json.loads(result.out)
-    return found
+    document: Json = json.loads(result.out)
+    return document
 
 
 def test_fleet_counts_its_failures_and_node_hours(with_history: CliFixture) -> None:
-    found = fleet_answer(with_history, "rate", "--fleet", "--days", "10")
+    document = fleet_answer(with_history, "rate", "--fleet", "--days", "10")
 
-    (pool,) = found["groups"]
+    (pool,) = document["groups"]
     assert (pool["group"], pool["failures"]) == ("p5-workers", 2)
     assert pool["nodeHours"] == pytest.approx(4 * 72 + 48)
 
@@ -117,20 +117,22 @@ def test_window_cuts_node_hours_and_failures(with_history: CliFixture) -> None:
 
 
 def test_forecast_uses_the_fleets_counts(with_history: CliFixture) -> None:
-    found = fleet_answer(with_history, "forecast", "--fleet", "--days", "10", "--usd-per-gpu-hour", "5")
+    document = fleet_answer(with_history, "forecast", "--fleet", "--days", "10", "--usd-per-gpu-hour", "5")
 
-    rates = {each["end"]: each["failuresPerNodeHour"] for each in found["groups"]}
+    rates = {each["end"]: each["failuresPerNodeHour"] for each in document["groups"]}
     assert rates["estimate"] == pytest.approx(2 / (4 * 72 + 48))
     assert rates["low"] < rates["estimate"] < rates["high"]
-    assert any("Too few recoveries are measured" in each for each in found["assumptions"])
+    assert any("Too few recoveries are measured" in each for each in document["assumptions"])
 
 
 def test_file_states_more_than_the_fleet_shows(with_history: CliFixture, tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text("groups: [{name: p5-workers, nodes: 3, spares: 1, usdPerGpuHour: 2, failuresPerNodeHour: 0.001}]")
-    found = fleet_answer(with_history, "forecast", "--fleet", "--file", str(file))
+    document = fleet_answer(with_history, "forecast", "--fleet", "--file", str(file))
 
-    row = next(each for each in found["groups"] if each["end"] == "estimate" and each["way"] == "evenkeel-configured")
+    row = next(
+        each for each in document["groups"] if each["end"] == "estimate" and each["way"] == "evenkeel-configured"
+    )
     assert row["failuresPerNodeHour"] == 0.001
     assert row["spareGpuHoursPerMonth"] == 8 * 730
 
@@ -149,10 +151,10 @@ def test_measured_recoveries_give_the_configured_downtime(with_history: CliFixtu
         for number in range(11, 16)
     ]
     stored(with_history.gateway.fakes.ledger, job, *recovered)
-    found = fleet_answer(with_history, "forecast", "--fleet", "--days", "10")
+    document = fleet_answer(with_history, "forecast", "--fleet", "--days", "10")
 
-    assert any("313 s from the signal until jobs ran, the median of 5" in each for each in found["assumptions"])
-    row = next(each for each in found["groups"] if each["way"] == "evenkeel-configured")
+    assert any("313 s from the signal until jobs ran, the median of 5" in each for each in document["assumptions"])
+    row = next(each for each in document["groups"] if each["way"] == "evenkeel-configured")
     assert row["downtimeSecondsPerFailure"] == 83 + 313
 
 
@@ -188,11 +190,11 @@ def commit(tmp_path: Path, name: str, text: str, *words: str) -> Json:
 
 def test_example_demand_commits_the_base() -> None:
     words = ("--reserved-usd-per-hour", "24", "--on-demand-usd-per-hour", "55.04", "--gpus-per-node", "8")
-    found = answer("commitment", "--demand", str(EXAMPLES / "demand.csv"), *words, "--committed", "16")
+    document = answer("commitment", "--demand", str(EXAMPLES / "demand.csv"), *words, "--committed", "16")
 
-    assert (found["hours"], found["best"]["units"], found["peakUnits"]) == (336, 11, 15)
-    assert [each["reserve"] for each in found["units"]] == [True] * 11 + [False] * 4
-    assert found["present"]["idleReservedUsd"] == found["present"]["idleReservedHours"] * 24
+    assert (document["hours"], document["best"]["units"], document["peakUnits"]) == (336, 11, 15)
+    assert [each["reserve"] for each in document["units"]] == [True] * 11 + [False] * 4
+    assert document["present"]["idleReservedUsd"] == document["present"]["idleReservedHours"] * 24
 
 
 @pytest.mark.parametrize(
@@ -213,16 +215,16 @@ def test_example_demand_commits_the_base() -> None:
     ],
 )
 def test_demand_may_come_in_several_forms(tmp_path: Path, name: str, text: str) -> None:
-    found = commit(tmp_path, name, text, "--committed", "3")
+    document = commit(tmp_path, name, text, "--committed", "3")
 
-    assert (found["hours"], found["unknownHours"], found["peakUnits"]) == (4, 0, 4)
-    assert found["present"]["idleReservedUsd"] == 15
+    assert (document["hours"], document["unknownHours"], document["peakUnits"]) == (4, 0, 4)
+    assert document["present"]["idleReservedUsd"] == 15
 
 
 def test_missing_hours_are_unknown_and_not_zero(tmp_path: Path) -> None:
-    found = commit(tmp_path, "d.csv", "hour,gpus\n0,2\n5,2\n")
+    document = commit(tmp_path, "d.csv", "hour,gpus\n0,2\n5,2\n")
 
-    assert (found["hours"], found["unknownHours"], found["units"][1]["demandShare"]) == (2, 4, 1)
+    assert (document["hours"], document["unknownHours"], document["units"][1]["demandShare"]) == (2, 4, 1)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ FORMS = ("lines", "pretty", "array", "Records", "items", "Events")
 def written(found: list[dict[str, Any]], form: str) -> str:
     match form:
         case "lines":
-            return "".join(f"{json.dumps(each)}\n" for each in found)
+            return "".join(f"{json.dumps(document)}\n" for document in found)
         case "pretty":
-            return "\n".join(json.dumps(each, indent=2, ensure_ascii=False) for each in found)
+            return "\n".join(json.dumps(document, indent=2, ensure_ascii=False) for document in found)
         case "array":
             return json.dumps(found)
         case _:
@@ -50,7 +50,7 @@ def test_every_form_gives_the_same_documents(
     folder = tmp_path_factory.mktemp("export")
 
     assert [(content, problem) for _, content, problem in read(folder, written(found, form), chunk=chunk)] == [
-        (each, "") for each in found
+        (document, "") for document in found
     ]
 
 

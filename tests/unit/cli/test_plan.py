@@ -71,8 +71,8 @@ class Files:
     def plan(self, *jobs: Json, quota: str = QUEUE, events: list[Json] | None = None, options: str = "") -> Json:
         code, out, error = self.run(*jobs, quota=quota, events=events, options=options)
         assert code == 0, error
-        found: Json = json.loads(out)
-        return found
+        document: Json = json.loads(out)
+        return document
 
     def run(
         self, *jobs: Json, quota: str = QUEUE, events: list[Json] | None = None, options: str = ""
@@ -116,8 +116,8 @@ def example(number: int, *options: str) -> Json:
         *options,
     )
     assert (code, error) == (0, "")
-    found: Json = json.loads(out)
-    return found
+    document: Json = json.loads(out)
+    return document
 
 
 def first(found: Json) -> dict[str, Json]:
@@ -148,18 +148,18 @@ def test_x2_borrowing_on_the_first_flavor_ends_the_search() -> None:
 
 
 def test_x3_reclaim_preempts_the_fewest_jobs() -> None:
-    found = example(3, "--events", str(EXAMPLES / "x3-events.yaml"))
+    document = example(3, "--events", str(EXAMPLES / "x3-events.yaml"))
 
-    assert victims(first(found)["new"]) == {"b3": "InCohortReclamation"}
-    assert [each["job"] for each in found["end"]["admitted"]] == ["b1", "b2", "new"]
-    assert next(each for each in found["end"]["admitted"] if each["job"] == "new")["at"] == 100
+    assert victims(first(document)["new"]) == {"b3": "InCohortReclamation"}
+    assert [each["job"] for each in document["end"]["admitted"]] == ["b1", "b2", "new"]
+    assert next(each for each in document["end"]["admitted"] if each["job"] == "new")["at"] == 100
 
 
 def test_x4_fair_sharing_compares_final_then_initial_shares() -> None:
-    found = example(4, "--config", str(EXAMPLES / "x4-config.yaml"))
+    document = example(4, "--config", str(EXAMPLES / "x4-config.yaml"))
 
-    assert victims(first(found)["new"]) == {"b4": "InCohortFairSharing", "b3": "InCohortFairSharing"}
-    shares = {each["name"]: each["share"] for each in found["end"]["queues"]}
+    assert victims(first(document)["new"]) == {"b4": "InCohortFairSharing", "b3": "InCohortFairSharing"}
+    shares = {each["name"]: each["share"] for each in document["end"]["queues"]}
     assert (shares["B"]["value"], shares["A"]["value"]) == (334, 0)
     assert shares["B"]["precise"] == pytest.approx(333.333, abs=0.001)
 
@@ -728,8 +728,8 @@ def test_requeued_job_requests_only_unfinished_pods(files: Files) -> None:
     runs = reserved("runs", HAS_QUOTA)
     runs["status"]["reclaimablePods"] = [{"name": "main", "count": 3}]
     at = "2026-11-03T12:00:00Z"
-    gone = [{"type": "evict", "at": at, "job": "lab/runs"}, {"type": "podsGone", "at": at, "job": "lab/runs"}]
-    plan = files.plan(runs, events=gone)
+    documents = [{"type": "evict", "at": at, "job": "lab/runs"}, {"type": "podsGone", "at": at, "job": "lab/runs"}]
+    plan = files.plan(runs, events=documents)
 
     assert [each["count"] for each in plan["cycles"][0]["decisions"][0]["podSets"]] == [1]
 
@@ -764,10 +764,10 @@ def test_new_weight_of_a_local_queue_applies_from_its_event(files: Files) -> Non
 
 def test_jobs_of_a_removed_queue_wait_for_its_return(files: Files) -> None:
     (queue,) = (each for each in yaml.safe_load_all(QUEUE) if each["kind"] == "ClusterQueue")
-    gone: Json = {"type": "quota", "at": 2, "remove": ["research"]}
+    document: Json = {"type": "quota", "at": 2, "remove": ["research"]}
     events: list[Json] = [{"type": "stopPolicy", "at": 0, "queue": "research", "policy": "Hold"}]
     events += [{"type": "submit", "at": 1, "job": workload(name)} for name in ("first", "second")]
-    events += [{"type": "priority", "at": 1, "job": "lab/second", "priority": 9}, gone]
+    events += [{"type": "priority", "at": 1, "job": "lab/second", "priority": 9}, document]
 
     plan = files.plan(events=events)
     assert [(each["job"], each["reason"]) for each in plan["end"]["unqueued"]] == [
@@ -783,8 +783,8 @@ def test_jobs_of_a_removed_queue_wait_for_its_return(files: Files) -> None:
 
 
 def test_queue_in_use_cannot_be_removed(files: Files) -> None:
-    gone: Json = {"type": "quota", "at": 2, "remove": ["research"]}
-    code, _, error = files.run(workload("a"), events=[gone])
+    document: Json = {"type": "quota", "at": 2, "remove": ["research"]}
+    code, _, error = files.run(workload("a"), events=[document])
 
     assert code == 2
     assert "queue research has jobs that hold quota: lab/a" in error

@@ -79,8 +79,8 @@ class FakeAws:
         name = f"{service}:{operation}"
         self.calls.append((name, parameters))
         answer = self._answer_or_fault(name, parameters)
-        seen = {} if isinstance(answer, Exception) else answer
-        aws_shapes.check_exchange(service, operation, parameters, seen, newer="Sometimes")
+        document = {} if isinstance(answer, Exception) else answer
+        aws_shapes.check_exchange(service, operation, parameters, document, newer="Sometimes")
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -247,8 +247,8 @@ def fleet_parameter(name: str, **record: str) -> Json:
 
 def other_fleet(**record: str) -> Callable[[FakeSite], None]:
     """Record a second fleet beside the own fleet, which has the same clusters as itself."""
-    own = fleet_parameter("research", clusters=CLUSTER, hyperPod=HYPERPOD)
-    return plant("ssm:get_parameters_by_path", {"Parameters": [own, fleet_parameter("other", **record)]})
+    document = fleet_parameter("research", clusters=CLUSTER, hyperPod=HYPERPOD)
+    return plant("ssm:get_parameters_by_path", {"Parameters": [document, fleet_parameter("other", **record)]})
 
 
 def heartbeat(seconds: float | None) -> Callable[[FakeSite], None]:

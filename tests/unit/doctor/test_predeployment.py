@@ -464,9 +464,9 @@ def test_first_deployment_is_no_fault() -> None:
 
 def test_endpoints_of_china_count() -> None:
     names = [f"cn.com.amazonaws.cn-north-1.{name}" for name in network.NEEDED_ENDPOINTS]
-    there = [{"ServiceName": name, "State": "available"} for name in names]
+    documents = [{"ServiceName": name, "State": "available"} for name in names]
 
-    (finding,) = network.judge_ways_out({"subnet-a": []}, there)
+    (finding,) = network.judge_ways_out({"subnet-a": []}, documents)
 
     assert finding.status is Status.OK
 

@@ -134,10 +134,10 @@ def warnings(*pools: Pool, **economy: Any) -> dict[str, str]:
 
 
 def a_pool(**changes: Any) -> Pool:
-    known: dict[str, Any] = {"instance_type": G6, "accelerators_per_node": 4, "micros_per_node_hour": 4_601_600}
+    document: dict[str, Any] = {"instance_type": G6, "accelerators_per_node": 4, "micros_per_node_hour": 4_601_600}
     delay = LaunchDelay(p50_seconds=100, p90_seconds=200)
     return Pool(
-        **known | {"market": Market.ON_DEMAND} | changes,
+        **document | {"market": Market.ON_DEMAND} | changes,
         name="a",
         cluster="c",
         max_nodes=4,

@@ -76,8 +76,12 @@ def test_eight_codes_of_a_text_are_read() -> None:
 
 
 def a_log_line(key: str = "details", **details: Any) -> str:
-    said = {"reason": "XidHardwareFailure", "message": f"{XID}71, NVLink: fatal error detected on link 6", **details}
-    return json.dumps({"level": "info", key: said, "HealthMonitoringAgentDetectionEvent": "HealthEvent"})
+    document = {
+        "reason": "XidHardwareFailure",
+        "message": f"{XID}71, NVLink: fatal error detected on link 6",
+        **details,
+    }
+    return json.dumps({"level": "info", key: document, "HealthMonitoringAgentDetectionEvent": "HealthEvent"})
 
 
 @pytest.mark.parametrize("key", ["details", "details: "])

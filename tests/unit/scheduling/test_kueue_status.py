@@ -168,11 +168,11 @@ def a_launch(**changes: Any) -> LaunchSpec:
 
 
 def test_job_for_kueue_is_suspended_with_queue_and_class() -> None:
-    made = job(a_launch(), "research", "nvidia.com/gpu")
+    document = job(a_launch(), "research", "nvidia.com/gpu")
 
-    labels = made["metadata"]["labels"]
-    pod = made["spec"]["template"]
-    assert made["spec"]["suspend"] is True
+    labels = document["metadata"]["labels"]
+    pod = document["spec"]["template"]
+    assert document["spec"]["suspend"] is True
     assert (labels["kueue.x-k8s.io/queue-name"], labels["kueue.x-k8s.io/priority-class"]) == ("nlp-queue", "high")
     assert not any("kueue" in name for name in pod["metadata"]["labels"])
     assert "priorityClassName" not in pod["spec"]
@@ -185,9 +185,9 @@ def test_job_for_kueue_is_suspended_with_queue_and_class() -> None:
 
 
 def test_job_for_kueue_excludes_avoided_nodes() -> None:
-    made = job(a_launch(avoid=("node-2",)), "research", "nvidia.com/gpu")
+    document = job(a_launch(avoid=("node-2",)), "research", "nvidia.com/gpu")
 
-    affinity = made["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    affinity = document["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
     (terms,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert terms["matchExpressions"][-1] == {
         "key": "kubernetes.io/hostname",

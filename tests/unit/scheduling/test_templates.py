@@ -13,8 +13,8 @@ FILE = Path(__file__).resolve().parents[2] / "fixtures" / "values" / "hybrid.yam
 
 
 def the_file() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(FILE.read_text("utf-8"))
-    return found
+    document: dict[str, Any] = yaml.safe_load(FILE.read_text("utf-8"))
+    return document
 
 
 def traps(read: JobTemplates) -> set[str]:

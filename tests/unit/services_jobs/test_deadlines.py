@@ -59,9 +59,9 @@ def test_deadline_exceeds_no_cap_and_the_job_shows_the_miss() -> None:
     job = waiting(market, 3)
 
     assert market.holds() == 0
-    told = explain.why_job(job.job_id, Reader(), market.world.context())
-    assert "an hour, which exceeds the limit: the fleet spends $0.00" in told["sentence"]
-    assert "No usable pool meets the job's deadline" in told["sentence"]
+    document = explain.why_job(job.job_id, Reader(), market.world.context())
+    assert "an hour, which exceeds the limit: the fleet spends $0.00" in document["sentence"]
+    assert "No usable pool meets the job's deadline" in document["sentence"]
 
 
 def test_unreachable_deadline_is_reported_once_without_pools() -> None:

@@ -188,10 +188,10 @@ def test_why_explains_a_resize_and_its_alternatives() -> None:
     job = scenario.running(**ELASTIC)
     idle_for(scenario, 21)
 
-    said = explain.why_job(job.job_id, Reader(), scenario.world.context())
+    document = explain.why_job(job.job_id, Reader(), scenario.world.context())
 
-    assert (said["decision"]["kind"], said["decision"]["action"]) == ("RESIZE", "GROW")
-    assert "as much as a resize to 4 nodes costs" in said["decision"]["reason"]
+    assert (document["decision"]["kind"], document["decision"]["action"]) == ("RESIZE", "GROW")
+    assert "as much as a resize to 4 nodes costs" in document["decision"]["reason"]
 
 
 def test_no_job_grows_while_a_pending_job_fits() -> None:

@@ -40,10 +40,10 @@ def test_stopped_attempts_logs_are_kept_before_its_pods_go() -> None:
 
     assert not scenario.world.cluster.workloads(CLUSTER)
     for rank in (0, 1):
-        said = shown(scenario, job.job_id, rank)
-        assert said["text"] == f"step 1\nrank {rank} says goodbye\n"
-        assert said["keptAt"]
-        assert "The rest is on hyperpod-i-" in said["note"]
+        document = shown(scenario, job.job_id, rank)
+        assert document["text"] == f"step 1\nrank {rank} says goodbye\n"
+        assert document["keptAt"]
+        assert "The rest is on hyperpod-i-" in document["note"]
 
 
 def test_kept_lines_say_that_they_have_no_timestamps() -> None:
@@ -179,6 +179,6 @@ def test_tail_shows_the_newest_kept_lines() -> None:
     scenario.cancel(job.job_id)
     scenario.stop(job.job_id)
 
-    said = shown(scenario, job.job_id, tail=2)
+    document = shown(scenario, job.job_id, tail=2)
 
-    assert (said["text"], said["isCut"]) == ("two\nthree\n", True)
+    assert (document["text"], document["isCut"]) == ("two\nthree\n", True)

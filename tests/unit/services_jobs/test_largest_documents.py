@@ -153,9 +153,9 @@ def test_an_attempt_on_a_thousand_nodes_fits_its_row() -> None:
 
 
 def a_decision(facts: dict[str, Any], **changes: Any) -> Decision:
-    told: dict[str, Any] = {"decision_id": "dec-1", "kind": "ADMISSION", "subject": "job-1", "action": "WAIT"}
+    document: dict[str, Any] = {"decision_id": "dec-1", "kind": "ADMISSION", "subject": "job-1", "action": "WAIT"}
     return Decision.model_validate(
-        {**told, "reason": "r", "policy_hash": Policy().hash, "decided_at": NOW, "facts": facts, **changes}
+        {**document, "reason": "r", "policy_hash": Policy().hash, "decided_at": NOW, "facts": facts, **changes}
     )
 
 

@@ -297,8 +297,8 @@ def test_why_names_the_smallest_changes_that_admit_a_job() -> None:
     scenario.run_scheduling_cycle()
 
     for job in (waiting, behind):
-        found = explain.why_job(job.job_id, Reader(), scenario.world.context())
-        by_kind = {each["kind"]: each for each in found["changes"]}
+        document = explain.why_job(job.job_id, Reader(), scenario.world.context())
+        by_kind = {each["kind"]: each for each in document["changes"]}
         assert (by_kind["quota"]["amounts"], by_kind["size"]["counts"]) == ({GPU: "8"}, [2])
     set_up(scenario, a_team("red", 16, members=MEMBERS))
     scenario.run_scheduling_cycle()
@@ -311,9 +311,9 @@ def test_why_names_no_sum_of_jobs() -> None:
     job = scenario.submit("next", team="red", priority_class="low")
     scenario.run_scheduling_cycle()
 
-    found = explain.why_job(job.job_id, Reader(), scenario.world.context())
+    document = explain.why_job(job.job_id, Reader(), scenario.world.context())
 
-    assert [each["said"] for each in found["changes"]] == [f"16 more of {GPU} on {P5} for red."]
+    assert [each["said"] for each in document["changes"]] == [f"16 more of {GPU} on {P5} for red."]
 
 
 def test_every_reason_of_a_preemption_has_words() -> None:

@@ -180,8 +180,10 @@ def test_failed_job_without_pods_is_known_from_the_last_sweep(*, has_left: bool)
     world = recovery.world
     world.cluster.submit(CLUSTER, a_job(state=UnmanagedJobState.FAILED, live_nodes=(), failed_at=recovery.now))
     recovery.report_fault(fault_key="hp:NvidiaErrorReboot")
-    left: dict[str, Any] = {"left_workloads": {LABEL: recovery.now}} if has_left else {"unmanaged_workloads": (LABEL,)}
-    node = FleetNode(life=recovery.incident.life, slot="slot-1", changed_at=recovery.now, **left)
+    document: dict[str, Any] = (
+        {"left_workloads": {LABEL: recovery.now}} if has_left else {"unmanaged_workloads": (LABEL,)}
+    )
+    node = FleetNode(life=recovery.incident.life, slot="slot-1", changed_at=recovery.now, **document)
     world.ledger.commit(Put(fleet_rows.node_row(CLUSTER, instance_id(1), node.to_json(), 0, None)))
 
     for service in (plan_recovery, cordon_node, drain_node):

@@ -50,8 +50,8 @@ class ElasticAttempt:
         out = self.ranks[0].stdout
         assert out
         for line in out:
-            told: dict[str, Any] = json.loads(line)
-            if told["event"] == "step" and told["step"] >= step:
+            document: dict[str, Any] = json.loads(line)
+            if document["event"] == "step" and document["step"] >= step:
                 break
         for rank in self.ranks:
             rank.send_signal(signal.SIGTERM)

@@ -23,8 +23,8 @@ from evenkeel.training.storage import Storage, StoredObject, open_storage
 
 
 def a_run(uri: str, attempt: int = 1, **changes: Any) -> Run:
-    given: dict[str, Any] = {"job_id": "job-rings", "attempt": attempt, "timeout_seconds": 20, **changes}
-    return Run(open_storage(uri), **given)
+    document: dict[str, Any] = {"job_id": "job-rings", "attempt": attempt, "timeout_seconds": 20, **changes}
+    return Run(open_storage(uri), **document)
 
 
 def _sha256(content: bytes) -> str:
@@ -74,7 +74,7 @@ def test_proof_reads_only_objects_outside_the_manifest(uri: str) -> None:
 
     choice = choose(store, 2, None, Distrust(after))
 
-    assert [(out["step"], out["code"]) for out in choice.rejected] == [
+    assert [(document["step"], document["code"]) for document in choice.rejected] == [
         (50, "SHARD_SIZE"),
         (40, "MANIFEST_MISSING"),
         (30, "MANIFEST_UNREADABLE"),
@@ -97,7 +97,7 @@ def test_checkpoint_of_another_job_is_rejected(uri: str) -> None:
     assert resume.step == 10
     fence = open_storage(uri).read_fence().fence
     assert fence is not None
-    (passed_over,) = [out["detail"] for out in fence.rejected]
+    (passed_over,) = [document["detail"] for document in fence.rejected]
     assert passed_over == "The manifest cannot be used: it belongs to job job-moons, not to job job-rings."
 
 

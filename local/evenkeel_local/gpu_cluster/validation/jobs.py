@@ -275,15 +275,15 @@ def _check_completions(new: Obj, old: Obj) -> Iterator[Cause]:
 
 
 def _without_directives(template: Obj) -> Obj:
-    rest: Obj = clone(template)
+    document: Obj = clone(template)
     for field in ("labels", "annotations"):
-        rest.get("metadata", {}).pop(field, None)
-    if not rest.get("metadata"):
-        rest.pop("metadata", None)
-    spec = rest.get("spec") or {}
+        document.get("metadata", {}).pop(field, None)
+    if not document.get("metadata"):
+        document.pop("metadata", None)
+    spec = document.get("spec") or {}
     for field in DIRECTIVES:
         spec.pop(field, None)
     (spec.get("affinity") or {}).pop("nodeAffinity", None)
     if not spec.get("affinity"):
         spec.pop("affinity", None)
-    return rest
+    return document
