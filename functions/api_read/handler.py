@@ -78,8 +78,8 @@ def list_jobs() -> api.Reply:
     page = pagination.PageRequest(query.page_size, query.next_page_token)
     filters = read_jobs.JobFilter(states=query.state, team=query.team, priority_class=query.priority_class)
     context = wiring.context()
-    found = read_jobs.list_jobs(filters, page, _reader(), context, sort=sorted_list.Sort.parse(query.sort))
-    return app.answer(_seen(found))
+    jobs = read_jobs.list_jobs(filters, page, _reader(), context, sort=sorted_list.Sort.parse(query.sort))
+    return app.answer(_seen(jobs))
 
 
 @app.get("/v1/jobs/<job_id>")
@@ -197,17 +197,17 @@ def show_decision(decision_id: str) -> api.Reply:
 def list_nodes() -> api.Reply:
     query = app.query(api_types.NodesQuery)
     page = pagination.PageRequest(query.page_size, query.next_page_token)
-    asked = read_fleet.NodeFilter(pool=query.pool, states=query.state, with_gone=bool(query.gone))
+    node_filter = read_fleet.NodeFilter(pool=query.pool, states=query.state, with_gone=bool(query.gone))
     sort = sorted_list.Sort.parse(query.sort)
-    return app.answer(_seen(read_fleet.list_nodes(wiring.context().ledger, page, asked, sort=sort)))
+    return app.answer(_seen(read_fleet.list_nodes(wiring.context().ledger, page, node_filter, sort=sort)))
 
 
 @app.get("/v1/events")
 def list_events() -> api.Reply:
     query = app.query(api_types.EventsQuery)
     page = pagination.PageRequest(query.page_size, query.next_page_token)
-    asked = read_events.EventFilter(kinds=query.kind, subject=query.subject, team=query.team, since=query.since)
-    return app.answer(read_events.list_events(asked, page, wiring.context()))
+    event_filter = read_events.EventFilter(kinds=query.kind, subject=query.subject, team=query.team, since=query.since)
+    return app.answer(read_events.list_events(event_filter, page, wiring.context()))
 
 
 @app.get("/v1/shadow-report")
@@ -221,16 +221,18 @@ def show_shadow_report() -> api.Reply:
 @app.get("/v1/cost-report")
 def show_cost_report() -> api.Reply:
     query = app.query(api_types.CostReportQuery)
-    asked = read_cost_report.ReportWindow(since=query.since, until=query.until)
-    return app.answer(read_cost_report.show(asked, wiring.context()), undated=("until",))
+    report_window = read_cost_report.ReportWindow(since=query.since, until=query.until)
+    return app.answer(read_cost_report.show(report_window, wiring.context()), undated=("until",))
 
 
 @app.get("/v1/showback")
 def show_showback() -> api.Reply:
     query = app.query(api_types.ShowbackQuery)
-    asked = read_showback.ShowbackFilter(since=query.since, until=query.until, team=query.team, label=query.label)
+    showback_filter = read_showback.ShowbackFilter(
+        since=query.since, until=query.until, team=query.team, label=query.label
+    )
     page = pagination.PageRequest(query.page_size, query.next_page_token)
-    return app.answer(read_showback.show(asked, page, _reader(), wiring.context()))
+    return app.answer(read_showback.show(showback_filter, page, _reader(), wiring.context()))
 
 
 @app.get("/v1/audit")

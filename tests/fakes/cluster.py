@@ -243,16 +243,16 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
 
     def workload(self, attempt: Attempt) -> ObservedWorkload:
         self._answer(attempt.cluster, "workload")
-        found = self.jobs.get(attempt.cluster, {}).get((attempt.namespace, attempt.job_id, attempt.attempt))
-        return attempt.own((*self.forged, *([_seen(found)] if found else ())))
+        fake_workload = self.jobs.get(attempt.cluster, {}).get((attempt.namespace, attempt.job_id, attempt.attempt))
+        return attempt.own((*self.forged, *([_seen(fake_workload)] if fake_workload else ())))
 
     def workloads(self, cluster: str) -> tuple[ObservedWorkload, ...]:
         self._answer(cluster, "workloads")
         return self._listed(cluster)
 
     def _listed(self, cluster: str) -> tuple[ObservedWorkload, ...]:
-        own = (_seen(found) for _, found in sorted(self.jobs.get(cluster, {}).items()))
-        return (*self.forged, *own)
+        workloads = (_seen(found) for _, found in sorted(self.jobs.get(cluster, {}).items()))
+        return (*self.forged, *workloads)
 
     def resources_in_use(self, cluster: str, pods: PodGroup = PodGroup.ALL) -> Mapping[str, Resources]:
         self._answer(cluster, "resources_in_use")
@@ -278,59 +278,61 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
 
     def pods(self, cluster: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:
         self._answer(cluster, "pods")
-        ours = (pod for found in self.jobs.get(cluster, {}).values() for pod in _as_listed(found))
+        ours = (pod for workload in self.jobs.get(cluster, {}).values() for pod in _as_listed(workload))
         return (*self.unmanaged_pods(cluster, on), *(pod for pod in ours if on is None or pod.node_name == on))
 
     def unmanaged_pods(self, cluster: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:
         """Return the unmanaged pods that a test created."""
-        there = (pod for pod in self.unmanaged if (cluster, pod.node_name) in self.by_name or not pod.node_name)
-        return tuple(pod for pod in there if on is None or pod.node_name == on)
+        pods = (pod for pod in self.unmanaged if (cluster, pod.node_name) in self.by_name or not pod.node_name)
+        return tuple(pod for pod in pods if on is None or pod.node_name == on)
 
     def kueue_namespaces(self, cluster: str) -> Mapping[str, str]:
         self._answer(cluster, "kueue_namespaces")
         return dict(self.kueue_managed)
 
     def evict(self, cluster: str, pod: UnmanagedPod) -> EvictionAnswer:
-        there = next((one for one in self.unmanaged_pods(cluster) if one.uid == pod.uid), None)
-        if there is None:
+        unmanaged_pod = next(
+            (unmanaged_pod for unmanaged_pod in self.unmanaged_pods(cluster) if unmanaged_pod.uid == pod.uid), None
+        )
+        if unmanaged_pod is None:
             return EvictionAnswer(EvictionStatus.GONE)
-        if there.name in self.evictions:
-            self.calls.append(("ask to evict", there.name))
-            return self.evictions[there.name]
-        if there.name in self.budgeted:
+        if unmanaged_pod.name in self.evictions:
+            self.calls.append(("ask to evict", unmanaged_pod.name))
+            return self.evictions[unmanaged_pod.name]
+        if unmanaged_pod.name in self.budgeted:
             return EvictionAnswer(EvictionStatus.NOT_NOW, "429 TooManyRequests: its budget allows no eviction")
-        self.calls.append(("evict", there.name))
-        self.unmanaged.remove(there)
+        self.calls.append(("evict", unmanaged_pod.name))
+        self.unmanaged.remove(unmanaged_pod)
         self._changed("pod")
         return EvictionAnswer(EvictionStatus.EVICTED)
 
     def stop(self, attempt: Attempt, grace_seconds: int, nodes_without_grace: Container[str] = ()) -> None:
-        found = self._own(attempt)
-        if found is None:
+        workload = self._own(attempt)
+        if workload is None:
             return
         self.calls.append(("stop", attempt.workload_name, grace_seconds))
-        self.ended_at_once |= {pod.name for pod in found.pods if pod.node_name in nodes_without_grace}
-        found.is_there = False
-        found.pods = [
-            pod.replace(is_terminating=True) for pod in found.pods if self._is_unreachable(attempt.cluster, pod)
+        self.ended_at_once |= {pod.name for pod in workload.pods if pod.node_name in nodes_without_grace}
+        workload.is_there = False
+        workload.pods = [
+            pod.replace(is_terminating=True) for pod in workload.pods if self._is_unreachable(attempt.cluster, pod)
         ]
         self._forget_empty(attempt.cluster)
         self._changed("job", "pod")
 
     def force_delete_pods(self, attempt: Attempt, node_names: Iterable[str]) -> None:
-        found = self._own(attempt)
+        workload = self._own(attempt)
         names = set(node_names)
-        if found is None or not any(pod.node_name in names for pod in found.pods):
+        if workload is None or not any(pod.node_name in names for pod in workload.pods):
             return
-        found.pods = [pod for pod in found.pods if pod.node_name not in names]
+        workload.pods = [pod for pod in workload.pods if pod.node_name not in names]
         self.calls.append(("force_delete_pods", attempt.workload_name, tuple(sorted(names))))
         self._forget_empty(attempt.cluster)
         self._changed("pod")
 
     def logs(self, attempt: Attempt, rank: int, tail_lines: int | None, *, timestamps: bool = False) -> str:
-        found = self._own(attempt)
+        workload = self._own(attempt)
         name = f"{attempt.workload_name}-{rank}"
-        if found is None or name not in {pod.name for pod in found.pods}:
+        if workload is None or name not in {pod.name for pod in workload.pods}:
             raise NotFound(f"no pod {name} in {attempt.namespace}")
         text = self.text.get(name, "")
         if timestamps:
@@ -338,9 +340,9 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
         return text[:65_536] if tail_lines is None else "\n".join(text.splitlines()[-tail_lines:])
 
     def tails(self, attempt: Attempt, lines: int, most: int, within_seconds: float) -> Mapping[int, LogTail]:
-        found = self._own(attempt)
+        workload = self._own(attempt)
         tails = {}
-        for rank, pod in enumerate(found.pods if found else ()):
+        for rank, pod in enumerate(workload.pods if workload else ()):
             is_read = rank < most and not self._is_out_of_reach(attempt.cluster, pod)
             text = "".join(self.text.get(pod.name, "").splitlines(keepends=True)[-lines:])
             why = "" if is_read else "no answer: its node is out of reach"
@@ -352,8 +354,8 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
         return node is None or not node.is_ready
 
     def _own(self, attempt: Attempt) -> FakeWorkload | None:
-        found = self.jobs.get(attempt.cluster, {}).get((attempt.namespace, attempt.job_id, attempt.attempt))
-        return found if found and attempt.owns(_seen(found)) else None
+        workload = self.jobs.get(attempt.cluster, {}).get((attempt.namespace, attempt.job_id, attempt.attempt))
+        return workload if workload and attempt.owns(_seen(workload)) else None
 
     def watch(
         self,
@@ -376,9 +378,9 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
 
     def kueue_says(self, job_id: str, attempt: int, *conditions: KueueCondition, **facts: Any) -> None:
         """Set the Kueue status of an attempt."""
-        found = self.launched(job_id, attempt)
-        known = {"name": f"job-{job_id}-a{attempt}", "queue": found.spec.attempt.local_queue}
-        found.kueue = KueueStatus.model_validate(known | {"conditions": conditions} | facts)
+        workload = self.launched(job_id, attempt)
+        known = {"name": f"job-{job_id}-a{attempt}", "queue": workload.spec.attempt.local_queue}
+        workload.kueue = KueueStatus.model_validate(known | {"conditions": conditions} | facts)
         self._changed("job")
 
     def kueue_admits(self, job_id: str, attempt: int, *node_names: str, **facts: Any) -> None:
@@ -388,9 +390,9 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
             KueueCondition(type=kind, is_true=True, changed_at=now) for kind in ("QuotaReserved", "Admitted")
         )
         self.kueue_says(job_id, attempt, *conditions, cluster_queue="research", flavors=("h100",), **facts)
-        found = self.launched(job_id, attempt)
-        found.is_suspended = False
-        found.pods = [
+        workload = self.launched(job_id, attempt)
+        workload.is_suspended = False
+        workload.pods = [
             ObservedPod(name=f"{job_id}-a{attempt}-{rank}", node_name=name, phase=PodPhase.RUNNING)
             for rank, name in enumerate(node_names)
         ]
@@ -399,8 +401,8 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
     def kueue_evicts(self, job_id: str, attempt: int, reason: str = "Preempted", message: str = "for another") -> None:
         """Take an attempt's pods, as Kueue does."""
         now = self.clock.now()
-        found = self.launched(job_id, attempt)
-        found.pods, found.is_suspended = [], True
+        workload = self.launched(job_id, attempt)
+        workload.pods, workload.is_suspended = [], True
         conditions = (
             KueueCondition(type="QuotaReserved", is_true=False, reason="PendingEvaluation", changed_at=now),
             KueueCondition(type="Admitted", is_true=False, reason="NoReservation", changed_at=now),
@@ -442,10 +444,10 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
 
     def set_pods(self, job_id: str, attempt: int, phase: PodPhase, *ranks: int, **changes: Any) -> None:
         """Set phase (and exit code, reason, …) of some ranks, or of all."""
-        found = self.launched(job_id, attempt)
-        found.pods = [
+        workload = self.launched(job_id, attempt)
+        workload.pods = [
             pod.replace(phase=phase, **changes) if not ranks or rank in ranks else pod
-            for rank, pod in enumerate(found.pods)
+            for rank, pod in enumerate(workload.pods)
         ]
         self._changed("pod", "job")
 

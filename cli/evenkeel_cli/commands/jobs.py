@@ -66,15 +66,17 @@ def submit(body: Json, key: lookup.KeyOption = None, output: lookup.OutputOption
         job = client.post("/jobs", body, key=key)
     except CommandFailed as failed:
         raise explain_missing_fields(failed, body) from None
-    out = page()
+    printer = page()
     match only(output, (OutputFormat.TABLE, OutputFormat.JSON, OutputFormat.NAME)):
         case OutputFormat.JSON | OutputFormat.YAML:
-            out.document(job, output)
+            printer.document(job, output)
         case OutputFormat.NAME:
-            out.line(job["jobId"])
+            printer.line(job["jobId"])
         case _:
-            out.line(f"{out.with_glyph(JOB[job['state']], job['jobId'])}  {plain(job['state'])}, {node_count(job)}")
-            out.next(f"evenkeel jobs wait {job['jobId']}")
+            printer.line(
+                f"{printer.with_glyph(JOB[job['state']], job['jobId'])}  {plain(job['state'])}, {node_count(job)}"
+            )
+            printer.next(f"evenkeel jobs wait {job['jobId']}")
 
 
 @app.command("plan")
@@ -126,38 +128,38 @@ def list_jobs(  # noqa: PLR0913, PLR0917 - options, each given by its name
     # An empty class is a filter, too: those without one.
     path = "/jobs?class=" if priority_class == "(unset)" else "/jobs"
     given = None if priority_class == "(unset)" else priority_class
-    found: Json = {"state": state and state.upper(), "team": team, "class": given, "sort": sort}
+    document: Json = {"state": state and state.upper(), "team": team, "class": given, "sort": sort}
     nothing = "No jobs." if not state else f"No jobs are {state.lower()}."
 
     def draw(listed: tuple[list[Json], str | None]) -> None:
         jobs, token = listed
         answer_list(jobs, output, list_columns, fields=_FIELDS, nothing=nothing, page_token=token, ends_after=limit)
 
-    show(lambda: lookup.listed(client, path, limit, **found), draw, output, watch=watch)
+    show(lambda: lookup.listed(client, path, limit, **document), draw, output, watch=watch)
 
 
 @app.command("show")
 def show_job(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show a job and its attempts."""
     client = lookup.current_client()
-    found = client.get(f"/jobs/{lookup.find_job(client, job)}")
-    answer(found, output, lambda out: draw_job(out, found), has_wide=True)
+    document = client.get(f"/jobs/{lookup.find_job(client, job)}")
+    answer(document, output, lambda out: draw_job(out, document), has_wide=True)
 
 
 @app.command("receipt")
 def receipt(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show where the time of a job went, and what each interruption cost."""
     client = lookup.current_client()
-    found = client.get(f"/jobs/{lookup.find_job(client, job)}/receipt")
-    answer(found, output, lambda out: draw_job_receipt(out, found), has_wide=True)
+    document = client.get(f"/jobs/{lookup.find_job(client, job)}/receipt")
+    answer(document, output, lambda out: draw_job_receipt(out, document), has_wide=True)
 
 
 @app.command("timeline")
 def timeline(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show the timeline of a job."""
     client = lookup.current_client()
-    found = client.get(f"/jobs/{lookup.find_job(client, job)}/timeline")
-    answer(found, output, lambda out: draw_timeline(out, found["entries"]), has_wide=True)
+    document = client.get(f"/jobs/{lookup.find_job(client, job)}/timeline")
+    answer(document, output, lambda out: draw_timeline(out, document["entries"]), has_wide=True)
 
 
 @app.command("logs")
@@ -174,25 +176,25 @@ def logs(  # noqa: PLR0913, PLR0917 - options, each given by its name
     is_raw: Annotated[bool, typer.Option("--raw", help="Print the bytes unchanged, with escapes.")] = False,
 ) -> None:
     """Print the log of one rank or of all; `?` replaces control characters."""
-    out = page()
-    write = out.raw if is_raw else out.text
+    printer = page()
+    write = printer.raw if is_raw else printer.text
     client = lookup.current_client()
     job_id = lookup.find_job(client, job)
     ranks = range(_rank_count(client.get(f"/jobs/{job_id}"), attempt)) if all_ranks else [rank]
     writers = {number: with_prefix(f"[{number}] ", write) if all_ranks else write for number in ranks}
-    asked = LogQuery(attempt, tail, timestamps)
+    log_query = LogQuery(attempt, tail, timestamps)
     if follow:
         try:
-            follow_logs(client, job_id, writers, asked)
+            follow_logs(client, job_id, writers, log_query)
         except KeyboardInterrupt:
             raise CommandFailed(Exit.INTERRUPTED, "Stopped following the log. The job continues.") from None
         return
     for number, write_rank in writers.items():
-        said = client.get(f"/jobs/{job_id}/logs", rank=number, **asked.parameters())
-        write_rank(said["text"] + missing_newline(said["text"]))
-        if said.get("note"):
+        document = client.get(f"/jobs/{job_id}/logs", rank=number, **log_query.parameters())
+        write_rank(document["text"] + missing_newline(document["text"]))
+        if document.get("note"):
             sys.stdout.flush()
-            note(said["note"])
+            note(document["note"])
 
 
 def _rank_count(job: Json, attempt: int | None) -> int:
@@ -207,21 +209,21 @@ def watch(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE) ->
     client = lookup.current_client()
     job_id = lookup.find_job(client, job)
     form = only(output, (OutputFormat.TABLE, OutputFormat.JSON))
-    out = page()
+    printer = page()
 
     def draw(found: Json, reading: LogReading, entries: list[Json]) -> None:
         if form.is_document:
-            out.document({"job": found, "progress": reading.to_json()}, form, is_part=True)
+            printer.document({"job": found, "progress": reading.to_json()}, form, is_part=True)
             return
-        out.clear()
-        draw_progress(out, found, reading.text if found["state"] == "RUNNING" else "")
+        printer.clear()
+        draw_progress(printer, found, reading.text if found["state"] == "RUNNING" else "")
         if entries:
-            out.line()
-            draw_timeline(out, entries)
+            printer.line()
+            draw_timeline(printer, entries)
         if reading.log:
-            out.line()
-            out.text(reading.log + missing_newline(reading.log))
-        out.stream.flush()
+            printer.line()
+            printer.text(reading.log + missing_newline(reading.log))
+        printer.stream.flush()
 
     try:
         found = watch_job(client, job_id, draw)
@@ -251,17 +253,19 @@ def wait(
     client = lookup.current_client()
     job_id = lookup.find_job(client, job)
     try:
-        found = wait_for_job(client, job_id, until, timeout)
+        document = wait_for_job(client, job_id, until, timeout)
     except KeyboardInterrupt:
         raise CommandFailed(
             Exit.INTERRUPTED, "Stopped watching. The job continues.", hint=f"evenkeel jobs wait {job_id}"
         ) from None
-    out = page()
+    printer = page()
     if output.is_document:
-        out.document(found, output)
+        printer.document(document, output)
     else:
-        out.line(f"{out.with_glyph(JOB[found['state']], job_id)}  {plain(found['state'])}  {out.dim(found['reason'])}")
-    if found["state"] in ("FAILED", "CANCELLED"):
+        printer.line(
+            f"{printer.with_glyph(JOB[document['state']], job_id)}  {plain(document['state'])}  {printer.dim(document['reason'])}"
+        )
+    if document["state"] in ("FAILED", "CANCELLED"):
         raise typer.Exit(Exit.UNSUCCESSFUL_END)
 
 

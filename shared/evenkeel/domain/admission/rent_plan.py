@@ -123,8 +123,10 @@ def plan_placements(
     jobs = [job for job in jobs_to_place(waiting, policy, now) if not _jobs_being_displaced(job.job_id, snapshot)]
     if not jobs:
         return {}
-    left = capacity_left(queue.capacities, decisions)
-    context = placement_context(snapshot, queue, policy, now)._replace(capacities=left, queue=waiting, rented=rented)
+    node_capacities = capacity_left(queue.capacities, decisions)
+    context = placement_context(snapshot, queue, policy, now)._replace(
+        capacities=node_capacities, queue=waiting, rented=rented
+    )
     ran = run_seconds(snapshot.attempts)
     ended = _last_ends(snapshot.attempts)
     forecasts = QueueForecasts(context, policy)
@@ -190,19 +192,19 @@ def plan_displacement(
     """
     if not policy.burst.max_moves:
         return None
-    left = capacity_left(queue.capacities, decisions)
+    node_capacities = capacity_left(queue.capacities, decisions)
     movable: dict[str, tuple[MovableJob, ...]] = {}
     displacements = []
     for decided in decisions:
         placement = placements.get(decided.job_id)
         if decided.action not in _WAITING_FOR_NODES_OF_OTHERS or not isinstance(placement, PlacementDecision):
             continue
-        facts = _displacement_facts(decided, placement, snapshot, queue, left, movable, policy, now)
+        facts = _displacement_facts(decided, placement, snapshot, queue, node_capacities, movable, policy, now)
         if facts is not None:
             displacements.append(decide_displacement(facts))
-    wanted = [decision for decision in displacements if decision.action is DisplacementAction.DISPLACE]
+    displacement_decisions = [decision for decision in displacements if decision.action is DisplacementAction.DISPLACE]
     # The job that saves most. The others are decided again in the next cycle.
-    return max(wanted, key=_saving_key, default=None)
+    return max(displacement_decisions, key=_saving_key, default=None)
 
 
 def _saving_key(decision: DisplacementDecision) -> tuple[int, str]:
@@ -406,15 +408,15 @@ def next_departure(
         policy: The whole policy.
         now: The time.
     """
-    left = _committed_left(queue.capacities, decisions)
-    is_free = _has_free_node(left)
+    node_capacities = _committed_left(queue.capacities, decisions)
+    is_free = _has_free_node(node_capacities)
     ran = run_seconds(snapshot.attempts, now)
     run_times = run_times_of(snapshot.past_runs, policy.economy.min_samples)
     for rental in _departure_candidates(snapshot, is_free=is_free):
         job = snapshot.known_job(rental.job_id)
         if job is None or job.job_id in asked_to_stop or not _may_leave(job, rental, queue.charges):
             continue
-        target = _committed_target(job, rental, left, snapshot, queue, policy, now) if is_free else None
+        target = _committed_target(job, rental, node_capacities, snapshot, queue, policy, now) if is_free else None
         decided = decide_departure(
             job, rental, target, policy, now, ran_seconds=ran.get(job.job_id, 0.0), run_times=run_times
         )

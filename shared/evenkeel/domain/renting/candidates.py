@@ -91,9 +91,11 @@ class QueueForecasts:
 
     def _use_of(self, job: Job, pool: Pool, place: int, count: int) -> WaitingUse:
         spec = job.spec
-        left = self._context.run_times.left(origin_of(job, self._policy), 0.0)
+        left_time = self._context.run_times.left(origin_of(job, self._policy), 0.0)
         is_whole = spec.nodes > 1 or spec.accelerators_per_node >= pool.accelerators_per_node
-        return WaitingUse(spec.nodes * spec.accelerators_per_node, _one_of(left, place, count), spec.nodes * is_whole)
+        return WaitingUse(
+            spec.nodes * spec.accelerators_per_node, _one_of(left_time, place, count), spec.nodes * is_whole
+        )
 
 
 def _kind(pool: Pool) -> tuple[str, str, str]:
@@ -408,7 +410,7 @@ def forecast_starts(
     return after_whole_nodes(
         expected_starts(free, held, queue),
         queue,
-        [busy_until.get(capacity.node_name, 0.0) for capacity in own if capacity.is_open],
+        [busy_until.get(capacity.node_name, 0.0) for capacity in node_capacities if capacity.is_open],
     )
 
 

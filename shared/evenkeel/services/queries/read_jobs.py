@@ -72,10 +72,10 @@ def list_jobs(
     partitions = [f"JOB#{state}" for state in LIST_ORDER if not filters.states or state in filters.states]
     counts = fleet_counts.of_jobs(context.ledger)
     if sort is not None:
-        found = sorted_list.matching_rows(context.ledger, Table.JOBS, partitions, keep)
-        if not found:
+        matching_rows = sorted_list.matching_rows(context.ledger, Table.JOBS, partitions, keep)
+        if not matching_rows:
             _check_names(filters, reader, context.policy.priority_classes)
-        jobs = [summary(reader.view(job)) for _, job in rows.readable(found, Job)]
+        jobs = [summary(reader.view(job)) for _, job in rows.readable(matching_rows, Job)]
         items, token = sorted_list.page(jobs, sort, _SORT_VALUES, page, item_id="jobId")
         return {"items": items, "nextPageToken": token or None, "counts": counts}
     if tuple(filters.states) == (JobState.PENDING,):
@@ -203,19 +203,19 @@ def job_logs(
         text = context.cluster.logs(chosen, rank, tail, timestamps=timestamps)
     except (NotFound, Refused, TransientError) as error:
         stored = context.ledger.get(job_rows.kept_log_key(job_id, number, rank))
-        kept = rows.read(stored, KeptLog) if stored else None
-        if kept is None or not kept.text:
+        kept_log = rows.read(stored, KeptLog) if stored else None
+        if kept_log is None or not kept_log.text:
             if not isinstance(error, NotFound) and chosen.ended_at is None:
                 raise
-            raise NotFound(_why_no_log(chosen, rank, kept, str(error))) from error
-        lines = kept.text.splitlines(keepends=True)
+            raise NotFound(_why_no_log(chosen, rank, kept_log, str(error))) from error
+        lines = kept_log.text.splitlines(keepends=True)
         text = "".join(lines[-tail:])
-        is_cut = kept.is_cut or len(lines) > tail
+        is_cut = kept_log.is_cut or len(lines) > tail
         return document | {
             "text": text,
             "isCut": is_cut,
-            "keptAt": rfc3339(kept.kept_at),
-            "note": f"{_note(chosen, kept)}{_NO_TIMES if timestamps else ''}",
+            "keptAt": rfc3339(kept_log.kept_at),
+            "note": f"{_note(chosen, kept_log)}{_NO_TIMES if timestamps else ''}",
         }
     return document | {"text": text[-LARGEST_LOG:], "isCut": len(text) > LARGEST_LOG, "keptAt": None, "note": None}
 
