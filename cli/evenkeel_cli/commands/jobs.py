@@ -262,9 +262,8 @@ def wait(
     if output.is_document:
         printer.document(document, output)
     else:
-        printer.line(
-            f"{printer.with_glyph(JOB[document['state']], job_id)}  {plain(document['state'])}  {printer.dim(document['reason'])}"
-        )
+        state, reason = document["state"], document["reason"]
+        printer.line(f"{printer.with_glyph(JOB[state], job_id)}  {plain(state)}  {printer.dim(reason)}")
     if document["state"] in ("FAILED", "CANCELLED"):
         raise typer.Exit(Exit.UNSUCCESSFUL_END)
 
