@@ -231,6 +231,7 @@ def test_lost_node_shows_since_when_it_is_not_ready(bench: ClusterUnderTest) -> 
         "the node to be NotReady",
     )
     assert node.not_ready_since is not None
+    assert node.ready_since is None
     assert not node.is_schedulable
 
 

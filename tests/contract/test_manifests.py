@@ -350,7 +350,14 @@ def test_a_bare_node_object_can_be_read() -> None:
     )
 
     assert (node.instance_id, node.is_ready, node.accelerators, node.taints) == (None, False, 0, ())
-    assert node.not_ready_since == A_MOMENT
+    assert (node.not_ready_since, node.ready_since) == (A_MOMENT, None)
+
+
+def test_ready_node_shows_since_when_it_is_ready() -> None:
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-11-03T10:15:02Z"}
+    node = node_objects.read_node("research-eks", {"metadata": {"name": "n"}, "status": {"conditions": [ready]}})
+
+    assert (node.is_ready, node.ready_since, node.not_ready_since) == (True, A_MOMENT, None)
 
 
 def test_cordon_mark_counts_only_on_a_cordoned_node() -> None:

@@ -423,7 +423,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
 
     def lose_node(self, name: str, cluster: str = CLUSTER) -> None:
         """Disconnect a node: it is NotReady from now, and its pods run on unseen."""
-        self.set_node(name, cluster, is_ready=False, not_ready_since=self.clock.now())
+        self.set_node(name, cluster, is_ready=False, not_ready_since=self.clock.now(), ready_since=None)
 
     def kill_node(self, name: str, cluster: str = CLUSTER) -> None:
         """Stop a machine: NotReady from now, its processes are dead; their pods show it as failed."""
@@ -432,7 +432,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
 
     def ready_node(self, name: str, cluster: str = CLUSTER, **changes: Any) -> None:
         """Bring a node back to Ready."""
-        self.set_node(name, cluster, is_ready=True, not_ready_since=None, **changes)
+        self.set_node(name, cluster, is_ready=True, not_ready_since=None, ready_since=self.clock.now(), **changes)
 
     def remove_node(self, name: str, cluster: str = CLUSTER) -> None:
         """Take a machine out of the cluster; the pod collector forgets its pods."""

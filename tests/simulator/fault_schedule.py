@@ -31,7 +31,7 @@ HURTS = (
     *("together", "new_node", "marked", "without_health_labels", "cut_off", "dead", "broken", "aborted", "scarce"),
     *("repaired_by_nvsentinel", "given_up_by_nvsentinel"),
 )
-DEEDS = ("cordon", "uncordon", "adopt", "hold", "mend", "cancel", "answer", "forge")
+DEEDS = ("cordon", "uncordon", "adopt", "hold", "mend", "reboot", "cancel", "answer", "forge")
 
 
 def lay_out(world: "Simulation") -> float:
@@ -394,7 +394,10 @@ class _PersonAction:
         world, instance_id, lasts = self.world, self.world.instance_id(self.number), self.seconds + 60
         world.break_node(instance_id, FAULTS[self.number % 4], marked=True, heard=True)
         world.hold_automation(lasts)
-        world.loop.after(lasts * 0.7, lambda: world.mend(instance_id))
+        if self.number % 2:
+            world.loop.after(lasts * 0.7, lambda: world.mend(instance_id))
+        else:
+            world.loop.after(lasts * 0.5, lambda: world.reboot(instance_id, lasts * 0.2))
 
     def cancel(self) -> None:
         self.world.cancel(self.number % 3)

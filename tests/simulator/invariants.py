@@ -17,7 +17,7 @@ from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import node_capacity
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import NODE_RUNGS
-from evenkeel.domain.health.incidents import IncidentState, NodeFact
+from evenkeel.domain.health.incidents import Incident, IncidentState, NodeFact
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.charge import Charge, resources_taken
 from evenkeel.domain.jobs.job import Job, JobState
@@ -552,6 +552,22 @@ def marked_node_is_left(world: "Simulation", rung: str, instance_id: str) -> Ite
     node = world.node_of(instance_id)
     if node and world.watched.controllers.get(node.name, 1e12) < _began(world):
         yield f"{rung} of {instance_id} is requested, but another controller repairs it"
+
+
+@invariant_check(
+    "no-needless-reboot", "A node that has rebooted since its latest fault signal is not rebooted.", CheckTrigger.REPAIR
+)
+def reboot_is_needed(world: "Simulation", rung: str, instance_id: str) -> Iterator[str]:
+    node = world.node_of(instance_id)
+    if rung != "reboot" or node is None or node.ready_since is None:
+        return
+    asking = {row.doc["incidentId"] for row in world.ledger.of("META", "LEASE#")}
+    for row in world.ledger.of("META", "INC#"):
+        incident = rows.read(row, Incident)
+        is_its = incident.incident_id in asking and incident.life.instance_id == instance_id
+        has_rebooted = incident.boot_id not in ("", node.boot_id)
+        if is_its and has_rebooted and incident.last_fault_at < node.ready_since < _asked_at(world, rung, instance_id):
+            yield f"reboot of {instance_id} is requested, but it rebooted after the last signal of its fault"
 
 
 @invariant_check("operator-cordon-is-kept", "", CheckTrigger.RELEASE)

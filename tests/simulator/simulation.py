@@ -899,6 +899,24 @@ class Simulation:
             self.tell(f"bo mends {instance_id}")
             self.cluster.set_node(node.name, labels=without_health_labels(node.labels))
 
+    def reboot(self, instance_id: str, seconds: float) -> None:
+        """Let a person reboot a node, which clears its fault, without a notice to Evenkeel."""
+        node = self.node_of(instance_id)
+        if node is None or not node.is_ready or instance_id in self.provider.running:
+            return
+        self.seen["deed reboot"] += 1
+        self.tell(f"bo reboots {instance_id}")
+        self.cluster.kill_node(node.name)
+
+        def boot() -> None:
+            down = self.node_of(instance_id)
+            if down is not None and not down.is_ready and instance_id not in self.provider.running:
+                self.tell(f"{instance_id} has rebooted")
+                labels = without_health_labels(down.labels)
+                self.cluster.ready_node(down.name, boot_id=f"{down.boot_id}-bo", labels=labels)
+
+        self.loop.after(seconds, boot)
+
     def without_capacity(self, instance_id: str) -> None:
         """Have HyperPod say of the whole group that it found no capacity."""
         self.seen["outage no capacity"] += 1

@@ -1,7 +1,6 @@
 """Read Kubernetes nodes. Pure."""
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from evenkeel.adapters.object_fields import (
@@ -54,7 +53,8 @@ def read_node(cluster: str, node: Mapping[str, Any]) -> KubernetesNode:
         boot_id=(status.get("nodeInfo") or {}).get("bootID", "")[:NAME_LIMIT],
         resource_version=metadata.get("resourceVersion", ""),
         is_ready=is_ready,
-        not_ready_since=None if is_ready or not since else datetime.fromisoformat(since),
+        not_ready_since=None if is_ready else parse_instant(since),
+        ready_since=parse_instant(since) if is_ready else None,
         is_cordoned=is_cordoned,
         incident_id=annotations[INCIDENT_ANNOTATION][:NAME_LIMIT]
         if is_cordoned and INCIDENT_ANNOTATION in annotations

@@ -121,6 +121,9 @@ class KubernetesNode(Value):
     is_ready: bool = False
     not_ready_since: Instant | None = None
     """Time at which the node stopped being Ready (lastTransitionTime of the condition); None while it is Ready."""
+    ready_since: Instant | None = None
+    """Time at which the node became Ready (lastTransitionTime of the condition); None while it is not Ready. A reboot
+    changes it if the control plane saw the node go down."""
     is_cordoned: bool = False
     incident_id: str | None = None
     """Incident in Evenkeel's mark on the cordon; None without a mark."""

@@ -37,6 +37,11 @@ REBOOTED = a_slot_state(boot_id="boot-2")
 GONE = SlotState(original=ObservedNode())
 
 
+BOOTED = a_slot_state(boot_id="boot-2", ready_since=at(15))
+"""The node has another boot id, and became Ready 15 s after the incident opened."""
+STARTING = a_slot_state(boot_id="boot-2", is_ready=False, not_ready_since=at(15))
+
+
 def progress_facts(*told: tuple[str, float]) -> tuple[RepairProgress, ...]:
     return tuple(RepairProgress(code=code, at=at(seconds), instance_id=LIFE.instance_id) for code, seconds in told)
 
@@ -320,6 +325,43 @@ def test_hyperpod_repairs_a_node_that_failed_its_deep_check(
     decision = choose(**{**EXAMINED, **changes})
 
     assert (decision.action, decision.awaited_owner) == (action, marks), f"{why}: {decision.reason}"
+
+
+@pytest.mark.parametrize(
+    ("why", "changes", "action"),
+    [
+        ("it is valid", {"validity": WELL}, Repair.HEALTHY),
+        ("it is not valid yet", {}, Repair.AWAIT),
+        ("it is still starting", {"slot_state": STARTING}, Repair.AWAIT),
+        ("it does not become valid in time", {"now": at(116)}, Repair.REPLACE),
+        ("it failed its validation after the boot", {"validity": WELL, "invalid_at": at(18)}, Repair.REPLACE),
+        ("it failed a validation before the boot", {"validity": WELL, "invalid_at": at(12)}, Repair.HEALTHY),
+        ("the fault was reported again after the boot", {"validity": WELL, "last_fault_at": at(16)}, Repair.REBOOT),
+        ("it went NotReady before the fault", {"slot_state": STARTING, "last_fault_at": at(15)}, Repair.REBOOT),
+        ("it was NotReady, and has the same boot", {"slot_state": a_slot_state(ready_since=at(15))}, Repair.REBOOT),
+        ("the time of the boot is unknown", {"slot_state": REBOOTED}, Repair.REBOOT),
+        ("the boot id at opening is unknown", {"boot_id_at_opening": ""}, Repair.REBOOT),
+        ("the time of the fault is unknown", {"last_fault_at": None}, Repair.REBOOT),
+        ("no reboot clears the fault", {"validity": WELL, "ladder": ("replace",)}, Repair.REPLACE),
+        ("the fault is diagnosed first", {"validity": WELL, "ladder": ("diagnose", "reboot")}, Repair.DIAGNOSE),
+        ("it returned to service too often", {"validity": WELL, "returns": 9}, Repair.REPLACE),
+    ],
+)
+def test_node_that_booted_since_its_fault_is_not_rebooted(why: str, changes: dict[str, Any], action: Repair) -> None:
+    """A person rebooted it, or Evenkeel did before the tables were restored."""
+    decision = choose(**{"slot_state": BOOTED, "last_fault_at": at(-5), **changes})
+
+    assert decision.action is action, (why, decision.reason)
+
+
+def test_boot_since_the_fault_is_an_alternative_that_was_skipped() -> None:
+    decision = choose(slot_state=BOOTED, last_fault_at=at(-5), invalid_at=at(18))
+
+    assert decision.action is Repair.REPLACE
+    assert decision.reason.startswith("The reboot did not clear the fault")
+    assert {each.option: each.why_not for each in decision.alternatives} == {
+        "reboot": "the node has already rebooted since its latest fault signal"
+    }
 
 
 @pytest.mark.parametrize("answer", ["", "UNKNOWN"], ids=["crashed", "no reply"])

@@ -4,11 +4,13 @@ import copy
 import marshal
 from collections.abc import Mapping
 
+import pytest
+
 from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.ports import Key, Row
 from evenkeel.services.attempts.launch_job import LaunchOutcome
-from evenkeel.services.recovery import cordon_node, plan_recovery
+from evenkeel.services.recovery import cordon_node, plan_recovery, repair_node
 from evenkeel.services.sweep import sweep_fleet
 from tests.fakes import FakeWorld
 from tests.fakes.cluster import instance_id
@@ -22,9 +24,9 @@ def backup(world: FakeWorld) -> Mapping[Key, Row]:
     return copy.deepcopy(world.ledger.rows)
 
 
-def restore(world: FakeWorld, saved: Mapping[Key, Row]) -> None:
-    """Bring the rows back, an hour later. The new stack has no execution of the old one."""
-    world.clock.advance(3600)
+def restore(world: FakeWorld, saved: Mapping[Key, Row], *, seconds: int = 3600) -> None:
+    """Bring the rows back, some time later. The new stack has no execution of the old one."""
+    world.clock.advance(seconds)
     restored = type(world.ledger)()
     for row in saved.values():
         restored._store(row.key, row, marshal.dumps(row.doc, 2))
@@ -141,6 +143,50 @@ def test_replaced_node_is_not_replaced_again() -> None:
     assert recovery.world.provider.accepted_calls("replace").total() == 1
     assert sorted(recovery.world.cluster.by_name) == nodes
     assert not any(node.is_cordoned for node in recovery.world.cluster.by_name.values())
+
+
+@pytest.mark.parametrize("is_rebooting", [False, True])
+def test_rebooted_node_is_not_rebooted_again(is_rebooting: bool) -> None:
+    """The ledger forgot the request. The node has another boot id, and became Ready after its last fault signal."""
+    recovery = RecoveryScenario(size=4, with_job=False)
+    sweep_fleet.run(recovery.context())
+    recovery.report_fault(3)
+    saved = backup(recovery.world)
+    recovery.world.clock.advance(60)
+    if is_rebooting:
+        for name, service in (
+            ("PlanRecovery", plan_recovery),
+            ("CordonNode", cordon_node),
+            ("RepairNode", repair_node),
+        ):
+            recovery.state(name, service)
+        assert recovery.world.provider.running
+    else:
+        assert recovery.recover() == "RECOVERED"
+    restore(recovery.world, saved, seconds=60)  # later, the evidence is stale in any case
+
+    sweep_fleet.run(recovery.context())
+    assert recovery.recover() == "RECOVERED"
+
+    assert recovery.world.provider.accepted_calls("reboot").total() == 1
+    assert recovery.world.provider.accepted_calls("replace").total() == 0
+    assert not any(node.is_cordoned for node in recovery.world.cluster.by_name.values())
+
+
+def test_rebooted_node_with_a_new_fault_is_repaired() -> None:
+    recovery = RecoveryScenario(size=4, with_job=False)
+    sweep_fleet.run(recovery.context())
+    recovery.report_fault(3)
+    saved = backup(recovery.world)
+    recovery.world.clock.advance(60)
+    assert recovery.recover() == "RECOVERED"
+    restore(recovery.world, saved, seconds=60)
+    recovery.report_fault(3)
+
+    sweep_fleet.run(recovery.context())
+    assert recovery.recover() == "RECOVERED"
+
+    assert recovery.world.provider.accepted_calls("reboot").total() == 2
 
 
 def a_cordon_of_an_unknown_incident(*, is_still_faulty: bool) -> RecoveryScenario:

@@ -90,6 +90,8 @@ class RepairFacts(Value):
     ladder: tuple[str, ...]
     owner: Owner
     opened_at: Instant
+    last_fault_at: Instant | None = None
+    """Time of the latest fault signal; None in records of older releases."""
     boot_id_at_opening: str
     has_recovered: bool
     not_allowed: str
@@ -220,6 +222,9 @@ def _before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
         return awaited
     if facts.has_work and facts.work_may_run_until is not None and facts.now < facts.work_may_run_until:
         return _decided(Repair.LATER, f"Its jobs may run until {facts.work_may_run_until:%Y-%m-%dT%H:%M:%SZ}.")
+    booted_at = _booted_after_fault(facts)
+    if booted_at is not None and _first_open_rung(facts, policy, allows_reboot=True)[0] == REBOOT:
+        return _after_reboot(facts, booted_at, policy)
     return _next_rung(facts, policy, failed="")
 
 
@@ -305,7 +310,7 @@ def _after_request(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy
     if facts.group is not None and facts.group.requested_at is not None:
         return _by_group(facts, facts.group, policy) or _decided(Repair.AWAIT, f"The {last.rung} is in progress.")
     if last.rung == REBOOT and _has_rebooted(facts, last):
-        return _after_reboot(facts, last, policy)
+        return _after_reboot(facts, last.requested_at, policy)
     if last.answer in ("", RepairAnswer.UNKNOWN):
         return _without_reply(facts, last, policy)
     if last.answer in ACCEPTED_ANSWERS:
@@ -319,12 +324,18 @@ def _after_request(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy
     return _next_rung(facts, policy, failed="The request failed at the provider.", after=last)
 
 
-def _after_reboot(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
-    """Decide after the node rebooted, as this incident requested."""
-    has_failed = facts.invalid_at is not None and facts.invalid_at >= last.requested_at
+def _after_reboot(facts: RepairFacts, rebooted_at: datetime, policy: RepairPolicy) -> RepairDecision:
+    """Decide after the node rebooted.
+
+    Args:
+        facts: The facts of the decision.
+        rebooted_at: When this incident requested the reboot, or when a node that somebody else rebooted came back.
+        policy: The deadline of a reboot.
+    """
+    has_failed = facts.invalid_at is not None and facts.invalid_at >= rebooted_at
     if facts.validity.is_valid and not has_failed:
         return _decided(Repair.HEALTHY, "The node rebooted and is Ready.")
-    if facts.now < deadline_of(last.replace(answer=RepairAnswer.ACCEPTED), policy) and not has_failed:
+    if facts.now < rebooted_at + timedelta(seconds=policy.reboot_deadline_seconds) and not has_failed:
         return _decided(Repair.AWAIT, "The node rebooted and is starting.")
     return _next_rung(facts, policy, failed=f"The reboot did not clear the fault: {facts.validity.reason}")
 
@@ -364,6 +375,19 @@ def _has_rebooted_since_opening(facts: RepairFacts) -> bool:
     """Whether the node rebooted between the start of the incident and Evenkeel's first decision."""
     node, before = facts.slot_state.original.node, facts.boot_id_at_opening
     return node is not None and bool(before) and bool(node.boot_id) and node.boot_id != before
+
+
+def _booted_after_fault(facts: RepairFacts) -> datetime | None:
+    """Return when the node last became Ready or NotReady, if it has booted since its latest fault signal; else None.
+
+    A person can have rebooted it, or Evenkeel before the tables were restored to an earlier time. The boot id alone
+    does not show whether the latest signal is from before the boot.
+    """
+    node = facts.slot_state.original.node
+    if node is None or facts.last_fault_at is None or not _has_rebooted_since_opening(facts):
+        return None
+    changed_at = node.ready_since or node.not_ready_since
+    return changed_at if changed_at is not None and changed_at > facts.last_fault_at else None
 
 
 def _after_deep_check(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
@@ -466,7 +490,7 @@ def _next_rung(
     by_group = _by_group(facts, facts.group, policy) if facts.group is not None else None
     if by_group is not None:
         return by_group.replace(reason=f"{prefix}{by_group.reason}")
-    rung, skipped = _first_open_rung(facts, policy)
+    rung, skipped = _first_open_rung(facts, policy, allows_reboot=_booted_after_fault(facts) is None)
     if not rung:
         return _decided(Repair.ASK_PERSON, f"{prefix}No rung is left for {facts.terms.name}.", *skipped)
     if after is not None and rung == after.rung:
@@ -529,7 +553,10 @@ def _hold_text(hold: Hold) -> str:
     return f"{hold.by} holds automation: {hold.reason}"
 
 
-def _first_open_rung(facts: RepairFacts, policy: RepairPolicy) -> tuple[str, list[tuple[str, str]]]:
+def _first_open_rung(
+    facts: RepairFacts, policy: RepairPolicy, *, allows_reboot: bool
+) -> tuple[str, list[tuple[str, str]]]:
+    """Return the next rung, empty if none is left, and why each other rung is not chosen."""
     skipped: list[tuple[str, str]] = []
     for rung in facts.ladder:
         if rung == DIAGNOSE and facts.invalid_at is not None and facts.invalid_at >= facts.opened_at:
@@ -540,6 +567,8 @@ def _first_open_rung(facts: RepairFacts, policy: RepairPolicy) -> tuple[str, lis
             skipped.append((REBOOT, f"the node returned to service {facts.returns} times lately and failed again"))
         elif rung == REBOOT and _reboots_are_used(facts):
             skipped.append((REBOOT, "a reboot was already tried"))
+        elif rung == REBOOT and not allows_reboot:
+            skipped.append((REBOOT, "the node has already rebooted since its latest fault signal"))
         elif not _is_used(facts, rung):
             later = facts.ladder[facts.ladder.index(rung) + 1 :]
             return rung, [*skipped, *((later_rung, f"{rung} comes first and is quicker") for later_rung in later)]

@@ -230,6 +230,7 @@ def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> R
         ladder=fault.node_rungs,
         owner=owner,
         opened_at=incident.opened_at,
+        last_fault_at=incident.last_fault_at,
         boot_id_at_opening=incident.boot_id,
         has_recovered=incident.has_recovered,
         not_allowed=not_allowed,
