@@ -329,7 +329,8 @@ def _after_reboot(facts: RepairFacts, rebooted_at: datetime, policy: RepairPolic
 
     Args:
         facts: The facts of the decision.
-        rebooted_at: When this incident requested the reboot, or when a node that somebody else rebooted came back.
+        rebooted_at: Time of the reboot request of this incident; after another reboot, the time at which the node
+            became Ready or NotReady.
         policy: The deadline of a reboot.
     """
     has_failed = facts.invalid_at is not None and facts.invalid_at >= rebooted_at
