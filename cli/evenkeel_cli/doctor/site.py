@@ -19,6 +19,8 @@ Json = dict[str, Any]
 
 SIGN_IN = "Sign in as for the AWS CLI (aws sso login), or set EVENKEEL_PROFILE."
 _ATTACH = "Use an identity with the stack's EvenkeelOnCallPolicy (docs/operate/doctor.md)."
+_ALIAS = "live"
+"""Alias of the version that queues, schedules and the API call. After a rollback it is not the newest version."""
 _INVOKE = "Use an identity that may invoke the functions, or skip the check: --skip access (docs/operate/doctor.md)."
 _DENIED = frozenset({"AccessDenied", "AccessDeniedException", "AuthorizationError", "UnauthorizedOperation", "403"})
 _BAD_CREDENTIALS = frozenset(
@@ -320,7 +322,7 @@ class InspectedSite:
         name = f"{self.stack}-{function}"
         try:
             answer = self.aws.call(
-                "lambda", "invoke", FunctionName=name, Payload=json.dumps({"selfTest": asked}).encode()
+                "lambda", "invoke", FunctionName=f"{name}:{_ALIAS}", Payload=json.dumps({"selfTest": asked}).encode()
             )
         except ResourceNotFound:
             return CouldNotCheck(f"There is no function {name}.", "Deploy the stack again: make deploy")

@@ -86,7 +86,8 @@ class FakeAws:
         return answer
 
     def _answer_or_fault(self, name: str, parameters: Json) -> Json | Exception:
-        places = [f"{name}:{value}" for value in parameters.values() if isinstance(value, str)]
+        strings = (value.removesuffix(":live") for value in parameters.values() if isinstance(value, str))
+        places = [f"{name}:{value}" for value in strings]
         for place in (*places, name):
             if place in self.planted:
                 planted = self.planted[place]
@@ -95,7 +96,7 @@ class FakeAws:
 
     def _answer(self, name: str, parameters: Json) -> Json | Exception:
         if name == "lambda:invoke":
-            return self._self_test(str(parameters["FunctionName"]).removeprefix("evenkeel-"))
+            return self._self_test(str(parameters["FunctionName"]).removeprefix("evenkeel-").removesuffix(":live"))
         if name == "cloudwatch:get_metric_statistics":
             count = 0.0 if "Failed" in parameters["MetricName"] else 3.0
             return {"Datapoints": [{parameters["Statistics"][0]: count}]}
@@ -813,7 +814,7 @@ def test_functions_that_answered_are_judged_beside_silent_ones(silent: Silent, m
     answer = bench.aws.call
 
     def call(service: str, operation: str, **parameters: Any) -> Json:
-        if parameters.get("FunctionName") == "evenkeel-repair_node":
+        if parameters.get("FunctionName") == "evenkeel-repair_node:live":
             silent()
         return answer(service, operation, **parameters)
 
@@ -863,6 +864,7 @@ def test_every_call_except_the_self_test_only_reads() -> None:
     assert verbs == {"describe", "get", "list", "invoke"}
     invoked = [parameters for name, parameters in bench.aws.calls if name == "lambda:invoke"]
     assert all(json.loads(parameters["Payload"]).keys() == {"selfTest"} for parameters in invoked)
+    assert all(str(parameters["FunctionName"]).endswith(":live") for parameters in invoked)
 
 
 _NAMED_OTHERWISE = {"apigateway:GetAccount": "apigateway:GET", "lambda:Invoke": "lambda:InvokeFunction"}
@@ -891,7 +893,7 @@ def test_rights_are_checked_in_every_team_namespace() -> None:
     (asked,) = [
         json.loads(parameters["Payload"])["selfTest"]
         for name, parameters in bench.aws.calls
-        if name == "lambda:invoke" and parameters["FunctionName"] == "evenkeel-launch_job"
+        if name == "lambda:invoke" and parameters["FunctionName"] == "evenkeel-launch_job:live"
     ]
     namespaces = {right["namespace"] for right in asked["rights"] if right["verb"] == "create"}
     assert namespaces == {"evenkeel-jobs", "ns-nlp"}
