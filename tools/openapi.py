@@ -388,15 +388,24 @@ _RATE_NAMES = ("falseCordons", "falseReboots", "falseReplacements")
 _ANSWERS: dict[str, Json] = {
     "overview": {
         "type": "object",
-        "required": ["asOf", "fleet", "health", "reasons", "stale", "automation", "silent", "incidents", "counts"],
+        "required": [
+            *("asOf", "fleet", "health", "reasons", "stale", "sources", "automation", "silent", "outages"),
+            *("changedAt", "incidents", "counts"),
+        ],
         "properties": {
             **_MAY_BE_STALE["properties"],
             "health": {"enum": [*map(str, Health)]},
             "reasons": {"type": "array", "items": {"type": "string"}},
             "silent": {"type": "array", "items": {"type": "string"}, "description": "Functions without a heartbeat."},
+            "sources": {"type": "object", "description": "Number of sources of facts by state."},
+            "changedAt": {
+                "type": ["string", "null"],
+                "format": "date-time",
+                "description": "When the newest event of this month was recorded. Null: there is none.",
+            },
             "incidents": {
                 "type": "object",
-                "required": ["open", "needYou", "isLowerBound", "leftForPerson", "items"],
+                "required": ["open", "working", "needYou", "isLowerBound", "leftForPerson", "items"],
                 "properties": {"open": _NODES, "needYou": _NODES, "isLowerBound": {"type": "boolean"}},
             },
             "counts": {
@@ -406,7 +415,7 @@ _ANSWERS: dict[str, Json] = {
                         "type": "object",
                         "required": [
                             *("at", "isStale", "nodes", "gpus", "cpu", "memoryGib", "jobs", "teams", "unhealthy"),
-                            "budgets",
+                            *("cordons", "rent", "budgets"),
                         ],
                         "properties": {"at": {"type": "string", "format": "date-time"}, "isStale": {"type": "boolean"}},
                     },

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.console.server import ConsoleServer
@@ -49,6 +50,7 @@ def main() -> int:
             page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
             page.evaluate("words => { location.hash = `#/${words}`; }", words)
             page.wait_for_load_state("networkidle")
+            expect(page.locator("main .loading")).to_have_count(0)
             path = IMAGES / f"console-{name}.png"
             page.screenshot(path=path, full_page=size == "phone")
             print(path)

@@ -13,10 +13,12 @@ from evenkeel.domain.sources import SourceReport, expected_sources
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Row
+from evenkeel.services.queries import read_overview, read_sources
 from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, subject_rows
 from tests.fakes import InMemoryLedger
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
+from tests.fakes.world import FakeWorld, a_context
 
 POOL = "p5-workers"
 ASKS = StoredRecoveryPlan(
@@ -161,6 +163,15 @@ def stored(ledger: InMemoryLedger, *things: object) -> None:
         ledger.commit(Put(_row(thing)))
         if isinstance(thing, Incident) and not thing.state.is_settled:
             ledger.commit(Put(incident_rows.open_row(thing.life, thing.incident_id)))
+
+
+def count_fleet(fakes: FakeWorld, *, minutes_ago: float = 0) -> dict[str, Any]:
+    """Store the counts of the overview, as the sweep does."""
+    context = a_context(fakes, now=ago(minutes=minutes_ago))
+    counts = read_overview.count(read_sources.run(context), context)
+    row = fakes.ledger.get(fleet_rows.overview_key())
+    fakes.ledger.commit(Put(Row(fleet_rows.overview_key(), counts, row.version if row else 0)))
+    return counts
 
 
 def heartbeats(ledger: InMemoryLedger, at: datetime = A_MOMENT, **errors: str) -> None:

@@ -12,25 +12,16 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.ports import LARGEST_ROW, Put, Row, RowChange, row_bytes
 from evenkeel.services.publishing import publish_events
 from evenkeel.services.queries import read_overview, read_sources
-from evenkeel.services.storage import fleet_rows
+from evenkeel.services.storage import fleet_rows, job_rows
 from tests.fakes.counting import CountedCalls
 from tests.fakes.system import A_MOMENT
 from tests.fakes.world import a_context
-from tests.unit.api.gateway import Gateway
-from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_incident, heartbeats, stored
+from tests.unit.api.gateway import FLEET, Gateway
+from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_incident, count_fleet, heartbeats, stored
 from tests.unit.publishing.test_publish_events import SCHEMA
 
 Json = dict[str, Any]
 ROUTE = "/v1/overview"
-
-
-def sweep(gateway: Gateway, *, minutes_ago: float = 0) -> Json:
-    """Store the counts, as the sweep does."""
-    context = a_context(gateway.fakes, now=A_MOMENT - timedelta(minutes=minutes_ago))
-    counts = read_overview.count(read_sources.run(context), context)
-    row = gateway.fakes.ledger.get(fleet_rows.overview_key())
-    gateway.fakes.ledger.commit(Put(Row(fleet_rows.overview_key(), counts, row.version if row else 0)))
-    return counts
 
 
 def fill(gateway: Gateway, nodes: int, jobs: int, incidents: int, teams: int = 3) -> None:
@@ -46,7 +37,7 @@ def reads_of(size: int) -> tuple[int, int]:
     gateway = Gateway()
     fill(gateway, size, size, min(size, 200))
     heartbeats(gateway.fakes.ledger)
-    sweep(gateway)
+    count_fleet(gateway.fakes)
     counted = CountedCalls(gateway.fakes)
     context = a_context(gateway.fakes).replace(**counted.ports)
     counted.clear()
@@ -67,7 +58,7 @@ def test_number_of_reads_does_not_depend_on_the_size_of_the_fleet() -> None:
 def test_overview_of_a_large_fleet_stays_small() -> None:
     gateway = Gateway()
     fill(gateway, 2000, 1000, 100, teams=300)
-    counts = sweep(gateway)
+    counts = count_fleet(gateway.fakes)
 
     answer = gateway.get(ROUTE)
 
@@ -89,7 +80,7 @@ def test_counts_are_unknown_before_the_first_sweep() -> None:
 def test_old_counts_are_marked_with_their_time(minutes: int, is_stale: bool) -> None:
     gateway = Gateway()
     fill(gateway, 3, 4, 0)
-    sweep(gateway, minutes_ago=minutes)
+    count_fleet(gateway.fakes, minutes_ago=minutes)
 
     counts = gateway.get(ROUTE).document["counts"]
 
@@ -99,7 +90,7 @@ def test_old_counts_are_marked_with_their_time(minutes: int, is_stale: bool) -> 
 def test_open_incidents_are_current_and_questions_come_first() -> None:
     gateway = Gateway()
     heartbeats(gateway.fakes.ledger)
-    sweep(gateway)
+    count_fleet(gateway.fakes)
     plan = StoredRecoveryPlan(
         run=1,
         outcome="ASK",
@@ -113,9 +104,60 @@ def test_open_incidents_are_current_and_questions_come_first() -> None:
 
     document = gateway.get(ROUTE).document
 
-    assert [each["needsYou"] for each in document["incidents"]["items"]] == [True, False]
-    assert (document["incidents"]["open"], document["incidents"]["needYou"]) == (2, 1)
+    asking, working = document["incidents"]["items"]
+    assert (asking["needsYou"], working["needsYou"]) == (True, False)
+    assert asking["ifUnanswered"].startswith("Without an answer: nothing is done")
+    assert (working["ifUnanswered"], working["next"]) == (None, "the plan")
+    assert working["fault"] == {"key": "xid:79", "name": "GPU has fallen off the bus"}
+    counted = document["incidents"]
+    assert (counted["open"], counted["working"], counted["needYou"]) == (2, 1, 1)
     assert document["health"] == "CRITICAL"
+
+
+def test_incident_left_for_a_person_says_its_outcome() -> None:
+    gateway = Gateway()
+    stored(gateway.fakes.ledger, an_incident(3, state="FAILED", outcome="The node did not come back."))
+    count_fleet(gateway.fakes)
+
+    (left,) = gateway.get(ROUTE).document["incidents"]["leftForPerson"]
+
+    assert (left["incidentId"], left["state"], left["outcome"]) == (
+        "inc-0000000003",
+        "FAILED",
+        "The node did not come back.",
+    )
+
+
+def test_rent_is_shown_against_its_cap() -> None:
+    gateway = Gateway()
+    count_fleet(gateway.fakes)
+
+    rent = gateway.get(ROUTE).document["counts"]["rent"]
+
+    assert rent == {"nodes": 0, "usdPerHour": 0, "capUsdPerHour": 0}
+
+
+def test_recorded_event_changes_the_overview() -> None:
+    gateway = Gateway()
+    before = gateway.get(ROUTE).document["changedAt"]
+    change = RowChange(None, job_rows.job_row(a_job(1), 1), A_MOMENT)
+    publish_events.run(change, a_context(gateway.fakes))
+
+    assert (before, gateway.get(ROUTE).document["changedAt"]) == (None, rfc3339(A_MOMENT))
+
+
+def test_classes_are_in_the_order_of_their_priority() -> None:
+    gateway = Gateway()
+    classes = {"low": 100, "high": 900, "medium": 500}
+    quotas = {"quotas": {"priorityClasses": classes}, "reason": "The classes of the site."}
+    gateway.call("PUT", f"/v1/clusters/{FLEET}/quotas", quotas, headers={"If-None-Match": "*"})
+    for number, name in enumerate(["", "low", "medium", "high"], 1):
+        job = a_job(number)
+        stored(gateway.fakes.ledger, job.replace(spec=job.spec.replace(priority_class=name)))
+
+    listed = count_fleet(gateway.fakes)["jobs"]["classes"]
+
+    assert [each["priorityClass"] for each in listed] == ["high", "medium", "low", None]
 
 
 def test_hold_shows_at_once() -> None:
@@ -129,7 +171,7 @@ def test_hold_shows_at_once() -> None:
 def test_unchanged_overview_costs_no_body() -> None:
     gateway = Gateway()
     fill(gateway, 3, 4, 1)
-    sweep(gateway)
+    count_fleet(gateway.fakes)
     tag = gateway.get(ROUTE).headers["ETag"]
 
     same = gateway.call("GET", ROUTE, headers={"If-None-Match": tag})
@@ -147,7 +189,7 @@ def test_team_has_the_ninetieth_percentile_of_its_waits() -> None:
     started = a_job(1, job_id="job-0000000099", submitted_at=ago(hours=9), started_at=ago(hours=8))
     stored(gateway.fakes.ledger, started.replace(spec=started.spec.replace(team="vision")))
 
-    waits = {team["team"]: team["p90WaitSeconds"] for team in sweep(gateway)["teams"]}
+    waits = {team["team"]: team["p90WaitSeconds"] for team in count_fleet(gateway.fakes)["teams"]}
 
     assert waits == {"nlp": 90 * 60, "vision": 3600}
 
@@ -156,7 +198,7 @@ def test_lists_have_the_counts_of_the_last_sweep() -> None:
     gateway = Gateway()
     fill(gateway, 4, 6, 1)
     before = (gateway.get("/v1/nodes").document["counts"], gateway.get("/v1/jobs").document["counts"])
-    sweep(gateway, minutes_ago=1)
+    count_fleet(gateway.fakes, minutes_ago=1)
 
     nodes, jobs = gateway.get("/v1/nodes?pageSize=1").document, gateway.get("/v1/jobs?pageSize=1").document
 
@@ -202,7 +244,7 @@ def test_task_table_has_its_seven_columns_and_jobs_without_a_class() -> None:
         a_job(4, submitted_at=ago(hours=1), is_preempted=True, started_at=ago(minutes=50)),
     )
 
-    (unset,) = sweep(gateway)["jobs"]["classes"]
+    (unset,) = count_fleet(gateway.fakes)["jobs"]["classes"]
 
     assert unset == {
         "priorityClass": None,

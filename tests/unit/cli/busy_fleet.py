@@ -6,6 +6,10 @@ from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.health.incidents import Incident, IncidentState, StageTimes, StoredRecoveryPlan
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.ports import Put, RowChange
+from evenkeel.services.publishing import publish_events
+from evenkeel.services.storage import incident_rows, job_rows, quota_rows
+from tests.fakes.world import a_context
 from tests.unit.api.gateway import FLEET, Gateway
 from tests.unit.api.seeds import (
     ASKS,
@@ -17,6 +21,7 @@ from tests.unit.api.seeds import (
     an_attempt,
     an_event,
     an_incident,
+    count_fleet,
     some_evidence,
     stored,
 )
@@ -30,7 +35,8 @@ _TEAMS = {
     "speech": (64, 2),
     "research-and-evaluation-of-multimodal-models": (64, 1),
 }
-_WAIT = "Team vision is at its borrowing limit: 16 of 16 GPUs. It needs 32 more."
+_AMOUNTS = {"cpu_millis": 192_000, "memory_mib": 2_097_152, "cpu_millis_in_use": 96_000, "memory_mib_in_use": 917_504}
+_WAIT = "Team {} is at its borrowing limit: 16 of 16 GPUs. It needs 16 more."
 
 
 def busy_fleet(gateway: Gateway) -> None:
@@ -45,7 +51,7 @@ def busy_fleet(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     stored(
         ledger,
-        *(a_fleet_node(number, accelerators_in_use=8 if number % 9 else 0) for number in range(5, 61)),
+        *(a_fleet_node(number, accelerators_in_use=8 if number % 9 else 0, **_AMOUNTS) for number in range(5, 61)),
         a_fleet_node(61, is_ready=False, not_ready_since=ago(minutes=3)),
         a_fleet_node(62, is_cordoned=True),
         *(
@@ -53,11 +59,33 @@ def busy_fleet(gateway: Gateway) -> None:
             for number in range(101, 107)
         ),
     )
+    _holds_and_changes(gateway)
+    count_fleet(gateway.fakes)
+
+
+def _holds_and_changes(gateway: Gateway) -> None:
+    """A person holds a pool, and some changes are recorded."""
+    reason = {"reason": "We change the switches of this rack.", "forSeconds": 7200, "pool": "p5-on-demand"}
+    key = {"Idempotency-Key": "a-hold"}
+    gateway.call("POST", f"/v1/clusters/{FLEET}/automation/hold", reason, headers=key)
+    for minutes, state in ((28, "PENDING"), (25, "STARTING"), (24, "RUNNING")):
+        job = a_job(131, state=state, submitted_at=ago(minutes=28), current_attempt=int(state != "PENDING"))
+        before = job_rows.job_row(job.replace(state=JobState.PENDING), 1) if minutes != 28 else None
+        publish_events.run(
+            RowChange(before, job_rows.job_row(job, 2), ago(minutes=minutes)),
+            a_context(gateway.fakes, now=ago(minutes=minutes)),
+        )
+    incident = an_incident(1, opened_at=ago(minutes=12))
+    publish_events.run(
+        RowChange(None, incident_rows.incident_row(incident, 1), ago(minutes=12)),
+        a_context(gateway.fakes, now=ago(minutes=12)),
+    )
 
 
 def _team(gateway: Gateway, name: str, gpus: int) -> None:
     team = {
         "name": name,
+        "budgets": [{"period": "month", "gpuHours": 10 * gpus}],
         "queue": {"cohort": "company", "groups": [{"ml.p5.48xlarge": {"nvidia.com/gpu": gpus}}]},
         "namespace": name[:20],
         "serviceAccount": "trainer",
@@ -76,17 +104,21 @@ def _jobs(gateway: Gateway, team: str, number: int) -> None:
         running = state == JobState.RUNNING
         job = job.replace(
             spec=spec,
-            reason="All 2 pods are running." if running else _WAIT,
+            reason="All 2 pods are running." if running else _WAIT.format(team),
             started_at=ago(hours=2 + index) if running else None,
             current_attempt=1 if running else 0,
         )
         stored(gateway.fakes.ledger, job)
         if running:
-            stored(gateway.fakes.ledger, _attempt(job, 5 + 2 * (first // 10 % 10 * 2 + index)))
+            attempt = _attempt(job, 5 + 2 * (first // 10 % 10 * 2 + index))
+            stored(gateway.fakes.ledger, attempt)
+            gateway.fakes.ledger.commit(Put(quota_rows.charge_row(attempt, job)))
 
 
 def _attempt(job: Job, node: int) -> Attempt:
-    return an_attempt(job, 1, nodes=(node, node + 1), running_at=ago(hours=2), team=job.spec.team)
+    return an_attempt(
+        job, 1, nodes=(node, node + 1), running_at=ago(hours=2), team=job.spec.team, instance_type="ml.p5.48xlarge"
+    )
 
 
 def _incidents(gateway: Gateway) -> None:

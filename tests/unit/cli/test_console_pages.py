@@ -1,6 +1,7 @@
 """The pages of the console in a real browser, against the real API functions."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 
@@ -23,6 +24,7 @@ from tests.unit.cli.busy_fleet import busy_fleet
 from tests.unit.cli.conftest import CliFixture
 from tests.unit.cli.recovery_fixture import recovery_at_work
 
+NEXT = re.compile(r"validate the replacement, at the latest by \d\d:\d\d:\d\dZ")
 PAGES = (
     *("", "incidents", "incidents/inc-0000000001", "nodes", f"nodes/{instance_id(1)}"),
     *("jobs", "jobs/job-0000000001", "queue", "teams", "teams/default", "costs", "policy", "events", "nowhere"),
@@ -87,6 +89,87 @@ def test_operator_approves_a_plan_and_sees_the_answer(served: CliFixture, page: 
 
     expect(page.get_by_text("approved it")).to_be_visible()
     expect(page.get_by_role("button", name="Approve…")).to_have_count(0)
+
+
+def test_operator_acknowledges_an_incident(served: CliFixture, page: Page) -> None:
+    recovery_at_work(served.gateway)
+    show(page, "incidents/inc-0000000001")
+    expect(page.get_by_text("by nobody yet")).to_be_visible()
+
+    page.get_by_role("button", name="Acknowledge…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Reason").fill("I look at it")
+    dialog.get_by_role("button", name="Acknowledge", exact=True).click()
+    expect(dialog.get_by_role("status")).to_contain_text("works on it")
+    dialog.get_by_role("button", name="Close").click()
+
+    expect(page.locator("dd", has_text="I look at it")).to_be_visible()
+
+
+def test_incident_shows_its_next_step_and_when(served: CliFixture, page: Page) -> None:
+    recovery_at_work(served.gateway)
+
+    page.reload()
+    expect(page.get_by_text(NEXT).first).to_be_visible()
+    show(page, "incidents/inc-0000000001")
+    expect(page.get_by_text(NEXT).first).to_be_visible()
+
+
+def test_lost_answer_of_a_change_keeps_its_key(served: CliFixture, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored(served.gateway.fakes.ledger, a_fleet_node(1))
+    show(page, f"nodes/{instance_id(1)}")
+    page.get_by_role("button", name="Cordon…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Reason").fill("fans are loud")
+    keys: list[str] = []
+    inner = served.answer
+    cut = ApiResponse(502, {}, "<html>Bad Gateway</html>")
+
+    def answer(method: str, path: str, body: str, headers: dict[str, str]) -> ApiResponse:
+        if method != "POST":
+            return inner(method, path, body, headers)
+        keys.append(headers["Idempotency-Key"])
+        done = inner(method, path, body, headers)
+        return cut if len(keys) == 1 else done
+
+    monkeypatch.setattr(served, "answer", answer)
+    dialog.get_by_role("button", name="Cordon", exact=True).click()
+    expect(dialog.get_by_role("alert")).to_be_visible()
+    dialog.get_by_role("button", name="Cordon", exact=True).click()
+    expect(dialog.get_by_role("status")).to_be_visible()
+
+    assert len(keys) == 2
+    assert len(set(keys)) == 1
+
+
+def test_column_titles_sort_the_list(served: CliFixture, page: Page) -> None:
+    stored(served.gateway.fakes.ledger, *(a_fleet_node(number, accelerators_in_use=9 - number) for number in (1, 2, 3)))
+    show(page, "nodes")
+    rows = page.get_by_role("region", name="Nodes", exact=True).last.locator("tbody tr")
+    column = page.get_by_role("columnheader", name="GPUs in use")
+
+    column.get_by_role("link").click()
+    expect(rows.first).to_contain_text(instance_id(3))
+    expect(column).to_have_attribute("aria-sort", "ascending")
+    column.get_by_role("link").click()
+    expect(rows.first).to_contain_text(instance_id(1))
+    page.reload()
+    expect(column).to_have_attribute("aria-sort", "descending")
+    column.get_by_role("link").click()
+    expect(column).to_have_attribute("aria-sort", "none")
+
+
+def test_live_figures_come_from_the_overview_alone(served: CliFixture, page: Page) -> None:
+    busy_fleet(served.gateway)
+    page.reload()
+    show(page, "")
+    expect(page.get_by_text("p5-on-demand").first).to_be_visible()
+    page.wait_for_load_state("networkidle")
+
+    asked = {path for _, path, _ in served.requests}
+
+    assert "/v1/overview" in asked
+    assert "/v1/status" not in asked, "it reads every node and job"
 
 
 def test_replacement_shows_its_plan_before_it_starts(served: CliFixture, page: Page) -> None:
@@ -166,7 +249,7 @@ def test_hidden_page_asks_nothing(served: CliFixture, page: Page) -> None:
     page.clock.install()
     page.reload()
     show(page, "")
-    with page.expect_request("**/v1/status"):
+    with page.expect_request("**/v1/overview"):
         page.clock.run_for(6_000)
     page.evaluate("""() => {
         Object.defineProperty(document, 'hidden', {get: () => true, configurable: true});

@@ -61,21 +61,37 @@ export function known(path) {
   return answers.get(path)?.data;
 }
 
-// One change. The same key makes a second try of the same change safe.
+// The keys of changes whose answer was lost. The same change sent again has the same key, so it happens once.
+const unanswered = new Map(); // change → {key, at}
+const KEY_KEPT_MS = 600_000;
+
 export async function change(method, path, body, { version } = {}) {
   const headers = {
     "Content-Type": "application/json",
     "X-Evenkeel-Console": localStorage.getItem("evenkeel-console-key") || "",
   };
-  if (method === "POST") headers["Idempotency-Key"] = `console-${crypto.randomUUID()}`;
+  const text = JSON.stringify(body);
+  const name = `${method} ${path} ${text}`;
+  const lost = unanswered.get(name);
+  const key = lost && performance.now() - lost.at < KEY_KEPT_MS ? lost.key : `console-${crypto.randomUUID()}`;
+  if (method === "POST") headers["Idempotency-Key"] = key;
   if (version !== undefined) headers["If-Match"] = `"${version}"`;
-  const { document } = await send(method, path, headers, JSON.stringify(body));
+  let document;
+  try {
+    ({ document } = await send(method, path, headers, text));
+  } catch (problem) {
+    if (problem.status === 0 || problem.status >= 500) unanswered.set(name, { key, at: performance.now() });
+    else unanswered.delete(name);
+    throw problem;
+  }
+  unanswered.delete(name);
   window.dispatchEvent(new Event("evenkeel-changed"));
   return document;
 }
 
-// {data, problem, since}: the last answer, and why there is no newer one.
-export function useLive(path, seconds = 5) {
+// {data, problem, since, readAt}: the last answer and when it was read, and why there is no newer one. A new value of
+// `signal` reads at once.
+export function useLive(path, seconds = 5, signal = "") {
   const [state, set] = useState({ path, data: path ? known(path) : undefined, problem: null, since: null });
   useEffect(() => {
     if (!path) return undefined;
@@ -86,14 +102,14 @@ export function useLive(path, seconds = 5) {
       if (stopped || document.hidden) return;
       try {
         const data = await read(path);
-        if (!stopped) set({ path, data, problem: null, since: null });
+        if (!stopped) set({ path, data, problem: null, since: null, readAt: now() });
       } catch (problem) {
         if (!(problem instanceof Problem)) throw problem;
-        if (!stopped) set((old) => ({ path, data: old.path === path ? old.data : undefined, problem, since: (old.path === path && old.since) || now() }));
+        if (!stopped) set((old) => ({ path, data: old.path === path ? old.data : undefined, readAt: old.readAt, problem, since: (old.path === path && old.since) || now() }));
       }
       if (!stopped) timer = setTimeout(tick, 1000 * seconds);
     };
-    set({ path, data: known(path), problem: null, since: null });
+    set((old) => (old.path === path ? old : { path, data: known(path), problem: null, since: null }));
     tick();
     document.addEventListener("visibilitychange", tick);
     window.addEventListener("evenkeel-changed", tick);
@@ -103,7 +119,7 @@ export function useLive(path, seconds = 5) {
       document.removeEventListener("visibilitychange", tick);
       window.removeEventListener("evenkeel-changed", tick);
     };
-  }, [path, seconds]);
+  }, [path, seconds, signal]);
   return state.path === path ? state : { path, data: path ? known(path) : undefined, problem: null, since: null };
 }
 

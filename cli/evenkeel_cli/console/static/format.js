@@ -65,7 +65,7 @@ export function counted(number, noun) {
 }
 
 export function amount(value, unit = "") {
-  return value === null || value === undefined ? "unknown" : `${Math.round(value * 100) / 100}${unit}`;
+  return value === null || value === undefined ? "unknown" : `${(Math.round(value * 100) / 100).toLocaleString("en")}${unit}`;
 }
 
 export function dollars(value) {

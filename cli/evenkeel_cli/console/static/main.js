@@ -39,7 +39,7 @@ function useRoute() {
 
 function Console({ shell }) {
   const { words, filters } = useRoute();
-  const status = useLive("/status");
+  const status = useLive("/overview");
   const [isHelp, setHelp] = useState(false);
   const fleet = shell.fleet || status.data?.fleet;
   useKeyboard(setHelp);
@@ -63,9 +63,9 @@ function TopBar({ status, shell, current, onHelp }) {
     <div class="line"><b class="fleet">${shell.fleet || "…"}</b>
       ${found
         ? html`<span class=${status.problem ? "stale" : ""}><${State} kind="health" state=${found.health} word=${found.health} /></span>
-          <span>${counted(found.incidents.working, "incident")} working, <b>${found.incidents.needYou}${found.incidents.isLowerBound ? "+" : ""}</b> need you</span>
+          <span>${counted(found.incidents.working, "incident")} working, <b>${found.incidents.needYou}${found.incidents.isLowerBound ? "+" : ""}</b> ${found.incidents.needYou === 1 ? "needs" : "need"} you</span>
           <span>mode <b>${found.automation.modeInForce}</b>${held ? html` <b class="state warn">▲ HELD</b>` : null}</span>
-          <span class="dim">${status.problem ? html`<b class="problem">no answer since ${clockTime(new Date(status.since).toISOString())}</b>` : `as of ${clockTime(found.asOf)}`}</span>`
+          <span class="dim">${status.problem ? html`<b class="problem">no answer since ${clockTime(new Date(status.since).toISOString())}</b>` : `as of ${clockTime(new Date(status.readAt || Date.parse(found.asOf)).toISOString())}`}</span>`
         : html`<span class="dim">${status.problem ? status.problem.message : "loading"}</span>`}
       <span class="space"></span>
       ${shell.isReadOnly ? html`<span class="chip">read only</span>` : null}

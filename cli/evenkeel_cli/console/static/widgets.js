@@ -12,6 +12,18 @@ export function Lane({ status, children }) {
   return html`<span class="state ${status}"><span class="sign" aria-hidden="true">${SIGNS[status] || "·"}</span> ${children}</span>`;
 }
 
+// An incident that awaits approval says so: its own state is that of its recovery.
+export function IncidentState({ incident }) {
+  if (incident.pendingApproval) return html`<${Lane} status="warn">awaits approval<//>`;
+  return html`<${State} kind="incident" state=${incident.state} />`;
+}
+
+// The next step of a recovery, and when the present one ends at the latest.
+export function NextStep({ lane }) {
+  if (!lane.next) return null;
+  return html`<li><b>next</b> <span>${lane.next}${lane.latestAt ? `, at the latest by ${clockTime(lane.latestAt)}` : ""}</span></li>`;
+}
+
 export function Time({ at }) {
   return at ? html`<time datetime=${at} title=${fullTime(at)}>${ago(at)}</time>` : html`<span class="dim">–</span>`;
 }
@@ -38,14 +50,29 @@ export function Facts({ rows }) {
   return html`<dl class="facts">${shown.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 }
 
-// columns: [{title, cell, right, grow}]. A row with an address is one link for the keyboard: j, k and Enter.
-export function Table({ columns, rows, empty, rowHref, label }) {
+// columns: [{title, cell, right, grow, whole, sort}]: right-aligned, the widest, never broken, sorted by the API.
+// A row with an address is one link for the keyboard: j, k and Enter.
+// sorting: {page, filters}, for a list that the API sorts by the field `sort` of a column.
+export function Table({ columns, rows, empty, rowHref, label, sorting }) {
   if (!rows.length) return html`<p class="empty">${empty}</p>`;
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table>
-    <thead><tr>${columns.map((column) => html`<th scope="col" class=${column.right ? "right" : ""}>${column.title}</th>`)}</tr></thead>
+    <thead><tr>${columns.map((column) => (sorting && column.sort
+      ? html`<th scope="col" class=${column.right ? "right" : ""} aria-sort=${orderOf(column, sorting.filters)}><${SortLink} column=${column} sorting=${sorting} /></th>`
+      : html`<th scope="col" class=${column.right ? "right" : ""}>${column.title}</th>`))}</tr></thead>
     <tbody>${rows.map((row) => html`<tr data-href=${rowHref ? rowHref(row) : null}>
-      ${columns.map((column) => html`<td class="${column.right ? "right" : ""} ${column.grow ? "grow" : ""}">${column.cell(row)}</td>`)}
+      ${columns.map((column) => html`<td class=${["right", "grow", "whole"].filter((name) => column[name]).join(" ")}>${column.cell(row)}</td>`)}
     </tr>`)}</tbody></table></div>`;
+}
+
+function orderOf(column, { sort }) {
+  return sort === column.sort ? "ascending" : sort === `-${column.sort}` ? "descending" : "none";
+}
+
+// First click: ascending; second: descending; third: the order of the list itself.
+function SortLink({ column, sorting }) {
+  const order = orderOf(column, sorting.filters);
+  const sort = { none: column.sort, ascending: `-${column.sort}`, descending: "" }[order];
+  return html`<a class="sort" href=${href(sorting.page, { ...sorting.filters, page: "", sort })}>${column.title}${{ none: "", ascending: " ↑", descending: " ↓" }[order]}</a>`;
 }
 
 export function Link({ to, filters, children, title }) {
@@ -143,7 +170,7 @@ export function Act({ act, onClose }) {
 export function Acts({ acts, isReadOnly }) {
   const [open, set] = useState(null);
   if (isReadOnly || (!acts.length && !open)) return null;
-  return html`<span class="acts">${acts.map((act) => html`<button onClick=${() => set(act)}>${act.label}</button>`)}
+  return html`<span class="acts">${acts.map((act) => html`<button class=${act.isMain ? "main" : ""} onClick=${() => set(act)}>${act.label}</button>`)}
     ${open ? html`<${Act} act=${open} onClose=${() => set(null)} />` : null}</span>`;
 }
 

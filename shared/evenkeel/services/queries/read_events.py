@@ -64,6 +64,13 @@ def list_events(asked: EventFilter, page: pagination.PageRequest, context: Conte
     }
 
 
+def newest(context: Context) -> str | None:
+    """Return when the newest event of this month was recorded; None if there is none. One read."""
+    month = outbound_rows.month_of(context.now)
+    page = context.ledger.by_state(Table.INCIDENTS, month, limit=1, newest_first=True)
+    return str(page.rows[0].doc["recordedAt"]) if page.rows else None
+
+
 def _item(row: Row) -> Json:
     event = OutboundEvent.model_validate(row.doc["event"])
     return {

@@ -30,7 +30,16 @@ from evenkeel.services.queries import (
     sorted_list,
 )
 from evenkeel.services.recovery import hold_automation, manual_cordons
-from evenkeel.services.storage import fleet_counts, fleet_rows, incident_rows, job_rows, known_names, pagination, rows
+from evenkeel.services.storage import (
+    fleet_counts,
+    fleet_rows,
+    incident_rows,
+    job_rows,
+    known_names,
+    pagination,
+    rows,
+    team_setup,
+)
 
 Json = dict[str, Any]
 
@@ -113,9 +122,9 @@ def status(sources: Sequence[SourceAge], context: Context) -> Json:
     unhealthy = _untrusted(left)
     states = _states(nodes, incidents.in_work, left)
     health, reasons = judge(incidents, automation, beats, Counter(states.values()), sources)
-    outages = _outages(incidents.working)
+    blocked = outages(incidents.working)
     waits = _waits_by_team(work, context.now)
-    reasons = [*(outage["headline"] for outage in outages), *reasons]
+    reasons = [*(outage["headline"] for outage in blocked), *reasons]
     return {
         "asOf": rfc3339(context.now),
         "fleet": context.site.fleet,
@@ -128,7 +137,7 @@ def status(sources: Sequence[SourceAge], context: Context) -> Json:
             "isLowerBound": incidents.is_lower_bound,
             "items": _shown(incidents, context),
         },
-        "outages": outages,
+        "outages": blocked,
         "next": _next(incidents, unhealthy),
         "nodes": _pools(nodes, states, sources) | {"isLowerBound": has_more_nodes},
         "unhealthy": [
@@ -482,7 +491,7 @@ def _next(incidents: IncidentsByNeed, unhealthy: Mapping[str, UnhealthyNode]) ->
     return f"evenkeel incidents show {shown[0]}" if shown else None
 
 
-def _outages(working: Iterable[Incident]) -> list[Json]:
+def outages(working: Iterable[Incident]) -> list[Json]:
     """Return the shared causes that block repairs, the largest first. Each is one headline."""
     barred: dict[str, list[Incident]] = defaultdict(list)
     for incident in sorted(
@@ -615,10 +624,16 @@ def _jobs(counts: Mapping[JobState, _JobCounts], context: Context) -> Json:
         for row in work["rows"]:
             # Read without parsing: thousands of rows are counted, and only three fields of each matter.
             classes[row.doc["spec"].get("priorityClass") or ""][state].append(row.doc)
+    values = team_setup.load(context.ledger).setup.fleet.priority_classes
+
+    def rank(name: str) -> tuple[bool, int, str]:
+        """Highest priority first; classes without a value by name; jobs without a class last."""
+        return name == "", -values.get(name, 0), name
+
     return {
         "counts": {state: len(work["rows"]) for state, work in counts.items()},
         "isLowerBound": any(work["is_lower_bound"] for work in counts.values()),
-        "classes": [_class(name, states, context.now) for name, states in sorted(classes.items())],
+        "classes": [_class(name, classes[name], context.now) for name in sorted(classes, key=rank)],
         "unmanaged": _unmanaged_summary(context),
     }
 

@@ -158,13 +158,12 @@ def disclosed(decision: Decision, may_see_all: bool) -> Decision:
 
 def summary(incident: Incident, now: datetime) -> Json:
     """Return the fields that a list shows."""
-    fault = default_catalogue().look_up(incident.fault_key)
     return {
         "incidentId": incident.incident_id,
         "state": incident.state,
         "outcome": incident.outcome,
         "severity": incident.severity,
-        "fault": {"key": incident.fault_key, "name": fault.name},
+        "fault": shown_fault(incident),
         "node": {
             "name": incident.node_name,
             "instanceId": incident.life.instance_id,
@@ -192,6 +191,16 @@ def summary(incident: Incident, now: datetime) -> Json:
         "run": incident.run,
         "resumes": incident.resumes or None,
     }
+
+
+def shown_fault(incident: Incident) -> Json:
+    """Return the key of the fault and its name in the catalogue."""
+    return {"key": incident.fault_key, "name": default_catalogue().look_up(incident.fault_key).name}
+
+
+def if_unanswered(incident: Incident, now: datetime) -> str | None:
+    """Return the consequence if no person answers the plan; None if no plan awaits approval."""
+    return str(_question(incident, now)["ifUnanswered"]) if pending_approval(incident) else None
 
 
 def waits(incident: Incident) -> bool:

@@ -4,17 +4,20 @@ The sweep counts nodes and jobs once a minute and stores the counts in one row. 
 is small and must be current: open incidents, holds and heartbeats.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from evenkeel.domain.economics import money
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.quotas.spending import Spent, budget_used
 from evenkeel.domain.recovery.approval import pending_approval
+from evenkeel.domain.renting.book import RentalBook
 from evenkeel.domain.sources import SourceAge
 from evenkeel.domain.values import rfc3339
 from evenkeel.services.context import Context
-from evenkeel.services.queries import read_fleet, read_incidents, read_sources
+from evenkeel.services.queries import read_events, read_fleet, read_incidents, read_sources
 from evenkeel.services.queries.read_fleet import Health, IncidentsByNeed
 from evenkeel.services.recovery import hold_automation
 from evenkeel.services.rentals import rentals
@@ -27,24 +30,36 @@ MAX_SHOWN = 50
 _MAX_POOLS = 200
 _MAX_CLASSES = 100
 _MAX_BUDGETS = 300
-_COUNTED = ("nodes", "gpus", "cpu", "memoryGib", "jobs", "teams", "unhealthy")
+_COUNTED = ("nodes", "gpus", "cpu", "memoryGib", "jobs", "teams", "unhealthy", "cordons")
 """Parts of the status that the row keeps."""
 STALE_AFTER_SECONDS = 600
 """The sweep writes the counts each minute. Older ones are marked as stale."""
 
 
 def count(sources: Sequence[SourceAge], context: Context) -> Json:
-    """Return the document that the sweep stores: the counts of the status, and the use of each budget."""
+    """Return the document that the sweep stores: the counts of the status, rent, and the use of each budget."""
     status = read_fleet.status(sources, context)
     found = {name: status[name] for name in _COUNTED}
     pools, classes = found["nodes"]["pools"], found["jobs"]["classes"]
+    book = rentals.load(context.ledger)
     return found | {
         "at": rfc3339(context.now),
         "nodes": found["nodes"] | {"pools": pools[:_MAX_POOLS], "isCut": len(pools) > _MAX_POOLS},
         "jobs": found["jobs"] | {"classes": classes[:_MAX_CLASSES], "isCut": len(classes) > _MAX_CLASSES},
-        "budgets": _budgets(context)[:_MAX_BUDGETS],
+        "budgets": _budgets(book, context)[:_MAX_BUDGETS],
+        "rent": {
+            "nodes": sum(allocation.nodes for allocation in book.allocations),
+            "usdPerHour": round(sum(each.micros_per_hour for each in book.allocations) / money.MICROS, 2),
+            "capUsdPerHour": round(context.policy.burst.fleet_cap_micros_per_hour / money.MICROS, 2),
+        },
         "leftForPerson": [
-            incident["incidentId"]
+            {
+                "incidentId": incident["incidentId"],
+                "state": incident["state"],
+                "fault": incident["fault"],
+                "instanceId": incident["node"]["instanceId"],
+                "outcome": incident["outcome"],
+            }
             for incident in status["incidents"]["items"]
             if incident["needsYou"] and not incident["pendingApproval"]
         ][:MAX_SHOWN],
@@ -74,10 +89,14 @@ def show(sources: Sequence[SourceAge], context: Context) -> Json:
         "health": health,
         "reasons": [*reasons, *([] if counts else ["no sweep has counted the fleet yet"])],
         "stale": read_sources.warnings(sources),
+        "sources": Counter(source.state for source in sources),
         "automation": automation,
         "silent": [beat["function"] for beat in beats if beat["isSilent"]],
+        "outages": read_fleet.outages(working),
+        "changedAt": read_events.newest(context),
         "incidents": {
             "open": len(listed),
+            "working": len(working),
             "needYou": len(needing),
             "isLowerBound": is_cut,
             "leftForPerson": left,
@@ -97,25 +116,29 @@ def _brief(incident: Incident, context: Context) -> Json:
         "incidentId": incident.incident_id,
         "state": incident.state,
         "severity": incident.severity,
-        "fault": incident.fault_key,
+        "fault": read_incidents.shown_fault(incident),
         "instanceId": incident.life.instance_id,
         "nodeName": incident.node_name or None,
         "pool": incident.pool,
         "phase": lane["phase"],
         "since": lane["since"],
+        "next": lane["next"],
+        "latestAt": lane["latestAt"],
         "needsYou": pending_approval(incident),
+        "ifUnanswered": read_incidents.if_unanswered(incident, context.now),
+        "acknowledgedBy": incident.acknowledgement.by if incident.acknowledgement else None,
         "affectedJobs": len(incident.affected_jobs),
         "openedAt": rfc3339(incident.opened_at),
         "isDrill": incident.is_drill,
     }
 
 
-def _budgets(context: Context) -> list[Json]:
+def _budgets(book: RentalBook, context: Context) -> list[Json]:
     """Return the use of each budget in its present period, by team."""
     setup = team_setup.load(context.ledger).setup
     if not any(team.budgets for team in setup.teams):
         return []
-    spent = rentals.spent_by_period(setup, context, rentals.load(context.ledger).rentals)
+    spent = rentals.spent_by_period(setup, context, book.rentals)
     held = read_charges.held(context.ledger)
     found = []
     for team in setup.teams:

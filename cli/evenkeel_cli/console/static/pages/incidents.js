@@ -2,7 +2,7 @@
 import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { change, now, useLive } from "../api.js";
 import { duration, href, id, plain, shortNode } from "../format.js";
-import { Acts, Facts, Lane, Lanes, Link, Panel, State, Table, Time, Timeline, Why } from "../widgets.js";
+import { Acts, Facts, IncidentState, Lane, Lanes, Link, NextStep, Panel, Table, Time, Timeline, Why } from "../widgets.js";
 import { Execution } from "./execution.js";
 import { Filter, Pages, listPath } from "./lists.js";
 import { IncidentReceipt } from "./receipts.js";
@@ -13,8 +13,8 @@ export function Incidents({ filters }) {
   const live = useLive(listPath("/incidents", filters, ["state"]));
   return html`<${Panel} title="Incidents" live=${live} wide=${true} more=${html`<${Filter} page=${["incidents"]} filters=${filters} name="state" label="State" options=${INCIDENT_STATES} />`}>
     <${Table} label="Incidents" empty="No incident has this state." rows=${live.data?.items || []} rowHref=${(each) => href(["incidents", each.incidentId])} columns=${[
-      { title: "Incident", cell: (each) => html`<${Link} to=${["incidents", each.incidentId]}>${each.incidentId}<//>` },
-      { title: "State", cell: (each) => html`<${State} kind="incident" state=${each.state} />` },
+      { title: "Incident", whole: true, cell: (each) => html`<${Link} to=${["incidents", each.incidentId]}>${each.incidentId}<//>` },
+      { title: "State", cell: (each) => html`<${IncidentState} incident=${each} />` },
       { title: "Fault", cell: (each) => each.fault.name },
       { title: "Node", cell: (each) => html`<${Link} to=${["nodes", each.node.instanceId]} title=${each.node.instanceId}>${shortNode(each.node.instanceId)}<//>` },
       { title: "Pool", cell: (each) => each.node.pool },
@@ -33,7 +33,7 @@ export function Incident({ words, shell }) {
   return html`<div class="grid">
     <${Panel} title=${found ? `${found.fault.name} on ${found.node.instanceId}` : words[1]} live=${live} wide=${true}
       more=${found ? html`<${Acts} acts=${acts(found, path)} isReadOnly=${shell.isReadOnly} />` : null}>${found
-        ? html`<p><${State} kind="incident" state=${found.state} /> ${found.isDrill ? html`<b>drill</b> ` : ""}${found.outcome}</p>
+        ? html`<p><${IncidentState} incident=${found} /> ${found.isDrill ? html`<b>drill</b> ` : ""}${found.outcome}</p>
           <${Facts} rows=${[
             ["Waits", found.block ? html`<b>${found.block.guardrail}</b>: ${found.block.reason}` : null],
             ["Plan", found.pendingApproval ? html`${found.pendingApproval.reason} <code>${found.pendingApproval.decisionId}</code>` : null],
@@ -43,11 +43,13 @@ export function Incident({ words, shell }) {
             ["Replaced by", found.replacementInstanceId ? html`<${Link} to=${["nodes", found.replacementInstanceId]}>${found.replacementInstanceId}<//>` : null],
             ["Fault", `${found.fault.key}, ${found.severity}`],
             ["Opened", html`<${Time} at=${found.openedAt} />`],
+            ["Acknowledged", found.acknowledgement ? html`${found.acknowledgement.by}, <${Time} at=${found.acknowledgement.at} />${found.acknowledgement.reason ? `: ${found.acknowledgement.reason}` : ""}` : found.settledAt ? null : "by nobody yet"],
             ["Mode", found.mode],
             ["Execution", html`<code>${found.execution}</code>`],
           ]} />
           <${Lanes} incident=${found} until=${now()} />
-          <ul class="rows"><li><b>node</b> <${Lane} status=${found.nodeLane.status}>${found.nodeLane.phase}<//></li>
+          <ul class="rows"><li><b>node</b> <${Lane} status=${found.nodeLane.status}>${found.nodeLane.phase}<//>${found.nodeLane.since ? html` <span class="dim">since <${Time} at=${found.nodeLane.since} /></span>` : null}</li>
+          <${NextStep} lane=${found.nodeLane} />
           ${found.jobLanes.map((job) => html`<li><b>job</b> <${Lane} status=${job.status}><${Link} to=${["jobs", job.jobId]}>${job.name || job.jobId}<//> ${job.phase}${job.attempt ? `, attempt ${job.attempt}` : ""}<//></li>`)}
           ${found.jobLanes.length ? null : html`<li><b>job</b> <span class="dim">no job is known to have run on this node</span></li>`}</ul>`
         : null}<//>
@@ -81,12 +83,16 @@ function acts(found, path) {
   const list = [];
   if (plan || late) {
     const given = plan || late;
-    list.push({ label: "Approve…", title: `Approve the plan of ${found.incidentId}`, verb: "Approve", fields: [reason],
+    list.push({ label: "Approve…", title: `Approve the plan of ${found.incidentId}`, verb: "Approve", isMain: true, fields: [reason],
       effects: [...effects(given), "Evenkeel checks every guardrail again before it acts."], send: answer("approve", given) });
   }
   if (plan) {
     list.push({ label: "Decline…", title: `Decline the plan of ${found.incidentId}`, verb: "Decline", fields: [reason],
       effects: [`${plan.reason} (${plan.decisionId})`, "Nothing is changed, and the incident is settled."], send: answer("decline", plan) });
   }
+  list.push({ label: "Acknowledge…", title: `Acknowledge ${found.incidentId}`, verb: "Acknowledge", fields: [reason],
+    effects: ["Other people see that you work on this incident. The recovery continues as before.",
+      ...(found.acknowledgement ? [`${found.acknowledgement.by} works on it now. You take it over.`] : [])],
+    send: async (values) => `${(await change("POST", `${path}/acknowledge`, { reason: values.reason })).acknowledgement.by} works on it.` });
   return list;
 }

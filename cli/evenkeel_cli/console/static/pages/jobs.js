@@ -8,24 +8,25 @@ import { JobReceipt } from "./receipts.js";
 
 export const JOB_STATES = ["PENDING", "STARTING", "RUNNING", "STOPPING", "SUSPENDED", "SUCCEEDED", "FAILED", "CANCELLED"];
 const FILTERS = ["state", "team", "class"];
+const SORTED = [...FILTERS, "sort"];
 
 const COLUMNS = [
-  { title: "Job", cell: (job) => html`<${Link} to=${["jobs", job.jobId]} title=${job.jobId}>${job.name}<//>` },
-  { title: "State", cell: (job) => html`<${State} kind="job" state=${job.state} />` },
-  { title: "Team", cell: (job) => (job.team ? html`<${Link} to=${["jobs"]} filters=${{ team: job.team }}>${job.team}<//>` : html`<span class="dim">–</span>`) },
+  { title: "Job", sort: "name", cell: (job) => html`<${Link} to=${["jobs", job.jobId]} title=${job.jobId}>${job.name}<//>` },
+  { title: "State", sort: "state", cell: (job) => html`<${State} kind="job" state=${job.state} />` },
+  { title: "Team", sort: "team", cell: (job) => (job.team ? html`<${Link} to=${["jobs"]} filters=${{ team: job.team }}>${job.team}<//>` : html`<span class="dim">–</span>`) },
   { title: "Class", cell: (job) => job.priorityClass || "(unset)" },
-  { title: "Nodes", right: true, cell: (job) => job.currentNodes ?? job.nodes },
+  { title: "Nodes", sort: "nodes", right: true, cell: (job) => job.currentNodes ?? job.nodes },
   { title: "GPUs a node", right: true, cell: (job) => job.gpusPerNode },
-  { title: "Submitted", cell: (job) => html`<${Time} at=${job.submittedAt} />` },
+  { title: "Submitted", sort: "submittedAt", cell: (job) => html`<${Time} at=${job.submittedAt} />` },
   { title: "Reason", grow: true, cell: (job) => job.reason },
 ];
 
 export function Jobs({ filters }) {
-  const live = useLive(listPath("/jobs", filters, FILTERS));
+  const live = useLive(listPath("/jobs", filters, SORTED));
   return html`<${Panel} title="Jobs" live=${live} wide=${true} more=${html`
       ${["team", "class"].map((name) => (filters[name] ? html`<a class="chip" href=${href(["jobs"], { ...filters, [name]: "" })} title="Remove this filter">${name}: ${filters[name]} ✕</a>` : null))}
       <${Filter} page=${["jobs"]} filters=${filters} name="state" label="State" options=${JOB_STATES} />`}>
-    <${Table} label="Jobs" empty="No job matches." rows=${live.data?.items || []} rowHref=${(job) => href(["jobs", job.jobId])} columns=${COLUMNS} />
+    <${Table} label="Jobs" empty="No job matches." rows=${live.data?.items || []} rowHref=${(job) => href(["jobs", job.jobId])} columns=${COLUMNS} sorting=${{ page: ["jobs"], filters }} />
     <${Pages} live=${live} page=${["jobs"]} filters=${filters} /><//>`;
 }
 

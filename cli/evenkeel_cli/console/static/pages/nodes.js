@@ -3,13 +3,15 @@ import { html, useEffect, useState } from "../vendor/htm-preact-standalone-3.1.1
 import { Problem, change, read, useLive } from "../api.js";
 import { SIGNS, amount, counted, href, id, plain, shortNode, signOf } from "../format.js";
 import { Acts, Facts, Link, Panel, State, Table, Time, Why } from "../widgets.js";
-import { Pages, listPath } from "./lists.js";
+import { Filter, Pages, listPath } from "./lists.js";
 
 const ORDER = ["failed", "warn", "working", "next", "ok", "idle"];
 const MAX_PAGES = 25;
+const DENSE = 400; // More nodes have smaller squares.
+const NODE_STATES = ["UNHEALTHY", "QUARANTINED", "BLOCKED", "WAITING", "NOT_READY", "REPAIRING", "CORDONED", "STARTING", "IN_SERVICE"];
 
-// All nodes, page by page, again every 15 s. An unchanged page costs one answer without a body.
-function useNodes(total) {
+// All nodes, page by page, again every 15 s and when the signal changes. An unchanged page costs one answer without a body.
+function useNodes(signal) {
   const [state, set] = useState({ nodes: [], isWhole: false, problem: null });
   useEffect(() => {
     let stopped = false;
@@ -42,23 +44,25 @@ function useNodes(total) {
       document.removeEventListener("visibilitychange", load);
       window.removeEventListener("evenkeel-changed", load);
     };
-  }, [total]);
+  }, [signal]);
   return state;
 }
 
-export function NodeGrid({ status }) {
-  const { nodes, isWhole, problem } = useNodes(status.nodes.total);
+// A square a node, problems first, pools with problems first. A short grid scrolls in itself.
+export function NodeGrid({ status, isShort }) {
+  const { nodes, isWhole, problem } = useNodes(`${status.changedAt} ${status.counts?.at} ${status.incidents.open}`);
   const pools = new Map();
   for (const node of nodes) pools.set(node.pool, [...(pools.get(node.pool) || []), node]);
   const rank = (node) => ORDER.indexOf(signOf("node", node.state));
+  const worst = (members) => Math.min(...members.map(rank));
   return html`<div class=${problem ? "stale" : ""}>
     ${problem ? html`<p class="problem">Not current: ${problem.message}</p>` : null}
-    ${[...pools].map(([pool, members]) => html`<div class="squares" role="list" aria-label="Nodes of ${pool}">
+    <div class="nodes ${isShort ? "short" : ""} ${nodes.length > DENSE ? "dense" : ""}" tabindex=${isShort && nodes.length > DENSE ? "0" : null}>${[...pools].sort((a, b) => worst(a[1]) - worst(b[1])).map(([pool, members]) => html`<div class="squares" role="list" aria-label="Nodes of ${pool}">
       ${[...members].sort((a, b) => rank(a) - rank(b) || (a.instanceId < b.instanceId ? -1 : 1)).map((node) => {
         const sign = signOf("node", node.state);
         const label = `${node.instanceId}, ${pool}: ${plain(node.state)}${node.isStale ? ", not current" : ""}`;
         return html`<span role="listitem" key=${node.instanceId}><a class="square ${sign}" href=${href(["nodes", node.instanceId])} title=${label} aria-label=${label}>${sign === "ok" ? "" : SIGNS[sign]}</a></span>`;
-      })}</div>`)}
+      })}</div>`)}</div>
     ${nodes.length && !isWhole ? html`<p class="dim">The first ${nodes.length} nodes.</p>` : null}
     ${!nodes.length && !problem ? html`<p class="empty">No node is known yet.</p>` : null}
     <p class="legend dim">${["ok", "working", "warn", "failed"].map((sign) => html`<span class="state ${sign}">${SIGNS[sign]}</span> ${{ ok: "in service", working: "starting or repairing", warn: "cordoned, blocked, waiting or not ready", failed: "unhealthy or quarantined" }[sign]}  `)}</p>
@@ -66,19 +70,20 @@ export function NodeGrid({ status }) {
 }
 
 export function Nodes({ filters, status }) {
-  const live = useLive(listPath("/nodes", filters, ["gone"], filters.pool ? 200 : 50));
-  const rows = (live.data?.items || []).filter((node) => !filters.pool || node.pool === filters.pool);
+  const live = useLive(listPath("/nodes", filters, ["pool", "state", "gone", "sort"]));
   return html`<div class="grid">
     <${Panel} title="Nodes" live=${status} wide=${true}>${status.data ? html`<${NodeGrid} status=${status.data} />` : null}<//>
-    <${Panel} title=${filters.pool ? `Nodes of ${filters.pool}` : "List"} live=${live} wide=${true} more=${filters.pool ? html`<a class="chip" href=${href(["nodes"], { ...filters, pool: "" })}>pool: ${filters.pool} ✕</a>` : null}>
-      <${Table} label="Nodes" empty=${live.data?.nextPageToken ? "None on this page." : "No node matches."} rows=${rows} rowHref=${(node) => href(["nodes", node.instanceId])} columns=${[
-        { title: "Node", cell: (node) => html`<${Link} to=${["nodes", node.instanceId]} title=${node.name}>${node.instanceId}<//>` },
-        { title: "State", cell: (node) => html`<${State} kind="node" state=${node.state} />` },
-        { title: "Pool", cell: (node) => node.pool },
-        { title: "Type", cell: (node) => node.instanceType },
-        { title: "GPUs in use", right: true, cell: (node) => `${node.gpusInUse} of ${amount(node.gpus)}` },
-        { title: "Incident", cell: (node) => (node.incidentId ? html`<${Link} to=${["incidents", node.incidentId]}>${node.incidentId}<//>` : "") },
-        { title: "Changed", cell: (node) => html`<${Time} at=${node.changedAt} />` },
+    <${Panel} title=${filters.pool ? `Nodes of ${filters.pool}` : "List"} live=${live} wide=${true} more=${html`
+        ${filters.pool ? html`<a class="chip" href=${href(["nodes"], { ...filters, pool: "", page: "" })} title="Remove this filter">pool: ${filters.pool} ✕</a>` : null}
+        <${Filter} page=${["nodes"]} filters=${filters} name="state" label="State" options=${NODE_STATES} />`}>
+      <${Table} label="Nodes" empty=${live.data?.nextPageToken ? "None on this page." : "No node matches."} rows=${live.data?.items || []} rowHref=${(node) => href(["nodes", node.instanceId])} sorting=${{ page: ["nodes"], filters }} columns=${[
+        { title: "Node", sort: "instanceId", cell: (node) => html`<${Link} to=${["nodes", node.instanceId]} title=${node.name}>${node.instanceId}<//>` },
+        { title: "State", sort: "state", cell: (node) => html`<${State} kind="node" state=${node.state} />` },
+        { title: "Pool", sort: "pool", cell: (node) => html`<${Link} to=${["nodes"]} filters=${{ pool: node.pool }}>${node.pool}<//>` },
+        { title: "Type", sort: "instanceType", cell: (node) => node.instanceType },
+        { title: "GPUs in use", sort: "gpusInUse", right: true, cell: (node) => `${node.gpusInUse} of ${amount(node.gpus)}` },
+        { title: "Incident", whole: true, cell: (node) => (node.incidentId ? html`<${Link} to=${["incidents", node.incidentId]}>${node.incidentId}<//>` : "") },
+        { title: "Changed", sort: "changedAt", cell: (node) => html`<${Time} at=${node.changedAt} />` },
         { title: "Note", grow: true, cell: (node) => node.block?.reason || node.unhealthy?.reason || (node.cordon ? `cordoned by ${node.cordon.by}` : "") },
       ]} />
       <${Pages} live=${live} page=${["nodes"]} filters=${filters} /><//></div>`;

@@ -1,8 +1,10 @@
-// The whole fleet on one screen: what needs a person, incidents, capacity, jobs, teams, and the age of every source.
-import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
+// The whole fleet on one screen: what needs a person, incidents, capacity, jobs, teams, spending, what changed.
+// Incidents and holds are current. Counts are those of the last sweep, once a minute, and say so when they are older.
+import { html, useState } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { now, useLive } from "../api.js";
-import { amount, counted, duration, plain, shortNode } from "../format.js";
-import { Bar, Lane, Lanes, Link, Panel, State, Table, Time } from "../widgets.js";
+import { amount, clockTime, counted, dollars, duration, href, plain, shortNode } from "../format.js";
+import { Bar, IncidentState, Lane, Lanes, Link, Panel, State, Table, Time } from "../widgets.js";
+import { pageOf } from "./events.js";
 import { NodeGrid } from "./nodes.js";
 
 export function Overview({ status }) {
@@ -11,29 +13,40 @@ export function Overview({ status }) {
   if (!found) return html`<${Panel} title="Fleet" live=${status} />`;
   return html`<${NeedsYou} status=${status} /><div class="columns"><div>
     <${Panel} title="Incidents" live=${incidents} more=${html`<${Link} to=${["incidents"]}>all<//>`}>${
-      incidents.data ? html`<${Recent} items=${incidents.data.items} />` : null
+      incidents.data ? html`<${Recent} items=${incidents.data.items} working=${found.incidents.items} />` : null
     }<//>
     <${Jobs} status=${status} />
-    <${Changed} status=${status} /></div><div>
+    <${Changed} signal=${found.changedAt} /></div><div>
     <${Capacity} status=${status} />
-    <${Panel} title="Nodes" live=${status} more=${html`<${Link} to=${["nodes"]}>all<//>`}><${NodeGrid} status=${found} /><//>
+    <${Panel} title="Nodes" live=${status} more=${html`<${Link} to=${["nodes"]}>all<//>`}><${NodeGrid} status=${found} isShort=${true} /><//>
     <${Teams} status=${status} />
+    <${Spending} status=${status} />
+    <${HeldByPeople} status=${status} />
     <${Sources} status=${status} /></div>
   </div>`;
 }
 
+// A panel of counts. Before the first sweep they are unknown, and never zero.
+function Counted({ title, status, more, children }) {
+  const { counts } = status.data;
+  return html`<${Panel} title=${title} live=${status} more=${more}>${
+    counts ? html`${counts.isStale ? html`<p class="problem">Not current: last counted <${Time} at=${counts.at} />.</p>` : null}${children(counts)}`
+      : html`<p class="empty">Unknown: no sweep has counted the fleet yet.</p>`}<//>`;
+}
+
 function NeedsYou({ status }) {
   const found = status.data;
-  const needing = found.incidents.items.filter((incident) => incident.needsYou);
+  const asking = found.incidents.items.filter((incident) => incident.needsYou);
+  const about = (incident) => html`<${Link} to=${["incidents", incident.incidentId]}>${incident.fault.name} on ${shortNode(incident.instanceId)}<//>`;
   const rows = [
-    ...needing.map((incident) => html`<li>${incident.pendingApproval ? html`<${Lane} status="warn">awaits approval<//>` : html`<${State} kind="incident" state=${incident.state} />`}
-      <${Link} to=${["incidents", incident.incidentId]}>${incident.fault.name} on ${shortNode(incident.node.instanceId)}<//>
-      <span>${incident.pendingApproval ? incident.pendingApproval.ifUnanswered : incident.outcome}</span></li>`),
-    ...found.unhealthy.map((node) => html`<li><${State} kind="node" state="UNHEALTHY" />
+    ...asking.map((incident) => html`<li><${Lane} status="warn">awaits approval<//> ${about(incident)}
+      ${incident.acknowledgedBy ? html`<span class="chip">${incident.acknowledgedBy} works on it</span>` : null} <span>${incident.ifUnanswered}</span></li>`),
+    ...found.incidents.leftForPerson.map((incident) => html`<li><${State} kind="incident" state=${incident.state} /> ${about(incident)} <span>${incident.outcome}</span></li>`),
+    ...(found.counts?.unhealthy || []).map((node) => html`<li><${State} kind="node" state="UNHEALTHY" />
       <${Link} to=${["nodes", node.instanceId]}>${shortNode(node.instanceId)}<//> <span>${node.reason}</span></li>`),
-    ...found.outages.map((outage) => html`<li><${Lane} status="failed">shared cause<//> <span>${outage.headline || outage.cause}</span></li>`),
+    ...found.outages.map((outage) => html`<li><${Lane} status="failed">shared cause<//> <span>${outage.headline}</span></li>`),
   ];
-  const more = found.incidents.needYou - needing.length;
+  const more = found.incidents.needYou - asking.length - found.incidents.leftForPerson.length;
   return html`<${Panel} title="Needs you" live=${status} wide=${true} id="needs-you">
     ${rows.length
       ? html`<ul class="rows">${rows}</ul>${more > 0 ? html`<p><${Link} to=${["incidents"]} filters=${{ state: "WAITING_FOR_PERSON,JOB_NOT_RESUMED,FAILED" }}>${more} more<//></p>` : null}`
@@ -42,20 +55,23 @@ function NeedsYou({ status }) {
   <//>`;
 }
 
-function Recent({ items }) {
+function Recent({ items, working }) {
   if (!items.length) return html`<p class="empty">No incident is recorded.</p>`;
-  return html`<ul class="incidents">${items.map((incident) => html`<li data-href="#/incidents/${incident.incidentId}">
-    <div class="line"><${State} kind="incident" state=${incident.state} />
+  const steps = new Map(working.map((each) => [each.incidentId, each]));
+  return html`<ul class="incidents">${items.map((incident) => {
+    const step = steps.get(incident.incidentId);
+    return html`<li data-href="#/incidents/${incident.incidentId}">
+    <div class="line"><${IncidentState} incident=${incident} />
       <${Link} to=${["incidents", incident.incidentId]}>${incident.fault.name}<//>
       <span class="dim">${shortNode(incident.node.instanceId)}, ${incident.node.pool}${incident.isDrill ? ", drill" : ""}, <${Time} at=${incident.openedAt} /></span></div>
     <${Lanes} incident=${incident} until=${now()} />
+    ${step ? html`<p class="outcome">Node: ${step.phase}${step.next ? `. Next: ${step.next}${step.latestAt ? `, at the latest by ${clockTime(step.latestAt)}` : ""}.` : "."}</p>` : null}
     ${incident.outcome || incident.block ? html`<p class="outcome">${incident.outcome || incident.block.reason}</p>` : null}
-  </li>`)}</ul>`;
+  </li>`;
+  })}</ul>`;
 }
 
 function Capacity({ status }) {
-  const { gpus, cpu, memoryGib, nodes, serving } = status.data;
-  const rented = serving.flatMap((each) => each.rentals.filter((rental) => !rental.endedAt)).reduce((sum, rental) => sum + rental.nodes, 0);
   const unread = { GPUs: "Evenkeel has not read the node list yet" };
   const row = (name, found, unit) => html`<div class="amount"><span>${name}</span>
     ${found.total === null
@@ -63,7 +79,7 @@ function Capacity({ status }) {
       : html`<${Bar} total=${found.total} label="${name}: ${amount(found.inUse)} of ${amount(found.total)} allocated, ${amount(found.free)} free in service"
             parts=${[["ok", found.inUse], ["free", found.free]]} />
           <span>${amount(found.inUse)} of ${amount(found.total)}${unit}, ${amount(found.free)} free${found.unknownNodes ? `; unknown on ${counted(found.unknownNodes, "node")}` : ""}</span>`}</div>`;
-  return html`<${Panel} title="Capacity" live=${status}>
+  return html`<${Counted} title="Capacity" status=${status}>${({ gpus, cpu, memoryGib, nodes }) => html`
     ${row("GPUs", gpus, "")}${row("CPU", cpu, " vCPU")}${row("Memory", memoryGib, " GiB")}
     ${gpus.isStale ? html`<p class="problem">Not current: last seen <${Time} at=${gpus.lastSeenAt} />.</p>` : null}
     <${Table} label="Pools" empty="No node is known yet: the first sweep adds them." rows=${nodes.pools}
@@ -74,14 +90,12 @@ function Capacity({ status }) {
         { title: "States", grow: true, cell: (pool) => html`${Object.entries(pool.states).map(([state, number]) => html`<${State} kind="node" state=${state} word="${number} ${plain(state)}" /> `)}
           ${pool.isStale ? html`<span class="problem">not current since <${Time} at=${pool.lastSeenAt} /></span>` : null}` },
       ]} />
-    ${rented ? html`<p>${counted(rented, "node")} rented for Deployments.</p>` : null}
-  <//>`;
+    ${nodes.isCut || nodes.isLowerBound ? html`<p class="dim">Not all nodes or pools are counted.</p>` : null}`}<//>`;
 }
 
 function Jobs({ status }) {
-  const { jobs } = status.data;
   const time = (value) => (value === null ? "–" : duration(value));
-  return html`<${Panel} title="Jobs" live=${status} more=${html`<${Link} to=${["queue"]}>queue<//> <${Link} to=${["jobs"]}>all<//>`}>
+  return html`<${Counted} title="Jobs" status=${status} more=${html`<${Link} to=${["queue"]}>queue<//> <${Link} to=${["jobs"]}>all<//>`}>${({ jobs }) => html`
     <${Table} label="Jobs by priority class" empty="No job runs, and none is pending." rows=${jobs.classes}
       rowHref=${(each) => `#/jobs?class=${encodeURIComponent(each.priorityClass || "")}`} columns=${[
         { title: "Class", cell: (each) => html`<${Link} to=${["jobs"]} filters=${{ class: each.priorityClass }}>${each.priorityClass || "(unset)"}<//>` },
@@ -96,14 +110,11 @@ function Jobs({ status }) {
       ]} />
     ${jobs.unmanaged.workloads ? html`<p>${counted(jobs.unmanaged.workloads, "unmanaged workload")} on ${jobs.unmanaged.gpus} GPUs.</p>` : null}
     ${jobs.isLowerBound ? html`<p class="dim">More than 2000 jobs in one state: the counts are lower bounds.</p>` : null}
-    ${jobs.isStale ? html`<p class="problem">Running jobs are not current: last seen <${Time} at=${jobs.lastSeenAt} />.</p>` : null}
-  <//>`;
+    ${jobs.isStale ? html`<p class="problem">Running jobs are not current: last seen <${Time} at=${jobs.lastSeenAt} />.</p>` : null}`}<//>`;
 }
 
 function Teams({ status }) {
-  const { teams } = status.data;
-  return html`<${Panel} title="Teams (GPUs)" live=${status} more=${html`<${Link} to=${["teams"]}>all<//>`}>
-    <${TeamTable} teams=${teams} /><//>`;
+  return html`<${Counted} title="Teams (GPUs)" status=${status} more=${html`<${Link} to=${["teams"]}>all<//>`}>${({ teams }) => html`<${TeamTable} teams=${teams} />`}<//>`;
 }
 
 export function TeamTable({ teams }) {
@@ -116,25 +127,63 @@ export function TeamTable({ teams }) {
     { title: "Quota used", right: true, cell: (team) => (team.accelerators.utilization === null ? "–" : `${team.accelerators.utilization} %`) },
     { title: "Running", right: true, cell: (team) => team.running },
     { title: "Pending", right: true, cell: (team) => team.pending },
+    { title: "p90 wait", right: true, cell: (team) => duration(team.p90WaitSeconds) },
   ]} />`;
 }
 
-function Sources({ status }) {
-  const found = [...status.data.sources].sort((a, b) => Number(a.state === "CURRENT") - Number(b.state === "CURRENT"));
-  const old = found.filter((source) => source.state !== "CURRENT");
-  return html`<${Panel} title="Sources of facts" live=${status}>
-    <p>${old.length ? html`<${Lane} status="warn">${counted(old.length, "source")} of ${found.length} not current<//>` : html`<${Lane} status="ok">all ${found.length} current<//>`}</p>
-    <ul class="rows">${(old.length ? old : []).map((source) => html`<li><${State} kind="source" state=${source.state} /> <span>${source.reason}</span></li>`)}</ul>
-    <details><summary>Every source with its age</summary><ul class="rows">${found.map((source) => html`<li><${State} kind="source" state=${source.state} /> <span>${source.name}: ${source.ageSeconds === null ? "never answered" : `${duration(source.ageSeconds)} old`}</span></li>`)}</ul></details>
-  <//>`;
+// Rented nodes against their cap, and the budgets nearest to their end.
+function Spending({ status }) {
+  const share = (budget) => (budget.limit ? budget.used / budget.limit : budget.used ? Infinity : 0);
+  const value = (budget, number) => (budget.quantity === "usd" ? dollars(number) : `${amount(number)} GPU-hours`);
+  return html`<${Counted} title="Rent and budgets" status=${status} more=${html`<${Link} to=${["costs"]}>costs<//>`}>${({ rent, budgets }) => html`
+    <div class="amount"><span>Rent</span>${rent.capUsdPerHour
+      ? html`<${Bar} total=${rent.capUsdPerHour} label="Rent: ${dollars(rent.usdPerHour)} of ${dollars(rent.capUsdPerHour)} an hour" parts=${[["ok", rent.usdPerHour]]} />
+          <span>${dollars(rent.usdPerHour)} of ${dollars(rent.capUsdPerHour)} an hour, ${counted(rent.nodes, "node")}</span>`
+      : html`<span class="dim">the policy rents no nodes</span>`}</div>
+    <${Table} label="Budgets" empty="No team has a budget." rows=${[...budgets].sort((a, b) => share(b) - share(a)).slice(0, 5)}
+      rowHref=${(budget) => href(["teams", budget.team])} columns=${[
+        { title: "Team", cell: (budget) => html`<${Link} to=${["teams", budget.team]}>${budget.team}<//>` },
+        { title: "Period", cell: (budget) => budget.period },
+        { title: "Used", right: true, cell: (budget) => value(budget, budget.used) },
+        { title: "Budget", right: true, cell: (budget) => value(budget, budget.limit) },
+        { title: "State", cell: (budget) => (share(budget) >= 1 ? html`<${Lane} status="failed">used up<//>` : share(budget) >= 0.8 ? html`<${Lane} status="warn">near its end<//>` : html`<${Lane} status="ok">within<//>`) },
+      ]} />`}<//>`;
 }
 
-function Changed({ status }) {
-  const { automation, cordons } = status.data;
+function Changed({ signal }) {
+  const live = useLive("/events?pageSize=6", 60, signal);
+  const items = live.data?.items || [];
+  return html`<${Panel} title="What changed" live=${live} more=${html`<${Link} to=${["events"]}>all<//>`}>
+    ${items.length ? html`<ul class="rows">${items.map((event) => html`<li><span class="dim"><${Time} at=${event.occurredAt} /></span> <b>${event.kind}</b>
+      ${pageOf(event) ? html`<${Link} to=${pageOf(event)}>${shortNode(event.subject)}<//>` : null} <span>${event.text}${event.by ? ` (${event.by})` : ""}</span></li>`)}</ul>`
+      : html`<p class="empty">Nothing is recorded yet.</p>`}<//>`;
+}
+
+function HeldByPeople({ status }) {
+  const { automation, counts } = status.data;
   const rows = [
     ...automation.holds.map((hold) => html`<li><${Lane} status="warn">held<//> <span>${hold.instanceId || hold.pool || "the whole fleet"} by ${hold.by}, until <time datetime=${hold.until}>${hold.until.slice(0, 16)}Z</time>: ${hold.reason}</span></li>`),
-    ...cordons.map((cordon) => html`<li><${Lane} status="warn">cordoned<//> <${Link} to=${["nodes", cordon.instanceId]}>${shortNode(cordon.instanceId)}<//> <span>by ${cordon.by}, <${Time} at=${cordon.at} />${cordon.reason ? `: ${cordon.reason}` : ""}</span></li>`),
+    ...(counts?.cordons || []).map((cordon) => html`<li><${Lane} status="warn">cordoned<//> <${Link} to=${["nodes", cordon.instanceId]}>${shortNode(cordon.instanceId)}<//> <span>by ${cordon.by}, <${Time} at=${cordon.at} />${cordon.reason ? `: ${cordon.reason}` : ""}</span></li>`),
   ];
   return html`<${Panel} title="Holds and cordons of people" live=${status}>
     ${rows.length ? html`<ul class="rows">${rows}</ul>` : html`<p class="empty">No person holds automation, and none has cordoned a node.</p>`}<//>`;
+}
+
+function Sources({ status }) {
+  const { sources, stale } = status.data;
+  const [isOpen, setOpen] = useState(false);
+  const total = Object.values(sources).reduce((sum, number) => sum + number, 0);
+  const old = total - (sources.CURRENT || 0);
+  return html`<${Panel} title="Sources of facts" live=${status}>
+    <p>${old ? html`<${Lane} status="warn">${counted(old, "source")} of ${total} not current<//>` : html`<${Lane} status="ok">all ${total} current<//>`}</p>
+    <ul class="rows">${stale.map((text) => html`<li><span>${text}</span></li>`)}</ul>
+    <details onToggle=${(event) => setOpen(event.target.open)}><summary>Every source with its age</summary>${isOpen ? html`<${SourceAges} />` : null}</details>
+  <//>`;
+}
+
+function SourceAges() {
+  const live = useLive("/status", 30);
+  if (!live.data) return html`<p class="loading">${live.problem ? live.problem.message : "Loading…"}</p>`;
+  const found = [...live.data.sources].sort((a, b) => Number(a.state === "CURRENT") - Number(b.state === "CURRENT"));
+  return html`<ul class="rows">${found.map((source) => html`<li><${State} kind="source" state=${source.state} /> <span>${source.name}: ${source.ageSeconds === null ? "never answered" : `${duration(source.ageSeconds)} old`}</span></li>`)}</ul>`;
 }

@@ -19,7 +19,7 @@ export function Team({ words }) {
   return html`<div class="grid">
     <${Panel} title="Team ${words[1]}" live=${live} wide=${true} more=${html`<${Link} to=${["jobs"]} filters=${{ team: words[1] }}>jobs<//>`}>
       ${team
-        ? html`<${TeamTable} teams=${[team]} /><${Table} label="Quota by resource" empty="The team has no quota." rows=${team.resources || []} columns=${[
+        ? html`<${TeamTable} teams=${[team]} /><h3>By resource</h3><${Table} label="Quota by resource" empty="The team has no quota." rows=${team.resources || []} columns=${[
             { title: "Flavor", cell: (each) => each.flavor },
             { title: "Resource", cell: (each) => each.resource },
             { title: "Quota", right: true, cell: (each) => each.allocated },
@@ -30,7 +30,7 @@ export function Team({ words }) {
           ]} />`
         : html`<p class="empty">There is no team ${words[1]}.</p>`}<//>
     <${Panel} title="Settings" live=${settings} wide=${true}>${settings.data
-      ? html`<${Facts} rows=${Object.entries(settings.data).filter(([, value]) => value !== null && typeof value !== "object").map(([name, value]) => [plain(name), String(value)])} />
+      ? html`<${Facts} rows=${Object.entries(settings.data.team || settings.data).filter(([, value]) => value !== null && typeof value !== "object").map(([name, value]) => [plain(name), String(value)])} />
         <details><summary>All settings</summary><pre tabindex="0">${JSON.stringify(settings.data, null, 2)}</pre></details>`
       : null}<//></div>`;
 }
