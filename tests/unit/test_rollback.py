@@ -32,6 +32,15 @@ def test_rollback_returns_to_the_deployment_before() -> None:
     assert chosen.workflows == {MACHINE: f"{MACHINE}:2"}
 
 
+def test_reused_id_means_its_newest_versions() -> None:
+    """A template of the deployment `a` was deployed again, with its id, after `b`."""
+    functions = [a_function(PLAN, 3, a=3, b=2), a_function(SETTLE, 7, a=7, b=6)]
+
+    assert complete_deployments(functions) == ["b", "a"]
+    assert plan(functions, [WORKFLOW]).workflows == {MACHINE: f"{MACHINE}:2"}
+    assert plan(functions, [WORKFLOW], "a").functions == {"evenkeel-plan": 3, "evenkeel-settle": 7}
+
+
 def test_named_deployment_is_chosen_and_is_also_the_way_forward() -> None:
     rolled_back = [a_function(PLAN, 1, a=1, b=2), a_function(SETTLE, 5, a=5, b=6)]
 
