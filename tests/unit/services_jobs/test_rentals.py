@@ -250,14 +250,18 @@ class RentalScenario:
         self.scenario.launch(job_id, attempt)
         self.scenario.mark_running(job_id, attempt)
 
-    def rented(self, **changes: Any) -> tuple[Job, Job]:
-        """Return the same two, the second running on rented nodes."""
-        first, second = self.full_fleet(**changes)
+    def rent(self) -> None:
+        """Run a cycle that rents, let the nodes join, and run a cycle that uses them."""
         self.scenario.run_scheduling_cycle()
         self.advance()
         self.karpenter()
         self.advance()
         self.scenario.run_scheduling_cycle()
+
+    def rented(self, **changes: Any) -> tuple[Job, Job]:
+        """Return the same two, the second running on rented nodes."""
+        first, second = self.full_fleet(**changes)
+        self.rent()
         self.run(second.job_id, 1)
         return first, self.scenario.job(second.job_id)
 

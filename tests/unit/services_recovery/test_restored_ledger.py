@@ -15,6 +15,7 @@ from evenkeel.services.sweep import sweep_fleet
 from tests.fakes import FakeWorld
 from tests.fakes.cluster import instance_id
 from tests.unit.services_jobs.job_scenario import JobScenario
+from tests.unit.services_jobs.test_rentals import ON_DEMAND, RentalScenario
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
 
 READS = {"nodes", "node", "workload", "workloads", "pods", "resources_in_use", "logs", "tails"}
@@ -111,6 +112,71 @@ def test_pods_of_an_unknown_job_run_on_and_keep_their_nodes() -> None:
     assert len(running_pods(scenario.world)[unknown.job_id, 1]) == 2
     assert scenario.job(waiting.job_id).state is JobState.PENDING
     assert effects(scenario.world) == []
+
+
+def a_rental_that_the_ledger_forgot() -> tuple[RentalScenario, str]:
+    """Restore the ledger to before a job was submitted that runs on rented nodes."""
+    market = RentalScenario()
+    first = market.scenario.submit("first")
+    market.scenario.run_scheduling_cycle()
+    market.run(first.job_id, 1)
+    market.world.clock.advance(60)
+    saved = backup(market.world)
+    unknown = market.scenario.submit("unknown")
+    market.rent()
+    market.run(unknown.job_id, 1)
+    restore(market.world, saved)
+    market.states.clear()
+    return market, unknown.job_id
+
+
+def sweep_three_times(market: RentalScenario) -> None:
+    for _ in range(3):
+        market.scenario.sweep()
+        market.scenario.watch()
+        market.scenario.run_scheduling_cycle()
+        market.advance()
+        market.world.clock.advance(120)
+
+
+def test_sweep_leaves_unknown_rented_nodes_alone() -> None:
+    market, unknown = a_rental_that_the_ledger_forgot()
+    before, limits = running_pods(market.world), dict(market.world.cluster.limits)
+
+    sweep_three_times(market)
+
+    assert len(before[unknown, 1]) == 2
+    assert running_pods(market.world) == before
+    assert market.world.cluster.limits == limits
+    assert effects(market.world) == []
+
+
+def test_next_rental_neither_takes_nor_ends_unknown_nodes_in_use() -> None:
+    market, unknown = a_rental_that_the_ledger_forgot()
+    nodes = running_pods(market.world)[unknown, 1]
+    later = market.scenario.submit("later")
+    market.rent()
+    market.world.clock.advance(3600)
+    for _ in range(3):
+        market.rent()
+
+    job = market.scenario.job(later.job_id)
+    assert running_pods(market.world)[unknown, 1] == nodes
+    assert market.scenario.attempt(job.job_id, 1).pool == ON_DEMAND
+    assert "delete_claim" not in effects(market.world)
+
+
+def test_next_rental_returns_unknown_nodes_that_are_idle() -> None:
+    market, unknown = a_rental_that_the_ledger_forgot()
+    market.world.cluster.finish_pods(unknown, 1)
+    idle = {claim.node_name for _, claim in market.world.cluster.claimed.values()}
+    later = market.scenario.submit("later", nodes=1)
+    market.rent()
+    market.run(later.job_id, 1)
+
+    left = {claim.node_name for _, claim in market.world.cluster.claimed.values()}
+    assert len(idle) == 2
+    assert left == set(market.scenario.attempt(later.job_id, 1).node_names)
 
 
 def test_attempt_that_ended_meanwhile_is_settled_once() -> None:

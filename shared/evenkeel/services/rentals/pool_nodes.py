@@ -1,6 +1,9 @@
 """The nodes of a rented pool: its limit, its capacity pods, and the release of its nodes."""
 
+from collections.abc import Iterable
+
 from evenkeel.domain.capacity import efa
+from evenkeel.domain.external.unmanaged_workloads import ManagedKind
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.rental import Rental, RentalState, nodes_joined
 from evenkeel.ports import CapacitySpec, LimitResult, NodeClaim, Put
@@ -55,6 +58,19 @@ def set_limit(rental: Rental, context: Context) -> LimitResult:
     return context.cluster.set_pool_limit(rental.offer.cluster, rental.offer.pool, rented)
 
 
+def nodes_in_use(cluster: str, names: Iterable[str], context: Context) -> frozenset[str]:
+    """Return the nodes on which a pod with accelerators runs that is no capacity pod.
+
+    After a restore of the tables, a job that the ledger does not know can run on a rented node.
+    """
+    return frozenset(
+        name
+        for name in names
+        for pod in context.cluster.pods(cluster, name)
+        if pod.accelerators and not (pod.claim and pod.claim.kind is ManagedKind.RENTAL)
+    )
+
+
 def release_offer(rental: Rental, context: Context) -> str:
     """Release the current offer: its pods, its part of the limit and its nodes. Return what still exists; else empty.
 
@@ -76,7 +92,8 @@ def release_offer(rental: Rental, context: Context) -> str:
 def delete_unassigned_claims(rental: Rental, context: Context) -> tuple[NodeClaim, ...]:
     """Delete the nodes of a rental's pool that belong to no rental, and its own once the rental is given up.
 
-    A node that has not joined yet may be for any rental that waits for nodes of this pool, so it stays then.
+    A node that has not joined yet may be for any rental that waits for nodes of this pool, so it stays then. A node
+    without a rental stays while a job runs on it.
 
     Returns:
         The claims that were deleted.
@@ -92,6 +109,8 @@ def delete_unassigned_claims(rental: Rental, context: Context) -> tuple[NodeClai
             continue
         is_own = bool(claim.node_name) and claim.node_name in own
         if (keeps_own and is_own) or (not is_own and others_wait):
+            continue
+        if not is_own and claim.node_name and nodes_in_use(offer.cluster, (claim.node_name,), context):
             continue
         claims.append(claim)
     if not keeps_own and (names := [claim.node_name for claim in claims if claim.node_name]):

@@ -274,6 +274,9 @@ def _hand_over(case: _StepCase) -> RentCapacityResult:
     others = pool_nodes.others_in_pool(rental, context)
     taken = {name for other in others for name in other.node_names}
     joined = joined_nodes(rental, context.cluster.nodes(case.cluster_name), taken)
+    if rental.serving_target is None:
+        in_use = pool_nodes.nodes_in_use(case.cluster_name, [node.name for node in joined], context)
+        joined = tuple(node for node in joined if node.name not in in_use)
     usable = [node.name for node in joined if is_usable(node, rental.offer)]
     if len(usable) < rental.nodes:
         # A node that is not ready yet may become the node of any rental of the same Deployment.

@@ -35,6 +35,7 @@ from evenkeel.domain.recovery.validation import (
 )
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, replicas_seen
 from evenkeel.domain.renting.rental_waits import (
+    NODES_READY,
     evaluate_nodes_joined,
     evaluate_rental_over,
     evaluate_rental_ready,
@@ -63,6 +64,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.recovery import blocked_incidents, plan_recovery, read_slot
 from evenkeel.services.recovery.guardrails import GuardrailInputs
 from evenkeel.services.recovery.read_slot import SlotReader
+from evenkeel.services.rentals import pool_nodes
 from evenkeel.services.storage import fleet_rows, incident_record, incident_rows, job_rows, rows, subject_rows
 from evenkeel.services.waits.read_cache import ReadCache
 
@@ -471,12 +473,23 @@ def _rental(wait: Wait, world: Observation) -> WaitAnswer | None:
         raise NotFound(f"There is no {wait.subject} for rental {number}.")
     job = rows.read(stored, Job)
     if wait.condition.kind is ConditionKind.RENTAL_READY:
-        return evaluate_rental_ready(rental, job, nodes, world.refusal(rental.offer), rental.other_rentals_nodes)
+        return _rental_ready(rental, job, nodes, world)
     held = world.row(job_rows.attempt_key(job.job_id, job.current_attempt)) if job.current_attempt else None
     attempt = rows.read(held, Attempt) if held else None
     return evaluate_rental_over(
         rental, job, attempt, nodes, world.context.policy.burst.quiet_seconds, world.context.now
     )
+
+
+def _rental_ready(rental: Rental, job: Job, nodes: tuple[KubernetesNode, ...], world: Observation) -> WaitAnswer | None:
+    """Answer the wait for the nodes of a job's rental. Pods are read only if enough nodes joined."""
+    refusal, taken = world.refusal(rental.offer), frozenset(rental.other_rentals_nodes)
+    answer = evaluate_rental_ready(rental, job, nodes, refusal, taken)
+    if answer is None or answer.outcome != NODES_READY:
+        return answer
+    joined = [node.name for node in joined_nodes(rental, nodes, taken)]
+    in_use = pool_nodes.nodes_in_use(rental.offer.cluster, joined, world.context)
+    return evaluate_rental_ready(rental, job, nodes, refusal, taken | in_use) if in_use else answer
 
 
 def _replicas(wait: Wait, rental: Rental, row: Row, world: Observation) -> WaitAnswer | None:
