@@ -36,6 +36,7 @@ from evenkeel.services.queries import read_fleet, read_sources
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, quota_rows, rows
+from evenkeel.services.storage.decision_record import with_facts
 from evenkeel.services.storage.quota_tree import stored_state
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.system import A_MOMENT
@@ -1032,8 +1033,8 @@ def uncordon_is_never_blocked(world: "Simulation") -> Iterator[str]:
 )
 def decisions_replay(world: "Simulation") -> Iterator[str]:
     replaced = world.renting.replaced if world.renting else {}
-    for row in world.ledger.of("META", "DEC#"):
-        record = rows.read(row, Decision)
+    stored = (rows.read(row, Decision) for row in world.ledger.of("META", "DEC#"))
+    for record in with_facts(stored, world.ledger):
         try:
             differs = replay(record, replaced.get(record.policy_hash, world.policy)).differs_from(record)
         except CannotReplayError as error:

@@ -343,7 +343,7 @@ def temporary_capacity_ends_in_time(world: Simulation) -> Iterator[str]:
         if not doc["dueAt"] or doc["state"] != "READY":
             continue
         job = jobs[f"JOB#{doc['jobId']}"]
-        if job["state"] != JobState.RUNNING or job["stopRequest"]:
+        if job["state"] != JobState.RUNNING or job.get("stopRequest"):
             continue
         late = now - max(_seconds(doc["dueAt"]), calm_since)
         if late > most:
@@ -377,7 +377,7 @@ def _has_room(world: Simulation, doc: Json, job: Json) -> bool:
         return False  # the quota rules decide about quota on committed capacity
     used = world.cluster.accelerators_in_use(CLUSTER)
     charged = {name for charge in held_charges(world) for name in charge.node_names}
-    avoided = " ".join((job["resumePlan"] or {}).get("avoid", ()))
+    avoided = " ".join((job.get("resumePlan") or {}).get("avoid", ()))
     free = Counter(
         node.pool
         for node in world.cluster.by_name.values()

@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
@@ -36,6 +36,19 @@ def test_every_value_of_a_row_keeps_unknown_fields() -> None:
         if kind.model_config.get("extra") != "allow" and not issubclass(kind, StrictValue)
     ]
     assert drops == []
+
+
+def test_absent_field_equals_none() -> None:
+    """Rows that leave out fields that are None read the same (`Value.to_row`)."""
+    kinds = {kind for row in TYPES for kind in classes_in(row.kind) if issubclass(kind, BaseModel)}
+
+    others = [
+        f"{kind.__name__}.{name}"
+        for kind in kinds
+        for name, field in kind.model_fields.items()
+        if type(None) in get_args(field.annotation) and field.default is not None
+    ]
+    assert others == []
 
 
 def _changed(change: Callable[[dict[str, Any]], object]) -> str:

@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-from evenkeel.adapters.dynamo_ledger import document_of
+from evenkeel.adapters.dynamo_ledger import DynamoLedger, document_of
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.policy import changed
 from evenkeel.domain.replay import CannotReplayError, replay
+from evenkeel.ports import Table
 from evenkeel.runtime.wiring import load_policy
+from evenkeel.services.storage.decision_record import with_facts
 from evenkeel_local.data_centre import DataCentre
 
 
@@ -17,8 +19,7 @@ def replay_mismatches(centre: DataCentre) -> list[str]:
     given = [doc["change"]["changes"] for _, doc in rows(centre, "POLICY#") if "change" in doc]
     policies = {policy.hash: policy for policy in (base, *(changed(base, changes) for changes in given))}
     mismatches = []
-    for key, doc in rows(centre, "DEC#"):
-        record = Decision.model_validate(doc)
+    for key, record in recorded(centre):
         try:
             differs = replay(record, policies.get(record.policy_hash, base)).differs_from(record)
         except CannotReplayError as error:
@@ -26,6 +27,15 @@ def replay_mismatches(centre: DataCentre) -> list[str]:
         if differs:
             mismatches.append(f"{key} ({record.kind}): {differs}")
     return mismatches
+
+
+def recorded(centre: DataCentre) -> Iterator[tuple[str, Decision]]:
+    """Yield each record with its key and its facts."""
+    tables = {Table.INCIDENTS: centre.outputs["IncidentsTableName"]}
+    ledger = DynamoLedger(tables, centre.deployer.client("dynamodb"))
+    for key, doc in rows(centre, "DEC#"):
+        (record,) = with_facts((Decision.model_validate(doc),), ledger)
+        yield key, record
 
 
 def rows(centre: DataCentre, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -16,26 +16,29 @@ ENGINE_VERSION = "2"
 
 PACKED_FROM = 65_536
 """Facts with at least this many bytes are compressed. A row has at most 400 kB, and a commit 4 MB."""
+PACKED_FROM_IF_MANY = 1_000
+"""The same for records that are written by the hundred: DynamoDB charges a write by the KB."""
 LARGEST_PACKED = 250_000
 """Maximum characters of compressed facts. Of larger facts a record keeps only the size, so that it can be stored."""
 MAX_ALTERNATIVES = 50
 """Maximum alternatives in one record, in the order in which they were considered."""
-_PACKED = "packed"
+PACKED = "packed"
+"""Key of compressed facts."""
 _WRITER: TypeAdapter[Any] = TypeAdapter(Any)
 """Writes JSON twice as fast as `json`: the facts of a scheduling cycle have megabytes."""
 OMITTED = "omitted"
 """Key that replaces facts that are too large. Its value is the reason. Such a record does not replay."""
 
 
-def packed(facts: Mapping[str, Any]) -> dict[str, Any]:
+def packed(facts: Mapping[str, Any], packed_from: int = PACKED_FROM) -> dict[str, Any]:
     """Return facts in the form of a record: unchanged, or compressed as `{"packed": <base64 of zlib>}` if long."""
     text = _WRITER.dump_json(facts)
-    if len(text) < PACKED_FROM:
+    if len(text) < packed_from:
         return dict(facts)
     compressed = _compressed(text)
     if len(compressed) > LARGEST_PACKED:
-        return {OMITTED: f"{len(compressed)} characters compressed, and the limit is {LARGEST_PACKED}"}
-    return {_PACKED: compressed}
+        return {OMITTED: f"{len(compressed)} characters compressed, and the limit is {LARGESTPACKED}"}
+    return {PACKED: compressed}
 
 
 def packed_size(facts: Any) -> int:
@@ -48,9 +51,16 @@ def _compressed(text: bytes) -> str:
 
 
 def unpacked(facts: Any) -> Any:
-    """Return the facts before `packed`."""
-    if isinstance(facts, Mapping) and facts.keys() == {_PACKED}:
-        return json.loads(zlib.decompress(base64.b64decode(facts[_PACKED])))
+    """Return the facts before `packed`.
+
+    Raises:
+        ValueError: The text is not the result of `packed`.
+    """
+    if isinstance(facts, Mapping) and facts.keys() == {PACKED}:
+        try:
+            return json.loads(zlib.decompress(base64.b64decode(facts[PACKED])))
+        except zlib.error as error:
+            raise ValueError(f"{PACKED} is damaged: {error}") from error
     return facts
 
 

@@ -87,6 +87,13 @@ class Value(BaseModel):
         """Return the camelCase JSON form of this value."""
         return self.model_dump(mode="json", by_alias=True)
 
+    def to_row(self) -> dict[str, Any]:
+        """Return the JSON form for a row that is written often: without fields that are None.
+
+        Reading such a row gives an equal value, because the default of a field that may be None is None.
+        """
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """Return this value: it is frozen. Pydantic copies a default for each new object."""
         return self

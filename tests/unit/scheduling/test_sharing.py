@@ -1,8 +1,10 @@
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.cycle_facts import CycleFacts, cycle_facts
 from evenkeel.domain.admission.decide import Action, AdmissionDecision, AdmissionFacts, decide
 from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
@@ -10,7 +12,7 @@ from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.team_cycle import run_team_cycle
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
-from evenkeel.domain.decisions import Decision
+from evenkeel.domain.decisions import Decision, packed
 from evenkeel.domain.economics.policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.decisions import Result
@@ -78,7 +80,16 @@ def passed(
     for answer in answers:
         replayed = decide(AdmissionFacts.model_validate(answer.facts.to_json()))
         assert replayed == answer
+    check_facts_of_a_cycle(answers)
     return {answer.job_id: answer for answer in answers}
+
+
+def check_facts_of_a_cycle(answers: Iterable[AdmissionDecision]) -> None:
+    """Check that decisions which share the facts of their cycle get back what their own records would hold."""
+    facts = {answer.job_id: answer.facts for answer in answers}
+    stored = json.loads(json.dumps(packed(cycle_facts(facts).to_json(), 0)))
+    cycle = CycleFacts.model_validate(stored)
+    assert {name: cycle.of(name) for name in facts} == {name: each.to_json() for name, each in facts.items()}
 
 
 def actions(answers: dict[str, AdmissionDecision]) -> dict[str, Action]:

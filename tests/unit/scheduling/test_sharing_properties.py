@@ -19,7 +19,7 @@ from evenkeel.domain.quotas.teams import TeamSetup
 from tests.examples import examples
 from tests.kueue_checker import overcommitted
 from tests.unit.scheduling.builders import a_node_capacity, a_request, at
-from tests.unit.scheduling.test_sharing import GPU, P5, a_charge, a_setup, a_team
+from tests.unit.scheduling.test_sharing import GPU, P5, a_charge, a_setup, a_team, check_facts_of_a_cycle
 
 P4 = "ml.p4d.24xlarge"
 TEAMS = ("red", "blue", "green")
@@ -136,3 +136,4 @@ def test_every_decision_is_safe_and_replays_alone(seed: int) -> None:
     assert all(taken[capacity.life.key] <= capacity.free.accelerators for capacity in snapshot.capacities)
     assert not {capacity.life.key for capacity in snapshot.capacities if capacity.unschedulable_reason} & set(taken)
     assert _over(snapshot.setup, admitted) == []
+    check_facts_of_a_cycle(answers)

@@ -10,11 +10,12 @@ from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
-from evenkeel.ports import Put, Row, Table
+from evenkeel.ports import Put, Row
 from evenkeel.services.attempts import launch_job, mark_running, settle_attempt, stop_attempt
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import cancel_job, submit_job
 from evenkeel.services.jobs.check_role import Requester
+from evenkeel.services.queries import read_jobs
 from evenkeel.services.scheduling import schedule_jobs
 from evenkeel.services.storage import attempt_record, job_rows, quota_rows, read_charges, rows
 from evenkeel.services.sweep import sweep_fleet, watch_cluster
@@ -176,4 +177,4 @@ class JobScenario:
         )
 
     def timeline(self, job_id: str) -> list[str]:
-        return [row.doc["kind"] for row in self.world.ledger.partition(Table.JOBS, f"JOB#{job_id}", "EVENT#")]
+        return [entry["kind"] for entry in read_jobs.job_timeline(self.world.ledger, job_id)]

@@ -210,7 +210,7 @@ def test_each_kueue_step_is_recorded_once() -> None:
         scenario.sweep()
 
     told = [
-        entry["text"] for entry in read_jobs.timeline(scenario.world.ledger, job.job_id) if entry["kind"] == "kueue"
+        entry["text"] for entry in read_jobs.job_timeline(scenario.world.ledger, job.job_id) if entry["kind"] == "kueue"
     ]
 
     assert told == [
@@ -229,7 +229,7 @@ def test_admitted_job_continues() -> None:
 
     assert scenario.world.wait_answers.requests[-1].answer["outcome"] == "ADMITTED"
     told = [
-        entry["text"] for entry in read_jobs.timeline(scenario.world.ledger, job.job_id) if entry["kind"] == "kueue"
+        entry["text"] for entry in read_jobs.job_timeline(scenario.world.ledger, job.job_id) if entry["kind"] == "kueue"
     ]
     assert told == ["Kueue admitted the job by quota of h100 in ClusterQueue research."]
 

@@ -15,6 +15,7 @@ from evenkeel.domain.recovery.modes import mode_for
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Invalid, Ledger, Table
 from evenkeel.services.storage import pagination, rows
+from evenkeel.services.storage.decision_record import with_facts
 
 Json = dict[str, Any]
 
@@ -65,7 +66,8 @@ def run(
     subjects = [incident.incident_id for incident in incidents[:_MAX_INCIDENTS]]
     subjects += [str(row.doc["jobId"]) for row in jobs.rows]
     examined, unreadable, differing = 0, 0, []
-    for record in (record for subject in subjects for record in _decisions(ledger, subject, since)):
+    records = (record for subject in subjects for record in _decisions(ledger, subject, since))
+    for record in with_facts(records, ledger):
         examined += 1
         other_mode = modes.get(record.subject)
         try:

@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Any
 
 from evenkeel.domain.admission.decide import Action, AdmissionFacts
-from evenkeel.domain.decisions import Alternative, Decision
+from evenkeel.domain.decisions import OMITTED, Alternative, Decision
 from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.jobs.attempt import Attempt
@@ -18,6 +18,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure, read_incidents, read_jobs, read_queue
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import rows, subject_rows
+from evenkeel.services.storage.decision_record import with_facts
 
 Json = dict[str, Any]
 
@@ -274,12 +275,22 @@ def _first(ledger: Ledger, decision_id: str, others: list[Decision]) -> list[Dec
     return [named, *(decision for decision in others if decision.decision_id != decision_id)]
 
 
+_CHANGEABLE = (Action.NO_QUOTA, Action.SAME_SHAPE, Action.BLOCKED)
+"""Results of an admission that a smallest change may flip."""
+
+
 def _changes(ledger: Ledger, decision: Decision) -> list[Json]:
-    """Return the smallest changes that would flip the result; of a blocked job, those of the job that blocks it."""
+    """Return the smallest changes that would flip the result; of a blocked job, those of the job that blocks it.
+
+    None are known if the record has no facts, because they were too large or cannot be read.
+    """
     for _ in range(_MAX_BEFORE):
-        facts = AdmissionFacts.model_validate(decision.facts, extra="allow") if decision.kind == "ADMISSION" else None
-        if facts is None or decision.action not in (Action.NO_QUOTA, Action.SAME_SHAPE, Action.BLOCKED):
+        if decision.kind != "ADMISSION" or decision.action not in _CHANGEABLE:
             break
+        (decision,) = with_facts((decision,), ledger)
+        if OMITTED in decision.facts:
+            break
+        facts = AdmissionFacts.model_validate(decision.facts, extra="allow")
         if facts.quota is not None:
             changes = smallest_changes(facts.quota, facts.now.timestamp())
             return [change.model_dump(mode="json", by_alias=True, exclude_defaults=True) for change in changes]

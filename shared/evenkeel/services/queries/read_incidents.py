@@ -29,6 +29,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import incident_rows, job_rows, pagination, rows, subject_rows
+from evenkeel.services.storage.decision_record import with_facts
 
 Json = dict[str, Any]
 
@@ -82,6 +83,7 @@ def show_decision(ledger: Ledger, decision_id: str, reader: Reader) -> Json:
         NotFound: there is no such decision.
     """
     decision = rows.load(ledger, subject_rows.decision_key(decision_id), Decision, f"decision {decision_id}")
+    (decision,) = with_facts((decision,), ledger)
     shown = decision if _may_see_decision(decision, reader, ledger) else disclosure.public_decision(decision)
     return shown.to_json() | {"isRedacted": shown != decision}
 

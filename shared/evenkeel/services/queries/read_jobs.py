@@ -13,6 +13,7 @@ from evenkeel.domain.names import unknown_name
 from evenkeel.domain.recovery.restarts import fault_consequence
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.submitted import shown_fields
+from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Invalid, Ledger, NotFound, Refused, Row, Table, TransientError
 from evenkeel.services.context import Context
@@ -260,10 +261,36 @@ def load_rentals(ledger: Ledger, job_id: str) -> tuple[Rental, ...]:
     return tuple(rows.read(row, Rental) for row in stored)
 
 
-def timeline(ledger: Ledger, subject: str) -> list[Json]:
-    """Return the timeline of a job or an incident, oldest first."""
+def stored_timeline(ledger: Ledger, subject: str) -> list[Json]:
+    """Return the stored entries in the timeline of a job or an incident, oldest first."""
     table, pk = subject_rows.subject_partition(subject)
     return [row.doc for row in ledger.partition(table, pk, "EVENT#")]
+
+
+def job_timeline(ledger: Ledger, job_id: str) -> list[Json]:
+    """Return the timeline of a job, oldest first. The entry of an admission follows from its attempt."""
+    stored = stored_timeline(ledger, job_id)
+    # Earlier releases stored the entry.
+    known = {entry.get("decisionId") for entry in stored if entry["kind"] == "admitted"}
+    admitted = [
+        _admission_entry(attempt).to_json()
+        for attempt in load_attempts(ledger, job_id)
+        if attempt.decision_id not in known
+    ]
+    return sorted([*admitted, *stored], key=lambda entry: str(entry["at"]))
+
+
+def _admission_entry(attempt: Attempt) -> TimelineEntry:
+    where = ", ".join(attempt.node_names[:4]) + (" and more" if len(attempt.node_names) > 4 else "")
+    return TimelineEntry(
+        at=attempt.admitted_at,
+        kind="admitted",
+        text=f"Attempt {attempt.attempt} goes to Kueue's LocalQueue {attempt.local_queue}."
+        if attempt.local_queue
+        else f"Attempt {attempt.attempt} admitted to {attempt.pool}: {where}.",
+        decision_id=attempt.decision_id,
+        writer="schedule_jobs",
+    )
 
 
 _AT_WORK = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)

@@ -89,7 +89,7 @@ def _named_by(incident: Incident, job_id: str) -> Iterable[tuple[int, Incident]]
 
 def _incidents_of(job: Job, ledger: Ledger) -> list[tuple[int, Incident]]:
     """Return the incidents after which recoveries planned how a job resumes, with the interrupted attempts."""
-    planned = (str(entry.get("decisionId", "")) for entry in read_jobs.timeline(ledger, job.job_id))
+    planned = (str(entry.get("decisionId", "")) for entry in read_jobs.stored_timeline(ledger, job.job_id))
     keys = [subject_rows.decision_key(each) for each in planned if each]
     decisions = [rows.read(row, Decision) for row in get_all(ledger, keys).values()]
     resumes = [

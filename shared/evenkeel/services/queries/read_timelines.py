@@ -23,7 +23,7 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
         NotFound: there is no such job.
     """
     job = read_jobs.load_job(context.ledger, job_id)
-    entries = read_jobs.timeline(context.ledger, job_id)
+    entries = read_jobs.job_timeline(context.ledger, job_id)
     if not reader.may_see_job(job):
         entries = disclosure.job_timeline(entries)
     receipt = read_receipts.of_job(job, reader, context)
@@ -42,7 +42,7 @@ def show_incident(incident_id: str, reader: Reader, context: Context) -> Json:
         NotFound: there is no such incident.
     """
     incident = read_incidents.load_incident(context.ledger, incident_id)
-    entries = read_jobs.timeline(context.ledger, incident_id)
+    entries = read_jobs.stored_timeline(context.ledger, incident_id)
     may_see_all = reader.may_see_all_of(incident, context.ledger)
     if not may_see_all:
         entries = disclosure.incident_timeline(entries)

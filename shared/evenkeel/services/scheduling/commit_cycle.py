@@ -10,9 +10,10 @@ pods are gone, and the job that needs its nodes waits.
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
+from evenkeel.domain.admission.cycle_facts import Json, pointer_to
 from evenkeel.domain.admission.cycle_plan import (
     AdmissionStep,
     CyclePlan,
@@ -21,11 +22,11 @@ from evenkeel.domain.admission.cycle_plan import (
     Preemption,
     RentalStart,
 )
-from evenkeel.domain.admission.decide import Action, AdmissionDecision, recorded_reason
+from evenkeel.domain.admission.decide import Action, AdmissionDecision, AdmissionFacts, recorded_reason
 from evenkeel.domain.admission.queue_cursors import QueueCursors
 from evenkeel.domain.admission.rent_plan import displacement_requester
 from evenkeel.domain.admission.scheduler_state import SchedulerState
-from evenkeel.domain.decisions import Decision
+from evenkeel.domain.decisions import PACKED_FROM_IF_MANY, Decision
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
 from evenkeel.domain.kueue.preemption import reason_text
@@ -44,6 +45,8 @@ from evenkeel.services.storage.quota_tree import QuotaTree
 WRITER = "schedule_jobs"
 _MAX_REASONS = 12
 """Jobs whose reasons are in one commit, if `batches.cut` allows as many."""
+_MAX_USAGE_ROWS = 10
+"""Each admission raises the usage row of its team. If the teams are few, each commit has room for all their rows."""
 _RETRY_AFTER_REFUSAL = timedelta(hours=1)
 """Time for which a job waits after the ledger refused to store its decision."""
 
@@ -111,6 +114,7 @@ def _admit(
 ) -> frozenset[str]:
     """Create the attempts of a plan and start their workflows. Return the jobs whose admission the ledger refused."""
     attempts: dict[str, Attempt] = {}
+    facts = _SharedFacts(context)
     for (decided,) in admissions:
         attempt = decided.to_attempt(loaded.snapshot.pending[decided.job_id], context.ids.new("dec"))
         rental = loaded.snapshot.rented.serving.get(decided.job_id)
@@ -122,7 +126,8 @@ def _admit(
     refused_jobs: set[str] = set()
 
     def commit(some: Sequence[batches.WriteGroup]) -> None:
-        _commit_attempts([attempts[part.subject] for part in some], some, loaded, tree, context)
+        _commit_attempts([attempts[part.subject] for part in some], some, facts.unwritten, loaded, tree, context)
+        facts.unwritten = ()
         for attempt in (attempts[part.subject] for part in some):
             admitted.append(attempt.workload_name)
             context.telemetry.count("JobsAdmitted")
@@ -133,16 +138,55 @@ def _admit(
         refused_jobs.add(part.subject)
         _defer_after_refusal(part.subject, refused, context)
 
-    parts = (_admission_part(decided, attempts[decided.job_id], loaded, context) for (decided,) in admissions)
-    for some in batches.cut(parts, common_writes=(tree.put(tree.memory),), extra_writes=1):
+    facts.share({attempts[decided.job_id].decision_id: decided.facts for (decided,) in admissions})
+    parts = (_admission_part(decided, attempts[decided.job_id], facts, loaded, context) for (decided,) in admissions)
+    usage = [Add(quota_rows.usage_key(team), {}) for team in {attempt.team for attempt in attempts.values()}]
+    has_few_teams = len(usage) <= _MAX_USAGE_ROWS
+    common = (tree.put(tree.memory), *facts.unwritten, *(usage if has_few_teams else ()))
+    for some in batches.cut(parts, common_writes=common, extra_writes=0 if has_few_teams else 1):
         batches.commit_each(some, commit, on_refused)
     return frozenset(refused_jobs)
 
 
+class _SharedFacts:
+    """The facts of a cycle's admissions, kept once. The first commit of the cycle stores them with its records."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._places: dict[str, str] = {}
+        """Decision → digest of the row with its facts."""
+        self.unwritten: tuple[Put, ...] = ()
+        """The row to be written with the next records."""
+
+    def share(self, facts: Mapping[str, AdmissionFacts]) -> None:
+        """Keep the facts of several decisions in one row. More than one row is written at once, ahead of the records.
+
+        Then a cycle that commits nothing leaves rows that no record names, until they expire.
+        """
+        if len(facts) < 2:
+            return
+        found = list(subject_rows.cycle_facts_rows(facts, self._context.now))
+        self._places = {name: digest for digest, _, names in found for name in names}
+        writes = tuple(Put(row) for _, row, _ in found)
+        if len(writes) == 1:
+            self.unwritten = writes
+            return
+        for write in writes:
+            self._context.ledger.commit(write)
+
+    def of(self, decided: AdmissionDecision, decision_id: str) -> Json:
+        """Return the facts for the record of a decision: its own, or where they are."""
+        digest = self._places.get(decision_id)
+        return pointer_to(digest) if digest else decided.facts.to_json()
+
+
 def _admission_part(
-    decided: AdmissionDecision, attempt: Attempt, loaded: LoadedCycle, context: Context
+    decided: AdmissionDecision, attempt: Attempt, facts: _SharedFacts, loaded: LoadedCycle, context: Context
 ) -> batches.WriteGroup:
-    """Return the writes that admit one job: its attempt with its charge, the record and the timeline entry."""
+    """Return the writes that admit one job: its attempt with its charge, and the record.
+
+    The entry in its timeline follows from the attempt at each read.
+    """
     job, version = loaded.snapshot.pending[attempt.job_id], loaded.versions[attempt.job_id]
     number = attempt.attempt
     started = _with_current_queue(job.at_size(attempt.ranks, context.now), loaded.snapshot.setup).replace(
@@ -160,25 +204,16 @@ def _admission_part(
         displacing_since=None,
         lost_at=None,
     )
-    where = ", ".join(attempt.node_names[:4]) + (" and more" if len(attempt.node_names) > 4 else "")
-    entry = TimelineEntry(
-        at=context.now,
-        kind="admitted",
-        text=f"Attempt {number} goes to Kueue's LocalQueue {attempt.local_queue}."
-        if attempt.local_queue
-        else f"Attempt {number} admitted to {attempt.pool}: {where}.",
-        decision_id=attempt.decision_id,
-        writer=WRITER,
-    )
     released = loaded.charges.released_by(job)
+    own = facts.of(decided, attempt.decision_id)
+    record = _record(decided, attempt.decision_id, decided.reason, Mode.ACT, context, own)
     return batches.WriteGroup(
         job.job_id,
         (
             Put(quota_rows.charge_row(attempt, job, decided.use)),
             Put(job_rows.job_row(started, version)),
             Put(job_rows.attempt_row(attempt, 0)),
-            Put(subject_rows.decision_row(_record(decided, attempt.decision_id, decided.reason, Mode.ACT, context))),
-            Put(subject_rows.timeline_row(job.job_id, entry, f"admitted-{number}")),
+            Put(subject_rows.decision_row(record, PACKED_FROM_IF_MANY)),
             *((Delete(released.key, released.version),) if released else ()),
         ),
     )
@@ -187,11 +222,15 @@ def _admission_part(
 def _commit_attempts(
     attempts: Sequence[Attempt],
     parts: Sequence[batches.WriteGroup],
+    shared: Sequence[Put],
     loaded: LoadedCycle,
     tree: QuotaTree,
     context: Context,
 ) -> None:
-    """Create attempts: all of them or none, and only if no other cycle admitted a job since this one read the tree."""
+    """Create attempts, with the facts that their records share: all of them or none.
+
+    Only if no other cycle admitted a job since this one read the tree.
+    """
     memory = tree.memory
     usage: Counter[str] = Counter()
     for attempt in attempts:
@@ -204,7 +243,8 @@ def _commit_attempts(
     sums = (Add(quota_rows.usage_key(team), {"accelerators": count}) for team, count in usage.items())
     # The halves of a refused batch hold other writes, so they need other tokens.
     token = f"{attempts[0].decision_id}/{len(attempts)}"
-    context.ledger.commit(tree.put(memory), *sums, *(write for part in parts for write in part.writes), token=token)
+    writes = (write for part in parts for write in part.writes)
+    context.ledger.commit(tree.put(memory), *shared, *sums, *writes, token=token)
     tree.raised(memory)
 
 
@@ -492,7 +532,10 @@ def _with_current_queue(job: Job, setup: TeamSetup) -> Job:
     return job.replace(queue=queue, priority=setup.priority_of(job.spec.priority_class))
 
 
-def _record(decided: AdmissionDecision, decision_id: str, reason: str, mode: Mode, context: Context) -> Decision:
+def _record(
+    decided: AdmissionDecision, decision_id: str, reason: str, mode: Mode, context: Context, facts: Json | None = None
+) -> Decision:
+    """Return the record of a decision, with its own facts unless other ones are given."""
     return Decision(
         decision_id=decision_id,
         kind="ADMISSION",
@@ -500,7 +543,7 @@ def _record(decided: AdmissionDecision, decision_id: str, reason: str, mode: Mod
         action=decided.action,
         reason=reason,
         alternatives=decided.alternatives,
-        facts=decided.facts.to_json(),
+        facts=decided.facts.to_json() if facts is None else facts,
         policy_hash=context.policy.hash,
         mode=mode,
         decided_at=context.now,

@@ -1,0 +1,121 @@
+"""The facts of the decisions that one scheduling cycle records, with each part that several of them share kept once.
+
+    facts of job-1 ─┐   quotas    the queues and cohorts of each tree, as text
+    facts of job-2 ─┼─▶ holders   the holders of quota, by queue, as texts
+    facts of job-3 ─┘   facts     decision → its other facts; its holders are runs of the list
+
+The holders of a fleet are thousands, and each admission of a cycle was decided in sight of them all. Without sharing,
+the records of one cycle grow with the product of the two.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import model_validator
+
+from evenkeel.domain.admission.decide import AdmissionFacts
+from evenkeel.domain.decisions import OMITTED, PACKED, unpacked
+from evenkeel.domain.quotas.quota_documents import serialized
+from evenkeel.domain.quotas.quota_holders import is_sum
+from evenkeel.domain.values import Value
+
+Json = dict[str, Any]
+POINTER = "cycleFacts"
+"""Key of a record's facts that names the row with the facts of its cycle."""
+
+
+class CycleFacts(Value):
+    """The facts of the decisions of one cycle."""
+
+    quotas: tuple[str, ...] = ()
+    """The quotas of each tree, as the text of a record."""
+    holders: tuple[str, ...] = ()
+    """Each holder of quota as text. Holders of one queue are neighbours, in the order of the records."""
+    facts: dict[str, Json] = {}
+    """Decision → its facts. `quota.quotas` is an index of `quotas`, and `quota.jobs` are runs of `holders`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unpacked(cls, stored: Any) -> Any:
+        if not isinstance(stored, Mapping) or PACKED not in stored:
+            return stored
+        rest = {name: value for name, value in stored.items() if name != PACKED}
+        return {**unpacked({PACKED: stored[PACKED]}), **rest}
+
+    def of(self, decision_id: str) -> Json | None:
+        """Return the facts of a decision, as its own record would hold them; None if they are not here."""
+        own = self.facts.get(decision_id)
+        if own is None or own.get("quota") is None:
+            return own
+        quota = own["quota"]
+        holders = (text for first, count in quota["jobs"] for text in self.holders[first : first + count])
+        jobs = f"[{','.join(holders)}]"
+        return {**own, "quota": {**quota, "quotas": self.quotas[quota["quotas"]], "jobs": jobs}}
+
+
+def pointer_to(digest: str) -> Json:
+    """Return the facts of a record whose facts are with its cycle. A release that cannot read them says so."""
+    return {OMITTED: "they are stored with the cycle, and this release does not read them there", POINTER: digest}
+
+
+def without_cycle(why: str) -> Json:
+    """Return the facts of a record whose cycle cannot be read."""
+    return {OMITTED: why}
+
+
+def cycle_facts(facts_by_decision: Mapping[str, AdmissionFacts]) -> CycleFacts:
+    """Return the facts of some decisions of one cycle, with each shared part once."""
+    quotas = _Texts()
+    holders = _Texts()
+    own: dict[str, Json] = {}
+    indexes: dict[str, list[int]] = {}
+    for decision_id, facts in facts_by_decision.items():
+        own[decision_id] = facts.model_dump(mode="json", by_alias=True, exclude={"quota": {"quotas", "jobs"}})
+        if facts.quota is not None:
+            own[decision_id]["quota"]["quotas"] = quotas.index_of(facts.quota.quotas)
+            indexes[decision_id] = [holders.index_of(document) for document in facts.quota.jobs]
+    # Records see the holders of a queue in one order, and each saw more of them: runs are longest by queue.
+    order = sorted(range(len(holders.texts)), key=holders.group_of)
+    place = {index: number for number, index in enumerate(order)}
+    for decision_id, seen in indexes.items():
+        own[decision_id]["quota"]["jobs"] = _runs(place[index] for index in seen)
+    return CycleFacts.model_construct(
+        quotas=tuple(quotas.texts), holders=tuple(holders.texts[index] for index in order), facts=own
+    )
+
+
+class _Texts:
+    """Distinct documents as texts. The documents of a cycle are shared objects, so most are found by identity."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._documents: list[Json] = []
+        self._by_identity: dict[int, int] = {}
+        self._by_text: dict[str, int] = {}
+
+    def index_of(self, document: Json) -> int:
+        known = self._by_identity.get(id(document))
+        if known is None:
+            text = serialized(document)
+            known = self._by_text.setdefault(text, len(self.texts))
+            if known == len(self.texts):
+                self.texts.append(text)
+                self._documents.append(document)
+            self._by_identity[id(document)] = known
+        return known
+
+    def group_of(self, index: int) -> tuple[bool, str]:
+        """Return the place of a holder among the queues: sums come last, as in a record."""
+        document = self._documents[index]
+        return is_sum(document["name"]), document["queue"]
+
+
+def _runs(indexes: Iterable[int]) -> list[list[int]]:
+    """Return indexes as runs: `[first, count]` for each sequence without a gap."""
+    runs: list[list[int]] = []
+    for index in indexes:
+        if runs and index == sum(runs[-1]):
+            runs[-1][1] += 1
+        else:
+            runs.append([index, 1])
+    return runs
