@@ -44,7 +44,7 @@ from evenkeel.domain.replay import CannotReplayError, under
 from evenkeel.domain.values import Value
 from evenkeel.ports import Key, Row
 from evenkeel.runtime.wiring import load_policy
-from evenkeel.services.storage.decision_record import with_facts
+from evenkeel.services.storage.recorded_facts import with_facts
 from tests.decision_corpus import (
     FACTS,
     FOLDER,

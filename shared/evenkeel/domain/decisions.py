@@ -37,7 +37,7 @@ def packed(facts: Mapping[str, Any], packed_from: int = PACKED_FROM) -> dict[str
         return dict(facts)
     compressed = _compressed(text)
     if len(compressed) > LARGEST_PACKED:
-        return {OMITTED: f"{len(compressed)} characters compressed, and the limit is {LARGESTPACKED}"}
+        return {OMITTED: f"{len(compressed)} characters compressed, and the limit is {LARGEST_PACKED}"}
     return {PACKED: compressed}
 
 

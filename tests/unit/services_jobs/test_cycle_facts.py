@@ -17,8 +17,8 @@ from evenkeel.ports import Delete, Key, Ledger, Put, Row, Table, row_bytes
 from evenkeel.services.admin import try_policy
 from evenkeel.services.queries import explain, read_incidents, read_jobs
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import job_rows, rows, subject_rows
-from evenkeel.services.storage.decision_record import with_facts
+from evenkeel.services.storage import cycle_facts_rows, job_rows, rows, subject_rows
+from evenkeel.services.storage.recorded_facts import with_facts
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_refused_writes import RefusingLedger
 from tests.unit.services_jobs.test_teams import shared
@@ -125,10 +125,10 @@ def test_record_without_its_cycle_says_so_and_fails_no_page(fault: str) -> None:
     elif fault == "changed":
         ledger.commit(Put(Row(row.key, {**row.doc, "more": 1}, row.version)))
     else:
-        digest = subject_rows.cycle_facts_digest(UNREADABLE[fault])
+        digest = cycle_facts_rows.facts_digest(UNREADABLE[fault])
         decision = subject_rows.decision_row(record.replace(facts=cycle_facts.pointer_to(digest)))
         ledger.commit(
-            Put(Row(subject_rows.cycle_facts_key(digest), UNREADABLE[fault])),
+            Put(Row(cycle_facts_rows.facts_key(digest), UNREADABLE[fault])),
             Put(Row(decision.key, decision.doc, 1, decision.state, decision.expires_at)),
         )
 

@@ -15,7 +15,7 @@ from evenkeel.domain.recovery.modes import mode_for
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Invalid, Ledger, Table
 from evenkeel.services.storage import pagination, rows
-from evenkeel.services.storage.decision_record import with_facts
+from evenkeel.services.storage.recorded_facts import with_facts
 
 Json = dict[str, Any]
 

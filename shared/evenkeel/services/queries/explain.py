@@ -18,7 +18,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure, read_incidents, read_jobs, read_queue
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import rows, subject_rows
-from evenkeel.services.storage.decision_record import with_facts
+from evenkeel.services.storage.recorded_facts import with_facts
 
 Json = dict[str, Any]
 

@@ -29,7 +29,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import incident_rows, job_rows, pagination, rows, subject_rows
-from evenkeel.services.storage.decision_record import with_facts
+from evenkeel.services.storage.recorded_facts import with_facts
 
 Json = dict[str, Any]
 

@@ -38,7 +38,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import drain_reservations, resize_jobs
 from evenkeel.services.scheduling.load_cycle import LoadedCycle
-from evenkeel.services.storage import batches, job_rows, quota_rows, rows, subject_rows
+from evenkeel.services.storage import batches, cycle_facts_rows, job_rows, quota_rows, rows, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.quota_tree import QuotaTree
 
@@ -165,7 +165,7 @@ class _SharedFacts:
         """
         if len(facts) < 2:
             return
-        found = list(subject_rows.cycle_facts_rows(facts, self._context.now))
+        found = list(cycle_facts_rows.facts_rows(facts, self._context.now))
         self._places = {name: digest for digest, _, names in found for name in names}
         writes = tuple(Put(row) for _, row, _ in found)
         if len(writes) == 1:
