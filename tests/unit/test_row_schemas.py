@@ -39,7 +39,7 @@ def test_every_value_of_a_row_keeps_unknown_fields() -> None:
 
 
 def test_absent_field_equals_none() -> None:
-    """Rows that leave out fields that are None read the same (`Value.to_row`)."""
+    """Rows that leave out fields that are None read the same (`Value.to_compact_json`)."""
     kinds = {kind for row in TYPES for kind in classes_in(row.kind) if issubclass(kind, BaseModel)}
 
     others = [

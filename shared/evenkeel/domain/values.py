@@ -87,7 +87,7 @@ class Value(BaseModel):
         """Return the camelCase JSON form of this value."""
         return self.model_dump(mode="json", by_alias=True)
 
-    def to_row(self) -> dict[str, Any]:
+    def to_compact_json(self) -> dict[str, Any]:
         """Return the JSON form for a row that is written often: without fields that are None.
 
         Reading such a row gives an equal value, because the default of a field that may be None is None.

@@ -106,7 +106,7 @@ def test_shared_facts_outlive_every_record() -> None:
     assert all(each.expires_at and each.expires_at + timedelta(hours=1) < row.expires_at for each in named)
 
 
-UNREADABLE = {
+UNREADABLE: dict[str, dict[str, Any]] = {
     "not base64": {"packed": "!"},
     "not zlib": {"packed": "bm90IHpsaWI="},
     "of other decisions": {"facts": {}},

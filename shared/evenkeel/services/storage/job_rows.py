@@ -23,7 +23,7 @@ def job_row(job: Job, version: int) -> Row:
     expires = (job.ended_at or job.submitted_at) + rows.KEPT if job.state.has_ended else None
     waits = job.state is JobState.PENDING
     place = queue_order(job) if waits else f"{rfc3339(job.submitted_at)}#{job.job_id}"
-    return Row(job_key(job.job_id), job.to_row(), version, (f"JOB#{job.state}", place), expires)
+    return Row(job_key(job.job_id), job.to_compact_json(), version, (f"JOB#{job.state}", place), expires)
 
 
 def queue_prefix(queue: str) -> str:
@@ -55,7 +55,7 @@ def attempt_row(attempt: Attempt, version: int) -> Row:
         entry = ("ATTEMPT#ENDED", f"{rfc3339(attempt.ended_at)}#{attempt.workload_name}")
     return Row(
         attempt_key(attempt.job_id, attempt.attempt),
-        attempt.to_row(),
+        attempt.to_compact_json(),
         version,
         entry,
         attempt.admitted_at + rows.KEPT if attempt.state.has_ended else None,

@@ -45,7 +45,7 @@ def charge_key(attempt: Attempt) -> Key:
 
 def charge_row(attempt: Attempt, job: Job | None = None, use: Mapping[str, Mapping[str, int]] | None = None) -> Row:
     """The amounts and nodes of an admitted attempt. Written with the attempt, released or deleted at its end."""
-    return Row(charge_key(attempt), Charge.of(attempt, job, use).to_row())
+    return Row(charge_key(attempt), Charge.of(attempt, job, use).to_compact_json())
 
 
 def released_charge_row(attempt: Attempt, version: int, now: datetime) -> Row:
