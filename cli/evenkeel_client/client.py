@@ -161,6 +161,18 @@ class ApiClient:
         except ApiRequestFailed as failed:
             raise self._with_cause(failed, answer) from None
 
+    def local_cause(self, answer: RawAnswer) -> ApiRequestFailed | None:
+        """Return the error of an answer, if its cause is the clock, the credentials or a proxy of this machine."""
+        if answer.status < 400:
+            return None
+        try:
+            parse_response(answer.status, answer.content)
+        except ApiRequestFailed as failed:
+            said = failed.code, failed.text
+            explained = self._with_cause(failed, answer)
+            return explained if (explained.code, explained.text) != said else None
+        return None
+
     def _with_cause(self, failed: ApiRequestFailed, answer: RawAnswer) -> ApiRequestFailed:
         """Return an error with the cause that this machine can see: its clock, its credentials, or a proxy."""
         if failed.code in ("BAD_SIGNATURE", "HTTP_403"):

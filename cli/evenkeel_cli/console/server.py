@@ -199,6 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
             return _refuse(
                 Refusal(_STATUS_OF.get(failed.exit_code, 502), failed.code or "FAILED", failed.text, failed.hint)
             )
+        if cause := console.client.local_cause(raw):
+            return _refuse(Refusal(raw.status, cause.code, cause.text, cause.hint))
         returned = {name: raw.headers[name] for name in _RETURNED if name in raw.headers}
         return _Answer(raw.status, {"Cache-Control": "no-store", **returned}, raw.content)
 

@@ -1,12 +1,17 @@
 """The server of the console: who may use it, and what it forwards."""
 
+import contextlib
 import gzip
 import hashlib
 import http.client
 import json
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +20,7 @@ import pytest
 import evenkeel_cli.console
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.console.server import MAX_BODY_BYTES, ConsoleServer
+from tests.unit.api.gateway import FLEET, ApiResponse
 from tests.unit.cli.conftest import CliFixture
 from tests.unit.cli.recovery_fixture import recovery_at_work
 
@@ -36,10 +42,17 @@ class Reply(NamedTuple):
         return str(json.loads(self.text)["code"])
 
 
+class Address(NamedTuple):
+    """The address of a console in another process."""
+
+    server_port: int
+    link: str
+
+
 class Browser:
     """A client of the console that sends what a page of it would send."""
 
-    def __init__(self, server: ConsoleServer) -> None:
+    def __init__(self, server: "ConsoleServer | Address") -> None:
         self.server = server
         self.host = f"127.0.0.1:{server.server_port}"
         self.cookie = ""
@@ -255,6 +268,102 @@ def test_missing_credentials_are_a_problem_with_a_hint(served: CliFixture, monke
     assert (reply.status, reply.code) == (401, "NO_CREDENTIALS")
     assert "aws sso login" in json.loads(reply.text)["hint"]
     next(running, None)
+
+
+@pytest.mark.parametrize(
+    ("code", "minutes", "expected", "said"),
+    [
+        ("EXPIRED_CREDENTIALS", 0, "EXPIRED_CREDENTIALS", "The AWS credentials have expired. Nothing was changed."),
+        ("BAD_SIGNATURE", 10, "CLOCK_SKEW", "This machine's clock is 10 minutes behind the API's"),
+        ("BAD_SIGNATURE", -10, "CLOCK_SKEW", "This machine's clock is 10 minutes ahead of the API's"),
+    ],
+)
+def test_cause_on_this_machine_is_named(
+    browser: Browser, served: CliFixture, code: str, minutes: int, expected: str, said: str
+) -> None:
+    date = format_datetime(datetime.now(UTC) + timedelta(minutes=minutes, seconds=1), usegmt=True)
+    problem = {"status": 403, "code": code, "detail": "AWS said so.", "hint": "Look."}
+    served.next_answers = [ApiResponse(403, {"Date": date}, json.dumps(problem))]
+
+    reply = browser.change(f"/v1/clusters/{FLEET}/automation/hold")
+
+    assert (reply.status, reply.code) == (403, expected)
+    assert json.loads(reply.text)["detail"].startswith(said)
+
+
+def test_page_of_a_proxy_is_not_taken_for_an_answer(browser: Browser, served: CliFixture) -> None:
+    served.next_answers = [ApiResponse(502, {}, "<html>Bad Gateway</html>")]
+
+    reply = browser.send("GET", "/v1/status")
+
+    assert (reply.status, reply.code) == (502, "HTTP_502")
+    assert "not from Evenkeel, but from a gateway or proxy" in json.loads(reply.text)["detail"]
+
+
+def test_change_cut_by_a_proxy_happens_once(browser: Browser, served: CliFixture) -> None:
+    hold = {"reason": "a test", "forSeconds": 3600}
+    path = f"/v1/clusters/{FLEET}/automation/hold"
+    served.cut_after = [5]
+
+    cut, again = browser.change(path, hold), browser.change(path, hold)
+
+    assert (cut.status, cut.code) == (503, "UNREACHABLE")
+    assert again.status == 200
+    assert len(served.gateway.get(f"/v1/clusters/{FLEET}/automation").document["holds"]) == 1
+
+
+def test_console_killed_in_the_middle_of_a_change_loses_nothing(served: CliFixture) -> None:
+    """The API goes on without the console; the next console shows the change."""
+    hold = {"reason": "a test", "forSeconds": 3600}
+    path = f"/v1/clusters/{FLEET}/automation/hold"
+    arrived, killed = threading.Event(), threading.Event()
+    inner = served.answer
+
+    def answer(method: str, target: str, body: str, headers: dict[str, str]) -> ApiResponse:
+        if method == "POST":
+            arrived.set()
+            assert killed.wait(20)
+        return inner(method, target, body, headers)
+
+    served.answer = answer  # type: ignore[method-assign]  # the console is killed while the API works
+    with a_console_process() as (process, first):
+        lost: list[Exception] = []
+
+        def send() -> None:
+            try:
+                first.change(path, hold)
+            except (OSError, http.client.HTTPException) as error:
+                lost.append(error)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        assert arrived.wait(20)
+        process.kill()
+        process.wait(20)
+        killed.set()
+        sender.join(20)
+    assert lost, "the page learns that no answer came"
+
+    with a_console_process() as (_, second):
+        reply = second.change(path, hold)
+        shown = json.loads(second.send("GET", f"/v1/clusters/{FLEET}/automation").text)
+
+    assert reply.status == 200
+    assert len(shown["holds"]) == 1
+
+
+@contextlib.contextmanager
+def a_console_process() -> Iterator[tuple[subprocess.Popen[str], Browser]]:
+    """`evenkeel console` in a process of its own, and a browser with a session."""
+    command = [sys.executable, "-m", "evenkeel_cli.main", "console", "--no-open"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/\S+", process.stdout.readline())
+        assert found
+        browser = Browser(Address(int(found[1]), found[0]))
+        browser.sign_in()
+        yield process, browser
+        process.kill()
 
 
 # ---------------------------------------------------------------- pages

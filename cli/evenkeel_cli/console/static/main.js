@@ -24,6 +24,9 @@ const PAGES = [
   ["policy", "Policy", "p", Policy],
 ];
 
+// Problems that the operator solves on this machine: a strip at the top says how.
+const FOR_THE_OPERATOR = ["NO_CREDENTIALS", "BAD_CREDENTIALS", "EXPIRED_CREDENTIALS", "CLOCK_SKEW", "NOT_SIGNED_IN", "CONSOLE_STOPPED"];
+
 function useRoute() {
   const [found, set] = useState(route(location.hash));
   useEffect(() => {
@@ -72,7 +75,7 @@ function TopBar({ status, shell, current, onHelp }) {
       ${found ? html`<${Acts} acts=${automationActs(found, shell.fleet)} isReadOnly=${shell.isReadOnly} />` : null}
       <button onClick=${switchTheme} title="Dark or light">◐</button><button onClick=${onHelp} title="Keys">?</button>
     </div>
-    ${status.problem && ["NO_CREDENTIALS", "BAD_CREDENTIALS"].includes(status.problem.code)
+    ${status.problem && FOR_THE_OPERATOR.includes(status.problem.code)
       ? html`<p class="strip" role="alert">${status.problem.message} ${status.problem.hint}</p>`
       : null}
     <nav aria-label="Pages">${PAGES.map(([name, title]) => html`<a href="#/${name}" aria-current=${name === current ? "page" : null}>${title}</a>`)}</nav>
