@@ -7,13 +7,17 @@ The demo exits non-zero if the job did not come back, the node was not returned,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.resources
 import json
 import random
 import re
 import shutil
 import sys
+import textwrap
+import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -43,6 +47,8 @@ WORK: Final = TrainingWork(nodes=3, steps=80, checkpoint_every=5, step_seconds=0
 INJECT_BETWEEN_STEPS: Final = (17, 28)
 INJECT_TIMEOUT_SECONDS: Final = 120.0
 RECOVERY_SECONDS: Final = 150.0
+SETUP_STEPS: Final = 5
+"""Steps that the data centre reports while it starts, and the validation of its nodes."""
 
 GLYPHS: Final = {"fault": "✖", "failed": "✖", "settled": "●", "decided": "●", "job": "▶", "node": "◆"}
 
@@ -56,16 +62,22 @@ class DemoOutput:
         self._width = shutil.get_terminal_size((96, 24)).columns
         self._has_live = False
         self._began = time.monotonic()
+        self._lock = threading.RLock()
 
     def chapter(self, title: str) -> None:
         self.line("")
         self.line(self._bold(f"── {title}"))
 
     def line(self, text: str) -> None:
-        if self._has_live:
-            print("\r\x1b[K", end="")
-            self._has_live = False
-        print(text, flush=True)
+        with self._lock:
+            if self._has_live:
+                print("\r\x1b[K", end="")
+                self._has_live = False
+            print(text, flush=True)
+
+    def paragraph(self, text: str) -> None:
+        for part in textwrap.wrap(text, min(self._width, 100) - 2):
+            self.line(f"  {part}")
 
     def step(self, text: str) -> None:
         self.line(f"  {time.monotonic() - self._began:6.1f}s  {text}")
@@ -73,8 +85,35 @@ class DemoOutput:
     def live(self, text: str) -> None:
         """Replace the progress line on a terminal; print nothing in a pipe."""
         if self._is_tty:
-            print(f"\r\x1b[K  {text}"[: self._width + 4], end="", flush=True)
-            self._has_live = True
+            with self._lock:
+                print(f"\r\x1b[K  {text}"[: self._width + 4], end="", flush=True)
+                self._has_live = True
+
+    @contextlib.contextmanager
+    def progress(self, count: int) -> Iterator[Callable[[str], None]]:
+        """Show a bar of `count` steps while the body runs; call what this yields as each step begins."""
+        begun: list[str] = []
+        ended = threading.Event()
+
+        def step(text: str) -> None:
+            begun.append(text)
+            self.step(text)
+
+        def draw() -> None:
+            start = time.monotonic()
+            while not ended.wait(0.2):
+                done = max(0, len(begun) - 1)
+                self.live(
+                    f"{_bar(done / count)}  step {min(done + 1, count)} of {count}, {time.monotonic() - start:.0f} s"
+                )
+
+        painter = threading.Thread(target=draw, daemon=True)
+        painter.start()
+        try:
+            yield step
+        finally:
+            ended.set()
+            painter.join()
 
     def _bold(self, text: str) -> str:
         return f"\x1b[1m{text}\x1b[0m" if self._is_tty else text
@@ -129,9 +168,12 @@ def _play(output: DemoOutput) -> int:
     with ThreadPoolExecutor(1) as background:
         reference: Future[str] = background.submit(reference_digest, WORK.nodes, WORK.steps, WORK.seed)
         run_dir = PROJECT / ".evenkeel" / "demo"
-        with DataCentre.start(run_dir, fleet=FleetShape(nodes=5), say=output.step) as centre:
-            client = centre.client()
-            await_all_nodes_ready(client, centre)
+        with contextlib.ExitStack() as running:
+            with output.progress(SETUP_STEPS) as step:
+                centre = running.enter_context(DataCentre.start(run_dir, fleet=FleetShape(nodes=5), say=step))
+                client = centre.client()
+                step("waiting until every node is validated")
+                await_all_nodes_ready(client, centre)
             output.step(f"{centre.node_count} nodes are validated and in service")
             return _inject_and_recover(output, centre, client, reference)
 
@@ -193,6 +235,7 @@ def _recover(
     checks = _check_result(output, centre, job, incident, reference)
     _print_durations(output, timelines.injected_at, job, incident)
     _print_shortened_timings(output)
+    _print_summary(output, timelines.injected_at, fault_step, job, incident, is_proved=all(checks))
     _print_next_commands(output)
     return 0 if all(checks) else 1
 
@@ -270,19 +313,51 @@ def _print_shortened_timings(output: DemoOutput) -> None:
             output.line(line)
 
 
+def _print_summary(
+    output: DemoOutput,
+    injected_at: datetime,
+    fault_step: int,
+    job: dict[str, Any],
+    incident: dict[str, Any],
+    *,
+    is_proved: bool,
+) -> None:
+    """End with what happened, in a few sentences."""
+    stages, again = incident["stages"], job["attempts"][0]
+
+    def after(at: str | None) -> str:
+        return f"after {(_time(at) - injected_at).total_seconds():.1f} s" if at else "at an unknown time"
+
+    point = again.get("resumeFrom")
+    repeated = fault_step - point["step"] if point else fault_step
+    node = _short(incident["node"]["name"])
+    output.chapter("What happened")
+    for text in (
+        f"A GPU of {node} failed at step {fault_step}. Evenkeel cordoned it {after(stages.get('cordonedAt'))}.",
+        f"The job ran again {after(again.get('runningAt'))}, {_resumed_from(again)}. It repeated {repeated} steps.",
+        f"The node was replaced, validated and back in service {after(stages.get('returnedAt'))}.",
+        "The final weights equal those of a run without the fault." if is_proved else "A check above failed.",
+    ):
+        output.paragraph(text)
+
+
 def _print_next_commands(output: DemoOutput) -> None:
     output.chapter("Try next")
     for command in (
         "make dev                     start a data centre, and keep it running",
         ".venv/bin/evenkeel console   see the whole fleet in your browser",
-        "README.md, Look closer       run a job, break its node, ask why",
+        "docs/start.md                run a job, break its node, ask why",
     ):
         output.line(f"  {command}")
 
 
 def _progress(step: int) -> str:
-    done = round(step / WORK.steps * 30)
-    return f"step {step:>3}/{WORK.steps} {'█' * done}{'░' * (30 - done)}"
+    return f"step {step:>3}/{WORK.steps} {_bar(step / WORK.steps)}"
+
+
+def _bar(share: float) -> str:
+    done = round(share * 30)
+    return f"{'█' * done}{'░' * (30 - done)}"
 
 
 def _short(text: str) -> str:

@@ -1,13 +1,18 @@
 """The deployed API with IAM on: the signer decides about the answer, and every refusal is a problem document."""
 
+import contextlib
 import json
+import os
+import random
 import secrets
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +22,7 @@ from playwright.sync_api import expect
 from evenkeel_cli.console.server import ConsoleServer
 from evenkeel_client import context
 from evenkeel_client.client import ApiClient
-from evenkeel_client.errors import ApiRequestFailed
+from evenkeel_client.errors import ApiRequestFailed, CommandFailed
 from evenkeel_local.data_centre import DataCentre
 from evenkeel_local.identities import Credentials, make_user
 from tests import browser
@@ -181,6 +186,73 @@ def test_job_is_submitted_once_shown_and_cancelled(people: People) -> None:
     assert shown["submittedBy"] == "user/person-submitter"
     assert cancelled["state"] in ("CANCELLED", "STOPPING")  # it may have been admitted by then
     assert "seen enough" in listed[0]["reason"]
+
+
+def workers(engine: int) -> list[int]:
+    """Return the processes of functions: the forks of the engine's worker templates."""
+
+    def children(pid: int) -> list[int]:
+        found = []
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found += [int(child) for child in task.read_text("ascii").split()]
+        return found
+
+    def is_template(pid: int) -> bool:
+        try:
+            return b"worker_template.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return False
+
+    found, todo = [], [engine]
+    while todo:
+        pid = todo.pop()
+        below = children(pid)
+        found += [child for child in below if is_template(pid) and is_template(child)]
+        todo += below
+    return found
+
+
+def test_functions_killed_during_acts_lose_nothing(people: People, data_centre: DataCentre) -> None:
+    """Each act is sent until it is answered, with one key. It happens once, however often its function is killed."""
+    operator, fleet = people["Operator"], data_centre.context()["name"]
+    over, killed = threading.Event(), []
+
+    def kill() -> None:
+        chance = random.Random(7)
+        while not over.wait(chance.uniform(0.1, 0.7)):
+            for pid in workers(data_centre.engine.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
+
+    def answered(send: Callable[[], Any]) -> Any:
+        def attempt() -> Any:
+            with contextlib.suppress(CommandFailed):
+                return send()
+
+        return until(attempt, "an answer", patience_seconds=90)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        run, path = secrets.token_hex(4), f"/clusters/{fleet}/automation"
+        for number in range(3):
+            acts = (("hold", {"reason": f"killed {run}", "forSeconds": 600}), ("release", {"reason": f"over {run}"}))
+            for act, body in acts:
+                answered(partial(operator.post, f"{path}/{act}", body, key=f"{act}-{run}-{number}"))
+        job = {**SMALL, "name": f"killed-{run}"}
+        submitted = answered(partial(operator.post, "/jobs", job, key=f"job-{run}"))
+    finally:
+        over.set()
+        killer.join()
+
+    assert killed, "functions were running when they were killed"
+    recorded = [act for act in operator.get("/audit", pageSize=200)["items"] if run in act["text"]]
+    assert len(recorded) == 6, recorded
+    assert operator.get(path)["isHeld"] is False
+    named = [each for each in operator.get("/jobs", pageSize=200)["items"] if each["name"] == job["name"]]
+    assert [each["jobId"] for each in named] == [submitted["jobId"]]
 
 
 def test_malformed_job_names_its_field(people: People) -> None:
